@@ -1,0 +1,60 @@
+# splitserve: two images from one file.
+#
+#   docker build --target scheduler -t splitserve-scheduler .
+#   docker build --target executor  -t splitserve-executor .
+#
+# Where pip finds packages is its own business: pass PIP_INDEX_URL, PIP_EXTRA_INDEX_URL,
+# PIP_FIND_LINKS, PIP_NO_INDEX or PIP_CERT as build arguments if its defaults do not do.
+ARG BASE_IMAGE=python:3.11-slim
+
+# --- the wheel -----------------------------------------------------------------------------------
+FROM ${BASE_IMAGE} AS build
+LABEL org.opencontainers.image.title=splitserve
+ARG PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS PIP_NO_INDEX PIP_CERT
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
+RUN python3 -m venv /opt/build
+WORKDIR /src
+COPY . .
+RUN /opt/build/bin/pip wheel --quiet --no-deps --wheel-dir /dist .
+
+# --- what both images share ----------------------------------------------------------------------
+FROM ${BASE_IMAGE} AS runtime
+LABEL org.opencontainers.image.title=splitserve \
+      org.opencontainers.image.licenses=Apache-2.0
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 \
+    PYTHONUNBUFFERED=1 PATH=/opt/splitserve/bin:$PATH
+RUN python3 -m venv /opt/splitserve \
+    && useradd --uid 10001 --create-home --shell /usr/sbin/nologin splitserve \
+    && install -d -o splitserve -g splitserve /models
+WORKDIR /home/splitserve
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["splitserve"]
+
+# --- scheduler: no torch, no transformers --------------------------------------------------------
+FROM runtime AS scheduler
+ARG PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS PIP_NO_INDEX PIP_CERT
+RUN --mount=type=bind,from=build,source=/dist,target=/dist \
+    pip install --quiet /dist/*.whl
+USER splitserve
+ENV SPLITSERVE_LISTEN=0.0.0.0:50051
+EXPOSE 50051
+# Alive, not ready: a scheduler that waits for its first executor is not to be restarted for it.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=20s \
+    CMD ["python", "-m", "splitserve_rpc.healthcheck", "--alive"]
+CMD ["scheduler"]
+
+# --- executor: torch, transformers and the bundled model -----------------------------------------
+FROM runtime AS executor
+ARG PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS PIP_NO_INDEX PIP_CERT
+# Which torch build: for a GPU, one that fits its driver; "torch==2.13.0+cpu" for none.
+ARG TORCH=torch==2.13.0
+RUN pip install --quiet "${TORCH}"
+RUN --mount=type=bind,from=build,source=/dist,target=/dist \
+    pip install --quiet "$(echo /dist/*.whl)[executor]"
+USER splitserve
+# Models that are downloaded are kept under /models; mount a volume there.
+ENV SPLITSERVE_LISTEN=0.0.0.0:50052 HF_HOME=/models
+EXPOSE 50052
+HEALTHCHECK --interval=10s --timeout=5s --start-period=120s \
+    CMD ["python", "-m", "splitserve_rpc.healthcheck", "--alive"]
+CMD ["executor"]

@@ -1,0 +1,141 @@
+"""Runs a model through paged attention on scratch blocks, to learn how it attends.
+
+Shape letters: Q probe sequences, L tokens of each, V vocabulary, T tokens of a chunk, H query
+heads, G key/value heads, D size of a query or key head, E size of a value head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from splitserve_kernels import reference
+from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch, build_paged_batch
+from torch import Tensor, nn
+
+from executor_service.attention import bind, unbind
+from executor_service.errors import ModelUnsupported
+from executor_service.kv_cache import LayerShape
+
+_BLOCK_SIZE = 8
+# New tokens of the sequences in each of the first steps; the last step takes what is left.
+_CHUNKS = ((7, 3), (1, 20), (16, 1))
+
+
+@dataclass(slots=True)
+class ProbeContext:
+    """Attends on scratch pools that are made for each module when it first attends.
+
+    `rounding_noise` > 0 changes each output by that ratio, up or down, to show what rounding does.
+    """
+
+    num_blocks: int
+    rounding_noise: float = 0.0
+    pools: dict[nn.Module, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    windows: dict[nn.Module, int | None] = field(default_factory=dict)
+    _batch: PagedBatch | None = None
+    _attended: set[nn.Module] = field(default_factory=set)
+
+    @property
+    def layers(self) -> tuple[LayerShape, ...]:
+        """What each module stores per token, in the order of the forward pass."""
+        return tuple(
+            LayerShape(key.shape[2], key.shape[3], value.shape[3])
+            for key, value in self.pools.values()
+        )
+
+    def begin_forward(self, batch: PagedBatch) -> None:
+        """Sets the batch that the next forward pass is for."""
+        self._batch = batch
+        self._attended.clear()
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        options: AttentionOptions,
+    ) -> Tensor:
+        """See AttentionContext. Raises ModelUnsupported for a second time in one pass."""
+        assert self._batch is not None, "begin_forward comes before the forward pass"
+        if module in self._attended:
+            raise ModelUnsupported(f"{type(module).__name__} attends twice in one forward pass")
+        self._attended.add(module)
+        if module not in self.pools:
+            self.pools[module] = (self._new_pool(key), self._new_pool(value))
+            self.windows[module] = options.sliding_window
+        key_pool, value_pool = self.pools[module]
+        reference.write_kv(key, value, key_pool, value_pool, self._batch)
+        output = reference.paged_attention(query, key_pool, value_pool, self._batch, options)
+        if self.rounding_noise:
+            # Signs that look random and are the same each time: whether a sine is positive.
+            index = torch.arange(output.numel(), device=output.device, dtype=torch.float64)
+            signs = torch.sin(index * 12.9898).sign().view(output.shape)
+            output = (output * (1 + self.rounding_noise * signs)).to(output.dtype)
+        return output
+
+    def _new_pool(self, heads: Tensor) -> Tensor:
+        return heads.new_zeros(self.num_blocks, _BLOCK_SIZE, *heads.shape[1:])
+
+
+def probe_attention(
+    model: Any,  # noqa: ANN401
+    tokens: Tensor,
+    rounding_noise: float = 0.0,
+) -> tuple[Tensor, ProbeContext]:
+    """Logits [Q, L, V] of `tokens` [Q, L], computed in uneven chunks, the sequences side by side.
+
+    `model` must be switched to our attention and is unbound again afterwards. Also returns what its
+    modules did. Raises ModelUnsupported for what paged attention cannot do.
+    """
+    num_sequences, length = tokens.shape
+    num_blocks = num_sequences * -(-length // _BLOCK_SIZE)
+    context = ProbeContext(num_blocks, rounding_noise)
+    block_ids = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1))
+    block_tables = block_ids.view(num_sequences, -1)
+    computed = torch.zeros(num_sequences, dtype=torch.int64)
+    logits: list[list[Tensor]] = [[] for _ in range(num_sequences)]
+    modules = list(model.modules())
+    bind(modules, context)
+    try:
+        for new in _chunks(num_sequences, length):
+            context.begin_forward(
+                build_paged_batch(block_tables, computed, new, _BLOCK_SIZE, tokens.device)
+            )
+            step_logits = _forward(model, tokens, computed.tolist(), (computed + new).tolist())
+            for parts, part in zip(logits, step_logits.split(new.tolist()), strict=True):
+                parts.append(part.float())
+            computed = computed + new
+    finally:
+        unbind(modules)
+    return torch.stack([torch.cat(parts) for parts in logits]), context
+
+
+def _forward(
+    model: Any,  # noqa: ANN401
+    tokens: Tensor,
+    starts: Sequence[int],
+    ends: Sequence[int],
+) -> Tensor:
+    """Logits [T, V] of tokens starts[q] .. ends[q] - 1 of each sequence, end to end."""
+    spans = list(zip(starts, ends, strict=True))
+    positions = torch.cat([torch.arange(*span) for span in spans]).to(tokens.device)
+    input_ids = torch.cat([tokens[q, start:end] for q, (start, end) in enumerate(spans)])
+    output = model(input_ids=input_ids[None], position_ids=positions[None], use_cache=False)
+    logits: Tensor = output.logits[0]
+    return logits
+
+
+def _chunks(num_sequences: int, length: int) -> Iterator[Tensor]:
+    """Numbers of new tokens [Q], at least 1 each, that add up to `length` each."""
+    left = torch.full((num_sequences,), length)
+    for sizes in _CHUNKS:
+        # One token stays for the last step, so that no sequence ends before the others.
+        new = torch.minimum(torch.tensor(sizes[:num_sequences]), left - 1)
+        if bool((new > 0).all()):
+            yield new
+            left = left - new
+    yield left

@@ -1,0 +1,30 @@
+"""Errors of the executor service.
+
+    ExecutorError
+    ├── ModelUnsupported     the checkpoint cannot be served; said at load, by name
+    ├── ModelUnreadable      the checkpoint is missing or broken
+    ├── OutOfMemory          pools or weights do not fit; said with numbers
+    └── StepFailed           one step failed as a whole; the process lives
+"""
+
+from __future__ import annotations
+
+
+class ExecutorError(Exception):
+    """Base of all errors this service raises on purpose; its text is meant for people."""
+
+
+class ModelUnsupported(ExecutorError):
+    """The architecture, or an option of it, cannot be served."""
+
+
+class ModelUnreadable(ExecutorError):
+    """The checkpoint is missing, incomplete or broken."""
+
+
+class OutOfMemory(ExecutorError):
+    """Something does not fit; the message has the numbers."""
+
+
+class StepFailed(ExecutorError):
+    """A step failed as a whole and no row has a token."""

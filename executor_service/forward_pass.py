@@ -1,0 +1,157 @@
+"""The forward pass of a step, and its repetition row by row where it raises.
+
+Shape letters: R rows of the step, S rows that sample, P scored prompt tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from executor_service.attention import AttentionBackend, StepContext, bind
+from executor_service.errors import OutOfMemory, StepFailed
+from executor_service.input_batch import InputBatch, Readout, build_input_batch
+from executor_service.kv_cache import KVCache
+from executor_service.loaded_model import LoadedModel
+from executor_service.step import Int64Array, StepInput
+
+_logger = logging.getLogger(__name__)
+
+_LEANS_ON_FAILED_ROW = "reads KV blocks that a failed row of the same step was to fill"
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardResult:
+    """Logits of the rows that did not fail.
+
+    `sampling_logits`: [S, V], `prompt_logits`: [P, V], both float32, as `readout` lists them.
+    `row_errors`: for each row that failed, what to tell people.
+    """
+
+    readout: Readout
+    sampling_logits: Tensor
+    prompt_logits: Tensor
+    row_errors: dict[int, str]
+
+
+class ForwardPass:
+    """Runs the model over the rows of a step, reading and writing the KV pools."""
+
+    def __init__(self, loaded: LoadedModel, cache: KVCache, backend: AttentionBackend) -> None:
+        """Binds the attention modules of `loaded` to `cache`."""
+        self._loaded = loaded
+        self._cache = cache
+        self._context = StepContext(cache, backend, loaded.attention_modules)
+        bind(loaded.attention_modules, self._context)
+
+    def run(self, step: StepInput) -> ForwardResult:
+        """Computes all rows of `step`, at least one.
+
+        A row whose computation raises fails alone. Raises StepFailed if there are several rows and
+        every one does; whatever no row explains (out of memory, a lost device) is passed on.
+        """
+        try:
+            return self._run_rows(step, np.arange(step.num_rows))
+        except Exception as error:
+            if is_beyond_rows(error):
+                raise
+            _logger.exception("forward_failed step_id=%d num_rows=%d", step.step_id, step.num_rows)
+            if step.num_rows == 1:
+                return self._merge([], {0: _describe(error)})
+        return self._run_row_by_row(step)
+
+    def _run_rows(self, step: StepInput, rows: Int64Array) -> ForwardResult:
+        """Computes `rows` (indexes into the step) in one pass; passes on what the model raises."""
+        batch = build_input_batch(step, rows, self._cache.block_size, self._cache.device)
+        logits = self._logits(batch)
+        num_sampling = len(batch.readout.sampling_rows)
+        return ForwardResult(batch.readout, logits[:num_sampling], logits[num_sampling:], {})
+
+    def _run_row_by_row(self, step: StepInput) -> ForwardResult:
+        # A row may read what another row of this step writes. The writer's position then lies
+        # before the reader's first input token, so in this order writers come first.
+        results: dict[int, ForwardResult] = {}
+        errors: dict[int, str] = {}
+        spoiled_blocks: set[int] = set()
+        raised: Exception | None = None
+        for row in np.argsort(step.num_computed_tokens, kind="stable").tolist():
+            read, written = self._blocks(step, row)
+            if spoiled_blocks.isdisjoint(read):
+                try:
+                    results[row] = self._run_rows(step, np.array([row]))
+                    continue
+                except Exception as error:
+                    if is_beyond_rows(error):
+                        raise
+                    errors[row] = _describe(error)
+                    raised = error
+            else:
+                errors[row] = _LEANS_ON_FAILED_ROW
+            spoiled_blocks.update(written)
+        if not results:
+            raise StepFailed(f"every row failed, the last: {errors[row]}") from raised
+        return self._merge([results[row] for row in sorted(results)], errors)
+
+    def _merge(self, results: Sequence[ForwardResult], errors: dict[int, str]) -> ForwardResult:
+        """One result of many; readouts stay ordered as in the parts."""
+        none = np.empty(0, np.int64)
+        no_logits = torch.empty(0, self._loaded.vocab_size, device=self._cache.device)
+        readouts = [result.readout for result in results]
+        return ForwardResult(
+            readout=Readout(
+                np.concatenate([none, *(r.sampling_rows for r in readouts)]),
+                np.concatenate([none, *(r.prompt_rows for r in readouts)]),
+                np.concatenate([none, *(r.prompt_positions for r in readouts)]),
+            ),
+            sampling_logits=torch.cat([no_logits, *(r.sampling_logits for r in results)]),
+            prompt_logits=torch.cat([no_logits, *(r.prompt_logits for r in results)]),
+            row_errors=errors,
+        )
+
+    def _logits(self, batch: InputBatch) -> Tensor:
+        """Float32 logits [S + P, V] of the tokens that `batch.logits_index` names."""
+        self._context.begin_forward(batch.paged)
+        keep = {"logits_to_keep": batch.logits_index} if self._loaded.keeps_logits else {}
+        output = self._loaded.model(
+            input_ids=batch.input_ids,
+            position_ids=batch.position_ids,
+            use_cache=False,
+            **keep,
+        )
+        logits: Tensor = output.logits[0]
+        if not self._loaded.keeps_logits:
+            logits = logits[batch.logits_index]
+        # Some heads are padded beyond the last token that the embedding knows.
+        return logits[:, : self._loaded.vocab_size].float()
+
+    def _blocks(self, step: StepInput, row: int) -> tuple[list[int], list[int]]:
+        """The blocks a row reads of what is there before it runs, and those it writes."""
+        block_size = self._cache.block_size
+        computed = int(step.num_computed_tokens[row])
+        end = computed + int(step.num_new_tokens[row])
+        table = step.block_tables[row]
+        read = table[: -(-computed // block_size)].tolist()
+        return read, table[computed // block_size : -(-end // block_size)].tolist()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether `error` says that memory ran out, on the device or on the host."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError, OutOfMemory)):
+        return True
+    # The CPU allocator of torch has no exception type of its own.
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def is_beyond_rows(error: BaseException) -> bool:
+    """Whether no single row can explain `error`: no memory, or a device that is lost."""
+    return is_out_of_memory(error) or isinstance(error, (torch.AcceleratorError, StepFailed))
+
+
+def _describe(error: Exception) -> str:
+    """The type only: the text of an exception might quote the input."""
+    return f"{type(error).__name__} in the forward pass"

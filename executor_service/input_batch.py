@@ -1,0 +1,111 @@
+"""Rows of a step as the tensors of one forward pass.
+
+Shape letters: R rows of the pass, T input tokens over all of them, S rows that sample, P scored
+prompt tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from splitserve_kernels.paged_batch import PagedBatch, build_paged_batch
+from torch import Tensor
+
+from executor_service.step import BoolArray, Int32Array, Int64Array, StepInput
+
+
+@dataclass(frozen=True, slots=True)
+class Readout:
+    """Whose logits a forward pass returns: first the rows that sample, then prompt tokens.
+
+    Rows are indexes into the step. `sampling_rows`: [S] int64. `prompt_rows`: [P] int64, and
+    `prompt_positions`: [P] int64, the position of the token that is scored (the logits come from
+    the position before it).
+    """
+
+    sampling_rows: Int64Array
+    prompt_rows: Int64Array
+    prompt_positions: Int64Array
+
+    def without(self, failed: BoolArray) -> tuple[Readout, BoolArray, BoolArray]:
+        """Drops rows. `failed`: [rows of the step]. Also returns what stayed: [S], [P] bool."""
+        sampling_kept = ~failed[self.sampling_rows]
+        prompt_kept = ~failed[self.prompt_rows]
+        readout = Readout(
+            sampling_rows=self.sampling_rows[sampling_kept],
+            prompt_rows=self.prompt_rows[prompt_kept],
+            prompt_positions=self.prompt_positions[prompt_kept],
+        )
+        return readout, sampling_kept, prompt_kept
+
+
+@dataclass(frozen=True, slots=True)
+class InputBatch:
+    """One forward pass. `input_ids`, `position_ids`: [1, T] int64. `logits_index`: [S + P] int64.
+
+    `logits_index` says from which input tokens the logits of `readout` come.
+    """
+
+    input_ids: Tensor
+    position_ids: Tensor
+    paged: PagedBatch
+    logits_index: Tensor
+    readout: Readout
+
+
+def build_input_batch(
+    step: StepInput, rows: Sequence[int] | Int64Array, block_size: int, device: torch.device
+) -> InputBatch:
+    """The forward pass that computes `rows` (indexes into the rows of `step`, rising)."""
+    selected = np.asarray(rows, dtype=np.int64)
+    computed = step.num_computed_tokens[selected].astype(np.int64)
+    new = step.num_new_tokens[selected].astype(np.int64)
+    ends = np.cumsum(new)
+    starts = ends - new
+    row_of_token = np.repeat(np.arange(len(selected)), new)
+    positions = np.arange(len(row_of_token)) + (computed - starts)[row_of_token]
+
+    samples = step.samples[selected]
+    is_scored = _scores_prompt(step, selected)[row_of_token]
+    is_scored &= positions + 1 < step.num_prompt_tokens[selected][row_of_token]
+    scored = np.flatnonzero(is_scored)
+    return InputBatch(
+        input_ids=_to_device(_input_tokens(step, selected)[None], device),
+        position_ids=_to_device(positions[None], device),
+        paged=build_paged_batch(
+            torch.from_numpy(step.block_tables[selected]),
+            torch.from_numpy(computed),
+            torch.from_numpy(new),
+            block_size,
+            device,
+        ),
+        logits_index=_to_device(np.concatenate([ends[samples] - 1, scored]), device),
+        readout=Readout(
+            sampling_rows=selected[samples],
+            prompt_rows=selected[row_of_token[scored]],
+            prompt_positions=positions[scored] + 1,
+        ),
+    )
+
+
+def _input_tokens(step: StepInput, selected: Int64Array) -> Int64Array:
+    """The input tokens of the selected rows, [T] int64."""
+    if len(selected) == step.num_rows:
+        return step.token_ids.astype(np.int64)
+    ends = np.cumsum(step.num_new_tokens, dtype=np.int64)
+    parts = [step.token_ids[ends[r] - step.num_new_tokens[r] : ends[r]] for r in selected]
+    return np.concatenate(parts).astype(np.int64)
+
+
+def _scores_prompt(step: StepInput, selected: Int64Array) -> BoolArray:
+    return np.array(
+        [step.sampling_params[row].num_prompt_logprobs is not None for row in selected.tolist()],
+        dtype=np.bool_,
+    )
+
+
+def _to_device(array: Int32Array | Int64Array, device: torch.device) -> Tensor:
+    return torch.from_numpy(array.astype(np.int64)).to(device)

@@ -1,0 +1,109 @@
+"""What changes logits before temperature: suppressed tokens, bias, penalties.
+
+Shape letters: S rows that sample, V tokens of the vocabulary, Q rows with penalties.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from executor_service.step import Int32Array, SamplingParams
+
+
+def adjust_logits(
+    logits: Tensor,
+    params: Sequence[SamplingParams],
+    positions: Int32Array,
+    num_prompt_tokens: Int32Array,
+    histories: Sequence[Sequence[int] | None],
+) -> Tensor:
+    """Applies steps 1 and 2 of `SamplingParams` in `executor.proto`.
+
+    `logits`: [S, V] float32. `positions`: [S] int32, tokens before the one to sample.
+    `num_prompt_tokens`: [S] int32. Returns `logits` itself if no row asks for anything, otherwise a
+    changed copy.
+    """
+    num_output_tokens = positions - num_prompt_tokens
+    suppressing = [
+        row
+        for row, row_params in enumerate(params)
+        if row_params.suppressed_token_ids and row_params.min_tokens > num_output_tokens[row]
+    ]
+    biased = [row for row, row_params in enumerate(params) if row_params.logit_bias]
+    penalized = [row for row, row_params in enumerate(params) if row_params.uses_penalties]
+    if not (suppressing or biased or penalized):
+        return logits
+    logits = logits.clone()
+    if suppressing:
+        rows, token_ids = _pairs(suppressing, [params[r].suppressed_token_ids for r in suppressing])
+        logits[rows.to(logits.device), token_ids.to(logits.device)] = -torch.inf
+    if biased:
+        _add_bias(logits, biased, params)
+    if penalized:
+        selected = torch.tensor(penalized, device=logits.device)
+        logits[selected] = _penalize(
+            logits[selected],
+            [params[row] for row in penalized],
+            [_tokens(histories[row], positions[row]) for row in penalized],
+            num_prompt_tokens[penalized],
+        )
+    return logits
+
+
+def _add_bias(logits: Tensor, biased: Sequence[int], params: Sequence[SamplingParams]) -> None:
+    """Adds the `logit_bias` of the rows in `biased` to `logits` [S, V], in place."""
+    rows, token_ids = _pairs(biased, [list(params[row].logit_bias) for row in biased])
+    values = [value for row in biased for value in params[row].logit_bias.values()]
+    bias = torch.tensor(values, dtype=torch.float32, device=logits.device)
+    # A token occurs once in a row, so nothing is accumulated twice.
+    logits[rows.to(logits.device), token_ids.to(logits.device)] += bias
+
+
+def _penalize(
+    logits: Tensor,
+    params: Sequence[SamplingParams],
+    histories: Sequence[np.ndarray],
+    num_prompt_tokens: Int32Array,
+) -> Tensor:
+    """`logits`: [Q, V] with the tokens so far of each row. Returns [Q, V]."""
+    device = logits.device
+    outputs = [
+        tokens[start:] for tokens, start in zip(histories, num_prompt_tokens.tolist(), strict=True)
+    ]
+    seen = torch.zeros_like(logits, dtype=torch.bool)
+    rows, token_ids = _pairs(range(len(histories)), histories)
+    seen[rows.to(device), token_ids.to(device)] = True
+    counts = torch.zeros_like(logits)
+    rows, token_ids = _pairs(range(len(outputs)), outputs)
+    ones = torch.ones(len(rows), device=device)
+    # Sums of ones are exact in any order, so this is deterministic on every device.
+    counts.index_put_((rows.to(device), token_ids.to(device)), ones, accumulate=True)
+
+    def column(values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=device)[:, None]
+
+    repetition = column([row.repetition_penalty for row in params])
+    frequency = column([row.frequency_penalty for row in params])
+    presence = column([row.presence_penalty for row in params])
+    repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
+    logits = torch.where(seen, repeated, logits)
+    return logits - frequency * counts - presence * (counts > 0)
+
+
+def _tokens(history: Sequence[int] | None, num_tokens: int) -> np.ndarray:
+    """The first `num_tokens` tokens, int64."""
+    assert history is not None, "a row with penalties has its history"
+    return np.asarray(history[:num_tokens], dtype=np.int64)
+
+
+def _pairs(
+    rows: Sequence[int], token_ids: Sequence[Sequence[int] | np.ndarray]
+) -> tuple[Tensor, Tensor]:
+    """Index tensors (row, token) of all tokens of all rows; both [number of pairs] int64."""
+    lengths = [len(tokens) for tokens in token_ids]
+    flat = np.concatenate([np.asarray(tokens, dtype=np.int64) for tokens in token_ids])
+    return torch.from_numpy(np.repeat(np.asarray(rows), lengths)), torch.from_numpy(flat)

@@ -1,0 +1,115 @@
+"""What can be told from a configuration alone: which models cannot be served, and why.
+
+These refusals come before the weights are read. What they miss, `self_check.py` finds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from executor_service.errors import ModelUnsupported
+
+_DEFAULT_MODEL_LEN = 2048
+_SERVED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "attention"})
+_LAYER_TYPE_REASONS = {
+    "chunked_attention": "chunked attention is not supported",
+    "linear_attention": "linear attention keeps a recurrent state",
+    "mamba": "mamba layers keep a recurrent state",
+    "recurrent": "recurrent layers keep a state of their own",
+    "conv": "convolution layers keep a state of their own",
+    "hybrid": "hybrid layers keep a recurrent state",
+}
+# Rotary embeddings whose frequencies depend on the longest position in the batch.
+_GROWING_ROPE_TYPES = frozenset({"dynamic", "longrope"})
+
+
+def choose_max_model_len(config: Any, requested: int | None) -> int:  # noqa: ANN401
+    """Tokens one sequence may have. `config`: of `transformers`, text part.
+
+    Raises ModelUnsupported if `requested` is more than the model has positions for.
+    """
+    limit = getattr(config, "max_position_embeddings", None)
+    if not isinstance(limit, int) or limit < 1:
+        return requested or _DEFAULT_MODEL_LEN
+    if requested is not None and requested > limit:
+        raise ModelUnsupported(
+            f"{config.model_type}: --max-model-len {requested} is more than its {limit} positions"
+        )
+    return requested or limit
+
+
+def check_config(config: Any, text_config: Any, max_model_len: int) -> None:  # noqa: ANN401
+    """Raises ModelUnsupported, by name, for what the configuration rules out."""
+    name = config.model_type
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelUnsupported(f"{name}: encoder-decoder models are not supported")
+    for layer_type in _layer_types(text_config):
+        if layer_type not in _SERVED_LAYER_TYPES:
+            reason = _LAYER_TYPE_REASONS.get(layer_type, f"{layer_type} layers are not supported")
+            raise ModelUnsupported(f"{name}: {reason}")
+    if getattr(text_config, "attention_chunk_size", None):
+        raise ModelUnsupported(f"{name}: {_LAYER_TYPE_REASONS['chunked_attention']}")
+    for rope in _rope_parameters(text_config):
+        _check_rope(name, rope, text_config, max_model_len)
+
+
+def check_model_class(model_class: type) -> None:
+    """Raises ModelUnsupported for a class that keeps state or attends in its own way."""
+    name = model_class.__name__
+    # Both attributes belong to transformers' own bookkeeping; where one is missing, the self-check
+    # after loading comes to the same verdict, only later.
+    if getattr(model_class, "_is_stateful", False):
+        raise ModelUnsupported(f"{name}: it keeps a recurrent state")
+    uses_interface = getattr(model_class, "_can_set_attn_implementation", None)
+    if uses_interface is not None and not uses_interface():
+        raise ModelUnsupported(f"{name}: it bypasses transformers' attention interface")
+
+
+def expected_windows(text_config: Any, num_layers: int) -> list[int | None]:  # noqa: ANN401
+    """The sliding window of each attending layer, as far as the configuration says."""
+    window = getattr(text_config, "sliding_window", None)
+    if not getattr(text_config, "use_sliding_window", True):
+        window = None
+    layer_types = _layer_types(text_config)
+    if len(layer_types) == num_layers:
+        return [window if kind == "sliding_attention" else None for kind in layer_types]
+    return [window] * num_layers
+
+
+def _layer_types(text_config: Any) -> list[str]:  # noqa: ANN401
+    for attribute in ("layer_types", "layers_block_type", "block_types"):
+        layer_types = getattr(text_config, attribute, None)
+        if isinstance(layer_types, (list, tuple)):
+            return list(layer_types)
+    return []
+
+
+def _rope_parameters(text_config: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401
+    """The rotary parameters: one set, or one for each type of layer."""
+    for attribute in ("rope_parameters", "rope_scaling"):
+        parameters = getattr(text_config, attribute, None)
+        if isinstance(parameters, dict):
+            yield parameters
+            yield from (value for value in parameters.values() if isinstance(value, dict))
+
+
+def _check_rope(
+    name: str,
+    rope: dict[str, Any],
+    text_config: Any,  # noqa: ANN401
+    max_model_len: int,
+) -> None:
+    rope_type = rope.get("rope_type", rope.get("type"))
+    if rope_type not in _GROWING_ROPE_TYPES:
+        return
+    original = (
+        rope.get("original_max_position_embeddings")
+        or getattr(text_config, "original_max_position_embeddings", None)
+        or text_config.max_position_embeddings
+    )
+    if max_model_len > original:
+        raise ModelUnsupported(
+            f"{name}: its {rope_type} rotary embedding changes for all sequences once one is longer"
+            f" than {original} tokens; use --max-model-len {original} or less"
+        )

@@ -1,0 +1,116 @@
+"""Logits to token ids, for all rows of a step at once.
+
+The arithmetic is that of `SamplingParams` in `executor.proto`; its steps are spread over this file
+(greedy, temperature), `logit_adjustments.py` (bias, penalties), `truncation.py` (top-k, min-p,
+top-p) and `random_bits.py` (the number u).
+
+Shape letters: S rows that sample, V tokens of the vocabulary, L blocks of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from executor_service.logit_adjustments import adjust_logits
+from executor_service.random_bits import uniform
+from executor_service.step import BoolArray, Int32Array, Int64Array, SamplingParams
+from executor_service.truncation import truncate
+
+# The vocabulary is summed in blocks of this size before a token is looked for inside one block.
+_BLOCK = 512
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """The rows that sample.
+
+    `params`, `histories`: S long; of a history, the first `positions[i]` tokens count. `seeds`: [S]
+    int64. `positions`: [S] int32, the index in its sequence of the token to sample.
+    `num_prompt_tokens`: [S] int32.
+    """
+
+    params: Sequence[SamplingParams]
+    seeds: Int64Array
+    positions: Int32Array
+    num_prompt_tokens: Int32Array
+    histories: Sequence[Sequence[int] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """`token_ids`: [S] int32, -1 where invalid. `is_valid`: [S]; False where no token can be told.
+
+    A row is invalid if its logits contain NaN or +inf, or -inf alone.
+    """
+
+    token_ids: Int32Array
+    is_valid: BoolArray
+
+
+def sample(logits: Tensor, rows: SamplingRows) -> SampledTokens:
+    """Chooses one token for each row. `logits`: [S, V] float32, not changed."""
+    adjusted = adjust_logits(
+        logits, rows.params, rows.positions, rows.num_prompt_tokens, rows.histories
+    )
+    # torch.max returns the first of equal maxima. Its value is NaN, +inf or -inf exactly for the
+    # rows that are invalid.
+    largest, token_ids = adjusted.max(dim=-1)
+    is_valid = torch.isfinite(largest)
+    if adjusted is not logits:
+        # Suppression may have hidden an infinity.
+        is_valid &= torch.isfinite(logits.max(dim=-1).values)
+    temperatures = np.array([params.temperature for params in rows.params], dtype=np.float32)
+    random_rows = np.flatnonzero(temperatures > 0)
+    if random_rows.size:
+        selected = torch.from_numpy(random_rows).to(logits.device)
+        scaled = _scale(adjusted, largest, selected, temperatures[random_rows])
+        weights = truncate(scaled, [rows.params[row] for row in random_rows.tolist()])
+        u = uniform(
+            torch.from_numpy(rows.seeds[random_rows].astype(np.int64)).to(logits.device),
+            torch.from_numpy(rows.positions[random_rows].astype(np.int64)).to(logits.device),
+        )
+        token_ids[selected] = _draw(weights, u)
+    token_ids = torch.where(is_valid, token_ids, -1).to(torch.int32)
+    return SampledTokens(token_ids=token_ids.cpu().numpy(), is_valid=is_valid.cpu().numpy())
+
+
+def _scale(adjusted: Tensor, largest: Tensor, selected: Tensor, temperatures: np.ndarray) -> Tensor:
+    """Logits of the selected rows over their temperature, the largest of each row at 0."""
+    # Softmax does not see a shift, and shifting first cannot overflow at a tiny temperature.
+    shifted = adjusted[selected] - largest[selected, None]
+    return shifted / torch.from_numpy(temperatures).to(adjusted.device)[:, None]
+
+
+def _draw(weights: Tensor, u: Tensor) -> Tensor:
+    """The first token id at which the running sum of the weights exceeds u times their total.
+
+    `weights`: [S, V] float32, >= 0. `u`: [S] float64. Sums are float64. Returns [S] int64. Rows
+    with NaN get some id below V.
+    """
+    num_rows, vocab_size = weights.shape
+    padding = -vocab_size % _BLOCK
+    blocks = torch.nn.functional.pad(weights, (0, padding)).view(num_rows, -1, _BLOCK)  # [S, L, ..]
+    block_sums = blocks.sum(dim=-1, dtype=torch.float64)
+    running = block_sums.cumsum(dim=-1)
+    target = u * running[:, -1]
+    block = _first_above(running, target, block_sums)
+    row = torch.arange(num_rows, device=weights.device)
+    before = torch.where(block > 0, running[row, (block - 1).clamp(min=0)], 0.0)
+    inside = blocks[row, block].to(torch.float64)
+    offset = _first_above(inside.cumsum(dim=-1), target - before, inside)
+    return (block * _BLOCK + offset).clamp(max=vocab_size - 1)
+
+
+def _first_above(running: Tensor, target: Tensor, parts: Tensor) -> Tensor:
+    """Index of the first running sum > target; [S, n], [S], [S, n] -> [S] int64.
+
+    Rounding may leave none above: then the last part that is not empty.
+    """
+    first = (running <= target[:, None]).sum(dim=-1)
+    last = parts.shape[-1] - 1 - (parts > 0).flip(-1).to(torch.int8).argmax(dim=-1)
+    return torch.minimum(first, last)

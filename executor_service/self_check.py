@@ -1,0 +1,140 @@
+"""The last judge at load: does a model say the same through paged attention as by itself?
+
+Two random sequences go through the model as `transformers` runs it, and then in uneven chunks
+through paged attention. Whatever a model does that its configuration did not tell (state outside
+attention, a mask of its own, positions from elsewhere) shows as a difference.
+
+Shape letters: Q probe sequences, L tokens of each, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from executor_service.attention import IMPLEMENTATION_NAME, register_attention
+from executor_service.attention_probe import probe_attention
+from executor_service.errors import ModelUnsupported
+from executor_service.kv_cache import LayerShape
+from executor_service.model_support import expected_windows
+
+_NUM_SEQUENCES = 2
+_MIN_PROBE_TOKENS = 48
+# A window up to this size is probed past its end.
+_MAX_PROBED_WINDOW = 512
+_TOKENS_PAST_WINDOW = 16
+# Errors (see _error) that are taken for rounding without further question. Ordinary models of 2 to
+# 32 layers stay below half of it.
+_TOLERANCES = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.06}
+# Deep mixtures in half precision may be noisier by themselves. Then this many times their own
+# noise is allowed, up to a bound: unrelated logits differ by 1.4.
+_NOISE_FACTOR = 3.0
+_MAX_TOLERANCE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionProfile:
+    """What a model's attention is made of: parallel, in the order of the forward pass."""
+
+    modules: tuple[nn.Module, ...]
+    layers: tuple[LayerShape, ...]
+
+
+@torch.inference_mode()
+def check_model(model: Any, text_config: Any, max_model_len: int) -> AttentionProfile:  # noqa: ANN401
+    """Switches `model` to paged attention and compares its logits with those from before.
+
+    `model`, `text_config`: of `transformers`. Raises ModelUnsupported if the model cannot be
+    served; the model is then left as it happens to be.
+    """
+    name = type(model).__name__
+    tokens = _probe_tokens(model, text_config, max_model_len)
+    expected = model(input_ids=tokens, use_cache=True).logits.float()
+    if not bool(torch.isfinite(expected).all()):
+        raise ModelUnsupported(
+            f"{name}: its logits are not finite in {model.dtype}; choose another --dtype"
+        )
+    register_attention()
+    model.set_attn_implementation(IMPLEMENTATION_NAME)
+    try:
+        actual, context = probe_attention(model, tokens)
+    except ModelUnsupported as error:
+        raise ModelUnsupported(f"{name}: {error}") from error
+    if not context.pools:
+        raise ModelUnsupported(f"{name}: it bypasses transformers' attention interface")
+    _check_windows(name, text_config, max_model_len, list(context.windows.values()))
+    _check_agreement(model, tokens, expected, actual)
+    return AttentionProfile(tuple(context.pools), context.layers)
+
+
+def _probe_tokens(model: Any, text_config: Any, max_model_len: int) -> Tensor:  # noqa: ANN401
+    """Random tokens [Q, L], long enough to pass the end of a small sliding window."""
+    length = _MIN_PROBE_TOKENS
+    window = getattr(text_config, "sliding_window", None)
+    if isinstance(window, int) and window <= _MAX_PROBED_WINDOW:
+        length = max(length, window + _TOKENS_PAST_WINDOW)
+    vocab_size = model.get_input_embeddings().weight.shape[0]
+    # Placeholder tokens (of images, say) would be replaced or counted.
+    special = {
+        token_id
+        for config in (model.config, text_config)
+        for attribute, token_id in vars(config).items()
+        if attribute.endswith(("_token_id", "_token_index")) and isinstance(token_id, int)
+    }
+    ordinary = torch.tensor([t for t in range(vocab_size) if t not in special])
+    chosen = torch.randint(
+        len(ordinary),
+        (_NUM_SEQUENCES, min(length, max_model_len)),
+        generator=torch.Generator().manual_seed(0),
+    )
+    return ordinary[chosen].to(model.device)
+
+
+def _check_windows(
+    name: str,
+    text_config: Any,  # noqa: ANN401
+    max_model_len: int,
+    windows: Sequence[int | None],
+) -> None:
+    """A window too large to be probed must at least have been passed on to the attention."""
+    for window, expected in zip(windows, expected_windows(text_config, len(windows)), strict=True):
+        if isinstance(expected, int) and expected < max_model_len and window != expected:
+            raise ModelUnsupported(
+                f"{name}: its sliding window of {expected} tokens is applied by mask only;"
+                f" use --max-model-len {expected} or less"
+            )
+
+
+def _check_agreement(model: Any, tokens: Tensor, expected: Tensor, actual: Tensor) -> None:  # noqa: ANN401
+    """Raises ModelUnsupported if `actual` is not `expected` up to rounding; both [Q, L, V]."""
+    error = _error(expected, actual)
+    tolerance = _TOLERANCES[model.dtype]
+    if error > tolerance and model.dtype != torch.float32:
+        noisy, _ = probe_attention(model, tokens, torch.finfo(model.dtype).eps)
+        noise = _error(actual, noisy)
+        tolerance = min(max(tolerance, _NOISE_FACTOR * noise), _MAX_TOLERANCE)
+    if not error <= tolerance:
+        raise ModelUnsupported(
+            f"{type(model).__name__}: its logits through paged attention differ from transformers'"
+            f" own (relative error {error:.2g}, allowed {tolerance:.2g} in {model.dtype}); it may"
+            " keep state outside attention or use a mask of its own"
+        )
+
+
+def _error(expected: Tensor, actual: Tensor) -> float:
+    """Largest error over stretches of 8 positions; of each, the median over its positions.
+
+    The error of a position is the size of the difference over the size of the (centred) logits. The
+    median lets single positions differ, where rounding made a mixture choose another expert; what
+    is wrong with a model is wrong at many positions. NaN if `actual` holds any.
+    """
+    centred = expected - expected.mean(dim=-1, keepdim=True)
+    scale = centred.norm(dim=-1).clamp(min=1e-6)
+    errors = (actual - expected).norm(dim=-1) / scale
+    if not bool(torch.isfinite(errors).all()):
+        return float("nan")
+    return max(float(part.median()) for row in errors for part in row.split(8))

@@ -1,0 +1,116 @@
+"""Which tokens stay eligible: top-k, then min-p, then top-p.
+
+A row is cut at a threshold among its largest logits. Sorting a whole vocabulary is slow and the cut
+is nearly always among the first few hundred, so the rows are tried with ever more candidates, in
+the end with all.
+
+Shape letters: S rows that sample, V tokens of the vocabulary, C candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from executor_service.step import SamplingParams
+
+_NUM_CANDIDATES = (256, 4096)
+
+
+class _Limits:
+    """The limits of some rows as columns: [S] int64, [S] float64, [S] float32."""
+
+    def __init__(self, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> None:
+        self.top_k = top_k
+        self.top_p = top_p
+        self.min_p = min_p
+
+    @classmethod
+    def of(cls, params: Sequence[SamplingParams], vocab_size: int, device: torch.device) -> _Limits:
+        """Columns of `params`; no top-k is top-k with the whole vocabulary."""
+        top_k = [vocab_size if row.top_k is None else min(row.top_k, vocab_size) for row in params]
+        return cls(
+            torch.tensor(top_k, device=device),
+            torch.tensor([row.top_p for row in params], dtype=torch.float64, device=device),
+            torch.tensor([row.min_p for row in params], dtype=torch.float32, device=device),
+        )
+
+    def select(self, rows: Tensor) -> _Limits:
+        """The limits of `rows`, indexes."""
+        return _Limits(self.top_k[rows], self.top_p[rows], self.min_p[rows])
+
+
+def truncate(scaled: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """Weights of the tokens that stay eligible, 0 for the others.
+
+    `scaled`: [S, V] float32, logits over temperature, the largest of each row at 0. Returns [S, V]
+    float32: exp(scaled), proportional to probability. Among equal logits at the cut of top-p the
+    smaller token ids stay.
+    """
+    vocab_size = scaled.shape[-1]
+    weights = torch.exp(scaled)
+    limited = [
+        row
+        for row, row_params in enumerate(params)
+        if row_params.top_p < 1
+        or row_params.min_p > 0
+        or (row_params.top_k is not None and row_params.top_k < vocab_size)
+    ]
+    if not limited:
+        return weights
+    limits = _Limits.of([params[row] for row in limited], vocab_size, scaled.device)
+    open_rows = torch.tensor(limited, device=scaled.device)
+    for num_candidates in (*(c for c in _NUM_CANDIDATES if c < vocab_size), vocab_size):
+        part = scaled[open_rows]
+        candidates = part.topk(num_candidates, dim=-1).values
+        num_kept, is_settled = _count_kept(candidates, weights[open_rows], limits)
+        settled_rows = open_rows[is_settled]
+        keep = _keep_mask(part[is_settled], candidates[is_settled], num_kept[is_settled])
+        weights[settled_rows] = torch.where(keep, weights[settled_rows], 0.0)
+        open_rows, limits = open_rows[~is_settled], limits.select(~is_settled)
+        if open_rows.numel() == 0:
+            break
+    return weights
+
+
+def _count_kept(candidates: Tensor, weights: Tensor, limits: _Limits) -> tuple[Tensor, Tensor]:
+    """How many of the largest tokens of each row stay, and whether that is certain.
+
+    `candidates`: [S, C], the largest of `scaled`, falling. `weights`: [S, V]. Returns [S] int64
+    and [S] bool: a cut at or past the last candidate of C < V is not certain.
+    """
+    num_candidates, vocab_size = candidates.shape[-1], weights.shape[-1]
+    sorted_weights = torch.exp(candidates)
+    kth = candidates.gather(-1, (limits.top_k.clamp(max=num_candidates) - 1)[:, None])
+    within_k = ((candidates >= kth) | (limits.top_k >= vocab_size)[:, None]).sum(dim=-1)
+    within_k = torch.where(limits.top_k > num_candidates, num_candidates, within_k)
+    within_min_p = (sorted_weights >= limits.min_p[:, None]).sum(dim=-1)
+    num_kept = torch.minimum(within_k, within_min_p).clamp(min=1)
+
+    running = sorted_weights.to(torch.float64).cumsum(dim=-1)
+    is_open = num_kept >= num_candidates
+    total = running.gather(-1, (num_kept - 1)[:, None]).squeeze(-1)
+    if num_candidates < vocab_size:
+        total = torch.where(is_open, weights.sum(dim=-1, dtype=torch.float64), total)
+    before = running - sorted_weights
+    within_p = (before < (limits.top_p * total)[:, None]).sum(dim=-1).clamp(min=1)
+    within_p = torch.where(limits.top_p < 1, within_p, num_candidates)
+    # With top-k or min-p open, the total that top-p refers to is not known yet.
+    only_top_p = (limits.top_k >= vocab_size) & (limits.min_p <= 0)
+    is_settled = ~is_open | (only_top_p & (within_p < num_candidates))
+    if num_candidates == vocab_size:
+        is_settled = torch.ones_like(is_settled)
+    return torch.minimum(num_kept, within_p), is_settled
+
+
+def _keep_mask(scaled: Tensor, candidates: Tensor, num_kept: Tensor) -> Tensor:
+    """Which tokens are the `num_kept` largest. [S, V], [S, C] falling, [S] -> [S, V] bool."""
+    cut = candidates.gather(-1, (num_kept - 1)[:, None])
+    above = scaled > cut
+    equal = scaled == cut
+    num_equal_kept = num_kept - above.sum(dim=-1)
+    if bool((equal.sum(dim=-1) > num_equal_kept).any()):
+        equal &= equal.cumsum(dim=-1) <= num_equal_kept[:, None]
+    return above | equal

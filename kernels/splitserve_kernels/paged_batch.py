@@ -1,0 +1,86 @@
+"""What an attention operation needs to know about a flattened batch, and about a layer.
+
+Shape letters: R rows, T tokens over all rows, M blocks of the longest block table, H query heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PagedBatch:
+    """Rows laid end to end without padding, all tensors on the device of the pools.
+
+    Token t of row r is input token `t - query_starts[r]` of that row and stands at position
+    `num_computed_tokens[r] + t - query_starts[r]` of its sequence.
+
+    `block_tables`: [R, M] int32, padded with any value that is a valid block id or -1; the padding
+    is never used as an index. `num_computed_tokens`: [R] int32, tokens whose keys and values are in
+    the blocks before this step. `query_starts`: [R + 1] int32. `slot_mapping`: [T] int64, where the
+    keys and values of each token go: `block_id * block_size + offset`; all distinct.
+    `max_num_new_tokens`, `max_num_tokens`: largest number of input tokens of a row, and of tokens
+    (computed and new) of a row; 0 without rows.
+    """
+
+    block_tables: Tensor
+    num_computed_tokens: Tensor
+    query_starts: Tensor
+    slot_mapping: Tensor
+    max_num_new_tokens: int
+    max_num_tokens: int
+
+    @property
+    def num_rows(self) -> int:
+        """R."""
+        return self.num_computed_tokens.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionOptions:
+    """How one layer attends.
+
+    `scale` multiplies the dot products. `sliding_window` w: the token at position i attends to
+    position j only if i - j < w. `softcap` c: scores become c * tanh(score / c). `sinks`: [H], one
+    more score per head that takes part in the softmax and has no value.
+    """
+
+    scale: float
+    sliding_window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+
+def build_paged_batch(
+    block_tables: Tensor,
+    num_computed_tokens: Tensor,
+    num_new_tokens: Tensor,
+    block_size: int,
+    device: torch.device | str = "cpu",
+) -> PagedBatch:
+    """Derives query starts and slots from the description of the rows.
+
+    `block_tables`: [R, M] integer. `num_computed_tokens`, `num_new_tokens`: [R] integer. All on the
+    CPU, where the arithmetic is done; the result is on `device`. Every block that a row writes must
+    be in its table.
+    """
+    computed = num_computed_tokens.to(torch.int64)
+    new = num_new_tokens.to(torch.int64)
+    query_starts = torch.zeros(new.shape[0] + 1, dtype=torch.int64)
+    torch.cumsum(new, dim=0, out=query_starts[1:])
+    num_tokens = int(query_starts[-1])
+    row_of_token = torch.repeat_interleave(new)
+    positions = torch.arange(num_tokens) + (computed - query_starts[:-1])[row_of_token]
+    blocks = block_tables[row_of_token, positions // block_size].to(torch.int64)
+    slot_mapping = blocks * block_size + positions % block_size
+    return PagedBatch(
+        block_tables=block_tables.to(torch.int32).to(device),
+        num_computed_tokens=computed.to(torch.int32).to(device),
+        query_starts=query_starts.to(torch.int32).to(device),
+        slot_mapping=slot_mapping.to(device),
+        max_num_new_tokens=int(new.max()) if new.numel() else 0,
+        max_num_tokens=int((computed + new).max()) if new.numel() else 0,
+    )

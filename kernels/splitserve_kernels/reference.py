@@ -1,0 +1,90 @@
+"""Paged attention in plain torch: slow, obviously right, the oracle of every other backend.
+
+Shape letters: T tokens over all rows, H query heads, G key/value heads (H is a multiple of G),
+D size of a query or key head, E size of a value head, B block size, N blocks of the pool, C tokens
+of one row in its blocks, S input tokens of one row.
+
+A step first calls `write_kv` for all rows of a layer and then `paged_attention` for all rows: a row
+may read a block that another row of the same step fills.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch
+
+
+def write_kv(
+    key: Tensor, value: Tensor, key_pool: Tensor, value_pool: Tensor, batch: PagedBatch
+) -> None:
+    """Writes the keys and values of all input tokens into their slots.
+
+    `key`: [T, G, D], `value`: [T, G, E]. `key_pool`: [N, B, G, D], `value_pool`: [N, B, G, E],
+    written in place; the blocks of a pool need not lie next to each other (stride(0) is free).
+    """
+    block_size = key_pool.shape[1]
+    blocks = batch.slot_mapping // block_size
+    offsets = batch.slot_mapping % block_size
+    key_pool[blocks, offsets] = key
+    value_pool[blocks, offsets] = value
+
+
+def paged_attention(
+    query: Tensor,
+    key_pool: Tensor,
+    value_pool: Tensor,
+    batch: PagedBatch,
+    options: AttentionOptions,
+) -> Tensor:
+    """Causal attention of every input token over the tokens of its row, itself included.
+
+    `query`: [T, H, D]. `key_pool`: [N, B, G, D], `value_pool`: [N, B, G, E]; the slots of all input
+    tokens are already written. Returns [T, H, E] in the dtype of `query`; scores, softmax and the
+    weighted sum are in float32. Slots that a row has not written are never read, so whatever they
+    hold (NaN too) has no effect.
+    """
+    output = query.new_empty(query.shape[0], query.shape[1], value_pool.shape[3])
+    query_starts = batch.query_starts.tolist()
+    for row, num_computed in enumerate(batch.num_computed_tokens.tolist()):
+        start, end = query_starts[row], query_starts[row + 1]
+        num_tokens = num_computed + end - start
+        table = batch.block_tables[row]
+        key = _gather(key_pool, table, num_tokens)
+        value = _gather(value_pool, table, num_tokens)
+        output[start:end] = _attend(query[start:end], key, value, num_computed, options)
+    return output
+
+
+def _gather(pool: Tensor, table: Tensor, num_tokens: int) -> Tensor:
+    """The first `num_tokens` tokens of a row. `pool`: [N, B, G, D]. Returns [C, G, D]."""
+    num_blocks = -(-num_tokens // pool.shape[1])
+    return pool[table[:num_blocks].to(torch.int64)].flatten(0, 1)[:num_tokens]
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, num_computed: int, options: AttentionOptions
+) -> Tensor:
+    """One row. `query`: [S, H, D], `key`: [C, G, D], `value`: [C, G, E]. Returns [S, H, E]."""
+    num_new, num_heads, head_dim = query.shape
+    num_tokens, num_kv_heads, value_dim = value.shape
+    # Query heads g * H/G .. (g + 1) * H/G - 1 share key/value head g.
+    grouped = query.float().view(num_new, num_kv_heads, -1, head_dim)
+    scores = torch.einsum("sgqd,cgd->gqsc", grouped, key.float()) * options.scale
+    scores = scores.reshape(num_heads, num_new, num_tokens)
+    if options.softcap is not None:
+        scores = options.softcap * torch.tanh(scores / options.softcap)
+    query_positions = torch.arange(num_computed, num_tokens, device=query.device)[:, None]
+    key_positions = torch.arange(num_tokens, device=query.device)[None, :]
+    visible = key_positions <= query_positions
+    if options.sliding_window is not None:
+        visible &= query_positions - key_positions < options.sliding_window
+    scores = scores.masked_fill(~visible, -torch.inf)
+    if options.sinks is not None:
+        sinks = options.sinks.float()[:, None, None].expand(num_heads, num_new, 1)
+        scores = torch.cat([scores, sinks], dim=-1)
+    weights = torch.softmax(scores, dim=-1)[..., :num_tokens]
+    weights = weights.view(num_kv_heads, -1, num_new, num_tokens)
+    attended = torch.einsum("gqsc,cge->sgqe", weights, value.float())
+    return attended.reshape(num_new, num_heads, value_dim).to(query.dtype)

@@ -1,0 +1,361 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Feature(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FEATURE_UNSPECIFIED: _ClassVar[Feature]
+    FEATURE_LOGPROBS: _ClassVar[Feature]
+    FEATURE_PROMPT_LOGPROBS: _ClassVar[Feature]
+    FEATURE_PENALTIES: _ClassVar[Feature]
+    FEATURE_LOGIT_BIAS: _ClassVar[Feature]
+
+class StepStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    STEP_STATUS_UNSPECIFIED: _ClassVar[StepStatus]
+    STEP_STATUS_OK: _ClassVar[StepStatus]
+    STEP_STATUS_NEED_SNAPSHOT: _ClassVar[StepStatus]
+    STEP_STATUS_REFUSED: _ClassVar[StepStatus]
+    STEP_STATUS_FAILED: _ClassVar[StepStatus]
+
+class StepErrorReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    STEP_ERROR_REASON_UNSPECIFIED: _ClassVar[StepErrorReason]
+    STEP_ERROR_REASON_STALE_SCHEDULER_EPOCH: _ClassVar[StepErrorReason]
+    STEP_ERROR_REASON_WRONG_EXECUTOR_EPOCH: _ClassVar[StepErrorReason]
+    STEP_ERROR_REASON_STALE_STEP: _ClassVar[StepErrorReason]
+    STEP_ERROR_REASON_MALFORMED: _ClassVar[StepErrorReason]
+    STEP_ERROR_REASON_BLOCK_OUT_OF_RANGE: _ClassVar[StepErrorReason]
+    STEP_ERROR_REASON_BLOCK_OVERLAP: _ClassVar[StepErrorReason]
+    STEP_ERROR_REASON_ROW_UNKNOWN: _ClassVar[StepErrorReason]
+    STEP_ERROR_REASON_ROW_EXISTS: _ClassVar[StepErrorReason]
+    STEP_ERROR_REASON_POSITION_OUT_OF_RANGE: _ClassVar[StepErrorReason]
+    STEP_ERROR_REASON_TOKEN_OUT_OF_RANGE: _ClassVar[StepErrorReason]
+    STEP_ERROR_REASON_LIMIT_EXCEEDED: _ClassVar[StepErrorReason]
+    STEP_ERROR_REASON_FEATURE_UNSUPPORTED: _ClassVar[StepErrorReason]
+    STEP_ERROR_REASON_OUT_OF_MEMORY: _ClassVar[StepErrorReason]
+    STEP_ERROR_REASON_INTERNAL: _ClassVar[StepErrorReason]
+
+class RowStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROW_STATUS_UNSPECIFIED: _ClassVar[RowStatus]
+    ROW_STATUS_OK: _ClassVar[RowStatus]
+    ROW_STATUS_INVALID_LOGITS: _ClassVar[RowStatus]
+    ROW_STATUS_INPUT_UNAVAILABLE: _ClassVar[RowStatus]
+    ROW_STATUS_FAILED: _ClassVar[RowStatus]
+FEATURE_UNSPECIFIED: Feature
+FEATURE_LOGPROBS: Feature
+FEATURE_PROMPT_LOGPROBS: Feature
+FEATURE_PENALTIES: Feature
+FEATURE_LOGIT_BIAS: Feature
+STEP_STATUS_UNSPECIFIED: StepStatus
+STEP_STATUS_OK: StepStatus
+STEP_STATUS_NEED_SNAPSHOT: StepStatus
+STEP_STATUS_REFUSED: StepStatus
+STEP_STATUS_FAILED: StepStatus
+STEP_ERROR_REASON_UNSPECIFIED: StepErrorReason
+STEP_ERROR_REASON_STALE_SCHEDULER_EPOCH: StepErrorReason
+STEP_ERROR_REASON_WRONG_EXECUTOR_EPOCH: StepErrorReason
+STEP_ERROR_REASON_STALE_STEP: StepErrorReason
+STEP_ERROR_REASON_MALFORMED: StepErrorReason
+STEP_ERROR_REASON_BLOCK_OUT_OF_RANGE: StepErrorReason
+STEP_ERROR_REASON_BLOCK_OVERLAP: StepErrorReason
+STEP_ERROR_REASON_ROW_UNKNOWN: StepErrorReason
+STEP_ERROR_REASON_ROW_EXISTS: StepErrorReason
+STEP_ERROR_REASON_POSITION_OUT_OF_RANGE: StepErrorReason
+STEP_ERROR_REASON_TOKEN_OUT_OF_RANGE: StepErrorReason
+STEP_ERROR_REASON_LIMIT_EXCEEDED: StepErrorReason
+STEP_ERROR_REASON_FEATURE_UNSUPPORTED: StepErrorReason
+STEP_ERROR_REASON_OUT_OF_MEMORY: StepErrorReason
+STEP_ERROR_REASON_INTERNAL: StepErrorReason
+ROW_STATUS_UNSPECIFIED: RowStatus
+ROW_STATUS_OK: RowStatus
+ROW_STATUS_INVALID_LOGITS: RowStatus
+ROW_STATUS_INPUT_UNAVAILABLE: RowStatus
+ROW_STATUS_FAILED: RowStatus
+
+class GetInfoRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetInfoResponse(_message.Message):
+    __slots__ = ("executor",)
+    EXECUTOR_FIELD_NUMBER: _ClassVar[int]
+    executor: ExecutorInfo
+    def __init__(self, executor: _Optional[_Union[ExecutorInfo, _Mapping]] = ...) -> None: ...
+
+class GetTokenizerRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetTokenizerResponse(_message.Message):
+    __slots__ = ("file_name", "data")
+    FILE_NAME_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    file_name: str
+    data: bytes
+    def __init__(self, file_name: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class ContractVersion(_message.Message):
+    __slots__ = ("major", "minor")
+    MAJOR_FIELD_NUMBER: _ClassVar[int]
+    MINOR_FIELD_NUMBER: _ClassVar[int]
+    major: int
+    minor: int
+    def __init__(self, major: _Optional[int] = ..., minor: _Optional[int] = ...) -> None: ...
+
+class ExecutorInfo(_message.Message):
+    __slots__ = ("contract_version", "executor_epoch", "address", "model", "block_size_tokens", "num_device_blocks", "num_host_blocks", "block_bytes", "limits", "features", "software_version")
+    CONTRACT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    EXECUTOR_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DEVICE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
+    SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    contract_version: ContractVersion
+    executor_epoch: int
+    address: str
+    model: ModelInfo
+    block_size_tokens: int
+    num_device_blocks: int
+    num_host_blocks: int
+    block_bytes: int
+    limits: ExecutorLimits
+    features: _containers.RepeatedScalarFieldContainer[Feature]
+    software_version: str
+    def __init__(self, contract_version: _Optional[_Union[ContractVersion, _Mapping]] = ..., executor_epoch: _Optional[int] = ..., address: _Optional[str] = ..., model: _Optional[_Union[ModelInfo, _Mapping]] = ..., block_size_tokens: _Optional[int] = ..., num_device_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., limits: _Optional[_Union[ExecutorLimits, _Mapping]] = ..., features: _Optional[_Iterable[_Union[Feature, str]]] = ..., software_version: _Optional[str] = ...) -> None: ...
+
+class ModelInfo(_message.Message):
+    __slots__ = ("name", "digest", "dtype", "kv_cache_dtype", "vocab_size", "max_model_len_tokens", "eos_token_ids")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    KV_CACHE_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MAX_MODEL_LEN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    digest: str
+    dtype: str
+    kv_cache_dtype: str
+    vocab_size: int
+    max_model_len_tokens: int
+    eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., dtype: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ExecutorLimits(_message.Message):
+    __slots__ = ("max_num_rows", "max_num_batched_tokens", "max_message_bytes", "max_inflight_steps")
+    MAX_NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_INFLIGHT_STEPS_FIELD_NUMBER: _ClassVar[int]
+    max_num_rows: int
+    max_num_batched_tokens: int
+    max_message_bytes: int
+    max_inflight_steps: int
+    def __init__(self, max_num_rows: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., max_inflight_steps: _Optional[int] = ...) -> None: ...
+
+class ScheduleBatch(_message.Message):
+    __slots__ = ("scheduler_epoch", "executor_epoch", "step_id", "base_step_id", "removed_row_ids", "new_rows", "table_writes", "swap_out", "swap_in", "copy", "work")
+    SCHEDULER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    EXECUTOR_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STEP_ID_FIELD_NUMBER: _ClassVar[int]
+    BASE_STEP_ID_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_ROW_IDS_FIELD_NUMBER: _ClassVar[int]
+    NEW_ROWS_FIELD_NUMBER: _ClassVar[int]
+    TABLE_WRITES_FIELD_NUMBER: _ClassVar[int]
+    SWAP_OUT_FIELD_NUMBER: _ClassVar[int]
+    SWAP_IN_FIELD_NUMBER: _ClassVar[int]
+    COPY_FIELD_NUMBER: _ClassVar[int]
+    WORK_FIELD_NUMBER: _ClassVar[int]
+    scheduler_epoch: int
+    executor_epoch: int
+    step_id: int
+    base_step_id: int
+    removed_row_ids: bytes
+    new_rows: NewRows
+    table_writes: TableWrites
+    swap_out: BlockMoves
+    swap_in: BlockMoves
+    copy: BlockMoves
+    work: Work
+    def __init__(self, scheduler_epoch: _Optional[int] = ..., executor_epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., base_step_id: _Optional[int] = ..., removed_row_ids: _Optional[bytes] = ..., new_rows: _Optional[_Union[NewRows, _Mapping]] = ..., table_writes: _Optional[_Union[TableWrites, _Mapping]] = ..., swap_out: _Optional[_Union[BlockMoves, _Mapping]] = ..., swap_in: _Optional[_Union[BlockMoves, _Mapping]] = ..., copy: _Optional[_Union[BlockMoves, _Mapping]] = ..., work: _Optional[_Union[Work, _Mapping]] = ...) -> None: ...
+
+class BlockMoves(_message.Message):
+    __slots__ = ("source_block_ids", "destination_block_ids")
+    SOURCE_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    DESTINATION_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    source_block_ids: bytes
+    destination_block_ids: bytes
+    def __init__(self, source_block_ids: _Optional[bytes] = ..., destination_block_ids: _Optional[bytes] = ...) -> None: ...
+
+class NewRows(_message.Message):
+    __slots__ = ("row_ids", "sampling_params_indexes", "seeds", "num_prompt_tokens", "block_offsets", "block_ids", "history_offsets", "history_token_ids", "sampling_params")
+    ROW_IDS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_PARAMS_INDEXES_FIELD_NUMBER: _ClassVar[int]
+    SEEDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_PARAMS_FIELD_NUMBER: _ClassVar[int]
+    row_ids: bytes
+    sampling_params_indexes: bytes
+    seeds: bytes
+    num_prompt_tokens: bytes
+    block_offsets: bytes
+    block_ids: bytes
+    history_offsets: bytes
+    history_token_ids: bytes
+    sampling_params: _containers.RepeatedCompositeFieldContainer[SamplingParams]
+    def __init__(self, row_ids: _Optional[bytes] = ..., sampling_params_indexes: _Optional[bytes] = ..., seeds: _Optional[bytes] = ..., num_prompt_tokens: _Optional[bytes] = ..., block_offsets: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ..., history_offsets: _Optional[bytes] = ..., history_token_ids: _Optional[bytes] = ..., sampling_params: _Optional[_Iterable[_Union[SamplingParams, _Mapping]]] = ...) -> None: ...
+
+class TableWrites(_message.Message):
+    __slots__ = ("row_ids", "start_indexes", "block_offsets", "block_ids")
+    ROW_IDS_FIELD_NUMBER: _ClassVar[int]
+    START_INDEXES_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    row_ids: bytes
+    start_indexes: bytes
+    block_offsets: bytes
+    block_ids: bytes
+    def __init__(self, row_ids: _Optional[bytes] = ..., start_indexes: _Optional[bytes] = ..., block_offsets: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ...) -> None: ...
+
+class Work(_message.Message):
+    __slots__ = ("row_ids", "num_computed_tokens", "num_new_tokens", "sampled_steps_back", "token_ids", "samples")
+    ROW_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLED_STEPS_BACK_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    row_ids: bytes
+    num_computed_tokens: bytes
+    num_new_tokens: bytes
+    sampled_steps_back: bytes
+    token_ids: bytes
+    samples: bytes
+    def __init__(self, row_ids: _Optional[bytes] = ..., num_computed_tokens: _Optional[bytes] = ..., num_new_tokens: _Optional[bytes] = ..., sampled_steps_back: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., samples: _Optional[bytes] = ...) -> None: ...
+
+class SamplingParams(_message.Message):
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "min_tokens", "suppressed_token_ids", "num_logprobs", "num_prompt_logprobs")
+    class LogitBiasEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: float
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SUPPRESSED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: _containers.ScalarMap[int, float]
+    min_tokens: int
+    suppressed_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    num_logprobs: int
+    num_prompt_logprobs: int
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., min_tokens: _Optional[int] = ..., suppressed_token_ids: _Optional[_Iterable[int]] = ..., num_logprobs: _Optional[int] = ..., num_prompt_logprobs: _Optional[int] = ...) -> None: ...
+
+class StepError(_message.Message):
+    __slots__ = ("reason", "field", "message")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    reason: StepErrorReason
+    field: str
+    message: str
+    def __init__(self, reason: _Optional[_Union[StepErrorReason, str]] = ..., field: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class StepResult(_message.Message):
+    __slots__ = ("scheduler_epoch", "executor_epoch", "step_id", "status", "error", "row_statuses", "sampled_token_ids", "row_errors", "logprobs", "prompt_logprobs", "timings")
+    SCHEDULER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    EXECUTOR_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STEP_ID_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    ROW_STATUSES_FIELD_NUMBER: _ClassVar[int]
+    SAMPLED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    ROW_ERRORS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    scheduler_epoch: int
+    executor_epoch: int
+    step_id: int
+    status: StepStatus
+    error: StepError
+    row_statuses: bytes
+    sampled_token_ids: bytes
+    row_errors: _containers.RepeatedCompositeFieldContainer[RowError]
+    logprobs: Logprobs
+    prompt_logprobs: Logprobs
+    timings: StepTimings
+    def __init__(self, scheduler_epoch: _Optional[int] = ..., executor_epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., status: _Optional[_Union[StepStatus, str]] = ..., error: _Optional[_Union[StepError, _Mapping]] = ..., row_statuses: _Optional[bytes] = ..., sampled_token_ids: _Optional[bytes] = ..., row_errors: _Optional[_Iterable[_Union[RowError, _Mapping]]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ...) -> None: ...
+
+class RowError(_message.Message):
+    __slots__ = ("row_index", "message")
+    ROW_INDEX_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    row_index: int
+    message: str
+    def __init__(self, row_index: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
+
+class Logprobs(_message.Message):
+    __slots__ = ("row_indexes", "positions", "token_ids", "logprobs", "ranks", "top_offsets", "top_token_ids", "top_logprobs")
+    ROW_INDEXES_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    TOP_OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    TOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    row_indexes: bytes
+    positions: bytes
+    token_ids: bytes
+    logprobs: bytes
+    ranks: bytes
+    top_offsets: bytes
+    top_token_ids: bytes
+    top_logprobs: bytes
+    def __init__(self, row_indexes: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., ranks: _Optional[bytes] = ..., top_offsets: _Optional[bytes] = ..., top_token_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ...) -> None: ...
+
+class StepTimings(_message.Message):
+    __slots__ = ("queue_us", "move_us", "forward_us", "sample_us")
+    QUEUE_US_FIELD_NUMBER: _ClassVar[int]
+    MOVE_US_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_US_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_US_FIELD_NUMBER: _ClassVar[int]
+    queue_us: int
+    move_us: int
+    forward_us: int
+    sample_us: int
+    def __init__(self, queue_us: _Optional[int] = ..., move_us: _Optional[int] = ..., forward_us: _Optional[int] = ..., sample_us: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,21 @@
+from splitserve.executor.v1 import executor_pb2 as _executor_pb2
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class RegisterRequest(_message.Message):
+    __slots__ = ("executor",)
+    EXECUTOR_FIELD_NUMBER: _ClassVar[int]
+    executor: _executor_pb2.ExecutorInfo
+    def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorInfo, _Mapping]] = ...) -> None: ...
+
+class RegisterResponse(_message.Message):
+    __slots__ = ("scheduler_epoch", "contract_version")
+    SCHEDULER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    CONTRACT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    scheduler_epoch: int
+    contract_version: _executor_pb2.ContractVersion
+    def __init__(self, scheduler_epoch: _Optional[int] = ..., contract_version: _Optional[_Union[_executor_pb2.ContractVersion, _Mapping]] = ...) -> None: ...

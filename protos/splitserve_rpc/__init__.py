@@ -1,0 +1,1 @@
+"""What every splitserve process needs around its protos: errors, server, options."""

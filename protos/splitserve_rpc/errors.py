@@ -1,0 +1,89 @@
+"""Reasons and gRPC status: the one place where the two are mapped onto each other.
+
+A domain error knows its reason and nothing of gRPC. Servicers let it fly; the interceptor turns it
+into a status with `ErrorInfo(reason, domain)`. Clients map back by reason, never by message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from splitserve_rpc.domain_error import DOMAIN, DomainError
+
+CODE_OF_REASON: Mapping[str, grpc.StatusCode] = MappingProxyType(
+    {
+        "PROMPT_EMPTY": grpc.StatusCode.INVALID_ARGUMENT,
+        "PROMPT_TOO_LONG": grpc.StatusCode.INVALID_ARGUMENT,
+        "TOKEN_OUT_OF_RANGE": grpc.StatusCode.INVALID_ARGUMENT,
+        "SAMPLING_PARAMS_INVALID": grpc.StatusCode.INVALID_ARGUMENT,
+        "NEVER_FITS_KV_CACHE": grpc.StatusCode.INVALID_ARGUMENT,
+        "FEATURE_UNSUPPORTED": grpc.StatusCode.INVALID_ARGUMENT,
+        "REQUEST_ID_INVALID": grpc.StatusCode.INVALID_ARGUMENT,
+        "SESSION_PROTOCOL": grpc.StatusCode.INVALID_ARGUMENT,
+        "EXECUTOR_INFO_INVALID": grpc.StatusCode.INVALID_ARGUMENT,
+        "REQUEST_ID_IN_USE": grpc.StatusCode.ALREADY_EXISTS,
+        "REQUEST_UNKNOWN": grpc.StatusCode.NOT_FOUND,
+        "TOKENIZER_UNAVAILABLE": grpc.StatusCode.NOT_FOUND,
+        "QUEUE_FULL": grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "MODEL_NOT_READY": grpc.StatusCode.FAILED_PRECONDITION,
+        "CONTRACT_VERSION_MISMATCH": grpc.StatusCode.FAILED_PRECONDITION,
+        "MODEL_MISMATCH": grpc.StatusCode.FAILED_PRECONDITION,
+        "STREAM_SUPERSEDED": grpc.StatusCode.ABORTED,
+        "EXECUTOR_UNREACHABLE": grpc.StatusCode.UNAVAILABLE,
+        "DRAINING": grpc.StatusCode.UNAVAILABLE,
+        "INVARIANT_BROKEN": grpc.StatusCode.INTERNAL,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RpcFailure:
+    """What a failed call said. `reason` is empty where the server gave none (transport)."""
+
+    code: grpc.StatusCode
+    reason: str
+    message: str
+    retry_delay_s: float | None
+
+
+def duration_from_s(seconds: float) -> duration_pb2.Duration:
+    """Seconds as a protobuf Duration."""
+    whole = int(seconds)
+    return duration_pb2.Duration(seconds=whole, nanos=int((seconds - whole) * 1e9))
+
+
+def status_of(error: DomainError) -> grpc.Status:
+    """The gRPC status that carries `error`, with ErrorInfo and, if it may be retried, RetryInfo."""
+    details = [_packed(error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN))]
+    if error.retry_delay_s is not None:
+        delay = duration_from_s(error.retry_delay_s)
+        details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
+    code: int = CODE_OF_REASON[error.reason].value[0]
+    proto = status_pb2.Status(code=code, message=error.message, details=details)
+    return rpc_status.to_status(proto)
+
+
+def failure_of(error: grpc.RpcError) -> RpcFailure:
+    """What a failed call said; understands any gRPC server, ours gives a reason."""
+    reason, retry_delay_s = "", None
+    status = rpc_status.from_call(error)
+    for detail in status.details if status else ():
+        info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+        if detail.Unpack(info) and info.domain == DOMAIN:
+            reason = info.reason
+        elif detail.Unpack(retry):
+            retry_delay_s = retry.retry_delay.ToTimedelta().total_seconds()
+    return RpcFailure(error.code(), reason, error.details() or "", retry_delay_s)
+
+
+def _packed(message: object) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(message)  # type: ignore[arg-type]
+    return packed

@@ -1,0 +1,61 @@
+"""`python -m splitserve_rpc.healthcheck [ADDRESS]`: exit code 0 if a splitserve process is well.
+
+Asks the standard gRPC health service; made for HEALTHCHECK lines and probes. ADDRESS is `host:port`,
+by default what `SPLITSERVE_LISTEN` says, reached from the same machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+_WILDCARD_HOSTS = ("", "0.0.0.0", "[::]")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Checks once. Returns 0 if well, 1 if not; the reason goes to stderr."""
+    options = _parse(arguments)
+    address = local_address(options.address)
+    status, problem = check(address, options.service, options.timeout)
+    serving = health_pb2.HealthCheckResponse.SERVING
+    if problem or not (options.alive or status == serving):
+        name = problem or health_pb2.HealthCheckResponse.ServingStatus.Name(status)
+        sys.stderr.write(f"{address}: {name}\n")
+        return 1
+    return 0
+
+
+def check(address: str, service: str, timeout_s: float) -> tuple[int, str]:
+    """Asks once. Returns the ServingStatus and, where nothing answered, why (otherwise empty)."""
+    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        request = health_pb2.HealthCheckRequest(service=service)
+        try:
+            response = health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout_s)
+        except grpc.RpcError as error:
+            return health_pb2.HealthCheckResponse.UNKNOWN, f"{error.code().name} {error.details()}"
+    return response.status, ""
+
+
+def local_address(listen_address: str) -> str:
+    """The address under which a process that listens on `listen_address` is reached from here."""
+    host, separator, port = listen_address.rpartition(":")
+    return f"127.0.0.1:{port}" if separator and host in _WILDCARD_HOSTS else listen_address
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="splitserve_rpc.healthcheck", description=__doc__)
+    default = os.environ.get("SPLITSERVE_LISTEN", "127.0.0.1:50051")
+    parser.add_argument("address", nargs="?", default=default, help="host:port")
+    parser.add_argument("--service", default="", help="health service name (default: the server)")
+    parser.add_argument("--alive", action="store_true", help="any answer will do, SERVING or not")
+    parser.add_argument("--timeout", type=float, default=3.0, help="seconds (default: 3)")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""A gRPC server with what every process offers: health, reflection, keepalive, errors."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from splitserve_rpc.interceptors import DomainErrorInterceptor
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+_KEEPALIVE_MS = 10_000
+_KEEPALIVE_TIMEOUT_MS = 5_000
+
+_log = logging.getLogger(__name__)
+
+
+class AddressInUse(Exception):
+    """The address cannot be listened on."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """A server that has been bound; `start` it when its servicers are registered."""
+
+    server: grpc.aio.Server
+    health: health.aio.HealthServicer
+    port: int
+
+    async def set_serving(self, services: Sequence[str], serving: bool) -> None:
+        """Sets the health of `services`."""
+        status = health_pb2.HealthCheckResponse.ServingStatus
+        for service in services:
+            await self.health.set(service, status.SERVING if serving else status.NOT_SERVING)
+
+
+def channel_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> list[tuple[str, int]]:
+    """Options for every channel and server: message size, and pings that find dead peers."""
+    return [
+        ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE_MS // 2),
+    ]
+
+
+def bind_server(
+    address: str,
+    services: Sequence[str],
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+) -> RunningServer:
+    """Makes a server on `address` (port 0: any). Raises AddressInUse; the message names it."""
+    options = [*channel_options(max_message_bytes), ("grpc.so_reuseport", 0)]
+    server = grpc.aio.server(interceptors=[DomainErrorInterceptor()], options=options)
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise AddressInUse(f"cannot listen on {address}: {_bind_problem(error)}") from error
+    servicer = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    reflection.enable_server_reflection(
+        [*services, health.SERVICE_NAME, reflection.SERVICE_NAME], server
+    )
+    return RunningServer(server, servicer, port)
+
+
+def _bind_problem(error: RuntimeError) -> str:
+    text = str(error)
+    return "the port is in use" if "in use" in text else text.splitlines()[0]
+
+
+def stop_event(exit_on_stdin_eof: bool) -> asyncio.Event:
+    """An event set by SIGTERM or SIGINT, and by end of stdin if a parent holds the other end.
+
+    The latter is how the processes of `splitserve serve` never outlive it, even if it is killed.
+    """
+    event = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, event.set)
+    if exit_on_stdin_eof:
+        arguments = (lambda: loop.call_soon_threadsafe(event.set),)
+        threading.Thread(target=_wait_for_eof, args=arguments, daemon=True).start()
+    return event
+
+
+def _wait_for_eof(then: Callable[[], object]) -> None:
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    then()

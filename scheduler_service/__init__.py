@@ -1,0 +1,1 @@
+"""The scheduler service: owns requests, queues and block tables, decides, computes nothing."""

@@ -1,0 +1,35 @@
+"""Looking into a running scheduler."""
+
+from __future__ import annotations
+
+import grpc.aio
+
+from scheduler_service.cluster import Cluster
+from splitserve.scheduler.v1 import admin_pb2, admin_pb2_grpc
+
+
+class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
+    """ListExecutors."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    async def ListExecutors(
+        self, request: admin_pb2.ListExecutorsRequest, context: grpc.aio.ServicerContext
+    ) -> admin_pb2.ListExecutorsResponse:
+        """The executors known now."""
+        states = [
+            admin_pb2.ExecutorState(
+                executor=engine.link.info,
+                connected=engine.is_connected,
+                num_waiting_requests=engine.scheduler.num_waiting,
+                num_running_requests=engine.scheduler.num_running,
+                num_free_device_blocks=engine.scheduler.num_free_blocks,
+                num_steps=engine.scheduler.num_steps,
+                num_preemptions=engine.scheduler.num_preemptions,
+            )
+            for engine in self._cluster.engines
+        ]
+        return admin_pb2.ListExecutorsResponse(
+            executors=states, num_unassigned_requests=self._cluster.num_unassigned
+        )

@@ -1,0 +1,1 @@
+"""The scheduler core: a deterministic state machine without I/O, clock, threads or torch."""

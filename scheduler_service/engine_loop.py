@@ -1,0 +1,76 @@
+"""The loop of one executor: schedule -> execute -> apply, with up to `pipeline_depth` in flight."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from scheduler_service.codec import ResultMalformed, decode_result, encode_plan
+from scheduler_service.core.plan import StepEvents, StepStatus
+from scheduler_service.core.scheduler import ContractBroken, Scheduler
+from scheduler_service.executor_link import ExecutorLink, ExecutorLost
+
+_log = logging.getLogger(__name__)
+
+
+class EngineLoop:
+    """Drives one scheduler core and its executor."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        link: ExecutorLink,
+        deliver: Callable[[StepEvents], None],
+        *,
+        scheduler_epoch: int,
+        pipeline_depth: int,
+    ) -> None:
+        self.scheduler = scheduler
+        self.link = link
+        self.is_connected = False
+        self._deliver = deliver
+        self._scheduler_epoch = scheduler_epoch
+        self._credits = min(pipeline_depth, link.info.limits.max_inflight_steps)
+        self._rows_of_step: dict[int, int] = {}
+        self._wake_up_scheduled = False
+
+    def wake_up(self) -> None:
+        """Something was added: fills the pipeline once all that arrived together is in."""
+        if not self._wake_up_scheduled:
+            self._wake_up_scheduled = True
+            asyncio.get_running_loop().call_soon(self._fill_pipeline)
+
+    async def run(self) -> None:
+        """Runs until the executor is lost. Raises ExecutorLost, with the reason."""
+        self._fill_pipeline()
+        async for result in self.link.results():
+            num_rows = self._rows_of_step.pop(result.step_id, 0)
+            try:
+                outcome = decode_result(result, num_rows)
+                events = self.scheduler.apply(outcome)
+            except (ResultMalformed, ContractBroken) as error:
+                raise ExecutorLost(f"it broke the step contract: {error}") from error
+            if outcome.status is not StepStatus.OK:
+                _log.warning(
+                    "step_not_executed step_id=%d status=%s error=%r",
+                    outcome.step_id,
+                    outcome.status.value,
+                    outcome.error,
+                )
+            self._fill_pipeline()
+            self._deliver(events)
+
+    def _fill_pipeline(self) -> None:
+        self._wake_up_scheduled = False
+        while self.scheduler.num_in_flight < self._credits:
+            plan = self.scheduler.schedule()
+            if plan is None:
+                return
+            self._rows_of_step[plan.step_id] = len(plan.row_ids)
+            batch = encode_plan(
+                plan,
+                scheduler_epoch=self._scheduler_epoch,
+                executor_epoch=self.link.info.executor_epoch,
+            )
+            self.link.send(batch)

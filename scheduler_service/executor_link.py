@@ -1,0 +1,162 @@
+"""The Execute stream to one executor, which heals itself while the executor lives."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+
+from splitserve.executor.v1 import executor_pb2 as executor
+from splitserve.executor.v1 import executor_pb2_grpc
+from splitserve_rpc.server import channel_options
+
+_RETRY_PAUSE_S = 0.1
+_MAX_FRUITLESS_STREAMS = 10
+
+_log = logging.getLogger(__name__)
+
+
+class ExecutorLost(Exception):
+    """The executor died, restarted, or does not answer."""
+
+
+class ExecutorRestarted(ExecutorLost):
+    """Another life answers at the address: no use to wait for the old one."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkConfig:
+    """How patient a link is: with a cut stream, and with one step."""
+
+    reconnect_timeout_s: float
+    step_timeout_s: float
+
+
+class ExecutorLink:
+    """Sends batches and yields results in order, across cuts of the stream.
+
+    Batches without a result are sent again on a new stream; the executor answers repeats from its
+    store (DESIGN 3.1), so nothing runs twice.
+    """
+
+    def __init__(self, info: executor.ExecutorInfo, config: LinkConfig) -> None:
+        self.info = info
+        self._config = config
+        limit = info.limits.max_message_bytes
+        self._channel = grpc.aio.insecure_channel(info.address, channel_options(limit))
+        self._stub = executor_pb2_grpc.ExecutorServiceStub(self._channel)
+        self._unanswered: deque[executor.ScheduleBatch] = deque()
+        self._outbox: asyncio.Queue[executor.ScheduleBatch] = asyncio.Queue()
+
+    def send(self, batch: executor.ScheduleBatch) -> None:
+        """Queues `batch` to be sent."""
+        self._unanswered.append(batch)
+        self._outbox.put_nowait(batch)
+
+    async def check_alive(self) -> None:
+        """Raises ExecutorLost unless the executor answers, in the same life, in time."""
+        try:
+            answer = await self._stub.GetInfo(
+                executor.GetInfoRequest(), timeout=self._config.reconnect_timeout_s
+            )
+        except grpc.aio.AioRpcError as error:
+            raise ExecutorLost(f"{error.code().name}: {error.details()}") from error
+        if answer.executor.executor_epoch != self.info.executor_epoch:
+            raise ExecutorRestarted("it has restarted")
+
+    async def tokenizer_files(self) -> dict[str, bytes]:
+        """The tokenizer files, empty if the executor has none. Raises ExecutorLost."""
+        files: dict[str, bytearray] = {}
+        try:
+            async for chunk in self._stub.GetTokenizer(executor.GetTokenizerRequest()):
+                files.setdefault(chunk.file_name, bytearray()).extend(chunk.data)
+        except grpc.aio.AioRpcError as error:
+            if error.code() not in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.NOT_FOUND):
+                raise ExecutorLost(f"{error.code().name}: {error.details()}") from error
+        return {name: bytes(data) for name, data in files.items()}
+
+    async def results(self) -> AsyncIterator[executor.StepResult]:
+        """Yields one result for each batch sent, in order. Raises ExecutorLost."""
+        num_fruitless_streams = 0
+        while num_fruitless_streams < _MAX_FRUITLESS_STREAMS:
+            num_fruitless_streams += 1
+            try:
+                async for result in self._one_stream():
+                    num_fruitless_streams = 0
+                    yield result
+                problem = "the executor closed the stream"
+            except grpc.aio.AioRpcError as error:
+                problem = f"{error.code().name}: {error.details()}"
+            _log.warning("execute_stream_cut address=%s problem=%r", self.info.address, problem)
+            await self._wait_until_alive(problem)
+        raise ExecutorLost(f"its stream breaks before any result; last: {problem}")
+
+    async def close(self) -> None:
+        """Closes the channel."""
+        await self._channel.close()
+
+    async def _one_stream(self) -> AsyncIterator[executor.StepResult]:
+        self._outbox = asyncio.Queue()
+        for batch in self._unanswered:
+            self._outbox.put_nowait(batch)
+        call = self._stub.Execute()
+        writer = asyncio.create_task(self._write(call, self._outbox))
+        try:
+            while True:
+                result = await self._read(call)
+                if result is grpc.aio.EOF:
+                    return
+                if self._unanswered and result.step_id == self._unanswered[0].step_id:
+                    self._unanswered.popleft()
+                yield result
+        finally:
+            writer.cancel()
+            with suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
+                await writer
+            call.cancel()
+
+    async def _read(self, call: grpc.aio.StreamStreamCall) -> executor.StepResult:
+        """The next message; a step that takes longer than `step_timeout_s` counts as a loss."""
+        reading = asyncio.ensure_future(call.read())
+        try:
+            while True:
+                waited_for = self._unanswered[0] if self._unanswered else None
+                done, _ = await asyncio.wait([reading], timeout=self._config.step_timeout_s)
+                if done:
+                    result: executor.StepResult = reading.result()
+                    return result
+                if waited_for is not None and self._unanswered[0] is waited_for:
+                    raise ExecutorLost(
+                        f"step {waited_for.step_id} is not answered after "
+                        f"{self._config.step_timeout_s:g} s"
+                    )
+        finally:
+            reading.cancel()
+
+    @staticmethod
+    async def _write(
+        call: grpc.aio.StreamStreamCall, outbox: asyncio.Queue[executor.ScheduleBatch]
+    ) -> None:
+        with suppress(asyncio.InvalidStateError):
+            while True:
+                await call.write(await outbox.get())
+
+    async def _wait_until_alive(self, problem: str) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._config.reconnect_timeout_s
+        while True:
+            await asyncio.sleep(_RETRY_PAUSE_S)
+            try:
+                await self.check_alive()
+                return
+            except ExecutorRestarted:
+                raise
+            except ExecutorLost as lost:
+                if loop.time() >= deadline:
+                    raise ExecutorLost(f"{problem}; then {lost}") from lost

@@ -1,0 +1,156 @@
+"""The client API over the cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+import grpc
+import grpc.aio
+
+from scheduler_service.cluster import Cluster
+from scheduler_service.codec import decode_sampling_params, encode_rejection
+from scheduler_service.core.request import Request
+from scheduler_service.sinks import GenerateSink, SessionSink, SessionStream
+from splitserve.scheduler.v1 import scheduler_pb2 as api
+from splitserve.scheduler.v1 import scheduler_pb2_grpc
+from splitserve_rpc.domain_error import DomainError
+
+MAX_REQUEST_ID_CHARS = 128
+_CHUNK_BYTES = 1024 * 1024
+
+
+class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
+    """Generate, Session, Abort, GetModel, GetTokenizer."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    async def Generate(
+        self, request: api.GenerateRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[api.GenerateResponse]:
+        """Streams one completion; the end of the call, however it comes, ends the request."""
+        self._cluster.check_accepting()
+        sink = GenerateSink()
+        accepted = self._decode(request)
+        self._cluster.submit(accepted, sink)
+        try:
+            while (response := await sink.queue.get()) is not None:
+                if isinstance(response, DomainError):
+                    raise response
+                yield response
+        finally:
+            self._cluster.abandon(accepted.request_id)
+
+    async def Session(
+        self,
+        request_iterator: AsyncIterator[api.SessionRequest],
+        context: grpc.aio.ServicerContext,
+    ) -> AsyncIterator[api.SessionResponse]:
+        """Multiplexes requests until the client has half-closed and all have ended."""
+        stream = SessionStream()
+        reader = asyncio.create_task(self._read_session(request_iterator, stream))
+        try:
+            while not (reader.done() and stream.queue.empty() and not stream.request_ids):
+                response = await stream.queue.get()
+                if isinstance(response, DomainError):
+                    raise response
+                if response is not None:
+                    yield response
+        finally:
+            reader.cancel()
+            with suppress(asyncio.CancelledError):
+                await reader
+            for request_id in stream.request_ids.values():
+                self._cluster.abandon(request_id)
+
+    async def _read_session(
+        self, request_iterator: AsyncIterator[api.SessionRequest], stream: SessionStream
+    ) -> None:
+        try:
+            async for message in request_iterator:
+                match message.WhichOneof("action"):
+                    case "submit":
+                        self._submit(message.submit, stream)
+                    case "abort":
+                        request_id = stream.request_ids.get(message.abort.handle)
+                        if request_id is not None:
+                            self._cluster.abort(request_id)
+                    case _:
+                        raise DomainError("SESSION_PROTOCOL", "a message has no action")
+        except DomainError as error:
+            stream.queue.put_nowait(error)
+        finally:
+            # Wakes the writer once this task counts as done.
+            asyncio.get_running_loop().call_soon(stream.queue.put_nowait, None)
+
+    def _submit(self, submit: api.SessionSubmit, stream: SessionStream) -> None:
+        handle = submit.handle
+        if handle in stream.request_ids:
+            raise DomainError("SESSION_PROTOCOL", f"handle {handle} is in use in this session")
+        try:
+            self._cluster.check_accepting()
+            request = self._decode(submit.request)
+            stream.request_ids[handle] = request.request_id
+            self._cluster.submit(request, SessionSink(stream, handle))
+        except DomainError as error:
+            stream.request_ids.pop(handle, None)
+            rejection = encode_rejection(error)
+            stream.send_event(api.SessionEvent(handle=handle, rejected=rejection))
+
+    async def Abort(
+        self, request: api.AbortRequest, context: grpc.aio.ServicerContext
+    ) -> api.AbortResponse:
+        """Ends a request; its own stream gets the Finish."""
+        self._cluster.abort(request.request_id)
+        return api.AbortResponse()
+
+    async def GetModel(
+        self, request: api.GetModelRequest, context: grpc.aio.ServicerContext
+    ) -> api.GetModelResponse:
+        """The model of the executors."""
+        model = self._cluster.model
+        if model is None:
+            raise DomainError("MODEL_NOT_READY", "no executor has registered yet")
+        return api.GetModelResponse(
+            name=model.name,
+            digest=model.digest,
+            dtype=model.dtype,
+            vocab_size=model.vocab_size,
+            max_model_len_tokens=self._cluster.max_model_len,
+            eos_token_ids=model.eos_token_ids,
+        )
+
+    async def GetTokenizer(
+        self, request: api.GetTokenizerRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[api.GetTokenizerResponse]:
+        """The tokenizer files in chunks."""
+        if self._cluster.model is None:
+            raise DomainError("MODEL_NOT_READY", "no executor has registered yet")
+        if not self._cluster.tokenizer_files:
+            raise DomainError("TOKENIZER_UNAVAILABLE", "the executors offer no tokenizer")
+        for name, data in self._cluster.tokenizer_files.items():
+            for start in range(0, max(len(data), 1), _CHUNK_BYTES):
+                piece = data[start : start + _CHUNK_BYTES]
+                yield api.GetTokenizerResponse(file_name=name, data=piece)
+
+    def _decode(self, message: api.GenerateRequest) -> Request:
+        request_id = message.request_id or secrets.token_hex(16)
+        if len(request_id) > MAX_REQUEST_ID_CHARS:
+            raise DomainError(
+                "REQUEST_ID_INVALID",
+                f"request_id has {len(request_id)} characters; allowed: {MAX_REQUEST_ID_CHARS}",
+            )
+        params = message.sampling_params
+        # A drawn seed is positive, one that is given may be any int64.
+        seed = params.seed if params.HasField("seed") else secrets.randbits(63)
+        return Request.create(
+            request_id,
+            message.prompt_token_ids,
+            decode_sampling_params(params),
+            arrival=self._cluster.next_arrival(),
+            seed=seed,
+            resume_token_ids=message.resume_token_ids,
+        )

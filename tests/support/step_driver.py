@@ -1,0 +1,161 @@
+"""A scheduler in miniature, to drive a runner: fixed block tables, chunked prefill, no policy."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from executor_service.step import (
+    BlockMoves,
+    LogprobColumns,
+    Runner,
+    SamplingParams,
+    StepInput,
+    StepOutput,
+)
+
+GREEDY = SamplingParams(temperature=0.0)
+_NO_IDS = np.empty(0, dtype=np.int32)
+NO_MOVES = BlockMoves(_NO_IDS, _NO_IDS)
+
+
+@dataclass(slots=True)
+class DrivenSequence:
+    """One sequence. `start_step`: the step at which it joins; `logprobs`: of sampled tokens."""
+
+    prompt: list[int]
+    num_output_tokens: int
+    params: SamplingParams = GREEDY
+    seed: int = 0
+    start_step: int = 0
+    block_table: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    output: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    prompt_logprobs: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> list[int]:
+        """All tokens so far."""
+        return self.prompt + self.output
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing is left to compute."""
+        return len(self.output) >= self.num_output_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of a step: `tokens` at positions from `num_computed` on."""
+
+    tokens: Sequence[int]
+    num_computed: int
+    block_table: Sequence[int]
+    num_prompt_tokens: int
+    samples: bool = True
+    params: SamplingParams = GREEDY
+    seed: int = 0
+    history: Sequence[int] | None = None
+
+
+def make_step(
+    rows: Sequence[Row],
+    swap_out: BlockMoves = NO_MOVES,
+    swap_in: BlockMoves = NO_MOVES,
+    copy: BlockMoves = NO_MOVES,
+    step_id: int = 1,
+) -> StepInput:
+    """Packs rows into a step."""
+    width = max((len(row.block_table) for row in rows), default=0)
+    tables = np.full((len(rows), width), -1, dtype=np.int32)
+    for table, row in zip(tables, rows, strict=True):
+        table[: len(row.block_table)] = row.block_table
+    tokens = list(itertools.chain.from_iterable(row.tokens for row in rows))
+    return StepInput(
+        step_id=step_id,
+        swap_out=swap_out,
+        swap_in=swap_in,
+        copy=copy,
+        row_ids=np.arange(len(rows), dtype=np.int32),
+        num_computed_tokens=np.array([row.num_computed for row in rows], dtype=np.int32),
+        num_new_tokens=np.array([len(row.tokens) for row in rows], dtype=np.int32),
+        token_ids=np.array(tokens, dtype=np.int32),
+        samples=np.array([row.samples for row in rows], dtype=np.bool_),
+        block_tables=tables,
+        num_prompt_tokens=np.array([row.num_prompt_tokens for row in rows], dtype=np.int32),
+        seeds=np.array([row.seed for row in rows], dtype=np.int64),
+        sampling_params=[row.params for row in rows],
+        histories=[row.history for row in rows],
+    )
+
+
+def drive(
+    runner: Runner,
+    sequences: Sequence[DrivenSequence],
+    *,
+    block_size: int,
+    num_blocks: int,
+    chunk_size: int | None,
+    seed: int = 0,
+) -> None:
+    """Runs all sequences to their end; each step computes a chunk of every sequence that has joined.
+
+    `chunk_size` None: whole prompts. Block ids are shuffled with `seed`. Fills the sequences.
+    """
+    free = list(range(num_blocks))
+    random.Random(seed).shuffle(free)
+    for sequence in sequences:
+        num_tokens = len(sequence.prompt) + sequence.num_output_tokens
+        sequence.block_table = [free.pop() for _ in range(-(-num_tokens // block_size))]
+    for step_id in itertools.count():
+        if all(sequence.is_finished for sequence in sequences):
+            return
+        joined = [s for s in sequences if s.start_step <= step_id and not s.is_finished]
+        rows = [_next_row(sequence, chunk_size) for sequence in joined]
+        output = runner.execute(make_step(rows, step_id=step_id + 1))
+        _apply(joined, rows, output)
+
+
+def _next_row(sequence: DrivenSequence, chunk_size: int | None) -> Row:
+    pending = sequence.tokens[sequence.num_computed :]
+    chunk = pending if chunk_size is None else pending[:chunk_size]
+    return Row(
+        tokens=chunk,
+        num_computed=sequence.num_computed,
+        block_table=sequence.block_table,
+        num_prompt_tokens=len(sequence.prompt),
+        samples=len(chunk) == len(pending),
+        params=sequence.params,
+        seed=sequence.seed,
+        history=sequence.tokens if sequence.params.needs_history else None,
+    )
+
+
+def _apply(joined: Sequence[DrivenSequence], rows: Sequence[Row], output: StepOutput) -> None:
+    assert not output.row_errors, output.row_errors
+    for sequence, row, token in zip(joined, rows, output.sampled_token_ids.tolist(), strict=True):
+        sequence.num_computed += len(row.tokens)
+        assert (token >= 0) == row.samples
+        if token >= 0:
+            sequence.output.append(token)
+    for index, _, logprob in _entries(output.logprobs):
+        joined[index].logprobs.append(logprob)
+    for index, position, logprob in _entries(output.prompt_logprobs):
+        assert position not in joined[index].prompt_logprobs
+        joined[index].prompt_logprobs[position] = logprob
+
+
+def _entries(columns: LogprobColumns | None) -> Iterable[tuple[int, int, float]]:
+    if columns is None:
+        return []
+    return zip(
+        columns.row_indexes.tolist(),
+        columns.positions.tolist(),
+        columns.logprobs.tolist(),
+        strict=True,
+    )

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from executor_service.errors import OutOfMemory
+from executor_service.kv_cache import KVCache, LayerShape, block_bytes
+from executor_service.step import BlockMoves
+
+# Layers of unequal shape, as some models have them.
+LAYERS = (LayerShape(2, 4, 4), LayerShape(1, 3, 5))
+BLOCK_SIZE = 3
+NUM_BLOCKS = 6
+
+
+def _moves(*pairs: tuple[int, int]) -> BlockMoves:
+    columns = np.array(pairs, dtype=np.int32).reshape(-1, 2)
+    return BlockMoves(columns[:, 0].copy(), columns[:, 1].copy())
+
+
+@pytest.fixture
+def cache() -> KVCache:
+    """Every number of device block b is 1000 b + something below 1000."""
+    cache = KVCache(LAYERS, BLOCK_SIZE, NUM_BLOCKS, 4, torch.float32, torch.device("cpu"))
+    for pool in (*cache.key_pools, *cache.value_pools):
+        for block in range(NUM_BLOCKS):
+            content = torch.arange(pool[block].numel()) + 1000 * block
+            pool[block] = content.view(pool[block].shape)
+    return cache
+
+
+def _owners(cache: KVCache) -> list[list[int]]:
+    """For each device block, whose content each layer's keys and values hold."""
+    owners: list[list[int]] = []
+    for block in range(NUM_BLOCKS):
+        found = set()
+        for pool in (*cache.key_pools, *cache.value_pools):
+            found |= set((pool[block] // 1000).to(torch.int64).flatten().tolist())
+        owners.append(sorted(found))
+    return owners
+
+
+def test_block_bytes_counts_keys_and_values_when_layers_differ() -> None:
+    assert block_bytes(LAYERS, BLOCK_SIZE, torch.bfloat16) == 3 * 2 * (2 * 8 + 1 * 8)
+
+
+def test_cache_views_have_layer_shapes_when_layers_differ(cache: KVCache) -> None:
+    assert [pool.shape[1:] for pool in cache.key_pools] == [(3, 2, 4), (3, 1, 3)]
+    assert [pool.shape[1:] for pool in cache.value_pools] == [(3, 2, 4), (3, 1, 5)]
+    assert cache.block_bytes == block_bytes(LAYERS, BLOCK_SIZE, torch.float32)
+
+
+def test_cache_blocks_do_not_overlap_when_all_are_filled(cache: KVCache) -> None:
+    assert _owners(cache) == [[block] for block in range(NUM_BLOCKS)]
+
+
+def test_copy_moves_all_layers_when_one_source_feeds_two(cache: KVCache) -> None:
+    cache.copy(_moves((0, 3), (0, 4), (2, 5)))
+    assert _owners(cache) == [[0], [1], [2], [0], [0], [2]]
+
+
+def test_copy_reads_before_it_writes_when_blocks_trade_places(cache: KVCache) -> None:
+    cache.copy(_moves((0, 1), (1, 2), (2, 0)))
+    assert _owners(cache)[:3] == [[2], [0], [1]]
+
+
+def test_swap_restores_blocks_when_they_come_back_elsewhere(cache: KVCache) -> None:
+    cache.swap_out(_moves((5, 0), (1, 3)))
+    cache.copy(_moves((0, 5), (2, 1)))
+    cache.swap_in(_moves((0, 4), (3, 3)))
+    assert _owners(cache) == [[0], [2], [2], [1], [5], [0]]
+
+
+def test_swap_moves_every_block_when_staging_is_small(
+    cache: KVCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("executor_service.kv_cache._STAGING_BYTES", cache.block_bytes)
+    cache.swap_out(_moves((3, 0), (4, 1), (5, 2)))
+    cache.swap_in(_moves((2, 0), (1, 1), (0, 2)))
+    assert _owners(cache)[:3] == [[5], [4], [3]]
+
+
+def test_moves_change_nothing_when_empty(cache: KVCache) -> None:
+    for move in (cache.swap_out, cache.swap_in, cache.copy):
+        move(_moves())
+    assert _owners(cache) == [[block] for block in range(NUM_BLOCKS)]
+
+
+def test_cache_says_the_numbers_when_a_pool_does_not_fit() -> None:
+    num_blocks = 2**45
+    with pytest.raises(OutOfMemory, match=rf"device pool does not fit: {num_blocks} blocks of"):
+        KVCache(LAYERS, BLOCK_SIZE, num_blocks, 0, torch.float32, torch.device("cpu"))

@@ -1,0 +1,1 @@
+"""Builds the bundled model: a story grammar, a tokenizer and a training run."""
