@@ -33,8 +33,8 @@ ENTRYPOINT ["splitserve"]
 # --- scheduler: no torch, no transformers --------------------------------------------------------
 FROM runtime AS scheduler
 ARG PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS PIP_NO_INDEX PIP_CERT
-RUN --mount=type=bind,from=build,source=/dist,target=/dist \
-    pip install --quiet /dist/*.whl
+COPY --from=build /dist /dist
+RUN pip install --quiet /dist/*.whl
 USER splitserve
 ENV SPLITSERVE_LISTEN=0.0.0.0:50051
 EXPOSE 50051
@@ -49,8 +49,8 @@ ARG PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS PIP_NO_INDEX PIP_CERT
 # Which torch build: for a GPU, one that fits its driver; "torch==2.13.0+cpu" for none.
 ARG TORCH=torch==2.13.0
 RUN pip install --quiet "${TORCH}"
-RUN --mount=type=bind,from=build,source=/dist,target=/dist \
-    pip install --quiet "$(echo /dist/*.whl)[executor]"
+COPY --from=build /dist /dist
+RUN pip install --quiet "$(echo /dist/*.whl)[executor]"
 USER splitserve
 # Models that are downloaded are kept under /models; mount a volume there.
 ENV SPLITSERVE_LISTEN=0.0.0.0:50052 HF_HOME=/models

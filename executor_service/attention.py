@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch
 from torch import Tensor, nn
 
 from executor_service.errors import ModelUnsupported
 from executor_service.kv_cache import KVCache
+from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch
 
 IMPLEMENTATION_NAME = "splitserve_paged"
 _CONTEXT_ATTRIBUTE = "_splitserve_context"

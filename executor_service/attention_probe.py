@@ -11,17 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from splitserve_kernels import reference
-from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch, build_paged_batch
 from torch import Tensor, nn
 
 from executor_service.attention import bind, unbind
 from executor_service.errors import ModelUnsupported
 from executor_service.kv_cache import LayerShape
+from splitserve_kernels import reference
+from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch, build_paged_batch
 
 _BLOCK_SIZE = 8
-# New tokens of the sequences in each of the first steps; the last step takes what is left.
-_CHUNKS = ((7, 3), (1, 20), (16, 1))
 
 
 @dataclass(slots=True)
@@ -86,7 +84,7 @@ def probe_attention(
     tokens: Tensor,
     rounding_noise: float = 0.0,
 ) -> tuple[Tensor, ProbeContext]:
-    """Logits [Q, L, V] of `tokens` [Q, L], computed in uneven chunks, the sequences side by side.
+    """Logits [Q, L, V] of `tokens` [Q, L], computed in two steps, the sequences side by side.
 
     `model` must be switched to our attention and is unbound again afterwards. Also returns what its
     modules did. Raises ModelUnsupported for what paged attention cannot do.
@@ -106,7 +104,7 @@ def probe_attention(
                 build_paged_batch(block_tables, computed, new, _BLOCK_SIZE, tokens.device)
             )
             step_logits = _forward(model, tokens, computed.tolist(), (computed + new).tolist())
-            for parts, part in zip(logits, step_logits.split(new.tolist()), strict=True):
+            for parts, part in zip(logits, torch.split(step_logits, new.tolist()), strict=True):
                 parts.append(part.float())
             computed = computed + new
     finally:
@@ -130,12 +128,13 @@ def _forward(
 
 
 def _chunks(num_sequences: int, length: int) -> Iterator[Tensor]:
-    """Numbers of new tokens [Q], at least 1 each, that add up to `length` each."""
-    left = torch.full((num_sequences,), length)
-    for sizes in _CHUNKS:
-        # One token stays for the last step, so that no sequence ends before the others.
-        new = torch.minimum(torch.tensor(sizes[:num_sequences]), left - 1)
-        if bool((new > 0).all()):
-            yield new
-            left = left - new
-    yield left
+    """Numbers of new tokens [Q] of each step; they add up to `length` each.
+
+    Two steps are enough to see whether something got lost between them, and each costs a pass over
+    the weights. The first sequence brings half of its tokens, the others one.
+    """
+    first = torch.ones(num_sequences, dtype=torch.int64)
+    first[0] = max(1, length // 2)
+    yield first
+    if length > 1:
+        yield length - first

@@ -32,6 +32,7 @@ _WHOLE_FILE_BYTES = 16 * 2**20
 _SAMPLE_BYTES = 64 * 2**10
 _NUM_SAMPLES = 64
 _MAX_HEADER_BYTES = 100 * 2**20
+_MAX_ERROR_CHARS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ def _download(model: str) -> Path:
     except Exception as error:
         # Hub, HTTP and file errors share no base class; all mean the same here.
         raise ModelUnreadable(
-            f"{model}: no such directory, and not available from the hub ({_first_line(error)})"
+            f"{model}: no such directory, and not available from the hub ({one_line(error)})"
         ) from error
 
 
@@ -171,12 +172,13 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ModelUnreadable(f"{path}: not readable as JSON ({_first_line(error)})") from error
+        raise ModelUnreadable(f"{path}: not readable as JSON ({one_line(error)})") from error
     if not isinstance(content, dict):
         raise ModelUnreadable(f"{path}: not a JSON object")
     return content
 
 
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+def one_line(error: BaseException) -> str:
+    """What an error says, on one line of bounded length."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= _MAX_ERROR_CHARS else text[:_MAX_ERROR_CHARS] + "..."

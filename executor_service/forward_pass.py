@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from executor_service.attention import AttentionBackend, StepContext, bind
-from executor_service.errors import OutOfMemory, StepFailed
+from executor_service.device_errors import is_beyond_rows
+from executor_service.errors import StepFailed
 from executor_service.input_batch import InputBatch, Readout, build_input_batch
 from executor_service.kv_cache import KVCache
 from executor_service.loaded_model import LoadedModel
@@ -137,19 +138,6 @@ class ForwardPass:
         table = step.block_tables[row]
         read = table[: -(-computed // block_size)].tolist()
         return read, table[computed // block_size : -(-end // block_size)].tolist()
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether `error` says that memory ran out, on the device or on the host."""
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError, OutOfMemory)):
-        return True
-    # The CPU allocator of torch has no exception type of its own.
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-
-
-def is_beyond_rows(error: BaseException) -> bool:
-    """Whether no single row can explain `error`: no memory, or a device that is lost."""
-    return is_out_of_memory(error) or isinstance(error, (torch.AcceleratorError, StepFailed))
 
 
 def _describe(error: Exception) -> str:

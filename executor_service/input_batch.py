@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from splitserve_kernels.paged_batch import PagedBatch, build_paged_batch
 from torch import Tensor
 
 from executor_service.step import BoolArray, Int32Array, Int64Array, StepInput
+from splitserve_kernels.paged_batch import PagedBatch, build_paged_batch
 
 
 @dataclass(frozen=True, slots=True)

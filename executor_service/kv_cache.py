@@ -106,15 +106,25 @@ class KVCache:
     ) -> Tensor:
         elements = self.block_bytes // self.dtype.itemsize
         try:
-            # Zeros, not garbage: a kernel may load a whole block and multiply what it masks by 0.
-            return torch.zeros(
-                num_blocks, elements, dtype=self.dtype, device=device, pin_memory=pin_memory
-            )
-        except (RuntimeError, MemoryError) as error:
+            flat = _zeros(num_blocks * self.block_bytes, device, pin_memory)
+            return flat.view(self.dtype).view(num_blocks, elements)
+        except (RuntimeError, MemoryError, ValueError) as error:
             raise OutOfMemory(
                 f"the {name} pool does not fit: {num_blocks} blocks of {self.block_bytes} bytes"
                 f" ({num_blocks * self.block_bytes / 2**30:.2f} GiB)"
             ) from error
+
+
+def _zeros(num_bytes: int, device: torch.device, pin_memory: bool) -> Tensor:
+    """[num_bytes] uint8. Zeros: a kernel may load a whole block and mask by multiplying.
+
+    Raises one of several errors if there is no memory.
+    """
+    if device.type == "cpu" and not pin_memory and num_bytes:
+        # Unlike torch, numpy leaves it to the system to hand out zeroed pages when they are first
+        # used: gigabytes cost no time at start.
+        return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8))
+    return torch.zeros(num_bytes, dtype=torch.uint8, device=device, pin_memory=pin_memory)
 
 
 def _layer_views(

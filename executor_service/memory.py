@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from splitserve_kernels import reference
 
 from executor_service.attention import AttentionBackend
 from executor_service.errors import OutOfMemory
 from executor_service.kv_cache import KVCache, block_bytes
 from executor_service.loaded_model import LoadedModel
 from executor_service.model_runner import ModelRunner
+from splitserve_kernels import reference
 
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _CGROUP_USED = Path("/sys/fs/cgroup/memory.current")
@@ -27,7 +27,8 @@ class CacheConfig:
     `block_size`: tokens per block. `num_device_blocks`: None for as many as fit: on a GPU, what
     `memory_ratio` of its memory leaves beside the weights; on a CPU, `memory_ratio` of the
     memory that is available now, but no more than `max_cpu_pool_bytes`. `num_host_blocks`: None
-    for as many as fit into `host_pool_bytes`; 0 for no swapping.
+    for as many as fit into `host_pool_bytes`; 0 for no swapping. A number that is not given stays
+    at or below `max_auto_blocks`: the scheduler keeps books on every block.
     """
 
     block_size: int = 16
@@ -36,6 +37,7 @@ class CacheConfig:
     memory_ratio: float = 0.9
     max_cpu_pool_bytes: int = 4 * 2**30
     host_pool_bytes: int = 1 * 2**30
+    max_auto_blocks: int = 2**17
 
 
 def build_runner(
@@ -48,10 +50,12 @@ def build_runner(
     size = block_bytes(loaded.layers, cache_config.block_size, loaded.dtype)
     num_device_blocks = cache_config.num_device_blocks
     if num_device_blocks is None:
-        num_device_blocks = _fitting_blocks(loaded.device, cache_config, size)
+        fitting = _fitting_blocks(loaded.device, cache_config, size)
+        num_device_blocks = min(fitting, cache_config.max_auto_blocks)
     num_host_blocks = cache_config.num_host_blocks
     if num_host_blocks is None:
-        num_host_blocks = cache_config.host_pool_bytes // size
+        fitting = cache_config.host_pool_bytes // size
+        num_host_blocks = min(fitting, cache_config.max_auto_blocks)
     cache = KVCache(
         layers=loaded.layers,
         block_size=cache_config.block_size,

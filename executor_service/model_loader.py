@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from executor_service.checkpoint import Checkpoint, resolve_checkpoint
+from executor_service.checkpoint import Checkpoint, one_line, resolve_checkpoint
+from executor_service.device_errors import is_out_of_memory
 from executor_service.errors import ExecutorError, ModelUnreadable, ModelUnsupported, OutOfMemory
 from executor_service.loaded_model import LoadedModel
 from executor_service.model_support import check_config, check_model_class, choose_max_model_len
@@ -44,7 +45,7 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
     be served, OutOfMemory for one that does not fit.
     """
     checkpoint = resolve_checkpoint(model_config.model)
-    _silence_progress_bars()
+    _silence_transformers()
     config = _read_config(checkpoint)
     text_config = config.get_text_config(decoder=True)
     max_model_len = choose_max_model_len(text_config, model_config.max_model_len)
@@ -69,10 +70,13 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
     )
 
 
-def _silence_progress_bars() -> None:
+def _silence_transformers() -> None:
+    """What matters of its warnings (missing weights, say) comes back as our errors."""
     from transformers.utils import logging
 
-    logging.disable_progress_bar()
+    untyped: Any = logging
+    untyped.disable_progress_bar()
+    untyped.set_verbosity_error()
 
 
 def _read_config(checkpoint: Checkpoint) -> Any:  # noqa: ANN401
@@ -82,46 +86,73 @@ def _read_config(checkpoint: Checkpoint) -> Any:  # noqa: ANN401
         return AutoConfig.from_pretrained(checkpoint.directory, local_files_only=True)
     except Exception as error:
         # An unknown model type is a ValueError, a nonsensical value any of many types.
-        raise ModelUnsupported(
-            f"{checkpoint.directory}/config.json: {_first_line(error)}"
-        ) from error
+        message = f"{checkpoint.directory}/config.json: {one_line(error)}"
+        raise ModelUnsupported(message) from error
 
 
 def _read_model(checkpoint: Checkpoint, config: Any, model_config: ModelConfig) -> Any:  # noqa: ANN401
-    from transformers import AutoModelForCausalLM
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
-
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ModelUnsupported(f"{config.model_type}: transformers has no causal language model")
-    check_model_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
-    if model_config.dtype != "auto" and model_config.dtype not in _DTYPES:
-        raise ModelUnsupported(f"dtype {model_config.dtype}: not one of auto, {', '.join(_DTYPES)}")
+    """The model with its weights, on its device."""
+    auto_class = _auto_class(config)
+    dtype = model_config.dtype
+    if dtype != "auto" and dtype not in _DTYPES:
+        raise ModelUnsupported(f"dtype {dtype}: not one of auto, {', '.join(_DTYPES)}")
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
+        model, info = auto_class.from_pretrained(
             checkpoint.directory,
             config=config,
-            dtype=_DTYPES.get(model_config.dtype, "auto"),
+            dtype=_DTYPES.get(dtype, "auto"),
+            # What the self-check compares with: every model has it, and it leaves nothing out
+            # (some versions of transformers run soft-capped models through SDPA, without the cap).
+            attn_implementation="eager",
             local_files_only=True,
             output_loading_info=True,
+            # Not to ignore them, but to name them below.
+            ignore_mismatched_sizes=True,
         )
         model = model.to(model_config.device).eval()
     except Exception as error:
         raise _load_error(checkpoint, error) from error
-    missing = sorted(info["missing_keys"])
-    if missing:
-        raise ModelUnreadable(
-            f"{checkpoint.directory}: the weights lack {len(missing)} tensors of"
-            f" {type(model).__name__}, the first is {missing[0]}"
-        )
+    _check_loaded(checkpoint, type(model).__name__, info)
     if model.dtype not in _DTYPES.values():
         raise ModelUnsupported(f"{config.model_type}: dtype {model.dtype} is not supported")
     return model
 
 
+def _auto_class(config: Any) -> Any:  # noqa: ANN401
+    """The class that loads the model. Raises ModelUnsupported if it has none that can be served."""
+    from transformers import AutoModelForCausalLM
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelUnsupported(f"{config.model_type}: transformers has no causal language model")
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    # A few configurations have several classes; which one it is shows when it is loaded.
+    if isinstance(model_class, type):
+        check_model_class(model_class)
+    return AutoModelForCausalLM
+
+
+def _check_loaded(checkpoint: Checkpoint, model_class: str, info: dict[str, Any]) -> None:
+    """Refuses a model of which a part would be random."""
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise ModelUnreadable(
+            f"{checkpoint.directory}: the weights lack {missing[0]} and"
+            f" {len(missing) - 1} more tensors of {model_class}"
+        )
+    mismatched = sorted(info["mismatched_keys"])
+    if mismatched:
+        name, found, expected = mismatched[0]
+        raise ModelUnreadable(
+            f"{checkpoint.directory}: {name} has shape {list(found)} where config.json implies"
+            f" {list(expected)}, and {len(mismatched) - 1} more tensors do not fit"
+        )
+
+
 def _load_error(checkpoint: Checkpoint, error: Exception) -> ExecutorError:
     """What an error of `transformers` means; its classes do not tell, so this goes by the base."""
-    line = f"{checkpoint.directory}: {_first_line(error)}"
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+    line = f"{checkpoint.directory}: {one_line(error)}"
+    if is_out_of_memory(error):
         return OutOfMemory(line)
     if isinstance(error, (ImportError, NotImplementedError, ValueError)):
         return ModelUnsupported(line)
@@ -143,8 +174,3 @@ def _eos_token_ids(model: Any, text_config: Any, vocab_size: int) -> tuple[int, 
         if token_ids:
             return tuple(token_id for token_id in token_ids if 0 <= token_id < vocab_size)
     return ()
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

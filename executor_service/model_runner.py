@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from executor_service.attention import AttentionBackend
+from executor_service.device_errors import is_out_of_memory
 from executor_service.errors import OutOfMemory, StepFailed
-from executor_service.forward_pass import ForwardPass, ForwardResult, is_out_of_memory
+from executor_service.forward_pass import ForwardPass, ForwardResult
 from executor_service.kv_cache import KVCache
 from executor_service.loaded_model import LoadedModel
 from executor_service.logprobs import ScoredTokens, score_tokens

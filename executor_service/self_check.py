@@ -1,6 +1,6 @@
 """The last judge at load: does a model say the same through paged attention as by itself?
 
-Two random sequences go through the model as `transformers` runs it, and then in uneven chunks
+Two random sequences go through the model as `transformers` runs it, and then in uneven parts
 through paged attention. Whatever a model does that its configuration did not tell (state outside
 attention, a mask of its own, positions from elsewhere) shows as a difference.
 
@@ -18,18 +18,20 @@ from torch import Tensor, nn
 
 from executor_service.attention import IMPLEMENTATION_NAME, register_attention
 from executor_service.attention_probe import probe_attention
-from executor_service.errors import ModelUnsupported
+from executor_service.checkpoint import one_line
+from executor_service.device_errors import is_out_of_memory
+from executor_service.errors import ModelUnsupported, OutOfMemory
 from executor_service.kv_cache import LayerShape
 from executor_service.model_support import expected_windows
 
 _NUM_SEQUENCES = 2
-_MIN_PROBE_TOKENS = 48
+_MIN_PROBE_TOKENS = 16
 # A window up to this size is probed past its end.
-_MAX_PROBED_WINDOW = 512
+_MAX_PROBED_WINDOW = 160
 _TOKENS_PAST_WINDOW = 16
 # Errors (see _error) that are taken for rounding without further question. Ordinary models of 2 to
 # 32 layers stay below half of it.
-_TOLERANCES = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.06}
+_TOLERANCES = {torch.float32: 3e-4, torch.float16: 0.02, torch.bfloat16: 0.06}
 # Deep mixtures in half precision may be noisier by themselves. Then this many times their own
 # noise is allowed, up to a bound: unrelated logits differ by 1.4.
 _NOISE_FACTOR = 3.0
@@ -52,21 +54,28 @@ def check_model(model: Any, text_config: Any, max_model_len: int) -> AttentionPr
     served; the model is then left as it happens to be.
     """
     name = type(model).__name__
+    try:
+        return _check(model, text_config, max_model_len)
+    except ModelUnsupported as error:
+        raise ModelUnsupported(f"{name}: {error}") from error
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise OutOfMemory(f"{name}: no memory left to try it ({one_line(error)})") from error
+        # The models' own code may raise anything.
+        raise ModelUnsupported(f"{name}: a trial run failed ({one_line(error)})") from error
+
+
+def _check(model: Any, text_config: Any, max_model_len: int) -> AttentionProfile:  # noqa: ANN401
     tokens = _probe_tokens(model, text_config, max_model_len)
     expected = model(input_ids=tokens, use_cache=True).logits.float()
     if not bool(torch.isfinite(expected).all()):
-        raise ModelUnsupported(
-            f"{name}: its logits are not finite in {model.dtype}; choose another --dtype"
-        )
+        raise ModelUnsupported(f"its logits are not finite in {model.dtype}; try another --dtype")
     register_attention()
     model.set_attn_implementation(IMPLEMENTATION_NAME)
-    try:
-        actual, context = probe_attention(model, tokens)
-    except ModelUnsupported as error:
-        raise ModelUnsupported(f"{name}: {error}") from error
+    actual, context = probe_attention(model, tokens)
     if not context.pools:
-        raise ModelUnsupported(f"{name}: it bypasses transformers' attention interface")
-    _check_windows(name, text_config, max_model_len, list(context.windows.values()))
+        raise ModelUnsupported("it bypasses transformers' attention interface")
+    _check_windows(text_config, max_model_len, list(context.windows.values()))
     _check_agreement(model, tokens, expected, actual)
     return AttentionProfile(tuple(context.pools), context.layers)
 
@@ -95,7 +104,6 @@ def _probe_tokens(model: Any, text_config: Any, max_model_len: int) -> Tensor:  
 
 
 def _check_windows(
-    name: str,
     text_config: Any,  # noqa: ANN401
     max_model_len: int,
     windows: Sequence[int | None],
@@ -104,7 +112,7 @@ def _check_windows(
     for window, expected in zip(windows, expected_windows(text_config, len(windows)), strict=True):
         if isinstance(expected, int) and expected < max_model_len and window != expected:
             raise ModelUnsupported(
-                f"{name}: its sliding window of {expected} tokens is applied by mask only;"
+                f"its sliding window of {expected} tokens is applied by mask only;"
                 f" use --max-model-len {expected} or less"
             )
 
@@ -119,8 +127,8 @@ def _check_agreement(model: Any, tokens: Tensor, expected: Tensor, actual: Tenso
         tolerance = min(max(tolerance, _NOISE_FACTOR * noise), _MAX_TOLERANCE)
     if not error <= tolerance:
         raise ModelUnsupported(
-            f"{type(model).__name__}: its logits through paged attention differ from transformers'"
-            f" own (relative error {error:.2g}, allowed {tolerance:.2g} in {model.dtype}); it may"
+            "its logits through paged attention differ from transformers' own"
+            f" (relative error {error:.2g}, allowed {tolerance:.2g} in {model.dtype}); it may"
             " keep state outside attention or use a mask of its own"
         )
 

@@ -42,6 +42,7 @@ class Cluster:
         self.scheduler_epoch = scheduler_epoch
         self._on_change = on_change
         self._engines: dict[str, EngineLoop] = {}
+        self._last_steps: dict[str, tuple[int, int]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._tracked: dict[str, _Tracked] = {}
         self._unassigned: dict[str, Request] = {}
@@ -87,8 +88,9 @@ class Cluster:
         scheduler_config = _scheduler_config(info, config)
         self._last_scheduler_config = scheduler_config
         link_config = LinkConfig(config.reconnect_timeout_s, config.step_timeout_s)
+        epoch, last_step_id = self._last_steps.get(info.address, (0, 0))
         engine = EngineLoop(
-            Scheduler(scheduler_config),
+            Scheduler(scheduler_config, last_step_id if epoch == info.executor_epoch else 0),
             ExecutorLink(info, link_config),
             self._deliver,
             scheduler_epoch=self.scheduler_epoch,
@@ -126,6 +128,8 @@ class Cluster:
             return
         del self._engines[info.address]
         engine.is_connected = False
+        # Should this life of it come back, its steps are numbered on.
+        self._last_steps[info.address] = (info.executor_epoch, engine.scheduler.last_step_id)
         requests = engine.scheduler.evacuate()
         _log.warning(
             "executor_lost address=%s num_requests=%d reason=%r", info.address, len(requests), why

@@ -1,6 +1,6 @@
 """`python -m splitserve_rpc.healthcheck [ADDRESS]`: exit code 0 if a splitserve process is well.
 
-Asks the standard gRPC health service; made for HEALTHCHECK lines and probes. ADDRESS is `host:port`,
+Asks the standard gRPC health service; made for HEALTHCHECK and probes. ADDRESS is `host:port`,
 by default what `SPLITSERVE_LISTEN` says, reached from the same machine.
 """
 

@@ -36,9 +36,13 @@ class ContractBroken(Exception):
 
 
 class Scheduler:
-    """Waiting and running requests of one executor."""
+    """Waiting and running requests of one executor.
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    `last_step_id` is the latest step that this life of the executor was ever sent; steps are
+    numbered on from it.
+    """
+
+    def __init__(self, config: SchedulerConfig, last_step_id: int = 0) -> None:
         self._config = config
         self._blocks = BlockManager(config.num_device_blocks, config.block_size)
         self._rows = RowColumns(config.max_num_seqs)
@@ -46,9 +50,10 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._in_flight: deque[StepPlan] = deque()
         self._removed_row_ids: list[int] = []
-        self._last_planned_step_id = 0
-        self._last_answered_step_id = 0
+        self._last_planned_step_id = last_step_id
+        self._last_answered_step_id = last_step_id
         self._needs_snapshot = True
+        self.num_steps = 0
         self.num_preemptions = 0
 
     # -- what it holds -------------------------------------------------------------------------
@@ -74,9 +79,9 @@ class Scheduler:
         return len(self._in_flight)
 
     @property
-    def num_steps(self) -> int:
-        """Steps answered."""
-        return self._last_answered_step_id
+    def last_step_id(self) -> int:
+        """The latest step planned."""
+        return self._last_planned_step_id
 
     @property
     def num_unfinished_tokens(self) -> int:
@@ -162,6 +167,7 @@ class Scheduler:
             raise ContractBroken(f"a result for step {outcome.step_id}, which is not expected")
         plan = self._in_flight.popleft()
         self._last_answered_step_id = plan.step_id
+        self.num_steps += 1
         self._blocks.step_answered(plan.step_id)
         events = StepEvents()
         if outcome.status is StepStatus.OK:
@@ -188,13 +194,16 @@ class Scheduler:
         while not self._blocks.append_block(sequence):
             if self._blocks.has_deferred:
                 return False  # blocks are on their way: the row skips this step
-            victim = self._rows.by_arrival[-1]
-            victim.request.num_preemptions += 1
-            self.num_preemptions += 1
-            self._back_to_waiting(victim)
-            if victim is sequence:
+            if self._preempt_youngest() is sequence:
                 return False
         return True
+
+    def _preempt_youngest(self) -> Sequence:
+        victim = self._rows.by_arrival[-1]
+        victim.request.num_preemptions += 1
+        self.num_preemptions += 1
+        self._back_to_waiting(victim)
+        return victim
 
     def _pick_running(self) -> tuple[Int32Array, Int32Array, int]:
         """Decodes first, then prefills, oldest first: row ids, token counts, the budget left."""

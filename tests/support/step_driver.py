@@ -103,7 +103,7 @@ def drive(
     chunk_size: int | None,
     seed: int = 0,
 ) -> None:
-    """Runs all sequences to their end; each step computes a chunk of every sequence that has joined.
+    """Runs all sequences to their end, in each step a chunk of every one that has joined.
 
     `chunk_size` None: whole prompts. Block ids are shuffled with `seed`. Fills the sequences.
     """

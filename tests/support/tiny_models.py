@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 VOCAB_SIZE = 160
 EOS_TOKEN_ID = 2
@@ -128,11 +132,14 @@ def make_tiny_model(
         torch.manual_seed(seed)
         model = _model_class(config)(config)
         _spread(model)
-    model.to(dtype).save_pretrained(directory)
+    untyped: Any = model
+    untyped.to(dtype).save_pretrained(directory)
     return directory
 
 
-def make_tiny_config(architecture: str, overrides: Mapping[str, Any] | None = None) -> Any:
+def make_tiny_config(
+    architecture: str, overrides: Mapping[str, Any] | None = None
+) -> PreTrainedConfig:
     """The configuration of such a model."""
     import transformers
 
@@ -141,18 +148,19 @@ def make_tiny_config(architecture: str, overrides: Mapping[str, Any] | None = No
     for option in recipe.without:
         options.pop(option, None)
     config_class = getattr(transformers, recipe.config_class)
-    return config_class(**options)
+    config: PreTrainedConfig = config_class(**options)
+    return config
 
 
-def _model_class(config: Any) -> Callable[[Any], Any]:
+def _model_class(config: PreTrainedConfig) -> Callable[[PreTrainedConfig], PreTrainedModel]:
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-    from_config: Callable[[Any], Any] = auto.from_config
+    from_config: Callable[[PreTrainedConfig], PreTrainedModel] = auto.from_config
     return from_config
 
 
-def _spread(model: Any) -> None:
+def _spread(model: nn.Module) -> None:
     """Makes what is initialised to a constant (norms, biases, sinks) matter."""
     with torch.no_grad():
         for parameter in model.parameters():

@@ -42,7 +42,7 @@ class SamplingConfig:
     system_prompt_ratio: float = 0.25
     follow_up_ratio: float = 0.22
     many_turns_ratio: float = 0.02
-    invented_noun_ratio: float = 0.35
+    invented_noun_ratio: float = 0.4
     invented_name_ratio: float = 0.4
 
 
@@ -114,6 +114,8 @@ def _sample_hero(rng: random.Random, config: SamplingConfig, *, is_named: bool) 
 
 def _sample_request(rng: random.Random, world: World, subject: str) -> str:
     lead = rng.choice(phrases.LEADS)
+    if subject == phrases.PLAIN_SUBJECT and rng.random() < 0.04:
+        return world.hero.noun
     request = _fill(rng, world, lead.replace("{subject}", subject))
     if "{name}" not in subject and rng.random() < 0.15:
         return request.lower()

@@ -19,7 +19,7 @@ from bundled_model.consistency import is_consistent
 from bundled_model.conversation import SamplingConfig, request_story
 from bundled_model.grammar import invent_word
 
-MAX_NEW_TOKENS: Final = 320
+MAX_NEW_TOKENS: Final = 400
 
 SAMPLE_REQUESTS: Final[tuple[str, ...]] = (
     "Tell me a story about a fox.",

@@ -2,19 +2,23 @@
 
 Everything is a pure function of the `random.Random` passed in. A `World` fixes every name, thing
 and place once, so what the request mentions and what the story tells cannot disagree.
+
+Every noun has habits (the fox's usual name, place, plot, ...) which half of the choices follow. So
+a model of these stories has a likeliest answer for each request, and not one for all of them.
 """
 
 import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from bundled_model import words
 from bundled_model.plot import BRIDGES, CLOSINGS, OPENINGS, Plot
 from bundled_model.plots import PLOTS
 
 Gender = Literal["girl", "boy"]
+Option = TypeVar("Option")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +98,8 @@ def sample_character(
     gender = _sample_gender(rng, noun)
     names = words.GIRL_NAMES if gender == "girl" else words.BOY_NAMES
     taken_names = {character.name for character in taken}
-    name = rng.choice([name for name in names if name not in taken_names])
-    return Character(noun, name, gender, rng.choice(words.TRAITS))
+    name = _pick(rng, noun, [name for name in names if name not in taken_names])
+    return Character(noun, name, gender, _pick(rng, noun, words.TRAITS))
 
 
 def sample_world(
@@ -103,22 +107,22 @@ def sample_world(
 ) -> World:
     """Return a world around `hero` (sampled if None) whose helper is not among `taken`."""
     hero = hero or sample_character(rng, taken=taken)
-    helper = sample_character(rng, taken=(*taken, hero))
-    search, search2 = rng.sample(words.SEARCH_PLACES, 2)
+    helper = sample_character(_habit_or_chance(rng, hero.noun), taken=(*taken, hero))
+    search, search2 = _habit_or_chance(rng, hero.noun).sample(words.SEARCH_PLACES, 2)
     details = (
-        ("place", rng.choice(words.PLACES)),
+        ("place", _pick(rng, hero.noun, words.PLACES)),
         ("search", search),
         ("search2", search2),
-        ("object", rng.choice(words.OBJECTS)),
-        ("color", rng.choice(words.COLORS)),
-        ("food", rng.choice(words.FOODS)),
-        ("fear", rng.choice(words.FEARS)),
-        ("noise", rng.choice(words.NOISES)),
-        ("game", rng.choice(words.GAMES)),
-        ("project", rng.choice(words.PROJECTS)),
-        ("skill", rng.choice(words.SKILLS)),
+        ("object", _pick(rng, hero.noun, words.OBJECTS)),
+        ("color", _pick(rng, hero.noun, words.COLORS)),
+        ("food", _pick(rng, hero.noun, words.FOODS)),
+        ("fear", _pick(rng, hero.noun, words.FEARS)),
+        ("noise", _pick(rng, hero.noun, words.NOISES)),
+        ("game", _pick(rng, hero.noun, words.GAMES)),
+        ("project", _pick(rng, hero.noun, words.PROJECTS)),
+        ("skill", _pick(rng, hero.noun, words.SKILLS)),
     )
-    return World(hero, helper, rng.choice(PLOTS), details)
+    return World(hero, helper, _pick(rng, hero.noun, PLOTS), details)
 
 
 def tell_story(rng: random.Random, world: World) -> str:
@@ -159,12 +163,21 @@ def _join(world: World, templates: Sequence[str]) -> str:
     return " ".join(world.fill(template) for template in templates)
 
 
+def _habit_or_chance(rng: random.Random, noun: str) -> random.Random:
+    """Return, equally often, `rng` or a fresh generator that is always the same for `noun`."""
+    return random.Random(f"habit of the {noun}") if rng.random() < 0.5 else rng
+
+
+def _pick(rng: random.Random, noun: str, options: Sequence[Option]) -> Option:
+    return _habit_or_chance(rng, noun).choice(options)
+
+
 def _sample_gender(rng: random.Random, noun: str) -> Gender:
     if noun in words.GIRL_NOUNS:
         return "girl"
     if noun in words.BOY_NOUNS:
         return "boy"
-    return rng.choice(("girl", "boy"))
+    return _pick(rng, noun, ("girl", "boy"))
 
 
 def _slot_value(slot: str, slots: dict[str, str]) -> str:

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from torch import Tensor
+
 from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch, build_paged_batch
 from splitserve_kernels.reference import paged_attention, write_kv
-from torch import Tensor
 
 # Float32 sums in different orders.
 TOLERANCE = 2e-6
@@ -64,9 +65,9 @@ def _make_problem(shape: Shape, seed: int = 0) -> Problem:
         keys.append(torch.randn(length, *key_pool.shape[2:], generator=generator))
         values.append(torch.randn(length, *value_pool.shape[2:], generator=generator))
         for position in range(computed):
-            block, offset = tables[row, position // shape.block_size], position % shape.block_size
-            key_pool[block, offset] = keys[row][position]
-            value_pool[block, offset] = values[row][position]
+            slot = (int(tables[row, position // shape.block_size]), position % shape.block_size)
+            key_pool[slot] = keys[row][position]
+            value_pool[slot] = values[row][position]
     num_new = [new for _, new in shape.rows]
     batch = build_paged_batch(
         tables,
@@ -94,7 +95,7 @@ def _run(shape: Shape, problem: Problem, options: AttentionOptions) -> list[Tens
     output = paged_attention(
         problem.query, problem.key_pool, problem.value_pool, problem.batch, options
     )
-    return list(output.split([new for _, new in shape.rows]))
+    return list(torch.split(output, [new for _, new in shape.rows]))
 
 
 def _dense(
@@ -126,7 +127,7 @@ def _dense(
 
 def _assert_equals_dense(shape: Shape, options: AttentionOptions) -> None:
     problem = _make_problem(shape)
-    queries = problem.query.split([new for _, new in shape.rows])
+    queries = torch.split(problem.query, [new for _, new in shape.rows])
     for row, actual in enumerate(_run(shape, problem, options)):
         computed = shape.rows[row][0]
         expected = _dense(queries[row], problem.keys[row], problem.values[row], computed, options)

@@ -1,0 +1,109 @@
+# Everything a developer runs. `make setup` happens by itself where it is needed.
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+TORCH ?= torch==2.13.0
+ARGS ?=
+
+SHELL := /bin/bash
+BIN := .venv/bin
+READY := .venv/.ready
+PROTOC := .tools/protoc/.ready
+BUF := .tools/node_modules/.bin/buf
+BUF_VERSION := 1.75.0
+GRPCIO_TOOLS_VERSION := 1.73.1
+MYPY_TARGETS := scheduler_service executor_service protos/splitserve_rpc \
+	kernels/splitserve_kernels clients/splitserve_client
+PIP := -m pip --disable-pip-version-check install --quiet
+
+.PHONY: help setup serve test check lint lint-ruff lint-format lint-types lint-imports buf \
+	check-protos fix protos bench compose-test clean
+
+help:
+	@echo 'make setup         .venv with everything (done once)'
+	@echo 'make serve         scheduler and executor on this machine; options: ARGS="--model ..."'
+	@echo 'make test          the whole suite: lint, types, import rules, all tests'
+	@echo 'make check         before a commit: lint, types, import rules, protos, quick tests'
+	@echo 'make fix           formats, and fixes what ruff can'
+	@echo 'make protos        generates the Python code of the protos'
+	@echo 'make bench         the benchmarks'
+	@echo 'make compose-test  docker-compose.yml for real, with podman'
+	@echo 'make clean         removes .venv, .tools and caches'
+
+setup: $(READY)
+
+$(READY): pyproject.toml
+	@test -n "$(PYTHON)" || { echo 'setup: needs Python 3.11 or newer'; exit 1; }
+	@echo 'setup 1/3: .venv ($(PYTHON))'
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo 'setup 2/3: $(TORCH) (the largest download)'
+	@$(BIN)/python $(PIP) '$(TORCH)'
+	@echo 'setup 3/3: splitserve and its tools'
+	@$(BIN)/python $(PIP) -e '.[executor,dev]'
+	@touch $@
+	@echo 'setup: done'
+
+serve: $(READY)
+	@exec $(BIN)/splitserve serve $(ARGS)
+
+# All of it runs to the end, so that one look shows everything.
+test: $(READY)
+	@failed=0; $(MAKE) --no-print-directory --keep-going lint || failed=1; \
+	$(BIN)/python -m pytest || failed=1; exit $$failed
+
+check: lint check-protos buf
+	$(BIN)/python -m pytest -q tests/unit tests/contract tests/property
+
+lint: lint-ruff lint-format lint-types lint-imports
+lint-ruff: $(READY)
+	$(BIN)/ruff check .
+lint-format: $(READY)
+	$(BIN)/ruff format --check .
+lint-types: $(READY)
+	$(BIN)/mypy $(MYPY_TARGETS)
+lint-imports: $(READY)
+	$(BIN)/lint-imports --no-logo
+
+fix: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# grpcio-tools has its own venv: it pins an older protobuf than we run with, and what it generates
+# then runs under protobuf 6 and 7.
+$(PROTOC): Makefile
+	@echo 'setup: grpcio-tools $(GRPCIO_TOOLS_VERSION) in .tools/protoc'
+	@test -x .tools/protoc/bin/python || $(PYTHON) -m venv .tools/protoc
+	@.tools/protoc/bin/python $(PIP) grpcio-tools==$(GRPCIO_TOOLS_VERSION)
+	@touch $@
+
+protos: $(PROTOC)
+	PYTHON=.tools/protoc/bin/python tools/generate_protos.sh
+
+check-protos: $(READY) $(PROTOC)
+	PYTHON=.tools/protoc/bin/python tools/check_protos.sh
+	tools/check_protobuf_majors.sh
+
+$(BUF): Makefile
+	@command -v npm >/dev/null || { echo 'make check needs npm (Debian: apt-get install npm)'; exit 1; }
+	@echo 'setup: buf $(BUF_VERSION) in .tools'
+	@npm install --silent --no-save --prefix .tools @bufbuild/buf@$(BUF_VERSION)
+	@touch $@
+
+buf: $(BUF)
+	$(BUF) lint
+	@base=$$(git rev-parse --verify --quiet 'main^{commit}' \
+		|| git rev-parse --verify --quiet 'origin/main^{commit}'); \
+	if [ -z "$$base" ]; then echo 'buf breaking: skipped, there is no main to compare with'; \
+	else echo "$(BUF) breaking against main ($${base:0:12})"; \
+		$(BUF) breaking --against "$$(git rev-parse --git-common-dir)#ref=$$base"; fi
+
+# Each file of benchmarks/ that is a program; one alone: make bench BENCH=wire ARGS="--rows 64"
+BENCH ?= $(basename $(notdir $(shell grep -l '^if __name__' benchmarks/*.py)))
+bench: $(READY)
+	@for name in $(BENCH); do $(BIN)/python -m benchmarks.$$name $(ARGS) || exit 1; done
+
+compose-test:
+	tools/compose_test.sh
+
+clean:
+	rm -rf .venv .tools dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

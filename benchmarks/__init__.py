@@ -1,0 +1,1 @@
+"""Benchmarks: each prints one JSON object per line with a `bench` name (`make bench`)."""

@@ -1,0 +1,23 @@
+"""How benchmarks say what they measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def emit(bench: str, **values: object) -> None:
+    """Prints one JSON object on a line of its own."""
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    sys.stdout.write(json.dumps({"bench": bench, **values, "machine": machine}) + "\n")
+    sys.stdout.flush()
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The percentile of `values`, rounded to a tenth."""
+    return round(float(np.percentile(values, percent)), 1)

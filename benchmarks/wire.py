@@ -1,0 +1,126 @@
+"""Round trip scheduler -> executor -> scheduler of one step, encode and decode on both sides.
+
+The executor is a process of its own with the real servicer and a runner that computes nothing.
+`decode`: 256 running rows, delta batches, as in steady state. `snapshot`: the same rows with 128
+blocks each, sent whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import grpc.aio
+import numpy as np
+
+from benchmarks.report import emit, percentile
+from scheduler_service.codec import decode_result, encode_plan
+from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.plan import StepPlan
+from scheduler_service.core.request import Request
+from scheduler_service.core.sampling_params import SamplingParams
+from scheduler_service.core.scheduler import Scheduler
+from splitserve.executor.v1 import executor_pb2 as pb
+from splitserve.executor.v1 import executor_pb2_grpc
+from splitserve_rpc.server import channel_options
+
+BLOCK_SIZE = 16
+PROMPT_LEN = 127 * BLOCK_SIZE
+MAX_BLOCKS = 200
+VOCAB_SIZE = 32_000
+
+
+def running_core(num_rows: int) -> Scheduler:
+    """A core with `num_rows` requests waiting."""
+    core = Scheduler(
+        SchedulerConfig(
+            block_size=BLOCK_SIZE,
+            num_device_blocks=num_rows * MAX_BLOCKS,
+            max_num_seqs=num_rows,
+            max_num_batched_tokens=num_rows * PROMPT_LEN,
+            max_model_len=MAX_BLOCKS * BLOCK_SIZE,
+            max_num_waiting=num_rows,
+            vocab_size=VOCAB_SIZE,
+            eos_token_ids=frozenset(),
+        )
+    )
+    params = SamplingParams(temperature=0.0)
+    for index in range(num_rows):
+        core.add(Request.create(str(index), [5] * PROMPT_LEN, params, arrival=index, seed=index))
+    return core
+
+
+class Link:
+    """One Execute stream and what identifies its batches."""
+
+    def __init__(self, call: grpc.aio.StreamStreamCall, epoch: int) -> None:
+        self._call = call
+        self._epoch = epoch
+
+    async def round_trip(self, core: Scheduler, plan: StepPlan) -> float:
+        """Encodes, sends, receives, decodes; microseconds. The core learns the outcome."""
+        start = time.perf_counter()
+        batch = encode_plan(plan, scheduler_epoch=1, executor_epoch=self._epoch)
+        await self._call.write(batch)
+        result = await self._call.read()
+        outcome = decode_result(result, len(plan.row_ids))
+        elapsed_us = (time.perf_counter() - start) * 1e6
+        assert result.status == pb.STEP_STATUS_OK, result.error
+        core.apply(outcome)
+        return elapsed_us
+
+
+async def measure(address: str, num_rows: int, num_steps: int) -> None:
+    """Runs both cases and prints them."""
+    async with grpc.aio.insecure_channel(address, channel_options()) as channel:
+        stub = executor_pb2_grpc.ExecutorServiceStub(channel)
+        info = (await stub.GetInfo(pb.GetInfoRequest())).executor
+        link = Link(stub.Execute(), info.executor_epoch)
+        core = running_core(num_rows)
+        decode, snapshot = [], []
+        for index in range(num_steps):
+            plan = core.schedule()
+            assert plan is not None
+            if index % 10 == 9:
+                snapshot.append(await link.round_trip(core, _as_snapshot(plan)))
+            else:
+                decode.append(await link.round_trip(core, plan))
+    for name, times in (("wire_decode", decode[20:]), ("wire_snapshot", snapshot[2:])):
+        emit(name, rows=num_rows, median_us=percentile(times, 50), p99_us=percentile(times, 99))
+
+
+def _as_snapshot(plan: StepPlan) -> StepPlan:
+    """The same step with all its rows sent whole, their inputs literal."""
+    return replace(
+        plan,
+        base_step_id=None,
+        removed_row_ids=(),
+        new_sequences=[sequence for sequence in plan.sequences if sequence is not None],
+        table_writes=(),
+        sampled_steps_back=np.zeros_like(plan.sampled_steps_back),
+        token_ids=[7] * len(plan.row_ids),
+    )
+
+
+def main() -> None:
+    """Starts the executor process and measures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=900)
+    arguments = parser.parse_args()
+    command = [sys.executable, "-m", "benchmarks.null_executor", str(arguments.rows)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as executor:
+        assert executor.stdout is not None
+        address = executor.stdout.readline().strip()
+        try:
+            asyncio.run(measure(address, arguments.rows, arguments.steps))
+        finally:
+            executor.terminate()
+
+
+if __name__ == "__main__":
+    main()

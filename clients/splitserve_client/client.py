@@ -1,0 +1,230 @@
+"""A client of a splitserve scheduler, for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import grpc
+import grpc.aio
+
+from splitserve.scheduler.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
+from splitserve_client.codec import decode_executors, decode_finish, decode_model
+from splitserve_client.errors import (
+    RequestIdInUse,
+    ServerUnreachable,
+    SplitserveError,
+    error_of_failure,
+)
+from splitserve_client.resumption import Backoff, ResumableRequest, RetryPolicy, Timing
+from splitserve_client.session import Session
+from splitserve_client.types import ExecutorList, Finish, Model, SamplingParams, Tokens
+from splitserve_rpc.errors import failure_of
+from splitserve_rpc.server import channel_options
+
+if TYPE_CHECKING:
+    from splitserve_client.tokenizer import Tokenizer
+
+DEFAULT_ADDRESS = "127.0.0.1:50051"
+
+
+@dataclass(frozen=True, slots=True)
+class ClientConfig:
+    """How patient a client is, and how it connects.
+
+    `connect_timeout_s`: for the first connection and for short calls. `retry`: for streams that
+    broke. `credentials`: None for plain text.
+    """
+
+    connect_timeout_s: float = 5.0
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    credentials: grpc.ChannelCredentials | None = None
+    timing: Timing = field(default_factory=lambda: Timing(time.monotonic, asyncio.sleep))
+
+
+class AsyncClient:
+    """Talks to one scheduler. Streams survive its death if it comes back at the same address.
+
+    Use it as `async with AsyncClient(address) as client`. Every method raises SplitserveError.
+    """
+
+    def __init__(self, address: str = DEFAULT_ADDRESS, config: ClientConfig | None = None) -> None:
+        self.address = address
+        self._config = config or ClientConfig()
+        self._channel = _open_channel(address, self._config)
+        self._scheduler = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
+        self._admin = admin_pb2_grpc.AdminServiceStub(self._channel)
+        self._has_connected = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Ends the connection; what still runs on it is aborted."""
+        await self._channel.close()
+
+    async def generate(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        request_id: str = "",
+        resume_token_ids: Sequence[int] = (),
+        timeout_s: float | None = None,
+    ) -> AsyncGenerator[Tokens | Finish, None]:
+        """Streams the tokens of one completion; the last event is a Finish.
+
+        A stream that breaks is continued where it broke, with the same randomness. Closing the
+        iterator, or cancelling the task, aborts the request. `resume_token_ids`: output tokens the
+        caller has from an earlier run; pass the seed of that run.
+        """
+        config = self._config
+        deadline = None if timeout_s is None else config.timing.clock() + timeout_s
+        backoff = Backoff(config.retry, config.timing, deadline)
+        request = ResumableRequest(
+            prompt_token_ids, params or SamplingParams(), request_id, resume_token_ids
+        )
+        await self._connect()
+        while True:
+            try:
+                async with aclosing(self._attempt(request, backoff.remaining_s())) as events:
+                    async for event in events:
+                        backoff.reset()
+                        yield event
+                        if isinstance(event, Finish):
+                            return
+                lost: SplitserveError = ServerUnreachable("the stream ended without a finish")
+            except SplitserveError as error:
+                lost = error
+            if not request.may_go_on(lost):
+                raise lost
+            await self._abort_stale(request.request_id, lost)
+            await backoff.pause(lost)
+
+    async def _attempt(
+        self, request: ResumableRequest, timeout_s: float | None
+    ) -> AsyncGenerator[Tokens | Finish, None]:
+        call = self._scheduler.Generate(request.message(), timeout=timeout_s)
+        try:
+            async for response in call:
+                match response.WhichOneof("event"):
+                    case "tokens":
+                        tokens = request.receive(response.tokens)
+                        if tokens is not None:
+                            yield tokens
+                    case "finish":
+                        yield decode_finish(response.finish)
+        except grpc.aio.AioRpcError as error:
+            raise error_of_failure(failure_of(error)) from error
+        finally:
+            call.cancel()
+
+    async def _abort_stale(self, request_id: str, lost: SplitserveError) -> None:
+        """Makes room for a resumption where the server has not noticed yet that a stream broke."""
+        if isinstance(lost, RequestIdInUse):
+            with suppress(SplitserveError):
+                await self.abort(request_id)
+
+    def session(self) -> Session:
+        """Many requests over one stream; use it as `async with client.session() as session`."""
+        return Session(self._open_session, self._config.retry, self._config.timing)
+
+    async def _open_session(
+        self, requests: AsyncIterator[scheduler_pb2.SessionRequest]
+    ) -> AsyncGenerator[scheduler_pb2.SessionResponse, None]:
+        await self._connect()
+        call = self._scheduler.Session(requests)
+        try:
+            async for response in call:
+                yield response
+        except grpc.aio.AioRpcError as error:
+            raise error_of_failure(failure_of(error)) from error
+        finally:
+            call.cancel()
+
+    async def abort(self, request_id: str) -> None:
+        """Ends an unfinished request, whoever sent it. Raises RequestUnknown."""
+        await self._call(self._scheduler.Abort, scheduler_pb2.AbortRequest(request_id=request_id))
+
+    async def get_model(self) -> Model:
+        """The model that is served. Raises ModelNotReady."""
+        return decode_model(
+            await self._call(self._scheduler.GetModel, scheduler_pb2.GetModelRequest())
+        )
+
+    async def get_tokenizer_files(self) -> dict[str, bytes]:
+        """The tokenizer files by name. Raises ModelNotReady, TokenizerUnavailable."""
+        await self._connect()
+        files: dict[str, bytearray] = {}
+        call = self._scheduler.GetTokenizer(scheduler_pb2.GetTokenizerRequest())
+        try:
+            async for piece in call:
+                files.setdefault(piece.file_name, bytearray()).extend(piece.data)
+        except grpc.aio.AioRpcError as error:
+            raise error_of_failure(failure_of(error)) from error
+        finally:
+            call.cancel()
+        return {name: bytes(data) for name, data in files.items()}
+
+    async def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer. Raises ModelNotReady, TokenizerUnavailable."""
+        from splitserve_client.tokenizer import Tokenizer  # takes its time; not all need it
+
+        return Tokenizer.from_files(await self.get_tokenizer_files())
+
+    async def list_executors(self) -> ExecutorList:
+        """The executors the scheduler knows."""
+        return decode_executors(
+            await self._call(self._admin.ListExecutors, admin_pb2.ListExecutorsRequest())
+        )
+
+    async def _call(self, method: Callable[..., Any], request: object) -> Any:  # noqa: ANN401
+        await self._connect()
+        try:
+            return await method(request, timeout=self._config.connect_timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise error_of_failure(failure_of(error)) from error
+
+    async def _connect(self) -> None:
+        """Waits for the first connection. Raises ServerUnreachable as soon as it is refused."""
+        if self._has_connected:
+            return
+        try:
+            async with asyncio.timeout(self._config.connect_timeout_s):
+                state = self._channel.get_state(try_to_connect=True)
+                while state is not grpc.ChannelConnectivity.READY:
+                    if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+                        raise ServerUnreachable(f"no server answers at {self.address}")
+                    await self._channel.wait_for_state_change(state)
+                    state = self._channel.get_state(try_to_connect=True)
+        except TimeoutError as error:
+            raise ServerUnreachable(f"no server answers at {self.address} in time") from error
+        self._has_connected = True
+
+
+def _open_channel(address: str, config: ClientConfig) -> grpc.aio.Channel:
+    options = [
+        *channel_options(),
+        # A server that is back is to be found at once, not after gRPC's patience of minutes.
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 1000),
+        ("grpc.min_reconnect_backoff_ms", int(config.connect_timeout_s * 1000)),
+        ("grpc.dns_min_time_between_resolutions_ms", 500),
+        ("grpc.enable_http_proxy", 0),
+    ]
+    if config.credentials is not None:
+        return grpc.aio.secure_channel(address, config.credentials, options=options)
+    return grpc.aio.insecure_channel(address, options=options)

@@ -1,0 +1,111 @@
+"""Protobuf messages to the client's values and back."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from splitserve.scheduler.v1 import admin_pb2, scheduler_pb2
+from splitserve_client.errors import SplitserveError, error_of_reason
+from splitserve_client.types import (
+    Executor,
+    ExecutorList,
+    Finish,
+    FinishReason,
+    Model,
+    SamplingParams,
+    TokenLogprob,
+    Tokens,
+    TopLogprob,
+    Usage,
+)
+
+_FINISH_REASONS = {
+    scheduler_pb2.FINISH_REASON_STOP: FinishReason.STOP,
+    scheduler_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+    scheduler_pb2.FINISH_REASON_MODEL_LENGTH: FinishReason.MODEL_LENGTH,
+    scheduler_pb2.FINISH_REASON_ABORTED: FinishReason.ABORTED,
+}
+
+
+def encode_sampling_params(params: SamplingParams) -> scheduler_pb2.SamplingParams:
+    """Raises ValueError or TypeError for a value that does not fit its field at all."""
+    values = {field.name: getattr(params, field.name) for field in fields(params)}
+    given = {name: value for name, value in values.items() if value is not None}
+    return scheduler_pb2.SamplingParams(**given)
+
+
+def decode_tokens(chunk: scheduler_pb2.TokenChunk) -> Tokens:
+    """New tokens with their scores."""
+    return Tokens(
+        tuple(chunk.token_ids),
+        tuple(map(_decode_logprob, chunk.logprobs)),
+        tuple(map(_decode_logprob, chunk.prompt_logprobs)),
+    )
+
+
+def decode_finish(finish: scheduler_pb2.Finish) -> Finish:
+    """The end of a request. Raises the error of a request that failed."""
+    reason = _FINISH_REASONS.get(finish.reason)
+    if reason is None:
+        raise decode_error(finish.error)
+    usage = finish.usage
+    return Finish(
+        reason,
+        finish.stop_token_id if finish.HasField("stop_token_id") else None,
+        Usage(
+            usage.num_prompt_tokens,
+            usage.num_output_tokens,
+            usage.num_cached_tokens,
+            usage.num_preemptions,
+        ),
+    )
+
+
+def decode_error(error: scheduler_pb2.RequestError) -> SplitserveError:
+    """What a server said in-band."""
+    delay_s = None
+    if error.HasField("retry_delay"):
+        delay_s = error.retry_delay.ToTimedelta().total_seconds()
+    return error_of_reason(error.reason, error.message or "the request failed", delay_s)
+
+
+def decode_model(model: scheduler_pb2.GetModelResponse) -> Model:
+    """The model that is served."""
+    return Model(
+        model.name,
+        model.digest,
+        model.dtype,
+        model.vocab_size,
+        model.max_model_len_tokens,
+        tuple(model.eos_token_ids),
+    )
+
+
+def decode_executors(response: admin_pb2.ListExecutorsResponse) -> ExecutorList:
+    """All executors."""
+    executors = tuple(map(_decode_executor, response.executors))
+    return ExecutorList(executors, response.num_unassigned_requests)
+
+
+def _decode_executor(state: admin_pb2.ExecutorState) -> Executor:
+    info = state.executor
+    return Executor(
+        address=info.address,
+        executor_epoch=info.executor_epoch,
+        is_connected=state.connected,
+        model_name=info.model.name,
+        dtype=info.model.dtype,
+        block_size=info.block_size_tokens,
+        num_device_blocks=info.num_device_blocks,
+        num_free_device_blocks=state.num_free_device_blocks,
+        num_host_blocks=info.num_host_blocks,
+        num_waiting_requests=state.num_waiting_requests,
+        num_running_requests=state.num_running_requests,
+        num_steps=state.num_steps,
+        num_preemptions=state.num_preemptions,
+    )
+
+
+def _decode_logprob(score: scheduler_pb2.TokenLogprob) -> TokenLogprob:
+    top = tuple(TopLogprob(entry.token_id, entry.logprob) for entry in score.top)
+    return TokenLogprob(score.token_id, score.logprob, score.rank, top)

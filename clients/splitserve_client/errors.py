@@ -1,0 +1,123 @@
+"""Errors of the client.
+
+SplitserveError
+├── ServerUnreachable        no connection, or it broke and did not come back in time
+├── DeadlineExceeded         the deadline given with the request has passed
+├── InvalidRequest           the request is refused as it stands; `reason` says for what
+├── RequestIdInUse           an unfinished request has this id
+├── RequestUnknown           no unfinished request has this id
+├── TokenizerUnavailable     the server offers no tokenizer
+├── QueueFull                too many requests wait; again after `retry_delay_s`
+├── ModelNotReady            no executor has registered yet; again after a pause
+├── Draining                 the server is shutting down; try elsewhere
+├── RequestFailed            an accepted request failed alone
+├── ServerFault              a fault of the server; its log has the details
+└── ChatTemplateFailed       the model's chat template does not take these messages
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import grpc
+
+from splitserve_rpc.errors import CODE_OF_REASON, RpcFailure
+
+
+class SplitserveError(Exception):
+    """Base of all errors of this package. `reason` is one of the server's, or empty."""
+
+    def __init__(self, message: str, reason: str = "", retry_delay_s: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.reason = reason
+        self.retry_delay_s = retry_delay_s
+
+
+class ServerUnreachable(SplitserveError):
+    """No connection, or it broke and did not come back in time."""
+
+
+class DeadlineExceeded(SplitserveError):
+    """The deadline given with the request has passed."""
+
+
+class InvalidRequest(SplitserveError):
+    """The request is refused as it stands."""
+
+
+class RequestIdInUse(SplitserveError):
+    """An unfinished request has this id."""
+
+
+class RequestUnknown(SplitserveError):
+    """No unfinished request has this id."""
+
+
+class TokenizerUnavailable(SplitserveError):
+    """The server offers no tokenizer, or none that can be read."""
+
+
+class QueueFull(SplitserveError):
+    """Too many requests wait."""
+
+
+class ModelNotReady(SplitserveError):
+    """No executor has registered yet."""
+
+
+class Draining(SplitserveError):
+    """The server is shutting down."""
+
+
+class RequestFailed(SplitserveError):
+    """An accepted request failed alone."""
+
+
+class ServerFault(SplitserveError):
+    """A fault of the server."""
+
+
+class ChatTemplateFailed(SplitserveError):
+    """The model's chat template does not take these messages."""
+
+
+_ERROR_OF_REASON: Mapping[str, type[SplitserveError]] = MappingProxyType(
+    {
+        "REQUEST_ID_IN_USE": RequestIdInUse,
+        "REQUEST_UNKNOWN": RequestUnknown,
+        "TOKENIZER_UNAVAILABLE": TokenizerUnavailable,
+        "QUEUE_FULL": QueueFull,
+        "MODEL_NOT_READY": ModelNotReady,
+        "DRAINING": Draining,
+        "EXECUTOR_UNREACHABLE": ServerUnreachable,
+    }
+)
+_ERROR_OF_CODE: Mapping[grpc.StatusCode, type[SplitserveError]] = MappingProxyType(
+    {
+        grpc.StatusCode.UNAVAILABLE: ServerUnreachable,
+        # Not by us, then: the server, or something between, has cut the call.
+        grpc.StatusCode.CANCELLED: ServerUnreachable,
+        grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
+        grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
+    }
+)
+
+
+def error_of_reason(
+    reason: str, message: str, retry_delay_s: float | None = None
+) -> SplitserveError:
+    """The error for what a server says in-band; an unknown reason gives RequestFailed."""
+    error = _ERROR_OF_REASON.get(reason)
+    if error is None:
+        code = CODE_OF_REASON.get(reason)
+        error = InvalidRequest if code is grpc.StatusCode.INVALID_ARGUMENT else RequestFailed
+    return error(message, reason, retry_delay_s)
+
+
+def error_of_failure(failure: RpcFailure) -> SplitserveError:
+    """The error for a failed call: by its reason; where there is none, by its code."""
+    error = _ERROR_OF_REASON.get(failure.reason) or _ERROR_OF_CODE.get(failure.code, ServerFault)
+    message = failure.message or failure.code.name
+    return error(message, failure.reason, failure.retry_delay_s)

@@ -1,0 +1,97 @@
+"""`splitserve generate`: streams a completion from a running server."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+from collections.abc import Sequence
+from contextlib import aclosing
+from pathlib import Path
+
+from splitserve_client.client import AsyncClient
+from splitserve_client.command_line import add_address, run
+from splitserve_client.completion import End, Prompt, stream_text
+from splitserve_client.generate_output import JsonLinesOutput, JsonOutput, Output, TextOutput
+from splitserve_client.sampling_flags import add_sampling_flags, sampling_params
+from splitserve_client.types import SamplingParams
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit code."""
+    parser = _build_parser()
+    arguments = parser.parse_args(argv)
+    if arguments.stream and not arguments.json:
+        parser.error("--stream goes with --json; text is streamed anyway")
+    if arguments.timeout is not None and arguments.timeout <= 0:
+        parser.error(f"argument --timeout: {arguments.timeout:g} is not above 0")
+    try:
+        prompt = Prompt(_read_prompt(arguments), arguments.system, arguments.raw)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    params = sampling_params(arguments)
+    return run("generate", lambda: _generate(arguments, prompt, params))
+
+
+def _build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="splitserve generate",
+        usage="splitserve generate [options] [PROMPT]",
+        description="Streams a completion from a running server. Ctrl-C aborts it.",
+    )
+    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="- or nothing: standard input")
+    parser.add_argument("--file", metavar="FILE", help="read the prompt from a file")
+    parser.add_argument("--raw", action="store_true", help="no chat template: continue the prompt")
+    parser.add_argument("--system", default="", metavar="TEXT", help="system message of the chat")
+    parser.add_argument("--json", action="store_true", help="one JSON object at the end")
+    parser.add_argument(
+        "--stream", action="store_true", help="with --json: a JSON line for each piece"
+    )
+    parser.add_argument("--request-id", default="", metavar="ID", help="name of the request")
+    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="give up after this long")
+    add_address(parser)
+    add_sampling_flags(parser)
+    return parser
+
+
+def _read_prompt(arguments: argparse.Namespace) -> str:
+    """The prompt's text. Raises OSError, or ValueError where there is none or it is not UTF-8."""
+    if arguments.file is not None:
+        if arguments.prompt is not None:
+            raise ValueError("give PROMPT or --file, not both")
+        return Path(arguments.file).read_text(encoding="utf-8")
+    if arguments.prompt not in (None, "-"):
+        return str(arguments.prompt)
+    if arguments.prompt is None and sys.stdin.isatty():
+        raise ValueError("no prompt: give PROMPT or --file, or pipe it in")
+    return sys.stdin.read()
+
+
+async def _generate(arguments: argparse.Namespace, prompt: Prompt, params: SamplingParams) -> int:
+    output = _output(arguments)
+    async with AsyncClient(arguments.address) as client:
+        tokenizer = await client.get_tokenizer()
+        events = stream_text(
+            client,
+            tokenizer,
+            prompt,
+            params,
+            stop_strings=arguments.stop,
+            request_id=arguments.request_id,
+            timeout_s=arguments.timeout,
+        )
+        async with aclosing(events):
+            async for event in events:
+                if isinstance(event, End):
+                    output.end(event)
+                else:
+                    output.piece(event)
+    return 0
+
+
+def _output(arguments: argparse.Namespace) -> Output:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character
+    if not arguments.json:
+        return TextOutput(sys.stdout)
+    return JsonLinesOutput(sys.stdout) if arguments.stream else JsonOutput(sys.stdout)

@@ -1,0 +1,107 @@
+"""The client for programs without asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from splitserve_client.client import DEFAULT_ADDRESS, AsyncClient, ClientConfig
+from splitserve_client.types import ExecutorList, Finish, Model, SamplingParams, Tokens
+
+if TYPE_CHECKING:
+    from splitserve_client.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+
+class Client:
+    """`AsyncClient` without asyncio: an event loop runs in a thread of its own.
+
+    Use it as `with Client(address) as client`. Threads may share it. Errors: as `AsyncClient`.
+    """
+
+    def __init__(self, address: str = DEFAULT_ADDRESS, config: ClientConfig | None = None) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._client = self._wait(_make_client(address, config))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the connection; what still runs on it is aborted."""
+        if self._loop.is_closed():
+            return
+        self._wait(self._client.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def generate(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        request_id: str = "",
+        timeout_s: float | None = None,
+    ) -> Iterator[Tokens | Finish]:
+        """Streams the tokens of one completion; see `AsyncClient.generate`.
+
+        Closing the iterator aborts the request.
+        """
+        events = self._client.generate(
+            prompt_token_ids, params, request_id=request_id, timeout_s=timeout_s
+        )
+        try:
+            while True:
+                try:
+                    yield self._wait(_next_event(events))
+                except StopAsyncIteration:
+                    return
+        finally:
+            self._wait(events.aclose())
+
+    def abort(self, request_id: str) -> None:
+        """Ends an unfinished request, whoever sent it."""
+        self._wait(self._client.abort(request_id))
+
+    def get_model(self) -> Model:
+        """The model that is served."""
+        return self._wait(self._client.get_model())
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self._wait(self._client.get_tokenizer())
+
+    def list_executors(self) -> ExecutorList:
+        """The executors the scheduler knows."""
+        return self._wait(self._client.list_executors())
+
+    def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # a Ctrl-C in this thread ends what runs in the other
+            raise
+
+
+async def _make_client(address: str, config: ClientConfig | None) -> AsyncClient:
+    return AsyncClient(address, config)  # within its loop
+
+
+async def _next_event(events: Any) -> Tokens | Finish:  # noqa: ANN401
+    event: Tokens | Finish = await anext(events)
+    return event

@@ -1,0 +1,102 @@
+"""What `splitserve serve` says once it serves: a first completion, and how to call it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+import time
+from contextlib import aclosing
+
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from splitserve_client.client import DEFAULT_ADDRESS, AsyncClient
+from splitserve_client.completion import Piece, Prompt, stream_text
+from splitserve_client.errors import SplitserveError
+from splitserve_client.supervisor import ServeConfig
+from splitserve_client.types import SamplingParams
+
+_DEMO_PROMPT = "Tell me a story about a fox."
+_DEMO_PARAMS = SamplingParams(temperature=0.7, max_tokens=256)
+_POLL_S = 0.1
+
+
+async def wait_until_serving(address: str) -> None:
+    """Waits until the server at `address` takes requests, however long that takes."""
+    options = [
+        ("grpc.initial_reconnect_backoff_ms", 50),
+        ("grpc.min_reconnect_backoff_ms", 1000),
+        ("grpc.max_reconnect_backoff_ms", 200),
+        ("grpc.enable_http_proxy", 0),
+    ]
+    async with grpc.aio.insecure_channel(address, options=options) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        while True:
+            try:
+                async for response in stub.Watch(
+                    health_pb2.HealthCheckRequest(), wait_for_ready=True
+                ):
+                    if response.status == health_pb2.HealthCheckResponse.SERVING:
+                        return
+            except grpc.aio.AioRpcError:
+                pass
+            await asyncio.sleep(_POLL_S)
+
+
+async def welcome(config: ServeConfig) -> None:
+    """Says that the server is ready, streams a first completion, and tells how to call it."""
+    try:
+        async with AsyncClient(config.address) as client:
+            executor = (await client.list_executors()).executors[0]
+            elapsed_s = time.monotonic() - config.started_at
+            _write(
+                f"splitserve is ready at {config.address} after {elapsed_s:.1f} s:"
+                f" {executor.model_name}, {executor.dtype}, {executor.num_device_blocks} KV blocks"
+                f" of {executor.block_size} tokens\n"
+            )
+            if config.with_demo:
+                await _demo(client)
+    except (SplitserveError, IndexError) as error:
+        # The server lives on; a first completion is not worth more than a line.
+        sys.stderr.write(f"splitserve serve: no first completion: {error}\n")
+    _write(_how_to_call(config.address))
+
+
+async def _demo(client: AsyncClient) -> None:
+    tokenizer = await client.get_tokenizer()
+    _write(f"\n> {_DEMO_PROMPT}\n")
+    events = stream_text(client, tokenizer, Prompt(_DEMO_PROMPT), _DEMO_PARAMS)
+    try:
+        async with aclosing(events):
+            async for event in events:
+                if isinstance(event, Piece):
+                    _write(event.text)
+    finally:
+        _write("\n")
+
+
+def _how_to_call(address: str) -> str:
+    where = "" if address == DEFAULT_ADDRESS else f" --address {address}"
+    return f"""
+From another terminal:
+  {_program()} generate{where} "Tell me a story about a dragon."
+  {_program()} info{where}
+  grpcurl -plaintext -d '{{"prompt_token_ids": [1, 2, 3], "sampling_params": {{"max_tokens": 8}}}}' \\
+    {address} splitserve.scheduler.v1.SchedulerService/Generate
+Ctrl-C stops the server.
+"""
+
+
+def _program() -> str:
+    """How this command was called, as far as it can be called again."""
+    program = sys.argv[0]
+    if os.path.basename(program) == "splitserve":
+        return "splitserve" if shutil.which("splitserve") else os.path.relpath(program)
+    return "python -m splitserve_client"
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

@@ -1,0 +1,255 @@
+"""Everything that can be wrong with a batch, found before anything is changed.
+
+All functions raise BatchRefused. Shape letters: N row ids (`max_num_rows`), R rows of the step.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from executor_service.batch import (
+    BatchContent,
+    BatchRefused,
+    NewRows,
+    StepErrorReason,
+    TableWrites,
+    Work,
+)
+from executor_service.column_checks import (
+    check_all,
+    check_at_least,
+    check_below,
+    check_distinct_blocks,
+    check_free_rows,
+    check_length,
+    check_not_above,
+    check_offsets,
+    check_rows,
+)
+from executor_service.executor_info import ExecutorInfo
+from executor_service.params_checks import check_sampling_params
+from executor_service.row_table import RowTable
+from executor_service.step import BlockMoves, BoolArray, Int32Array
+
+_MALFORMED = StepErrorReason.MALFORMED
+_BLOCK = StepErrorReason.BLOCK_OUT_OF_RANGE
+_POSITION = StepErrorReason.POSITION_OUT_OF_RANGE
+_LIMIT = StepErrorReason.LIMIT_EXCEEDED
+
+
+def check_batch(
+    content: BatchContent, is_snapshot: bool, rows: RowTable, info: ExecutorInfo
+) -> None:
+    """Raises BatchRefused unless `content` may be applied to `rows` and run."""
+    exists, num_blocks = _check_row_changes(content, is_snapshot, rows, info)
+    _check_moves(content, info)
+    work = content.work
+    _check_work_lengths(work)
+    if len(work.row_ids):
+        num_tokens = _check_work_rows(work, exists, info)
+        _check_positions(work, num_blocks, info.block_size)
+        _check_tokens(work, num_tokens, info)
+
+
+def _check_row_changes(
+    content: BatchContent, is_snapshot: bool, rows: RowTable, info: ExecutorInfo
+) -> tuple[BoolArray, Int32Array]:
+    """Returns what `rows.exists` and `rows.num_blocks` will be after the row changes; [N] each."""
+    exists, num_blocks = rows.exists, rows.num_blocks
+    if is_snapshot:
+        exists, num_blocks = np.zeros_like(exists), np.zeros_like(num_blocks)
+        if len(content.removed_row_ids):
+            raise BatchRefused(
+                _MALFORMED,
+                "removed_row_ids",
+                f"{len(content.removed_row_ids)} elements; allowed: none in a snapshot",
+            )
+    elif len(content.removed_row_ids):
+        check_rows(content.removed_row_ids, exists, "removed_row_ids")
+        exists, num_blocks = exists.copy(), num_blocks.copy()
+        exists[content.removed_row_ids] = False
+        num_blocks[content.removed_row_ids] = 0
+    if content.new_rows is not None:
+        new_num_blocks = _check_new_rows(content.new_rows, exists, info)
+        exists, num_blocks = exists.copy(), num_blocks.copy()
+        exists[content.new_rows.row_ids] = True
+        num_blocks[content.new_rows.row_ids] = new_num_blocks
+    if content.table_writes is not None:
+        written = _check_table_writes(content.table_writes, exists, num_blocks, info)
+        num_blocks = num_blocks.copy()
+        num_blocks[content.table_writes.row_ids.astype(np.intp)] = written
+    return exists, num_blocks
+
+
+def _check_new_rows(rows: NewRows, exists: BoolArray, info: ExecutorInfo) -> Int32Array:
+    """Returns the lengths of the block tables of the new rows."""
+    num_rows = len(rows.row_ids)
+    for name in ("sampling_params_indexes", "seeds", "num_prompt_tokens"):
+        check_length(getattr(rows, name), num_rows, f"new_rows.{name}", "new_rows.row_ids")
+    check_free_rows(rows.row_ids, exists, "new_rows.row_ids")
+    check_below(
+        rows.sampling_params_indexes,
+        len(rows.sampling_params),
+        _MALFORMED,
+        "new_rows.sampling_params_indexes",
+    )
+    check_at_least(rows.num_prompt_tokens, 0, _MALFORMED, "new_rows.num_prompt_tokens")
+    check_offsets(rows.block_offsets, num_rows, len(rows.block_ids), "new_rows.block_offsets")
+    check_below(rows.block_ids, info.num_device_blocks, _BLOCK, "new_rows.block_ids")
+    num_blocks = np.diff(rows.block_offsets)
+    _check_table_lengths(num_blocks, info, "new_rows.block_offsets")
+    for index, params in enumerate(rows.sampling_params):
+        check_sampling_params(params, info, f"new_rows.sampling_params[{index}]")
+    _check_histories(rows, info)
+    return num_blocks
+
+
+def _check_histories(rows: NewRows, info: ExecutorInfo) -> None:
+    num_tokens = len(rows.history_token_ids)
+    check_offsets(rows.history_offsets, len(rows.row_ids), num_tokens, "new_rows.history_offsets")
+    lengths = np.diff(rows.history_offsets)
+    params_need = np.array([params.needs_history for params in rows.sampling_params], np.bool_)
+    needs_history = params_need[rows.sampling_params_indexes]
+    is_right = np.where(needs_history, lengths >= rows.num_prompt_tokens, lengths == 0)
+    if not is_right.all():
+        index = int((~is_right).argmax())
+        allowed = f"at least the {rows.num_prompt_tokens[index]} of its prompt"
+        raise BatchRefused(
+            _MALFORMED,
+            "new_rows.history_offsets",
+            f"row {rows.row_ids[index]} has a history of {lengths[index]} tokens; allowed:"
+            f" {allowed if needs_history[index] else 'none with its sampling params'}",
+        )
+    check_below(
+        rows.history_token_ids,
+        info.model.vocab_size,
+        StepErrorReason.TOKEN_OUT_OF_RANGE,
+        "new_rows.history_token_ids",
+    )
+
+
+def _check_table_writes(
+    writes: TableWrites, exists: BoolArray, num_blocks: Int32Array, info: ExecutorInfo
+) -> Int32Array:
+    """Returns the lengths that the block tables of `writes.row_ids` will have."""
+    num_writes = len(writes.row_ids)
+    check_length(
+        writes.start_indexes, num_writes, "table_writes.start_indexes", "table_writes.row_ids"
+    )
+    check_rows(writes.row_ids, exists, "table_writes.row_ids")
+    offsets = writes.block_offsets
+    check_offsets(offsets, num_writes, len(writes.block_ids), "table_writes.block_offsets")
+    path = "table_writes.start_indexes"
+    lengths = num_blocks.take(writes.row_ids)
+    check_at_least(writes.start_indexes, 0, _POSITION, path)
+    check_not_above(writes.start_indexes, lengths, _POSITION, path)
+    check_below(writes.block_ids, info.num_device_blocks, _BLOCK, "table_writes.block_ids")
+    ends = writes.start_indexes + (offsets[1:] - offsets[:-1])
+    _check_table_lengths(ends, info, "table_writes.block_offsets")
+    return np.maximum(lengths, ends)
+
+
+def _check_table_lengths(num_blocks: Int32Array, info: ExecutorInfo, path: str) -> None:
+    """A table longer than the pool would name a block twice; this bounds the row table's memory."""
+    limit = info.num_device_blocks
+    if len(num_blocks) and np.maximum.reduce(num_blocks) > limit:
+        raise BatchRefused(
+            _POSITION,
+            path,
+            f"a block table of {num_blocks.max()} blocks; allowed: at most {limit}, the whole pool",
+        )
+
+
+def _check_moves(content: BatchContent, info: ExecutorInfo) -> None:
+    num_device, num_host = info.num_device_blocks, info.num_host_blocks
+    _check_phase(content.swap_out, num_device, num_host, "swap_out")
+    _check_phase(content.swap_in, num_host, num_device, "swap_in")
+    _check_phase(content.copy, num_device, num_device, "copy")
+    copy = content.copy
+    if len(copy.sources):
+        overlap = np.intersect1d(copy.sources, copy.destinations)
+        if len(overlap):
+            raise BatchRefused(
+                StepErrorReason.BLOCK_OVERLAP,
+                "copy.destination_block_ids",
+                f"block {overlap[0]} is a source and a destination; allowed: one of the two",
+            )
+
+
+def _check_phase(moves: BlockMoves, num_sources: int, num_destinations: int, path: str) -> None:
+    if len(moves.sources) == 0 and len(moves.destinations) == 0:
+        return
+    source_path, destination_path = f"{path}.source_block_ids", f"{path}.destination_block_ids"
+    check_length(moves.destinations, len(moves.sources), destination_path, source_path)
+    check_below(moves.sources, num_sources, _BLOCK, source_path)
+    check_below(moves.destinations, num_destinations, _BLOCK, destination_path)
+    check_distinct_blocks(moves.destinations, destination_path)
+
+
+def _check_work_lengths(work: Work) -> None:
+    num_rows = len(work.row_ids)
+    check_length(work.num_computed_tokens, num_rows, "work.num_computed_tokens", "work.row_ids")
+    check_length(work.num_new_tokens, num_rows, "work.num_new_tokens", "work.row_ids")
+    if len(work.sampled_steps_back):
+        path = "work.sampled_steps_back"
+        check_length(work.sampled_steps_back, num_rows, path, "work.row_ids")
+    if len(work.samples):
+        check_length(work.samples, num_rows, "work.samples", "work.row_ids")
+    if num_rows == 0:
+        check_length(work.token_ids, 0, "work.token_ids", "work.row_ids")
+
+
+def _check_work_rows(work: Work, exists: BoolArray, info: ExecutorInfo) -> int:
+    """Returns the number of input tokens of all rows."""
+    num_rows = len(work.row_ids)
+    if num_rows > len(exists):
+        allowed = f"allowed: at most {len(exists)}"
+        raise BatchRefused(_LIMIT, "work.row_ids", f"{num_rows} rows; {allowed}")
+    check_rows(work.row_ids, exists, "work.row_ids")
+    check_at_least(work.num_new_tokens, 1, _MALFORMED, "work.num_new_tokens")
+    num_tokens = int(np.add.reduce(work.num_new_tokens.astype(np.int64)))
+    limit = info.limits.max_num_batched_tokens
+    if num_tokens > limit:
+        raise BatchRefused(
+            _LIMIT, "work.num_new_tokens", f"{num_tokens} tokens in all; allowed: at most {limit}"
+        )
+    if len(work.samples) and np.maximum.reduce(work.samples) > 1:
+        raise BatchRefused(
+            _MALFORMED, "work.samples", f"an element is {work.samples.max()}; allowed: 0 and 1"
+        )
+    return num_tokens
+
+
+def _check_positions(work: Work, num_blocks: Int32Array, block_size: int) -> None:
+    computed = work.num_computed_tokens
+    check_at_least(computed, 0, _POSITION, "work.num_computed_tokens")
+    num_slots = num_blocks.take(work.row_ids).astype(np.int64) * block_size
+    is_outside = computed > num_slots - work.num_new_tokens
+    if np.count_nonzero(is_outside):
+        index = int(is_outside.argmax())
+        last = int(computed[index]) + int(work.num_new_tokens[index]) - 1
+        raise BatchRefused(
+            _POSITION,
+            "work.num_computed_tokens",
+            f"the last position of row {work.row_ids[index]} is {last}; allowed: below"
+            f" {num_slots[index]}, which its block table covers",
+        )
+
+
+def _check_tokens(work: Work, num_tokens: int, info: ExecutorInfo) -> None:
+    steps_back, num_rows = work.sampled_steps_back, len(work.row_ids)
+    if len(steps_back):
+        path = "work.sampled_steps_back"
+        check_at_least(steps_back, 0, _MALFORMED, path)
+        # As many tokens as rows means one each; that needs no second look.
+        if num_tokens != num_rows:
+            is_right = (steps_back == 0) | (work.num_new_tokens == 1)
+            check_all(is_right, steps_back, path, "allowed: 0 for a row with several input tokens")
+        num_tokens -= int(np.count_nonzero(steps_back))
+    check_length(work.token_ids, num_tokens, "work.token_ids", "work.num_new_tokens")
+    check_below(
+        work.token_ids,
+        info.model.vocab_size,
+        StepErrorReason.TOKEN_OUT_OF_RANGE,
+        "work.token_ids",
+    )

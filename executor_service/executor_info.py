@@ -1,0 +1,49 @@
+"""What an executor is: the handshake as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from executor_service.batch import Feature
+
+CONTRACT_MAJOR = 1
+CONTRACT_MINOR = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """The model as far as scheduling and clients need it; see `ModelInfo` in the proto."""
+
+    name: str
+    digest: str
+    dtype: str
+    kv_cache_dtype: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorLimits:
+    """What one step may ask for; see `ExecutorLimits` in the proto."""
+
+    max_num_rows: int = 256
+    max_num_batched_tokens: int = 2048
+    max_message_bytes: int = 64 * 1024 * 1024
+    max_inflight_steps: int = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorInfo:
+    """What an executor registers with. `address` is empty until it is known."""
+
+    executor_epoch: int
+    model: ModelInfo
+    block_size: int
+    num_device_blocks: int
+    num_host_blocks: int
+    block_bytes: int
+    limits: ExecutorLimits = ExecutorLimits()
+    features: frozenset[Feature] = frozenset(Feature)
+    software_version: str = ""
+    address: str = ""

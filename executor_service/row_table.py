@@ -1,0 +1,164 @@
+"""The row table: what the executor remembers of each sequence between steps.
+
+Shape letters: N row ids (`max_num_rows`), C blocks the tables have room for (grows), D steps whose
+tokens are remembered (`max_inflight_steps`), R rows of a step, W blocks of their longest table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from executor_service.batch import NewRows, TableWrites
+from executor_service.step import BoolArray, Int32Array, Int64Array, SamplingParams
+
+_NO_BLOCK = -1
+_NO_TOKEN = -1
+_NO_STEP = np.iinfo(np.int64).min
+_INITIAL_CAPACITY = 16
+
+
+class RowTable:
+    """Columns indexed by row id. Methods trust their arguments: a batch is checked before.
+
+    `exists`: [N]. `num_blocks`: [N] int32, the lengths of the block tables.
+    """
+
+    def __init__(self, max_num_rows: int, num_remembered_steps: int) -> None:
+        """`num_remembered_steps`: D."""
+        self.exists: BoolArray = np.zeros(max_num_rows, np.bool_)
+        self.num_blocks: Int32Array = np.zeros(max_num_rows, np.int32)
+        self._tables = np.full((max_num_rows, _INITIAL_CAPACITY), _NO_BLOCK, np.int32)
+        self._num_prompt_tokens = np.zeros(max_num_rows, np.int32)
+        self._seeds = np.zeros(max_num_rows, np.int64)
+        self._params = np.empty(max_num_rows, np.object_)
+        self._histories = np.empty(max_num_rows, np.object_)
+        self._has_history = np.zeros(max_num_rows, np.bool_)
+        # What was sampled in step k is in line k % D, with k beside it.
+        self._sampled_tokens = np.full((num_remembered_steps, max_num_rows), _NO_TOKEN, np.int32)
+        self._sampled_steps = np.full((num_remembered_steps, max_num_rows), _NO_STEP, np.int64)
+
+    # -- what is asked ---------------------------------------------------------------------------
+
+    def block_tables(self, row_ids: Int32Array) -> Int32Array:
+        """A copy of the tables of `row_ids` [R]: [R, W], padded with -1."""
+        if len(row_ids) == 0:
+            return np.empty((0, 0), np.int32)
+        width = int(np.maximum.reduce(self.num_blocks.take(row_ids)))
+        # Whole lines are copied much faster than parts of them.
+        tables: Int32Array = self._tables.take(row_ids, axis=0)[:, :width]
+        return tables
+
+    def num_prompt_tokens(self, row_ids: Int32Array) -> Int32Array:
+        """[R] int32."""
+        counts: Int32Array = self._num_prompt_tokens.take(row_ids)
+        return counts
+
+    def seeds(self, row_ids: Int32Array) -> Int64Array:
+        """[R] int64."""
+        seeds: Int64Array = self._seeds.take(row_ids)
+        return seeds
+
+    def sampling_params(self, row_ids: Int32Array) -> Sequence[SamplingParams]:
+        """R parameter sets."""
+        params: list[SamplingParams] = self._params.take(row_ids).tolist()
+        return params
+
+    def histories(self, row_ids: Int32Array) -> Sequence[Sequence[int] | None]:
+        """R histories, None for rows without; they grow with `record_sampled`."""
+        histories: list[list[int] | None] = self._histories.take(row_ids).tolist()
+        return histories
+
+    def tokens_sampled(
+        self, row_ids: Int32Array, step_id: int, steps_back: Int32Array
+    ) -> Int32Array:
+        """The token row i sampled `steps_back[i]` steps before `step_id`, -1 if none then; [R].
+
+        Of each row, the tokens of its last D steps at least are known.
+        """
+        first = int(steps_back[0])
+        if np.count_nonzero(steps_back == first) == len(steps_back):
+            wanted: Int64Array | int = step_id - first
+            line = wanted % len(self._sampled_steps)
+            tokens = self._sampled_tokens[line].take(row_ids)
+            found_steps = self._sampled_steps[line].take(row_ids)
+        else:
+            wanted = step_id - steps_back.astype(np.int64)
+            lines = wanted % len(self._sampled_steps)
+            tokens = self._sampled_tokens[lines, row_ids]
+            found_steps = self._sampled_steps[lines, row_ids]
+        tokens[found_steps != wanted] = _NO_TOKEN
+        return tokens
+
+    # -- what changes ----------------------------------------------------------------------------
+
+    def clear(self) -> None:
+        """Forgets all rows."""
+        self.remove(np.flatnonzero(self.exists).astype(np.int32))
+
+    def remove(self, row_ids: Int32Array) -> None:
+        """Forgets rows."""
+        if len(row_ids) == 0:
+            return
+        self.exists[row_ids] = False
+        self.num_blocks[row_ids] = 0
+        self._tables[row_ids] = _NO_BLOCK
+        self._params[row_ids] = None
+        self._histories[row_ids] = None
+        self._has_history[row_ids] = False
+        self._sampled_steps[:, row_ids] = _NO_STEP
+
+    def add(self, rows: NewRows) -> None:
+        """Adds rows whose ids are free."""
+        row_ids = rows.row_ids
+        self.exists[row_ids] = True
+        self._seeds[row_ids] = rows.seeds
+        self._num_prompt_tokens[row_ids] = rows.num_prompt_tokens
+        starts = np.zeros(len(row_ids), np.int32)
+        self.write_tables(TableWrites(row_ids, starts, rows.block_offsets, rows.block_ids))
+        offsets = rows.history_offsets.tolist()
+        indexes = rows.sampling_params_indexes.tolist()
+        for i, row_id in enumerate(row_ids.tolist()):
+            params = rows.sampling_params[indexes[i]]
+            self._params[row_id] = params
+            if params.needs_history:
+                tokens = rows.history_token_ids[offsets[i] : offsets[i + 1]]
+                self._histories[row_id] = tokens.tolist()
+                self._has_history[row_id] = True
+
+    def write_tables(self, writes: TableWrites) -> None:
+        """Overwrites and extends block tables."""
+        if len(writes.row_ids) == 0:
+            return
+        row_ids, starts = writes.row_ids.astype(np.intp), writes.start_indexes
+        counts = writes.block_offsets[1:] - writes.block_offsets[:-1]
+        ends = starts + counts
+        self._grow_to(int(np.maximum.reduce(ends)))
+        if np.count_nonzero(counts == 1) == len(counts):
+            self._tables[row_ids, starts] = writes.block_ids
+        else:
+            skipped = np.repeat(starts - writes.block_offsets[:-1], counts)
+            columns = np.arange(len(writes.block_ids)) + skipped
+            self._tables[np.repeat(row_ids, counts), columns] = writes.block_ids
+        self.num_blocks[row_ids] = np.maximum(self.num_blocks.take(row_ids), ends)
+
+    def record_sampled(self, row_ids: Int32Array, step_id: int, token_ids: Int32Array) -> None:
+        """Remembers that the rows sampled `token_ids` [R] in `step_id`; -1: nothing."""
+        line = step_id % len(self._sampled_steps)
+        has_history = self._has_history.take(row_ids)
+        # Assigning through 32-bit indexes is several times slower.
+        indexes = row_ids.astype(np.intp)
+        self._sampled_steps[line][indexes] = step_id
+        self._sampled_tokens[line][indexes] = token_ids
+        if not np.count_nonzero(has_history):
+            return
+        for index in np.flatnonzero(has_history & (token_ids >= 0)).tolist():
+            self._histories[row_ids[index]].append(int(token_ids[index]))
+
+    def _grow_to(self, num_blocks: int) -> None:
+        num_rows, capacity = self._tables.shape
+        if num_blocks > capacity:
+            wider = np.full((num_rows, max(num_blocks, 2 * capacity)), _NO_BLOCK, np.int32)
+            wider[:, :capacity] = self._tables
+            self._tables = wider

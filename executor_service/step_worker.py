@@ -1,0 +1,54 @@
+"""The one thread that executes steps, and the way to it and back."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from executor_service.codec import decode_batch, encode_answer
+from executor_service.step_executor import StepExecutor
+from splitserve.executor.v1 import executor_pb2 as pb
+
+_log = logging.getLogger(__name__)
+
+
+class StepWorker:
+    """Runs a StepExecutor in a thread of its own, in the order of the calls. Never blocks."""
+
+    def __init__(self, step_executor: StepExecutor) -> None:
+        self._step_executor = step_executor
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="step-worker", daemon=True)
+        self._thread.start()
+
+    def submit(self, batch: pb.ScheduleBatch, then: Callable[[pb.StepResult], None]) -> None:
+        """Executes `batch`, whatever becomes of the caller; `then` is called in the thread."""
+        received_ns = time.monotonic_ns()
+
+        def execute() -> None:
+            queue_us = (time.monotonic_ns() - received_ns) // 1000
+            answer = self._step_executor.execute(decode_batch(batch), queue_us)
+            then(encode_answer(answer))
+
+        self._jobs.put(execute)
+
+    def adopt_scheduler_epoch(self, scheduler_epoch: int) -> None:
+        """See StepExecutor; takes its turn after the batches submitted before."""
+        self._jobs.put(lambda: self._step_executor.adopt_scheduler_epoch(scheduler_epoch))
+
+    def finish(self) -> None:
+        """Finishes what was submitted and ends the thread; returns then. To be called once."""
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            except Exception:
+                # Without this thread the process would be a zombie; whoever waits for the answer
+                # gives up in time.
+                _log.exception("step_worker_job_broken")

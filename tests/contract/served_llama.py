@@ -1,0 +1,70 @@
+"""A tiny random Llama as a backend; its truth comes from `transformers` itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from executor_service.loaded_model import LoadedModel
+from executor_service.memory import CacheConfig, build_runner
+from executor_service.model_loader import ModelConfig, load_model
+from tests.contract.served import (
+    BLOCK_SIZE,
+    BROKEN_TOKEN,
+    NAN_TOKEN,
+    NUM_DEVICE_BLOCKS,
+    NUM_HOST_BLOCKS,
+    OUT_OF_MEMORY_TOKEN,
+    VOCAB_SIZE,
+    Backend,
+)
+from tests.support import tiny_models
+
+
+@dataclass(frozen=True, slots=True)
+class Llama:
+    """The model to serve, and an untouched one to ask."""
+
+    loaded: LoadedModel
+    plain: Any
+
+
+def load_llama(directory: Path) -> Llama:
+    """Makes and loads the model; NAN_TOKEN and the others misbehave from now on."""
+    from transformers import AutoModelForCausalLM
+
+    assert tiny_models.VOCAB_SIZE == VOCAB_SIZE
+    path = tiny_models.make_tiny_model("llama", directory / "llama")
+    loaded = load_model(ModelConfig(str(path)))
+    embeddings: Any = loaded.model.get_input_embeddings()  # type: ignore[operator]
+    with torch.no_grad():
+        embeddings.weight[NAN_TOKEN] = torch.nan
+    embeddings.register_forward_pre_hook(_misbehave)
+    return Llama(loaded, AutoModelForCausalLM.from_pretrained(path).eval())
+
+
+def make_llama_backend(llama: Llama) -> Backend:
+    """A backend with pools of its own; it takes the model over from the one made before."""
+    cache_config = CacheConfig(
+        block_size=BLOCK_SIZE,
+        num_device_blocks=NUM_DEVICE_BLOCKS,
+        num_host_blocks=NUM_HOST_BLOCKS,
+    )
+
+    def next_token(tokens: Sequence[int]) -> int:
+        with torch.inference_mode():
+            logits = llama.plain(input_ids=torch.tensor([list(tokens)])).logits
+        return int(logits[0, -1].argmax())
+
+    return Backend(build_runner(llama.loaded, cache_config), VOCAB_SIZE, next_token)
+
+
+def _misbehave(_module: object, inputs: tuple[torch.Tensor, ...]) -> None:
+    if (inputs[0] == OUT_OF_MEMORY_TOKEN).any():
+        raise torch.OutOfMemoryError("no memory, says the test")
+    if (inputs[0] == BROKEN_TOKEN).any():
+        raise ValueError("this token breaks the model, says the test")

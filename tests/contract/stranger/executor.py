@@ -1,0 +1,300 @@
+"""An executor written from executor.proto alone: `StrangerExecutor`."""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import grpc
+
+from splitserve.executor.v1 import executor_pb2 as pb
+from splitserve.executor.v1 import executor_pb2_grpc as pb_grpc
+from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
+from tests.contract.stranger.engine import Engine, StepFaults
+from tests.contract.stranger.servicer import StrangerServicer, Stream, StreamEnd
+from tests.contract.stranger.truth import expected_tokens
+
+__all__ = ["ExecutorConfig", "StrangerExecutor", "StreamFaults", "expected_tokens"]
+
+ALL_FEATURES = (
+    pb.FEATURE_LOGPROBS,
+    pb.FEATURE_PROMPT_LOGPROBS,
+    pb.FEATURE_PENALTIES,
+    pb.FEATURE_LOGIT_BIAS,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorConfig:
+    """What the executor announces."""
+
+    vocab_size: int = 1000
+    block_size: int = 4
+    num_device_blocks: int = 256
+    num_host_blocks: int = 0
+    max_num_rows: int = 16
+    max_num_batched_tokens: int = 256
+    max_inflight_steps: int = 4
+    max_model_len: int = 200
+    eos_token_ids: tuple[int, ...] = ()
+    features: tuple[pb.Feature, ...] = ALL_FEATURES
+    digest: str = "ab" * 32
+    tokenizer_files: dict[str, bytes] = field(default_factory=dict)
+    register_interval_s: float = 0.5
+
+
+@dataclass(slots=True)
+class StreamFaults:
+    """Faults of the transport, each committed once, on the batch with at least this step id."""
+
+    # The batch is executed and its result stored, but the stream ends without an answer.
+    cut_at: int | None = None
+    # The stream ends and the batch was never received.
+    lose_at: int | None = None
+    # The process dies before executing the batch and starts anew on the same port.
+    restart_at: int | None = None
+
+
+class StrangerExecutor:
+    """Serves ExecutorService, keeps registering, executes batches one by one."""
+
+    def __init__(
+        self,
+        config: ExecutorConfig | None = None,
+        *,
+        step_faults: StepFaults | None = None,
+        stream_faults: StreamFaults | None = None,
+    ) -> None:
+        self.config = config or ExecutorConfig()
+        self.tokenizer_files = self.config.tokenizer_files
+        self._step_faults = step_faults or StepFaults()
+        self._faults = stream_faults or StreamFaults()
+        # While clear, received batches wait.
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.batches: list[pb.ScheduleBatch] = []
+        self.max_num_inflight = 0
+        self._num_inflight = 0
+        self._streams: list[Stream] = []
+        self._live: Stream | None = None
+        # Streams whose further batches never arrived.
+        self._losing: set[Stream] = set()
+        self._changed = asyncio.Event()
+        self._wake = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._restarts: list[asyncio.Task[None]] = []
+        self._server: grpc.aio.Server | None = None
+        self._scheduler_address = ""
+        self._port = 0
+        self.info = pb.ExecutorInfo()
+        self.engine = Engine(self.info, self._step_faults)
+        self._old_violations: list[str] = []
+
+    # --- life ------------------------------------------------------------------------------
+
+    async def start(self, scheduler_address: str = "") -> None:
+        """Serves, and registers at `scheduler_address` if there is one."""
+        self._scheduler_address = scheduler_address
+        limit = self.config.max_num_batched_tokens * 64 + 65536
+        self._server = grpc.aio.server(options=[("grpc.max_receive_message_length", limit)])
+        servicer = StrangerServicer(self)
+        pb_grpc.add_ExecutorServiceServicer_to_server(servicer, self._server)
+        self._port = self._server.add_insecure_port(f"127.0.0.1:{self._port}")
+        self.info = self._describe(limit)
+        self.engine = Engine(self.info, self._step_faults)
+        self._inbox: asyncio.Queue[tuple[Stream, pb.ScheduleBatch | None]] = asyncio.Queue()
+        await self._server.start()
+        self._tasks = [asyncio.create_task(self._work())]
+        if scheduler_address:
+            self._tasks.append(asyncio.create_task(self._keep_registered()))
+
+    async def stop(self) -> None:
+        """Goes away at once; the port stays reserved for `start`."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with suppress(asyncio.CancelledError):
+                await task
+        if self._server is not None:
+            await self._server.stop(grace=None)
+            self._server = None
+        self._old_violations += self.engine.violations
+        self.engine.violations.clear()
+
+    async def close(self) -> None:
+        """Stops for good, after a restart under way."""
+        for restart in self._restarts:
+            await restart
+        await self.stop()
+
+    async def restart(self) -> None:
+        """Forgets everything and serves under a new epoch on the same port."""
+        await self.stop()
+        self._streams.clear()
+        self._live = None
+        self._num_inflight = 0
+        await self.start(self._scheduler_address)
+
+    def _describe(self, max_message_bytes: int) -> pb.ExecutorInfo:
+        config = self.config
+        return pb.ExecutorInfo(
+            contract_version=pb.ContractVersion(major=1, minor=0),
+            executor_epoch=time.time_ns(),
+            address=f"127.0.0.1:{self._port}",
+            model=pb.ModelInfo(
+                name="stranger",
+                digest=config.digest,
+                dtype="float32",
+                kv_cache_dtype="float32",
+                vocab_size=config.vocab_size,
+                max_model_len_tokens=config.max_model_len,
+                eos_token_ids=config.eos_token_ids,
+            ),
+            block_size_tokens=config.block_size,
+            num_device_blocks=config.num_device_blocks,
+            num_host_blocks=config.num_host_blocks,
+            block_bytes=config.block_size * 24,
+            limits=pb.ExecutorLimits(
+                max_num_rows=config.max_num_rows,
+                max_num_batched_tokens=config.max_num_batched_tokens,
+                max_message_bytes=max_message_bytes,
+                max_inflight_steps=config.max_inflight_steps,
+            ),
+            features=config.features,
+            software_version="stranger",
+        )
+
+    async def _keep_registered(self) -> None:
+        """Registers about every second while no Execute stream is open."""
+        async with grpc.aio.insecure_channel(self._scheduler_address) as channel:
+            stub = registry_pb2_grpc.RegistryServiceStub(channel)
+            while True:
+                if not self._streams:
+                    request = registry_pb2.RegisterRequest(executor=self.info)
+                    with suppress(grpc.aio.AioRpcError):
+                        response = await stub.Register(request, timeout=5)
+                        self.engine.adopt(response.scheduler_epoch)
+                self._wake.clear()
+                pause_s = self.config.register_interval_s * random.uniform(0.9, 1.1)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), pause_s)
+
+    # --- what the servicer calls -----------------------------------------------------------
+
+    def open_stream(self) -> Stream:
+        """A scheduler has opened a stream; its first batch decides whether it supersedes."""
+        stream = Stream()
+        self._streams.append(stream)
+        self._notify()
+        return stream
+
+    def receive(self, stream: Stream, batch: pb.ScheduleBatch | None) -> None:
+        """Queues a batch, or the end of the scheduler's messages."""
+        if batch is not None:
+            self.batches.append(batch)
+            self._num_inflight += 1
+            self.max_num_inflight = max(self.max_num_inflight, self._num_inflight)
+            self._supersede(stream, batch)
+        self._inbox.put_nowait((stream, batch))
+        self._notify()
+
+    def close_stream(self, stream: Stream) -> None:
+        """Forgets a stream; batches received from it are still executed."""
+        stream.is_cut = True
+        if stream in self._streams:
+            self._streams.remove(stream)
+        self._wake.set()
+        self._notify()
+
+    def _supersede(self, stream: Stream, batch: pb.ScheduleBatch) -> None:
+        is_stale = batch.scheduler_epoch < (self.engine.scheduler_epoch or 0)
+        if self._live is stream or stream.is_cut or is_stale:
+            return
+        if self._live in self._streams and self._live is not None:
+            self._live.cut(grpc.StatusCode.ABORTED, "superseded by a newer stream")
+        self._live = stream
+
+    # --- the worker ------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        while True:
+            self._notify()
+            stream, batch = await self._inbox.get()
+            if batch is None:
+                stream.outbox.put_nowait(StreamEnd(grpc.StatusCode.OK))
+                continue
+            await self.gate.wait()
+            self._num_inflight -= 1
+            if self._is_lost(stream, batch):
+                continue
+            result = self.engine.handle(batch)
+            if self._is_due("cut_at", batch):
+                stream.cut(grpc.StatusCode.UNAVAILABLE, "cut after executing")
+            if not stream.is_cut:
+                stream.outbox.put_nowait(result)
+
+    def _is_lost(self, stream: Stream, batch: pb.ScheduleBatch) -> bool:
+        """Whether a fault swallows this batch as if it had never arrived."""
+        if stream in self._losing:
+            return True
+        if self._is_due("lose_at", batch):
+            self._losing.add(stream)
+            stream.cut(grpc.StatusCode.UNAVAILABLE, "cut before receiving")
+            return True
+        if self._is_due("restart_at", batch):
+            self._losing.add(stream)
+            self._restarts.append(asyncio.create_task(self.restart()))
+            return True
+        return False
+
+    def _is_due(self, fault: str, batch: pb.ScheduleBatch) -> bool:
+        at = getattr(self._faults, fault)
+        if at is None or batch.step_id < at:
+            return False
+        setattr(self._faults, fault, None)
+        return True
+
+    # --- for tests -------------------------------------------------------------------------
+
+    @property
+    def violations(self) -> list[str]:
+        """What a correct scheduler never causes, over all lives."""
+        return self._old_violations + self.engine.violations
+
+    @property
+    def num_streams(self) -> int:
+        """Open Execute streams."""
+        return len(self._streams)
+
+    @property
+    def faults_left(self) -> bool:
+        """Whether a fault is still to come."""
+        steps, streams = self._step_faults, self._faults
+        return any(
+            at is not None
+            for at in (
+                steps.need_snapshot_at,
+                steps.fail_step_at,
+                steps.fail_row_at,
+                streams.cut_at,
+                streams.lose_at,
+                streams.restart_at,
+            )
+        )
+
+    async def wait_until(self, is_true: Callable[[], bool], timeout_s: float = 5) -> None:
+        """Waits for something that batches bring about. Raises TimeoutError."""
+        async with asyncio.timeout(timeout_s):
+            while not is_true():
+                await self._changed.wait()
+
+    async def wait_for_stream(self) -> None:
+        """Waits until a scheduler has opened an Execute stream. Raises TimeoutError."""
+        await self.wait_until(lambda: self.num_streams > 0)
+
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()

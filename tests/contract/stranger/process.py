@@ -1,0 +1,161 @@
+"""Starts scheduler processes and what belongs to them; ends all of it whatever happens."""
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import grpc
+
+from splitserve.scheduler.v1 import admin_pb2, admin_pb2_grpc
+from tests.contract.stranger.client import StrangerClient
+from tests.contract.stranger.executor import StrangerExecutor
+
+T = TypeVar("T")
+ROOT = Path(__file__).resolve().parents[3]
+SOURCE_ROOTS = (".", "protos", "kernels", "clients")
+
+
+def free_address() -> str:
+    """An address nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def _spawn(address: str, options: dict[str, object], log: int) -> subprocess.Popen[bytes]:
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("SPLITSERVE_")}
+    environment["PYTHONPATH"] = os.pathsep.join(str(ROOT / part) for part in SOURCE_ROOTS)
+    command = [sys.executable, "-m", "scheduler_service", f"--listen={address}", *flags]
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
+
+
+def _terminate(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(3)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+@asynccontextmanager
+async def running_scheduler(**options: object) -> AsyncIterator[str]:
+    """A scheduler process that listens; yields its address. Options are its long flags."""
+    address = free_address()
+    with tempfile.TemporaryFile() as log:
+        process = _spawn(address, {"drain_timeout_s": 0, **options}, log.fileno())
+        try:
+            async with grpc.aio.insecure_channel(address, _FAST_RETRY) as channel:
+                await _wait_ready(channel, process, log.fileno())
+            yield address
+        finally:
+            await asyncio.to_thread(_terminate, process)
+            log.seek(0)
+            sys.stderr.write(log.read().decode(errors="replace")[-20000:])
+
+
+_FAST_RETRY = [
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 100),
+]
+
+
+async def _wait_ready(
+    channel: grpc.aio.Channel, process: subprocess.Popen[bytes], log: int
+) -> None:
+    ready = asyncio.ensure_future(channel.channel_ready())
+    ended = asyncio.create_task(asyncio.to_thread(process.wait, 15))
+    try:
+        await asyncio.wait((ready, ended), timeout=10, return_when=asyncio.FIRST_COMPLETED)
+        if not ready.done():
+            os.lseek(log, 0, os.SEEK_SET)
+            raise RuntimeError(f"no scheduler: {os.read(log, 5000).decode()}")
+    finally:
+        ready.cancel()
+
+
+@dataclass(slots=True)
+class Cluster:
+    """A scheduler process, its client, and executors in this process."""
+
+    address: str
+    client: StrangerClient
+    admin: admin_pb2_grpc.AdminServiceStub
+    executors: Sequence[StrangerExecutor]
+
+    async def states(self) -> list[admin_pb2.ExecutorState]:
+        """What the scheduler says about its executors."""
+        request = admin_pb2.ListExecutorsRequest()
+        return list((await self.admin.ListExecutors(request, timeout=5)).executors)
+
+    async def wait_for_states(
+        self, is_true: Callable[[list[admin_pb2.ExecutorState]], bool], timeout_s: float = 5
+    ) -> list[admin_pb2.ExecutorState]:
+        """Asks until `is_true`. Raises TimeoutError with the last answer."""
+
+        async def ask() -> tuple[bool, list[admin_pb2.ExecutorState]]:
+            states = await self.states()
+            return is_true(states), states
+
+        return await poll(ask, timeout_s)
+
+    async def wait_idle(self) -> None:
+        """Waits until every device block of every connected executor is free."""
+        await self.wait_for_states(
+            lambda states: all(
+                s.num_free_device_blocks == s.executor.num_device_blocks
+                and s.num_running_requests == s.num_waiting_requests == 0
+                for s in states
+                if s.connected
+            )
+        )
+
+    def check_contract(self) -> None:
+        """Asserts that the scheduler sent nothing wrong to any executor."""
+        for executor in self.executors:
+            assert executor.violations == []
+
+
+async def poll(ask: Callable[[], Awaitable[tuple[bool, T]]], timeout_s: float = 5) -> T:
+    """Asks until the answer's first part is true. Raises TimeoutError with the last answer."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        is_true, answer = await ask()
+        if is_true:
+            return answer
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"last answer: {answer}")
+
+
+@asynccontextmanager
+async def running_cluster(
+    *executors: StrangerExecutor, **options: object
+) -> AsyncIterator[Cluster]:
+    """A scheduler with `executors` connected to it."""
+    async with AsyncExitStack() as stack:
+        address = await stack.enter_async_context(running_scheduler(**options))
+        channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
+        cluster = Cluster(
+            address, StrangerClient(channel), admin_pb2_grpc.AdminServiceStub(channel), executors
+        )
+        for executor in executors:
+            stack.push_async_callback(executor.close)
+            stack.callback(executor.gate.set)
+            await executor.start(address)
+        for executor in executors:
+            await executor.wait_for_stream()
+        await cluster.wait_for_states(
+            lambda states: len(states) == len(executors) and all(s.connected for s in states)
+        )
+        yield cluster

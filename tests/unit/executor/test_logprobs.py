@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from executor_service.logprobs import ScoredTokens, score_tokens
+from executor_service.step import LogprobColumns
+
+
+def _score(logits: torch.Tensor, token_ids: list[int], num_top: list[int]) -> LogprobColumns:
+    rows = np.arange(len(token_ids), dtype=np.int32)
+    tokens = ScoredTokens(
+        rows, rows + 5, np.array(token_ids, dtype=np.int32), np.array(num_top, dtype=np.int32)
+    )
+    return score_tokens(logits, tokens)
+
+
+def test_score_tokens_gives_logprobs_and_ranks_when_tokens_differ() -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0], [0.0, 0.0, -torch.inf], [5.0, 5.0, 6.0]])
+    columns = _score(logits, [2, 1, 0], [0, 0, 0])
+    expected = torch.log_softmax(logits, dim=-1)[[0, 1, 2], [2, 1, 0]]
+    assert columns.logprobs.tolist() == pytest.approx(expected.tolist())
+    assert columns.ranks.tolist() == [2, 1, 2]
+    assert columns.positions.tolist() == [5, 6, 7]
+    assert columns.top_offsets.tolist() == [0, 0, 0, 0]
+
+
+def test_score_tokens_gives_alternatives_when_more_are_asked_than_there_are() -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0], [9.0, 8.0, 7.0]])
+    columns = _score(logits, [0, 0], [1, 10])
+    assert columns.top_offsets.tolist() == [0, 1, 4]
+    assert columns.top_token_ids.tolist() == [1, 0, 1, 2]
+    assert columns.top_logprobs[0] == pytest.approx(torch.log_softmax(logits, -1)[0, 1].item())
+
+
+def test_score_tokens_goes_in_parts_when_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.randn(11, 20, generator=torch.Generator().manual_seed(0))
+    token_ids, num_top = list(range(11)), [row % 3 for row in range(11)]
+    whole = _score(logits, token_ids, num_top)
+    monkeypatch.setattr("executor_service.logprobs._TOKENS_AT_A_TIME", 4)
+    parts = _score(logits, token_ids, num_top)
+    assert parts.logprobs.tolist() == whole.logprobs.tolist()
+    assert parts.top_token_ids.tolist() == whole.top_token_ids.tolist()
+    assert parts.top_offsets.tolist() == whole.top_offsets.tolist()

@@ -1,0 +1,251 @@
+#!/usr/bin/env bash
+# Tries docker-compose.yml for real, with podman: builds both images, starts one scheduler and two
+# executors, generates text through the published port, crashes an executor while streams run, and
+# stops everything. Run by `make compose-test`; the exit code tells. It installs nothing on the
+# machine, and what it starts it removes.
+#
+#   BASE_IMAGE     base of the images; without it python:3.11-slim if a registry answers, otherwise
+#                  a Debian root file system made by debootstrap (needs root), kept for next time
+#   DEBIAN_MIRROR  where debootstrap finds Debian (default: http://deb.debian.org/debian)
+#   TORCH          default torch==2.13.0
+#   PORT           port to publish (default: 50951)
+#   KEEP_IMAGES=1  leaves the images in place, so that the next run builds faster
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+readonly project=splitserve-compose-test
+readonly local_base=localhost/splitserve-base:bookworm
+readonly wheels=$PWD/.tools/compose-test/wheels
+readonly port=${PORT:-50951}
+export SPLITSERVE_TAG=compose-test SPLITSERVE_PORT=$port TORCH=${TORCH:-torch==2.13.0}
+readonly scheduler_image=localhost/splitserve-scheduler:$SPLITSERVE_TAG
+readonly executor_image=localhost/splitserve-executor:$SPLITSERVE_TAG
+scratch=$(mktemp -d)
+started=$SECONDS
+
+say() { printf '[%3ds] %s\n' $((SECONDS - started)) "$*"; }
+fail() { say "FAILED: $*" >&2; exit 1; }
+# podman without systemd complains that it cannot run health checks by timer; we run them ourselves.
+quietly() { "$@" 2> >(grep -v -e 'systemd connection' >&2 || true); }
+containers() { podman ps --all --quiet --filter "label=io.podman.compose.project=$project" "$@"; }
+of_service() { containers --filter "label=com.docker.compose.service=$1" "${@:2}"; }
+compose() { quietly podman-compose --project-name "$project" --in-pod false "$@"; }
+
+# wait_for SECONDS WHAT COMMAND...: until the command succeeds.
+wait_for() {
+    local deadline=$((SECONDS + $1)) what=$2
+    shift 2
+    until "$@" >"$scratch/wait" 2>&1; do
+        [ "$SECONDS" -lt "$deadline" ] || { cat "$scratch/wait" >&2; fail "no $what in time"; }
+        sleep 0.5
+    done
+    say "$what"
+}
+
+clean_up() {
+    local code=$?
+    trap - EXIT INT TERM
+    if [ "$code" -ne 0 ]; then
+        for id in $(containers); do
+            echo "--- log of $(podman inspect -f '{{.Name}} {{.State.Status}}' "$id"), the end" >&2
+            podman logs --tail 30 "$id" >&2 || true
+        done
+    fi
+    jobs -p | xargs -r kill 2>/dev/null || true
+    containers | xargs -r timeout 60 podman rm --force --time 5 >/dev/null 2>&1 || true
+    compose down --volumes >/dev/null 2>&1 || true
+    if [ -z "${KEEP_IMAGES:-}" ]; then
+        podman rmi --force "$scheduler_image" "$executor_image" >/dev/null 2>&1 || true
+        podman image prune --force --filter label=org.opencontainers.image.title=splitserve \
+            >/dev/null 2>&1 || true
+    fi
+    rm -rf "$scratch"
+    [ "$code" -eq 0 ] && say 'compose-test: passed' || say "compose-test: failed ($code)" >&2
+    exit "$code"
+}
+
+# --- what has to be there ------------------------------------------------------------------------
+
+need() { # COMMAND HOW-TO-GET-IT
+    command -v "$1" >/dev/null || { echo "missing: $1 ($2)" >&2; missing=1; }
+}
+
+check_machine() {
+    local missing=''
+    need podman 'Debian: apt-get install podman'
+    need podman-compose 'pip install podman-compose'
+    need python3 'Debian: apt-get install python3 python3-venv'
+    [ -z "$missing" ] || exit 1
+    [ "$(podman info -f '{{.Host.NetworkBackend}}')" != cni ] ||
+        [ -x /usr/lib/cni/dnsname ] || [ -x /opt/cni/bin/dnsname ] ||
+        fail 'names do not resolve between containers; Debian: apt-get install' \
+            'golang-github-containernetworking-plugin-dnsname dnsmasq-base containernetworking-plugins'
+}
+
+# Where the runtime cannot start anything (no systemd, inside a virtual machine or container), these
+# settings help; they are the machine's, so this script only names them.
+explain_runtime() {
+    cat >&2 <<'TEXT'
+podman cannot start a container here. Where there is no systemd, this helps:
+  Debian: apt-get install runc
+  /etc/containers/containers.conf:
+    [containers]
+    default_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]
+    [engine]
+    runtime = "runc"
+    cgroup_manager = "cgroupfs"
+TEXT
+    exit 1
+}
+
+# --- the base image and the wheels ---------------------------------------------------------------
+
+choose_base() {
+    if [ -z "${BASE_IMAGE:-}" ]; then
+        if podman image exists "$local_base"; then
+            BASE_IMAGE=$local_base
+        elif timeout 120 podman pull --quiet docker.io/library/python:3.11-slim >/dev/null 2>&1; then
+            BASE_IMAGE=docker.io/library/python:3.11-slim
+        else
+            make_base
+            BASE_IMAGE=$local_base
+        fi
+    fi
+    export BASE_IMAGE
+    say "base image: $BASE_IMAGE"
+    podman run --rm "$BASE_IMAGE" python3 --version || explain_runtime
+}
+
+make_base() {
+    local missing=''
+    need debootstrap 'Debian: apt-get install debootstrap; or set BASE_IMAGE'
+    [ -z "$missing" ] || exit 1
+    [ "$(id -u)" -eq 0 ] || fail 'debootstrap needs root; or set BASE_IMAGE'
+    say 'no registry in reach: a Debian root file system by debootstrap (minutes, once)'
+    local root=$scratch/root
+    debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates bookworm "$root" \
+        "${DEBIAN_MIRROR:-http://deb.debian.org/debian}" >"$scratch/debootstrap.log" 2>&1 ||
+        { tail -20 "$scratch/debootstrap.log" >&2; fail 'debootstrap'; }
+    rm -rf "$root"/var/cache/apt/archives/*.deb "$root"/var/lib/apt/lists/*
+    tar -C "$root" -c . | podman import --change 'CMD ["python3"]' - "$local_base" >/dev/null 2>&1
+    rm -rf "$root"
+}
+
+# The host's pip knows where packages are; the builds then need no network at all.
+gather_wheels() {
+    say "wheels for Python 3.11 in ${wheels#"$PWD"/}"
+    mkdir -p "$wheels"
+    python3 - >"$scratch/requirements" <<'PYTHON'
+import re
+text = open("pyproject.toml").read()
+for name in ("requires", "dependencies", "executor"):
+    block = re.search(rf"^{name} = \[(.*?)\]", text, re.M | re.S).group(1)
+    print(*re.findall(r'"([^"]+)"', block), sep="\n")
+PYTHON
+    timeout 1200 python3 -m pip --disable-pip-version-check download --quiet --dest "$wheels" \
+        --find-links "$wheels" --only-binary :all: --python-version 3.11 --implementation cp \
+        "$TORCH" --requirement "$scratch/requirements" >"$scratch/pip.log" 2>&1 ||
+        { tail -20 "$scratch/pip.log" >&2; fail 'pip download'; }
+}
+
+build_images() {
+    say 'building both images'
+    timeout 1800 podman-compose --project-name "$project" --podman-build-args \
+        "--format docker --network none --volume $wheels:/wheels:ro" \
+        build --build-arg PIP_NO_INDEX=1 --build-arg PIP_FIND_LINKS=/wheels \
+        >"$scratch/build.log" 2>&1 || { tail -40 "$scratch/build.log" >&2; fail 'build'; }
+    podman images --format '{{.Repository}}:{{.Tag}} {{.Size}}' | grep ":$SPLITSERVE_TAG "
+}
+
+# --- what is tried -------------------------------------------------------------------------------
+
+check_images() {
+    podman run --rm --entrypoint python "$scheduler_image" -c '
+import importlib.util as u, os
+found = [name for name in ("torch", "transformers") if u.find_spec(name)]
+assert not found, f"the scheduler image has {found}"
+assert os.getuid() != 0, "the scheduler image runs as root"' 2>"$scratch/err" ||
+        fail "$(tail -1 "$scratch/err")"
+    say 'the scheduler image has neither torch nor transformers'
+}
+
+client() { # the command line, in a container, through the published port
+    podman run --rm --network host --env "SPLITSERVE_ADDRESS=127.0.0.1:$port" "$scheduler_image" "$@"
+}
+
+has_executors() { # COUNT
+    local count
+    client info --json >"$scratch/info" && count=$(python3 -c 'import json, sys
+print(sum(e["connected"] for e in json.load(sys.stdin)["executors"]))' <"$scratch/info") || return 1
+    [ "$count" -eq "$1" ] || { cat "$scratch/info"; return 1; }
+}
+
+is_healthy() { podman healthcheck run "$1"; }
+
+start_all() {
+    # Two rows at a time: the streams below then last long enough to be interrupted.
+    SPLITSERVE_MAX_NUM_SEQS=2 SPLITSERVE_THREADS=1 timeout 120 podman-compose \
+        --project-name "$project" --in-pod false up --detach --no-build --scale executor=2 \
+        >"$scratch/up.log" 2>&1 || { cat "$scratch/up.log" >&2; fail 'podman-compose up'; }
+    say 'podman-compose up --scale executor=2'
+    wait_for 120 'splitserve info shows 2 connected executors' has_executors 2
+    local id
+    for id in $(containers); do
+        wait_for 30 "$(podman inspect -f '{{.Name}}' "$id") is healthy" is_healthy "$id"
+    done
+}
+
+check_text() {
+    local text
+    text=$(timeout 120 podman run --rm --network host --env "SPLITSERVE_ADDRESS=127.0.0.1:$port" \
+        "$scheduler_image" generate --max-tokens 40 'Tell me a story about a dragon.' \
+        2>"$scratch/err") || { cat "$scratch/err" >&2; fail 'splitserve generate'; }
+    [ -n "$text" ] || fail 'splitserve generate printed nothing'
+    say "splitserve generate: ${text:0:70}"
+}
+
+crash() { # CONTAINER: as a crash, so that its restart policy applies
+    local pid
+    pid=$(podman inspect -f '{{.State.Pid}}' "$1")
+    kill -KILL "$pid" 2>/dev/null || podman kill --signal KILL "$1" >/dev/null
+}
+
+check_crash() {
+    podman run --rm --network "${project}_default" --volume "$PWD/tools/compose_probe.py:/probe.py:ro" \
+        --entrypoint python "$scheduler_image" /probe.py scheduler:50051 >"$scratch/streams" 2>&1 &
+    local streams=$! victim
+    wait_for 60 'streams are running' grep -q running "$scratch/streams"
+    victim=$(of_service executor | head -1)
+    crash "$victim"
+    say "killed $(podman inspect -f '{{.Name}}' "$victim") in mid-stream"
+    ! grep -q ended "$scratch/streams" || fail 'the streams ended too early to tell'
+    timeout 180 tail --pid "$streams" -f /dev/null || fail 'the streams hang'
+    wait "$streams" || { cat "$scratch/streams" >&2; fail 'a stream broke'; }
+    say "every stream finished; $(grep ended "$scratch/streams")"
+    [ "$(podman inspect -f '{{.State.Status}}' "$victim")" = running ] || podman start "$victim"
+    wait_for 120 'the executor is back' has_executors 2
+}
+
+check_stop() {
+    local id code
+    for id in $(of_service executor) $(of_service scheduler); do
+        podman stop --time 30 "$id" >/dev/null 2>&1 || fail "podman stop $id"
+        code=$(podman inspect -f '{{.State.ExitCode}}' "$id")
+        [ "$code" -eq 0 ] || fail "$(podman inspect -f '{{.Name}}' "$id") ended with $code on SIGTERM"
+    done
+    compose down --volumes --remove-orphans >"$scratch/down.log" 2>&1 || true
+    [ -z "$(containers)" ] || { cat "$scratch/down.log" >&2; fail 'down left containers'; }
+    say 'all stop on SIGTERM with exit code 0; down leaves nothing'
+}
+
+trap clean_up EXIT
+trap 'exit 130' INT TERM
+check_machine
+choose_base
+gather_wheels
+build_images
+check_images
+start_all
+check_text
+check_crash
+check_stop
