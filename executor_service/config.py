@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 _DEVICES = ("auto", "cpu", "cuda")
@@ -49,7 +50,8 @@ class ExecutorConfig:
             raise ConfigInvalid(f"{name}: {problem}")
         if values["num_device_blocks"] is not None and values["memory_fraction"] is not None:
             raise ConfigInvalid("num_device_blocks and memory_fraction exclude each other")
-        return cls(**{name: _CHECKS[name](name, value) for name, value in values.items()})
+        checked: dict[str, Any] = {name: _CHECKS[name](name, values[name]) for name in values}
+        return cls(**checked)
 
 
 def _text(name: str, value: object) -> str:

@@ -30,17 +30,6 @@ class Readout:
     prompt_rows: Int64Array
     prompt_positions: Int64Array
 
-    def without(self, failed: BoolArray) -> tuple[Readout, BoolArray, BoolArray]:
-        """Drops rows. `failed`: [rows of the step]. Also returns what stayed: [S], [P] bool."""
-        sampling_kept = ~failed[self.sampling_rows]
-        prompt_kept = ~failed[self.prompt_rows]
-        readout = Readout(
-            sampling_rows=self.sampling_rows[sampling_kept],
-            prompt_rows=self.prompt_rows[prompt_kept],
-            prompt_positions=self.prompt_positions[prompt_kept],
-        )
-        return readout, sampling_kept, prompt_kept
-
 
 @dataclass(frozen=True, slots=True)
 class InputBatch:

@@ -60,7 +60,7 @@ clean_up() {
             >/dev/null 2>&1 || true
     fi
     rm -rf "$scratch"
-    [ "$code" -eq 0 ] && say 'compose-test: passed' || say "compose-test: failed ($code)" >&2
+    if [ "$code" -eq 0 ]; then say 'compose-test: passed'; else say 'compose-test: failed' >&2; fi
     exit "$code"
 }
 

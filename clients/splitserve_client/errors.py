@@ -97,8 +97,11 @@ _ERROR_OF_REASON: Mapping[str, type[SplitserveError]] = MappingProxyType(
 _ERROR_OF_CODE: Mapping[grpc.StatusCode, type[SplitserveError]] = MappingProxyType(
     {
         grpc.StatusCode.UNAVAILABLE: ServerUnreachable,
-        # Not by us, then: the server, or something between, has cut the call.
+        # Without a reason these are not the server's word: the call was cut on the way, and which
+        # of them gRPC then reports depends on what it was about to do.
         grpc.StatusCode.CANCELLED: ServerUnreachable,
+        grpc.StatusCode.INTERNAL: ServerUnreachable,
+        grpc.StatusCode.UNKNOWN: ServerUnreachable,
         grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
         grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
     }
@@ -118,6 +121,11 @@ def error_of_reason(
 
 def error_of_failure(failure: RpcFailure) -> SplitserveError:
     """The error for a failed call: by its reason; where there is none, by its code."""
-    error = _ERROR_OF_REASON.get(failure.reason) or _ERROR_OF_CODE.get(failure.code, ServerFault)
-    message = failure.message or failure.code.name
-    return error(message, failure.reason, failure.retry_delay_s)
+    if not failure.reason:
+        error = _ERROR_OF_CODE.get(failure.code, ServerFault)
+        message = f"{failure.code.name}: {failure.message or 'the server says no more'}"
+        return error(message, retry_delay_s=failure.retry_delay_s)
+    error = _ERROR_OF_REASON.get(failure.reason, ServerFault)
+    if failure.code is grpc.StatusCode.INVALID_ARGUMENT:
+        error = InvalidRequest
+    return error(failure.message, failure.reason, failure.retry_delay_s)

@@ -79,11 +79,12 @@ async def _demo(client: AsyncClient) -> None:
 
 def _how_to_call(address: str) -> str:
     where = "" if address == DEFAULT_ADDRESS else f" --address {address}"
+    body = '{"prompt_token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 8}}'
     return f"""
 From another terminal:
   {_program()} generate{where} "Tell me a story about a dragon."
   {_program()} info{where}
-  grpcurl -plaintext -d '{{"prompt_token_ids": [1, 2, 3], "sampling_params": {{"max_tokens": 8}}}}' \\
+  grpcurl -plaintext -d '{body}' \\
     {address} splitserve.scheduler.v1.SchedulerService/Generate
 Ctrl-C stops the server.
 """

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-_WILDCARD_HOSTS = ("", "0.0.0.0", "[::]")
+_WILDCARD_HOSTS = ("", "*", "0.0.0.0", "[::]", "::")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -280,8 +280,11 @@ _OPTION_OF_KEY: Mapping[str, Option] = {option.key: option for option in OPTIONS
 
 
 def _did_you_mean(name: str, known: Iterable[str], before: str, after: str) -> str:
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.7)
-    return f"{before}did you mean {matches[0]}?{after}" if matches else ""
+    # What all names begin with would make all of them alike.
+    candidates = {text.removeprefix(ENV_PREFIX): text for text in known}
+    short = name.removeprefix(ENV_PREFIX)
+    matches = difflib.get_close_matches(short, list(candidates), n=1, cutoff=0.7)
+    return f"{before}did you mean {candidates[matches[0]]}?{after}" if matches else ""
 
 
 def _worth_saying(option: Option) -> bool:

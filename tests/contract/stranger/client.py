@@ -1,7 +1,7 @@
 """A client written from scheduler.proto alone."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -114,7 +114,7 @@ class Generation:
 
     async def finish(self) -> Completion:
         """Reads to the end of the stream. Raises AioRpcError."""
-        async for response in self.call:
+        while (response := await self.call.read()) is not grpc.aio.EOF:
             self.completion.add(response)
         assert self.completion.finish is not None, "the stream ended without a finish"
         return self.completion
@@ -214,16 +214,10 @@ class Session:
         """Breaks the stream."""
         self._call.cancel()
 
-    async def messages_left(self) -> AsyncIterator[pb.SessionResponse]:
-        """Reads to the end of the stream. Raises AioRpcError."""
-        async for message in self._call:
-            self._add(message)
-            yield message
-
     async def read_all(self) -> None:
         """Reads to the end of the stream. Raises AioRpcError."""
-        async for _ in self.messages_left():
-            pass
+        while (message := await self._call.read()) is not grpc.aio.EOF:
+            self._add(message)
 
     async def read_until_ended(self, handle: int) -> None:
         """Reads until the request of `handle` has finished or was rejected."""

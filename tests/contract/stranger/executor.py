@@ -1,6 +1,7 @@
 """An executor written from executor.proto alone: `StrangerExecutor`."""
 
 import asyncio
+import gc
 import random
 import time
 from collections.abc import Callable
@@ -37,6 +38,7 @@ class ExecutorConfig:
     max_num_rows: int = 16
     max_num_batched_tokens: int = 256
     max_inflight_steps: int = 4
+    max_message_bytes: int = 65536
     max_model_len: int = 200
     eos_token_ids: tuple[int, ...] = ()
     features: tuple[pb.Feature, ...] = ALL_FEATURES
@@ -97,12 +99,12 @@ class StrangerExecutor:
     async def start(self, scheduler_address: str = "") -> None:
         """Serves, and registers at `scheduler_address` if there is one."""
         self._scheduler_address = scheduler_address
-        limit = self.config.max_num_batched_tokens * 64 + 65536
+        limit = self.config.max_message_bytes
         self._server = grpc.aio.server(options=[("grpc.max_receive_message_length", limit)])
         servicer = StrangerServicer(self)
         pb_grpc.add_ExecutorServiceServicer_to_server(servicer, self._server)
         self._port = self._server.add_insecure_port(f"127.0.0.1:{self._port}")
-        self.info = self._describe(limit)
+        self.info = self._describe()
         self.engine = Engine(self.info, self._step_faults)
         self._inbox: asyncio.Queue[tuple[Stream, pb.ScheduleBatch | None]] = asyncio.Queue()
         await self._server.start()
@@ -121,6 +123,8 @@ class StrangerExecutor:
         if self._server is not None:
             await self._server.stop(grace=None)
             self._server = None
+            # Aborted calls keep the server in reference cycles, and its finalizer needs this loop.
+            gc.collect()
         self._old_violations += self.engine.violations
         self.engine.violations.clear()
 
@@ -138,7 +142,7 @@ class StrangerExecutor:
         self._num_inflight = 0
         await self.start(self._scheduler_address)
 
-    def _describe(self, max_message_bytes: int) -> pb.ExecutorInfo:
+    def _describe(self) -> pb.ExecutorInfo:
         config = self.config
         return pb.ExecutorInfo(
             contract_version=pb.ContractVersion(major=1, minor=0),
@@ -160,7 +164,7 @@ class StrangerExecutor:
             limits=pb.ExecutorLimits(
                 max_num_rows=config.max_num_rows,
                 max_num_batched_tokens=config.max_num_batched_tokens,
-                max_message_bytes=max_message_bytes,
+                max_message_bytes=config.max_message_bytes,
                 max_inflight_steps=config.max_inflight_steps,
             ),
             features=config.features,

@@ -39,27 +39,39 @@ def _spawn(address: str, options: dict[str, object], log: int) -> subprocess.Pop
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
 
 
-def _terminate(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(3)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+@dataclass(frozen=True, slots=True)
+class Scheduler:
+    """A scheduler process."""
+
+    address: str
+    process: subprocess.Popen[bytes]
+
+    def terminate(self) -> None:
+        """Asks it to drain and end."""
+        self.process.terminate()
+
+    async def stop(self, timeout_s: float = 5) -> None:
+        """Ends it, by force after `timeout_s`."""
+        self.process.terminate()
+        try:
+            await asyncio.to_thread(self.process.wait, timeout_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
 
 
 @asynccontextmanager
-async def running_scheduler(**options: object) -> AsyncIterator[str]:
-    """A scheduler process that listens; yields its address. Options are its long flags."""
+async def running_scheduler(**options: object) -> AsyncIterator[Scheduler]:
+    """A scheduler process that listens. Options are its long flags."""
     address = free_address()
     with tempfile.TemporaryFile() as log:
         process = _spawn(address, {"drain_timeout_s": 0, **options}, log.fileno())
         try:
             async with grpc.aio.insecure_channel(address, _FAST_RETRY) as channel:
                 await _wait_ready(channel, process, log.fileno())
-            yield address
+            yield Scheduler(address, process)
         finally:
-            await asyncio.to_thread(_terminate, process)
+            await Scheduler(address, process).stop()
             log.seek(0)
             sys.stderr.write(log.read().decode(errors="replace")[-20000:])
 
@@ -89,7 +101,7 @@ async def _wait_ready(
 class Cluster:
     """A scheduler process, its client, and executors in this process."""
 
-    address: str
+    scheduler: Scheduler
     client: StrangerClient
     admin: admin_pb2_grpc.AdminServiceStub
     executors: Sequence[StrangerExecutor]
@@ -144,10 +156,11 @@ async def running_cluster(
 ) -> AsyncIterator[Cluster]:
     """A scheduler with `executors` connected to it."""
     async with AsyncExitStack() as stack:
-        address = await stack.enter_async_context(running_scheduler(**options))
+        scheduler = await stack.enter_async_context(running_scheduler(**options))
+        address = scheduler.address
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
         cluster = Cluster(
-            address, StrangerClient(channel), admin_pb2_grpc.AdminServiceStub(channel), executors
+            scheduler, StrangerClient(channel), admin_pb2_grpc.AdminServiceStub(channel), executors
         )
         for executor in executors:
             stack.push_async_callback(executor.close)

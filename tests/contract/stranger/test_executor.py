@@ -67,7 +67,7 @@ class Driver:
 
 
 def make_engine(faults: StepFaults | None = None, **config: int) -> tuple[Engine, Driver]:
-    described = StrangerExecutor(ExecutorConfig(**config, features=()))._describe(65536)  # type: ignore[arg-type]
+    described = StrangerExecutor(ExecutorConfig(**config, features=()))._describe()  # type: ignore[arg-type]
     return Engine(described, faults or StepFaults()), Driver(described)
 
 

@@ -55,6 +55,13 @@ def test_cache_blocks_do_not_overlap_when_all_are_filled(cache: KVCache) -> None
     assert _owners(cache) == [[block] for block in range(NUM_BLOCKS)]
 
 
+def test_cache_layers_do_not_overlap_when_each_is_filled_in_turn(cache: KVCache) -> None:
+    pools = [*cache.key_pools, *cache.value_pools]
+    for number, pool in enumerate(pools):
+        pool[:] = number
+    assert [set(pool.flatten().tolist()) for pool in pools] == [{0}, {1}, {2}, {3}]
+
+
 def test_copy_moves_all_layers_when_one_source_feeds_two(cache: KVCache) -> None:
     cache.copy(_moves((0, 3), (0, 4), (2, 5)))
     assert _owners(cache) == [[0], [1], [2], [0], [0], [2]]

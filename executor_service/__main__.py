@@ -1,0 +1,181 @@
+"""Composition root of the executor process: read config, bind, load, serve, register, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from executor_service.config import ConfigInvalid, ExecutorConfig
+from executor_service.errors import ExecutorError
+from executor_service.executor_info import ExecutorInfo
+from executor_service.registration import GrpcRegistry, Registrar, advertised_address
+from executor_service.servicer import SERVICE, Engine, ExecutorServicer
+from executor_service.step_executor import StepExecutor
+from executor_service.step_worker import StepWorker
+from splitserve.executor.v1 import executor_pb2_grpc
+from splitserve_rpc import options
+from splitserve_rpc.server import AddressInUse, RunningServer, bind_server, stop_event
+
+if TYPE_CHECKING:
+    from executor_service.engine_loader import LoadedEngine
+
+_HEALTH_SERVICES = ("", SERVICE)
+_STOP_GRACE_S = 1.0
+
+_log = logging.getLogger("executor_service")
+_Result = TypeVar("_Result")
+
+
+class _Announcement:
+    """What the executor says of itself. Its address may become known only with the scheduler's."""
+
+    def __init__(self, info: ExecutorInfo, config: ExecutorConfig, port: int) -> None:
+        self._config = config
+        self._port = port
+        host = config.listen.rpartition(":")[0]
+        self.info = replace(info, address=config.advertise_address or f"{host}:{port}")
+
+    async def describe(self) -> ExecutorInfo:
+        """Raises OSError while the name of the scheduler cannot be resolved."""
+        config = self._config
+        if config.advertise_address is None:
+            address = await advertised_address(config.listen, self._port, config.scheduler)
+            self.info = replace(self.info, address=address)
+        return self.info
+
+
+async def serve(config: ExecutorConfig) -> None:
+    """Serves until told to stop, then drains. Raises AddressInUse and ExecutorError."""
+    executor_epoch = time.time_ns()
+    stop = stop_event(config.exit_on_stdin_eof)
+    running = bind_server(config.listen, (SERVICE,))
+    servicer = ExecutorServicer()
+    executor_pb2_grpc.add_ExecutorServiceServicer_to_server(servicer, running.server)
+    await running.set_serving(_HEALTH_SERVICES, False)
+    await running.server.start()
+    _log.info("model_loading model=%s port=%d", config.model, running.port)
+    try:
+        loaded = await _run_unless(stop, lambda: _load(config, executor_epoch))
+        if loaded is not None:
+            _log_ready(loaded)
+            await _serve_engine(loaded, config, running, servicer, stop)
+    finally:
+        await running.server.stop(_STOP_GRACE_S)
+    _log.info("executor_stopped")
+
+
+def _load(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
+    # Torch takes seconds to import; by now the port is bound and health is answered.
+    from executor_service.engine_loader import load_engine
+
+    return load_engine(config, executor_epoch)
+
+
+async def _serve_engine(
+    loaded: LoadedEngine,
+    config: ExecutorConfig,
+    running: RunningServer,
+    servicer: ExecutorServicer,
+    stop: asyncio.Event,
+) -> None:
+    announcement = _Announcement(loaded.info, config, running.port)
+    worker = StepWorker(StepExecutor(loaded.info, loaded.runner))
+    servicer.serve(Engine(worker, lambda: announcement.info, loaded.tokenizer_files))
+    await running.set_serving(_HEALTH_SERVICES, True)
+    registry = GrpcRegistry(config.scheduler)
+    registrar = Registrar(
+        registry,
+        announcement.describe,
+        servicer.streams.wait_none_open,
+        worker.adopt_scheduler_epoch,
+    )
+    registering = asyncio.create_task(registrar.run())
+    stopping = asyncio.create_task(stop.wait())
+    # Registering ends only by a bug, which is not to leave a process that nobody can find.
+    await asyncio.wait({registering, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    _log.info("executor_draining")
+    await running.set_serving(_HEALTH_SERVICES, False)
+    stopping.cancel()
+    registering.cancel()
+    with suppress(asyncio.CancelledError):
+        await registering
+    await servicer.drain()
+    await registry.close()
+
+
+async def _run_unless(stop: asyncio.Event, work: Callable[[], _Result]) -> _Result | None:
+    """The result of `work`, run in a thread; None if `stop` comes first (the thread is left)."""
+    outcome: Future[_Result] = Future()
+
+    def run() -> None:
+        # Once it is cancelled nobody waits for the outcome.
+        with suppress(InvalidStateError):
+            try:
+                outcome.set_result(work())
+            except InvalidStateError:
+                raise
+            except BaseException as error:
+                outcome.set_exception(error)
+
+    threading.Thread(target=run, name="model-loader", daemon=True).start()
+    working, stopping = asyncio.wrap_future(outcome), asyncio.create_task(stop.wait())
+    either: set[asyncio.Future[Any]] = {working, stopping}
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if working.done():
+        return working.result()
+    working.cancel()
+    return None
+
+
+def _log_ready(loaded: LoadedEngine) -> None:
+    info = loaded.info
+    _log.info(
+        "model_loaded name=%s architecture=%s dtype=%s device=%s num_device_blocks=%d"
+        " num_host_blocks=%d max_model_len=%d",
+        info.model.name,
+        loaded.architecture,
+        info.model.dtype,
+        loaded.device,
+        info.num_device_blocks,
+        info.num_host_blocks,
+        info.model.max_model_len,
+    )
+
+
+def _start_logging(level: str) -> None:
+    """Our own events at `level`, those of libraries only where they warn; to standard error."""
+    logging.basicConfig(
+        level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    for package in ("executor_service", "splitserve_rpc"):
+        logging.getLogger(package).setLevel(level.upper())
+
+
+def main() -> int:
+    """Runs the process; the exit code tells: 2 for configuration or model, 1 for the rest."""
+    try:
+        values = options.parse("executor", sys.argv[1:], os.environ)
+        config = ExecutorConfig.from_options(values)
+        _start_logging(config.log_level)
+        asyncio.run(serve(config))
+    except (ConfigInvalid, ExecutorError) as error:
+        sys.stderr.write(f"splitserve executor: {error}\n")
+        return 2
+    except AddressInUse as error:
+        sys.stderr.write(f"splitserve executor: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

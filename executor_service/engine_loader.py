@@ -1,0 +1,116 @@
+"""From the configuration to a model that runs and what is announced of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from executor_service.config import ExecutorConfig
+from executor_service.executor_info import ExecutorInfo, ExecutorLimits, ModelInfo
+from executor_service.loaded_model import LoadedModel
+from executor_service.memory import CacheConfig, build_runner
+from executor_service.model_loader import ModelConfig, load_model
+from executor_service.model_runner import ModelRunner
+from splitserve_rpc.server import MAX_MESSAGE_BYTES
+
+_BUNDLED = "bundled"
+_BUNDLED_DIRECTORY = Path(__file__).parent / "bundled_model"
+_MAX_INFLIGHT_STEPS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """A runner with its pools, and what the executor is with it (its address is not known yet)."""
+
+    runner: ModelRunner
+    info: ExecutorInfo
+    architecture: str
+    device: str
+    tokenizer_files: tuple[Path, ...]
+
+
+def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
+    """Loads the model and allocates the pools; takes seconds to minutes.
+
+    Raises ExecutorError for a model that is missing, unsupported or too large.
+    """
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    is_bundled = config.model == _BUNDLED
+    loaded = load_model(
+        ModelConfig(
+            model=str(_BUNDLED_DIRECTORY) if is_bundled else config.model,
+            device=_device(config.device),
+            dtype=config.dtype,
+            max_model_len=config.max_model_len,
+            name=config.served_model_name or (_BUNDLED if is_bundled else None),
+        )
+    )
+    runner = build_runner(loaded, _cache_config(config))
+    return LoadedEngine(
+        runner=runner,
+        info=_describe(config, executor_epoch, loaded, runner),
+        architecture=loaded.architecture,
+        device=str(loaded.device),
+        tokenizer_files=loaded.tokenizer_files,
+    )
+
+
+def _device(device: str) -> str:
+    if device != "auto":
+        return device
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _cache_config(config: ExecutorConfig) -> CacheConfig:
+    sizes = CacheConfig(
+        block_size=config.block_size,
+        num_device_blocks=config.num_device_blocks,
+        num_host_blocks=config.num_host_blocks,
+    )
+    if config.memory_fraction is None:
+        return sizes
+    return CacheConfig(
+        block_size=config.block_size,
+        num_host_blocks=config.num_host_blocks,
+        memory_ratio=config.memory_fraction,
+    )
+
+
+def _describe(
+    config: ExecutorConfig, executor_epoch: int, loaded: LoadedModel, runner: ModelRunner
+) -> ExecutorInfo:
+    cache = runner.cache
+    return ExecutorInfo(
+        executor_epoch=executor_epoch,
+        model=ModelInfo(
+            name=loaded.name,
+            digest=loaded.digest,
+            dtype=loaded.dtype_name,
+            kv_cache_dtype=str(cache.dtype).removeprefix("torch."),
+            vocab_size=loaded.vocab_size,
+            max_model_len=loaded.max_model_len,
+            eos_token_ids=loaded.eos_token_ids,
+        ),
+        block_size=cache.block_size,
+        num_device_blocks=cache.num_device_blocks,
+        num_host_blocks=cache.num_host_blocks,
+        block_bytes=cache.block_bytes,
+        limits=ExecutorLimits(
+            max_num_rows=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_message_bytes=MAX_MESSAGE_BYTES,
+            max_inflight_steps=_MAX_INFLIGHT_STEPS,
+        ),
+        software_version=_version(),
+    )
+
+
+def _version() -> str:
+    try:
+        return metadata.version("splitserve")
+    except metadata.PackageNotFoundError:
+        return "unknown"

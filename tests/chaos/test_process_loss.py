@@ -1,0 +1,129 @@
+"""Processes die by SIGKILL in the middle of streams; no token is lost, doubled or changed."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from splitserve_client import AsyncClient, Finish, FinishReason, SamplingParams, Tokens
+from tests.support.processes import processes
+from tests.support.tiny_models import make_tiny_model
+
+NUM_TOKENS = 150
+KILL_AFTER = 15
+GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+SAMPLED = replace(GREEDY, temperature=1.0, top_p=0.95, seed=17)
+PROMPTS = ([5, 6, 7], [9] * 20, [11, 12], [21, 22, 23, 24, 25])
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model("llama", tmp_path_factory.mktemp("llama"), seed=2)
+
+
+@pytest.fixture(scope="module")
+def truth(model: Path) -> list[list[int]]:
+    """What Hugging Face `generate` says, greedily."""
+    from transformers import AutoModelForCausalLM
+
+    reference = AutoModelForCausalLM.from_pretrained(model)
+    answers = []
+    for prompt in PROMPTS:
+        output = reference.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            do_sample=False,
+            max_new_tokens=NUM_TOKENS,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        answers.append(output[0, len(prompt) :].tolist())
+    return answers
+
+
+class Stream:
+    """One completion; `started` is set once it is in full swing."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.finish: Finish | None = None
+        self.started = asyncio.Event()
+
+    async def run(self, client: AsyncClient, prompt: list[int], params: SamplingParams) -> None:
+        async for event in client.generate(prompt, params):
+            if isinstance(event, Tokens):
+                self.tokens += event.token_ids
+                if len(self.tokens) >= KILL_AFTER:
+                    self.started.set()
+            else:
+                self.finish = event
+
+
+async def start_streams(
+    client: AsyncClient, tasks: asyncio.TaskGroup, params: list[SamplingParams]
+) -> list[Stream]:
+    streams = [Stream() for _ in PROMPTS]
+    for stream, prompt, each in zip(streams, PROMPTS, params, strict=True):
+        tasks.create_task(stream.run(client, list(prompt), each))
+    for stream in streams:
+        await stream.started.wait()
+    return streams
+
+
+def assert_equal_to(truth: list[list[int]], streams: list[Stream]) -> None:
+    assert [stream.tokens for stream in streams] == truth
+    for stream in streams:
+        assert stream.finish is not None
+        assert stream.finish.reason is FinishReason.LENGTH
+
+
+async def test_streams_move_to_the_other_executor_when_one_is_killed(
+    model: Path, truth: list[list[int]]
+) -> None:
+    async with processes(model) as running, AsyncClient(running.address) as client:
+        running.start_scheduler("--reconnect-timeout-s", "0.2")
+        running.start_executor()
+        running.start_executor()
+        await running.wait_until(lambda executors: len(executors) == 2)
+        async with asyncio.TaskGroup() as tasks:
+            streams = await start_streams(client, tasks, [GREEDY] * len(PROMPTS))
+            assert not all(stream.finish for stream in streams)
+            executors = await running.wait_until(lambda executors: len(executors) == 2)
+            busiest = max(executors, key=lambda executor: executor.num_running_requests)
+            running.kill_executor(busiest.address)
+        assert_equal_to(truth, streams)
+
+
+async def test_streams_pause_until_a_new_executor_comes_when_the_only_one_is_killed(
+    model: Path, truth: list[list[int]]
+) -> None:
+    async with processes(model) as running, AsyncClient(running.address) as client:
+        running.start_scheduler("--reconnect-timeout-s", "0.2")
+        first = running.start_executor()
+        await running.wait_until(lambda executors: len(executors) == 1)
+        async with asyncio.TaskGroup() as tasks:
+            streams = await start_streams(client, tasks, [GREEDY] * len(PROMPTS))
+            running.kill_executor(first)
+            await running.wait_until(lambda executors: not executors)
+            running.start_executor()
+        assert_equal_to(truth, streams)
+
+
+async def test_client_resumes_with_the_same_randomness_when_the_scheduler_is_killed(
+    model: Path,
+) -> None:
+    async with processes(model) as running, AsyncClient(running.address) as client:
+        running.start_scheduler()
+        running.start_executor()
+        await running.wait_until(lambda executors: len(executors) == 1)
+        async with asyncio.TaskGroup() as tasks:
+            undisturbed = await start_streams(client, tasks, [SAMPLED] * len(PROMPTS))
+        async with asyncio.TaskGroup() as tasks:
+            streams = await start_streams(client, tasks, [SAMPLED] * len(PROMPTS))
+            running.kill_scheduler()
+            running.start_scheduler()
+        assert_equal_to([stream.tokens for stream in undisturbed], streams)

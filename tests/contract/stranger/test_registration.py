@@ -1,0 +1,182 @@
+"""Register: what is refused, what is harmless; health and reflection."""
+
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+import pytest_asyncio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from splitserve.executor.v1 import executor_pb2
+from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
+from tests.contract.stranger.client import ErrorDetails, read_error, request_of
+from tests.contract.stranger.executor import StrangerExecutor
+from tests.contract.stranger.process import (
+    Cluster,
+    Scheduler,
+    poll,
+    running_cluster,
+    running_scheduler,
+)
+from tests.contract.stranger.truth import expected_tokens
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+SERVICES = ("", "splitserve.scheduler.v1.SchedulerService")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster() -> AsyncIterator[Cluster]:
+    async with running_cluster(StrangerExecutor()) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def empty() -> AsyncIterator[Scheduler]:
+    """A scheduler without executors."""
+    async with running_scheduler() as scheduler:
+        yield scheduler
+
+
+def info_of(executor: StrangerExecutor, path: str, value: object) -> executor_pb2.ExecutorInfo:
+    """A copy of what `executor` announces, with one field changed."""
+    info = executor_pb2.ExecutorInfo()
+    info.CopyFrom(executor.info)
+    info.address = "127.0.0.1:1"
+    *parents, name = path.split(".")
+    message: object = info
+    for parent in parents:
+        message = getattr(message, parent)
+    setattr(message, name, value)
+    return info
+
+
+async def register(address: str, info: executor_pb2.ExecutorInfo) -> ErrorDetails | None:
+    """How the registration of `info` is refused; None if it is not."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = registry_pb2_grpc.RegistryServiceStub(channel)
+        try:
+            await stub.Register(registry_pb2.RegisterRequest(executor=info), timeout=5)
+        except grpc.aio.AioRpcError as error:
+            return read_error(error)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "reason"),
+    [
+        ("contract_version.major", 2, "CONTRACT_VERSION_MISMATCH"),
+        ("model.digest", "cd" * 32, "MODEL_MISMATCH"),
+        ("model.dtype", "bfloat16", "MODEL_MISMATCH"),
+    ],
+)
+async def test_register_refuses_when_executor_does_not_match(
+    cluster: Cluster, path: str, value: object, reason: str
+) -> None:
+    info = info_of(cluster.executors[0], path, value)
+    error = await register(cluster.scheduler.address, info)
+    assert error is not None
+    assert (error.code, error.reason, error.domain) == (
+        grpc.StatusCode.FAILED_PRECONDITION,
+        reason,
+        "splitserve",
+    )
+    assert path.split(".")[-1].removesuffix("major").rstrip("_") in error.message
+    assert str(value) in error.message
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("executor_epoch", 0),
+        ("address", ""),
+        ("address", "no port"),
+        ("model.name", ""),
+        ("model.kv_cache_dtype", ""),
+        ("model.vocab_size", 0),
+        ("model.max_model_len_tokens", 0),
+        ("block_size_tokens", 0),
+        ("num_device_blocks", 0),
+        ("num_host_blocks", -1),
+        ("limits.max_num_rows", 0),
+        ("limits.max_num_batched_tokens", 0),
+        ("limits.max_message_bytes", 0),
+        ("limits.max_inflight_steps", 0),
+    ],
+)
+async def test_register_refuses_when_field_is_missing_or_out_of_range(
+    cluster: Cluster, empty: Scheduler, path: str, value: object
+) -> None:
+    await check_invalid(empty, info_of(cluster.executors[0], path, value), path)
+
+
+@pytest.mark.parametrize(("path", "value"), [("model.dtype", "int7"), ("model.digest", "XYZ")])
+async def test_register_refuses_when_first_model_is_out_of_range(
+    cluster: Cluster, path: str, value: object
+) -> None:
+    async with running_scheduler() as scheduler:
+        await check_invalid(scheduler, info_of(cluster.executors[0], path, value), path)
+
+
+async def check_invalid(scheduler: Scheduler, info: executor_pb2.ExecutorInfo, path: str) -> None:
+    error = await register(scheduler.address, info)
+    assert error is not None, "accepted"
+    assert (error.code, error.reason, error.domain) == (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "EXECUTOR_INFO_INVALID",
+        "splitserve",
+    )
+    assert path.split(".")[-1] in error.message
+
+
+async def test_register_changes_nothing_when_repeated(cluster: Cluster) -> None:
+    (executor,) = cluster.executors
+    generation = cluster.client.start(request_of([1, 2], temperature=0, max_tokens=150))
+    await generation.read_until(3)
+    assert await register(cluster.scheduler.address, executor.info) is None
+    completion = await generation.finish()
+    states = await cluster.states()
+    assert completion.tokens == expected_tokens([1, 2], 0, 0, 150, 1000)
+    assert completion.finish is not None
+    assert completion.finish.usage.num_preemptions == 0
+    assert [state.executor for state in states] == [executor.info]
+
+
+async def test_health_follows_executor_when_it_comes_and_goes() -> None:
+    executor = StrangerExecutor()
+    async with (
+        running_scheduler(reconnect_timeout_s=0.1) as scheduler,
+        grpc.aio.insecure_channel(scheduler.address) as channel,
+    ):
+        stub = health_pb2_grpc.HealthStub(channel)
+
+        async def wait_for(status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+            async def ask() -> tuple[bool, list[object]]:
+                answers = [
+                    await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=5)
+                    for name in SERVICES
+                ]
+                return all(answer.status == status for answer in answers), list(answers)
+
+            await poll(ask)
+
+        await wait_for(health_pb2.HealthCheckResponse.NOT_SERVING)
+        try:
+            await executor.start(scheduler.address)
+            await wait_for(health_pb2.HealthCheckResponse.SERVING)
+        finally:
+            await executor.stop()
+        await wait_for(health_pb2.HealthCheckResponse.NOT_SERVING)
+
+
+async def test_reflection_lists_services(empty: Scheduler) -> None:
+    async with grpc.aio.insecure_channel(empty.address) as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        call = stub.ServerReflectionInfo(
+            iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=5
+        )
+        response = await call.read()
+    names = {service.name for service in response.list_services_response.service}
+    area = "splitserve.scheduler.v1."
+    assert {f"{area}{name}Service" for name in ("Scheduler", "Registry", "Admin")} <= names
+    assert "grpc.health.v1.Health" in names

@@ -1,0 +1,192 @@
+"""Session: many requests over one stream."""
+
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+import pytest_asyncio
+
+from splitserve.scheduler.v1 import scheduler_pb2 as pb
+from tests.contract.stranger.client import Param, Session, read_error, request_of
+from tests.contract.stranger.executor import StrangerExecutor
+from tests.contract.stranger.process import Cluster, running_cluster
+from tests.contract.stranger.truth import expected_scores, expected_tokens
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster() -> AsyncIterator[Cluster]:
+    async with running_cluster(StrangerExecutor()) as running:
+        yield running
+
+
+def prompt_of(handle: int) -> list[int]:
+    return [(handle + i) % 1000 for i in range(6)]
+
+
+async def submit(session: Session, handle: int, max_tokens: int = 6, **params: Param) -> list[int]:
+    """Submits a seeded request; returns its true tokens."""
+    prompt = prompt_of(handle)
+    request = request_of(prompt, seed=handle, temperature=1, max_tokens=max_tokens, **params)
+    await session.submit(handle, request)
+    return expected_tokens(prompt, handle, 1, max_tokens, 1000)
+
+
+async def test_session_ends_when_all_have_finished_after_half_close(cluster: Cluster) -> None:
+    session = cluster.client.session()
+    handles = (3, -7, 2**31 - 1, 0)
+    truth = {handle: await submit(session, handle) for handle in handles}
+    await session.half_close()
+    await session.read_all()
+    assert {h: c.tokens for h, c in session.completions.items()} == truth
+    assert {c.reason for c in session.completions.values()} == {"LENGTH"}
+    await cluster.wait_idle()
+    cluster.check_contract()
+
+
+async def test_session_sends_one_message_a_step_when_requests_run_together(
+    cluster: Cluster,
+) -> None:
+    (executor,) = cluster.executors
+    executor.gate.clear()
+    session = cluster.client.session()
+    for handle in range(4):
+        await submit(session, handle, max_tokens=10)
+    await cluster.wait_for_states(
+        lambda s: s[0].num_running_requests + s[0].num_waiting_requests == 4
+    )
+    executor.gate.set()
+    await session.half_close()
+    await session.read_all()
+    sizes = [len(message.handles) for message in session.messages]
+    assert all(len(set(m.handles)) == len(m.handles) for m in session.messages)
+    assert 4 in sizes
+
+
+async def test_session_aborts_one_when_handle_is_aborted(cluster: Cluster) -> None:
+    session = cluster.client.session()
+    await submit(session, 1, max_tokens=190)
+    truth = await submit(session, 2)
+    await session.read_until_token(1)
+    await session.abort(77)
+    await session.abort(1)
+    await session.half_close()
+    await session.read_all()
+    assert session.completions[1].reason == "ABORTED"
+    assert (session.completions[2].tokens, session.completions[2].reason) == (truth, "LENGTH")
+    await cluster.wait_idle()
+
+
+async def test_abort_ends_request_of_session_when_called_by_id(cluster: Cluster) -> None:
+    session = cluster.client.session()
+    await session.submit(5, request_of([1, 2], "by-id", max_tokens=190))
+    await session.read_until_token(5)
+    await cluster.client.abort("by-id")
+    await session.read_until_ended(5)
+    await session.half_close()
+    await session.read_all()
+    assert session.completions[5].reason == "ABORTED"
+
+
+async def test_abort_finishes_stream_when_request_generates(cluster: Cluster) -> None:
+    request = request_of([1, 2], "aborted", max_tokens=190, temperature=0)
+    generation = cluster.client.start(request)
+    await generation.read_until(2)
+    await cluster.client.abort("aborted")
+    completion = await generation.finish()
+    assert completion.reason == "ABORTED"
+    assert completion.finish is not None
+    assert completion.finish.usage.num_output_tokens == len(completion.tokens)
+    assert completion.tokens == expected_tokens([1, 2], 0, 0, len(completion.tokens), 1000)
+    await cluster.wait_idle()
+
+
+async def test_session_rejects_one_when_request_is_invalid(cluster: Cluster) -> None:
+    session = cluster.client.session()
+    truth = await submit(session, 1)
+    await session.submit(2, request_of([]))
+    await session.read_until_ended(2)
+    assert session.rejected[2].reason == "PROMPT_EMPTY"
+    del session.rejected[2]
+    again = await submit(session, 2)
+    await session.half_close()
+    await session.read_all()
+    assert session.completions[1].tokens == truth
+    assert session.completions[2].tokens == again
+
+
+async def test_session_reuses_handle_when_request_has_finished(cluster: Cluster) -> None:
+    session = cluster.client.session()
+    for max_tokens in (1, 2, 3):
+        truth = await submit(session, 9, max_tokens=max_tokens)
+        await session.read_until_ended(9)
+        assert session.completions[9].tokens == truth
+    await session.half_close()
+    await session.read_all()
+
+
+async def test_session_sends_logprobs_as_events_when_asked(cluster: Cluster) -> None:
+    session = cluster.client.session()
+    truth = await submit(session, 4, num_logprobs=1)
+    await session.half_close()
+    await session.read_all()
+    completion = session.completions[4]
+    scores = expected_scores(prompt_of(4) + truth, 6, 1, 1000)
+    assert completion.tokens == truth
+    assert [one.logprob for one in completion.logprobs] == [score.logprob for score in scores]
+    assert all(not message.handles for message in session.messages)
+
+
+@pytest.mark.parametrize("message", ["reused handle", "no action"])
+async def test_session_ends_with_error_when_protocol_is_broken(
+    cluster: Cluster, message: str
+) -> None:
+    session = cluster.client.session()
+    await submit(session, 1, max_tokens=190)
+    await session.read_until_token(1)
+    if message == "no action":
+        await session.send(pb.SessionRequest())
+    else:
+        await submit(session, 1)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await session.read_all()
+    error = read_error(caught.value)
+    assert error.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert (error.reason, error.domain) == ("SESSION_PROTOCOL", "splitserve")
+    await cluster.wait_idle()
+
+
+async def test_session_frees_blocks_when_stream_breaks(cluster: Cluster) -> None:
+    session = cluster.client.session()
+    await submit(session, 1, max_tokens=190)
+    await session.read_until_token(1)
+    session.cancel()
+    await cluster.wait_idle()
+
+
+async def test_session_ends_at_once_when_nothing_was_submitted(cluster: Cluster) -> None:
+    session = cluster.client.session()
+    await session.half_close()
+    await session.read_all()
+    assert session.messages == []
+
+
+async def test_generate_frees_blocks_when_call_is_cancelled(cluster: Cluster) -> None:
+    generation = cluster.client.start(request_of([1] * 50, max_tokens=140))
+    await generation.read_until(1)
+    generation.cancel()
+    await cluster.wait_idle()
+
+
+async def test_generate_frees_blocks_when_deadline_passes(cluster: Cluster) -> None:
+    (executor,) = cluster.executors
+    generation = cluster.client.start(request_of([1] * 50, max_tokens=140), timeout_s=0.2)
+    await generation.read_until(1)
+    executor.gate.clear()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await generation.finish()
+    executor.gate.set()
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    await cluster.wait_idle()
+    cluster.check_contract()

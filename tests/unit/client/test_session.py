@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from splitserve_client import (
+    AsyncClient,
+    FinishReason,
+    InvalidRequest,
+    SamplingParams,
+    ServerUnreachable,
+    Tokens,
+)
+from splitserve_rpc.domain_error import DomainError
+from tests.unit.client.conftest import VirtualTime
+from tests.unit.client.fake_server import FakeScheduler, expected_tokens
+from tests.unit.client.test_client import collect, cut_at
+
+
+async def test_session_keeps_requests_apart_when_many_run_at_once(client: AsyncClient) -> None:
+    async with client.session() as session:
+        streams = [
+            session.submit([1, n], SamplingParams(seed=n, max_tokens=5 + n)) for n in range(20)
+        ]
+        results = await asyncio.gather(*map(collect, streams))
+
+    for number, (token_ids, finish) in enumerate(results):
+        assert token_ids == expected_tokens([1, number], number, 5 + number)
+        assert finish.reason is FinishReason.LENGTH
+
+
+async def test_session_continues_all_requests_when_its_stream_breaks(
+    client: AsyncClient, fake: FakeScheduler
+) -> None:
+    fake.before_token = cut_at(7, 13)  # type: ignore[assignment]
+
+    async with client.session() as session:
+        streams = [session.submit([n], SamplingParams(seed=n, max_tokens=8)) for n in range(4)]
+        results = await asyncio.gather(*map(collect, streams))
+
+    for number, (token_ids, _) in enumerate(results):
+        assert token_ids == expected_tokens([number], number, 8)
+
+
+async def test_session_fails_one_request_when_the_server_rejects_it(
+    client: AsyncClient, fake: FakeScheduler
+) -> None:
+    def before_request(request: object) -> None:
+        if not request.prompt_token_ids:  # type: ignore[attr-defined]
+            raise DomainError("PROMPT_EMPTY", "no prompt")
+
+    fake.before_request = before_request
+
+    async with client.session() as session:
+        good = session.submit([1], SamplingParams(seed=1, max_tokens=3))
+        bad = session.submit([], SamplingParams(max_tokens=3))
+        with pytest.raises(InvalidRequest, match="no prompt"):
+            await collect(bad)
+        token_ids, _ = await collect(good)
+
+    assert token_ids == expected_tokens([1], 1, 3)
+
+
+async def test_session_submits_again_when_a_successor_is_not_up_yet(
+    client: AsyncClient, fake: FakeScheduler
+) -> None:
+    fake.before_token = cut_at(2)  # type: ignore[assignment]
+
+    def before_request(request: object) -> None:
+        if len(fake.requests) in (2, 3):
+            raise DomainError("MODEL_NOT_READY", "not yet")
+
+    fake.before_request = before_request
+
+    async with client.session() as session:
+        token_ids, _ = await collect(session.submit([9], SamplingParams(seed=3, max_tokens=5)))
+
+    assert token_ids == expected_tokens([9], 3, 5)
+
+
+async def test_session_delivers_scores_when_a_request_asks_for_them(client: AsyncClient) -> None:
+    params = SamplingParams(seed=1, max_tokens=2, num_logprobs=1)
+
+    async with client.session() as session:
+        events = [event async for event in session.submit([1, 2], params)]
+
+    scores = [s.token_id for e in events if isinstance(e, Tokens) for s in e.logprobs]
+    assert scores == expected_tokens([1, 2], 1, 2)
+
+
+async def test_session_request_finishes_as_aborted_when_it_is_aborted(
+    client: AsyncClient, fake: FakeScheduler
+) -> None:
+    fake.hold = asyncio.Event()
+
+    async with client.session() as session:
+        stream = session.submit([1], SamplingParams(max_tokens=100))
+        stream.abort()
+        _, finish = await collect(stream)
+        stream.abort()
+
+    assert finish.reason is FinishReason.ABORTED
+
+
+async def test_session_aborts_what_is_unfinished_when_it_is_left(
+    client: AsyncClient, fake: FakeScheduler
+) -> None:
+    fake.hold = asyncio.Event()
+
+    async with client.session() as session:
+        stream = session.submit([1], SamplingParams(max_tokens=100))
+
+    _, finish = await collect(stream)
+    assert finish.reason is FinishReason.ABORTED
+
+
+async def test_session_fails_its_requests_but_stays_usable_when_patience_ends(
+    address: str, fake: FakeScheduler, virtual_time: VirtualTime
+) -> None:
+    fake.before_token = cut_at(*range(1000))  # type: ignore[assignment]
+
+    async with (
+        AsyncClient(address, virtual_time.config(give_up_after_s=10)) as client,
+        client.session() as session,
+    ):
+        with pytest.raises(ServerUnreachable):
+            await collect(session.submit([1], SamplingParams(seed=1, max_tokens=3)))
+        fake.before_token = lambda number: None
+        token_ids, _ = await collect(session.submit([2], SamplingParams(seed=1, max_tokens=3)))
+
+    assert token_ids == expected_tokens([2], 1, 3)
