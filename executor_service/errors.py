@@ -1,10 +1,10 @@
 """Errors of the executor service.
 
-    ExecutorError
-    ├── ModelUnsupported     the checkpoint cannot be served; said at load, by name
-    ├── ModelUnreadable      the checkpoint is missing or broken
-    ├── OutOfMemory          pools or weights do not fit; said with numbers
-    └── StepFailed           one step failed as a whole; the process lives
+ExecutorError
+├── ModelUnsupported     the checkpoint cannot be served; said at load, by name
+├── ModelUnreadable      the checkpoint is missing or broken
+├── OutOfMemory          pools or weights do not fit; said with numbers
+└── StepFailed           one step failed as a whole; the process lives
 """
 
 from __future__ import annotations

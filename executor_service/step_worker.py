@@ -24,6 +24,11 @@ class StepWorker:
         self._thread = threading.Thread(target=self._work, name="step-worker", daemon=True)
         self._thread.start()
 
+    @property
+    def num_waiting(self) -> int:
+        """Jobs that have not begun."""
+        return self._jobs.qsize()
+
     def submit(self, batch: pb.ScheduleBatch, then: Callable[[pb.StepResult], None]) -> None:
         """Executes `batch`, whatever becomes of the caller; `then` is called in the thread."""
         received_ns = time.monotonic_ns()
@@ -40,7 +45,7 @@ class StepWorker:
         self._jobs.put(lambda: self._step_executor.adopt_scheduler_epoch(scheduler_epoch))
 
     def finish(self) -> None:
-        """Finishes what was submitted and ends the thread; returns then. To be called once."""
+        """Finishes what was submitted and ends the thread; returns then."""
         self._jobs.put(None)
         self._thread.join()
 

@@ -150,7 +150,7 @@ PYTHON
 
 build_images() {
     say 'building both images'
-    timeout 1800 podman-compose --project-name "$project" --podman-build-args \
+    timeout 1800 podman-compose --project-name "$project" --parallel 1 --podman-build-args \
         "--format docker --network none --volume $wheels:/wheels:ro" \
         build --build-arg PIP_NO_INDEX=1 --build-arg PIP_FIND_LINKS=/wheels \
         >"$scratch/build.log" 2>&1 || { tail -40 "$scratch/build.log" >&2; fail 'build'; }
@@ -215,7 +215,8 @@ check_crash() {
         --entrypoint python "$scheduler_image" /probe.py scheduler:50051 >"$scratch/streams" 2>&1 &
     local streams=$! victim
     wait_for 60 'streams are running' grep -q running "$scratch/streams"
-    victim=$(of_service executor | head -1)
+    victim=$(of_service executor)
+    victim=${victim%%$'\n'*}
     crash "$victim"
     say "killed $(podman inspect -f '{{.Name}}' "$victim") in mid-stream"
     ! grep -q ended "$scratch/streams" || fail 'the streams ended too early to tell'

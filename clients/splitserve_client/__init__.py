@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from splitserve_client.client import AsyncClient, ClientConfig
+    from splitserve_client.completion import End, Piece, Prompt, stream_text
     from splitserve_client.detokenizer import Detokenizer, StopStrings
     from splitserve_client.errors import (
         ChatTemplateFailed,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 _NAMES_OF_MODULE = {
     "client": ("AsyncClient", "ClientConfig"),
+    "completion": ("End", "Piece", "Prompt", "stream_text"),
     "detokenizer": ("Detokenizer", "StopStrings"),
     "errors": (
         "ChatTemplateFailed", "DeadlineExceeded", "Draining", "InvalidRequest", "ModelNotReady",
@@ -71,6 +73,7 @@ __all__ = [
     "DeadlineExceeded",
     "Detokenizer",
     "Draining",
+    "End",
     "Executor",
     "ExecutorList",
     "Finish",
@@ -78,6 +81,8 @@ __all__ = [
     "InvalidRequest",
     "Model",
     "ModelNotReady",
+    "Piece",
+    "Prompt",
     "QueueFull",
     "RequestFailed",
     "RequestIdInUse",
@@ -97,6 +102,7 @@ __all__ = [
     "Tokens",
     "TopLogprob",
     "Usage",
+    "stream_text",
 ]
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from splitserve_client.tokenizer import Tokenizer
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
+_TOKENIZER_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +170,9 @@ class AsyncClient:
         """The tokenizer files by name. Raises ModelNotReady, TokenizerUnavailable."""
         await self._connect()
         files: dict[str, bytearray] = {}
-        call = self._scheduler.GetTokenizer(scheduler_pb2.GetTokenizerRequest())
+        call = self._scheduler.GetTokenizer(
+            scheduler_pb2.GetTokenizerRequest(), timeout=_TOKENIZER_TIMEOUT_S
+        )
         try:
             async for piece in call:
                 files.setdefault(piece.file_name, bytearray()).extend(piece.data)

@@ -25,7 +25,7 @@ class Detokenizer:
 
     def __init__(self, decode: Decode, context_token_ids: Sequence[int] = ()) -> None:
         self._decode = decode
-        self._token_ids = list(context_token_ids[-_NUM_CONTEXT_TOKENS:])
+        self._token_ids = _last_characters(decode, context_token_ids)
         self._num_read = len(self._token_ids)
         self._read_text = decode(self._token_ids) if self._token_ids else ""
 
@@ -57,6 +57,15 @@ class Detokenizer:
         self._token_ids = self._token_ids[self._num_read :]
         self._num_read = len(self._token_ids)
         self._read_text = self._decode(self._token_ids) if self._token_ids else ""
+
+
+def _last_characters(decode: Decode, token_ids: Sequence[int]) -> list[int]:
+    """Some of the last tokens, not beginning within a character."""
+    for num_tokens in range(_NUM_CONTEXT_TOKENS, _MAX_PENDING_TOKENS):
+        last = list(token_ids[-num_tokens:])
+        if num_tokens >= len(token_ids) or not decode(last).startswith(_REPLACEMENT):
+            break
+    return last
 
 
 class StopStrings:

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch
 
+_SCORES_AT_A_TIME = 2**24
+
 
 def write_kv(
     key: Tensor, value: Tensor, key_pool: Tensor, value_pool: Tensor, batch: PagedBatch
@@ -53,7 +55,12 @@ def paged_attention(
         table = batch.block_tables[row]
         key = _gather(key_pool, table, num_tokens)
         value = _gather(value_pool, table, num_tokens)
-        output[start:end] = _attend(query[start:end], key, value, num_computed, options)
+        # Pieces of the row, so that memory for the scores stays bounded.
+        step = max(1, _SCORES_AT_A_TIME // (query.shape[1] * num_tokens))
+        for first in range(start, end, step):
+            last = min(first + step, end)
+            visible = num_computed + last - start
+            output[first:last] = _attend(query[first:last], key[:visible], value[:visible], options)
     return output
 
 
@@ -63,10 +70,11 @@ def _gather(pool: Tensor, table: Tensor, num_tokens: int) -> Tensor:
     return pool[table[:num_blocks].to(torch.int64)].flatten(0, 1)[:num_tokens]
 
 
-def _attend(
-    query: Tensor, key: Tensor, value: Tensor, num_computed: int, options: AttentionOptions
-) -> Tensor:
-    """One row. `query`: [S, H, D], `key`: [C, G, D], `value`: [C, G, E]. Returns [S, H, E]."""
+def _attend(query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
+    """The last S of C tokens attend to all before them.
+
+    `query`: [S, H, D], `key`: [C, G, D], `value`: [C, G, E]. Returns [S, H, E].
+    """
     num_new, num_heads, head_dim = query.shape
     num_tokens, num_kv_heads, value_dim = value.shape
     # Query heads g * H/G .. (g + 1) * H/G - 1 share key/value head g.
@@ -75,7 +83,7 @@ def _attend(
     scores = scores.reshape(num_heads, num_new, num_tokens)
     if options.softcap is not None:
         scores = options.softcap * torch.tanh(scores / options.softcap)
-    query_positions = torch.arange(num_computed, num_tokens, device=query.device)[:, None]
+    query_positions = torch.arange(num_tokens - num_new, num_tokens, device=query.device)[:, None]
     key_positions = torch.arange(num_tokens, device=query.device)[None, :]
     visible = key_positions <= query_positions
     if options.sliding_window is not None:

@@ -19,6 +19,7 @@ from tests.contract.served import (
     make_info,
 )
 from tests.support.executor_server import serve_executor
+from tests.support.fake_runner import FakeRunner
 
 
 @pytest.fixture(scope="session")
@@ -54,3 +55,5 @@ async def served(backend: Backend) -> AsyncIterator[Served]:
             stub = executor_pb2_grpc.ExecutorServiceStub(channel)
             yield Served(backend, gate, server, stub)
             gate.open()
+    if isinstance(backend.runner, FakeRunner):
+        assert backend.runner.violations == []

@@ -21,7 +21,6 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
-from tests.support.fake_runner import FakeRunner, expected_tokens
 
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.request import FinishReason, Request, SequenceStatus
@@ -29,6 +28,7 @@ from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.core.scheduler import Scheduler
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve_rpc.domain_error import DomainError
+from tests.support.fake_runner import FakeRunner, expected_tokens
 from tests.support.in_process import InProcessEngine, output_token_ids
 
 VOCAB_SIZE = 50

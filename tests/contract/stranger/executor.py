@@ -59,6 +59,14 @@ class StreamFaults:
     restart_at: int | None = None
 
 
+async def _run_finalizers() -> None:
+    """The finalizer of a grpc.aio server needs its loop; calls keep servers in cycles."""
+    await asyncio.sleep(0)
+    gc.collect()
+    for _ in range(4):
+        await asyncio.sleep(0)
+
+
 class StrangerExecutor:
     """Serves ExecutorService, keeps registering, executes batches one by one."""
 
@@ -123,8 +131,8 @@ class StrangerExecutor:
         if self._server is not None:
             await self._server.stop(grace=None)
             self._server = None
-            # Aborted calls keep the server in reference cycles, and its finalizer needs this loop.
-            gc.collect()
+            await self.wait_until(lambda: not self._streams)
+            await _run_finalizers()
         self._old_violations += self.engine.violations
         self.engine.violations.clear()
 

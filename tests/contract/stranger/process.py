@@ -63,7 +63,7 @@ class Scheduler:
 @asynccontextmanager
 async def running_scheduler(**options: object) -> AsyncIterator[Scheduler]:
     """A scheduler process that listens. Options are its long flags."""
-    address = free_address()
+    address = str(options.pop("listen", None) or free_address())
     with tempfile.TemporaryFile() as log:
         process = _spawn(address, {"drain_timeout_s": 0, **options}, log.fileno())
         try:

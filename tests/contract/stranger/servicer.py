@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -93,10 +92,9 @@ class StrangerServicer(pb_grpc.ExecutorServiceServicer):
                     return
                 yield answer
         finally:
-            reader.cancel()
-            with suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
-                await reader
             self._desk.close_stream(stream)
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
 
     async def _read(self, batches: AsyncIterator[pb.ScheduleBatch], stream: Stream) -> None:
         async for batch in batches:

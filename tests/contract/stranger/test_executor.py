@@ -1,6 +1,6 @@
 """The stranger executor itself, against a driver written from the same comments."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import grpc
 import pytest
@@ -230,20 +230,19 @@ async def test_executor_ends_stream_with_aborted_when_newer_stream_sends() -> No
     executor = StrangerExecutor()
     await executor.start()
     driver = Driver(executor.info)
-
-    async def one(batch: pb.ScheduleBatch) -> AsyncIterator[pb.ScheduleBatch]:
-        yield batch
-        await executor.wait_until(lambda: executor.num_streams == 0)
-
-    async with grpc.aio.insecure_channel(executor.info.address) as channel:
-        stub = pb_grpc.ExecutorServiceStub(channel)
-        older = stub.Execute(one(driver.prefill()))
-        first = await older.read()
-        newer = stub.Execute(one(driver.decode(2, 6)))
-        second = await newer.read()
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await older.read()
-        newer.cancel()
-    await executor.close()
+    try:
+        async with grpc.aio.insecure_channel(executor.info.address) as channel:
+            stub = pb_grpc.ExecutorServiceStub(channel)
+            older = stub.Execute()
+            await older.write(driver.prefill())
+            first = await older.read()
+            newer = stub.Execute()
+            await newer.write(driver.decode(2, 6))
+            second = await newer.read()
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await older.read()
+            newer.cancel()
+    finally:
+        await executor.close()
     assert caught.value.code() is grpc.StatusCode.ABORTED
     assert tokens_of(first, second) == truth(2)

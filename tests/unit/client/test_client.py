@@ -26,6 +26,7 @@ from splitserve_client import (
     Tokens,
 )
 from splitserve_rpc.domain_error import DomainError
+from splitserve_rpc.server import RunningServer
 from tests.unit.client.conftest import VirtualTime
 from tests.unit.client.fake_server import Cut, FakeScheduler, expected_tokens, start
 
@@ -173,10 +174,10 @@ async def test_generate_survives_when_the_server_process_is_replaced(
     address = f"127.0.0.1:{running.port}"
     assert first.hold is not None
     first.hold.set()
-    replaced = []
+    replaced: list[RunningServer] = []
 
     async with AsyncClient(address) as client:
-        token_ids = []
+        token_ids: list[int] = []
         async for event in client.generate(PROMPT, SamplingParams(seed=5, max_tokens=6)):
             if isinstance(event, Tokens):
                 token_ids.extend(event.token_ids)

@@ -151,6 +151,14 @@ def test_paged_attention_equals_dense_when_heads_have_sinks(shape: Shape) -> Non
     _assert_equals_dense(shape, AttentionOptions(scale=0.3, sliding_window=6, sinks=sinks))
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_paged_attention_equals_dense_when_a_row_goes_in_pieces(
+    shape: Shape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("splitserve_kernels.reference._SCORES_AT_A_TIME", 100)
+    _assert_equals_dense(shape, AttentionOptions(scale=0.3, sliding_window=11))
+
+
 def test_paged_attention_caps_scores_when_softcap_is_set() -> None:
     shape = Shape(2, 1, 4, 4, 4, ((3, 2),))
     problem = _make_problem(shape)

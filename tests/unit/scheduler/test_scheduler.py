@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from scheduler_service.core.plan import RowStatus, StepOutcome, StepStatus
@@ -46,7 +48,8 @@ def test_schedule_refers_to_the_step_in_flight_when_pipelined() -> None:
     driver = CoreDriver()
     driver.add(3, max_tokens=10)
     first, second, third = driver.plan(), driver.plan(), driver.plan()
-    assert first and second and third
+    assert first and second
+    assert third
     assert first.token_ids == [1, 2, 3]
     assert second.token_ids == third.token_ids == []
     assert second.sampled_steps_back.tolist() == third.sampled_steps_back.tolist() == [1]
@@ -307,7 +310,7 @@ def test_add_refuses_when_the_queue_is_full_and_says_when_to_retry() -> None:
     ],
 )
 def test_add_refuses_by_name_what_can_never_run(
-    prompt_len: int, params: dict[str, object], reason: str
+    prompt_len: int, params: dict[str, Any], reason: str
 ) -> None:
     driver = CoreDriver(num_device_blocks=15, block_size=4)
     with pytest.raises(DomainError) as refusal:

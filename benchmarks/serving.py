@@ -1,0 +1,179 @@
+"""What serving costs: tokens/s through both processes against the model runner alone.
+
+All requests are submitted at once, so the batches follow from the requests: the same core decides
+them again in this process, and the same runner executes them with nothing in between. `loss_ratio`
+is the share of tokens/s that scheduler, wire and process boundary cost. Both are run in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from benchmarks.report import emit
+from executor_service.codec import decode_batch
+from executor_service.config import ExecutorConfig
+from executor_service.engine_loader import LoadedEngine, load_engine
+from executor_service.step import StepInput, StepOutput
+from executor_service.step_executor import StepExecutor
+from scheduler_service.codec import encode_plan
+from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.plan import StepOutcome, StepStatus
+from scheduler_service.core.request import Request
+from scheduler_service.core.sampling_params import SamplingParams as CoreParams
+from scheduler_service.core.scheduler import Scheduler
+from splitserve_client import AsyncClient, Finish, SamplingParams, SplitserveError
+from splitserve_rpc import options
+
+Prompts = list[list[int]]
+START_TIMEOUT_S = 120.0
+
+
+@contextmanager
+def serving(model: str) -> Iterator[str]:
+    """A scheduler and an executor process; yields the address."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    common = [sys.executable, "-m"]
+    quiet = ["--log-level", "error"]
+    commands = (
+        [*common, "scheduler_service", "--listen", address, *quiet],
+        [*common, "executor_service", "--model", model, "--scheduler", address, *quiet],
+    )
+    processes = [subprocess.Popen(command) for command in commands]
+    try:
+        yield address
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait()
+
+
+async def wait_until_connected(address: str) -> None:
+    """Waits until the executor is there."""
+    async with asyncio.timeout(START_TIMEOUT_S), AsyncClient(address) as client:
+        while True:
+            with suppress(SplitserveError):
+                executors = (await client.list_executors()).executors
+                if executors and executors[0].is_connected:
+                    return
+            await asyncio.sleep(0.1)
+
+
+async def served(address: str, prompts: Prompts, num_tokens: int) -> tuple[float, int]:
+    """Tokens per second through the services, and the number of steps."""
+    params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+    async with AsyncClient(address) as client, client.session() as session:
+        steps_before = (await client.list_executors()).executors[0].num_steps
+        start = time.perf_counter()
+        num_output_tokens = 0
+        for request in [session.submit(prompt, params) for prompt in prompts]:
+            async for event in request:
+                if isinstance(event, Finish):
+                    num_output_tokens += event.usage.num_output_tokens
+        elapsed_s = time.perf_counter() - start
+        num_steps = (await client.list_executors()).executors[0].num_steps - steps_before
+    return num_output_tokens / elapsed_s, num_steps
+
+
+class Recorder:
+    """Runs steps and remembers them."""
+
+    def __init__(self, engine: LoadedEngine) -> None:
+        self._runner = engine.runner
+        self.steps: list[StepInput] = []
+
+    def execute(self, step: StepInput) -> StepOutput:
+        """Executes `step`."""
+        self.steps.append(step)
+        return self._runner.execute(step)
+
+
+def record(engine: LoadedEngine, prompts: Prompts, num_tokens: int) -> list[StepInput]:
+    """The steps that the services would execute."""
+    info = engine.info
+    core = Scheduler(
+        SchedulerConfig(
+            block_size=info.block_size,
+            num_device_blocks=info.num_device_blocks,
+            max_num_seqs=info.limits.max_num_rows,
+            max_num_batched_tokens=info.limits.max_num_batched_tokens,
+            max_model_len=info.model.max_model_len,
+            max_num_waiting=len(prompts),
+            vocab_size=info.model.vocab_size,
+            eos_token_ids=frozenset(),
+        )
+    )
+    params = CoreParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+    for index, prompt in enumerate(prompts):
+        core.add(Request.create(str(index), prompt, params, arrival=index, seed=0))
+    recorder = Recorder(engine)
+    executor = StepExecutor(info, recorder)
+    while (plan := core.schedule()) is not None:
+        batch = encode_plan(plan, scheduler_epoch=1, executor_epoch=info.executor_epoch)
+        answer = executor.execute(decode_batch(batch))
+        assert answer.rows is not None
+        tokens = answer.rows.sampled_token_ids.tolist()
+        core.apply(StepOutcome(plan.step_id, StepStatus.OK, tokens))
+    return recorder.steps
+
+
+def alone(engine: LoadedEngine, steps: list[StepInput]) -> float:
+    """Seconds the runner needs for `steps`."""
+    start = time.perf_counter()
+    for step in steps:
+        engine.runner.execute(step)
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    """Runs both in turns and prints the ratio."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="bundled")
+    parser.add_argument("--requests", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--runs", type=int, default=5)
+    arguments = parser.parse_args()
+    config = ExecutorConfig.from_options(
+        options.parse("executor", ["--model", arguments.model], {})
+    )
+    engine = load_engine(config, executor_epoch=1)
+    rng = random.Random(0)
+    prompts = [
+        [rng.randrange(3, engine.info.model.vocab_size) for _ in range(rng.randrange(8, 64))]
+        for _ in range(arguments.requests)
+    ]
+    steps = record(engine, prompts, arguments.tokens)
+    num_tokens = arguments.requests * arguments.tokens
+    alone_rates, served_rates, served_steps = [], [], 0
+    with serving(arguments.model) as address:
+        asyncio.run(wait_until_connected(address))
+        asyncio.run(served(address, prompts, arguments.tokens))
+        for _ in range(arguments.runs):
+            alone_rates.append(num_tokens / alone(engine, steps))
+            rate, served_steps = asyncio.run(served(address, prompts, arguments.tokens))
+            served_rates.append(rate)
+    ratios = [each / alone for each, alone in zip(served_rates, alone_rates, strict=True)]
+    emit(
+        "serving",
+        served_tokens_per_s=round(statistics.median(served_rates), 1),
+        alone_tokens_per_s=round(statistics.median(alone_rates), 1),
+        loss_ratio=round(1 - statistics.median(ratios), 4),
+        step_ms=round(1e3 * num_tokens / statistics.median(alone_rates) / len(steps), 2),
+        steps={"served": served_steps, "alone": len(steps)},
+        requests=arguments.requests,
+    )
+
+
+if __name__ == "__main__":
+    main()

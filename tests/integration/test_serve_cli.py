@@ -1,0 +1,266 @@
+"""`splitserve serve` as a user runs it: real processes, the bundled model."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+import pytest
+
+_COMMAND = [sys.executable, "-m", "splitserve_client"]
+_START_S = 120.0
+_STOP_S = 30.0
+# What is clear without loading anything is to be said within seconds.
+_EARLY_S = 20.0
+
+
+def environ() -> dict[str, str]:
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("SPLITSERVE_")}
+    return kept | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONUNBUFFERED": "1"}
+
+
+def run_command(*arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*_COMMAND, *arguments],
+        env=environ(),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+class Serve:
+    """A running `splitserve serve`, and what it has written so far on both streams."""
+
+    def __init__(self, *arguments: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
+        self.output = ""
+        self._chunks: queue.Queue[bytes] = queue.Queue()
+        small = ["--num-device-blocks", "128", "--threads", "1"]
+        self.process = subprocess.Popen(
+            [*_COMMAND, "serve", "--listen", self.address, *small, *arguments],
+            env=environ(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # Its children stop with it, and then the stream that all of them write to ends.
+        self.process.kill()
+        self.process.wait()
+        self._reader.join(_STOP_S)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        while chunk := os.read(self.process.stdout.fileno(), 65536):
+            self._chunks.put(chunk)
+        self._chunks.put(b"")
+
+    def read_until(self, text: str, timeout_s: float = _START_S) -> None:
+        """Reads on until `text` has come since the last call."""
+        start = len(self.output)
+        deadline = time.monotonic() + timeout_s
+        while text not in self.output[start:]:
+            try:
+                chunk = self._chunks.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise AssertionError(f"no {text!r} in time in:\n{self.output}") from None
+            assert chunk, f"it ended without {text!r}:\n{self.output}"
+            self.output += chunk.decode()
+
+    def read_rest(self) -> str:
+        """Reads until nobody can write any more."""
+        while chunk := self._chunks.get(timeout=_STOP_S):
+            self.output += chunk.decode()
+        return self.output
+
+    def children(self) -> list[psutil.Process]:
+        children: list[psutil.Process] = psutil.Process(self.process.pid).children(recursive=True)
+        return children
+
+    def wait_for_children(self, count: int) -> list[psutil.Process]:
+        deadline = time.monotonic() + _EARLY_S
+        while len(children := self.children()) < count:
+            assert time.monotonic() < deadline, f"{len(children)} of {count} processes"
+            os.sched_yield()
+        return children
+
+
+def assert_gone(processes: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=_STOP_S)
+    assert alive == []
+
+
+@pytest.fixture(scope="module")
+def serve() -> Iterator[Serve]:
+    with Serve() as serve:
+        serve.read_until("Ctrl-C stops the server.")
+        yield serve
+
+
+def test_serve_streams_a_first_completion_when_it_is_ready(serve: Serve) -> None:
+    head, _, rest = serve.output.partition("> Tell me a story about a fox.\n")
+
+    assert f"ready at {serve.address}" in head
+    assert len(rest.partition("From another terminal:")[0].strip()) > 10
+
+
+def test_info_shows_the_executor_when_the_server_runs(serve: Serve) -> None:
+    done = run_command("info", "--json", "--address", serve.address)
+
+    assert done.returncode == 0, done.stderr
+    (executor,) = json.loads(done.stdout)["executors"]
+    assert executor["connected"] is True
+    assert executor["num_device_blocks"] == 128
+
+
+def test_generate_gives_the_same_text_when_seed_and_prompt_are_the_same(serve: Serve) -> None:
+    arguments = ["--address", serve.address, "--max-tokens=12", "--seed=5", "--json", "A fox?"]
+    first, second = (run_command("generate", *arguments) for _ in range(2))
+
+    assert first.returncode == second.returncode == 0, first.stderr + second.stderr
+    assert json.loads(first.stdout)["text"] == json.loads(second.stdout)["text"] != ""
+
+
+def test_generate_is_refused_in_one_line_when_a_parameter_is_out_of_range(serve: Serve) -> None:
+    done = run_command("generate", "--address", serve.address, "--top-p=3", "A fox?")
+
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "top_p" in done.stderr
+
+
+def test_serve_refuses_to_start_when_the_port_is_in_use(serve: Serve) -> None:
+    done = run_command("serve", "--listen", serve.address, timeout_s=_EARLY_S)
+
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"splitserve serve: cannot listen on {serve.address}: the port is in use\n"
+    )
+
+
+def test_serve_starts_an_executor_again_when_it_was_killed(serve: Serve) -> None:
+    (executor,) = (c for c in serve.children() if "executor_service" in c.cmdline())
+    executor.kill()
+
+    serve.read_until("executor 1 ended (killed by SIGKILL); starting it again")
+    # Waits at the scheduler until the new executor has registered.
+    done = run_command("generate", "--address", serve.address, "--max-tokens=3", "A fox?")
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_generate_goes_on_with_the_same_tokens_when_the_scheduler_is_killed(serve: Serve) -> None:
+    arguments = ["--address", serve.address, "--seed=4", "--ignore-eos", "--max-tokens=100"]
+    command = ["generate", *arguments, "--json", "A fox?"]
+    expected = json.loads(run_command(*command).stdout)
+    (scheduler,) = (c for c in serve.children() if "scheduler_service" in c.cmdline())
+
+    token_ids: list[int] = []
+    with subprocess.Popen(
+        [*_COMMAND, *command, "--stream"], env=environ(), stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            token_ids.extend(json.loads(line).get("token_ids", []))
+            if len(token_ids) == 10:
+                scheduler.kill()
+        assert process.wait(_STOP_S) == 0
+
+    serve.read_until("the scheduler ended (killed by SIGKILL); starting it again")
+    assert token_ids == expected["token_ids"]
+
+
+def test_serve_stops_everything_and_exits_with_0_when_interrupted() -> None:
+    with Serve("--no-demo", "--num-executors", "2") as serve:
+        serve.read_until("Ctrl-C stops the server.")
+        children = serve.wait_for_children(3)
+
+        serve.process.send_signal(signal.SIGINT)
+
+        assert serve.process.wait(_STOP_S) == 0
+        assert_gone(children)
+        assert "Traceback" not in serve.read_rest()
+
+
+def test_serve_stops_everything_and_exits_with_0_when_terminated_while_loading() -> None:
+    with Serve() as serve:
+        children = serve.wait_for_children(2)
+
+        serve.process.terminate()
+
+        assert serve.process.wait(_STOP_S) == 0
+        assert_gone(children)
+
+
+@pytest.mark.parametrize("moment", ["loading", "serving"])
+def test_serve_leaves_no_orphan_when_it_is_killed(moment: str) -> None:
+    with Serve("--no-demo") as serve:
+        if moment == "serving":
+            serve.read_until("Ctrl-C stops the server.")
+        children = serve.wait_for_children(2)
+
+        serve.process.kill()
+
+        assert_gone(children)
+
+
+def test_serve_refuses_to_start_when_the_model_directory_is_missing(tmp_path: Path) -> None:
+    model = tmp_path / "missing"
+
+    done = run_command("serve", "--model", str(model), timeout_s=_EARLY_S)
+
+    assert done.returncode == 1
+    assert done.stderr == f"splitserve serve: --model {model}: no such directory\n"
+
+
+def test_serve_refuses_to_start_when_the_directory_is_no_checkpoint(tmp_path: Path) -> None:
+    done = run_command("serve", "--model", str(tmp_path), timeout_s=_EARLY_S)
+
+    assert done.returncode == 1
+    assert "config.json is missing" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_serve_shows_what_the_executor_says_when_the_weights_are_truncated(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "model.safetensors").write_bytes(b"\x08\x00\x00")
+
+    with Serve("--model", str(tmp_path)) as serve:
+        children = serve.wait_for_children(2)
+        assert serve.process.wait(_START_S) == 1
+        output = serve.read_rest()
+        assert_gone(children)
+
+    assert "model.safetensors: truncated" in output
+    assert "executor 1 ended before the model was served (exit code " in output
+    assert "Traceback" not in output
