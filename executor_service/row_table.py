@@ -67,6 +67,8 @@ class RowTable:
 
     def histories(self, row_ids: Int32Array) -> Sequence[Sequence[int] | None]:
         """R histories, None for rows without; they grow with `record_sampled`."""
+        if not np.count_nonzero(self._has_history):
+            return [None] * len(row_ids)
         histories: list[list[int] | None] = self._histories.take(row_ids).tolist()
         return histories
 

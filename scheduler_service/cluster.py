@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from scheduler_service.codec import decode_features
 from scheduler_service.config import ClusterConfig
+from scheduler_service.core.admission import check_request
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import StepEvents
 from scheduler_service.core.request import Request
@@ -155,15 +156,23 @@ class Cluster:
                     self._end(request)
 
     def _choose(self, request: Request) -> EngineLoop | None:
-        """The connected executor with the least load that `request` fits on."""
-        engines = [engine for engine in self._engines.values() if engine.is_connected]
-        for engine in sorted(engines, key=lambda engine: engine.scheduler.num_unfinished_tokens):
-            try:
-                engine.scheduler.check(request)
-            except DomainError:
-                continue
-            return engine
-        return None
+        """The connected executor with the least load that `request` fits on.
+
+        One with a full queue is chosen only if the others are full too.
+        """
+        fitting = [engine for engine in self._connected if _fits(request, engine)]
+        return min(
+            fitting,
+            key=lambda engine: (
+                engine.scheduler.is_queue_full,
+                engine.scheduler.num_unfinished_tokens,
+            ),
+            default=None,
+        )
+
+    @property
+    def _connected(self) -> list[EngineLoop]:
+        return [engine for engine in self._engines.values() if engine.is_connected]
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -208,10 +217,9 @@ class Cluster:
     def _check_without_executor(self, request: Request) -> None:
         """Nobody takes it now: says why if that is the request's fault, or that too many wait."""
         assert self._last_scheduler_config is not None
-        connected = [engine for engine in self._engines.values() if engine.is_connected]
-        if connected:
-            connected[-1].scheduler.check(request)
-        Scheduler(self._last_scheduler_config).check(request)
+        for engine in self._connected:
+            engine.scheduler.check(request)
+        check_request(request, self._last_scheduler_config)
         if len(self._unassigned) >= self._config.max_num_waiting:
             raise DomainError(
                 "QUEUE_FULL",
@@ -281,6 +289,14 @@ class Cluster:
         if not self._tracked:
             self._idle.set()
         return tracked
+
+
+def _fits(request: Request, engine: EngineLoop) -> bool:
+    try:
+        engine.scheduler.check(request)
+    except DomainError:
+        return False
+    return True
 
 
 def _scheduler_config(info: executor.ExecutorInfo, config: ClusterConfig) -> SchedulerConfig:

@@ -58,8 +58,18 @@ _SHARED_PARAMS = (
 )
 
 
-class ResultMalformed(Exception):
-    """A StepResult that contradicts the contract; the executor cannot be used any more."""
+# Refusals that no other batch of ours would escape.
+_FENCED = frozenset(
+    {
+        executor.STEP_ERROR_REASON_STALE_SCHEDULER_EPOCH,
+        executor.STEP_ERROR_REASON_WRONG_EXECUTOR_EPOCH,
+        executor.STEP_ERROR_REASON_STALE_STEP,
+    }
+)
+
+
+class ResultUnusable(Exception):
+    """A StepResult that contradicts the contract, or fences us off: the executor is of no use."""
 
 
 # -- to the executor ---------------------------------------------------------------------------
@@ -147,19 +157,21 @@ def _csr(parts: Items[Items[int]]) -> tuple[bytes, bytes]:
 
 
 def decode_result(result: executor.StepResult, num_rows: int) -> StepOutcome:
-    """A result of a step with `num_rows` rows. Raises ResultMalformed."""
+    """A result of a step with `num_rows` rows. Raises ResultUnusable."""
     if result.status not in _STATUSES:
-        raise ResultMalformed(f"status is {result.status}; allowed: 1 to 4")
+        raise ResultUnusable(f"status is {result.status}; allowed: 1 to 4")
     status = _STATUSES[result.status]
     if status is not StepStatus.OK:
         error = result.error
         reason = executor.StepErrorReason.Name(error.reason).removeprefix("STEP_ERROR_REASON_")
         text = f"{reason} {error.field} {error.message}"
+        if error.reason in _FENCED:
+            raise ResultUnusable(text)
         return StepOutcome(result.step_id, status, error=text)
     try:
         return _decode_ok(result, num_rows)
     except (ValueError, IndexError) as error:
-        raise ResultMalformed(f"columns of step {result.step_id}: {error}") from error
+        raise ResultUnusable(f"columns of step {result.step_id}: {error}") from error
 
 
 def _decode_ok(result: executor.StepResult, num_rows: int) -> StepOutcome:

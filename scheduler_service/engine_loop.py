@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import aclosing
 
-from scheduler_service.codec import ResultMalformed, decode_result, encode_plan
+from scheduler_service.codec import ResultUnusable, decode_result, encode_plan
 from scheduler_service.core.plan import StepEvents, StepStatus
 from scheduler_service.core.scheduler import ContractBroken, Scheduler
 from scheduler_service.executor_link import ExecutorLink, ExecutorLost
+from splitserve.executor.v1 import executor_pb2 as executor
 
 _log = logging.getLogger(__name__)
 
@@ -44,22 +46,25 @@ class EngineLoop:
     async def run(self) -> None:
         """Runs until the executor is lost. Raises ExecutorLost, with the reason."""
         self._fill_pipeline()
-        async for result in self.link.results():
-            num_rows = self._rows_of_step.pop(result.step_id, 0)
-            try:
-                outcome = decode_result(result, num_rows)
-                events = self.scheduler.apply(outcome)
-            except (ResultMalformed, ContractBroken) as error:
-                raise ExecutorLost(f"it broke the step contract: {error}") from error
-            if outcome.status is not StepStatus.OK:
-                _log.warning(
-                    "step_not_executed step_id=%d status=%s error=%r",
-                    outcome.step_id,
-                    outcome.status.value,
-                    outcome.error,
-                )
-            self._fill_pipeline()
-            self._deliver(events)
+        async with aclosing(self.link.results()) as results:
+            async for result in results:
+                try:
+                    events = self._apply(result)
+                except (ResultUnusable, ContractBroken) as error:
+                    raise ExecutorLost(f"it broke the step contract: {error}") from error
+                self._fill_pipeline()
+                self._deliver(events)
+
+    def _apply(self, result: executor.StepResult) -> StepEvents:
+        outcome = decode_result(result, self._rows_of_step.pop(result.step_id, 0))
+        if outcome.status is not StepStatus.OK:
+            _log.warning(
+                "step_not_executed step_id=%d status=%s error=%r",
+                outcome.step_id,
+                outcome.status.value,
+                outcome.error,
+            )
+        return self.scheduler.apply(outcome)
 
     def _fill_pipeline(self) -> None:
         self._wake_up_scheduled = False

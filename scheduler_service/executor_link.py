@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
 import grpc
@@ -81,15 +81,16 @@ class ExecutorLink:
                 raise ExecutorLost(f"{error.code().name}: {error.details()}") from error
         return {name: bytes(data) for name, data in files.items()}
 
-    async def results(self) -> AsyncIterator[executor.StepResult]:
+    async def results(self) -> AsyncGenerator[executor.StepResult, None]:
         """Yields one result for each batch sent, in order. Raises ExecutorLost."""
         num_fruitless_streams = 0
         while num_fruitless_streams < _MAX_FRUITLESS_STREAMS:
             num_fruitless_streams += 1
             try:
-                async for result in self._one_stream():
-                    num_fruitless_streams = 0
-                    yield result
+                async with aclosing(self._one_stream()) as stream:
+                    async for result in stream:
+                        num_fruitless_streams = 0
+                        yield result
                 problem = "the executor closed the stream"
             except grpc.aio.AioRpcError as error:
                 problem = f"{error.code().name}: {error.details()}"
@@ -101,7 +102,7 @@ class ExecutorLink:
         """Closes the channel."""
         await self._channel.close()
 
-    async def _one_stream(self) -> AsyncIterator[executor.StepResult]:
+    async def _one_stream(self) -> AsyncGenerator[executor.StepResult, None]:
         self._outbox = asyncio.Queue()
         for batch in self._unanswered:
             self._outbox.put_nowait(batch)

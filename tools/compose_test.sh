@@ -20,7 +20,6 @@ readonly port=${PORT:-50951}
 export SPLITSERVE_TAG=compose-test SPLITSERVE_PORT=$port TORCH=${TORCH:-torch==2.13.0}
 readonly scheduler_image=localhost/splitserve-scheduler:$SPLITSERVE_TAG
 readonly executor_image=localhost/splitserve-executor:$SPLITSERVE_TAG
-scratch=$(mktemp -d)
 started=$SECONDS
 
 say() { printf '[%3ds] %s\n' $((SECONDS - started)) "$*"; }
@@ -239,9 +238,10 @@ check_stop() {
     say 'all stop on SIGTERM with exit code 0; down leaves nothing'
 }
 
+check_machine
 trap clean_up EXIT
 trap 'exit 130' INT TERM
-check_machine
+scratch=$(mktemp -d)
 choose_base
 gather_wheels
 build_images

@@ -27,6 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     command = arguments[0] if arguments else ""
+    # gRPC's own notes on connections that come and go are no news to whoever runs a command.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         return _run(command, arguments[1:])
     except KeyboardInterrupt:

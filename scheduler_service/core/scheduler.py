@@ -22,6 +22,7 @@ from scheduler_service.core.plan import (
     StepStatus,
     TableWrite,
 )
+from scheduler_service.core.policy import choose_victim, pick_running
 from scheduler_service.core.request import FinishReason, Request, Sequence, SequenceStatus
 from scheduler_service.core.row_columns import Int32Array, RowColumns
 from scheduler_service.core.waiting_queue import WaitingQueue
@@ -64,6 +65,11 @@ class Scheduler:
         return len(self._waiting)
 
     @property
+    def is_queue_full(self) -> bool:
+        """Whether `add` refuses whatever comes."""
+        return len(self._waiting) >= self._config.max_num_waiting
+
+    @property
     def num_running(self) -> int:
         """Sequences with a row."""
         return len(self._rows)
@@ -100,7 +106,7 @@ class Scheduler:
         A request that has all its tokens already (by resuming) is finished at once.
         """
         self.check(request)
-        if len(self._waiting) >= self._config.max_num_waiting:
+        if self.is_queue_full:
             raise DomainError(
                 "QUEUE_FULL",
                 f"{len(self._waiting)} requests wait; allowed: {self._config.max_num_waiting}",
@@ -151,8 +157,9 @@ class Scheduler:
         if self._needs_snapshot and self._in_flight:
             return None
         table_writes = self._grow_full_rows()
-        row_ids, num_new_tokens, budget = self._pick_running()
-        admitted, chunks = self._admit(budget)
+        budget = self._config.max_num_batched_tokens
+        row_ids, num_new_tokens = pick_running(self._rows, budget)
+        admitted, chunks = self._admit(budget - int(num_new_tokens.sum()))
         if admitted:
             new_ids = np.array([s.row_id for s in admitted], np.int32)
             row_ids = np.concatenate([row_ids, new_ids])
@@ -194,35 +201,16 @@ class Scheduler:
         while not self._blocks.append_block(sequence):
             if self._blocks.has_deferred:
                 return False  # blocks are on their way: the row skips this step
-            if self._preempt_youngest() is sequence:
+            if self._preempt() is sequence:
                 return False
         return True
 
-    def _preempt_youngest(self) -> Sequence:
-        victim = self._rows.by_arrival[-1]
+    def _preempt(self) -> Sequence:
+        victim = choose_victim(self._rows)
         victim.request.num_preemptions += 1
         self.num_preemptions += 1
         self._back_to_waiting(victim)
         return victim
-
-    def _pick_running(self) -> tuple[Int32Array, Int32Array, int]:
-        """Decodes first, then prefills, oldest first: row ids, token counts, the budget left."""
-        budget = self._config.max_num_batched_tokens
-        order = self._rows.order
-        pending = self._rows.pending_tokens(order)
-        row_ids = order[pending == 1][:budget]
-        num_new_tokens = np.ones(len(row_ids), np.int32)
-        budget -= len(row_ids)
-        prefills = np.flatnonzero(pending > 1)
-        if len(prefills) and budget:
-            # What the prefills before each one leave of the budget.
-            before = np.cumsum(pending[prefills]) - pending[prefills]
-            chunks = np.minimum(pending[prefills], budget - before)
-            prefills, chunks = prefills[chunks > 0], chunks[chunks > 0].astype(np.int32)
-            row_ids = np.concatenate([row_ids, order[prefills]])
-            num_new_tokens = np.concatenate([num_new_tokens, chunks])
-            budget -= int(chunks.sum())
-        return row_ids, num_new_tokens, budget
 
     def _admit(self, budget: int) -> tuple[list[Sequence], list[int]]:
         """Moves requests from waiting to running while they fit; the last may get a chunk only."""

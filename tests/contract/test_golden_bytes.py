@@ -92,9 +92,7 @@ def _answer() -> StepAnswer:
 
 def _refusal() -> StepAnswer:
     error = StepError(StepErrorReason.BLOCK_OUT_OF_RANGE, "copy.source_block_ids", "what and why")
-    return StepAnswer(
-        SENDER.scheduler_epoch, SENDER.executor_epoch, 259, StepStatus.REFUSED, error
-    )
+    return StepAnswer(SENDER.scheduler_epoch, SENDER.executor_epoch, 259, StepStatus.REFUSED, error)
 
 
 def _info() -> ExecutorInfo:

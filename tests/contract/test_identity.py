@@ -182,9 +182,7 @@ async def test_snapshot_forgets_rows_when_they_are_not_in_it(served: Served) -> 
 async def test_snapshot_keeps_blocks_when_it_says_nothing_of_them(served: Served) -> None:
     session = served.open()
     [first] = await session.tokens(served.prompt_batch())
-    batch = served.sender.batch(
-        2, new=[NewRow(6, (0, 1))], work=[WorkRow(6, len(PROMPT), [first])]
-    )
+    batch = served.sender.batch(2, new=[NewRow(6, (0, 1))], work=[WorkRow(6, len(PROMPT), [first])])
     assert await session.tokens(batch) == served.truth([*PROMPT, first])
 
 

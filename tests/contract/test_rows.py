@@ -237,9 +237,7 @@ async def test_prompt_logprobs_score_all_but_the_first_when_prompt_comes_in_chun
     first = await session.execute(
         served.sender.batch(1, new=new, work=[WorkRow(0, 0, PROMPT[:4], samples=False)])
     )
-    last = await session.execute(
-        served.sender.batch(2, base=1, work=[WorkRow(0, 4, PROMPT[4:])])
-    )
+    last = await session.execute(served.sender.batch(2, base=1, work=[WorkRow(0, 4, PROMPT[4:])]))
     parts = [first.prompt_logprobs, last.prompt_logprobs]
     assert [read_i32(part.positions) for part in parts] == [[1, 2, 3, 4], [5]]
     assert [token for part in parts for token in read_i32(part.token_ids)] == PROMPT[1:]

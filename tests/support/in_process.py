@@ -44,7 +44,7 @@ class InProcessEngine:
     def fill(self) -> None:
         while len(self.in_flight) < self.depth:
             if self.scheduler.last_step_id + 1 in self.preempt_at and self.scheduler.num_running:
-                self.scheduler._preempt_youngest()
+                self.scheduler._preempt()
             plan = self.scheduler.schedule()
             if plan is None:
                 return

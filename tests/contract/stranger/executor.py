@@ -191,8 +191,10 @@ class StrangerExecutor:
                         self.engine.adopt(response.scheduler_epoch)
                 self._wake.clear()
                 pause_s = self.config.register_interval_s * random.uniform(0.9, 1.1)
+                # Not wait_for: it can swallow a cancellation.
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), pause_s)
+                    async with asyncio.timeout(pause_s):
+                        await self._wake.wait()
 
     # --- what the servicer calls -----------------------------------------------------------
 

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, TypeVar
 
 import grpc
 
@@ -68,7 +68,7 @@ async def running_scheduler(**options: object) -> AsyncIterator[Scheduler]:
         process = _spawn(address, {"drain_timeout_s": 0, **options}, log.fileno())
         try:
             async with grpc.aio.insecure_channel(address, _FAST_RETRY) as channel:
-                await _wait_ready(channel, process, log.fileno())
+                await _wait_ready(channel, log)
             yield Scheduler(address, process)
         finally:
             await Scheduler(address, process).stop()
@@ -83,18 +83,13 @@ _FAST_RETRY = [
 ]
 
 
-async def _wait_ready(
-    channel: grpc.aio.Channel, process: subprocess.Popen[bytes], log: int
-) -> None:
-    ready = asyncio.ensure_future(channel.channel_ready())
-    ended = asyncio.create_task(asyncio.to_thread(process.wait, 15))
+async def _wait_ready(channel: grpc.aio.Channel, log: IO[bytes]) -> None:
     try:
-        await asyncio.wait((ready, ended), timeout=10, return_when=asyncio.FIRST_COMPLETED)
-        if not ready.done():
-            os.lseek(log, 0, os.SEEK_SET)
-            raise RuntimeError(f"no scheduler: {os.read(log, 5000).decode()}")
-    finally:
-        ready.cancel()
+        async with asyncio.timeout(10):
+            await channel.channel_ready()
+    except TimeoutError:
+        log.seek(0)
+        raise RuntimeError(f"no scheduler listens: {log.read().decode()}") from None
 
 
 @dataclass(slots=True)

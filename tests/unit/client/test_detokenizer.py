@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from splitserve_client import Detokenizer, StopStrings, Tokenizer
@@ -24,6 +24,7 @@ def stream(detokenizer: Detokenizer, token_ids: Sequence[int]) -> list[str]:
 
 
 @each_tokenizer
+@settings(deadline=None)
 @given(text=TEXTS)
 def test_detokenizer_pieces_add_up_when_the_text_is_random(tokenizer: Tokenizer, text: str) -> None:
     token_ids = tokenizer.encode(text)
@@ -31,6 +32,7 @@ def test_detokenizer_pieces_add_up_when_the_text_is_random(tokenizer: Tokenizer,
     assert "".join(stream(tokenizer.detokenizer(), token_ids)) == tokenizer.decode(token_ids)
 
 
+@settings(deadline=None)
 @given(token_ids=st.lists(st.integers(0, 419), max_size=40))
 def test_detokenizer_pieces_add_up_when_bytes_are_no_text(token_ids: list[int]) -> None:
     tokenizer = TOKENIZERS["byte_level"]
@@ -39,6 +41,7 @@ def test_detokenizer_pieces_add_up_when_bytes_are_no_text(token_ids: list[int]) 
 
 
 @each_tokenizer
+@settings(deadline=None)
 @given(text=TEXTS.filter(lambda text: "\N{REPLACEMENT CHARACTER}" not in text))
 def test_detokenizer_gives_no_half_character_when_tokens_split_it(
     tokenizer: Tokenizer, text: str
@@ -49,6 +52,7 @@ def test_detokenizer_gives_no_half_character_when_tokens_split_it(
 
 
 @each_tokenizer
+@settings(deadline=None)
 @given(text=TEXTS, data=st.data())
 def test_detokenizer_continues_the_context_when_there_is_one(
     tokenizer: Tokenizer, text: str, data: st.DataObject
@@ -89,6 +93,7 @@ def test_detokenizer_does_not_hold_back_forever_when_no_character_comes() -> Non
     assert sum(map(len, pieces)) > 900
 
 
+@settings(deadline=None)
 @given(pieces=st.lists(st.text(alphabet="abc", max_size=3), max_size=12), data=st.data())
 def test_stop_strings_cut_as_on_the_whole_text_when_pieces_are_random(
     pieces: list[str], data: st.DataObject

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -11,51 +12,49 @@ import pytest
 from splitserve_client.child import Child, describe_exit
 from splitserve_client.supervisor import ServeConfig, Supervisor
 
-# Says on standard error what it is, ignores SIGTERM if told so, and ends when its stdin does.
+# Ignores SIGTERM if told so, says that it runs by connecting to us, and ends when its stdin does.
 _SERVICE = """
-import signal, sys
+import os, signal, socket, sys
 if "--stubborn" in sys.argv:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if "--broken" in sys.argv:
     sys.exit("it is broken")
-sys.stderr.write("running\\n")
-sys.stderr.flush()
+socket.create_connection(("127.0.0.1", int(os.environ["TEST_PORT"]))).close()
 sys.stdin.read()
 """
 
 
+@dataclass
+class Stage:
+    """Where fake services run: their environment, and what tells that one is running."""
+
+    environ: dict[str, str]
+    is_running: asyncio.Event
+
+    def child(self, name: str, *flags: str) -> Child:
+        return Child(name, "fake_service", flags, self.environ)
+
+
 @pytest.fixture
-def environ(tmp_path: Path) -> dict[str, str]:
+async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
     (tmp_path / "fake_service.py").write_text(_SERVICE)
-    return os.environ | {"PYTHONPATH": str(tmp_path)}
+    is_running = asyncio.Event()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        is_running.set()
+        writer.close()
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    environ = os.environ | {"PYTHONPATH": str(tmp_path), "TEST_PORT": str(port)}
+    async with server:
+        yield Stage(environ, is_running)
 
 
-def make_config() -> ServeConfig:
-    # Nothing ever listens there.
-    return ServeConfig("127.0.0.1:1", "model", False, 0.0, time.monotonic())
-
-
-@pytest.fixture
-def stderr(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Where processes write: pytest's own standard error is none that they could inherit."""
-    path = tmp_path / "stderr"
-    path.touch()
-    monkeypatch.setattr(sys, "stderr", path.open("a"))
-    return path
-
-
-async def until_running(stderr: Path) -> None:
-    async with asyncio.timeout(20):
-        while "running" not in stderr.read_text():
-            await asyncio.sleep(0)  # noqa: ASYNC110 - a file has no event
-
-
-async def test_child_ends_with_0_when_it_is_asked_to_by_end_of_stdin(
-    environ: dict[str, str], stderr: Path
-) -> None:
-    child = Child("child", "fake_service", [], environ)
+async def test_child_ends_with_0_when_its_stdin_ends(stage: Stage) -> None:
+    child = stage.child("child")
     await child.start()
-    await until_running(stderr)
+    await asyncio.wait_for(stage.is_running.wait(), 20)
     assert child._process is not None
     assert child._process.stdin is not None
 
@@ -64,12 +63,10 @@ async def test_child_ends_with_0_when_it_is_asked_to_by_end_of_stdin(
     assert await asyncio.wait_for(child.wait(), 20) == 0
 
 
-async def test_child_is_killed_when_it_does_not_stop_in_time(
-    environ: dict[str, str], stderr: Path
-) -> None:
-    child = Child("child", "fake_service", ["--stubborn"], environ)
+async def test_child_is_killed_when_it_does_not_stop_in_time(stage: Stage) -> None:
+    child = stage.child("child", "--stubborn")
     await child.start()
-    await until_running(stderr)
+    await asyncio.wait_for(stage.is_running.wait(), 20)
 
     await child.stop(grace_s=0.05)
 
@@ -77,23 +74,20 @@ async def test_child_is_killed_when_it_does_not_stop_in_time(
 
 
 async def test_supervisor_stops_the_others_and_fails_when_one_ends_early(
-    environ: dict[str, str], stderr: Path
+    stage: Stage, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    scheduler = Child("the scheduler", "fake_service", [], environ)
-    executors = [
-        Child("executor 1", "fake_service", [], environ),
-        Child("executor 2", "fake_service", ["--broken"], environ),
-    ]
+    # Nothing ever listens there.
+    config = ServeConfig("127.0.0.1:1", "model", False, 0.0, time.monotonic())
+    scheduler, executor = stage.child("the scheduler"), stage.child("executor 1")
+    broken = stage.child("executor 2", "--broken")
 
-    code = await Supervisor(make_config(), scheduler, executors).run()
+    assert await Supervisor(config, scheduler, [executor, broken]).run() == 1
 
-    assert code == 1
     assert await scheduler.wait() != 0
-    assert await executors[0].wait() != 0
-    sys.stderr.flush()
-    text = stderr.read_text()
-    assert "it is broken" in text
-    assert "executor 2 ended before the model was served (exit code 1); see above" in text
+    assert await executor.wait() != 0
+    errors = capfd.readouterr().err
+    assert "it is broken" in errors
+    assert "executor 2 ended before the model was served (exit code 1); see above" in errors
 
 
 @pytest.mark.parametrize(

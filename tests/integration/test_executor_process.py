@@ -1,0 +1,114 @@
+"""The executor as a process: what it says and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from splitserve.executor.v1 import executor_pb2 as pb
+from splitserve.executor.v1 import executor_pb2_grpc
+from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
+from splitserve_rpc.server import bind_server
+from tests.support.batches import NewRow, Sender, WorkRow, tokens_of
+from tests.support.tiny_models import VOCAB_SIZE, make_tiny_model
+
+ROOT = Path(__file__).parents[2]
+SOURCE_ROOTS = os.pathsep.join(str(ROOT / name) for name in (".", "protos", "kernels", "clients"))
+
+
+def _start(*options: str) -> subprocess.Popen[str]:
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("SPLITSERVE_")}
+    return subprocess.Popen(
+        [sys.executable, "-m", "executor_service", *options],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**environ, "PYTHONPATH": SOURCE_ROOTS},
+    )
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model("llama", tmp_path_factory.mktemp("models") / "llama")
+
+
+class _Scheduler(registry_pb2_grpc.RegistryServiceServicer):
+    """Waits for one executor."""
+
+    def __init__(self) -> None:
+        self.registered: asyncio.Future[pb.ExecutorInfo] = asyncio.Future()
+
+    async def Register(  # noqa: N802
+        self, request: registry_pb2.RegisterRequest, context: grpc.aio.ServicerContext
+    ) -> registry_pb2.RegisterResponse:
+        if not self.registered.done():
+            self.registered.set_result(request.executor)
+        version = pb.ContractVersion(major=1)
+        return registry_pb2.RegisterResponse(scheduler_epoch=1, contract_version=version)
+
+
+@pytest.fixture
+async def scheduler() -> AsyncIterator[tuple[_Scheduler, str]]:
+    running = bind_server("127.0.0.1:0", ())
+    servicer = _Scheduler()
+    registry_pb2_grpc.add_RegistryServiceServicer_to_server(servicer, running.server)
+    await running.server.start()
+    yield servicer, f"127.0.0.1:{running.port}"
+    await running.server.stop(None)
+
+
+async def test_executor_registers_computes_and_exits_with_0_when_it_is_terminated(
+    scheduler: tuple[_Scheduler, str], model: Path
+) -> None:
+    servicer, address = scheduler
+    process = _start(
+        f"--model={model}",
+        f"--scheduler={address}",
+        "--listen=0.0.0.0:0",
+        "--num-device-blocks=8",
+        "--max-num-seqs=4",
+        "--threads=1",
+    )
+    try:
+        info = await servicer.registered
+        async with grpc.aio.insecure_channel(info.address) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            answer = await health.Check(health_pb2.HealthCheckRequest())
+            sender = Sender(1, info.executor_epoch)
+            call = executor_pb2_grpc.ExecutorServiceStub(channel).Execute()
+            await call.write(sender.batch(1, new=[NewRow(0, (0,))], work=[WorkRow(0, 0, [4, 2])]))
+            [token] = tokens_of(await call.read())
+    finally:
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=60)
+    assert (answer.status, 0 <= token < VOCAB_SIZE) == (
+        health_pb2.HealthCheckResponse.SERVING,
+        True,
+    )
+    assert (process.returncode, "Traceback" in errors) == (0, False), errors
+    assert (info.num_device_blocks, info.limits.max_num_rows, info.model.name) == (8, 4, "llama")
+
+
+def test_executor_exits_with_2_and_one_line_when_the_model_is_missing(tmp_path: Path) -> None:
+    process = _start(f"--model={tmp_path / 'none'}", "--log-level=warning")
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert re.fullmatch(r"splitserve executor: .*none: no such directory.*\n", errors)
+
+
+def test_executor_exits_with_1_before_it_loads_when_the_port_is_in_use() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        process = _start("--model=/nowhere", f"--listen=127.0.0.1:{taken.getsockname()[1]}")
+        _, errors = process.communicate(timeout=120)
+    assert (process.returncode, "Traceback" in errors) == (1, False)
+    assert "splitserve executor: cannot listen on" in errors

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc.aio
+import pytest
+
+from splitserve.executor.v1 import executor_pb2 as pb
+from splitserve.executor.v1 import executor_pb2_grpc
+from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
+from splitserve_rpc.server import bind_server
+from tests.support.batches import NewRow, Sender, WorkRow, tokens_of
+from tests.support.fake_executor import FakeExecutor
+from tests.support.fake_runner import expected_tokens
+
+
+class _Scheduler(registry_pb2_grpc.RegistryServiceServicer):
+    """Notes who registers."""
+
+    def __init__(self) -> None:
+        self.registered: asyncio.Queue[pb.ExecutorInfo] = asyncio.Queue()
+
+    async def Register(  # noqa: N802
+        self, request: registry_pb2.RegisterRequest, context: grpc.aio.ServicerContext
+    ) -> registry_pb2.RegisterResponse:
+        self.registered.put_nowait(request.executor)
+        version = pb.ContractVersion(major=1)
+        return registry_pb2.RegisterResponse(scheduler_epoch=1, contract_version=version)
+
+
+@pytest.fixture
+async def scheduler() -> AsyncIterator[tuple[_Scheduler, str]]:
+    running = bind_server("127.0.0.1:0", ())
+    servicer = _Scheduler()
+    registry_pb2_grpc.add_RegistryServiceServicer_to_server(servicer, running.server)
+    await running.server.start()
+    yield servicer, f"127.0.0.1:{running.port}"
+    await running.server.stop(None)
+
+
+async def test_executor_registers_when_it_starts(scheduler: tuple[_Scheduler, str]) -> None:
+    servicer, address = scheduler
+    async with FakeExecutor(address, block_size=8) as executor:
+        info = await servicer.registered.get()
+        assert (info.address, info.block_size_tokens) == (executor.address, 8)
+
+
+async def test_executor_has_a_newer_epoch_at_the_same_address_when_it_starts_again(
+    scheduler: tuple[_Scheduler, str],
+) -> None:
+    _, address = scheduler
+    async with FakeExecutor(address) as executor:
+        first = executor.info
+        await executor.kill()
+        await executor.start()
+        assert executor.address == first.address
+        assert executor.info.executor_epoch > first.executor_epoch
+
+
+async def test_executor_computes_when_it_gets_a_batch() -> None:
+    async with FakeExecutor() as executor:
+        sender = Sender(1, executor.info.executor_epoch)
+        batch = sender.batch(1, new=[NewRow(0, (0,))], work=[WorkRow(0, 0, [4, 2])])
+        async with grpc.aio.insecure_channel(executor.address) as channel:
+            call = executor_pb2_grpc.ExecutorServiceStub(channel).Execute()
+            await call.write(batch)
+            assert tokens_of(await call.read()) == expected_tokens([4, 2], 1, 0, 128)
+
+
+async def test_stream_breaks_when_the_executor_is_killed() -> None:
+    async with FakeExecutor() as executor:
+        sender = Sender(1, executor.info.executor_epoch)
+        async with grpc.aio.insecure_channel(executor.address) as channel:
+            call = executor_pb2_grpc.ExecutorServiceStub(channel).Execute()
+            await call.write(sender.batch(1))
+            await call.read()
+            await executor.kill()
+            with pytest.raises(grpc.aio.AioRpcError):
+                await call.read()
