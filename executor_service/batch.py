@@ -20,6 +20,9 @@ from executor_service.step import (
     UInt8Array,
 )
 
+# What leaves the process about a bug: its details might quote a prompt.
+INTERNAL_ERROR_MESSAGE = "internal error; the executor's log has the details"
+
 
 class Feature(IntEnum):
     """An optional ability of an executor; the numbers are those of the contract."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from executor_service.batch import (
+    INTERNAL_ERROR_MESSAGE,
     Batch,
     BatchContent,
     BatchRefused,
@@ -204,6 +205,19 @@ def encode_answer(answer: StepAnswer) -> pb.StepResult:
         result.timings.forward_us = answer.timings.forward_us
         result.timings.sample_us = answer.timings.sample_us
     return result
+
+
+def encode_internal_error(batch: pb.ScheduleBatch) -> pb.StepResult:
+    """FAILED, for a batch that nobody could answer; it is not stored, so a snapshot must follow."""
+    return pb.StepResult(
+        scheduler_epoch=batch.scheduler_epoch,
+        executor_epoch=batch.executor_epoch,
+        step_id=batch.step_id,
+        status=_STATUSES[StepStatus.FAILED],
+        error=pb.StepError(
+            reason=_REASONS[StepErrorReason.INTERNAL], message=INTERNAL_ERROR_MESSAGE
+        ),
+    )
 
 
 def _encode_rows(rows: StepRows, result: pb.StepResult) -> None:

@@ -10,6 +10,7 @@ import logging
 from collections import OrderedDict
 
 from executor_service.batch import (
+    INTERNAL_ERROR_MESSAGE,
     Batch,
     BatchContent,
     BatchRefused,
@@ -29,7 +30,6 @@ from executor_service.step import Runner
 from executor_service.step_input import prepare_step
 
 _NO_TIMINGS = StepTimings()
-_INTERNAL_ERROR = "internal error; the executor's log has the details"
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class StepExecutor:
         except Exception:
             # A bug of ours. How far it got is unknown, so no delta may build on this step.
             _log.exception("step_broken step_id=%d", identity.step_id)
-            error = StepError(StepErrorReason.INTERNAL, "", _INTERNAL_ERROR)
+            error = StepError(StepErrorReason.INTERNAL, "", INTERNAL_ERROR_MESSAGE)
             answer = self._answer(identity, StepStatus.FAILED, error=error)
             self._store(answer, base_step_id=None)
         return answer
@@ -192,5 +192,5 @@ def _describe(error: Exception) -> StepError:
         error.__cause__, OutOfMemory
     )
     reason = StepErrorReason.OUT_OF_MEMORY if is_out_of_memory else StepErrorReason.INTERNAL
-    message = str(error) if isinstance(error, ExecutorError) else _INTERNAL_ERROR
+    message = str(error) if isinstance(error, ExecutorError) else INTERNAL_ERROR_MESSAGE
     return StepError(reason, "", message)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from executor_service.codec import decode_batch, encode_answer
+from executor_service.codec import decode_batch, encode_answer, encode_internal_error
 from executor_service.step_executor import StepExecutor
 from splitserve.executor.v1 import executor_pb2 as pb
 
@@ -35,8 +35,13 @@ class StepWorker:
 
         def execute() -> None:
             queue_us = (time.monotonic_ns() - received_ns) // 1000
-            answer = self._step_executor.execute(decode_batch(batch), queue_us)
-            then(encode_answer(answer))
+            try:
+                result = encode_answer(self._step_executor.execute(decode_batch(batch), queue_us))
+            except Exception:
+                # A bug of ours; even so each batch gets its result, or the scheduler would wait.
+                _log.exception("step_unanswerable step_id=%d", batch.step_id)
+                result = encode_internal_error(batch)
+            then(result)
 
         self._jobs.put(execute)
 
@@ -54,6 +59,5 @@ class StepWorker:
             try:
                 job()
             except Exception:
-                # Without this thread the process would be a zombie; whoever waits for the answer
-                # gives up in time.
+                # Whoever was to hear of it is gone; the next job is not.
                 _log.exception("step_worker_job_broken")

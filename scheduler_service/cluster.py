@@ -21,6 +21,13 @@ from scheduler_service.sinks import Sink
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve_rpc.domain_error import DomainError
 
+# What a step may take of the largest message: a token travels as input, as history and, with blocks
+# of one token, as block id; a row has a dozen columns. What does not fit even so (the history of a
+# long sequence, many logit biases) is caught when the batch is encoded.
+MIN_MESSAGE_BYTES = 64 * 1024
+_MESSAGE_BYTES_PER_TOKEN = 32
+_MESSAGE_BYTES_PER_ROW = 128
+
 _log = logging.getLogger(__name__)
 
 
@@ -302,11 +309,15 @@ def _fits(request: Request, engine: EngineLoop) -> bool:
 def _scheduler_config(info: executor.ExecutorInfo, config: ClusterConfig) -> SchedulerConfig:
     """The tighter of what the executor can do and what the operator wants."""
     limits, model = info.limits, info.model
+    max_rows = min(limits.max_num_rows, limits.max_message_bytes // _MESSAGE_BYTES_PER_ROW)
+    max_tokens = min(
+        limits.max_num_batched_tokens, limits.max_message_bytes // _MESSAGE_BYTES_PER_TOKEN
+    )
     return SchedulerConfig(
         block_size=info.block_size_tokens,
         num_device_blocks=info.num_device_blocks,
-        max_num_seqs=min(config.max_num_seqs, limits.max_num_rows),
-        max_num_batched_tokens=min(config.max_num_batched_tokens, limits.max_num_batched_tokens),
+        max_num_seqs=min(config.max_num_seqs, max_rows),
+        max_num_batched_tokens=min(config.max_num_batched_tokens, max_tokens),
         max_model_len=min(
             config.max_model_len or model.max_model_len_tokens, model.max_model_len_tokens
         ),

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 
 from scheduler_service.codec import ResultUnusable, decode_result, encode_plan
-from scheduler_service.core.plan import StepEvents, StepStatus
+from scheduler_service.core.plan import StepEvents, StepOutcome, StepStatus
 from scheduler_service.core.scheduler import ContractBroken, Scheduler
 from scheduler_service.executor_link import ExecutorLink, ExecutorLost
 from splitserve.executor.v1 import executor_pb2 as executor
@@ -35,6 +35,7 @@ class EngineLoop:
         self._scheduler_epoch = scheduler_epoch
         self._credits = min(pipeline_depth, link.info.limits.max_inflight_steps)
         self._rows_of_step: dict[int, int] = {}
+        self._unsent_step_ids: set[int] = set()
         self._wake_up_scheduled = False
 
     def wake_up(self) -> None:
@@ -52,6 +53,7 @@ class EngineLoop:
                     events = self._apply(result)
                 except (ResultUnusable, ContractBroken) as error:
                     raise ExecutorLost(f"it broke the step contract: {error}") from error
+                self._answer_unsent()
                 self._fill_pipeline()
                 self._deliver(events)
 
@@ -72,10 +74,22 @@ class EngineLoop:
             plan = self.scheduler.schedule()
             if plan is None:
                 return
-            self._rows_of_step[plan.step_id] = len(plan.row_ids)
             batch = encode_plan(
                 plan,
                 scheduler_epoch=self._scheduler_epoch,
                 executor_epoch=self.link.info.executor_epoch,
             )
-            self.link.send(batch)
+            if batch.ByteSize() <= self.link.info.limits.max_message_bytes:
+                self._rows_of_step[plan.step_id] = len(plan.row_ids)
+                self.link.send(batch)
+            else:
+                self._unsent_step_ids.add(plan.step_id)
+                self._answer_unsent()
+
+    def _answer_unsent(self) -> None:
+        """Answers batches that were too large to be sent, when it is their turn."""
+        while (step_id := self.scheduler.oldest_step_in_flight) in self._unsent_step_ids:
+            assert step_id is not None
+            self._unsent_step_ids.discard(step_id)
+            _log.error("batch_exceeds_max_message_bytes step_id=%d", step_id)
+            self._deliver(self.scheduler.apply(StepOutcome(step_id, StepStatus.REFUSED)))

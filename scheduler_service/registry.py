@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from functools import reduce
+from types import MappingProxyType
+from typing import Any
+
 import grpc.aio
 
-from scheduler_service.cluster import Cluster
+from scheduler_service.cluster import MIN_MESSAGE_BYTES, Cluster
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
 from splitserve_rpc.domain_error import DomainError
@@ -12,18 +17,31 @@ from splitserve_rpc.domain_error import DomainError
 CONTRACT_MAJOR = 1
 CONTRACT_MINOR = 0
 
-_AT_LEAST_ONE = (
-    "executor_epoch",
-    "block_size_tokens",
-    "num_device_blocks",
-    "model.vocab_size",
-    "model.max_model_len_tokens",
-    "limits.max_num_rows",
-    "limits.max_num_batched_tokens",
-    "limits.max_message_bytes",
-    "limits.max_inflight_steps",
+_LEAST = MappingProxyType(
+    {
+        "executor_epoch": 1,
+        "block_size_tokens": 1,
+        "num_device_blocks": 1,
+        "num_host_blocks": 0,
+        "block_bytes": 0,
+        "model.vocab_size": 1,
+        "model.max_model_len_tokens": 2,
+        "limits.max_num_rows": 1,
+        "limits.max_num_batched_tokens": 1,
+        "limits.max_message_bytes": MIN_MESSAGE_BYTES,
+        "limits.max_inflight_steps": 1,
+    }
 )
-_REQUIRED_TEXT = ("address", "model.digest", "model.dtype")
+_DTYPES = "float32|bfloat16|float16"
+_TEXTS = MappingProxyType(
+    {
+        "address": (r".+:[0-9]{1,5}", "host:port"),
+        "model.name": (r"(?s).+", "a text that is not empty"),
+        "model.digest": (r"[0-9a-f]{64}", "64 lower-case hexadecimal digits"),
+        "model.dtype": (_DTYPES, _DTYPES),
+        "model.kv_cache_dtype": (_DTYPES, _DTYPES),
+    }
+)
 
 
 class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
@@ -54,17 +72,15 @@ def check_executor_info(info: executor.ExecutorInfo, model: executor.ModelInfo |
             "CONTRACT_VERSION_MISMATCH",
             f"contract_version.major is {major}; this scheduler speaks {CONTRACT_MAJOR}",
         )
-    for path in _AT_LEAST_ONE:
-        if (value := _get(info, path)) < 1:
-            raise DomainError("EXECUTOR_INFO_INVALID", f"{path} is {value}; allowed: 1 or more")
-    if info.num_host_blocks < 0:
-        raise DomainError(
-            "EXECUTOR_INFO_INVALID",
-            f"num_host_blocks is {info.num_host_blocks}; allowed: 0 or more",
-        )
-    for path in _REQUIRED_TEXT:
-        if not _get(info, path):
-            raise DomainError("EXECUTOR_INFO_INVALID", f"{path} is empty; it is required")
+    for path, least in _LEAST.items():
+        if (number := _get(info, path)) < least:
+            raise _invalid(path, number, f"{least} or more")
+    for path, (pattern, allowed) in _TEXTS.items():
+        if not re.fullmatch(pattern, text := _get(info, path)):
+            raise _invalid(path, text, allowed)
+    for token_id in info.model.eos_token_ids:
+        if not 0 <= token_id < info.model.vocab_size:
+            raise _invalid("model.eos_token_ids", token_id, f"0 to {info.model.vocab_size - 1}")
     for path in ("digest", "dtype"):
         if model is not None and getattr(model, path) != getattr(info.model, path):
             raise DomainError(
@@ -74,8 +90,9 @@ def check_executor_info(info: executor.ExecutorInfo, model: executor.ModelInfo |
             )
 
 
-def _get(info: executor.ExecutorInfo, path: str) -> int:
-    value = info
-    for name in path.split("."):
-        value = getattr(value, name)
-    return value  # type: ignore[return-value]
+def _invalid(path: str, value: object, allowed: str) -> DomainError:
+    return DomainError("EXECUTOR_INFO_INVALID", f"{path} is {value!r}; allowed: {allowed}")
+
+
+def _get(info: executor.ExecutorInfo, path: str) -> Any:  # noqa: ANN401
+    return reduce(getattr, path.split("."), info)

@@ -85,6 +85,11 @@ class Scheduler:
         return len(self._in_flight)
 
     @property
+    def oldest_step_in_flight(self) -> int | None:
+        """The step whose result comes next."""
+        return self._in_flight[0].step_id if self._in_flight else None
+
+    @property
     def last_step_id(self) -> int:
         """The latest step planned."""
         return self._last_planned_step_id
@@ -173,6 +178,8 @@ class Scheduler:
         if not self._in_flight or self._in_flight[0].step_id != outcome.step_id:
             raise ContractBroken(f"a result for step {outcome.step_id}, which is not expected")
         plan = self._in_flight.popleft()
+        if plan.base_step_id is None and outcome.status is StepStatus.NEED_SNAPSHOT:
+            raise ContractBroken(f"step {plan.step_id} was a snapshot, and it wants a snapshot")
         self._last_answered_step_id = plan.step_id
         self.num_steps += 1
         self._blocks.step_answered(plan.step_id)
@@ -383,7 +390,8 @@ class Scheduler:
             request.stop_token_id = token_id
             self._finish(request, FinishReason.STOP)
         elif num_tokens >= request.stop_len:
-            by_length = request.params.max_tokens == sequence.num_output_tokens
+            max_tokens = request.params.max_tokens
+            by_length = max_tokens is not None and sequence.num_output_tokens >= max_tokens
             reason = FinishReason.LENGTH if by_length else FinishReason.MODEL_LENGTH
             self._finish(request, reason)
         return request.is_finished

@@ -358,6 +358,12 @@ CASES = [
         "block of a write",
         "BLOCK_OUT_OF_RANGE",
         "table_writes.block_ids",
+        _writes((0, 0, (NUM_DEVICE_BLOCKS,))),
+    ),
+    Case(
+        "negative block of a write",
+        "BLOCK_OUT_OF_RANGE",
+        "table_writes.block_ids",
         _writes((0, 0, (-1,))),
     ),
     Case(

@@ -63,6 +63,15 @@ async def test_stored_result_is_forgotten_when_scheduler_is_newer(served: Served
     assert await session.tokens(batch) == served.truth(other)
 
 
+async def test_repeat_is_refused_when_the_result_was_an_older_schedulers(served: Served) -> None:
+    session = served.open()
+    await session.tokens(served.prompt_batch(1))
+    served.sender = replace(served.sender, scheduler_epoch=SCHEDULER_EPOCH + 1)
+    await session.tokens(served.prompt_batch(2))
+    result = await session.execute(served.prompt_batch(1))
+    assert result.error.reason == pb.STEP_ERROR_REASON_STALE_STEP
+
+
 async def test_delta_needs_snapshot_when_scheduler_is_newer(served: Served) -> None:
     session = served.open()
     await session.tokens(served.prompt_batch())

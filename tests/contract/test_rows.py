@@ -65,6 +65,20 @@ async def test_rows_get_their_own_input_when_some_is_literal_and_some_sampled(
     ]
 
 
+async def test_rows_get_tokens_of_their_own_step_when_those_steps_differ(served: Served) -> None:
+    session = served.open()
+    new = [NewRow(0, (0, 1)), NewRow(1, (2, 3))]
+    work = [WorkRow(0, 0, PROMPT), WorkRow(1, 0, OTHER)]
+    first, second = await session.tokens(served.sender.batch(1, new=new, work=work))
+    work = [WorkRow(1, len(OTHER), back=1)]
+    [third] = await session.tokens(served.sender.batch(2, base=1, work=work))
+    work = [WorkRow(0, len(PROMPT), back=2), WorkRow(1, len(OTHER) + 1, back=1)]
+    assert await session.tokens(served.sender.batch(3, base=2, work=work)) == [
+        *served.truth([*PROMPT, first]),
+        *served.truth([*OTHER, second, third]),
+    ]
+
+
 @pytest.mark.parametrize("back", [1, 3, 2**31 - 1])
 async def test_row_fails_alone_when_its_input_was_never_sampled(served: Served, back: int) -> None:
     session = served.open()

@@ -76,9 +76,14 @@ async def test_steps_go_on_when_the_superseded_stream_had_batches_in_flight(
 async def test_stream_ends_well_when_the_client_closes_it_after_its_last_batch(
     served: Served,
 ) -> None:
+    served.gate.shut()
     session = served.open()
     await session.send(served.prompt_batch())
     await session.call.done_writing()
+    await _received(served, 1)
+    # What the executor answers now it has read after the end of the batches.
+    await served.stub.GetInfo(pb.GetInfoRequest())
+    served.gate.open()
     assert tokens_of(await session.receive()) == served.truth(PROMPT)
     assert await session.call.read() is grpc.aio.EOF
     assert await session.call.code() == grpc.StatusCode.OK

@@ -1,7 +1,7 @@
 """Check a story against the grammar: does one plot explain all of it, with one value per slot?
 
-A story that passes is grammatical as far as the grammar is, and keeps its names, nouns, pronouns
-and things from beginning to end.
+A story that passes is grammatical as far as the grammar is, keeps its names, nouns, pronouns and
+things from beginning to end, and has two different characters.
 """
 
 import re
@@ -41,7 +41,7 @@ def _is_told_by(plot: Plot, story: str) -> bool:
     for position, bindings in readings:
         for way in CLOSINGS:
             endings += _read(_compile(way), story, position, bindings)
-    return any(position >= len(story) and _has_one_gender(b) for position, b in endings)
+    return any(position >= len(story) and _has_sound_cast(b) for position, b in endings)
 
 
 def _read(
@@ -76,8 +76,11 @@ def _compile(template: str) -> Template:
     return Template(re.compile(pattern + r"(?: |$)"), tuple(slots))
 
 
-def _has_one_gender(bindings: Bindings) -> bool:
+def _has_sound_cast(bindings: Bindings) -> bool:
+    """Return whether both characters keep one gender and do not share a name or a noun."""
     values = dict(bindings)
+    if values["name"] == values.get("hname") or values["noun"] == values.get("hnoun"):
+        return False
     genders = ({"he": "he", "him": "him", "his": "his"}, {"he": "she", "him": "her", "his": "her"})
     return all(
         any(

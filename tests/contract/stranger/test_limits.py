@@ -44,19 +44,19 @@ async def test_steps_are_numbered_one_by_one_when_nothing_fails() -> None:
 
 async def test_batches_keep_max_message_bytes_when_prompts_are_long() -> None:
     config = ExecutorConfig(
-        max_message_bytes=1024,
-        max_num_batched_tokens=4096,
-        max_model_len=2000,
-        num_device_blocks=2048,
+        max_message_bytes=65536,
+        max_num_batched_tokens=1 << 20,
+        max_model_len=20_000,
+        num_device_blocks=1 << 15,
     )
     executor = StrangerExecutor(config)
     async with running_cluster(executor) as cluster:
-        requests = make_requests(6, length=150)
-        generations = [cluster.client.start(request, timeout_s=2.5) for request in requests]
+        requests = make_requests(6, length=3000)
+        generations = [cluster.client.start(request, timeout_s=60) for request in requests]
         completions = [await generation.finish() for generation in generations]
         cluster.check_contract()
     assert [c.tokens for c in completions] == [truth_of(request) for request in requests]
-    assert max(batch.ByteSize() for batch in executor.batches) <= 1024
+    assert max(batch.ByteSize() for batch in executor.batches) <= 65536
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
+from executor_service.batch import Batch, StepAnswer
 from executor_service.executor_info import ExecutorInfo, ModelInfo
 from executor_service.servicer import Engine, ExecutorServicer
 from executor_service.step_executor import StepExecutor
@@ -81,3 +82,22 @@ async def test_nobody_watches_when_the_only_stream_was_closed(servicer_and_stub:
     call.cancel()
     await servicer.streams.wait_none_open()
     assert servicer.streams.num_open == 0
+
+
+class _Broken(StepExecutor):
+    def execute(self, batch: Batch, queue_us: int = 0) -> StepAnswer:
+        raise RuntimeError("a bug of ours")
+
+
+async def test_batch_gets_a_result_when_we_have_a_bug(servicer_and_stub: Pair) -> None:
+    servicer, stub = servicer_and_stub
+    runner = FakeRunner(block_size=4, num_device_blocks=16)
+    servicer.serve(Engine(StepWorker(_Broken(INFO, runner)), lambda: INFO))
+    call = stub.Execute()
+    for step_id in (1, 2):
+        await call.write(pb.ScheduleBatch(scheduler_epoch=1, executor_epoch=1, step_id=step_id))
+    results = [await call.read(), await call.read()]
+    call.cancel()
+    assert [(r.step_id, r.status, r.error.reason) for r in results] == [
+        (step_id, pb.STEP_STATUS_FAILED, pb.STEP_ERROR_REASON_INTERNAL) for step_id in (1, 2)
+    ]

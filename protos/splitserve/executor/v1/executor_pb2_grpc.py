@@ -69,7 +69,7 @@ class ExecutorServiceServicer(object):
         `tokenizer_config.json`, `chat_template.jinja`), so that neither scheduler nor clients need
         model files. No effect. The chunks of one file are consecutive and in order.
         Errors: UNIMPLEMENTED or NOT_FOUND where the executor has no tokenizer; the scheduler then
-        serves token ids only.
+        serves token ids only. After any other the executor counts as lost and may register again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -78,17 +78,20 @@ class ExecutorServiceServicer(object):
     def Execute(self, request_iterator, context):
         """Executes steps. One StepResult is returned for each ScheduleBatch, in the order received.
 
-        At most one stream is live per executor: a newer one from the same or a newer scheduler epoch
-        supersedes the older, which the executor ends with ABORTED. A stream that is cut loses
-        nothing: batches that were received are still executed and their results stored; row table,
-        stored results and KV blocks survive until a newer scheduler epoch arrives.
+        At most one stream is live per executor: with its first batch, a newer stream of the same or a
+        newer scheduler epoch supersedes the older ones, which the executor ends with ABORTED. A stream
+        that is cut loses nothing: batches that were received are still executed and their results
+        stored; row table, stored results and KV blocks survive until a newer scheduler epoch arrives.
+        When the scheduler half-closes, the executor answers what it has received and ends with OK.
 
         Everything wrong *inside* a batch is answered in-band by StepResult.status, and the stream
         goes on. gRPC errors mean transport or an undecodable stream:
-        RESOURCE_EXHAUSTED  a message is larger than ExecutorLimits.max_message_bytes;
+        RESOURCE_EXHAUSTED  a message is larger than the executor reads. A scheduler keeps to
+        ExecutorLimits.max_message_bytes, so it never sees this;
         ABORTED             superseded by a newer stream;
         UNAVAILABLE         the executor is shutting down.
-        After any of them the scheduler opens a new stream and repeats what has no result yet.
+        After any of them the scheduler opens a new stream and repeats what has no result yet; it gives
+        the executor up when that goes on without any result, and its requests move.
 
         buf:lint:ignore RPC_REQUEST_STANDARD_NAME
         buf:lint:ignore RPC_RESPONSE_STANDARD_NAME

@@ -47,7 +47,8 @@ class AdminServiceServicer(object):
     """
 
     def ListExecutors(self, request, context):
-        """Lists the executors known now, with their pools and queues. No effect, no errors.
+        """Lists the executors that have registered and are not lost, with their pools and queues. No
+        effect, no errors.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

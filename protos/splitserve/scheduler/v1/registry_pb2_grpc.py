@@ -55,7 +55,7 @@ class RegistryServiceServicer(object):
         Errors (with ErrorInfo, domain "splitserve"; the message names the field and both values):
         FAILED_PRECONDITION  CONTRACT_VERSION_MISMATCH  another contract major;
         MODEL_MISMATCH             another model digest or dtype than the
-        executors this scheduler already serves with;
+        first executor this scheduler accepted;
         INVALID_ARGUMENT     EXECUTOR_INFO_INVALID      a field that is missing or out of range;
         UNAVAILABLE          DRAINING                   the scheduler is shutting down.
         After an error the executor may try again, at a pace of seconds.

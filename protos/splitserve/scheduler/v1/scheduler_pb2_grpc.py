@@ -71,13 +71,12 @@ class SchedulerServiceServicer(object):
 
         Effect: the request waits, runs and streams until it finishes; the last message is a Finish and
         the stream then ends with OK. It survives the loss of executors: the stream only pauses.
-        Cancelling the call, or its gRPC deadline passing, aborts the request; its blocks are free at
-        the next step.
-        Idempotency: none; the same call twice generates twice.
-        Ordering: tokens arrive in sequence order, each exactly once.
-        Errors: before the first message all of the table above; afterwards UNAVAILABLE (DRAINING) and
-        INTERNAL only. To continue a broken stream, call again (here or at another scheduler of the same
-        model) with `resume_token_ids` set to the tokens received and the same `seed`.
+        Cancelling the call, or its gRPC deadline passing, aborts the request; its blocks are free as
+        soon as the steps in flight are answered. Idempotency: none; the same call twice generates
+        twice. Ordering: tokens arrive in sequence order, each exactly once. Errors: before the first
+        message all of the table above; afterwards UNAVAILABLE (DRAINING) and INTERNAL only. To
+        continue a broken stream, call again (here or at another scheduler of the same model) with
+        `resume_token_ids` set to the tokens received and the same `seed`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,10 +86,10 @@ class SchedulerServiceServicer(object):
         """Multiplexes many requests over one stream; this is what a gateway uses.
 
         Effect: the client submits and aborts requests at any time; the server sends one message per
-        step, with the tokens of all of this session's requests. When the client half-closes, the
-        server ends the stream once every request has finished. When the stream breaks, all unfinished
-        requests of the session are aborted.
-        Ordering: per request as in Generate; `tokens` of a message come before its `events`.
+        step of an executor, with the tokens of all of this session's requests in it, and none for a
+        step that brought them nothing. When the client half-closes, the server ends the stream once
+        every request has finished. When the stream breaks, all unfinished requests of the session are
+        aborted. Ordering: per request as in Generate; `tokens` of a message come before its `events`.
         Errors: what concerns one request arrives as an event and leaves the others alone. The stream
         itself ends with INVALID_ARGUMENT (SESSION_PROTOCOL) if a message has no action or reuses the
         handle of an unfinished request, and UNAVAILABLE (DRAINING) at shutdown.
