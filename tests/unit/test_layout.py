@@ -55,3 +55,9 @@ def test_generated_code_is_current() -> None:
     )
 
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_readme_has_the_current_table_of_options() -> None:
+    from splitserve_rpc import options
+
+    assert options.markdown().strip() in (ROOT / "README.md").read_text()

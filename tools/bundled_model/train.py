@@ -137,8 +137,14 @@ def train(model: LlamaForCausalLM, batches: Iterator[Batch], config: TrainConfig
 def save_model(model: LlamaForCausalLM, directory: Path) -> None:
     """Round the weights of `model` to bfloat16 in place and write config and weights."""
     torch.nn.Module.to(model, torch.bfloat16)
-    model.generation_config.max_new_tokens = MAX_NEW_TOKENS
     model.save_pretrained(directory)
+    generation = {
+        "bos_token_id": model.config.bos_token_id,
+        "eos_token_id": model.config.eos_token_id,
+        "pad_token_id": model.config.pad_token_id,
+        "max_new_tokens": MAX_NEW_TOKENS,
+    }
+    (directory / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
     (directory / "model.safetensors").chmod(0o644)
 
 

@@ -72,11 +72,12 @@ class SchedulerServiceServicer(object):
         Effect: the request waits, runs and streams until it finishes; the last message is a Finish and
         the stream then ends with OK. It survives the loss of executors: the stream only pauses.
         Cancelling the call, or its gRPC deadline passing, aborts the request; its blocks are free as
-        soon as the steps in flight are answered. Idempotency: none; the same call twice generates
-        twice. Ordering: tokens arrive in sequence order, each exactly once. Errors: before the first
-        message all of the table above; afterwards UNAVAILABLE (DRAINING) and INTERNAL only. To
-        continue a broken stream, call again (here or at another scheduler of the same model) with
-        `resume_token_ids` set to the tokens received and the same `seed`.
+        soon as the steps in flight are answered.
+        Idempotency: none; the same call twice generates twice.
+        Ordering: tokens arrive in sequence order, each exactly once.
+        Errors: before the first message all of the table above; afterwards UNAVAILABLE (DRAINING) and
+        INTERNAL only. To continue a broken stream, call again (here or at another scheduler of the
+        same model) with `resume_token_ids` set to the tokens received and the same `seed`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -89,18 +90,20 @@ class SchedulerServiceServicer(object):
         step of an executor, with the tokens of all of this session's requests in it, and none for a
         step that brought them nothing. When the client half-closes, the server ends the stream once
         every request has finished. When the stream breaks, all unfinished requests of the session are
-        aborted. Ordering: per request as in Generate; `tokens` of a message come before its `events`.
+        aborted.
+        Ordering: per request as in Generate; `tokens` of a message come before its `events`.
         Errors: what concerns one request arrives as an event and leaves the others alone. The stream
         itself ends with INVALID_ARGUMENT (SESSION_PROTOCOL) if a message has no action or reuses the
-        handle of an unfinished request, and UNAVAILABLE (DRAINING) at shutdown.
+        handle of an unfinished request, and with UNAVAILABLE (DRAINING) at shutdown, if a request is
+        unfinished then; a request submitted during the shutdown is rejected by an event.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Abort(self, request, context):
-        """Aborts an unfinished request by its id, whichever stream it belongs to; that stream then gets a
-        Finish with FINISH_REASON_ABORTED.
+        """Aborts an unfinished request by its id, whichever stream or client it belongs to; that stream
+        then gets a Finish with FINISH_REASON_ABORTED.
         Idempotency: the second call finds nothing. Errors: NOT_FOUND (REQUEST_UNKNOWN).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
