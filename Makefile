@@ -12,7 +12,7 @@ BUF := .tools/node_modules/.bin/buf
 BUF_VERSION := 1.75.0
 GRPCIO_TOOLS_VERSION := 1.73.1
 MYPY_TARGETS := scheduler_service executor_service protos/splitserve_rpc \
-	kernels/splitserve_kernels clients/splitserve_client
+	kernels/splitserve_kernels clients/splitserve_client benchmarks tests tools/bundled_model
 PIP := -m pip --disable-pip-version-check install --quiet
 
 .PHONY: help setup serve test check lint lint-ruff lint-format lint-types lint-imports buf \

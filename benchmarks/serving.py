@@ -38,7 +38,7 @@ START_TIMEOUT_S = 120.0
 
 
 @contextmanager
-def serving(model: str) -> Iterator[str]:
+def serving(model: str, threads: int) -> Iterator[str]:
     """A scheduler and an executor process; yields the address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -47,7 +47,10 @@ def serving(model: str) -> Iterator[str]:
     quiet = ["--log-level", "error"]
     commands = (
         [*common, "scheduler_service", "--listen", address, *quiet],
-        [*common, "executor_service", "--model", model, "--scheduler", address, *quiet],
+        [
+            *(*common, "executor_service", "--model", model, "--threads", str(threads)),
+            *("--scheduler", address, *quiet),
+        ],
     )
     processes = [subprocess.Popen(command) for command in commands]
     try:
@@ -137,16 +140,22 @@ def alone(engine: LoadedEngine, steps: list[StepInput]) -> float:
 
 
 def main() -> None:
-    """Runs both in turns and prints the ratio."""
+    """Compares, for each number of torch threads; with all cores, everybody shares them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="bundled")
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])
     arguments = parser.parse_args()
-    config = ExecutorConfig.from_options(
-        options.parse("executor", ["--model", arguments.model], {})
-    )
+    for threads in arguments.threads:
+        compare(arguments, threads)
+
+
+def compare(arguments: argparse.Namespace, threads: int) -> None:
+    """Runs both in turns and prints the ratio."""
+    flags = ["--model", arguments.model, "--threads", str(threads)]
+    config = ExecutorConfig.from_options(options.parse("executor", flags, {}))
     engine = load_engine(config, executor_epoch=1)
     rng = random.Random(0)
     prompts = [
@@ -156,7 +165,7 @@ def main() -> None:
     steps = record(engine, prompts, arguments.tokens)
     num_tokens = arguments.requests * arguments.tokens
     alone_rates, served_rates, served_steps = [], [], 0
-    with serving(arguments.model) as address:
+    with serving(arguments.model, threads) as address:
         asyncio.run(wait_until_connected(address))
         asyncio.run(served(address, prompts, arguments.tokens))
         for _ in range(arguments.runs):
@@ -172,6 +181,7 @@ def main() -> None:
         step_ms=round(1e3 * num_tokens / statistics.median(alone_rates) / len(steps), 2),
         steps={"served": served_steps, "alone": len(steps)},
         requests=arguments.requests,
+        threads=threads,
     )
 
 

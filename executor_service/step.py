@@ -123,7 +123,7 @@ class LogprobColumns:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What a runner returns. `row_statuses`: [R] uint8. `sampled_token_ids`: [R] int32, -1: none."""
+    """What a runner returns: `row_statuses` [R] uint8, `sampled_token_ids` [R] int32 (-1: none)."""
 
     row_statuses: UInt8Array
     sampled_token_ids: Int32Array

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from splitserve_client import AsyncClient, Finish, FinishReason, SamplingParams, Tokens
+from tests.support.hugging_face import generate_greedily, load_reference
 from tests.support.processes import processes
 from tests.support.tiny_models import make_tiny_model
 
@@ -28,21 +28,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def truth(model: Path) -> list[list[int]]:
     """What Hugging Face `generate` says, greedily."""
-    from transformers import AutoModelForCausalLM
-
-    reference = AutoModelForCausalLM.from_pretrained(model)
-    answers = []
-    for prompt in PROMPTS:
-        output = reference.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            do_sample=False,
-            max_new_tokens=NUM_TOKENS,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-        answers.append(output[0, len(prompt) :].tolist())
-    return answers
+    reference = load_reference(model)
+    return [generate_greedily(reference, prompt, NUM_TOKENS) for prompt in PROMPTS]
 
 
 class Stream:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc.aio
@@ -23,16 +23,11 @@ from tests.support.fake_runner import FakeRunner
 
 
 @pytest.fixture(scope="session")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A tiny random Llama, loaded once, on one thread."""
-    import torch
-
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Any:  # noqa: ANN401
+    """A tiny random Llama, loaded once."""
     from tests.contract.served_llama import load_llama
 
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield load_llama(tmp_path_factory.mktemp("models"))
-    torch.set_num_threads(num_threads)
+    return load_llama(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(params=["fake", "real"])

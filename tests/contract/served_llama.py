@@ -23,6 +23,7 @@ from tests.contract.served import (
     Backend,
 )
 from tests.support import tiny_models
+from tests.support.hugging_face import load_reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,6 @@ class Llama:
 
 def load_llama(directory: Path) -> Llama:
     """Makes and loads the model; NAN_TOKEN and the others misbehave from now on."""
-    from transformers import AutoModelForCausalLM
 
     assert tiny_models.VOCAB_SIZE == VOCAB_SIZE
     path = tiny_models.make_tiny_model("llama", directory / "llama")
@@ -44,7 +44,7 @@ def load_llama(directory: Path) -> Llama:
     with torch.no_grad():
         embeddings.weight[NAN_TOKEN] = torch.nan
     embeddings.register_forward_pre_hook(_misbehave)
-    return Llama(loaded, AutoModelForCausalLM.from_pretrained(path).eval())
+    return Llama(loaded, load_reference(path))
 
 
 def make_llama_backend(llama: Llama) -> Backend:

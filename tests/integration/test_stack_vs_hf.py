@@ -21,6 +21,7 @@ from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.core.scheduler import Scheduler
+from tests.support.hugging_face import generate_greedily, load_reference
 from tests.support.in_process import InProcessEngine, output_token_ids
 from tests.support.tiny_models import make_tiny_model
 
@@ -81,12 +82,10 @@ class Truth:
     """A tiny model, loaded by us and by Hugging Face, with the latter's answers."""
 
     def __init__(self, architecture: str, directory: Path) -> None:
-        from transformers import AutoModelForCausalLM
-
         overrides = {"max_position_embeddings": 512}
         make_tiny_model(architecture, directory, seed=3, overrides=overrides)
         self.loaded: LoadedModel = load_model(ModelConfig(str(directory)))
-        self._reference = AutoModelForCausalLM.from_pretrained(directory)
+        self._reference = load_reference(directory)
         self._answers: dict[tuple[int, ...], list[int]] = {}
 
     def prompts(self, lens: tuple[int, ...]) -> list[list[int]]:
@@ -97,16 +96,8 @@ class Truth:
     def answer(self, prompt: list[int]) -> list[int]:
         key = tuple(prompt)
         if key not in self._answers:
-            output = self._reference.generate(
-                torch.tensor([prompt]),
-                attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-                do_sample=False,
-                max_new_tokens=NUM_OUTPUT_TOKENS,
-                min_new_tokens=NUM_OUTPUT_TOKENS,
-                eos_token_id=None,
-                pad_token_id=0,
-            )
-            self._answers[key] = output[0, len(prompt) :].tolist()
+            answer = generate_greedily(self._reference, prompt, NUM_OUTPUT_TOKENS)
+            self._answers[key] = answer
         return self._answers[key]
 
 

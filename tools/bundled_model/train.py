@@ -1,6 +1,8 @@
 """Train the bundled model from nothing and write a directory that transformers can load.
 
-Run it as `python tools/bundled_model/train.py --output DIR --threads 2`.
+Run it as `python tools/bundled_model/train.py --output DIR --threads 1`. Where other programs keep
+the cores busy, more threads are slower unless `OMP_WAIT_POLICY=PASSIVE` is set: they wait for each
+other by spinning.
 """
 
 import argparse
@@ -152,7 +154,7 @@ def parse_arguments(config: TrainConfig) -> argparse.Namespace:
     """Return the command line; `config` has the defaults."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, required=True, help="directory to write")
-    parser.add_argument("--threads", type=int, default=2, help="CPU threads")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     parser.add_argument("--seed", type=int, default=config.seed)
     parser.add_argument("--num-steps", type=int, default=config.num_steps)
     return parser.parse_args()

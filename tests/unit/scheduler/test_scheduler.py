@@ -48,7 +48,8 @@ def test_schedule_refers_to_the_step_in_flight_when_pipelined() -> None:
     driver = CoreDriver()
     driver.add(3, max_tokens=10)
     first, second, third = driver.plan(), driver.plan(), driver.plan()
-    assert first and second
+    assert first
+    assert second
     assert third
     assert first.token_ids == [1, 2, 3]
     assert second.token_ids == third.token_ids == []
