@@ -1,18 +1,26 @@
-"""An executor process that computes nothing: what is left is the wire. Prints its address."""
+"""An executor process that computes nothing. Prints its address.
+
+`wire`: batches are decoded into columns, results are encoded, and that is all. `executor`: the real
+servicer around a runner that does nothing: identity, validation, row table and worker thread too.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from dataclasses import replace
+from collections.abc import AsyncIterator
 
+import grpc.aio
 import numpy as np
 
+from executor_service.batch import Batch, BatchContent, StepAnswer, StepRows, StepStatus
+from executor_service.codec import decode_batch, encode_answer, encode_info
 from executor_service.executor_info import ExecutorInfo, ExecutorLimits, ModelInfo
 from executor_service.servicer import SERVICE, Engine, ExecutorServicer
 from executor_service.step import RowStatus, StepInput, StepOutput
 from executor_service.step_executor import StepExecutor
 from executor_service.step_worker import StepWorker
+from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.executor.v1 import executor_pb2_grpc
 from splitserve_rpc.server import bind_server
 
@@ -28,8 +36,43 @@ class NullRunner:
         )
 
 
-async def serve(num_rows: int) -> None:
+class WireServicer(executor_pb2_grpc.ExecutorServiceServicer):
+    """Answers every batch at once."""
+
+    def __init__(self, info: ExecutorInfo) -> None:
+        self._info = info
+
+    async def GetInfo(
+        self, request: pb.GetInfoRequest, context: grpc.aio.ServicerContext
+    ) -> pb.GetInfoResponse:
+        """Says what it is."""
+        return pb.GetInfoResponse(executor=encode_info(self._info))
+
+    async def Execute(
+        self, request_iterator: AsyncIterator[pb.ScheduleBatch], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.StepResult]:
+        """One result for each batch."""
+        async for message in request_iterator:
+            yield encode_answer(_answer(decode_batch(message)))
+
+
+def _answer(batch: Batch) -> StepAnswer:
+    assert isinstance(batch.content, BatchContent)
+    num_rows = len(batch.content.work.row_ids)
+    rows = StepRows(np.full(num_rows, RowStatus.OK, np.uint8), np.full(num_rows, 7, np.int32))
+    identity = batch.identity
+    return StepAnswer(
+        identity.scheduler_epoch,
+        identity.executor_epoch,
+        identity.step_id,
+        StepStatus.OK,
+        rows=rows,
+    )
+
+
+async def serve(mode: str, num_rows: int) -> None:
     """Serves until terminated."""
+    running = bind_server("127.0.0.1:0", (SERVICE,))
     info = ExecutorInfo(
         executor_epoch=1,
         model=ModelInfo("null", "null", "float32", "float32", 32_000, 1 << 20),
@@ -38,18 +81,20 @@ async def serve(num_rows: int) -> None:
         num_host_blocks=0,
         block_bytes=1,
         limits=ExecutorLimits(num_rows, 1 << 24),
+        address=f"127.0.0.1:{running.port}",
     )
-    running = bind_server("127.0.0.1:0", (SERVICE,))
-    servicer = ExecutorServicer()
-    executor_pb2_grpc.add_ExecutorServiceServicer_to_server(servicer, running.server)
-    address = f"127.0.0.1:{running.port}"
-    info = replace(info, address=address)
-    servicer.serve(Engine(StepWorker(StepExecutor(info, NullRunner())), lambda: info))
+    if mode == "wire":
+        wire = WireServicer(info)
+        executor_pb2_grpc.add_ExecutorServiceServicer_to_server(wire, running.server)
+    else:
+        servicer = ExecutorServicer()
+        servicer.serve(Engine(StepWorker(StepExecutor(info, NullRunner())), lambda: info))
+        executor_pb2_grpc.add_ExecutorServiceServicer_to_server(servicer, running.server)
     await running.server.start()
-    sys.stdout.write(address + "\n")
+    sys.stdout.write(info.address + "\n")
     sys.stdout.flush()
     await running.server.wait_for_termination()
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(int(sys.argv[1])))
+    asyncio.run(serve(sys.argv[1], int(sys.argv[2])))

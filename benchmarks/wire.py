@@ -1,8 +1,9 @@
 """Round trip scheduler -> executor -> scheduler of one step, encode and decode on both sides.
 
-The executor is a process of its own with the real servicer and a runner that computes nothing.
-`decode`: 256 running rows, delta batches, as in steady state. `snapshot`: the same rows with 128
-blocks each, sent whole.
+The executor is a process of its own that computes nothing (`benchmarks.null_executor`): `wire` has
+only the messages, decoded into columns and encoded again; `executor` has the whole front of the
+executor service behind it. `decode`: 256 running rows, delta batches, as in steady state.
+`snapshot`: the same rows with more than 128 blocks each, sent whole.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Link:
         return elapsed_us
 
 
-async def measure(address: str, num_rows: int, num_steps: int) -> None:
+async def measure(mode: str, address: str, num_rows: int, num_steps: int) -> None:
     """Runs both cases and prints them."""
     async with grpc.aio.insecure_channel(address, channel_options()) as channel:
         stub = executor_pb2_grpc.ExecutorServiceStub(channel)
@@ -89,8 +90,9 @@ async def measure(address: str, num_rows: int, num_steps: int) -> None:
                 snapshot.append(await link.round_trip(core, _as_snapshot(plan)))
             else:
                 decode.append(await link.round_trip(core, plan))
-    for name, times in (("wire_decode", decode[20:]), ("wire_snapshot", snapshot[2:])):
-        emit(name, rows=num_rows, median_us=percentile(times, 50), p99_us=percentile(times, 99))
+    for case, times in (("decode", decode[20:]), ("snapshot", snapshot[2:])):
+        median_us, p99_us = percentile(times, 50), percentile(times, 99)
+        emit(f"{mode}_{case}", rows=num_rows, median_us=median_us, p99_us=p99_us)
 
 
 def _as_snapshot(plan: StepPlan) -> StepPlan:
@@ -112,14 +114,15 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--steps", type=int, default=900)
     arguments = parser.parse_args()
-    command = [sys.executable, "-m", "benchmarks.null_executor", str(arguments.rows)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as executor:
-        assert executor.stdout is not None
-        address = executor.stdout.readline().strip()
-        try:
-            asyncio.run(measure(address, arguments.rows, arguments.steps))
-        finally:
-            executor.terminate()
+    for mode in ("wire", "executor"):
+        command = [sys.executable, "-m", "benchmarks.null_executor", mode, str(arguments.rows)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as executor:
+            assert executor.stdout is not None
+            address = executor.stdout.readline().strip()
+            try:
+                asyncio.run(measure(mode, address, arguments.rows, arguments.steps))
+            finally:
+                executor.terminate()
 
 
 if __name__ == "__main__":

@@ -23,7 +23,8 @@ from executor_service.step_executor import StepExecutor
 from executor_service.step_worker import StepWorker
 from splitserve.executor.v1 import executor_pb2_grpc
 from splitserve_rpc import options
-from splitserve_rpc.server import AddressInUse, RunningServer, bind_server, stop_event
+from splitserve_rpc.addresses import CannotListen
+from splitserve_rpc.server import RunningServer, bind_server, stop_event
 
 if TYPE_CHECKING:
     from executor_service.engine_loader import LoadedEngine
@@ -54,7 +55,7 @@ class _Announcement:
 
 
 async def serve(config: ExecutorConfig) -> None:
-    """Serves until told to stop, then drains. Raises AddressInUse and ExecutorError."""
+    """Serves until told to stop, then drains. Raises CannotListen and ExecutorError."""
     executor_epoch = time.time_ns()
     stop = stop_event(config.exit_on_stdin_eof)
     running = bind_server(config.listen, (SERVICE,))
@@ -171,7 +172,7 @@ def main() -> int:
     except (ConfigInvalid, ExecutorError) as error:
         sys.stderr.write(f"splitserve executor: {error}\n")
         return 2
-    except AddressInUse as error:
+    except CannotListen as error:
         sys.stderr.write(f"splitserve executor: {error}\n")
         return 1
     return 0

@@ -15,7 +15,8 @@ from scheduler_service.registry import RegistryServicer
 from scheduler_service.servicer import SchedulerServicer
 from splitserve.scheduler.v1 import admin_pb2_grpc, registry_pb2_grpc, scheduler_pb2_grpc
 from splitserve_rpc import options
-from splitserve_rpc.server import AddressInUse, bind_server, stop_event
+from splitserve_rpc.addresses import CannotListen
+from splitserve_rpc.server import bind_server, stop_event
 
 SERVICE = "splitserve.scheduler.v1.SchedulerService"
 _SERVICES = (
@@ -28,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 async def serve(config: SchedulerServiceConfig) -> None:
-    """Serves until told to stop, then drains. Raises AddressInUse."""
+    """Serves until told to stop, then drains. Raises CannotListen."""
     stop = stop_event(config.exit_on_stdin_eof)
     running = bind_server(config.listen, _SERVICES)
     changed = asyncio.Event()
@@ -70,7 +71,7 @@ def main() -> int:
     )
     try:
         asyncio.run(serve(config))
-    except AddressInUse as error:
+    except CannotListen as error:
         sys.stderr.write(f"splitserve scheduler: {error}\n")
         return 1
     return 0

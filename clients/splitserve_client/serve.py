@@ -12,14 +12,10 @@ import time
 from collections.abc import Mapping, Sequence
 
 from splitserve_client.child import Child
-from splitserve_client.serve_checks import (
-    CannotServe,
-    check_model,
-    claim_address,
-    reachable_address,
-)
+from splitserve_client.serve_checks import CannotServe, check_model, reachable_address
 from splitserve_client.supervisor import ServeConfig, Supervisor
 from splitserve_rpc import options
+from splitserve_rpc.addresses import CannotListen, claim_address
 from splitserve_rpc.option_table import ENV_PREFIX, Command, Kind
 from splitserve_rpc.options import Value
 
@@ -34,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         check_model(str(values["model"]))
         listen = claim_address(str(values["listen"]))
-    except CannotServe as error:
+    except (CannotServe, CannotListen) as error:
         sys.stderr.write(f"splitserve serve: {error}\n")
         return 1
     return asyncio.run(_supervisor(values, listen, started_at).run())

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import importlib.util
 import re
-import socket
 from pathlib import Path
 
 from splitserve_rpc.option_table import BUNDLED_MODEL
@@ -36,27 +34,6 @@ def check_model(model: str) -> None:
         raise CannotServe(f"--model {model}: not a directory")
     elif not _HUB_ID.fullmatch(model) or model.startswith("."):
         raise CannotServe(f"--model {model}: no such directory")
-
-
-def claim_address(listen: str) -> str:
-    """`listen`, with a free port instead of port 0. Raises CannotServe if it is not to be had."""
-    host, _, port = listen.rpartition(":")
-    try:
-        found = socket.getaddrinfo(
-            host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-    except OSError as error:
-        raise CannotServe(f"cannot listen on {listen}: unknown host {host}") from error
-    family, kind, protocol, _, target = found[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(target)
-            probe.listen()
-        except OSError as error:
-            problem = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror
-            raise CannotServe(f"cannot listen on {listen}: {problem}") from error
-        return f"{host}:{probe.getsockname()[1]}"
 
 
 def reachable_address(listen: str) -> str:

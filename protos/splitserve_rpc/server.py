@@ -16,6 +16,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from splitserve_rpc.addresses import CannotListen, claim_address
 from splitserve_rpc.interceptors import DomainErrorInterceptor
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -23,10 +24,6 @@ _KEEPALIVE_MS = 10_000
 _KEEPALIVE_TIMEOUT_MS = 5_000
 
 _log = logging.getLogger(__name__)
-
-
-class AddressInUse(Exception):
-    """The address cannot be listened on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,24 +59,20 @@ def bind_server(
     services: Sequence[str],
     max_message_bytes: int = MAX_MESSAGE_BYTES,
 ) -> RunningServer:
-    """Makes a server on `address` (port 0: any). Raises AddressInUse; the message names it."""
+    """Makes a server on `address` (port 0: any). Raises CannotListen."""
+    claim_address(address)
     options = [*channel_options(max_message_bytes), ("grpc.so_reuseport", 0)]
     server = grpc.aio.server(interceptors=[DomainErrorInterceptor()], options=options)
     try:
         port = server.add_insecure_port(address)
     except RuntimeError as error:
-        raise AddressInUse(f"cannot listen on {address}: {_bind_problem(error)}") from error
+        raise CannotListen(f"cannot listen on {address}: {error}") from error
     servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     reflection.enable_server_reflection(
         [*services, health.SERVICE_NAME, reflection.SERVICE_NAME], server
     )
     return RunningServer(server, servicer, port)
-
-
-def _bind_problem(error: RuntimeError) -> str:
-    text = str(error)
-    return "the port is in use" if "in use" in text else text.splitlines()[0]
 
 
 def stop_event(exit_on_stdin_eof: bool) -> asyncio.Event:

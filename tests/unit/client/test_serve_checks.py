@@ -1,35 +1,10 @@
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 import pytest
 
-from splitserve_client.serve_checks import (
-    CannotServe,
-    check_model,
-    claim_address,
-    reachable_address,
-)
-
-
-def test_claim_address_gives_a_port_when_any_will_do() -> None:
-    host, _, port = claim_address("127.0.0.1:0").rpartition(":")
-
-    assert host == "127.0.0.1"
-    assert int(port) > 0
-
-
-def test_claim_address_raises_when_the_port_is_in_use() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(CannotServe, match=f"{address}: the port is in use"):
-            claim_address(address)
-
-
-def test_claim_address_raises_when_the_host_is_unknown() -> None:
-    with pytest.raises(CannotServe, match=r"unknown host no-such-host\.invalid"):
-        claim_address("no-such-host.invalid:1")
+from splitserve_client.serve_checks import CannotServe, check_model, reachable_address
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:7", "127.0.0.1:7"])

@@ -1,0 +1,31 @@
+"""Addresses to listen on; says in one line why one cannot be had, before gRPC fails vaguely."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+
+class CannotListen(Exception):
+    """The address cannot be listened on; the message names it and says why."""
+
+
+def claim_address(listen: str) -> str:
+    """`listen` (`host:port`), with a free port instead of port 0. Raises CannotListen."""
+    host, _, port = listen.rpartition(":")
+    try:
+        found = socket.getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except OSError as error:
+        raise CannotListen(f"cannot listen on {listen}: unknown host {host}") from error
+    family, kind, protocol, _, target = found[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(target)
+            probe.listen()
+        except OSError as error:
+            problem = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror
+            raise CannotListen(f"cannot listen on {listen}: {problem}") from error
+        return f"{host}:{probe.getsockname()[1]}"
