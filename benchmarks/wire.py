@@ -68,7 +68,7 @@ class Link:
         batch = encode_plan(plan, scheduler_epoch=1, executor_epoch=self._epoch)
         await self._call.write(batch)
         result = await self._call.read()
-        outcome = decode_result(result, len(plan.row_ids))
+        outcome = decode_result(result, len(plan.work.row_ids))
         elapsed_us = (time.perf_counter() - start) * 1e6
         assert result.status == pb.STEP_STATUS_OK, result.error
         core.apply(outcome)
@@ -101,10 +101,13 @@ def _as_snapshot(plan: StepPlan) -> StepPlan:
         plan,
         base_step_id=None,
         removed_row_ids=(),
-        new_sequences=[sequence for sequence in plan.sequences if sequence is not None],
+        new_sequences=[sequence for sequence in plan.work.sequences if sequence is not None],
         table_writes=(),
-        sampled_steps_back=np.zeros_like(plan.sampled_steps_back),
-        token_ids=[7] * len(plan.row_ids),
+        work=replace(
+            plan.work,
+            sampled_steps_back=np.zeros_like(plan.work.sampled_steps_back),
+            token_ids=[7] * len(plan.work.row_ids),
+        ),
     )
 
 

@@ -90,14 +90,14 @@ def encode_plan(
         batch.new_rows.CopyFrom(_encode_new_rows(plan.new_sequences))
     if plan.table_writes:
         batch.table_writes.CopyFrom(_encode_table_writes(plan.table_writes))
-    work = batch.work
-    work.row_ids = plan.row_ids.tobytes()
-    work.num_computed_tokens = plan.num_computed_tokens.tobytes()
-    work.num_new_tokens = plan.num_new_tokens.tobytes()
-    work.sampled_steps_back = plan.sampled_steps_back.tobytes()
-    work.token_ids = _i32(plan.token_ids)
-    if not plan.samples.all():
-        work.samples = plan.samples.astype(np.uint8).tobytes()
+    planned, work = plan.work, batch.work
+    work.row_ids = planned.row_ids.tobytes()
+    work.num_computed_tokens = planned.num_computed_tokens.tobytes()
+    work.num_new_tokens = planned.num_new_tokens.tobytes()
+    work.sampled_steps_back = planned.sampled_steps_back.tobytes()
+    work.token_ids = _i32(planned.token_ids)
+    if not planned.samples.all():
+        work.samples = planned.samples.astype(np.uint8).tobytes()
     return batch
 
 

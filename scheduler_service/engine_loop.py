@@ -8,8 +8,8 @@ from collections.abc import Callable
 from contextlib import aclosing
 
 from scheduler_service.codec import ResultUnusable, decode_result, encode_plan
-from scheduler_service.core.plan import StepEvents, StepOutcome, StepStatus
-from scheduler_service.core.scheduler import ContractBroken, Scheduler
+from scheduler_service.core.plan import ContractBroken, StepEvents, StepOutcome, StepStatus
+from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.executor_link import ExecutorLink, ExecutorLost
 from splitserve.executor.v1 import executor_pb2 as executor
 
@@ -80,7 +80,7 @@ class EngineLoop:
                 executor_epoch=self.link.info.executor_epoch,
             )
             if batch.ByteSize() <= self.link.info.limits.max_message_bytes:
-                self._rows_of_step[plan.step_id] = len(plan.row_ids)
+                self._rows_of_step[plan.step_id] = len(plan.work.row_ids)
                 self.link.send(batch)
             else:
                 self._unsent_step_ids.add(plan.step_id)

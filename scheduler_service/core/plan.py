@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
 from scheduler_service.core.request import Request, Sequence
-from scheduler_service.core.row_columns import BoolArray, Int32Array
+from scheduler_service.core.row_columns import RowWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +22,9 @@ class TableWrite:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step. Row i is `sequences[i]`; the columns are [R] and mean what `Work` says.
+    """One step; see `ScheduleBatch` in the proto.
 
-    `base_step_id` is None for a snapshot, which then has all rows in `new_sequences`. A sequence
-    is replaced by None when the result of the step has become meaningless for it.
-    `token_ids` are the literal input tokens, concatenated.
+    `base_step_id` is None for a snapshot, which then has all rows in `new_sequences`.
     """
 
     step_id: int
@@ -34,13 +32,11 @@ class StepPlan:
     removed_row_ids: Items[int]
     new_sequences: Items[Sequence]
     table_writes: Items[TableWrite]
-    sequences: list[Sequence | None]
-    row_ids: Int32Array
-    num_computed_tokens: Int32Array
-    num_new_tokens: Int32Array
-    sampled_steps_back: Int32Array
-    token_ids: Items[int]
-    samples: BoolArray
+    work: RowWork
+
+
+class ContractBroken(Exception):
+    """A result that fits no plan; its executor cannot be used any more."""
 
 
 class StepStatus(Enum):

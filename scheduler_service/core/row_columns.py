@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
+from dataclasses import dataclass
 from operator import attrgetter
 
 import numpy as np
@@ -15,6 +16,24 @@ Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
 _arrival = attrgetter("request.arrival")
+
+
+@dataclass(frozen=True, slots=True)
+class RowWork:
+    """What the rows of a step compute; see `Work` in the proto. Row i is `sequences[i]`.
+
+    A sequence is replaced by None when the result of the step has become meaningless for it.
+    `row_ids`, `num_computed_tokens`, `num_new_tokens`, `sampled_steps_back`: [R] int32. `samples`:
+    [R] bool. `token_ids`: the literal input tokens, concatenated.
+    """
+
+    sequences: list[Sequence | None]
+    row_ids: Int32Array
+    num_computed_tokens: Int32Array
+    num_new_tokens: Int32Array
+    sampled_steps_back: Int32Array
+    token_ids: list[int]
+    samples: BoolArray
 
 
 class RowColumns:
@@ -103,3 +122,29 @@ class RowColumns:
         full &= self.num_tokens[order] < self.stop_len[order]
         rows: list[int] = order[full].tolist()
         return rows
+
+    def forget_samples(self) -> None:
+        """The executor no longer has the tokens it sampled: inputs are literal again."""
+        self.sampled_in_step[:] = 0
+
+    def plan_work(self, row_ids: Int32Array, num_new_tokens: Int32Array, step_id: int) -> RowWork:
+        """The rows compute `num_new_tokens` each in step `step_id`. Mutates the columns."""
+        num_computed = self.num_computed[row_ids]
+        sampled_in = self.sampled_in_step[row_ids]
+        steps_back = np.where(sampled_in > 0, step_id - sampled_in, 0).astype(np.int32)
+        samples = num_computed + num_new_tokens == self.num_tokens[row_ids]
+        sequences = [self.sequences[row_id] for row_id in row_ids.tolist()]
+        token_ids: list[int] = []
+        for index in np.flatnonzero(steps_back == 0).tolist():
+            sequence, start = sequences[index], int(num_computed[index])
+            assert sequence is not None
+            token_ids += sequence.token_ids[start : start + int(num_new_tokens[index])]
+
+        self.num_computed[row_ids] += num_new_tokens
+        self.last_step_id[row_ids] = step_id
+        sampling_rows = row_ids[samples]
+        self.num_tokens[sampling_rows] += 1
+        self.sampled_in_step[sampling_rows] = step_id
+        return RowWork(
+            sequences, row_ids, num_computed, num_new_tokens, steps_back, token_ids, samples
+        )

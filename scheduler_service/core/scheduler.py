@@ -15,6 +15,7 @@ from scheduler_service.core.admission import check_request
 from scheduler_service.core.block_manager import Allocation, BlockManager
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import (
+    ContractBroken,
     RowStatus,
     StepEvents,
     StepOutcome,
@@ -30,10 +31,6 @@ from splitserve_rpc.domain_error import DomainError
 
 MAX_FRUITLESS_LOSSES = 8
 QUEUE_FULL_RETRY_S = 1.0
-
-
-class ContractBroken(Exception):
-    """The executor answered a step that was not asked for; it cannot be used any more."""
 
 
 class Scheduler:
@@ -247,44 +244,24 @@ class Scheduler:
         admitted: list[Sequence],
         table_writes: list[TableWrite],
     ) -> StepPlan:
-        rows = self._rows
         step_id = self._last_planned_step_id + 1
         base_step_id: int | None = self._last_planned_step_id
         removed_row_ids, self._removed_row_ids = self._removed_row_ids, []
         if self._needs_snapshot:
-            rows.sampled_in_step[:] = 0
-            admitted, table_writes, removed_row_ids = list(rows.by_arrival), [], []
+            self._rows.forget_samples()
+            admitted, table_writes, removed_row_ids = list(self._rows.by_arrival), [], []
             base_step_id, self._needs_snapshot = None, False
-
-        num_computed = rows.num_computed[row_ids]
-        sampled_in = rows.sampled_in_step[row_ids]
-        steps_back = np.where(sampled_in > 0, step_id - sampled_in, 0).astype(np.int32)
-        samples = num_computed + num_new_tokens == rows.num_tokens[row_ids]
-        sequences = [rows.sequences[row_id] for row_id in row_ids.tolist()]
-        token_ids: list[int] = []
-        for index in np.flatnonzero(steps_back == 0).tolist():
-            sequence, start = sequences[index], int(num_computed[index])
-            assert sequence is not None
-            token_ids += sequence.token_ids[start : start + int(num_new_tokens[index])]
-
-        rows.num_computed[row_ids] += num_new_tokens
-        rows.last_step_id[row_ids] = step_id
-        sampling_rows = row_ids[samples]
-        rows.num_tokens[sampling_rows] += 1
-        rows.sampled_in_step[sampling_rows] = step_id
+        work = self._rows.plan_work(row_ids, num_new_tokens, step_id)
+        plan = StepPlan(step_id, base_step_id, removed_row_ids, admitted, table_writes, work)
         self._last_planned_step_id = step_id
-        plan = StepPlan(
-            step_id, base_step_id, removed_row_ids, admitted, table_writes, sequences,
-            row_ids, num_computed, num_new_tokens, steps_back, token_ids, samples,
-        )  # fmt: skip
         self._in_flight.append(plan)
         return plan
 
     # -- parts of apply ------------------------------------------------------------------------
 
     def _apply_rows(self, plan: StepPlan, outcome: StepOutcome, events: StepEvents) -> None:
-        samples = plan.samples.tolist()
-        for index, sequence in enumerate(plan.sequences):
+        samples = plan.work.samples.tolist()
+        for index, sequence in enumerate(plan.work.sequences):
             if sequence is None or sequence.is_finished:
                 continue
             if outcome.row_statuses and outcome.row_statuses[index] != RowStatus.OK:
@@ -342,7 +319,7 @@ class Scheduler:
     def _apply_failure(self, plan: StepPlan, outcome: StepOutcome, events: StepEvents) -> None:
         """A step without tokens: its sequences are computed again, from their tokens."""
         self._needs_snapshot |= outcome.status is not StepStatus.FAILED
-        for sequence in plan.sequences:
+        for sequence in plan.work.sequences:
             if sequence is None or sequence.is_finished:
                 continue
             if outcome.status is StepStatus.NEED_SNAPSHOT:
@@ -367,8 +344,8 @@ class Scheduler:
     def _recompute(self, sequence: Sequence) -> None:
         """Forgets all KV of `sequence` and what steps in flight promise it."""
         for plan in self._in_flight:
-            if sequence in plan.sequences:
-                plan.sequences[plan.sequences.index(sequence)] = None
+            if sequence in plan.work.sequences:
+                plan.work.sequences[plan.work.sequences.index(sequence)] = None
         if sequence.status is SequenceStatus.RUNNING:
             self._back_to_waiting(sequence)
         sequence.num_promised = 0

@@ -63,7 +63,7 @@ class CoreDriver:
     ) -> StepEvents:
         plan = self.in_flight.pop(0)
         if token_ids is None:
-            token_ids = [self.sample() if samples else -1 for samples in plan.samples]
+            token_ids = [self.sample() if samples else -1 for samples in plan.work.samples]
         return self.core.apply(StepOutcome(plan.step_id, status, token_ids, row_statuses))
 
     def step(self) -> tuple[StepPlan, StepEvents]:
@@ -84,5 +84,7 @@ class CoreDriver:
 
 def rows_of(plan: StepPlan) -> list[tuple[str, int, int]]:
     """(request id, first position, number of tokens) of each row."""
-    each = zip(plan.sequences, plan.num_computed_tokens, plan.num_new_tokens, strict=True)
+    each = zip(
+        plan.work.sequences, plan.work.num_computed_tokens, plan.work.num_new_tokens, strict=True
+    )
     return [(s.request.request_id, int(start), int(count)) for s, start, count in each if s]

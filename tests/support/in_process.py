@@ -49,7 +49,7 @@ class InProcessEngine:
             if plan is None:
                 return
             batch = encode_plan(plan, scheduler_epoch=SCHEDULER_EPOCH, executor_epoch=self.epoch)
-            self.in_flight.append((batch.SerializeToString(), len(plan.row_ids)))
+            self.in_flight.append((batch.SerializeToString(), len(plan.work.row_ids)))
 
     def answer(self, alter: Callable[[pb.StepResult], None] | None = None) -> StepEvents:
         """Executes the oldest step in flight; `alter` may spoil its result."""

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from scheduler_service.core.plan import RowStatus, StepOutcome, StepStatus
+from scheduler_service.core.plan import ContractBroken, RowStatus, StepOutcome, StepStatus
 from scheduler_service.core.request import FinishReason, Request, SequenceStatus
 from scheduler_service.core.sampling_params import SamplingParams
-from scheduler_service.core.scheduler import MAX_FRUITLESS_LOSSES, ContractBroken
+from scheduler_service.core.scheduler import MAX_FRUITLESS_LOSSES
 from splitserve_rpc.domain_error import DomainError
 from tests.support.core_driver import EOS, CoreDriver, rows_of
 
@@ -32,7 +32,7 @@ def test_schedule_puts_decodes_first_then_prefills_then_waiting_when_budget_is_s
 def test_schedule_samples_only_when_the_last_token_is_computed() -> None:
     driver = CoreDriver(max_num_batched_tokens=4)
     driver.add(6)
-    assert [driver.step()[0].samples.tolist() for _ in range(3)] == [[False], [True], [True]]
+    assert [driver.step()[0].work.samples.tolist() for _ in range(3)] == [[False], [True], [True]]
 
 
 def test_schedule_admits_no_more_than_max_num_seqs() -> None:
@@ -51,9 +51,9 @@ def test_schedule_refers_to_the_step_in_flight_when_pipelined() -> None:
     assert first
     assert second
     assert third
-    assert first.token_ids == [1, 2, 3]
-    assert second.token_ids == third.token_ids == []
-    assert second.sampled_steps_back.tolist() == third.sampled_steps_back.tolist() == [1]
+    assert first.work.token_ids == [1, 2, 3]
+    assert second.work.token_ids == third.work.token_ids == []
+    assert second.work.sampled_steps_back.tolist() == third.work.sampled_steps_back.tolist() == [1]
 
 
 def test_schedule_plans_nothing_beyond_max_tokens_when_pipelined() -> None:
@@ -220,7 +220,7 @@ def test_next_batch_is_a_snapshot_of_recomputed_rows_when_a_step_was_not_execute
     plan, _ = driver.step()
     assert plan.base_step_id is None
     assert rows_of(plan) == [("r1", 0, 4)]
-    assert plan.token_ids == request.sequence.token_ids[:4]
+    assert plan.work.token_ids == request.sequence.token_ids[:4]
 
 
 def test_failed_step_costs_a_recompute_and_no_snapshot() -> None:
