@@ -118,11 +118,18 @@ def record(engine: LoadedEngine, prompts: Prompts, num_tokens: int) -> list[Step
         )
     )
     params = CoreParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
-    for index, prompt in enumerate(prompts):
-        core.add(Request.create(str(index), prompt, params, arrival=index, seed=0))
+    requests = [
+        Request.create(str(index), prompt, params, arrival=index, seed=0)
+        for index, prompt in enumerate(prompts)
+    ]
     recorder = Recorder(engine)
     executor = StepExecutor(info, recorder)
+    # The first request to arrive is on its way before the others are in.
+    core.add(requests[0])
     while (plan := core.schedule()) is not None:
+        if plan.step_id == 1:
+            for request in requests[1:]:
+                core.add(request)
         batch = encode_plan(plan, scheduler_epoch=1, executor_epoch=info.executor_epoch)
         answer = executor.execute(decode_batch(batch))
         assert answer.rows is not None
@@ -145,7 +152,7 @@ def main() -> None:
     parser.add_argument("--model", default="bundled")
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--runs", type=int, default=7)
     parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])
     arguments = parser.parse_args()
     for threads in arguments.threads:

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 _HEALTH_SERVICES = ("", SERVICE)
 _STOP_GRACE_S = 1.0
+# Torch gives up the interpreter lock at every operation; with Python's 5 ms the thread that computes
+# then waits long for the one that talks. Measured between two steps: 0.44 ms instead of 0.58.
+_SWITCH_INTERVAL_S = 0.0002
 
 _log = logging.getLogger("executor_service")
 _Result = TypeVar("_Result")
@@ -168,6 +171,7 @@ def main() -> int:
         values = options.parse("executor", sys.argv[1:], os.environ)
         config = ExecutorConfig.from_options(values)
         _start_logging(config.log_level)
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
         asyncio.run(serve(config))
     except (ConfigInvalid, ExecutorError) as error:
         sys.stderr.write(f"splitserve executor: {error}\n")
