@@ -12,7 +12,7 @@ from grpc_status import rpc_status
 from splitserve.scheduler.v1 import scheduler_pb2 as pb
 from splitserve.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
 
-TIMEOUT_S = 10
+TIMEOUT_S = 30.0
 # grpc.aio has no types.
 Call: TypeAlias = Any
 # Whatever the field of SamplingParams takes.

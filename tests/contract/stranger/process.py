@@ -50,7 +50,7 @@ class Scheduler:
         """Asks it to drain and end."""
         self.process.terminate()
 
-    async def stop(self, timeout_s: float = 5) -> None:
+    async def stop(self, timeout_s: float = 30) -> None:
         """Ends it, by force after `timeout_s`."""
         self.process.terminate()
         try:
@@ -85,7 +85,7 @@ _FAST_RETRY = [
 
 async def _wait_ready(channel: grpc.aio.Channel, log: IO[bytes]) -> None:
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await channel.channel_ready()
     except TimeoutError:
         log.seek(0)
@@ -134,7 +134,7 @@ class Cluster:
             assert executor.violations == []
 
 
-async def poll(ask: Callable[[], Awaitable[tuple[bool, T]]], timeout_s: float = 5) -> T:
+async def poll(ask: Callable[[], Awaitable[tuple[bool, T]]], timeout_s: float = 30) -> T:
     """Asks until the answer's first part is true. Raises TimeoutError with the last answer."""
     deadline = time.monotonic() + timeout_s
     while True:
