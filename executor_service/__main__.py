@@ -73,7 +73,7 @@ async def serve(config: ExecutorConfig) -> None:
             _log_ready(loaded)
             await _serve_engine(loaded, config, running, servicer, stop)
     finally:
-        await running.server.stop(_STOP_GRACE_S)
+        await running.stop(_STOP_GRACE_S)
     _log.info("executor_stopped")
 
 

@@ -24,6 +24,7 @@ _SERVICES = (
     "splitserve.scheduler.v1.RegistryService",
     "splitserve.scheduler.v1.AdminService",
 )
+_STOP_GRACE_S = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ async def serve(config: SchedulerServiceConfig) -> None:
     health.cancel()
     await running.set_serving(("", SERVICE), False)
     await cluster.drain(config.drain_timeout_s)
-    await running.server.stop(grace=1.0)
+    await running.stop(_STOP_GRACE_S)
     _log.info("scheduler_stopped")
 
 

@@ -81,6 +81,7 @@ class Supervisor:
             )
         for task in pending:
             task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
         if stop in done or serving in done:
             return ""
         ended = next(task for task in ends if task in done)

@@ -20,7 +20,7 @@ from splitserve_client.types import SamplingParams
 
 _DEMO_PROMPT = "Tell me a story about a fox."
 _DEMO_PARAMS = SamplingParams(temperature=0.7, max_tokens=256)
-_POLL_S = 0.1
+_POLL_S = 0.05
 
 
 async def wait_until_serving(address: str) -> None:
@@ -33,15 +33,13 @@ async def wait_until_serving(address: str) -> None:
     ]
     async with grpc.aio.insecure_channel(address, options=options) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
+        # Asked again and again rather than watched: a call that is open while the server is told to
+        # stop makes it log a traceback now and then.
         while True:
-            try:
-                async for response in stub.Watch(
-                    health_pb2.HealthCheckRequest(), wait_for_ready=True
-                ):
-                    if response.status == health_pb2.HealthCheckResponse.SERVING:
-                        return
-            except grpc.aio.AioRpcError:
-                pass
+            with suppress(grpc.aio.AioRpcError):
+                response = await stub.Check(health_pb2.HealthCheckRequest())
+                if response.status == health_pb2.HealthCheckResponse.SERVING:
+                    return
             await asyncio.sleep(_POLL_S)
 
 
