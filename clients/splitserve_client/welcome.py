@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import time
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
