@@ -22,7 +22,7 @@ class Allocation(Enum):
 class BlockManager:
     """Hands blocks of one executor's device pool to sequences.
 
-    Source: Kwon 2023, section 4.2; the watermark is that of section 4.5's first implementation.
+    Source: Kwon 2023, section 4.2; the watermark is that of vLLM's first block manager.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
