@@ -16,7 +16,7 @@ MYPY_TARGETS := scheduler_service executor_service protos/splitserve_rpc \
 PIP := -m pip --disable-pip-version-check install --quiet
 
 .PHONY: help setup serve test check lint lint-ruff lint-format lint-types lint-imports buf \
-	check-protos fix protos bench compose-test clean
+	check-protos fix protos bench bench-scheduler compose-test clean
 
 help:
 	@echo 'make setup         .venv with everything (done once)'
@@ -26,6 +26,7 @@ help:
 	@echo 'make fix           formats, and fixes what ruff can'
 	@echo 'make protos        generates the Python code of the protos'
 	@echo 'make bench         the benchmarks'
+	@echo 'make bench-scheduler  the scheduler alone'
 	@echo 'make compose-test  docker-compose.yml for real, with podman'
 	@echo 'make clean         removes .venv, .tools and caches'
 
@@ -51,7 +52,7 @@ test: $(READY)
 	$(BIN)/python -m pytest || failed=1; exit $$failed
 
 check: lint check-protos buf
-	$(BIN)/python -m pytest -q tests/unit tests/contract tests/property
+	$(BIN)/python -m pytest -q tests/unit tests/contract tests/property tests/replay
 
 lint: lint-ruff lint-format lint-types lint-imports
 lint-ruff: $(READY)
@@ -97,9 +98,12 @@ buf: $(BUF)
 		$(BUF) breaking --against "$$(git rev-parse --git-common-dir)#ref=$$base"; fi
 
 # One alone: make bench BENCH=wire ARGS="--rows 64"
-BENCH ?= wire serving startup
+BENCH ?= wire serving startup journal
 bench: $(READY)
 	@for name in $(BENCH); do $(BIN)/python -m benchmarks.$$name $(ARGS) || exit 1; done
+
+bench-scheduler: $(READY)
+	@$(BIN)/python -m benchmarks.scheduler $(ARGS)
 
 compose-test:
 	tools/compose_test.sh

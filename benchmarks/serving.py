@@ -24,12 +24,12 @@ from executor_service.config import ExecutorConfig
 from executor_service.engine_loader import LoadedEngine, load_engine
 from executor_service.step import StepInput, StepOutput
 from executor_service.step_executor import StepExecutor
-from scheduler_service.codec import encode_plan
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import StepOutcome, StepStatus
 from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import SamplingParams as CoreParams
 from scheduler_service.core.scheduler import Scheduler
+from scheduler_service.step_codec import encode_plan
 from splitserve_client import AsyncClient, Finish, SamplingParams, SplitserveError
 from splitserve_rpc import options
 

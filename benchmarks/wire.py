@@ -13,18 +13,16 @@ import asyncio
 import subprocess
 import sys
 import time
-from dataclasses import replace
 
 import grpc.aio
-import numpy as np
 
 from benchmarks.report import emit, percentile
-from scheduler_service.codec import decode_result, encode_plan
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import StepPlan
 from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.core.scheduler import Scheduler
+from scheduler_service.step_codec import decode_result, encode_plan
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.executor.v1 import executor_pb2_grpc
 from splitserve_rpc.server import channel_options
@@ -82,33 +80,18 @@ async def measure(mode: str, address: str, num_rows: int, num_steps: int) -> Non
         info = (await stub.GetInfo(pb.GetInfoRequest())).executor
         link = Link(stub.Execute(), info.executor_epoch)
         core = running_core(num_rows)
-        decode, snapshot = [], []
+        decode: list[float] = []
+        snapshot: list[float] = []
         for index in range(num_steps):
+            # As after NEED_SNAPSHOT: all rows are sent whole, their inputs literal.
+            is_snapshot = index % 10 == 9
+            core._needs_snapshot |= is_snapshot
             plan = core.schedule()
             assert plan is not None
-            if index % 10 == 9:
-                snapshot.append(await link.round_trip(core, _as_snapshot(plan)))
-            else:
-                decode.append(await link.round_trip(core, plan))
+            (snapshot if is_snapshot else decode).append(await link.round_trip(core, plan))
     for case, times in (("decode", decode[20:]), ("snapshot", snapshot[2:])):
         median_us, p99_us = percentile(times, 50), percentile(times, 99)
         emit(f"{mode}_{case}", rows=num_rows, median_us=median_us, p99_us=p99_us)
-
-
-def _as_snapshot(plan: StepPlan) -> StepPlan:
-    """The same step with all its rows sent whole, their inputs literal."""
-    return replace(
-        plan,
-        base_step_id=None,
-        removed_row_ids=(),
-        new_sequences=[sequence for sequence in plan.work.sequences if sequence is not None],
-        table_writes=(),
-        work=replace(
-            plan.work,
-            sampled_steps_back=np.zeros_like(plan.work.sampled_steps_back),
-            token_ids=[7] * len(plan.work.row_ids),
-        ),
-    )
 
 
 def main() -> None:

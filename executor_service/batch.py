@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+import numpy as np
+
 from executor_service.errors import ExecutorError
 from executor_service.step import (
     BlockMoves,
@@ -31,6 +33,8 @@ class Feature(IntEnum):
     PROMPT_LOGPROBS = 2
     PENALTIES = 3
     LOGIT_BIAS = 4
+    ADAPTERS = 5
+    CROSS_ATTENTION = 6
 
 
 class StepStatus(IntEnum):
@@ -88,9 +92,29 @@ class StepIdentity:
     base_step_id: int | None
 
 
+_NO_INDEXES = np.empty(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class NewCross:
+    """Encoder tokens of rows to add, and the blocks they are in; see `NewRows` in the proto.
+
+    Columns that are empty in the message are filled in here.
+    """
+
+    block_offsets: Int32Array
+    block_ids: Int32Array
+    encoder_offsets: Int32Array
+    encoder_token_ids: Int32Array
+    num_encoder_tokens: Int32Array
+
+
 @dataclass(frozen=True, slots=True)
 class NewRows:
-    """Rows to add. Offsets have one element more than rows; see `NewRows` in the proto."""
+    """Rows to add. Offsets have one element more than rows; see `NewRows` in the proto.
+
+    `adapter_indexes`: empty for all -1. `cross`: None if no row has any of it.
+    """
 
     row_ids: Int32Array
     sampling_params_indexes: Int32Array
@@ -101,6 +125,16 @@ class NewRows:
     history_offsets: Int32Array
     history_token_ids: Int32Array
     sampling_params: tuple[SamplingParams, ...]
+    adapter_indexes: Int32Array = field(default_factory=lambda: _NO_INDEXES)
+    adapters: tuple[str, ...] = ()
+    cross: NewCross | None = None
+
+    @property
+    def row_adapters(self) -> list[str]:
+        """The adapter of each row, empty for none. Trusts the indexes."""
+        if not len(self.adapter_indexes):
+            return [""] * len(self.row_ids)
+        return [self.adapters[i] if i >= 0 else "" for i in self.adapter_indexes.tolist()]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ import numpy as np
 from executor_service.batch import (
     BatchContent,
     BatchRefused,
-    NewRows,
     StepErrorReason,
     TableWrites,
     Work,
@@ -20,16 +19,16 @@ from executor_service.column_checks import (
     check_at_least,
     check_below,
     check_distinct_blocks,
-    check_free_rows,
     check_length,
     check_not_above,
     check_offsets,
     check_rows,
 )
 from executor_service.executor_info import ExecutorInfo
-from executor_service.params_checks import check_sampling_params
+from executor_service.new_row_checks import check_new_rows, check_table_blocks, check_table_lengths
 from executor_service.row_table import RowTable
 from executor_service.step import BlockMoves, BoolArray, Int32Array
+from executor_service.work_checks import check_adapters, check_window
 
 _MALFORMED = StepErrorReason.MALFORMED
 _BLOCK = StepErrorReason.BLOCK_OUT_OF_RANGE
@@ -48,6 +47,8 @@ def check_batch(
     if len(work.row_ids):
         num_tokens = _check_work_rows(work, exists, info)
         _check_positions(work, num_blocks, info.block_size)
+        check_window(content, rows, info)
+        check_adapters(content, rows, info)
         _check_tokens(work, num_tokens, info)
 
 
@@ -70,7 +71,7 @@ def _check_row_changes(
         exists[content.removed_row_ids] = False
         num_blocks[content.removed_row_ids] = 0
     if content.new_rows is not None:
-        new_num_blocks = _check_new_rows(content.new_rows, exists, info)
+        new_num_blocks = check_new_rows(content.new_rows, exists, info)
         exists, num_blocks = exists.copy(), num_blocks.copy()
         exists[content.new_rows.row_ids] = True
         num_blocks[content.new_rows.row_ids] = new_num_blocks
@@ -79,53 +80,6 @@ def _check_row_changes(
         num_blocks = num_blocks.copy()
         num_blocks[content.table_writes.row_ids.astype(np.intp)] = written
     return exists, num_blocks
-
-
-def _check_new_rows(rows: NewRows, exists: BoolArray, info: ExecutorInfo) -> Int32Array:
-    """Returns the lengths of the block tables of the new rows."""
-    num_rows = len(rows.row_ids)
-    for name in ("sampling_params_indexes", "seeds", "num_prompt_tokens"):
-        check_length(getattr(rows, name), num_rows, f"new_rows.{name}", "new_rows.row_ids")
-    check_free_rows(rows.row_ids, exists, "new_rows.row_ids")
-    check_below(
-        rows.sampling_params_indexes,
-        len(rows.sampling_params),
-        _MALFORMED,
-        "new_rows.sampling_params_indexes",
-    )
-    check_at_least(rows.num_prompt_tokens, 0, _MALFORMED, "new_rows.num_prompt_tokens")
-    check_offsets(rows.block_offsets, num_rows, len(rows.block_ids), "new_rows.block_offsets")
-    check_below(rows.block_ids, info.num_device_blocks, _BLOCK, "new_rows.block_ids")
-    num_blocks = np.diff(rows.block_offsets)
-    _check_table_lengths(num_blocks, info, "new_rows.block_offsets")
-    for index, params in enumerate(rows.sampling_params):
-        check_sampling_params(params, info, f"new_rows.sampling_params[{index}]")
-    _check_histories(rows, info)
-    return num_blocks
-
-
-def _check_histories(rows: NewRows, info: ExecutorInfo) -> None:
-    num_tokens = len(rows.history_token_ids)
-    check_offsets(rows.history_offsets, len(rows.row_ids), num_tokens, "new_rows.history_offsets")
-    lengths = np.diff(rows.history_offsets)
-    params_need = np.array([params.needs_history for params in rows.sampling_params], np.bool_)
-    needs_history = params_need[rows.sampling_params_indexes]
-    is_right = np.where(needs_history, lengths >= rows.num_prompt_tokens, lengths == 0)
-    if not is_right.all():
-        index = int((~is_right).argmax())
-        allowed = f"at least the {rows.num_prompt_tokens[index]} of its prompt"
-        raise BatchRefused(
-            _MALFORMED,
-            "new_rows.history_offsets",
-            f"row {rows.row_ids[index]} has a history of {lengths[index]} tokens; allowed:"
-            f" {allowed if needs_history[index] else 'none with its sampling params'}",
-        )
-    check_below(
-        rows.history_token_ids,
-        info.model.vocab_size,
-        StepErrorReason.TOKEN_OUT_OF_RANGE,
-        "new_rows.history_token_ids",
-    )
 
 
 def _check_table_writes(
@@ -143,21 +97,10 @@ def _check_table_writes(
     lengths = num_blocks.take(writes.row_ids)
     check_at_least(writes.start_indexes, 0, _POSITION, path)
     check_not_above(writes.start_indexes, lengths, _POSITION, path)
-    check_below(writes.block_ids, info.num_device_blocks, _BLOCK, "table_writes.block_ids")
+    check_table_blocks(writes.block_ids, info, "table_writes.block_ids")
     ends = writes.start_indexes + (offsets[1:] - offsets[:-1])
-    _check_table_lengths(ends, info, "table_writes.block_offsets")
+    check_table_lengths(ends, info, "table_writes.block_offsets")
     return np.maximum(lengths, ends)
-
-
-def _check_table_lengths(num_blocks: Int32Array, info: ExecutorInfo, path: str) -> None:
-    """A table longer than the pool would name a block twice; this bounds the row table's memory."""
-    limit = info.num_device_blocks
-    if len(num_blocks) and np.maximum.reduce(num_blocks) > limit:
-        raise BatchRefused(
-            _POSITION,
-            path,
-            f"a block table of {num_blocks.max()} blocks; allowed: at most {limit}, the whole pool",
-        )
 
 
 def _check_moves(content: BatchContent, info: ExecutorInfo) -> None:

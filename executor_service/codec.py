@@ -6,7 +6,6 @@ Nothing is judged here but whether a column is one: its length a multiple of its
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,6 @@ from executor_service.batch import (
     BatchContent,
     BatchRefused,
     Feature,
-    NewRows,
     StepAnswer,
     StepErrorReason,
     StepIdentity,
@@ -26,28 +24,23 @@ from executor_service.batch import (
     Work,
 )
 from executor_service.executor_info import CONTRACT_MAJOR, CONTRACT_MINOR, ExecutorInfo
+from executor_service.new_rows_codec import decode_new_rows
 from executor_service.step import (
     BlockMoves,
     Float32Array,
     Int32Array,
-    Int64Array,
     LogprobColumns,
     RowStatus,
-    SamplingParams,
     UInt8Array,
 )
+from executor_service.wire_columns import FLOAT32, INT32, UINT8, read_int32, read_offsets
 from splitserve.executor.v1 import executor_pb2 as pb
-
-_INT32 = np.dtype("<i4")
-_INT64 = np.dtype("<i8")
-_FLOAT32 = np.dtype("<f4")
-_UINT8 = np.dtype("u1")
 
 # An enum's member is slow to compare with.
 _ROW_OK = np.uint8(RowStatus.OK.value)
-_NO_IDS = np.empty(0, _INT32)
+_NO_IDS = np.empty(0, INT32)
 _NO_MOVES = BlockMoves(_NO_IDS, _NO_IDS)
-_NO_WORK = Work(_NO_IDS, _NO_IDS, _NO_IDS, _NO_IDS, _NO_IDS, np.empty(0, _UINT8))
+_NO_WORK = Work(_NO_IDS, _NO_IDS, _NO_IDS, _NO_IDS, _NO_IDS, np.empty(0, UINT8))
 
 # The generated stubs cannot tell the type of an enum's value from its name; getattr can do without.
 _STATUSES = MappingProxyType(
@@ -58,20 +51,6 @@ _REASONS = MappingProxyType(
 )
 _FEATURES = MappingProxyType(
     {feature: getattr(pb, f"FEATURE_{feature.name}") for feature in Feature}
-)
-
-# Fields that are absent where they have their neutral value.
-_OPTIONAL_PARAMS = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "min_tokens",
-    "num_logprobs",
-    "num_prompt_logprobs",
 )
 
 
@@ -95,8 +74,8 @@ def decode_batch(message: pb.ScheduleBatch) -> Batch:
 def _decode_content(message: pb.ScheduleBatch) -> BatchContent:
     has = message.HasField
     return BatchContent(
-        removed_row_ids=_int32(message.removed_row_ids, "removed_row_ids"),
-        new_rows=_decode_new_rows(message.new_rows) if has("new_rows") else None,
+        removed_row_ids=read_int32(message.removed_row_ids, "removed_row_ids"),
+        new_rows=decode_new_rows(message.new_rows) if has("new_rows") else None,
         table_writes=_decode_table_writes(message.table_writes) if has("table_writes") else None,
         swap_out=_decode_moves(message.swap_out, "swap_out") if has("swap_out") else _NO_MOVES,
         swap_in=_decode_moves(message.swap_in, "swap_in") if has("swap_in") else _NO_MOVES,
@@ -105,80 +84,30 @@ def _decode_content(message: pb.ScheduleBatch) -> BatchContent:
     )
 
 
-def _decode_new_rows(rows: pb.NewRows) -> NewRows:
-    return NewRows(
-        row_ids=_int32(rows.row_ids, "new_rows.row_ids"),
-        sampling_params_indexes=_int32(
-            rows.sampling_params_indexes, "new_rows.sampling_params_indexes"
-        ),
-        seeds=_int64(rows.seeds, "new_rows.seeds"),
-        num_prompt_tokens=_int32(rows.num_prompt_tokens, "new_rows.num_prompt_tokens"),
-        block_offsets=_offsets(rows.block_offsets, "new_rows.block_offsets"),
-        block_ids=_int32(rows.block_ids, "new_rows.block_ids"),
-        history_offsets=_offsets(rows.history_offsets, "new_rows.history_offsets"),
-        history_token_ids=_int32(rows.history_token_ids, "new_rows.history_token_ids"),
-        sampling_params=tuple(_decode_params(params) for params in rows.sampling_params),
-    )
-
-
-def _decode_params(params: pb.SamplingParams) -> SamplingParams:
-    given: dict[str, Any] = {
-        name: getattr(params, name) for name in _OPTIONAL_PARAMS if params.HasField(name)
-    }
-    return SamplingParams(
-        **given,
-        logit_bias=dict(params.logit_bias),
-        suppressed_token_ids=tuple(params.suppressed_token_ids),
-    )
-
-
 def _decode_table_writes(writes: pb.TableWrites) -> TableWrites:
     return TableWrites(
-        row_ids=_int32(writes.row_ids, "table_writes.row_ids"),
-        start_indexes=_int32(writes.start_indexes, "table_writes.start_indexes"),
-        block_offsets=_offsets(writes.block_offsets, "table_writes.block_offsets"),
-        block_ids=_int32(writes.block_ids, "table_writes.block_ids"),
+        row_ids=read_int32(writes.row_ids, "table_writes.row_ids"),
+        start_indexes=read_int32(writes.start_indexes, "table_writes.start_indexes"),
+        block_offsets=read_offsets(writes.block_offsets, "table_writes.block_offsets"),
+        block_ids=read_int32(writes.block_ids, "table_writes.block_ids"),
     )
 
 
 def _decode_moves(moves: pb.BlockMoves, path: str) -> BlockMoves:
     return BlockMoves(
-        sources=_int32(moves.source_block_ids, f"{path}.source_block_ids"),
-        destinations=_int32(moves.destination_block_ids, f"{path}.destination_block_ids"),
+        sources=read_int32(moves.source_block_ids, f"{path}.source_block_ids"),
+        destinations=read_int32(moves.destination_block_ids, f"{path}.destination_block_ids"),
     )
 
 
 def _decode_work(work: pb.Work) -> Work:
     return Work(
-        row_ids=_int32(work.row_ids, "work.row_ids"),
-        num_computed_tokens=_int32(work.num_computed_tokens, "work.num_computed_tokens"),
-        num_new_tokens=_int32(work.num_new_tokens, "work.num_new_tokens"),
-        sampled_steps_back=_int32(work.sampled_steps_back, "work.sampled_steps_back"),
-        token_ids=_int32(work.token_ids, "work.token_ids"),
-        samples=np.frombuffer(work.samples, _UINT8),
-    )
-
-
-def _int32(column: bytes, path: str) -> Int32Array:
-    if len(column) % 4:
-        raise _no_column(column, 4, path)
-    return np.frombuffer(column, _INT32)
-
-
-def _int64(column: bytes, path: str) -> Int64Array:
-    if len(column) % 8:
-        raise _no_column(column, 8, path)
-    return np.frombuffer(column, _INT64)
-
-
-def _offsets(column: bytes, path: str) -> Int32Array:
-    """For no things, the empty column stands for the one element 0."""
-    return _int32(column or bytes(4), path)
-
-
-def _no_column(column: bytes, width: int, path: str) -> BatchRefused:
-    return BatchRefused(
-        StepErrorReason.MALFORMED, path, f"{len(column)} bytes; allowed: a multiple of {width}"
+        row_ids=read_int32(work.row_ids, "work.row_ids"),
+        num_computed_tokens=read_int32(work.num_computed_tokens, "work.num_computed_tokens"),
+        num_new_tokens=read_int32(work.num_new_tokens, "work.num_new_tokens"),
+        sampled_steps_back=read_int32(work.sampled_steps_back, "work.sampled_steps_back"),
+        token_ids=read_int32(work.token_ids, "work.token_ids"),
+        samples=np.frombuffer(work.samples, UINT8),
     )
 
 
@@ -221,9 +150,9 @@ def encode_internal_error(batch: pb.ScheduleBatch) -> pb.StepResult:
 
 
 def _encode_rows(rows: StepRows, result: pb.StepResult) -> None:
-    result.sampled_token_ids = _bytes(rows.sampled_token_ids, _INT32)
+    result.sampled_token_ids = _bytes(rows.sampled_token_ids, INT32)
     if np.count_nonzero(rows.row_statuses != _ROW_OK):
-        result.row_statuses = _bytes(rows.row_statuses, _UINT8)
+        result.row_statuses = _bytes(rows.row_statuses, UINT8)
     for row_index, message in sorted(rows.row_errors.items()):
         result.row_errors.add(row_index=row_index, message=message)
     if rows.logprobs is not None:
@@ -234,14 +163,14 @@ def _encode_rows(rows: StepRows, result: pb.StepResult) -> None:
 
 def _encode_logprobs(columns: LogprobColumns) -> pb.Logprobs:
     return pb.Logprobs(
-        row_indexes=_bytes(columns.row_indexes, _INT32),
-        positions=_bytes(columns.positions, _INT32),
-        token_ids=_bytes(columns.token_ids, _INT32),
-        logprobs=_bytes(columns.logprobs, _FLOAT32),
-        ranks=_bytes(columns.ranks, _INT32),
-        top_offsets=_bytes(columns.top_offsets, _INT32),
-        top_token_ids=_bytes(columns.top_token_ids, _INT32),
-        top_logprobs=_bytes(columns.top_logprobs, _FLOAT32),
+        row_indexes=_bytes(columns.row_indexes, INT32),
+        positions=_bytes(columns.positions, INT32),
+        token_ids=_bytes(columns.token_ids, INT32),
+        logprobs=_bytes(columns.logprobs, FLOAT32),
+        ranks=_bytes(columns.ranks, INT32),
+        top_offsets=_bytes(columns.top_offsets, INT32),
+        top_token_ids=_bytes(columns.top_token_ids, INT32),
+        top_logprobs=_bytes(columns.top_logprobs, FLOAT32),
     )
 
 
@@ -267,6 +196,7 @@ def encode_info(info: ExecutorInfo) -> pb.ExecutorInfo:
             vocab_size=model.vocab_size,
             max_model_len_tokens=model.max_model_len,
             eos_token_ids=model.eos_token_ids,
+            sliding_window_tokens=model.sliding_window,
         ),
         block_size_tokens=info.block_size,
         num_device_blocks=info.num_device_blocks,
@@ -277,6 +207,7 @@ def encode_info(info: ExecutorInfo) -> pb.ExecutorInfo:
             max_num_batched_tokens=info.limits.max_num_batched_tokens,
             max_message_bytes=info.limits.max_message_bytes,
             max_inflight_steps=info.limits.max_inflight_steps,
+            max_adapters_per_step=info.limits.max_adapters_per_step,
         ),
         features=[_FEATURES[feature] for feature in sorted(info.features)],
         software_version=info.software_version,

@@ -13,15 +13,19 @@ from executor_service.step import BoolArray, Int32Array, Int64Array, UInt8Array
 _Column = Int32Array | Int64Array | UInt8Array
 
 
-def check_below(column: Int32Array, limit: int, reason: StepErrorReason, path: str) -> None:
-    """Each element is in 0 .. limit-1."""
+def check_below(
+    column: Int32Array, limit: int, reason: StepErrorReason, path: str, *, low: int = 0
+) -> None:
+    """Each element is in `low` .. limit-1; `low` is 0 or -1."""
     if len(column) == 0:
         return
     # As unsigned numbers, negative ones are the largest.
     unsigned = column.view(np.uint32)
     if np.maximum.reduce(unsigned) >= limit:
-        allowed = f"allowed: 0 .. {limit - 1}" if limit else "there is none"
-        raise _refusal_of_first(unsigned >= limit, column, reason, path, allowed)
+        is_wrong = (column < low) | (column >= limit)
+        if low == 0 or np.count_nonzero(is_wrong):
+            allowed = f"allowed: {low} .. {limit - 1}" if limit > low else "there is none"
+            raise _refusal_of_first(is_wrong, column, reason, path, allowed)
 
 
 def check_at_least(column: Int32Array, low: int, reason: StepErrorReason, path: str) -> None:

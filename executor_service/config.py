@@ -21,7 +21,8 @@ class ExecutorConfig:
     """Everything the executor process reads. None: the executor's own choice.
 
     `model`: a checkpoint directory, or a model id of the Hugging Face hub. `block_size`: tokens.
-    `memory_fraction`: of the device's memory. `threads`: of torch. Addresses are `host:port`.
+    `memory_fraction`: of the device's memory. `num_host_blocks`: 0 for no swapping. `threads`: of
+    torch. Addresses are `host:port`.
     """
 
     model: str
@@ -31,7 +32,7 @@ class ExecutorConfig:
     block_size: int
     num_device_blocks: int | None
     memory_fraction: float | None
-    num_host_blocks: int
+    num_host_blocks: int | None
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int | None
@@ -113,7 +114,7 @@ _CHECKS: Mapping[str, Callable[[str, object], object]] = {
     "block_size": _at_least(1),
     "num_device_blocks": _optional(_at_least(1)),
     "memory_fraction": _optional(_fraction),
-    "num_host_blocks": _at_least(0),
+    "num_host_blocks": _optional(_at_least(0)),
     "max_num_seqs": _at_least(1),
     "max_num_batched_tokens": _at_least(1),
     "max_model_len": _optional(_at_least(1)),

@@ -94,6 +94,7 @@ def _describe(
             vocab_size=loaded.vocab_size,
             max_model_len=loaded.max_model_len,
             eos_token_ids=loaded.eos_token_ids,
+            sliding_window=loaded.sliding_window,
         ),
         block_size=cache.block_size,
         num_device_blocks=cache.num_device_blocks,

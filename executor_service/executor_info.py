@@ -7,12 +7,20 @@ from dataclasses import dataclass
 from executor_service.batch import Feature
 
 CONTRACT_MAJOR = 1
-CONTRACT_MINOR = 0
+CONTRACT_MINOR = 1
+
+# What every executor here can do, whatever the model.
+SAMPLING_FEATURES = frozenset(
+    {Feature.LOGPROBS, Feature.PROMPT_LOGPROBS, Feature.PENALTIES, Feature.LOGIT_BIAS}
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """The model as far as scheduling and clients need it; see `ModelInfo` in the proto."""
+    """The model as far as scheduling and clients need it; see `ModelInfo` in the proto.
+
+    `sliding_window`: in tokens, None unless every layer has one.
+    """
 
     name: str
     digest: str
@@ -21,16 +29,21 @@ class ModelInfo:
     vocab_size: int
     max_model_len: int
     eos_token_ids: tuple[int, ...] = ()
+    sliding_window: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorLimits:
-    """What one step may ask for; see `ExecutorLimits` in the proto."""
+    """What one step may ask for; see `ExecutorLimits` in the proto.
+
+    `max_adapters_per_step`: not None exactly if the feature ADAPTERS is announced.
+    """
 
     max_num_rows: int = 256
     max_num_batched_tokens: int = 2048
     max_message_bytes: int = 64 * 1024 * 1024
     max_inflight_steps: int = 8
+    max_adapters_per_step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +57,6 @@ class ExecutorInfo:
     num_host_blocks: int
     block_bytes: int
     limits: ExecutorLimits = ExecutorLimits()
-    features: frozenset[Feature] = frozenset(Feature)
+    features: frozenset[Feature] = SAMPLING_FEATURES
     software_version: str = ""
     address: str = ""

@@ -135,8 +135,9 @@ class ForwardPass:
         block_size = self._cache.block_size
         computed = int(step.num_computed_tokens[row])
         end = computed + int(step.num_new_tokens[row])
-        table = step.block_tables[row]
-        read = table[: -(-computed // block_size)].tolist()
+        table, window = step.block_tables[row], self._loaded.sliding_window
+        first = 0 if window is None else max(0, computed - window + 1)
+        read = table[first // block_size : -(-computed // block_size)].tolist()
         return read, table[computed // block_size : -(-end // block_size)].tolist()
 
 

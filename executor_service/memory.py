@@ -27,7 +27,8 @@ class CacheConfig:
     `block_size`: tokens per block. `num_device_blocks`: None for as many as fit: on a GPU, what
     `memory_ratio` of its memory leaves beside the weights; on a CPU, `memory_ratio` of the
     memory that is available now, but no more than `max_cpu_pool_bytes`. `num_host_blocks`: None
-    for as many as fit into `host_pool_bytes`; 0 for no swapping. A number that is not given stays
+    for as many as on the device, but no more than `host_memory_ratio` of the host memory that is
+    available and that the device pool leaves; 0 for no swapping. A number that is not given stays
     at or below `max_auto_blocks`: the scheduler keeps books on every block.
     """
 
@@ -36,7 +37,7 @@ class CacheConfig:
     num_host_blocks: int | None = None
     memory_ratio: float = 0.9
     max_cpu_pool_bytes: int = 4 * 2**30
-    host_pool_bytes: int = 1 * 2**30
+    host_memory_ratio: float = 0.25
     max_auto_blocks: int = 2**17
 
 
@@ -54,8 +55,8 @@ def build_runner(
         num_device_blocks = min(fitting, cache_config.max_auto_blocks)
     num_host_blocks = cache_config.num_host_blocks
     if num_host_blocks is None:
-        fitting = cache_config.host_pool_bytes // size
-        num_host_blocks = min(fitting, cache_config.max_auto_blocks)
+        fitting = _fitting_host_blocks(loaded.device, cache_config, size, num_device_blocks)
+        num_host_blocks = min(fitting, num_device_blocks, cache_config.max_auto_blocks)
     cache = KVCache(
         layers=loaded.layers,
         block_size=cache_config.block_size,
@@ -81,6 +82,15 @@ def _fitting_blocks(device: torch.device, cache_config: CacheConfig, size: int) 
             f" {max(budget, 0)} of them may be used (memory ratio {cache_config.memory_ratio})"
         )
     return budget // size
+
+
+def _fitting_host_blocks(
+    device: torch.device, cache_config: CacheConfig, size: int, num_device_blocks: int
+) -> int:
+    free = available_host_bytes()
+    if device.type != "cuda":
+        free -= num_device_blocks * size
+    return max(0, int(free * cache_config.host_memory_ratio)) // size
 
 
 def available_host_bytes() -> int:

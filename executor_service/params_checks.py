@@ -31,12 +31,17 @@ def check_sampling_params(params: SamplingParams, info: ExecutorInfo, path: str)
     _check_tokens(f"{path}.logit_bias", params.logit_bias, vocab_size)
     _check_tokens(f"{path}.suppressed_token_ids", params.suppressed_token_ids, vocab_size)
     for feature, field in _features_used(params):
-        if feature not in info.features:
-            raise BatchRefused(
-                StepErrorReason.FEATURE_UNSUPPORTED,
-                f"{path}.{field}",
-                f"needs the feature {feature.name}, which this executor did not announce",
-            )
+        check_feature(feature, info, f"{path}.{field}")
+
+
+def check_feature(feature: Feature, info: ExecutorInfo, path: str) -> None:
+    """Raises BatchRefused if `info` does not announce `feature`, which the field `path` needs."""
+    if feature not in info.features:
+        raise BatchRefused(
+            StepErrorReason.FEATURE_UNSUPPORTED,
+            path,
+            f"needs the feature {feature.name}, which this executor did not announce",
+        )
 
 
 def _check_value(path: str, value: float | None, allowed: str, is_right: bool) -> None:

@@ -1,40 +1,62 @@
 """The row table: what the executor remembers of each sequence between steps.
 
 Shape letters: N row ids (`max_num_rows`), C blocks the tables have room for (grows), D steps whose
-tokens are remembered (`max_inflight_steps`), R rows of a step, W blocks of their longest table.
+tokens are remembered (`max_inflight_steps`), R rows of a step, W blocks of their longest table, X
+blocks of their longest cross table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from executor_service.batch import NewRows, TableWrites
-from executor_service.step import BoolArray, Int32Array, Int64Array, SamplingParams
+from executor_service.batch import NewCross, NewRows, TableWrites
+from executor_service.step import BoolArray, CrossInput, Int32Array, Int64Array, SamplingParams
 
 _NO_BLOCK = -1
 _NO_TOKEN = -1
 _NO_STEP = np.iinfo(np.int64).min
 _INITIAL_CAPACITY = 16
+_NO_IDS = np.empty(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cross:
+    """What one row has of an encoder; `encoder_token_ids`: those that are yet to be encoded."""
+
+    num_encoder_tokens: int = 0
+    block_ids: Int32Array = field(default_factory=lambda: _NO_IDS)
+    encoder_token_ids: Int32Array = field(default_factory=lambda: _NO_IDS)
+
+
+_NO_CROSS = _Cross()
 
 
 class RowTable:
     """Columns indexed by row id. Methods trust their arguments: a batch is checked before.
 
-    `exists`: [N]. `num_blocks`: [N] int32, the lengths of the block tables.
+    `exists`: [N]. `num_blocks`: [N] int32, the lengths of the block tables. `last_missing`: [N]
+    int32, the last index of a table whose entry is -1, and -1 where none is.
     """
 
     def __init__(self, max_num_rows: int, num_remembered_steps: int) -> None:
         """`num_remembered_steps`: D."""
         self.exists: BoolArray = np.zeros(max_num_rows, np.bool_)
         self.num_blocks: Int32Array = np.zeros(max_num_rows, np.int32)
+        self.last_missing: Int32Array = np.full(max_num_rows, -1, np.int32)
+        self._knows_missing = False
         self._tables = np.full((max_num_rows, _INITIAL_CAPACITY), _NO_BLOCK, np.int32)
         self._num_prompt_tokens = np.zeros(max_num_rows, np.int32)
         self._seeds = np.zeros(max_num_rows, np.int64)
         self._params = np.empty(max_num_rows, np.object_)
         self._histories = np.empty(max_num_rows, np.object_)
         self._has_history = np.zeros(max_num_rows, np.bool_)
+        self._adapters = np.full(max_num_rows, "", np.object_)
+        self._has_adapter = np.zeros(max_num_rows, np.bool_)
+        self._crosses = np.full(max_num_rows, _NO_CROSS, np.object_)
+        self._has_cross = np.zeros(max_num_rows, np.bool_)
         # What was sampled in step k is in line k % D, with k beside it.
         self._sampled_tokens = np.full((num_remembered_steps, max_num_rows), _NO_TOKEN, np.int32)
         self._sampled_steps = np.full((num_remembered_steps, max_num_rows), _NO_STEP, np.int64)
@@ -49,6 +71,11 @@ class RowTable:
         # Whole lines are copied much faster than parts of them.
         tables: Int32Array = self._tables.take(row_ids, axis=0)[:, :width]
         return tables
+
+    def block_table(self, row_id: int) -> Int32Array:
+        """The table of one row; a view."""
+        table: Int32Array = self._tables[row_id, : self.num_blocks[row_id]]
+        return table
 
     def num_prompt_tokens(self, row_ids: Int32Array) -> Int32Array:
         """[R] int32."""
@@ -71,6 +98,27 @@ class RowTable:
             return [None] * len(row_ids)
         histories: list[list[int] | None] = self._histories.take(row_ids).tolist()
         return histories
+
+    def adapters(self, row_ids: Int32Array) -> Sequence[str]:
+        """R names, empty for rows without; nothing at all if no row of the table has one."""
+        if not np.count_nonzero(self._has_adapter):
+            return ()
+        adapters: list[str] = self._adapters.take(row_ids).tolist()
+        return adapters
+
+    def cross(self, row_ids: Int32Array) -> CrossInput | None:
+        """What the rows have of an encoder; None if none of them has anything."""
+        if not np.count_nonzero(self._has_cross.take(row_ids)):
+            return None
+        crosses: list[_Cross] = self._crosses.take(row_ids).tolist()
+        tables = np.full((len(crosses), max(len(c.block_ids) for c in crosses)), _NO_BLOCK)
+        for table, cross in zip(tables, crosses, strict=True):
+            table[: len(cross.block_ids)] = cross.block_ids
+        return CrossInput(
+            num_encoder_tokens=np.array([c.num_encoder_tokens for c in crosses], np.int32),
+            block_tables=tables.astype(np.int32),
+            encoder_token_ids=[c.encoder_token_ids for c in crosses],
+        )
 
     def tokens_sampled(
         self, row_ids: Int32Array, step_id: int, steps_back: Int32Array
@@ -109,6 +157,11 @@ class RowTable:
         self._params[row_ids] = None
         self._histories[row_ids] = None
         self._has_history[row_ids] = False
+        self.last_missing[row_ids] = -1
+        self._adapters[row_ids] = ""
+        self._has_adapter[row_ids] = False
+        self._crosses[row_ids] = _NO_CROSS
+        self._has_cross[row_ids] = False
         self._sampled_steps[:, row_ids] = _NO_STEP
 
     def add(self, rows: NewRows) -> None:
@@ -128,6 +181,29 @@ class RowTable:
                 tokens = rows.history_token_ids[offsets[i] : offsets[i + 1]]
                 self._histories[row_id] = tokens.tolist()
                 self._has_history[row_id] = True
+        if len(rows.adapter_indexes):
+            self._adapters[row_ids] = rows.row_adapters
+            self._has_adapter[row_ids] = rows.adapter_indexes >= 0
+        if rows.cross is not None:
+            self._add_crosses(row_ids, rows.cross)
+
+    def _add_crosses(self, row_ids: Int32Array, cross: NewCross) -> None:
+        for i in np.flatnonzero(cross.num_encoder_tokens).tolist():
+            blocks, tokens = cross.block_offsets[i : i + 2], cross.encoder_offsets[i : i + 2]
+            # Copies: the columns lie in the message, which would be kept with them.
+            self._crosses[row_ids[i]] = _Cross(
+                int(cross.num_encoder_tokens[i]),
+                cross.block_ids[slice(*blocks)].copy(),
+                cross.encoder_token_ids[slice(*tokens)].copy(),
+            )
+            self._has_cross[row_ids[i]] = True
+
+    def forget_encoder_tokens(self, row_ids: Int32Array) -> None:
+        """The rows were in a step: their encoder tokens were for that."""
+        if not np.count_nonzero(self._has_cross):
+            return
+        for row_id in row_ids[self._has_cross.take(row_ids)].tolist():
+            self._crosses[row_id] = replace(self._crosses[row_id], encoder_token_ids=_NO_IDS)
 
     def write_tables(self, writes: TableWrites) -> None:
         """Overwrites and extends block tables."""
@@ -144,6 +220,12 @@ class RowTable:
             columns = np.arange(len(writes.block_ids)) + skipped
             self._tables[np.repeat(row_ids, counts), columns] = writes.block_ids
         self.num_blocks[row_ids] = np.maximum(self.num_blocks.take(row_ids), ends)
+        # A model without a sliding window never gets here.
+        self._knows_missing |= bool(np.count_nonzero(writes.block_ids < 0))
+        if self._knows_missing:
+            for row_id in row_ids.tolist():
+                missing = np.flatnonzero(self.block_table(row_id) < 0)
+                self.last_missing[row_id] = missing[-1] if len(missing) else -1
 
     def record_sampled(self, row_ids: Int32Array, step_id: int, token_ids: Int32Array) -> None:
         """Remembers that the rows sampled `token_ids` [R] in `step_id`; -1: nothing."""

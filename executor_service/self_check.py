@@ -40,10 +40,20 @@ _MAX_TOLERANCE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class AttentionProfile:
-    """What a model's attention is made of: parallel, in the order of the forward pass."""
+    """What a model's attention is made of: parallel, in the order of the forward pass.
+
+    `windows`: in tokens, as each module passes its sliding window to the attention; None for none.
+    """
 
     modules: tuple[nn.Module, ...]
     layers: tuple[LayerShape, ...]
+    windows: tuple[int | None, ...]
+
+    @property
+    def sliding_window(self) -> int | None:
+        """How many tokens, itself included, a token attends to at most; None if to all."""
+        limited = [window for window in self.windows if window is not None]
+        return max(limited) if limited and len(limited) == len(self.windows) else None
 
 
 @torch.inference_mode()
@@ -75,9 +85,10 @@ def _check(model: Any, text_config: Any, max_model_len: int) -> AttentionProfile
     actual, context = probe_attention(model, tokens)
     if not context.pools:
         raise ModelUnsupported("it bypasses transformers' attention interface")
-    _check_windows(text_config, max_model_len, list(context.windows.values()))
+    windows = tuple(context.windows.values())
+    _check_windows(text_config, max_model_len, windows)
     _check_agreement(model, tokens, expected, actual)
-    return AttentionProfile(tuple(context.pools), context.layers)
+    return AttentionProfile(tuple(context.pools), context.layers, windows)
 
 
 def _probe_tokens(model: Any, text_config: Any, max_model_len: int) -> Tensor:  # noqa: ANN401

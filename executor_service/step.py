@@ -1,7 +1,8 @@
 """One step as the compute side sees it: plain arrays, no protobuf, no torch.
 
 Shape letters: R rows of the step, T input tokens over all rows, M blocks of the longest block
-table in the step, K scored tokens, N alternatives over all scored tokens.
+table in the step, X blocks of the longest cross table, K scored tokens, N alternatives over all
+scored tokens.
 """
 
 from __future__ import annotations
@@ -71,15 +72,32 @@ class BlockMoves:
 
 
 @dataclass(frozen=True, slots=True)
+class CrossInput:
+    """What the rows of a step attend to beside their own tokens: the output of an encoder.
+
+    `num_encoder_tokens`: [R] int32, 0 for a row without. `block_tables`: [R, X] int32, the blocks
+    of the encoder tokens, padded with -1. `encoder_token_ids`: R long; the tokens that are to be
+    encoded into those blocks before any row attends, empty where they are there already.
+    """
+
+    num_encoder_tokens: Int32Array
+    block_tables: Int32Array
+    encoder_token_ids: Sequence[Int32Array]
+
+
+@dataclass(frozen=True, slots=True)
 class StepInput:
     """A validated step. Executed as swap_out, swap_in, copy, compute, sample.
 
     `row_ids`, `num_computed_tokens`, `num_new_tokens`, `num_prompt_tokens`: [R] int32.
     `token_ids`: [T] int32, rows concatenated; every token is literal here.
     `samples`: [R] bool. `seeds`: [R] int64.
-    `block_tables`: [R, M] int32, padded with -1.
+    `block_tables`: [R, M] int32, padded with -1. Entries wholly behind the model's sliding window
+    may be -1 too, or name a block that is no longer the row's.
     `sampling_params`, `histories`: R long. A history is all tokens of the sequence known so far
     (the input tokens included), or None where the params need none.
+    `adapters`: R names, empty for a row without; or nothing at all if no row has one. `cross`: None
+    if no row has encoder tokens.
     """
 
     step_id: int
@@ -96,6 +114,8 @@ class StepInput:
     seeds: Int64Array
     sampling_params: Sequence[SamplingParams]
     histories: Sequence[Sequence[int] | None]
+    adapters: Sequence[str] = ()
+    cross: CrossInput | None = None
 
     @property
     def num_rows(self) -> int:

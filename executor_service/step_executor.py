@@ -124,6 +124,7 @@ class StepExecutor:
         """Changes the rows, computes and samples. Raises only what is a bug of ours."""
         self._change_rows(content, is_snapshot=identity.base_step_id is None)
         prepared = prepare_step(identity.step_id, content, self._rows)
+        self._rows.forget_encoder_tokens(content.work.row_ids)
         try:
             output = self._runner.execute(prepared.step)
         except Exception as error:

@@ -92,6 +92,8 @@ def prepare_step(step_id: int, content: BatchContent, rows: RowTable) -> Prepare
         seeds=rows.seeds(row_ids),
         sampling_params=rows.sampling_params(row_ids),
         histories=rows.histories(row_ids),
+        adapters=rows.adapters(row_ids),
+        cross=rows.cross(row_ids),
     )
     return PreparedStep(step, len(work.row_ids), kept)
 

@@ -11,6 +11,7 @@ import time
 from scheduler_service.admin import AdminServicer
 from scheduler_service.cluster import Cluster
 from scheduler_service.config import SchedulerServiceConfig
+from scheduler_service.journal.journal import open_journal
 from scheduler_service.registry import RegistryServicer
 from scheduler_service.servicer import SchedulerServicer
 from splitserve.scheduler.v1 import admin_pb2_grpc, registry_pb2_grpc, scheduler_pb2_grpc
@@ -34,7 +35,9 @@ async def serve(config: SchedulerServiceConfig) -> None:
     stop = stop_event(config.exit_on_stdin_eof)
     running = bind_server(config.listen, _SERVICES)
     changed = asyncio.Event()
-    cluster = Cluster(config.cluster, time.time_ns(), changed.set)
+    scheduler_epoch = time.time_ns()
+    journal = open_journal(config.journal, config.journal_max_bytes, scheduler_epoch)
+    cluster = Cluster(config.cluster, scheduler_epoch, changed.set, journal=journal)
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(
         SchedulerServicer(cluster), running.server
     )
@@ -59,14 +62,18 @@ async def serve(config: SchedulerServiceConfig) -> None:
     await running.set_serving(("", SERVICE), False)
     await cluster.drain(config.drain_timeout_s)
     await running.stop(_STOP_GRACE_S)
+    journal.close()
     _log.info("scheduler_stopped")
 
 
 def main() -> int:
     """Runs the process; the exit code tells."""
-    config = SchedulerServiceConfig.from_options(
-        options.parse("scheduler", sys.argv[1:], os.environ)
-    )
+    values = options.parse("scheduler", sys.argv[1:], os.environ)
+    try:
+        config = SchedulerServiceConfig.from_options(values)
+    except ValueError as error:
+        sys.stderr.write(f"splitserve scheduler: {error}\n")
+        return 2
     logging.basicConfig(
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )

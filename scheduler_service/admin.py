@@ -23,10 +23,13 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
                 executor=engine.link.info,
                 connected=engine.is_connected,
                 num_waiting_requests=engine.scheduler.num_waiting,
-                num_running_requests=engine.scheduler.num_running,
+                num_running_requests=engine.scheduler.num_running_requests,
                 num_free_device_blocks=engine.scheduler.num_free_blocks,
                 num_steps=engine.scheduler.num_steps,
                 num_preemptions=engine.scheduler.num_preemptions,
+                num_swapped_requests=engine.scheduler.num_swapped,
+                num_free_host_blocks=engine.scheduler.num_free_host_blocks,
+                num_cached_device_blocks=engine.scheduler.num_cached_blocks,
             )
             for engine in self._cluster.engines
         ]

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 
-from scheduler_service.codec import decode_features
+import numpy as np
+
+from scheduler_service.broken_core import MESSAGE, REASON, CoreBroken, end_with_fault
 from scheduler_service.config import ClusterConfig
 from scheduler_service.core.admission import check_request
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import StepEvents
 from scheduler_service.core.request import Request
-from scheduler_service.core.scheduler import QUEUE_FULL_RETRY_S, Scheduler
+from scheduler_service.core.scheduler import QUEUE_FULL_RETRY_S
+from scheduler_service.core_config import core_config
 from scheduler_service.engine_loop import EngineLoop
 from scheduler_service.executor_link import ExecutorLink, ExecutorLost, LinkConfig
-from scheduler_service.sinks import Sink
+from scheduler_service.journal.journal import Journal, NoJournal
+from scheduler_service.sinks import Sink, Stream, split_keys
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve_rpc.domain_error import DomainError
-
-# What a step may take of the largest message: a token travels as input, as history and, with blocks
-# of one token, as block id; a row has a dozen columns. What does not fit even so (the history of a
-# long sequence, many logit biases) is caught when the batch is encoded.
-MIN_MESSAGE_BYTES = 64 * 1024
-_MESSAGE_BYTES_PER_TOKEN = 32
-_MESSAGE_BYTES_PER_ROW = 128
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +44,13 @@ class Cluster:
     """Routes requests to executors; a request outlives the executors it runs on."""
 
     def __init__(
-        self, config: ClusterConfig, scheduler_epoch: int, on_change: Callable[[], None]
+        self,
+        config: ClusterConfig,
+        scheduler_epoch: int,
+        on_change: Callable[[], None],
+        *,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+        journal: Journal | NoJournal | None = None,
     ) -> None:
         self._config = config
         self.scheduler_epoch = scheduler_epoch
@@ -55,6 +61,10 @@ class Cluster:
         self._tracked: dict[str, _Tracked] = {}
         self._unassigned: dict[str, Request] = {}
         self._last_arrival = 0
+        self._streams: dict[int, Stream] = {}
+        self._last_stream_number = 0
+        self.now_ns = now_ns
+        self._journal = journal or NoJournal()
         self._draining = False
         self._idle = asyncio.Event()
         self.model: executor.ModelInfo | None = None
@@ -93,16 +103,23 @@ class Cluster:
             self._remove(known, "a new executor registered at its address")
         self.model = info.model
         config = self._config
-        scheduler_config = _scheduler_config(info, config)
+        scheduler_config = core_config(info, config)
         self._last_scheduler_config = scheduler_config
         link_config = LinkConfig(config.reconnect_timeout_s, config.step_timeout_s)
         epoch, last_step_id = self._last_steps.get(info.address, (0, 0))
+        core = self._journal.core(
+            scheduler_config,
+            last_step_id if epoch == info.executor_epoch else 0,
+            info.address,
+            info.executor_epoch,
+        )
         engine = EngineLoop(
-            Scheduler(scheduler_config, last_step_id if epoch == info.executor_epoch else 0),
+            core,
             ExecutorLink(info, link_config),
             self._deliver,
             scheduler_epoch=self.scheduler_epoch,
             pipeline_depth=config.pipeline_depth,
+            now_ns=self.now_ns,
         )
         self._engines[info.address] = engine
         task = asyncio.create_task(self._run(engine))
@@ -138,17 +155,24 @@ class Cluster:
         engine.is_connected = False
         # Should this life of it come back, its steps are numbered on.
         self._last_steps[info.address] = (info.executor_epoch, engine.scheduler.last_step_id)
-        requests = engine.scheduler.evacuate()
+        requests = engine.evacuate()
         _log.warning(
             "executor_lost address=%s num_requests=%d reason=%r", info.address, len(requests), why
         )
         self._on_change()
         for request in sorted(requests, key=lambda moved: moved.arrival):
-            self._tracked[request.request_id].engine = None
+            tracked = self._tracked.get(request.request_id)
+            if tracked is None:
+                continue  # its owner is gone
+            tracked.engine = None
             if request.is_finished:
                 self._end(request)
             else:
                 self._unassigned[request.request_id] = request
+        for tracked in [left for left in self._tracked.values() if left.engine is engine]:
+            # A core so broken that it could not even give this one back.
+            end_with_fault(tracked.request)
+            self._end(tracked.request)
         self._assign_unassigned()
 
     def _assign_unassigned(self) -> None:
@@ -157,10 +181,8 @@ class Cluster:
             if engine is not None:
                 del self._unassigned[request.request_id]
                 self._tracked[request.request_id].engine = engine
-                engine.scheduler.readmit(request)
-                engine.wake_up()
-                if request.is_finished:
-                    self._end(request)
+                with suppress(CoreBroken):  # then it gives the request back
+                    self._ask(engine, "readmit", partial(engine.scheduler.readmit, request))
 
     def _choose(self, request: Request) -> EngineLoop | None:
         """The connected executor with the least load that `request` fits on.
@@ -210,16 +232,28 @@ class Cluster:
                 "REQUEST_ID_IN_USE", f"request_id {request.request_id!r} is unfinished"
             )
         engine = self._choose(request)
-        if engine is not None:
-            engine.scheduler.add(request)
-        else:
+        if engine is None:
             self._check_without_executor(request)
             self._unassigned[request.request_id] = request
         self._tracked[request.request_id] = _Tracked(request, sink, engine)
-        if request.is_finished:
-            self._end(request)
-        elif engine is not None:
-            engine.wake_up()
+        if engine is None:
+            return
+        try:
+            self._ask(engine, "add", partial(engine.scheduler.add, request))
+        except DomainError:
+            del self._tracked[request.request_id]
+            raise
+        except CoreBroken as broken:
+            del self._tracked[request.request_id]
+            raise DomainError(REASON, MESSAGE) from broken
+
+    def _ask(self, engine: EngineLoop, name: str, call: Callable[[], object]) -> None:
+        """Calls a core, and tells what has ended by it. Raises what the call may, or CoreBroken."""
+        core = engine.scheduler
+        core.tick(self.now_ns())
+        engine.call(name, call)
+        self._deliver(engine.call("take_ended", core.take_ended))
+        engine.wake_up()
 
     def _check_without_executor(self, request: Request) -> None:
         """Nobody takes it now: says why if that is the request's fault, or that too many wait."""
@@ -240,18 +274,28 @@ class Cluster:
         if tracked is None:
             raise DomainError("REQUEST_UNKNOWN", f"no unfinished request {request_id!r}")
         if tracked.engine is not None:
-            tracked.engine.scheduler.abort(request_id)
+            with suppress(CoreBroken):
+                abort = partial(tracked.engine.scheduler.abort, request_id)
+                self._ask(tracked.engine, "abort", abort)
+                return
         else:
-            self._unassigned.pop(request_id).abort_unscheduled()
+            del self._unassigned[request_id]
+        tracked.request.abort_unscheduled()
         self._end(tracked.request)
 
-    def abandon(self, request_id: str) -> None:
-        """The client is gone: ends the request if it is unfinished, and tells nobody."""
-        tracked = self._untrack(request_id)
-        if tracked is None:
+    def abandon(self, request_id: str, sink: Sink | None = None) -> None:
+        """The client is gone: ends the request if it is unfinished, and tells nobody.
+
+        With a `sink`: only if the request with this id is the one that has it.
+        """
+        tracked = self._tracked.get(request_id)
+        if tracked is None or (sink is not None and tracked.sink is not sink):
             return
+        self._untrack(request_id)
         if tracked.engine is not None:
-            tracked.engine.scheduler.abort(request_id)
+            with suppress(CoreBroken):
+                abort = partial(tracked.engine.scheduler.abort, request_id)
+                self._ask(tracked.engine, "abort", abort)
         else:
             del self._unassigned[request_id]
 
@@ -269,27 +313,55 @@ class Cluster:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def open_stream(self, stream: Stream) -> int:
+        """Registers where plain tokens go; returns the number for `client_key`."""
+        self._last_stream_number += 1
+        self._streams[self._last_stream_number] = stream
+        return self._last_stream_number
+
+    def close_stream(self, number: int) -> None:
+        """Nobody listens there any more."""
+        del self._streams[number]
+
     def _deliver(self, events: StepEvents) -> None:
-        touched: dict[int, Sink] = {}
+        touched: dict[int, Stream] = {}
         for request, scored in events.prompt_logprobs:
             if tracked := self._tracked.get(request.request_id):
-                tracked.sink.prompt_logprobs(request, list(scored))
-        for index, request in enumerate(events.requests):
-            if tracked := self._tracked.get(request.request_id):
-                token_id = events.token_ids[index]
-                tracked.sink.token(request, token_id, events.logprobs.get(index))
-                touched[id(tracked.sink)] = tracked.sink
+                tracked.sink.prompt_logprobs(list(scored))
+        self._deliver_plain(events, touched)
+        for event in events.tokens:
+            if tracked := self._tracked.get(event.sequence.request.request_id):
+                tracked.sink.token(event)
+                touched[id(tracked.sink.stream)] = tracked.sink.stream
+        for sequence in events.finished_sequences:
+            if tracked := self._tracked.get(sequence.request.request_id):
+                tracked.sink.finish_sequence(sequence)
+                touched[id(tracked.sink.stream)] = tracked.sink.stream
         for request in events.finished:
             if tracked := self._untrack(request.request_id):
                 tracked.sink.finish(request)
-                touched[id(tracked.sink)] = tracked.sink
-        for sink in touched.values():
-            sink.flush()
+                touched[id(tracked.sink.stream)] = tracked.sink.stream
+        for stream in touched.values():
+            stream.flush()
+
+    def _deliver_plain(self, events: StepEvents, touched: dict[int, Stream]) -> None:
+        """Divides the plain tokens of a step among the streams."""
+        if len(events.client_keys) == 0:
+            return
+        numbers, handles = split_keys(events.client_keys)
+        order = np.argsort(numbers, kind="stable")
+        numbers, handles, token_ids = numbers[order], handles[order], events.token_ids[order]
+        starts = np.flatnonzero(np.diff(numbers, prepend=-1)).tolist()
+        for start, end in pairwise([*starts, len(numbers)]):
+            stream = self._streams.get(int(numbers[start]))
+            if stream is not None:
+                stream.plain_tokens(handles[start:end], token_ids[start:end])
+                touched[id(stream)] = stream
 
     def _end(self, request: Request) -> None:
         if tracked := self._untrack(request.request_id):
             tracked.sink.finish(request)
-            tracked.sink.flush()
+            tracked.sink.stream.flush()
 
     def _untrack(self, request_id: str) -> _Tracked | None:
         tracked = self._tracked.pop(request_id, None)
@@ -304,25 +376,3 @@ def _fits(request: Request, engine: EngineLoop) -> bool:
     except DomainError:
         return False
     return True
-
-
-def _scheduler_config(info: executor.ExecutorInfo, config: ClusterConfig) -> SchedulerConfig:
-    """The tighter of what the executor can do and what the operator wants."""
-    limits, model = info.limits, info.model
-    max_rows = min(limits.max_num_rows, limits.max_message_bytes // _MESSAGE_BYTES_PER_ROW)
-    max_tokens = min(
-        limits.max_num_batched_tokens, limits.max_message_bytes // _MESSAGE_BYTES_PER_TOKEN
-    )
-    return SchedulerConfig(
-        block_size=info.block_size_tokens,
-        num_device_blocks=info.num_device_blocks,
-        max_num_seqs=min(config.max_num_seqs, max_rows),
-        max_num_batched_tokens=min(config.max_num_batched_tokens, max_tokens),
-        max_model_len=min(
-            config.max_model_len or model.max_model_len_tokens, model.max_model_len_tokens
-        ),
-        max_num_waiting=config.max_num_waiting,
-        vocab_size=model.vocab_size,
-        eos_token_ids=frozenset(model.eos_token_ids),
-        features=decode_features(info.features),
-    )

@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from scheduler_service.core.config import BatchPolicyName, PreemptionMode
+
+_MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyConfig:
+    """How cores schedule; see `core/config.py`."""
+
+    prefix_caching: bool = True
+    host_prefix_cache: bool = True
+    num_lookahead_slots: int = 0
+    preemption_mode: PreemptionMode = PreemptionMode.AUTO
+    batch_policy: BatchPolicyName = BatchPolicyName.MIXED
+    delay_factor: float = 0.0
+    queue_policy: str = "fcfs"
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
-    """Limits of steps and queues, and patience with executors."""
+    """Limits of steps and queues, policies, and patience with executors."""
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
@@ -18,21 +37,25 @@ class ClusterConfig:
     pipeline_depth: int = 2
     reconnect_timeout_s: float = 2.0
     step_timeout_s: float = 300.0
+    max_loras: int = 8
+    policies: PolicyConfig = PolicyConfig()
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerServiceConfig:
-    """Everything the scheduler process reads."""
+    """Everything the scheduler process reads. `journal`: the file to record in, None for none."""
 
     listen: str
     cluster: ClusterConfig
     drain_timeout_s: float
     log_level: str
     exit_on_stdin_eof: bool
+    journal: str | None = None
+    journal_max_bytes: int = 256 * _MIB
 
     @classmethod
     def from_options(cls, values: Mapping[str, Any]) -> SchedulerServiceConfig:
-        """From parsed options, whose types and ranges are checked already."""
+        """From parsed options, whose types and ranges are checked already. Raises ValueError."""
         cluster = ClusterConfig(
             max_num_seqs=values["max_num_seqs"],
             max_num_batched_tokens=values["max_num_batched_tokens"],
@@ -41,6 +64,8 @@ class SchedulerServiceConfig:
             pipeline_depth=values["pipeline_depth"],
             reconnect_timeout_s=values["reconnect_timeout_s"],
             step_timeout_s=values["step_timeout_s"],
+            max_loras=values["max_loras"],
+            policies=_policies(values),
         )
         return cls(
             values["listen"],
@@ -48,4 +73,39 @@ class SchedulerServiceConfig:
             values["drain_timeout_s"],
             values["log_level"],
             values["exit_on_stdin_eof"],
+            values["journal"],
+            values["journal_max_mib"] * _MIB,
         )
+
+
+def _policies(values: Mapping[str, Any]) -> PolicyConfig:
+    return PolicyConfig(
+        prefix_caching=not values["no_prefix_caching"],
+        host_prefix_cache=not values["no_host_prefix_cache"],
+        num_lookahead_slots=values["num_lookahead_slots"],
+        preemption_mode=PreemptionMode(values["preemption_mode"]),
+        batch_policy=BatchPolicyName(values["batch_policy"]),
+        delay_factor=values["delay_factor"],
+        queue_policy=values["queue_policy"],
+        tenant_weights=_tenant_weights(values["tenant_weights"] or ""),
+    )
+
+
+def _tenant_weights(text: str) -> dict[str, float]:
+    """The weights in `a=2,b=0.5`. Raises ValueError."""
+    weights: dict[str, float] = {}
+    for part in filter(None, text.split(",")):
+        tenant, separator, number = part.rpartition("=")
+        try:
+            weights[tenant.strip()] = weight = float(number)
+        except ValueError as error:
+            raise _bad_weights(part) from error
+        if not separator or not 0 < weight < math.inf:
+            raise _bad_weights(part)
+    return weights
+
+
+def _bad_weights(part: str) -> ValueError:
+    return ValueError(
+        f"--tenant-weights: {part!r} is not allowed; it takes NAME=WEIGHT, the weight above 0"
+    )

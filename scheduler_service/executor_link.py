@@ -49,7 +49,9 @@ class ExecutorLink:
         self.info = info
         self._config = config
         limit = info.limits.max_message_bytes
-        self._channel = grpc.aio.insecure_channel(info.address, channel_options(limit))
+        # Shared subchannels would have the next life of an executor wait for the retry of this one.
+        options = [*channel_options(limit), ("grpc.use_local_subchannel_pool", 1)]
+        self._channel = grpc.aio.insecure_channel(info.address, options)
         self._stub = executor_pb2_grpc.ExecutorServiceStub(self._channel)
         self._unanswered: deque[executor.ScheduleBatch] = deque()
         self._outbox: asyncio.Queue[executor.ScheduleBatch] = asyncio.Queue()

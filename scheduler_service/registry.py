@@ -9,13 +9,14 @@ from typing import Any
 
 import grpc.aio
 
-from scheduler_service.cluster import MIN_MESSAGE_BYTES, Cluster
+from scheduler_service.cluster import Cluster
+from scheduler_service.core_config import MIN_MESSAGE_BYTES
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
 from splitserve_rpc.domain_error import DomainError
 
 CONTRACT_MAJOR = 1
-CONTRACT_MINOR = 0
+CONTRACT_MINOR = 1
 
 _LEAST = MappingProxyType(
     {
@@ -81,6 +82,7 @@ def check_executor_info(info: executor.ExecutorInfo, model: executor.ModelInfo |
     for token_id in info.model.eos_token_ids:
         if not 0 <= token_id < info.model.vocab_size:
             raise _invalid("model.eos_token_ids", token_id, f"0 to {info.model.vocab_size - 1}")
+    _check_optional(info)
     for path in ("digest", "dtype"):
         if model is not None and getattr(model, path) != getattr(info.model, path):
             raise DomainError(
@@ -88,6 +90,17 @@ def check_executor_info(info: executor.ExecutorInfo, model: executor.ModelInfo |
                 f"model.{path} is {getattr(info.model, path)!r}; the executors here serve "
                 f"{getattr(model, path)!r}",
             )
+
+
+def _check_optional(info: executor.ExecutorInfo) -> None:
+    """Fields that are present exactly if something else is so."""
+    window = info.model.sliding_window_tokens
+    if info.model.HasField("sliding_window_tokens") and window < 1:
+        raise _invalid("model.sliding_window_tokens", window, "1 or more, or absent")
+    most = info.limits.max_adapters_per_step
+    if (executor.FEATURE_ADAPTERS in info.features) != (most >= 1):
+        allowed = "1 or more with FEATURE_ADAPTERS, absent without"
+        raise _invalid("limits.max_adapters_per_step", most, allowed)
 
 
 def _invalid(path: str, value: object, allowed: str) -> DomainError:

@@ -10,10 +10,15 @@ from contextlib import suppress
 import grpc
 import grpc.aio
 
+from scheduler_service.client_codec import (
+    decode_resumed,
+    decode_sampling_params,
+    decode_scheduling_params,
+    encode_rejection,
+)
 from scheduler_service.cluster import Cluster
-from scheduler_service.codec import decode_sampling_params, encode_rejection
 from scheduler_service.core.request import Request
-from scheduler_service.sinks import GenerateSink, SessionSink, SessionStream
+from scheduler_service.sinks import GenerateSink, SessionSink, SessionStream, client_key
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve.scheduler.v1 import scheduler_pb2_grpc
 from splitserve_rpc.domain_error import DomainError
@@ -33,16 +38,19 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> AsyncIterator[api.GenerateResponse]:
         """Streams one completion; the end of the call, however it comes, ends the request."""
         self._cluster.check_accepting()
-        sink = GenerateSink()
         accepted = self._decode(request)
-        self._cluster.submit(accepted, sink)
+        sink = GenerateSink(accepted.request_id)
+        stream_number = self._cluster.open_stream(sink)
+        accepted.client_key = client_key(stream_number, 0)
         try:
+            self._cluster.submit(accepted, sink)
             while (response := await sink.queue.get()) is not None:
                 if isinstance(response, DomainError):
                     raise response
                 yield response
         finally:
-            self._cluster.abandon(accepted.request_id)
+            self._cluster.abandon(accepted.request_id, sink)
+            self._cluster.close_stream(stream_number)
 
     async def Session(
         self,
@@ -51,6 +59,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> AsyncIterator[api.SessionResponse]:
         """Multiplexes requests until the client has half-closed and all have ended."""
         stream = SessionStream()
+        stream.number = self._cluster.open_stream(stream)
         reader = asyncio.create_task(self._read_session(request_iterator, stream))
         try:
             while not (reader.done() and stream.queue.empty() and not stream.request_ids):
@@ -63,8 +72,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             reader.cancel()
             with suppress(asyncio.CancelledError):
                 await reader
-            for request_id in stream.request_ids.values():
+            for request_id in list(stream.request_ids.values()):
                 self._cluster.abandon(request_id)
+            self._cluster.close_stream(stream.number)
 
     async def _read_session(
         self, request_iterator: AsyncIterator[api.SessionRequest], stream: SessionStream
@@ -93,6 +103,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         try:
             self._cluster.check_accepting()
             request = self._decode(submit.request)
+            request.client_key = client_key(stream.number, handle)
             stream.request_ids[handle] = request.request_id
             self._cluster.submit(request, SessionSink(stream, handle))
         except DomainError as error:
@@ -144,13 +155,17 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 f"request_id has {len(request_id)} characters; allowed: {MAX_REQUEST_ID_CHARS}",
             )
         params = message.sampling_params
+        sampling = decode_sampling_params(params)
+        sampling.check_sequences()
         # A drawn seed is positive, one that is given may be any int64.
         seed = params.seed if params.HasField("seed") else secrets.randbits(63)
         return Request.create(
             request_id,
             message.prompt_token_ids,
-            decode_sampling_params(params),
+            sampling,
             arrival=self._cluster.next_arrival(),
             seed=seed,
-            resume_token_ids=message.resume_token_ids,
+            resume_token_ids=decode_resumed(message, sampling),
+            scheduling=decode_scheduling_params(message, self._cluster.now_ns()),
+            encoder_token_ids=message.encoder_token_ids or None,
         )

@@ -5,30 +5,67 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from scheduler_service.codec import encode_finish, encode_scored
-from scheduler_service.core.plan import ScoredToken
-from scheduler_service.core.request import Request
+import numpy as np
+
+from scheduler_service.client_codec import (
+    encode_completion,
+    encode_finish,
+    encode_sequence_finish,
+    encode_tokens,
+)
+from scheduler_service.core.plan import TokenEvent
+from scheduler_service.core.request import Int32Array, Request, ScoredToken, Sequence
+from scheduler_service.core.row_columns import Int64Array
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_rpc.domain_error import DomainError
 
+_HANDLE_BITS = 32
 
-class Sink(Protocol):
-    """Takes what happens to a request; `flush` ends a step."""
 
-    def token(self, request: Request, token_id: int, scored: ScoredToken | None) -> None:
-        """A new output token."""
-        ...
+def client_key(stream_number: int, handle: int) -> int:
+    """The key of a request in the core: its stream, and its handle there."""
+    return stream_number << _HANDLE_BITS | (handle & (1 << _HANDLE_BITS) - 1)
 
-    def prompt_logprobs(self, request: Request, scored: list[ScoredToken]) -> None:
-        """Logprobs of the next prompt tokens."""
-        ...
 
-    def finish(self, request: Request) -> None:
-        """The end of the request."""
+def split_keys(keys: Int64Array) -> tuple[Int64Array, Int32Array]:
+    """The stream numbers and handles of keys."""
+    return keys >> _HANDLE_BITS, keys.astype(np.int32)
+
+
+class Stream(Protocol):
+    """Takes the plain tokens of a step, for any of its requests; `flush` ends the step."""
+
+    def plain_tokens(self, handles: Int32Array, token_ids: Int32Array) -> None:
+        """Request `handles[i]` got `token_ids[i]`."""
         ...
 
     def flush(self) -> None:
         """Everything of this step has been said."""
+        ...
+
+
+class Sink(Protocol):
+    """Takes what else happens to a request, and is flushed through its stream."""
+
+    @property
+    def stream(self) -> Stream:
+        """The stream it writes to."""
+        ...
+
+    def token(self, event: TokenEvent) -> None:
+        """A new output token with scores, or of one of several sequences."""
+        ...
+
+    def prompt_logprobs(self, scored: list[ScoredToken]) -> None:
+        """Logprobs of the next prompt tokens."""
+        ...
+
+    def finish_sequence(self, sequence: Sequence) -> None:
+        """The end of one of several sequences."""
+        ...
+
+    def finish(self, request: Request) -> None:
+        """The end of the request; brings what was not streamed."""
         ...
 
     def fail(self, error: DomainError) -> None:
@@ -39,47 +76,77 @@ class Sink(Protocol):
 class GenerateSink:
     """The stream of one Generate call. `queue` holds responses; None or an error ends it."""
 
-    def __init__(self) -> None:
+    def __init__(self, request_id: str) -> None:
         self.queue: asyncio.Queue[api.GenerateResponse | DomainError | None] = asyncio.Queue()
+        self._request_id = request_id
 
-    def token(self, request: Request, token_id: int, scored: ScoredToken | None) -> None:
+    @property
+    def stream(self) -> GenerateSink:
+        """Itself."""
+        return self
+
+    def plain_tokens(self, handles: Int32Array, token_ids: Int32Array) -> None:
+        """Queues a chunk."""
+        self._put(tokens=encode_tokens(token_ids.tolist(), ()))
+
+    def token(self, event: TokenEvent) -> None:
         """Queues a chunk of one token."""
-        chunk = api.TokenChunk(token_ids=[token_id])
-        if scored is not None:
-            chunk.logprobs.append(encode_scored(scored))
-        self.queue.put_nowait(api.GenerateResponse(request_id=request.request_id, tokens=chunk))
+        self._put(tokens=_chunk(event))
 
-    def prompt_logprobs(self, request: Request, scored: list[ScoredToken]) -> None:
+    def prompt_logprobs(self, scored: list[ScoredToken]) -> None:
         """Queues a chunk without output tokens."""
-        chunk = api.TokenChunk(prompt_logprobs=[encode_scored(token) for token in scored])
-        self.queue.put_nowait(api.GenerateResponse(request_id=request.request_id, tokens=chunk))
+        self._put(tokens=_prompt_chunk(scored))
+
+    def finish_sequence(self, sequence: Sequence) -> None:
+        """Queues the end of a sequence."""
+        self._put(sequence_finish=encode_sequence_finish(sequence))
 
     def finish(self, request: Request) -> None:
         """Queues the finish and ends the stream."""
-        finish = encode_finish(request)
-        self.queue.put_nowait(api.GenerateResponse(request_id=request.request_id, finish=finish))
+        for index, completion in enumerate(request.completions):
+            chunk = encode_tokens(completion.token_ids, completion.scored, index)
+            self._put(tokens=chunk)
+            self._put(sequence_finish=encode_completion(completion, index))
+        self._put(finish=encode_finish(request))
         self.queue.put_nowait(None)
 
     def flush(self) -> None:
-        """Nothing to do: every token was queued at once."""
+        """Nothing to do: everything was queued at once."""
 
     def fail(self, error: DomainError) -> None:
         """Ends the stream with `error`."""
         self.queue.put_nowait(error)
 
+    def _put(
+        self,
+        *,
+        tokens: api.TokenChunk | None = None,
+        sequence_finish: api.SequenceFinish | None = None,
+        finish: api.Finish | None = None,
+    ) -> None:
+        self.queue.put_nowait(
+            api.GenerateResponse(
+                request_id=self._request_id,
+                tokens=tokens,
+                sequence_finish=sequence_finish,
+                finish=finish,
+            )
+        )
+
 
 class SessionStream:
-    """The stream of one Session. Collects a step's tokens into one message."""
+    """The stream of one Session. Collects what a step brings into one message."""
 
     def __init__(self) -> None:
         self.queue: asyncio.Queue[api.SessionResponse | DomainError | None] = asyncio.Queue()
         self.request_ids: dict[int, str] = {}
+        self.number = 0
         self._pending = api.SessionResponse()
 
-    def add_token(self, handle: int, token_id: int) -> None:
-        """Adds a plain token to this step's message."""
-        self._pending.handles.append(handle)
-        self._pending.token_ids.append(token_id)
+    def plain_tokens(self, handles: Int32Array, token_ids: Int32Array) -> None:
+        """Adds plain tokens to this step's message."""
+        self._pending.handles.extend(handles.tolist())
+        self._pending.token_ids.extend(token_ids.tolist())
 
     def add_event(self, event: api.SessionEvent) -> None:
         """Adds an event to this step's message."""
@@ -103,28 +170,48 @@ class SessionSink:
         self._stream = stream
         self._handle = handle
 
-    def token(self, request: Request, token_id: int, scored: ScoredToken | None) -> None:
-        """Adds a token to this step's message."""
-        if scored is None:
-            self._stream.add_token(self._handle, token_id)
-            return
-        chunk = api.TokenChunk(token_ids=[token_id], logprobs=[encode_scored(scored)])
-        self._stream.add_event(api.SessionEvent(handle=self._handle, tokens=chunk))
+    @property
+    def stream(self) -> SessionStream:
+        """The session."""
+        return self._stream
 
-    def prompt_logprobs(self, request: Request, scored: list[ScoredToken]) -> None:
+    def token(self, event: TokenEvent) -> None:
+        """Adds a token to this step's message."""
+        self._add(api.SessionEvent(handle=self._handle, tokens=_chunk(event)))
+
+    def prompt_logprobs(self, scored: list[ScoredToken]) -> None:
         """Queues prompt logprobs before this step's tokens."""
-        chunk = api.TokenChunk(prompt_logprobs=[encode_scored(token) for token in scored])
-        self._stream.send_event(api.SessionEvent(handle=self._handle, tokens=chunk))
+        event = api.SessionEvent(handle=self._handle, tokens=_prompt_chunk(scored))
+        self._stream.send_event(event)
+
+    def finish_sequence(self, sequence: Sequence) -> None:
+        """Adds the end of a sequence to this step's message."""
+        finish = encode_sequence_finish(sequence)
+        self._add(api.SessionEvent(handle=self._handle, sequence_finish=finish))
 
     def finish(self, request: Request) -> None:
         """Adds the finish to this step's message and frees the handle."""
-        del self._stream.request_ids[self._handle]
-        self._stream.add_event(api.SessionEvent(handle=self._handle, finish=encode_finish(request)))
-
-    def flush(self) -> None:
-        """Ends the step for the whole session; the first of its sinks does the work."""
-        self._stream.flush()
+        handle = self._handle
+        del self._stream.request_ids[handle]
+        for index, completion in enumerate(request.completions):
+            chunk = encode_tokens(completion.token_ids, completion.scored, index)
+            self._add(api.SessionEvent(handle=handle, tokens=chunk))
+            finish = encode_completion(completion, index)
+            self._add(api.SessionEvent(handle=handle, sequence_finish=finish))
+        self._add(api.SessionEvent(handle=handle, finish=encode_finish(request)))
 
     def fail(self, error: DomainError) -> None:
         """Ends the stream with `error`."""
         self._stream.queue.put_nowait(error)
+
+    def _add(self, event: api.SessionEvent) -> None:
+        self._stream.add_event(event)
+
+
+def _chunk(event: TokenEvent) -> api.TokenChunk:
+    scored = () if event.scored is None else (event.scored,)
+    return encode_tokens((event.token_id,), scored, event.sequence.index)
+
+
+def _prompt_chunk(scored: list[ScoredToken]) -> api.TokenChunk:
+    return api.TokenChunk(prompt_logprobs=encode_tokens((), scored).logprobs)

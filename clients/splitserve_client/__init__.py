@@ -10,12 +10,14 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from splitserve_client.client import AsyncClient, ClientConfig
+    from splitserve_client.client import AsyncClient
     from splitserve_client.completion import End, Piece, Prompt, stream_text
+    from splitserve_client.connection import ClientConfig
     from splitserve_client.detokenizer import Detokenizer, StopStrings
     from splitserve_client.errors import (
         ChatTemplateFailed,
         DeadlineExceeded,
+        DeadlineUnreachable,
         Draining,
         InvalidRequest,
         ModelNotReady,
@@ -28,17 +30,22 @@ if TYPE_CHECKING:
         SplitserveError,
         TokenizerUnavailable,
     )
+    from splitserve_client.generation import Completion, Generation, collect_generation
     from splitserve_client.resumption import RetryPolicy, Timing
     from splitserve_client.session import Session, SessionRequest
     from splitserve_client.sync_client import Client
     from splitserve_client.tokenizer import Tokenizer
     from splitserve_client.types import (
+        BeamSearch,
+        EarlyStopping,
         Executor,
         ExecutorList,
         Finish,
         FinishReason,
         Model,
         SamplingParams,
+        SchedulingParams,
+        SequenceFinish,
         TokenLogprob,
         Tokens,
         TopLogprob,
@@ -46,38 +53,47 @@ if TYPE_CHECKING:
     )
 
 _NAMES_OF_MODULE = {
-    "client": ("AsyncClient", "ClientConfig"),
+    "client": ("AsyncClient",),
     "completion": ("End", "Piece", "Prompt", "stream_text"),
+    "connection": ("ClientConfig",),
     "detokenizer": ("Detokenizer", "StopStrings"),
     "errors": (
-        "ChatTemplateFailed", "DeadlineExceeded", "Draining", "InvalidRequest", "ModelNotReady",
-        "QueueFull", "RequestFailed", "RequestIdInUse", "RequestUnknown", "ServerFault",
-        "ServerUnreachable", "SplitserveError", "TokenizerUnavailable",
+        "ChatTemplateFailed", "DeadlineExceeded", "DeadlineUnreachable", "Draining",
+        "InvalidRequest", "ModelNotReady", "QueueFull", "RequestFailed", "RequestIdInUse",
+        "RequestUnknown", "ServerFault", "ServerUnreachable", "SplitserveError",
+        "TokenizerUnavailable",
     ),
+    "generation": ("Completion", "Generation", "collect_generation"),
     "resumption": ("RetryPolicy", "Timing"),
     "session": ("Session", "SessionRequest"),
     "sync_client": ("Client",),
     "tokenizer": ("Tokenizer",),
     "types": (
-        "Executor", "ExecutorList", "Finish", "FinishReason", "Model", "SamplingParams",
-        "TokenLogprob", "Tokens", "TopLogprob", "Usage",
+        "BeamSearch", "EarlyStopping", "Executor", "ExecutorList", "Finish", "FinishReason",
+        "Model", "SamplingParams", "SchedulingParams", "SequenceFinish", "TokenLogprob", "Tokens",
+        "TopLogprob", "Usage",
     ),
 }  # fmt: skip
 _MODULE_OF_NAME = {name: module for module, names in _NAMES_OF_MODULE.items() for name in names}
 
 __all__ = [
     "AsyncClient",
+    "BeamSearch",
     "ChatTemplateFailed",
     "Client",
     "ClientConfig",
+    "Completion",
     "DeadlineExceeded",
+    "DeadlineUnreachable",
     "Detokenizer",
     "Draining",
+    "EarlyStopping",
     "End",
     "Executor",
     "ExecutorList",
     "Finish",
     "FinishReason",
+    "Generation",
     "InvalidRequest",
     "Model",
     "ModelNotReady",
@@ -89,6 +105,8 @@ __all__ = [
     "RequestUnknown",
     "RetryPolicy",
     "SamplingParams",
+    "SchedulingParams",
+    "SequenceFinish",
     "ServerFault",
     "ServerUnreachable",
     "Session",
@@ -102,6 +120,7 @@ __all__ = [
     "Tokens",
     "TopLogprob",
     "Usage",
+    "collect_generation",
     "stream_text",
 ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from types import MappingProxyType
 
 _HELP = """\
 usage: splitserve COMMAND [options]
@@ -17,10 +18,18 @@ commands:
   info       show the model, the executors and their KV pools
   scheduler  run one scheduler process
   executor   run one executor process
+  replay     decide again what a scheduler's journal says, and compare
 
 `splitserve COMMAND --help` tells the options of a command.
 """
-_SERVICES = ("scheduler", "executor")
+# Commands that are programs of the other packages, which this one does not import.
+_PROGRAMS = MappingProxyType(
+    {
+        "scheduler": "scheduler_service",
+        "executor": "executor_service",
+        "replay": "scheduler_service.journal",
+    }
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,9 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(command: str, arguments: list[str]) -> int:
-    if command in _SERVICES:
+    if command in _PROGRAMS:
         # -P: what lies in the working directory is not to shadow a module.
-        program = [sys.executable, "-P", "-m", f"{command}_service", *arguments]
+        program = [sys.executable, "-P", "-m", _PROGRAMS[command], *arguments]
         os.execv(sys.executable, program)
     if command == "serve":
         from splitserve_client.serve import main as run_serve
@@ -73,7 +82,7 @@ def _refuse(command: str) -> int:
         return 2
     import difflib
 
-    known = ["serve", "generate", "info", *_SERVICES]
+    known = ["serve", "generate", "info", *_PROGRAMS]
     match = difflib.get_close_matches(command, known, n=1)
     hint = f"did you mean {match[0]!r}?" if match else "see splitserve --help"
     sys.stderr.write(f"splitserve: unknown command {command!r}; {hint}\n")

@@ -2,50 +2,46 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
-import grpc
 import grpc.aio
 
 from splitserve.scheduler.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
-from splitserve_client.codec import decode_executors, decode_finish, decode_model
+from splitserve_client.codec import decode_executors, decode_model
+from splitserve_client.connection import (
+    DEFAULT_ADDRESS,
+    ClientConfig,
+    open_channel,
+    wait_for_connection,
+)
 from splitserve_client.errors import (
     RequestIdInUse,
     ServerUnreachable,
     SplitserveError,
     error_of_failure,
 )
-from splitserve_client.resumption import Backoff, ResumableRequest, RetryPolicy, Timing
+from splitserve_client.generation import Generation, RequestOptions, collect_generation
+from splitserve_client.resumable_request import ResumableRequest, Submission
+from splitserve_client.resumption import Backoff
 from splitserve_client.session import Session
-from splitserve_client.types import ExecutorList, Finish, Model, SamplingParams, Tokens
+from splitserve_client.types import (
+    ExecutorList,
+    Finish,
+    Model,
+    ResumeTokenIds,
+    SamplingParams,
+    SchedulingParams,
+    Tokens,
+)
 from splitserve_rpc.errors import failure_of
-from splitserve_rpc.server import channel_options
 
 if TYPE_CHECKING:
     from splitserve_client.tokenizer import Tokenizer
 
-DEFAULT_ADDRESS = "127.0.0.1:50051"
 _TOKENIZER_TIMEOUT_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class ClientConfig:
-    """How patient a client is, and how it connects.
-
-    `connect_timeout_s`: for the first connection and for short calls. `retry`: for streams that
-    broke. `credentials`: None for plain text.
-    """
-
-    connect_timeout_s: float = 5.0
-    retry: RetryPolicy = field(default_factory=RetryPolicy)
-    credentials: grpc.ChannelCredentials | None = None
-    timing: Timing = field(default_factory=lambda: Timing(time.monotonic, asyncio.sleep))
 
 
 class AsyncClient:
@@ -57,7 +53,7 @@ class AsyncClient:
     def __init__(self, address: str = DEFAULT_ADDRESS, config: ClientConfig | None = None) -> None:
         self.address = address
         self._config = config or ClientConfig()
-        self._channel = _open_channel(address, self._config)
+        self._channel = open_channel(address, self._config)
         self._scheduler = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
         self._admin = admin_pb2_grpc.AdminServiceStub(self._channel)
         self._has_connected = False
@@ -83,21 +79,23 @@ class AsyncClient:
         params: SamplingParams | None = None,
         *,
         request_id: str = "",
-        resume_token_ids: Sequence[int] = (),
+        resume_token_ids: ResumeTokenIds = (),
+        scheduling: SchedulingParams | None = None,
+        encoder_token_ids: Sequence[int] = (),
         timeout_s: float | None = None,
     ) -> AsyncGenerator[Tokens | Finish, None]:
-        """Streams the tokens of one completion; the last event is a Finish.
+        """Streams the tokens of one completion, or several; the last event is a Finish.
 
-        A stream that breaks is continued where it broke, with the same randomness. Closing the
-        iterator, or cancelling the task, aborts the request. `resume_token_ids`: output tokens the
-        caller has from an earlier run; pass the seed of that run.
+        A stream that breaks is continued where it broke, with the same randomness; with `best_of`
+        or beam search nothing comes before the end, and it starts over. Closing the iterator, or
+        cancelling the task, aborts the request. `resume_token_ids`: output tokens the caller has
+        from an earlier run; pass the seed of that run.
         """
-        config = self._config
-        deadline = None if timeout_s is None else config.timing.clock() + timeout_s
-        backoff = Backoff(config.retry, config.timing, deadline)
-        request = ResumableRequest(
-            prompt_token_ids, params or SamplingParams(), request_id, resume_token_ids
+        backoff = self._backoff(timeout_s)
+        submission = Submission(
+            prompt_token_ids, params, request_id, resume_token_ids, scheduling, encoder_token_ids
         )
+        request = ResumableRequest(submission, self._config.timing.clock)
         await self._connect()
         while True:
             try:
@@ -115,23 +113,34 @@ class AsyncClient:
             await self._abort_stale(request.request_id, lost)
             await backoff.pause(lost)
 
+    async def complete(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Generation:
+        """The whole of what `generate` streams, with the same options."""
+        num_completions = params.num_completions if params else 1
+        async with aclosing(self.generate(prompt_token_ids, params, **options)) as events:
+            return await collect_generation(events, num_completions)
+
     async def _attempt(
         self, request: ResumableRequest, timeout_s: float | None
     ) -> AsyncGenerator[Tokens | Finish, None]:
         call = self._scheduler.Generate(request.message(), timeout=timeout_s)
         try:
             async for response in call:
-                match response.WhichOneof("event"):
-                    case "tokens":
-                        tokens = request.receive(response.tokens)
-                        if tokens is not None:
-                            yield tokens
-                    case "finish":
-                        yield decode_finish(response.finish)
+                for event in request.receive(response):
+                    yield event
         except grpc.aio.AioRpcError as error:
             raise error_of_failure(failure_of(error)) from error
         finally:
             call.cancel()
+
+    def _backoff(self, timeout_s: float | None) -> Backoff:
+        timing = self._config.timing
+        deadline = None if timeout_s is None else timing.clock() + timeout_s
+        return Backoff(self._config.retry, timing, deadline)
 
     async def _abort_stale(self, request_id: str, lost: SplitserveError) -> None:
         """Makes room for a resumption where the server has not noticed yet that a stream broke."""
@@ -203,31 +212,6 @@ class AsyncClient:
 
     async def _connect(self) -> None:
         """Waits for the first connection. Raises ServerUnreachable as soon as it is refused."""
-        if self._has_connected:
-            return
-        try:
-            async with asyncio.timeout(self._config.connect_timeout_s):
-                state = self._channel.get_state(try_to_connect=True)
-                while state is not grpc.ChannelConnectivity.READY:
-                    if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-                        raise ServerUnreachable(f"no server answers at {self.address}")
-                    await self._channel.wait_for_state_change(state)
-                    state = self._channel.get_state(try_to_connect=True)
-        except TimeoutError as error:
-            raise ServerUnreachable(f"no server answers at {self.address} in time") from error
-        self._has_connected = True
-
-
-def _open_channel(address: str, config: ClientConfig) -> grpc.aio.Channel:
-    options = [
-        *channel_options(),
-        # A server that is back is to be found at once, not after gRPC's patience of minutes.
-        ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", 1000),
-        ("grpc.min_reconnect_backoff_ms", int(config.connect_timeout_s * 1000)),
-        ("grpc.dns_min_time_between_resolutions_ms", 500),
-        ("grpc.enable_http_proxy", 0),
-    ]
-    if config.credentials is not None:
-        return grpc.aio.secure_channel(address, config.credentials, options=options)
-    return grpc.aio.insecure_channel(address, options=options)
+        if not self._has_connected:
+            await wait_for_connection(self._channel, self.address, self._config.connect_timeout_s)
+            self._has_connected = True

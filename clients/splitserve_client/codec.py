@@ -5,20 +5,30 @@ from __future__ import annotations
 from dataclasses import fields
 
 from splitserve.scheduler.v1 import admin_pb2, scheduler_pb2
-from splitserve_client.errors import SplitserveError, error_of_reason
+from splitserve_client.errors import RequestFailed, SplitserveError, error_of_reason
 from splitserve_client.types import (
+    BeamSearch,
+    EarlyStopping,
     Executor,
     ExecutorList,
     Finish,
     FinishReason,
     Model,
     SamplingParams,
+    SchedulingParams,
+    SequenceFinish,
     TokenLogprob,
     Tokens,
     TopLogprob,
     Usage,
 )
+from splitserve_rpc.errors import duration_from_s
 
+_EARLY_STOPPING = {
+    EarlyStopping.HEURISTIC: scheduler_pb2.BEAM_EARLY_STOPPING_HEURISTIC,
+    EarlyStopping.ALWAYS: scheduler_pb2.BEAM_EARLY_STOPPING_ALWAYS,
+    EarlyStopping.NEVER: scheduler_pb2.BEAM_EARLY_STOPPING_NEVER,
+}
 _FINISH_REASONS = {
     scheduler_pb2.FINISH_REASON_STOP: FinishReason.STOP,
     scheduler_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
@@ -30,8 +40,34 @@ _FINISH_REASONS = {
 def encode_sampling_params(params: SamplingParams) -> scheduler_pb2.SamplingParams:
     """Raises ValueError or TypeError for a value that does not fit its field at all."""
     values = {field.name: getattr(params, field.name) for field in fields(params)}
+    if params.beam_search is not None:
+        values["beam_search"] = _encode_beam_search(params.beam_search)
     given = {name: value for name, value in values.items() if value is not None}
     return scheduler_pb2.SamplingParams(**given)
+
+
+def _encode_beam_search(beams: BeamSearch) -> scheduler_pb2.BeamSearch:
+    stopping = None if beams.early_stopping is None else _EARLY_STOPPING[beams.early_stopping]
+    return scheduler_pb2.BeamSearch(
+        width=beams.width, length_penalty=beams.length_penalty, early_stopping=stopping
+    )
+
+
+def encode_scheduling_params(
+    params: SchedulingParams, deadline_s: float | None
+) -> scheduler_pb2.GenerateRequest:
+    """A request with `params` in it; `deadline_s` is what is left of the deadline.
+
+    Raises ValueError, TypeError or OverflowError for a value that does not fit its field at all.
+    """
+    return scheduler_pb2.GenerateRequest(
+        priority=params.priority,
+        tenant=params.tenant,
+        deadline=None if deadline_s is None else duration_from_s(deadline_s),
+        adapter=params.adapter,
+        cache_salt=params.cache_salt,
+        bypass_prefix_cache=params.bypass_prefix_cache,
+    )
 
 
 def decode_tokens(chunk: scheduler_pb2.TokenChunk) -> Tokens:
@@ -40,6 +76,22 @@ def decode_tokens(chunk: scheduler_pb2.TokenChunk) -> Tokens:
         tuple(chunk.token_ids),
         tuple(map(_decode_logprob, chunk.logprobs)),
         tuple(map(_decode_logprob, chunk.prompt_logprobs)),
+        chunk.index,
+    )
+
+
+def decode_sequence_finish(finish: scheduler_pb2.SequenceFinish) -> SequenceFinish:
+    """The end of one of several sequences. Raises RequestFailed if it is none that we know."""
+    reason = _FINISH_REASONS.get(finish.reason)
+    if reason is None:
+        raise RequestFailed(f"a sequence ended for an unknown reason ({finish.reason})")
+    return SequenceFinish(
+        finish.index,
+        reason,
+        finish.stop_token_id if finish.HasField("stop_token_id") else None,
+        finish.num_output_tokens,
+        finish.cumulative_logprob if finish.HasField("cumulative_logprob") else None,
+        finish.score if finish.HasField("score") else None,
     )
 
 
@@ -103,6 +155,9 @@ def _decode_executor(state: admin_pb2.ExecutorState) -> Executor:
         num_running_requests=state.num_running_requests,
         num_steps=state.num_steps,
         num_preemptions=state.num_preemptions,
+        num_swapped_requests=state.num_swapped_requests,
+        num_free_host_blocks=state.num_free_host_blocks,
+        num_cached_device_blocks=state.num_cached_device_blocks,
     )
 
 

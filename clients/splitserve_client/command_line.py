@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from splitserve_client.client import DEFAULT_ADDRESS
+from splitserve_client.connection import DEFAULT_ADDRESS
 from splitserve_client.errors import SplitserveError
 
 # The second is what executors read: where they run, it names the same server.

@@ -11,6 +11,7 @@ SplitserveError
 ├── ModelNotReady            no executor has registered yet; again after a pause
 ├── Draining                 the server is shutting down; try elsewhere
 ├── RequestFailed            an accepted request failed alone
+│   └── DeadlineUnreachable  it was ended early, since its scheduling deadline could not be met
 ├── ServerFault              a fault of the server; its log has the details
 └── ChatTemplateFailed       the model's chat template does not take these messages
 """
@@ -75,6 +76,10 @@ class RequestFailed(SplitserveError):
     """An accepted request failed alone."""
 
 
+class DeadlineUnreachable(RequestFailed):
+    """The request could not meet its scheduling deadline any more, and was ended early."""
+
+
 class ServerFault(SplitserveError):
     """A fault of the server."""
 
@@ -91,6 +96,8 @@ _ERROR_OF_REASON: Mapping[str, type[SplitserveError]] = MappingProxyType(
         "QUEUE_FULL": QueueFull,
         "MODEL_NOT_READY": ModelNotReady,
         "DRAINING": Draining,
+        "DEADLINE_UNREACHABLE": DeadlineUnreachable,
+        "SCHEDULING_PARAMS_INVALID": InvalidRequest,
         "EXECUTOR_UNREACHABLE": ServerUnreachable,
     }
 )

@@ -12,9 +12,16 @@ from pathlib import Path
 from splitserve_client.client import AsyncClient
 from splitserve_client.command_line import add_address, run
 from splitserve_client.completion import End, Prompt, stream_text
-from splitserve_client.generate_output import JsonLinesOutput, JsonOutput, Output, TextOutput
+from splitserve_client.generate_output import (
+    JsonLinesOutput,
+    JsonOutput,
+    Output,
+    SeveralTextsOutput,
+    TextOutput,
+)
 from splitserve_client.sampling_flags import add_sampling_flags, sampling_params
-from splitserve_client.types import SamplingParams
+from splitserve_client.scheduling_flags import add_scheduling_flags, scheduling_params
+from splitserve_client.types import SamplingParams, SchedulingParams
 
 
 def main(argv: Sequence[str]) -> int:
@@ -26,18 +33,19 @@ def main(argv: Sequence[str]) -> int:
     if arguments.timeout is not None and arguments.timeout <= 0:
         parser.error(f"argument --timeout: {arguments.timeout:g} is not above 0")
     try:
+        params = sampling_params(arguments)
+        scheduling = scheduling_params(arguments)
         prompt = Prompt(_read_prompt(arguments), arguments.system, arguments.raw)
     except (OSError, ValueError) as error:
         parser.error(str(error))
-    params = sampling_params(arguments)
-    return run("generate", lambda: _generate(arguments, prompt, params))
+    return run("generate", lambda: _generate(arguments, prompt, params, scheduling))
 
 
 def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="splitserve generate",
         usage="splitserve generate [options] [PROMPT]",
-        description="Streams a completion from a running server. Ctrl-C aborts it.",
+        description="Streams a completion, or several, from a running server. Ctrl-C aborts it.",
     )
     parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="- or nothing: standard input")
     parser.add_argument("--file", metavar="FILE", help="read the prompt from a file")
@@ -51,6 +59,7 @@ def _build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="give up after this long")
     add_address(parser)
     add_sampling_flags(parser)
+    add_scheduling_flags(parser)
     return parser
 
 
@@ -67,8 +76,13 @@ def _read_prompt(arguments: argparse.Namespace) -> str:
     return sys.stdin.read()
 
 
-async def _generate(arguments: argparse.Namespace, prompt: Prompt, params: SamplingParams) -> int:
-    output = _output(arguments)
+async def _generate(
+    arguments: argparse.Namespace,
+    prompt: Prompt,
+    params: SamplingParams,
+    scheduling: SchedulingParams,
+) -> int:
+    output = _output(arguments, params.num_completions)
     async with AsyncClient(arguments.address) as client:
         tokenizer = await client.get_tokenizer()
         events = stream_text(
@@ -78,6 +92,7 @@ async def _generate(arguments: argparse.Namespace, prompt: Prompt, params: Sampl
             params,
             stop_strings=arguments.stop,
             request_id=arguments.request_id,
+            scheduling=scheduling,
             timeout_s=arguments.timeout,
         )
         async with aclosing(events):
@@ -89,9 +104,12 @@ async def _generate(arguments: argparse.Namespace, prompt: Prompt, params: Sampl
     return 0
 
 
-def _output(arguments: argparse.Namespace) -> Output:
+def _output(arguments: argparse.Namespace, num_completions: int) -> Output:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character
-    if not arguments.json:
-        return TextOutput(sys.stdout)
-    return JsonLinesOutput(sys.stdout) if arguments.stream else JsonOutput(sys.stdout)
+    if arguments.json:
+        kind = JsonLinesOutput if arguments.stream else JsonOutput
+        return kind(sys.stdout, num_completions)
+    if num_completions > 1:
+        return SeveralTextsOutput(sys.stdout, num_completions)
+    return TextOutput(sys.stdout)

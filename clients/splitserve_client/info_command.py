@@ -14,8 +14,8 @@ from splitserve_client.errors import ModelNotReady
 from splitserve_client.types import Executor, ExecutorList, Model
 
 _HEADINGS = (
-    "EXECUTOR", "STATE", "RUNNING", "WAITING", "FREE BLOCKS", "BLOCKS", "BLOCK SIZE", "HOST BLOCKS",
-    "STEPS", "PREEMPTIONS",
+    "EXECUTOR", "STATE", "RUNNING", "WAITING", "SWAPPED", "FREE BLOCKS", "CACHED", "FREE ON HOST",
+    "BLOCK SIZE", "STEPS", "PREEMPTIONS",
 )  # fmt: skip
 
 
@@ -80,10 +80,11 @@ def _row(executor: Executor) -> tuple[str, ...]:
     counts = (
         executor.num_running_requests,
         executor.num_waiting_requests,
-        executor.num_free_device_blocks,
-        executor.num_device_blocks,
+        executor.num_swapped_requests,
+        f"{executor.num_free_device_blocks} of {executor.num_device_blocks}",
+        executor.num_cached_device_blocks,
+        f"{executor.num_free_host_blocks} of {executor.num_host_blocks}",
         executor.block_size,
-        executor.num_host_blocks,
         executor.num_steps,
         executor.num_preemptions,
     )

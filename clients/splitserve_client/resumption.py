@@ -1,27 +1,12 @@
-"""What it takes to go on with a request after its stream broke: its tokens, and patience."""
+"""Patience: how long, and how often, to try again after a stream broke."""
 
 from __future__ import annotations
 
 import random
-import secrets
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
-from splitserve.scheduler.v1 import scheduler_pb2
-from splitserve_client.codec import decode_tokens, encode_sampling_params
-from splitserve_client.errors import (
-    DeadlineExceeded,
-    Draining,
-    ModelNotReady,
-    QueueFull,
-    RequestIdInUse,
-    ServerUnreachable,
-    SplitserveError,
-)
-from splitserve_client.types import Finish, FinishReason, SamplingParams, Tokens, Usage
-
-# What a server may say while it, or its successor, comes up again.
-_PASSING = (ServerUnreachable, Draining, ModelNotReady, QueueFull, RequestIdInUse)
+from splitserve_client.errors import DeadlineExceeded, SplitserveError
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,73 +69,3 @@ class Backoff:
             delay_s = min(delay_s, remaining_s)
         self._delay_s = min(self._delay_s * self._policy.factor, self._policy.max_delay_s)
         await self._timing.sleep(delay_s)
-
-
-class ResumableRequest:
-    """A request and what has come back so far.
-
-    It draws the seed and the id that were not given, since a continuation needs the same seed and
-    an abort the id.
-    """
-
-    def __init__(
-        self,
-        prompt_token_ids: Sequence[int],
-        params: SamplingParams,
-        request_id: str = "",
-        resume_token_ids: Sequence[int] = (),
-    ) -> None:
-        if params.seed is None:
-            params = replace(params, seed=secrets.randbits(63))
-        self.request_id = request_id or secrets.token_hex(16)
-        self._prompt_token_ids = list(prompt_token_ids)
-        self._params = encode_sampling_params(params)
-        self._output_token_ids = list(resume_token_ids)
-        self._num_prompt_logprobs = 0
-        self._num_repeated_prompt_logprobs = 0
-        self._was_lost = False
-
-    def message(self) -> scheduler_pb2.GenerateRequest:
-        """The request that brings what is still missing."""
-        return scheduler_pb2.GenerateRequest(
-            request_id=self.request_id,
-            prompt_token_ids=self._prompt_token_ids,
-            resume_token_ids=self._output_token_ids,
-            sampling_params=self._params,
-        )
-
-    def receive(self, chunk: scheduler_pb2.TokenChunk) -> Tokens | None:
-        """Notes new tokens; None where nothing in the chunk is new."""
-        tokens = decode_tokens(chunk)
-        # A stream that broke before the first token starts over with the scores of the prompt.
-        num_known = min(self._num_repeated_prompt_logprobs, len(tokens.prompt_logprobs))
-        self._num_repeated_prompt_logprobs -= num_known
-        if num_known:
-            tokens = replace(tokens, prompt_logprobs=tokens.prompt_logprobs[num_known:])
-        self._num_prompt_logprobs += len(tokens.prompt_logprobs)
-        self._output_token_ids.extend(tokens.token_ids)
-        return tokens if tokens.token_ids or tokens.prompt_logprobs else None
-
-    def receive_token(self, token_id: int) -> Tokens:
-        """Notes one plain token."""
-        self._output_token_ids.append(token_id)
-        return Tokens((token_id,))
-
-    def may_go_on(self, error: SplitserveError) -> bool:
-        """Whether to submit again after `error`; notes that the stream was lost."""
-        is_resumption = self._was_lost or bool(self._output_token_ids)
-        if not isinstance(error, _PASSING if is_resumption else ServerUnreachable):
-            return False
-        self.note_loss()
-        return True
-
-    def note_loss(self) -> None:
-        """The stream broke."""
-        self._was_lost = True
-        if not self._output_token_ids:
-            self._num_repeated_prompt_logprobs = self._num_prompt_logprobs
-
-    def aborted(self) -> Finish:
-        """The end of a request that was aborted while no server had it."""
-        usage = Usage(len(self._prompt_token_ids), len(self._output_token_ids), 0, 0)
-        return Finish(FinishReason.ABORTED, None, usage)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-from splitserve_client.types import SamplingParams
+from splitserve_client.types import BeamSearch, EarlyStopping, SamplingParams
 
 _INT32_MAX = 2**31 - 1
 
@@ -33,20 +33,31 @@ _FLAGS = (
     _Flag("seed", "seed", int, "makes sampling repeatable (default: drawn)"),
     _Flag("logprobs", "num_logprobs", int, "with --json: scores, and the best N alternatives"),
     _Flag("prompt-logprobs", "num_prompt_logprobs", int, "the same of the prompt"),
+    _Flag("n", "n", int, "completions of the prompt (default: 1)"),
+    _Flag("best-of", "best_of", int, "compute so many, and return the best --n of them"),
+)
+_BEAM_FLAGS = (
+    _Flag("beam-width", "width", int, "beam search, following N hypotheses, instead of sampling"),
+    _Flag("length-penalty", "length_penalty", float, "above 0: longer completions (default: 1)"),
 )
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     """Adds a flag for every sampling parameter, and `--stop`."""
     group = parser.add_argument_group("sampling", "Values out of range are refused by the server.")
-    for flag in _FLAGS:
+    for flag in (*_FLAGS, *_BEAM_FLAGS):
         group.add_argument(
             f"--{flag.name}",
             dest=flag.field,
-            type=_int64 if flag.field == "seed" else _int32 if flag.kind is int else float,
+            type=_int64 if flag.field == "seed" else int32 if flag.kind is int else float,
             metavar="N" if flag.kind is int else "X",
             help=flag.help,
         )
+    group.add_argument(
+        "--early-stopping",
+        choices=[choice.value for choice in EarlyStopping],
+        help="when a beam search stops looking for better completions (default: heuristic)",
+    )
     group.add_argument(
         "--logit-bias", type=_bias, action="append", default=[], metavar="ID=X", help="repeatable"
     )
@@ -55,7 +66,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--stop-token-id",
-        type=_int32,
+        type=int32,
         action="append",
         default=[],
         metavar="ID",
@@ -65,16 +76,33 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def sampling_params(arguments: argparse.Namespace) -> SamplingParams:
-    """What was given."""
+    """What was given. Raises ValueError where flags do not go together."""
     return SamplingParams(
         **{flag.field: getattr(arguments, flag.field) for flag in _FLAGS},
         logit_bias=dict(arguments.logit_bias),
         stop_token_ids=tuple(arguments.stop_token_id),
         ignore_eos=arguments.ignore_eos,
+        beam_search=_beam_search(arguments),
     )
 
 
-def _int32(text: str) -> int:
+def _beam_search(arguments: argparse.Namespace) -> BeamSearch | None:
+    stopping = arguments.early_stopping
+    if arguments.width is not None:
+        return BeamSearch(
+            arguments.width,
+            arguments.length_penalty,
+            None if stopping is None else EarlyStopping(stopping),
+        )
+    given = {"--length-penalty": arguments.length_penalty, "--early-stopping": stopping}
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(f"{name} goes with --beam-width")
+    return None
+
+
+def int32(text: str) -> int:
+    """Raises ValueError where `text` is no 32-bit integer."""
     value = int(text)
     if not -_INT32_MAX - 1 <= value <= _INT32_MAX:
         raise ValueError(text)
@@ -90,10 +118,10 @@ def _int64(text: str) -> int:
 
 def _bias(text: str) -> tuple[int, float]:
     token_id, _, bias = text.partition("=")
-    return _int32(token_id), float(bias)
+    return int32(token_id), float(bias)
 
 
 # argparse shows these where a value does not parse.
-_int32.__name__ = "integer"
+int32.__name__ = "integer"
 _int64.__name__ = "integer"
 _bias.__name__ = "ID=X"

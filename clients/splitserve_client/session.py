@@ -10,10 +10,17 @@ from types import TracebackType
 from typing import Self
 
 from splitserve.scheduler.v1 import scheduler_pb2 as api
-from splitserve_client.codec import decode_error, decode_finish
+from splitserve_client.codec import decode_error
 from splitserve_client.errors import ServerUnreachable, SplitserveError
-from splitserve_client.resumption import Backoff, ResumableRequest, RetryPolicy, Timing
-from splitserve_client.types import Finish, SamplingParams, Tokens
+from splitserve_client.resumable_request import ResumableRequest, Submission
+from splitserve_client.resumption import Backoff, RetryPolicy, Timing
+from splitserve_client.types import (
+    Finish,
+    ResumeTokenIds,
+    SamplingParams,
+    SchedulingParams,
+    Tokens,
+)
 
 Connect = Callable[[AsyncIterator[api.SessionRequest]], AsyncGenerator[api.SessionResponse, None]]
 
@@ -109,13 +116,16 @@ class Session:
         params: SamplingParams | None = None,
         *,
         request_id: str = "",
-        resume_token_ids: Sequence[int] = (),
+        resume_token_ids: ResumeTokenIds = (),
+        scheduling: SchedulingParams | None = None,
+        encoder_token_ids: Sequence[int] = (),
     ) -> SessionRequest:
         """Starts a request; see `AsyncClient.generate`. Its iterator raises what goes wrong."""
         handle = next(self._handles)
-        request = ResumableRequest(
-            prompt_token_ids, params or SamplingParams(), request_id, resume_token_ids
+        submission = Submission(
+            prompt_token_ids, params, request_id, resume_token_ids, scheduling, encoder_token_ids
         )
+        request = ResumableRequest(submission, self._timing.clock)
         stream = SessionRequest(request, lambda: self._abort(handle))
         self._open[handle] = _Open(request, stream, Backoff(self._policy, self._timing))
         self._send_submit(handle)
@@ -194,24 +204,23 @@ class Session:
     def _receive_event(self, event: api.SessionEvent) -> None:
         handle = event.handle
         open_request = self._open[handle]
-        match event.WhichOneof("event"):
-            case "tokens":
-                open_request.backoff.reset()
-                tokens = open_request.request.receive(event.tokens)
-                if tokens is not None:
-                    open_request.stream.put(tokens)
-            case "finish":
-                try:
-                    self._end(handle, decode_finish(event.finish))
-                except SplitserveError as error:
-                    self._end(handle, error)
-            case "rejected":
-                refusal = decode_error(event.rejected)
-                if open_request.request.may_go_on(refusal):
-                    task = asyncio.create_task(self._resubmit(handle, open_request, refusal))
-                    open_request.resubmission = task
+        if event.HasField("rejected"):
+            refusal = decode_error(event.rejected)
+            if open_request.request.may_go_on(refusal):
+                task = asyncio.create_task(self._resubmit(handle, open_request, refusal))
+                open_request.resubmission = task
+            else:
+                self._end(handle, refusal)
+            return
+        open_request.backoff.reset()
+        try:
+            for part in open_request.request.receive(event):
+                if isinstance(part, Finish):
+                    self._end(handle, part)
                 else:
-                    self._end(handle, refusal)
+                    open_request.stream.put(part)
+        except SplitserveError as error:
+            self._end(handle, error)
 
     async def _resubmit(self, handle: int, open_request: _Open, error: SplitserveError) -> None:
         try:

@@ -6,9 +6,11 @@ import asyncio
 import threading
 from collections.abc import Coroutine, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
-from splitserve_client.client import DEFAULT_ADDRESS, AsyncClient, ClientConfig
+from splitserve_client.client import AsyncClient
+from splitserve_client.connection import DEFAULT_ADDRESS, ClientConfig
+from splitserve_client.generation import Generation, RequestOptions
 from splitserve_client.types import ExecutorList, Finish, Model, SamplingParams, Tokens
 
 if TYPE_CHECKING:
@@ -53,17 +55,13 @@ class Client:
         self,
         prompt_token_ids: Sequence[int],
         params: SamplingParams | None = None,
-        *,
-        request_id: str = "",
-        timeout_s: float | None = None,
+        **options: Unpack[RequestOptions],
     ) -> Iterator[Tokens | Finish]:
-        """Streams the tokens of one completion; see `AsyncClient.generate`.
+        """Streams the tokens of one completion, or several; see `AsyncClient.generate`.
 
         Closing the iterator aborts the request.
         """
-        events = self._client.generate(
-            prompt_token_ids, params, request_id=request_id, timeout_s=timeout_s
-        )
+        events = self._client.generate(prompt_token_ids, params, **options)
         try:
             while True:
                 try:
@@ -72,6 +70,15 @@ class Client:
                     return
         finally:
             self._wait(events.aclose())
+
+    def complete(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Generation:
+        """The whole of what `generate` streams, with the same options."""
+        return self._wait(self._client.complete(prompt_token_ids, params, **options))
 
     def abort(self, request_id: str) -> None:
         """Ends an unfinished request, whoever sent it."""

@@ -3,8 +3,29 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+_MAX_COMPLETIONS = 128
+# Output tokens of an earlier run; of several sequences a mapping from the index of each.
+ResumeTokenIds = Sequence[int] | Mapping[int, Sequence[int]]
+
+
+class EarlyStopping(enum.Enum):
+    """When a beam search ends that has as many finished hypotheses as it is wide."""
+
+    HEURISTIC = "heuristic"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearch:
+    """Beam search over `width` hypotheses; None leaves the server its default."""
+
+    width: int
+    length_penalty: float | None = None
+    early_stopping: EarlyStopping | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +50,45 @@ class SamplingParams:
     ignore_eos: bool = False
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
+    n: int | None = None
+    best_of: int | None = None
+    beam_search: BeamSearch | None = None
+
+    @property
+    def num_completions(self) -> int:
+        """How many completions come back; a server refuses an `n` that does not allow so many."""
+        return min(max(self.n or 1, 1), _MAX_COMPLETIONS)
+
+    @property
+    def has_several_sequences(self) -> bool:
+        """Whether more than one plain sequence is computed."""
+        return max(self.num_completions, self.best_of or 1) > 1 or self.beam_search is not None
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether tokens come as they are computed: not so where the best are chosen at the end."""
+        return (self.best_of or 1) <= self.num_completions and self.beam_search is None
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulingParams:
+    """What a request asks of the scheduler, rather than of the model.
+
+    Meanings and ranges: `GenerateRequest` in scheduler.proto. `priority`: smaller is more urgent.
+    `deadline_s`: time from the first submission by which the last token is wanted; a request that
+    is submitted again sends what is left of it.
+    """
+
+    priority: int = 0
+    tenant: str = ""
+    deadline_s: float | None = None
+    adapter: str = ""
+    cache_salt: str = ""
+    bypass_prefix_cache: bool = False
 
 
 class FinishReason(enum.Enum):
-    """Why a request ended; one that failed raises RequestFailed instead."""
+    """Why a request, or one of its sequences, ended; one that failed raises RequestFailed."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -59,17 +115,42 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
+class SequenceFinish:
+    """The end of one of several sequences.
+
+    `cumulative_logprob`: with `best_of` and beam search, the sum of its tokens' logprobs. `score`:
+    with beam search, what decided.
+    """
+
+    index: int
+    reason: FinishReason
+    stop_token_id: int | None
+    num_output_tokens: int
+    cumulative_logprob: float | None = None
+    score: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Tokens:
-    """New output tokens, in order; `logprobs` is parallel to them or empty."""
+    """New output tokens, in order; `logprobs` is parallel to them or empty.
+
+    `index`: which of several sequences. `finish`: how that sequence ended, if this is its end;
+    there may be no tokens with it. A request with one plain sequence has it None throughout.
+    """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    index: int = 0
+    finish: SequenceFinish | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of a request; `num_output_tokens` has resumed ones included."""
+    """Token counts of a request.
+
+    `num_output_tokens`: of all sequences returned, resumed ones included.
+    """
 
     num_prompt_tokens: int
     num_output_tokens: int
@@ -79,7 +160,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The end of a request."""
+    """The end of a request; of several sequences, `reason` and stop token are the first one's."""
 
     reason: FinishReason
     stop_token_id: int | None
@@ -115,6 +196,9 @@ class Executor:
     num_running_requests: int
     num_steps: int
     num_preemptions: int
+    num_swapped_requests: int
+    num_free_host_blocks: int
+    num_cached_device_blocks: int
 
 
 @dataclass(frozen=True, slots=True)

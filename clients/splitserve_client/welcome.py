@@ -12,8 +12,9 @@ from contextlib import aclosing, suppress
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from splitserve_client.client import DEFAULT_ADDRESS, AsyncClient
+from splitserve_client.client import AsyncClient
 from splitserve_client.completion import Piece, Prompt, stream_text
+from splitserve_client.connection import DEFAULT_ADDRESS
 from splitserve_client.errors import SplitserveError
 from splitserve_client.supervisor import ServeConfig
 from splitserve_client.types import SamplingParams

@@ -19,11 +19,12 @@ class PagedBatch:
     `num_computed_tokens[r] + t - query_starts[r]` of its sequence.
 
     `block_tables`: [R, M] int32, padded with any value that is a valid block id or -1; the padding
-    is never used as an index. `num_computed_tokens`: [R] int32, tokens whose keys and values are in
-    the blocks before this step. `query_starts`: [R + 1] int32. `slot_mapping`: [T] int64, where the
-    keys and values of each token go: `block_id * block_size + offset`; all distinct.
-    `max_num_new_tokens`, `max_num_tokens`: largest number of input tokens of a row, and of tokens
-    (computed and new) of a row; 0 without rows.
+    is never used as an index, nor is, in a layer with a sliding window, an entry whose positions
+    all lie behind the window of the row's first input token. `num_computed_tokens`: [R] int32,
+    tokens that were computed before this step. `query_starts`: [R + 1] int32. `slot_mapping`: [T]
+    int64, where the keys and values of each token go: `block_id * block_size + offset`; all
+    distinct. `max_num_new_tokens`, `max_num_tokens`: largest number of input tokens of a row, and
+    of tokens (computed and new) of a row; 0 without rows.
     """
 
     block_tables: Tensor

@@ -2,7 +2,7 @@
 
 Shape letters: T tokens over all rows, H query heads, G key/value heads (H is a multiple of G),
 D size of a query or key head, E size of a value head, B block size, N blocks of the pool, C tokens
-of one row in its blocks, S input tokens of one row.
+of one row that are in sight, S input tokens of one row.
 
 A step first calls `write_kv` for all rows of a layer and then `paged_attention` for all rows: a row
 may read a block that another row of the same step fills.
@@ -16,6 +16,8 @@ from torch import Tensor
 from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch
 
 _SCORES_AT_A_TIME = 2**24
+# Below this many tokens, cutting a row into pieces costs more than the scores it saves.
+_MIN_WINDOW_PIECE = 64
 
 
 def write_kv(
@@ -44,30 +46,57 @@ def paged_attention(
 
     `query`: [T, H, D]. `key_pool`: [N, B, G, D], `value_pool`: [N, B, G, E]; the slots of all input
     tokens are already written. Returns [T, H, E] in the dtype of `query`; scores, softmax and the
-    weighted sum are in float32. Slots that a row has not written are never read, so whatever they
-    hold (NaN too) has no effect.
+    weighted sum are in float32. Slots that a row has not written are never read, nor those behind
+    the sliding window of its first input token: whatever they hold (NaN too) has no effect, and the
+    entries of blocks wholly behind the window may be anything.
     """
     output = query.new_empty(query.shape[0], query.shape[1], value_pool.shape[3])
+    window = options.sliding_window
     query_starts = batch.query_starts.tolist()
     for row, num_computed in enumerate(batch.num_computed_tokens.tolist()):
         start, end = query_starts[row], query_starts[row + 1]
-        num_tokens = num_computed + end - start
-        table = batch.block_tables[row]
-        key = _gather(key_pool, table, num_tokens)
-        value = _gather(value_pool, table, num_tokens)
-        # Pieces of the row, so that memory for the scores stays bounded.
-        step = max(1, _SCORES_AT_A_TIME // (query.shape[1] * num_tokens))
-        for first in range(start, end, step):
-            last = min(first + step, end)
-            visible = num_computed + last - start
-            output[first:last] = _attend(query[first:last], key[:visible], value[:visible], options)
+        table, row_end = batch.block_tables[row], num_computed + end - start
+        row_first = _first_in_sight(num_computed, window)
+        key = _gather(key_pool, table, row_first, row_end)
+        value = _gather(value_pool, table, row_first, row_end)
+        step = _piece_size(query.shape[1], row_end - row_first, window)
+        for piece in range(start, end, step):
+            piece_end = min(piece + step, end)
+            position = num_computed + piece - start
+            in_sight = slice(
+                _first_in_sight(position, window) - row_first,
+                position + piece_end - piece - row_first,
+            )
+            output[piece:piece_end] = _attend(
+                query[piece:piece_end], key[in_sight], value[in_sight], options
+            )
     return output
 
 
-def _gather(pool: Tensor, table: Tensor, num_tokens: int) -> Tensor:
-    """The first `num_tokens` tokens of a row. `pool`: [N, B, G, D]. Returns [C, G, D]."""
-    num_blocks = -(-num_tokens // pool.shape[1])
-    return pool[table[:num_blocks].to(torch.int64)].flatten(0, 1)[:num_tokens]
+def _first_in_sight(position: int, window: int | None) -> int:
+    """The first position that the token at `position` attends to."""
+    return 0 if window is None else max(0, position - window + 1)
+
+
+def _piece_size(num_heads: int, num_tokens: int, window: int | None) -> int:
+    """Input tokens of a row that attend at once, so that memory for the scores stays bounded.
+
+    With a window, so few that not many scores are computed for nothing.
+    """
+    size = max(1, _SCORES_AT_A_TIME // (num_heads * num_tokens))
+    return size if window is None else min(size, max(window, _MIN_WINDOW_PIECE))
+
+
+def _gather(pool: Tensor, table: Tensor, first: int, end: int) -> Tensor:
+    """The tokens of a row at positions `first` .. `end` - 1. `pool`: [N, B, G, D].
+
+    Returns [C, G, D].
+    """
+    block_size = pool.shape[1]
+    first_block = first // block_size
+    blocks = table[first_block : -(-end // block_size)].to(torch.int64)
+    skipped = first_block * block_size
+    return pool[blocks].flatten(0, 1)[first - skipped : end - skipped]
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:

@@ -2,40 +2,54 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from scheduler_service.core.config import Feature, SchedulerConfig
-from scheduler_service.core.request import Request
-from scheduler_service.core.sampling_params import SamplingParams
+from scheduler_service.core.request import Int32Array, Request
 from splitserve_rpc.domain_error import DomainError
 
 
 def check_request(request: Request, config: SchedulerConfig) -> None:
     """Raises DomainError if `request` can never run under `config`."""
+    request.params.check_sequences()
     sequence = request.sequence
     if sequence.num_prompt_tokens == 0:
         raise DomainError("PROMPT_EMPTY", "prompt_token_ids is empty; allowed: 1 or more tokens")
-    _check_token_ids(sequence.token_ids, config.vocab_size)
+    for resumed in request.sequences:
+        _check_token_ids(resumed.token_ids, config.vocab_size)
+    if request.encoder_token_ids is not None:
+        _check_token_ids(request.encoder_token_ids, config.vocab_size)
     request.params.validate(config.vocab_size)
-    _check_features(request.params, config.features)
+    _check_features(request, config)
     _check_length(request, config)
 
 
-def _check_token_ids(token_ids: list[int], vocab_size: int) -> None:
-    if min(token_ids) >= 0 and max(token_ids) < vocab_size:
+def _check_token_ids(token_ids: Int32Array, vocab_size: int) -> None:
+    # A negative number is a large one without its sign.
+    if token_ids.view(np.uint32).max() < vocab_size:
         return
-    bad = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
+    bad = next(token_id for token_id in token_ids.tolist() if not 0 <= token_id < vocab_size)
     raise DomainError("TOKEN_OUT_OF_RANGE", f"token id is {bad}; allowed: 0 to {vocab_size - 1}")
 
 
-def _check_features(params: SamplingParams, features: frozenset[Feature]) -> None:
+def _check_features(request: Request, config: SchedulerConfig) -> None:
+    params = request.params
+    picks_best = not params.is_streamed
+    has_adapter = bool(request.scheduling.adapter)
     needed = {
-        Feature.LOGPROBS: params.num_logprobs is not None,
+        Feature.LOGPROBS: params.num_logprobs is not None or picks_best,
         Feature.PROMPT_LOGPROBS: params.num_prompt_logprobs is not None,
         Feature.PENALTIES: params.uses_penalties,
-        Feature.LOGIT_BIAS: bool(params.logit_bias) or params.min_tokens > 0,
+        Feature.LOGIT_BIAS: bool(params.logit_bias)
+        or (params.min_tokens > 0 and params.beam is None),
+        Feature.ADAPTERS: has_adapter,
+        Feature.CROSS_ATTENTION: request.encoder_token_ids is not None,
     }
     for feature, is_needed in needed.items():
-        if is_needed and feature not in features:
+        if is_needed and feature not in config.features:
             raise DomainError("FEATURE_UNSUPPORTED", f"the executors cannot do {feature.value}")
+    if has_adapter and config.max_adapters == 0:
+        raise DomainError("FEATURE_UNSUPPORTED", "max_adapters is 0: no step may have an adapter")
 
 
 def _check_length(request: Request, config: SchedulerConfig) -> None:
@@ -46,13 +60,30 @@ def _check_length(request: Request, config: SchedulerConfig) -> None:
             f"the prompt has {num_prompt_tokens} tokens; allowed: at most "
             f"{config.max_model_len - 1}, one less than max_model_len {config.max_model_len}",
         )
-    most = len(request.sequence.token_ids) + 1
+    num_sequences = request.params.num_sequences
+    if num_sequences > config.max_num_seqs:
+        raise DomainError(
+            "SAMPLING_PARAMS_INVALID",
+            f"n, best_of or beam_search.width asks for {num_sequences} sequences; allowed: at most "
+            f"max_num_seqs {config.max_num_seqs}",
+        )
+    most = max(len(sequence.token_ids) for sequence in request.sequences) + 1
     if request.params.max_tokens is not None:
         most = max(most, num_prompt_tokens + request.params.max_tokens)
     most = min(most, config.max_model_len)
-    if most > config.num_device_slots:
+    if most > max_len_of(request, config):
+        each = "" if num_sequences == 1 else f" for each of {num_sequences} sequences"
         raise DomainError(
             "NEVER_FITS_KV_CACHE",
-            f"prompt and max_tokens make {most} tokens; the KV cache holds "
+            f"prompt and max_tokens make {most} tokens{each}; the KV cache holds "
             f"{config.num_device_slots} ({config.num_device_blocks} blocks of {config.block_size})",
         )
+
+
+def max_len_of(request: Request, config: SchedulerConfig) -> int:
+    """Most tokens a sequence of `request` may have under `config`."""
+    encoder = request.encoder_token_ids
+    num_cross_blocks = 0 if encoder is None else config.num_blocks_for(len(encoder))
+    return config.max_len_for(
+        request.sequence.num_prompt_tokens, request.params.num_sequences, num_cross_blocks
+    )

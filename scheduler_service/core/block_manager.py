@@ -1,18 +1,28 @@
-"""Block tables: allocate, append, free; freed blocks wait for the steps that still write them."""
+"""Block tables: allocate, extend, fork, swap, release.
+
+Freed blocks wait for the steps in flight that still write them. Everything that moves blocks is
+collected in `moves` for the step that is being planned.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from enum import Enum
 
+from scheduler_service.core.block_moves import BlockMoves
 from scheduler_service.core.block_pool import BlockPool
-from scheduler_service.core.request import Sequence
+from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.prefix_cache import PrefixCache, PrefixHit
+from scheduler_service.core.request import Request, Sequence, SequenceStatus
+from scheduler_service.core.row_columns import RowColumns
 
 WATERMARK_RATIO = 0.01
+RELEASED = -1
+_NO_MOVES = BlockMoves()
 
 
 class Allocation(Enum):
-    """Whether a waiting sequence gets its blocks."""
+    """Whether a sequence gets its blocks."""
 
     OK = "ok"
     LATER = "later"
@@ -20,67 +30,290 @@ class Allocation(Enum):
 
 
 class BlockManager:
-    """Hands blocks of one executor's device pool to sequences.
+    """Hands the blocks of one executor's two pools to sequences.
 
-    Source: Kwon 2023, section 4.2; the watermark is that of vLLM's first block manager.
+    Source: Kwon 2023, sections 4.2 to 4.5; the watermark is that of vLLM's first block manager.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        self.block_size = block_size
-        self.pool = BlockPool(num_blocks)
-        self._watermark = int(num_blocks * WATERMARK_RATIO)
+    def __init__(self, config: SchedulerConfig, rows: RowColumns) -> None:
+        self._config = config
+        self._rows = rows
+        self._block_size = config.block_size
+        self.host = BlockPool(config.num_host_blocks)
+        uses_host = config.prefix_caching and config.host_prefix_cache
+        self.device = (
+            BlockPool(config.num_device_blocks, self._demote)
+            if uses_host and config.num_host_blocks
+            else BlockPool(config.num_device_blocks)
+        )
+        self.prefixes = PrefixCache(config, self.device, self.host)
+        self.watermark = int(config.num_device_blocks * WATERMARK_RATIO)
+        self.moves = BlockMoves()
+        # Blocks that came from the host pool for the step that is being planned, and are findable.
+        self._promoted: list[int] = []
+        # Blocks that the moves of the step that is being planned read or write.
+        self._pinned_device: list[int] = []
+        self._pinned_host: list[int] = []
         self._deferred: deque[tuple[int, list[int]]] = deque()
 
+    # -- what there is -------------------------------------------------------------------------
+
     @property
-    def has_deferred(self) -> bool:
-        """Whether blocks become free when steps in flight are answered."""
-        return bool(self._deferred)
+    def num_deferred(self) -> int:
+        """Blocks that lose a reference when steps in flight are answered."""
+        return sum(len(blocks) for _, blocks in self._deferred)
 
-    def num_blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold `num_tokens`."""
-        return -(-num_tokens // self.block_size)
-
-    def can_allocate(self, sequence: Sequence, *, others_run: bool) -> Allocation:
-        """Whether all known tokens of `sequence` fit now.
+    def can_allocate(
+        self, sequence: Sequence, hit: PrefixHit, *, others_run: bool, num_more_blocks: int = 0
+    ) -> Allocation:
+        """Whether all known tokens of `sequence`, of which `hit` exists already, and more fit now.
 
         While others run, a watermark of blocks is left to them, so that an admission is not undone
         by the next preemption.
         """
-        needed = self.num_blocks_for(len(sequence.token_ids))
-        if needed > self.pool.num_blocks:
-            return Allocation.NEVER
-        reserve = self._watermark if others_run else 0
-        return Allocation.OK if self.pool.num_free - needed >= reserve else Allocation.LATER
+        reserve = self.watermark if others_run else 0
+        lacking = self.num_lacking(sequence, hit) + num_more_blocks + reserve
+        if lacking <= 0:
+            return Allocation.OK
+        needed = (
+            self._num_table_blocks(sequence, hit.num_tokens) - hit.first_index + num_more_blocks
+        )
+        return Allocation.NEVER if needed > self.device.num_blocks else Allocation.LATER
 
-    def allocate(self, sequence: Sequence) -> None:
-        """Gives `sequence` the blocks of its known tokens. Mutates `block_table`."""
-        assert not sequence.block_table, "allocated twice"
-        sequence.block_table = self.pool.allocate(self.num_blocks_for(len(sequence.token_ids)))
+    def num_lacking(self, sequence: Sequence, hit: PrefixHit) -> int:
+        """Blocks that would have to be freed for `sequence`; negative if there are more."""
+        needed = self._num_table_blocks(sequence, hit.num_tokens) - hit.first_index
+        for found in hit.blocks:
+            if not found.is_on_host and not self.device.is_evictable(found.block_id):
+                needed -= 1
+        return needed - self.device.num_free
 
-    def append_block(self, sequence: Sequence) -> bool:
-        """Extends `sequence` by a block; False if none is free. Mutates `block_table`."""
-        if self.pool.num_free == 0:
-            return False
-        sequence.block_table += self.pool.allocate(1)
-        return True
+    def _num_table_blocks(self, sequence: Sequence, num_computed: int) -> int:
+        """Length of the first block table: for all known tokens, or for a window of them."""
+        num_tokens = len(sequence.token_ids)
+        if self._config.sliding_window is not None:
+            reach = max(num_computed, self._config.sliding_window) + self._block_size
+            num_tokens = min(num_tokens, reach)
+        return self._config.num_blocks_for(num_tokens)
 
-    def release(self, sequence: Sequence, last_answered_step_id: int) -> None:
-        """Takes the blocks of `sequence` back, once no step in flight writes them.
+    # -- tables of rows ------------------------------------------------------------------------
 
-        Mutates `block_table`.
+    def allocate(self, sequence: Sequence, hit: PrefixHit) -> None:
+        """Fills the table of a sequence's new row with what `hit` found, and with fresh blocks."""
+        num_blocks = self._num_table_blocks(sequence, hit.num_tokens)
+        self.device.share([f.block_id for f in hit.blocks if not f.is_on_host])
+        self._pin_host([f.block_id for f in hit.blocks if f.is_on_host])
+        num_promoted = sum(found.is_on_host for found in hit.blocks)
+        num_fresh = num_blocks - hit.first_index - len(hit.blocks)
+        fresh = self.device.allocate(num_fresh + num_promoted)
+        table = [RELEASED] * hit.first_index
+        for index, found in enumerate(hit.blocks, hit.first_index + 1):
+            if found.is_on_host:
+                block_id = fresh.pop()
+                self.moves.swap_in.append((found.block_id, block_id))
+                self._pin_device([block_id])
+                if self.device.publish(block_id, sequence.block_hashes[index]):
+                    self._promoted.append(block_id)
+                table.append(block_id)
+            else:
+                table.append(found.block_id)
+        self._rows.extend_table(sequence.row_id, table + fresh)
+        self._rows.num_released[sequence.row_id] = hit.first_index
+
+    def extend(self, row_id: int, num_blocks: int) -> list[int]:
+        """Appends fresh blocks to the table of a row; there must be enough."""
+        blocks = self.device.allocate(num_blocks)
+        self._rows.extend_table(row_id, blocks)
+        return blocks
+
+    def fork(self, source_row_id: int, sequence: Sequence, num_shared: int) -> None:
+        """Fills the table of a sequence's new row: `num_shared` tokens are those of `source`.
+
+        Full blocks are shared; what the source has of the block after them is copied, because the
+        sequence is about to write into it (copy-on-write).
         """
-        blocks, sequence.block_table = sequence.block_table, []
-        if sequence.last_step_id <= last_answered_step_id:
-            self.pool.free(blocks)
+        rows, row_id = self._rows, sequence.row_id
+        num_full = num_shared // self._block_size
+        table: list[int] = rows.block_table(source_row_id).tolist()
+        num_released = min(int(rows.num_released[source_row_id]), num_full)
+        self.device.share(table[num_released:num_full])
+        fresh = self.device.allocate(self.num_fork_blocks(sequence, num_shared))
+        if num_shared % self._block_size:
+            self.moves.copy.append((table[num_full], fresh[0]))
+            self._pin_device([table[num_full], fresh[0]])
+        rows.extend_table(row_id, table[:num_full] + fresh)
+        rows.num_released[row_id] = num_released
+
+    def num_fork_blocks(self, sequence: Sequence, num_shared: int) -> int:
+        """Blocks that `fork` takes from the pool."""
+        return self._num_table_blocks(sequence, num_shared) - num_shared // self._block_size
+
+    def release(self, row_id: int, last_answered_step_id: int) -> None:
+        """Takes the blocks of a row back, once no step in flight writes them."""
+        blocks = self._rows.held_blocks(row_id)
+        self.free_after(int(self._rows.last_step_id[row_id]), blocks, last_answered_step_id)
+
+    def release_behind_window(self, row_id: int, last_answered_step_id: int) -> int:
+        """Takes back blocks that no token still to be computed attends to; returns how many."""
+        rows = self._rows
+        start = int(rows.num_released[row_id])
+        end = self.prefixes.first_block_needed(int(rows.num_computed[row_id]))
+        if end > start:
+            blocks: list[int] = rows.block_tables[row_id, start:end].tolist()
+            rows.block_tables[row_id, start:end] = RELEASED
+            rows.num_released[row_id] = end
+            self.free_after(int(rows.last_step_id[row_id]), blocks, last_answered_step_id)
+        return end - start
+
+    def free_after(self, step_id: int, blocks: list[int], last_answered_step_id: int) -> None:
+        """Frees device blocks now, or when `step_id`, which may write them, is answered."""
+        if step_id <= last_answered_step_id:
+            self.device.free(blocks)
         elif blocks:
-            self._deferred.append((sequence.last_step_id, blocks))
+            self._deferred.append((step_id, blocks))
 
     def step_answered(self, step_id: int) -> None:
         """Frees what waited for `step_id`. Steps are answered in order."""
+        if not self._deferred:
+            return
         still_waiting = deque[tuple[int, list[int]]]()
         for waits_for, blocks in self._deferred:
             if waits_for <= step_id:
-                self.pool.free(blocks)
+                self.device.free(blocks)
             else:
                 still_waiting.append((waits_for, blocks))
         self._deferred = still_waiting
+
+    # -- the encoder's blocks ------------------------------------------------------------------
+
+    def num_cross_blocks(self, request: Request) -> int:
+        """Blocks that the encoder's keys and values of a request still need."""
+        if request.encoder_token_ids is None or request.cross_blocks:
+            return 0
+        return self._config.num_blocks_for(len(request.encoder_token_ids))
+
+    def allocate_cross(self, request: Request) -> None:
+        """Gives a request the blocks of its encoder, unless it has them."""
+        request.cross_blocks += self.device.allocate(self.num_cross_blocks(request))
+
+    def release_cross(self, request: Request, last_step_id: int, last_answered: int) -> None:
+        """Takes back the blocks of a request's encoder; what they hold is forgotten."""
+        blocks, request.cross_blocks, request.is_encoded = request.cross_blocks, [], False
+        self.free_after(last_step_id, blocks, last_answered)
+
+    # -- swap ----------------------------------------------------------------------------------
+
+    def can_swap_out(self, request: Request) -> bool:
+        """Whether the host pool takes all blocks of a running request."""
+        return len(self.blocks_of(request)) <= self.host.num_free
+
+    def blocks_of(self, request: Request) -> set[int]:
+        """The device blocks of a running request; shared ones once."""
+        blocks = set(request.cross_blocks)
+        for sequence in request.sequences:
+            if sequence.status is SequenceStatus.RUNNING:
+                blocks.update(self._rows.held_blocks(sequence.row_id))
+        return blocks
+
+    def swap_out(self, request: Request) -> None:
+        """Copies all blocks of a running request to the host; its rows keep theirs till released.
+
+        Blocks that its sequences share are moved once.
+        """
+        on_device = sorted(self.blocks_of(request))
+        to_host = dict(zip(on_device, self.host.allocate(len(on_device)), strict=True))
+        self.moves.swap_out += to_host.items()
+        tables = []
+        for sequence in request.sequences:
+            if sequence.status is SequenceStatus.RUNNING:
+                table: list[int] = self._rows.block_table(sequence.row_id).tolist()
+                sequence.host_table = [to_host.get(block, RELEASED) for block in table]
+                sequence.num_computed = int(self._rows.num_computed[sequence.row_id])
+                tables.append(sequence.host_table)
+        request.host_cross_blocks = [to_host[block] for block in request.cross_blocks]
+        tables.append(request.host_cross_blocks)
+        # The allocation was the first reference of each.
+        self._share_again(self.host, tables)
+
+    def num_swap_in_blocks(self, request: Request) -> int:
+        """Device blocks that `swap_in` takes."""
+        return len(_distinct(_host_tables(request)))
+
+    def swap_in(self, request: Request) -> None:
+        """Fills the tables of the new rows of a swapped request; releases its host blocks."""
+        host_blocks = sorted(_distinct(_host_tables(request)))
+        to_device = dict(zip(host_blocks, self.device.allocate(len(host_blocks)), strict=True))
+        self.moves.swap_in += to_device.items()
+        self._pin_host(host_blocks)
+        self._pin_device(list(to_device.values()))
+        tables = []
+        for sequence in request.sequences:
+            if sequence.host_table:
+                table = [to_device.get(block, RELEASED) for block in sequence.host_table]
+                self._rows.extend_table(sequence.row_id, table)
+                self._rows.num_released[sequence.row_id] = table.count(RELEASED)
+                tables.append(table)
+        request.cross_blocks = [to_device[block] for block in request.host_cross_blocks]
+        tables.append(request.cross_blocks)
+        self._share_again(self.device, tables)
+        self.drop_swapped(request)
+
+    def drop_swapped(self, request: Request) -> None:
+        """Frees the host blocks of a request."""
+        for sequence in request.sequences:
+            self.drop_host_table(sequence)
+        self.host.free(request.host_cross_blocks)
+        request.host_cross_blocks = []
+
+    def drop_host_table(self, sequence: Sequence) -> None:
+        """Frees the host blocks of a sequence."""
+        self.host.free([block for block in sequence.host_table if block != RELEASED])
+        sequence.host_table = []
+
+    # -- the step being planned ----------------------------------------------------------------
+
+    def take_moves(self) -> tuple[BlockMoves, list[int]]:
+        """The moves of the step that is now planned, and the blocks that became findable by them.
+
+        Until then no source and no destination of theirs is given to anybody else.
+        """
+        if not self.moves:
+            return _NO_MOVES, []
+        moves, self.moves = self.moves, BlockMoves()
+        promoted, self._promoted = self._promoted, []
+        self.device.free(self._pinned_device)
+        self.host.free(self._pinned_host)
+        self._pinned_device, self._pinned_host = [], []
+        return moves, promoted
+
+    def _demote(self, block_id: int, block_hash: bytes) -> None:
+        """A device block is about to be reused: its contents live on in the host pool."""
+        if self.host.num_free == 0 or self.host.find(block_hash) is not None:
+            return
+        host_block = self.host.allocate(1)
+        self.host.publish(host_block[0], block_hash)
+        self.moves.swap_out.append((block_id, host_block[0]))
+        self._pinned_host += host_block
+
+    def _pin_device(self, blocks: list[int]) -> None:
+        self.device.share(blocks)
+        self._pinned_device += blocks
+
+    def _pin_host(self, blocks: list[int]) -> None:
+        self.host.share(blocks)
+        self._pinned_host += blocks
+
+    def _share_again(self, pool: BlockPool, tables: list[list[int]]) -> None:
+        seen: set[int] = set()
+        for table in tables:
+            blocks = [block for block in table if block != RELEASED]
+            pool.share([block for block in blocks if block in seen])
+            seen.update(blocks)
+
+
+def _host_tables(request: Request) -> list[list[int]]:
+    return [sequence.host_table for sequence in request.sequences] + [request.host_cross_blocks]
+
+
+def _distinct(tables: list[list[int]]) -> set[int]:
+    return {block for table in tables for block in table if block != RELEASED}

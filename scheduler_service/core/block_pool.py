@@ -1,43 +1,114 @@
-"""Free list and reference counts of KV blocks."""
+"""Free list, reference counts and contents of the KV blocks of one pool."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
 
 
 class BlockPool:
-    """Blocks 0 .. num_blocks-1. Invariant: a block is free or referenced, never both."""
+    """Blocks 0 .. num_blocks-1. Invariant: a block is free or referenced, never both.
 
-    def __init__(self, num_blocks: int) -> None:
+    A block may be *published* under the hash of its contents. A free one stays findable until it is
+    reused: blank blocks are reused first, then published ones, least recently used first.
+    `on_evict(block_id, block_hash)` is told of each of these, when its contents are still there.
+    """
+
+    def __init__(
+        self, num_blocks: int, on_evict: Callable[[int, bytes], None] | None = None
+    ) -> None:
         self.num_blocks = num_blocks
-        self._free = list(range(num_blocks - 1, -1, -1))
+        self._on_evict = on_evict
+        self._blank = list(range(num_blocks - 1, -1, -1))
+        self._evictable: OrderedDict[int, None] = OrderedDict()
         self._reference_counts = [0] * num_blocks
+        self._hashes: list[bytes | None] = [None] * num_blocks
+        self._published: dict[bytes, int] = {}
 
     @property
     def num_free(self) -> int:
         """Blocks nobody refers to."""
-        return len(self._free)
+        return len(self._blank) + len(self._evictable)
+
+    @property
+    def num_published(self) -> int:
+        """Blocks that can be found by their contents."""
+        return len(self._published)
 
     def reference_count(self, block_id: int) -> int:
         """How many block tables name the block."""
         return self._reference_counts[block_id]
 
+    # -- references ----------------------------------------------------------------------------
+
     def allocate(self, count: int) -> list[int]:
         """Takes `count` free blocks, each with one reference. Needs `num_free >= count`."""
-        assert count <= len(self._free), "allocation beyond the pool"
-        if count == 0:
-            return []
-        blocks = self._free[: -count - 1 : -1]
-        del self._free[-count:]
-        for block in blocks:
-            self._reference_counts[block] = 1
+        assert count <= self.num_free, "allocation beyond the pool"
+        num_blank = min(count, len(self._blank))
+        blocks = self._blank[: -num_blank - 1 : -1] if num_blank else []
+        del self._blank[len(self._blank) - num_blank :]
+        for _ in range(count - num_blank):
+            block_id, _ = self._evictable.popitem(last=False)
+            block_hash = self._forget(block_id)
+            if self._on_evict is not None:
+                self._on_evict(block_id, block_hash)
+            blocks.append(block_id)
+        for block_id in blocks:
+            self._reference_counts[block_id] = 1
         return blocks
 
-    def free(self, block_ids: Iterable[int]) -> None:
-        """Drops one reference of each; a block without references becomes free."""
-        for block in block_ids:
-            count = self._reference_counts[block] - 1
-            assert count >= 0, f"block {block} freed twice"
-            self._reference_counts[block] = count
-            if count == 0:
-                self._free.append(block)
+    def share(self, block_ids: Iterable[int]) -> None:
+        """Adds a reference to each; a free one among them is no longer free."""
+        for block_id in block_ids:
+            if self._reference_counts[block_id] == 0:
+                del self._evictable[block_id]
+            self._reference_counts[block_id] += 1
+
+    def free(self, block_ids: Sequence[int]) -> None:
+        """Drops one reference of each; a block without references becomes free.
+
+        Of the blocks of one table the last counts as the least recently used: a prefix outlives
+        what continues it.
+        """
+        counts = self._reference_counts
+        for block_id in reversed(block_ids):
+            counts[block_id] -= 1
+            if counts[block_id] == 0:
+                if self._hashes[block_id] is None:
+                    self._blank.append(block_id)
+                else:
+                    self._evictable[block_id] = None
+            assert counts[block_id] >= 0, f"block {block_id} freed twice"
+
+    # -- contents ------------------------------------------------------------------------------
+
+    def find(self, block_hash: bytes) -> int | None:
+        """The block published under `block_hash`."""
+        return self._published.get(block_hash)
+
+    def publish(self, block_id: int, block_hash: bytes) -> bool:
+        """Makes a referenced block findable; False if another one has these contents already."""
+        if self._published.setdefault(block_hash, block_id) != block_id:
+            return False
+        self._hashes[block_id] = block_hash
+        return True
+
+    def unpublish(self, block_id: int) -> None:
+        """The block's contents are not what was said, if anything was said."""
+        if self._hashes[block_id] is None:
+            return
+        self._forget(block_id)
+        if self._reference_counts[block_id] == 0:
+            del self._evictable[block_id]
+            self._blank.append(block_id)
+
+    def is_evictable(self, block_id: int) -> bool:
+        """Whether the block is free and findable."""
+        return block_id in self._evictable
+
+    def _forget(self, block_id: int) -> bytes:
+        block_hash = self._hashes[block_id]
+        assert block_hash is not None
+        self._hashes[block_id] = None
+        del self._published[block_hash]
+        return block_hash

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 
 
@@ -13,11 +14,33 @@ class Feature(Enum):
     PROMPT_LOGPROBS = "prompt_logprobs"
     PENALTIES = "penalties"
     LOGIT_BIAS = "logit_bias"
+    ADAPTERS = "adapters"
+    CROSS_ATTENTION = "cross_attention"
+
+
+class BatchPolicyName(Enum):
+    """What a step is made of; see `batch_policy.py`."""
+
+    MIXED = "mixed"
+    PREFILL_FIRST = "prefill-first"
+
+
+class PreemptionMode(Enum):
+    """What becomes of the KV of a preempted request. AUTO: whichever is estimated to be cheaper."""
+
+    AUTO = "auto"
+    SWAP = "swap"
+    RECOMPUTE = "recompute"
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """The executor's pools, the limits of a step and of the queue, and the model's numbers."""
+    """The executor's pools, the model's numbers, the limits of a step and of the queue, policies.
+
+    `sliding_window`: every layer attends to that many tokens at most; None without. `max_adapters`:
+    distinct adapters of one step. Raises ValueError that names the field, its value and what is
+    allowed.
+    """
 
     block_size: int
     num_device_blocks: int
@@ -27,7 +50,29 @@ class SchedulerConfig:
     max_num_waiting: int
     vocab_size: int
     eos_token_ids: frozenset[int]
-    features: frozenset[Feature] = frozenset(Feature)
+    features: frozenset[Feature] = frozenset(
+        {Feature.LOGPROBS, Feature.PROMPT_LOGPROBS, Feature.PENALTIES, Feature.LOGIT_BIAS}
+    )
+    num_host_blocks: int = 0
+    block_bytes: int = 0
+    sliding_window: int | None = None
+    max_adapters: int = 0
+    model_digest: str = ""
+    prefix_caching: bool = True
+    host_prefix_cache: bool = True
+    num_lookahead_slots: int = 0
+    preemption_mode: PreemptionMode = PreemptionMode.AUTO
+    batch_policy: BatchPolicyName = BatchPolicyName.MIXED
+    delay_factor: float = 0.0
+    queue_policy: str = "fcfs"
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Checks the ranges."""
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name} is {value}; allowed: {least} or more")
 
     @property
     def num_device_slots(self) -> int:
@@ -37,4 +82,47 @@ class SchedulerConfig:
     @property
     def max_len(self) -> int:
         """Most tokens a sequence may have here: the model's limit, or what the pool holds."""
-        return min(self.max_model_len, self.num_device_slots)
+        return self.max_len_for(1, 1, 0)
+
+    def max_len_for(self, num_prompt_tokens: int, num_sequences: int, num_cross_blocks: int) -> int:
+        """Most tokens each of several sequences may have that share a prompt, side by side.
+
+        With a sliding window the pool holds sequences of any length if it holds their windows; what
+        they share may be behind the window of one and not of the other.
+        """
+        num_blocks = self.num_device_blocks - num_cross_blocks
+        num_shared = 0
+        if self.sliding_window is not None:
+            if num_blocks >= num_sequences * self.num_window_blocks:
+                return self.max_model_len
+        elif num_sequences > 1:
+            num_shared = (num_prompt_tokens - 1) // self.block_size
+        num_own = max(num_blocks - num_shared, 0) // num_sequences
+        return min(self.max_model_len, (num_shared + num_own) * self.block_size)
+
+    @property
+    def num_window_blocks(self) -> int:
+        """Blocks of a sequence within its window; a step writes up to a block beyond it."""
+        assert self.sliding_window is not None
+        return self.num_blocks_for(self.sliding_window) + 2
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold `num_tokens`."""
+        return -(-num_tokens // self.block_size)
+
+
+_LEAST = {
+    "block_size": 1,
+    "num_device_blocks": 1,
+    "max_num_seqs": 1,
+    "max_num_batched_tokens": 1,
+    "max_model_len": 2,
+    "max_num_waiting": 1,
+    "vocab_size": 1,
+    "num_host_blocks": 0,
+    "block_bytes": 0,
+    "sliding_window": 1,
+    "max_adapters": 0,
+    "num_lookahead_slots": 0,
+    "delay_factor": 0.0,
+}

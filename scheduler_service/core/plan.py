@@ -7,32 +7,52 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
-from scheduler_service.core.request import Request, Sequence
-from scheduler_service.core.row_columns import RowWork
+import numpy as np
+
+from scheduler_service.core.block_moves import BlockMoves
+from scheduler_service.core.request import Int32Array, Request, ScoredToken, Sequence
+from scheduler_service.core.row_changes import TableWrites
+from scheduler_service.core.row_columns import Int64Array, RowWork
 
 
 @dataclass(frozen=True, slots=True)
-class TableWrite:
-    """Blocks to be written into the block table of a row, from `start_index` on."""
+class NewRow:
+    """A row the executor is to know; see `NewRows` in the proto.
 
+    `token_ids`: all tokens known. `encoder_token_ids`: to be encoded with the row's first step.
+    """
+
+    sequence: Sequence
     row_id: int
-    start_index: int
-    block_ids: Items[int]
+    block_table: Int32Array
+    token_ids: Int32Array
+    cross_blocks: Items[int] = ()
+    encoder_token_ids: Int32Array | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step; see `ScheduleBatch` in the proto.
 
-    `base_step_id` is None for a snapshot, which then has all rows in `new_sequences`.
+    `base_step_id` is None for a snapshot, which then has all rows in `new_rows`. `published`:
+    by tenancy, blocks that are findable although this step is still to fill them; moves fill those
+    of tenancy 0.
     """
 
     step_id: int
     base_step_id: int | None
     removed_row_ids: Items[int]
-    new_sequences: Items[Sequence]
-    table_writes: Items[TableWrite]
+    new_rows: Items[NewRow]
+    table_writes: TableWrites
+    moves: BlockMoves
     work: RowWork
+    published: Mapping[int, list[int]] = field(default_factory=dict)
+
+    @property
+    def num_tokens(self) -> int:
+        """Input tokens of the step."""
+        is_decode = len(self.work.token_ids) == 0
+        return len(self.work.row_ids) if is_decode else int(self.work.num_new_tokens.sum())
 
 
 class ContractBroken(Exception):
@@ -57,43 +77,53 @@ class RowStatus(IntEnum):
     FAILED = 4
 
 
-@dataclass(frozen=True, slots=True)
-class ScoredToken:
-    """A token's logprob and rank, and the best alternatives as (token, logprob), best first."""
-
-    position: int
-    token_id: int
-    logprob: float
-    rank: int
-    top: Items[tuple[int, float]]
+_NO_TOKENS = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """The result of a step. `token_ids`: [R], -1 for none. `row_statuses` is None if all are OK.
+    """The result of a step. `token_ids`: [R] int32, -1 for none. `row_statuses`: None if all OK.
 
-    `logprobs` and `prompt_logprobs` are keyed by row index.
+    `logprobs` and `prompt_logprobs` are keyed by row index. `move_us` and `compute_us`: what the
+    executor says it took.
     """
 
     step_id: int
     status: StepStatus
-    token_ids: Items[int] = ()
+    token_ids: Int32Array = field(default_factory=lambda: _NO_TOKENS)
     row_statuses: Items[int] | None = None
     row_errors: Mapping[int, str] = field(default_factory=dict)
     logprobs: Mapping[int, ScoredToken] = field(default_factory=dict)
     prompt_logprobs: Mapping[int, Items[ScoredToken]] = field(default_factory=dict)
     error: str = ""
+    move_us: int = 0
+    compute_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """A new token of one sequence, with its score if the request asked for it."""
+
+    sequence: Sequence
+    token_id: int
+    scored: ScoredToken | None
+
+
+_NO_KEYS = np.empty(0, np.int64)
 
 
 @dataclass(slots=True)
 class StepEvents:
-    """What a result means for clients. `requests[i]` got `token_ids[i]`; the rest is keyed by i.
+    """What a result means for clients.
 
-    `prompt_logprobs` come before the tokens, `finished` after them.
+    `client_keys[i]` got `token_ids[i]`: requests of one sequence without logprobs. `tokens`: those
+    of all others. `prompt_logprobs` come before the tokens, `finished_sequences` (of requests of
+    several) after them, and `finished` last.
     """
 
-    requests: list[Request] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: dict[int, ScoredToken] = field(default_factory=dict)
+    client_keys: Int64Array = field(default_factory=lambda: _NO_KEYS)
+    token_ids: Int32Array = field(default_factory=lambda: _NO_TOKENS)
+    tokens: list[TokenEvent] = field(default_factory=list)
     prompt_logprobs: list[tuple[Request, Items[ScoredToken]]] = field(default_factory=list)
+    finished_sequences: list[Sequence] = field(default_factory=list)
     finished: list[Request] = field(default_factory=list)

@@ -2,23 +2,55 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 from enum import Enum
 
+import numpy as np
+import numpy.typing as npt
+
+from scheduler_service.core.beam_search import BeamSearch
 from scheduler_service.core.sampling_params import SamplingParams
+
+Int32Array = npt.NDArray[np.int32]
+
+NO_ROW = -1
+_SEED_STRIDE = 0x9E3779B97F4A7C15
+_WORD = 2**64
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """A token's logprob and rank, and the best alternatives as (token, logprob), best first."""
+
+    position: int
+    token_id: int
+    logprob: float
+    rank: int
+    top: Tokens[tuple[int, float]]
 
 
 class SequenceStatus(Enum):
-    """Where a sequence is: WAITING -> RUNNING, back by preemption, and any -> FINISHED."""
+    """Where a sequence is: WAITING -> RUNNING <-> SWAPPED, back by recompute, any -> FINISHED."""
 
     WAITING = "waiting"
     RUNNING = "running"
+    SWAPPED = "swapped"
     FINISHED = "finished"
 
 
+class Place(Enum):
+    """Where a request is kept: by its first unfinished sequence with KV, or else it waits."""
+
+    NOWHERE = "nowhere"
+    WAITING = "waiting"
+    RUNNING = "running"
+    SWAPPED = "swapped"
+
+
 class FinishReason(Enum):
-    """Why a request ended."""
+    """Why a request or a sequence ended."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -27,31 +59,73 @@ class FinishReason(Enum):
     ERROR = "error"
 
 
-NO_ROW = -1
+@dataclass(frozen=True, slots=True)
+class SchedulingParams:
+    """What a request asks of the scheduler; ranges and meaning as in `scheduler.proto`.
+
+    `priority`: smaller is more urgent. `deadline_ns`: when the last token is wanted, by the core's
+    clock. `cache_salt` separates prefix caches, as `adapter` and the model do.
+    """
+
+    priority: int = 0
+    tenant: str = ""
+    deadline_ns: int | None = None
+    adapter: str = ""
+    cache_salt: str = ""
+    uses_prefix_cache: bool = True
+
+
+DEFAULT_SCHEDULING = SchedulingParams()
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One of the best completions of a request that is not streamed.
+
+    `score` is that of a beam search. `scored`: the tokens' scores, if the request asked for them.
+    """
+
+    token_ids: list[int]
+    finish_reason: FinishReason
+    stop_token_id: int | None
+    cumulative_logprob: float
+    score: float | None = None
+    scored: Tokens[ScoredToken] = ()
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One sequence of tokens with its place in the KV cache.
+    """One sequence of tokens of a request.
 
-    Invariants: `token_ids` holds every token known, prompt first. `block_table` and `row_id` are
-    set exactly while RUNNING. `num_promised` tokens more are being sampled by steps in flight, the
-    last of which is `last_step_id`; while RUNNING the row's columns say so instead.
+    `token_ids`: [T] int32, every token known, prompt first, except while RUNNING, when its row has
+    them. `num_promised` tokens more are being sampled by steps in flight, and until step
+    `settles_at_step` is answered some step in flight may concern it. `block_hashes`: the chain of
+    its full blocks, as far as it was needed. `num_computed` and `host_table` are set while SWAPPED:
+    tokens whose KV is in the host pool, and where. `candidates`: of a beam, the most probable next
+    tokens as (token, logprob), once they are known.
     """
 
     request: Request
-    token_ids: list[int]
+    index: int
+    token_ids: Int32Array
     num_prompt_tokens: int
     seed: int
     status: SequenceStatus = SequenceStatus.WAITING
-    block_table: list[int] = field(default_factory=list)
     row_id: int = NO_ROW
     num_promised: int = 0
-    last_step_id: int = 0
+    settles_at_step: int = 0
+    num_computed: int = 0
+    host_table: list[int] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)
+    candidates: Tokens[tuple[int, float]] | None = None
+    cumulative_logprob: float = 0.0
+    scored: list[ScoredToken] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
 
     @property
     def num_output_tokens(self) -> int:
-        """Output tokens known, resumed ones included."""
+        """Output tokens known, resumed ones included; not while RUNNING."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
@@ -62,26 +136,50 @@ class Sequence:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """What a client asked for. `arrival` orders requests: smaller is older, and more urgent.
+    """What a client asked for. `arrival` orders requests: smaller is older.
 
-    `stop_len` is the number of tokens at which its sequences end and `stop_token_ids` what else
-    ends them; both are set when a core accepts it. `num_fruitless_losses` counts the steps and
-    executors it lost since its last token.
+    `client_key` is the owner's own name for it, returned with its tokens. `stop_len` is the number
+    of tokens at which its sequences end and `stop_token_ids` what else ends them; both are set when
+    a core accepts it. `num_fruitless_losses` counts the steps and executors it lost since it had
+    `num_tokens_at_loss` tokens. `num_bypasses` counts the requests that were admitted while it was
+    the first in line but could not run. `is_protected`: it was admitted out of turn because it had
+    waited longest, and is preempted last. `rank` orders it among those running, smaller first.
+    `queued_at_ns` and `num_queued_tokens`: since when it waits, and its size then.
+    `cross_blocks`: device blocks of the encoder's keys and values, `host_cross_blocks` the same
+    while it is swapped; `is_encoded`: a step was planned that writes them. `search`,
+    `num_forks` and `num_candidates` (logprobs asked for in each row) belong to a beam search.
+    `completions`: the result, where tokens are not streamed.
     """
 
     request_id: str
     params: SamplingParams
     arrival: int
+    scheduling: SchedulingParams = DEFAULT_SCHEDULING
+    client_key: int = 0
+    encoder_token_ids: Int32Array | None = None
     sequences: list[Sequence] = field(default_factory=list)
     stop_len: int = 0
     stop_token_ids: frozenset[int] = frozenset()
     finish_reason: FinishReason | None = None
-    stop_token_id: int | None = None
     error: tuple[str, str] | None = None
     num_preemptions: int = 0
     num_cached_tokens: int = 0
     num_fruitless_losses: int = 0
+    num_tokens_at_loss: int = -1
     num_prompt_logprobs_sent: int = 0
+    num_bypasses: int = 0
+    is_protected: bool = False
+    rank: tuple[object, ...] = ()
+    queued_at_ns: int = 0
+    num_queued_tokens: int = 0
+    cross_blocks: list[int] = field(default_factory=list)
+    host_cross_blocks: list[int] = field(default_factory=list)
+    is_encoded: bool = False
+    place: Place = Place.NOWHERE
+    search: BeamSearch | None = None
+    num_candidates: int = 0
+    num_forks: int = 0
+    completions: list[Completion] = field(default_factory=list)
 
     @classmethod
     def create(
@@ -92,21 +190,41 @@ class Request:
         *,
         arrival: int,
         seed: int,
-        resume_token_ids: Tokens[int] = (),
+        resume_token_ids: Tokens[Tokens[int]] = (),
+        scheduling: SchedulingParams = DEFAULT_SCHEDULING,
+        encoder_token_ids: Tokens[int] | None = None,
     ) -> Request:
-        """A waiting request with one sequence of `prompt_token_ids + resume_token_ids`."""
-        request = cls(request_id, params, arrival)
-        tokens = [*prompt_token_ids, *resume_token_ids]
-        request.sequences.append(Sequence(request, tokens, len(prompt_token_ids), seed))
-        if resume_token_ids:
-            # Whoever has output tokens has the prompt logprobs, which come before them.
-            request.num_prompt_logprobs_sent = len(prompt_token_ids) - 1
+        """A waiting request with all its sequences of the same prompt; one for a beam search.
+
+        Sequence i has the output tokens `resume_token_ids[i]` already, if there are that many.
+        Raises OverflowError if a token does not fit 32 bits.
+        """
+        request = cls(request_id, params, arrival, scheduling)
+        if encoder_token_ids is not None:
+            request.encoder_token_ids = token_array(encoder_token_ids)
+        prompt = token_array(prompt_token_ids)
+        # Beams after the first come from it.
+        for index in range(1 if params.beam is not None else params.num_sequences):
+            tokens = prompt
+            if index < len(resume_token_ids) and len(resume_token_ids[index]):
+                tokens = np.concatenate([prompt, token_array(resume_token_ids[index])])
+                # Whoever has output tokens has the prompt logprobs, which come before them.
+                request.num_prompt_logprobs_sent = len(prompt) - 1
+            seed_of_sequence = sequence_seed(seed, index)
+            request.sequences.append(
+                Sequence(request, index, tokens, len(prompt), seed_of_sequence)
+            )
         return request
 
     @property
     def sequence(self) -> Sequence:
-        """The only sequence."""
+        """The first sequence; the only one unless `n`, `best_of` or beams ask for more."""
         return self.sequences[0]
+
+    @property
+    def unfinished(self) -> list[Sequence]:
+        """The sequences that go on."""
+        return [s for s in self.sequences if s.status is not SequenceStatus.FINISHED]
 
     @property
     def is_finished(self) -> bool:
@@ -118,3 +236,16 @@ class Request:
         self.finish_reason = FinishReason.ABORTED
         for sequence in self.sequences:
             sequence.status = SequenceStatus.FINISHED
+
+
+def token_array(token_ids: Tokens[int]) -> Int32Array:
+    """`token_ids` as int32. Raises OverflowError if one does not fit."""
+    if isinstance(token_ids, np.ndarray):
+        return token_ids.astype(np.int32, copy=False)
+    return np.frombuffer(array("i", token_ids), np.int32)
+
+
+def sequence_seed(seed: int, index: int) -> int:
+    """The seed of sequence `index`, as a signed 64-bit number: index 0 has the request's own."""
+    word = (seed + index * _SEED_STRIDE) % _WORD
+    return word - _WORD if word >= _WORD // 2 else word

@@ -2,149 +2,244 @@
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left
 from dataclasses import dataclass
-from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_service.core.request import NO_ROW, Sequence, SequenceStatus
+from scheduler_service.core.request import NO_ROW, Int32Array, Sequence, SequenceStatus
 
-Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
-_arrival = attrgetter("request.arrival")
+NO_TENANCY = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RowWork:
-    """What the rows of a step compute; see `Work` in the proto. Row i is `sequences[i]`.
+    """What the rows of a step compute; see `Work` in the proto.
 
-    A sequence is replaced by None when the result of the step has become meaningless for it.
-    `row_ids`, `num_computed_tokens`, `num_new_tokens`, `sampled_steps_back`: [R] int32. `samples`:
-    [R] bool. `token_ids`: the literal input tokens, concatenated.
+    `tenancies`: [R] int64, which stay of which sequence in the row this is. `row_ids`,
+    `num_computed_tokens`, `num_new_tokens`, `sampled_steps_back`: [R]. `samples`: [R] bool, None if
+    all rows sample. `token_ids`: [I] int32, the literal input tokens, concatenated.
     """
 
-    sequences: list[Sequence | None]
-    row_ids: Int32Array
+    row_ids: Int64Array
+    tenancies: Int64Array
     num_computed_tokens: Int32Array
     num_new_tokens: Int32Array
     sampled_steps_back: Int32Array
-    token_ids: list[int]
-    samples: BoolArray
+    token_ids: Int32Array
+    samples: BoolArray | None
+
+
+_NO_TOKENS = np.empty(0, np.int32)
 
 
 class RowColumns:
     """One row for each running sequence; columns are indexed by row id.
 
-    `num_tokens`: tokens known or promised. `num_computed`: tokens whose KV is written, or will be
-    by a step in flight. `num_slots`: tokens the block table holds. `stop_len`: tokens at which the
-    sequence ends. `sampled_in_step`: the step that samples the last token, 0 if the executor did
-    not sample it. `last_step_id`: the latest step that has the row.
+    `token_ids`: [N, T] int32, the tokens known. `num_known`: how many. `num_tokens`: known or
+    promised by a step in flight. `num_computed`: tokens whose KV is written, or will be by a step
+    in flight. `block_tables`: [N, W] int32. `num_slots`: tokens the block table reaches.
+    `num_released`: leading blocks given back, behind the sliding window. `stop_len`: tokens at
+    which the sequence ends. `run_limit`: the row may run while `num_computed` is less: it has a
+    slot, and does not end with the tokens promised. `promises`: 1 if a sampled token is part of the
+    sequence at once, 0 if something else chooses it. `sampled_in_step`: the step that samples the
+    last token, 0 if the executor did not. `last_step_id`: the latest step that has the row.
+    `tenancies`: a number that no other stay of a sequence in a row has, 0 for a free row.
+    `client_keys`, `is_plain`: the owner's name for the request, and whether a token and that name
+    are all the owner needs.
     """
 
-    def __init__(self, max_num_rows: int) -> None:
+    def __init__(self, max_num_rows: int, max_len: int, block_size: int, max_blocks: int) -> None:
         self.max_num_rows = max_num_rows
+        self.block_size = block_size
         self.sequences: list[Sequence | None] = [None] * max_num_rows
+        # Large and mostly untouched: the system gives memory to what is written.
+        self.token_ids = np.zeros((max_num_rows, max_len), np.int32)
+        self.block_tables = np.zeros((max_num_rows, max_blocks), np.int32)
+        self.num_known = np.zeros(max_num_rows, np.int32)
         self.num_tokens = np.zeros(max_num_rows, np.int32)
         self.num_computed = np.zeros(max_num_rows, np.int32)
         self.num_slots = np.zeros(max_num_rows, np.int32)
+        self.num_released = np.zeros(max_num_rows, np.int32)
         self.stop_len = np.zeros(max_num_rows, np.int32)
+        self.run_limit = np.zeros(max_num_rows, np.int32)
+        self.promises = np.zeros(max_num_rows, np.int32)
         self.sampled_in_step = np.zeros(max_num_rows, np.int64)
         self.last_step_id = np.zeros(max_num_rows, np.int64)
+        self.tenancies = np.zeros(max_num_rows, np.int64)
+        self.client_keys = np.zeros(max_num_rows, np.int64)
+        self.is_plain = np.zeros(max_num_rows, np.bool_)
+        self.num_not_plain = 0
+        self._last_tenancy = NO_TENANCY
         self._free_rows = list(range(max_num_rows - 1, -1, -1))
-        self._by_arrival: list[Sequence] = []
-        self._order: Int32Array | None = None
+        # Parallel, most urgent first.
+        self._keys: list[tuple[object, ...]] = []
+        self._row_order: list[int] = []
+        self._order: Int64Array | None = None
+        self._key_of_row: list[tuple[object, ...]] = [()] * max_num_rows
 
     def __len__(self) -> int:
-        return len(self._by_arrival)
+        return len(self._row_order)
 
     @property
-    def is_full(self) -> bool:
-        """Whether no row is left."""
-        return not self._free_rows
+    def num_free(self) -> int:
+        """Rows nobody has."""
+        return len(self._free_rows)
 
     @property
-    def by_arrival(self) -> list[Sequence]:
-        """The running sequences, oldest first. Not to be changed by the caller."""
-        return self._by_arrival
-
-    @property
-    def order(self) -> Int32Array:
-        """Row ids, oldest sequence first."""
+    def order(self) -> Int64Array:
+        """Row ids, most urgent first."""
         if self._order is None:
-            self._order = np.array([s.row_id for s in self._by_arrival], np.int32)
+            self._order = np.array(self._row_order, np.int64)
         return self._order
 
-    def add(self, sequence: Sequence, num_slots: int) -> None:
-        """Gives `sequence` a row; mutates its `row_id` and `status`."""
+    @property
+    def running(self) -> list[Sequence]:
+        """The running sequences, most urgent first."""
+        return [self.sequence(row_id) for row_id in self._row_order]
+
+    def sequence(self, row_id: int) -> Sequence:
+        """The sequence that has the row."""
+        sequence = self.sequences[row_id]
+        assert sequence is not None
+        return sequence
+
+    def add(self, sequence: Sequence, rank: tuple[object, ...], num_computed: int) -> int:
+        """Gives `sequence` a row, whose table is still empty; mutates its `row_id` and `status`."""
+        request, num_tokens = sequence.request, len(sequence.token_ids)
         row_id = self._free_rows.pop()
+        self._last_tenancy += 1
         self.sequences[row_id] = sequence
-        self.num_tokens[row_id] = len(sequence.token_ids)
-        self.num_computed[row_id] = 0
-        self.num_slots[row_id] = num_slots
-        self.stop_len[row_id] = sequence.request.stop_len
-        self.sampled_in_step[row_id] = 0
-        self.last_step_id[row_id] = 0
-        insort(self._by_arrival, sequence, key=_arrival)
+        self.token_ids[row_id, :num_tokens] = sequence.token_ids
+        self.num_known[row_id] = self.num_tokens[row_id] = num_tokens
+        self.num_computed[row_id] = num_computed
+        self.num_slots[row_id] = self.num_released[row_id] = 0
+        self.stop_len[row_id] = request.stop_len
+        self.promises[row_id] = request.params.beam is None
+        self.sampled_in_step[row_id] = self.last_step_id[row_id] = 0
+        self.tenancies[row_id] = self._last_tenancy
+        self.client_keys[row_id] = request.client_key
+        params = request.params
+        self.is_plain[row_id] = is_plain = (
+            params.num_logprobs is None and params.num_sequences == 1 and params.beam is None
+        )
+        self.num_not_plain += not is_plain
+        key = (*rank, sequence.index)
+        position = bisect_left(self._keys, key)
+        self._keys.insert(position, key)
+        self._row_order.insert(position, row_id)
+        self._key_of_row[row_id] = key
         self._order = None
         sequence.row_id = row_id
         sequence.status = SequenceStatus.RUNNING
-
-    def remove(self, sequence: Sequence) -> int:
-        """Takes the row back and returns its id; moves what is in flight to the sequence."""
-        row_id = sequence.row_id
-        sequence.num_promised = int(self.num_tokens[row_id]) - len(sequence.token_ids)
-        sequence.last_step_id = int(self.last_step_id[row_id])
-        sequence.row_id = NO_ROW
-        self.sequences[row_id] = None
-        self._free_rows.append(row_id)
-        self._by_arrival.remove(sequence)
-        self._order = None
         return row_id
 
-    def pending_tokens(self, row_ids: Int32Array) -> Int32Array:
-        """How many tokens each row still has to compute; 0 where it must not run now.
+    def remove(self, sequence: Sequence) -> None:
+        """Takes the row back; the sequence has its tokens again, and what is promised to it."""
+        row_id = sequence.row_id
+        position = bisect_left(self._keys, self._key_of_row[row_id])
+        del self._keys[position], self._row_order[position]
+        self._order = None
+        sequence.token_ids = self.known_tokens(row_id).copy()
+        sequence.num_promised = int(self.num_tokens[row_id] - self.num_known[row_id])
+        sequence.row_id = NO_ROW
+        self.num_not_plain -= not self.is_plain[row_id]
+        self.sequences[row_id] = None
+        self.tenancies[row_id] = NO_TENANCY
+        self._free_rows.append(row_id)
 
-        That is where it ends with the tokens promised, or waits for a block.
-        """
-        num_computed = self.num_computed[row_ids]
-        num_tokens = self.num_tokens[row_ids]
-        may_run = (num_tokens < self.stop_len[row_ids]) & (num_computed < self.num_slots[row_ids])
-        return np.where(may_run, num_tokens - num_computed, 0).astype(np.int32)
+    def known_tokens(self, row_id: int) -> Int32Array:
+        """The tokens of a row, as a view."""
+        return self.token_ids[row_id, : self.num_known[row_id]]
 
-    def full_rows(self) -> list[int]:
-        """Rows that need a block before they can go on, oldest first."""
-        order = self.order
-        full = self.num_computed[order] >= self.num_slots[order]
-        full &= self.num_tokens[order] < self.stop_len[order]
-        rows: list[int] = order[full].tolist()
-        return rows
+    def block_table(self, row_id: int) -> Int32Array:
+        """The block table of a row, as a view; -1 where a block was released."""
+        return self.block_tables[row_id, : self.num_slots[row_id] // self.block_size]
+
+    def held_blocks(self, row_id: int) -> list[int]:
+        """The blocks a row refers to."""
+        blocks: list[int] = self.block_table(row_id)[self.num_released[row_id] :].tolist()
+        return blocks
+
+    def extend_table(self, row_id: int, block_ids: list[int]) -> None:
+        """Appends blocks to the table of a row."""
+        start = self.num_slots[row_id] // self.block_size
+        self.block_tables[row_id, start : start + len(block_ids)] = block_ids
+        self.num_slots[row_id] += len(block_ids) * self.block_size
+        self.run_limit[row_id] = min(self.num_slots[row_id], self.stop_len[row_id] - 1)
+
+    def extend_each(self, row_ids: Int64Array, block_ids: list[int]) -> Int64Array:
+        """Appends one block to the table of each row; returns where in its table it is."""
+        indexes = (self.num_slots[row_ids] // self.block_size).astype(np.int64)
+        self.block_tables[row_ids, indexes] = block_ids
+        num_slots = self.num_slots[row_ids] + self.block_size
+        self.num_slots[row_ids] = num_slots
+        self.run_limit[row_ids] = np.minimum(num_slots, self.stop_len[row_ids] - 1)
+        return indexes
+
+    def shrink_table(self, row_id: int) -> int:
+        """Takes the last block from the table of a row."""
+        self.num_slots[row_id] -= self.block_size
+        self.run_limit[row_id] = min(self.num_slots[row_id], self.stop_len[row_id] - 1)
+        return int(self.block_tables[row_id, self.num_slots[row_id] // self.block_size])
+
+    def append_token(self, row_id: int, token_id: int) -> None:
+        """A token that no step promised becomes the last of the row."""
+        self.token_ids[row_id, self.num_known[row_id]] = token_id
+        self.num_known[row_id] += 1
+        self.num_tokens[row_id] += 1
 
     def forget_samples(self) -> None:
         """The executor no longer has the tokens it sampled: inputs are literal again."""
         self.sampled_in_step[:] = 0
 
-    def plan_work(self, row_ids: Int32Array, num_new_tokens: Int32Array, step_id: int) -> RowWork:
+    def plan_work(self, row_ids: Int64Array, num_new_tokens: Int32Array, step_id: int) -> RowWork:
         """The rows compute `num_new_tokens` each in step `step_id`. Mutates the columns."""
         num_computed = self.num_computed[row_ids]
+        end = num_computed + num_new_tokens
         sampled_in = self.sampled_in_step[row_ids]
-        steps_back = np.where(sampled_in > 0, step_id - sampled_in, 0).astype(np.int32)
-        samples = num_computed + num_new_tokens == self.num_tokens[row_ids]
-        sequences = [self.sequences[row_id] for row_id in row_ids.tolist()]
-        token_ids: list[int] = []
-        for index in np.flatnonzero(steps_back == 0).tolist():
-            sequence, start = sequences[index], int(num_computed[index])
-            assert sequence is not None
-            token_ids += sequence.token_ids[start : start + int(num_new_tokens[index])]
-
-        self.num_computed[row_ids] += num_new_tokens
+        is_sampled = sampled_in > 0
+        if np.count_nonzero(is_sampled) == len(row_ids):
+            steps_back, token_ids = (step_id - sampled_in).astype(np.int32), _NO_TOKENS
+        else:
+            steps_back = np.where(is_sampled, step_id - sampled_in, 0).astype(np.int32)
+            token_ids = self._literal_tokens(row_ids, num_computed, end, ~is_sampled)
+        self.num_computed[row_ids] = end
         self.last_step_id[row_ids] = step_id
-        sampling_rows = row_ids[samples]
-        self.num_tokens[sampling_rows] += 1
-        self.sampled_in_step[sampling_rows] = step_id
+        num_tokens = self.num_tokens[row_ids]
+        is_last = end == num_tokens
+        samples: BoolArray | None = None
+        sampling_rows = row_ids
+        if np.count_nonzero(is_last) < len(row_ids):
+            samples = is_last
+            sampling_rows, num_tokens = row_ids[is_last], num_tokens[is_last]
+        promises = self.promises[sampling_rows]
+        self.num_tokens[sampling_rows] = num_tokens + promises
+        self.sampled_in_step[sampling_rows] = step_id * promises
         return RowWork(
-            sequences, row_ids, num_computed, num_new_tokens, steps_back, token_ids, samples
+            row_ids,
+            self.tenancies[row_ids],
+            num_computed,
+            num_new_tokens,
+            steps_back,
+            token_ids,
+            samples,
         )
+
+    def _literal_tokens(
+        self, row_ids: Int64Array, starts: Int32Array, ends: Int32Array, is_literal: BoolArray
+    ) -> Int32Array:
+        parts = [
+            self.token_ids[row_id, start:end]
+            for row_id, start, end in zip(
+                row_ids[is_literal].tolist(),
+                starts[is_literal].tolist(),
+                ends[is_literal].tolist(),
+                strict=True,
+            )
+        ]
+        return np.concatenate(parts) if parts else _NO_TOKENS

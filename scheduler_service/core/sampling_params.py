@@ -5,12 +5,36 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 
 from splitserve_rpc.domain_error import DomainError
 
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKENS = 256
+MAX_SEQUENCES = 128
+MAX_BEAM_WIDTH = 16
+
+
+class EarlyStopping(Enum):
+    """When a beam search with `width` finished hypotheses ends.
+
+    HEURISTIC: when the best running beam, at its present length, is worse than all of them. ALWAYS:
+    at once. NEVER: when no running beam could become better at any length.
+    """
+
+    HEURISTIC = "heuristic"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True)
+class BeamParams:
+    """Beam search over `width` beams. A hypothesis scores logprob / length ** length_penalty."""
+
+    width: int
+    length_penalty: float = 1.0
+    early_stopping: EarlyStopping = EarlyStopping.HEURISTIC
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +55,21 @@ class SamplingParams:
     ignore_eos: bool = False
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
+    n: int = 1
+    best_of: int | None = None
+    beam: BeamParams | None = None
+
+    @property
+    def num_sequences(self) -> int:
+        """How many sequences are computed side by side."""
+        if self.beam is not None:
+            return self.beam.width
+        return self.n if self.best_of is None else self.best_of
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether every token that is sampled is the client's: not so if the best are chosen."""
+        return self.beam is None and self.num_sequences == self.n
 
     @property
     def uses_penalties(self) -> bool:
@@ -64,11 +103,44 @@ class SamplingParams:
                 _check_range(name, value, 0, MAX_LOGPROBS)
         _check_count("logit_bias", len(self.logit_bias), MAX_LOGIT_BIAS)
         _check_count("stop_token_ids", len(self.stop_token_ids), MAX_STOP_TOKENS)
+        self.check_sequences()
         for token_id, bias in self.logit_bias.items():
             _check_range(f"logit_bias[{token_id}]", bias, -100.0, 100.0)
             _check_range("logit_bias key", token_id, 0, vocab_size - 1)
         for token_id in self.stop_token_ids:
             _check_range("stop_token_ids element", token_id, 0, vocab_size - 1)
+
+    def check_sequences(self) -> None:
+        """Raises DomainError if n, best_of or beam_search make no sense."""
+        _check_range("n", self.n, 1, MAX_SEQUENCES)
+        if self.best_of is not None:
+            _check_range("best_of", self.best_of, self.n, MAX_SEQUENCES)
+        if self.beam is None:
+            return
+        _check_range("beam_search.width", self.beam.width, max(self.n, 1), MAX_BEAM_WIDTH)
+        _check_range("beam_search.length_penalty", self.beam.length_penalty, -10.0, 10.0)
+        # A beam search is no sampling: what would change the distribution has no meaning in it.
+        neutral = SamplingParams(beam=self.beam)
+        for name in _NOT_WITH_BEAMS:
+            value = getattr(self, name)
+            if value != getattr(neutral, name):
+                raise _invalid(f"{name} is {value}; allowed with beam_search: its default")
+        if self.temperature not in (0.0, 1.0):
+            raise _invalid(f"temperature is {self.temperature:g}; allowed with beam_search: 0 or 1")
+
+
+_NOT_WITH_BEAMS = (
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "num_logprobs",
+    "num_prompt_logprobs",
+    "best_of",
+)
 
 
 def _check_range(

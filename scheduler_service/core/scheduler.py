@@ -1,8 +1,9 @@
 """The scheduler of one executor: `schedule()` decides a step, `apply()` learns from its result.
 
-Deterministic: no I/O, no clock, no randomness. There is no prefill phase and no decode phase: each
-step a sequence catches up from `num_computed` to `num_tokens` under the token budget. Steps are
-pipelined: a token that a step in flight samples is *promised*, and the next step may build on it.
+Deterministic: no I/O, no randomness, and no clock but `tick`. There is no prefill phase and no
+decode phase: each step a sequence catches up from `num_computed` to `num_tokens` under the token
+budget. Steps are pipelined: a token that a step in flight samples is *promised*, and the next step
+may build on it.
 """
 
 from __future__ import annotations
@@ -11,70 +12,102 @@ from collections import deque
 
 import numpy as np
 
-from scheduler_service.core.admission import check_request
-from scheduler_service.core.block_manager import Allocation, BlockManager
-from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.admission import check_request, max_len_of
+from scheduler_service.core.admitter import Admitter, Budget
+from scheduler_service.core.batch_policy import QueueState, StepShape, make_batch_policy
+from scheduler_service.core.beams import prepare_search
+from scheduler_service.core.config import Feature, SchedulerConfig
+from scheduler_service.core.losses import Losses, is_lost_too_often, loss_error
+from scheduler_service.core.placement import Placement
 from scheduler_service.core.plan import (
     ContractBroken,
-    RowStatus,
+    NewRow,
     StepEvents,
     StepOutcome,
     StepPlan,
     StepStatus,
-    TableWrite,
 )
-from scheduler_service.core.policy import choose_victim, pick_running
-from scheduler_service.core.request import FinishReason, Request, Sequence, SequenceStatus
-from scheduler_service.core.row_columns import Int32Array, RowColumns
-from scheduler_service.core.waiting_queue import WaitingQueue
+from scheduler_service.core.preemption_costs import PreemptionCosts
+from scheduler_service.core.queue_policy import make_queue_policy
+from scheduler_service.core.request import FinishReason, Int32Array, Request, Sequence
+from scheduler_service.core.request import SequenceStatus as Status
+from scheduler_service.core.results import Results
+from scheduler_service.core.row_changes import RowChanges
+from scheduler_service.core.row_columns import NO_TENANCY, Int64Array, RowWork
+from scheduler_service.core.running_rows import RunningRows
+from scheduler_service.core.taken_back import take_back_tokens
 from splitserve_rpc.domain_error import DomainError
 
-MAX_FRUITLESS_LOSSES = 8
 QUEUE_FULL_RETRY_S = 1.0
 
 
 class Scheduler:
-    """Waiting and running requests of one executor.
+    """Waiting, running and swapped requests of one executor.
 
     `last_step_id` is the latest step that this life of the executor was ever sent; steps are
-    numbered on from it.
+    numbered on from it. Raises ValueError for a configuration that makes no sense.
     """
 
     def __init__(self, config: SchedulerConfig, last_step_id: int = 0) -> None:
         self._config = config
-        self._blocks = BlockManager(config.num_device_blocks, config.block_size)
-        self._rows = RowColumns(config.max_num_seqs)
-        self._waiting = WaitingQueue()
-        self._requests: dict[str, Request] = {}
+        self._costs = PreemptionCosts(config)
+        policy = make_queue_policy(config.queue_policy, config.tenant_weights)
+        self._placement = Placement(config, policy, self._costs, last_step_id)
         self._in_flight: deque[StepPlan] = deque()
-        self._removed_row_ids: list[int] = []
-        self._last_planned_step_id = last_step_id
-        self._last_answered_step_id = last_step_id
+        self._losses = Losses(self._placement, self._in_flight)
+        self._results = Results(config, self._placement, self._losses)
+        self._running = RunningRows(config, self._placement)
+        self._admitter = Admitter(config, self._placement, self._costs)
+        self._batch_policy = make_batch_policy(config)
         self._needs_snapshot = True
         self.num_steps = 0
-        self.num_preemptions = 0
 
     # -- what it holds -------------------------------------------------------------------------
 
     @property
     def num_waiting(self) -> int:
         """Requests in the waiting queue."""
-        return len(self._waiting)
+        return len(self._placement.waiting)
 
     @property
-    def is_queue_full(self) -> bool:
-        """Whether `add` refuses whatever comes."""
-        return len(self._waiting) >= self._config.max_num_waiting
+    def num_swapped(self) -> int:
+        """Requests in the host pool."""
+        return len(self._placement.swapped)
 
     @property
     def num_running(self) -> int:
         """Sequences with a row."""
-        return len(self._rows)
+        return len(self._placement.rows)
+
+    @property
+    def num_running_requests(self) -> int:
+        """Requests of which some sequence has a row."""
+        return len(self._placement.requests) - self.num_waiting - self.num_swapped
+
+    @property
+    def num_preemptions(self) -> int:
+        """How often a request was preempted."""
+        return self._placement.num_preemptions
+
+    @property
+    def is_queue_full(self) -> bool:
+        """Whether `add` refuses whatever comes."""
+        return self.num_waiting >= self._config.max_num_waiting
 
     @property
     def num_free_blocks(self) -> int:
         """Device blocks nobody refers to."""
-        return self._blocks.pool.num_free
+        return self._placement.blocks.device.num_free
+
+    @property
+    def num_free_host_blocks(self) -> int:
+        """Host blocks no swapped request refers to."""
+        return self._placement.blocks.host.num_free
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Device blocks that can be found by what they hold."""
+        return self._placement.blocks.device.num_published
 
     @property
     def num_in_flight(self) -> int:
@@ -89,14 +122,19 @@ class Scheduler:
     @property
     def last_step_id(self) -> int:
         """The latest step planned."""
-        return self._last_planned_step_id
+        return self._placement.last_planned_step_id
 
     @property
     def num_unfinished_tokens(self) -> int:
-        """Tokens of all unfinished requests; the load a router compares."""
-        return sum(len(request.sequence.token_ids) for request in self._requests.values())
+        """Tokens of all unfinished sequences; the load a router compares."""
+        rows = self._placement.rows
+        return self._placement.num_queued_tokens + int(rows.num_known[rows.order].sum())
 
     # -- events in -----------------------------------------------------------------------------
+
+    def tick(self, now_ns: int) -> None:
+        """Says how late it is; deadlines and waiting times are measured by this clock."""
+        self._placement.now_ns = now_ns
 
     def check(self, request: Request) -> None:
         """Raises DomainError if `request` can never run here."""
@@ -111,31 +149,35 @@ class Scheduler:
         if self.is_queue_full:
             raise DomainError(
                 "QUEUE_FULL",
-                f"{len(self._waiting)} requests wait; allowed: {self._config.max_num_waiting}",
+                f"{self.num_waiting} requests wait; allowed: {self._config.max_num_waiting}",
                 retry_delay_s=QUEUE_FULL_RETRY_S,
             )
         self.readmit(request)
 
     def readmit(self, request: Request) -> None:
         """Takes a request that was accepted before, however long the queue is."""
-        assert request.request_id not in self._requests, "request id in use"
-        config, sequence = self._config, request.sequence
+        placement, config, sequence = self._placement, self._config, request.sequence
+        assert request.request_id not in placement.requests, "request id in use"
         eos_token_ids = frozenset() if request.params.ignore_eos else config.eos_token_ids
         request.stop_token_ids = request.params.stop_token_ids | eos_token_ids
-        request.stop_len = config.max_len
+        request.stop_len = max_len_of(request, config)
         if request.params.max_tokens is not None:
             by_length = sequence.num_prompt_tokens + request.params.max_tokens
-            request.stop_len = min(by_length, config.max_len)
-        self._requests[request.request_id] = request
-        self._waiting.push(request)
-        if sequence.num_output_tokens > 0:
-            self._finish_if_stopped(sequence, sequence.token_ids[-1])
+            request.stop_len = min(by_length, request.stop_len)
+        if request.params.beam is not None:
+            prepare_search(request, config.vocab_size)
+        self._results.expect(request)
+        placement.requests[request.request_id] = request
+        placement.enqueue(request)
+        for resumed in request.unfinished:
+            if resumed.num_output_tokens > 0 and request.params.beam is None:
+                self._results.finish_if_stopped(resumed)
 
     def abort(self, request_id: str) -> Request | None:
         """Ends a request in whatever state it is; None if there is no such request."""
-        request = self._requests.get(request_id)
+        request = self._placement.requests.get(request_id)
         if request is not None:
-            self._finish(request, FinishReason.ABORTED)
+            self._placement.finish(request, FinishReason.ABORTED)
         return request
 
     def evacuate(self) -> list[Request]:
@@ -144,13 +186,19 @@ class Scheduler:
         Their tokens are kept, all KV is forgotten; this scheduler is of no further use. A request
         that was lost too often without a new token in between is returned finished, with an error.
         """
-        requests = list(self._requests.values())
-        for sequence in list(self._rows.by_arrival):
-            self._lose(sequence)
-        for request in self._waiting:
-            request.sequence.num_promised = 0
-        self._requests.clear()
+        requests = list(self._placement.requests.values())
+        for request in requests:
+            had_row = any(s.status is Status.RUNNING for s in request.sequences)
+            was_computed = had_row or not self._placement.is_settled(request)
+            self._placement.detach(request)
+            num_tokens = sum(len(s.token_ids) for s in request.sequences)
+            if was_computed and is_lost_too_often(request, num_tokens):
+                request.finish_reason, request.error = FinishReason.ERROR, loss_error(request)
         return requests
+
+    def take_ended(self) -> StepEvents:
+        """What has ended since the last call or `apply`, by a decision; owners are to be told."""
+        return self._add_ended(StepEvents())
 
     # -- a step --------------------------------------------------------------------------------
 
@@ -158,17 +206,17 @@ class Scheduler:
         """Decides the next step; None if there is nothing to compute now."""
         if self._needs_snapshot and self._in_flight:
             return None
-        table_writes = self._grow_full_rows()
-        budget = self._config.max_num_batched_tokens
-        row_ids, num_new_tokens = pick_running(self._rows, budget)
-        admitted, chunks = self._admit(budget - int(num_new_tokens.sum()))
-        if admitted:
-            new_ids = np.array([s.row_id for s in admitted], np.int32)
-            row_ids = np.concatenate([row_ids, new_ids])
-            num_new_tokens = np.concatenate([num_new_tokens, np.array(chunks, np.int32)])
-        if len(row_ids) == 0:
-            return None
-        return self._plan(row_ids, num_new_tokens, admitted, table_writes)
+        while True:
+            self._placement.has_preempted = False
+            for shape in self._batch_policy.shapes(self._queue_state()):
+                row_ids, num_new_tokens = self._fill(shape)
+                if len(row_ids):
+                    return self._plan(row_ids, num_new_tokens)
+            if self._placement.blocks.moves:
+                return self._plan(np.empty(0, np.int64), np.empty(0, np.int32))
+            # Whoever yielded may have been the only one who ran.
+            if not self._placement.has_preempted:
+                return None
 
     def apply(self, outcome: StepOutcome) -> StepEvents:
         """Learns from a result; results come in the order of the steps. Raises ContractBroken."""
@@ -177,210 +225,120 @@ class Scheduler:
         plan = self._in_flight.popleft()
         if plan.base_step_id is None and outcome.status is StepStatus.NEED_SNAPSHOT:
             raise ContractBroken(f"step {plan.step_id} was a snapshot, and it wants a snapshot")
-        self._last_answered_step_id = plan.step_id
+        placement, events = self._placement, StepEvents()
         self.num_steps += 1
-        self._blocks.step_answered(plan.step_id)
-        events = StepEvents()
         if outcome.status is StepStatus.OK:
-            self._apply_rows(plan, outcome, events)
+            self._costs.observe(
+                num_moves=len(plan.moves),
+                move_us=outcome.move_us,
+                num_rows=len(plan.work.row_ids),
+                num_tokens=plan.num_tokens,
+                compute_us=outcome.compute_us,
+            )
+            try:
+                self._results.take(plan, outcome, events)
+            except Exception:
+                # Its tokens reach nobody; who goes on elsewhere must get them again.
+                take_back_tokens(placement, plan)
+                raise
         else:
-            self._apply_failure(plan, outcome, events)
+            self._needs_snapshot |= outcome.status is not StepStatus.FAILED
+            is_fruitless = outcome.status is not StepStatus.NEED_SNAPSHOT
+            self._losses.lose_step(plan, is_fruitless=is_fruitless)
+        placement.step_answered(plan.step_id)
+        return self._add_ended(events)
+
+    def _add_ended(self, events: StepEvents) -> StepEvents:
+        placement = self._placement
+        events.finished, placement.ended = placement.ended, []
+        events.finished_sequences, placement.ended_sequences = placement.ended_sequences, []
         return events
 
     # -- parts of schedule ---------------------------------------------------------------------
 
-    def _grow_full_rows(self) -> list[TableWrite]:
-        """Gives a block to every row that needs one, preempting the youngest where none is free."""
-        writes = []
-        for row_id in self._rows.full_rows():
-            sequence = self._rows.sequences[row_id]
-            # A row may have been preempted for an older one.
-            if sequence is not None and self._append_block(sequence):
-                self._rows.num_slots[row_id] += self._config.block_size
-                table = sequence.block_table
-                writes.append(TableWrite(row_id, len(table) - 1, table[-1:]))
-        return writes
+    def _queue_state(self) -> QueueState:
+        placement = self._placement
+        oldest = next(placement.waiting.candidates(), None) if self._config.delay_factor else None
+        waited_ns = 0 if oldest is None else placement.now_ns - oldest.queued_at_ns
+        return QueueState(
+            len(placement.waiting), len(placement.swapped), waited_ns / 1000, self._costs.prefill_us
+        )
 
-    def _append_block(self, sequence: Sequence) -> bool:
-        while not self._blocks.append_block(sequence):
-            if self._blocks.has_deferred:
-                return False  # blocks are on their way: the row skips this step
-            if self._preempt() is sequence:
-                return False
-        return True
+    def _fill(self, shape: StepShape) -> tuple[Int64Array, Int32Array]:
+        """Rows of a step of this shape, and how many tokens each computes."""
+        # Also where no decode runs: what they lack must not go to somebody new.
+        self._running.grow()
+        self._running.join_siblings()
+        num_tokens = self._config.max_num_batched_tokens
+        row_ids, num_new_tokens = self._running.pick(num_tokens, decodes=shape.runs_decodes)
+        if not self.num_waiting and not self.num_swapped:
+            return row_ids, num_new_tokens
+        rows = self._placement.rows
+        tenancies = rows.tenancies[row_ids]
+        num_tokens -= int(num_new_tokens.sum())
+        budget = Budget(num_tokens, shape.splits_prompts, is_untouched=len(row_ids) == 0)
+        placed = self._admitter.place(shape, budget)
+        # An urgent request may have taken the rows of others that were picked.
+        is_there = rows.tenancies[row_ids] == tenancies
+        columns = np.array(placed, np.int64).reshape(-1, 2)
+        return (
+            np.concatenate([row_ids[is_there], columns[:, 0]]),
+            np.concatenate([num_new_tokens[is_there], columns[:, 1].astype(np.int32)]),
+        )
 
-    def _preempt(self) -> Sequence:
-        victim = choose_victim(self._rows)
-        victim.request.num_preemptions += 1
-        self.num_preemptions += 1
-        self._back_to_waiting(victim)
-        return victim
-
-    def _admit(self, budget: int) -> tuple[list[Sequence], list[int]]:
-        """Moves requests from waiting to running while they fit; the last may get a chunk only."""
-        admitted: list[Sequence] = []
-        chunks: list[int] = []
-        while budget > 0 and not self._rows.is_full:
-            request = self._waiting.peek()
-            # A preempted sequence whose tokens are still being sampled waits for them.
-            if request is None or request.sequence.num_promised > 0:
-                break
-            sequence = request.sequence
-            allocation = self._blocks.can_allocate(sequence, others_run=len(self._rows) > 0)
-            if allocation is not Allocation.OK:
-                break
-            self._waiting.pop()
-            self._blocks.allocate(sequence)
-            self._rows.add(sequence, len(sequence.block_table) * self._config.block_size)
-            admitted.append(sequence)
-            chunks.append(min(budget, len(sequence.token_ids)))
-            budget -= chunks[-1]
-        return admitted, chunks
-
-    def _plan(
-        self,
-        row_ids: Int32Array,
-        num_new_tokens: Int32Array,
-        admitted: list[Sequence],
-        table_writes: list[TableWrite],
-    ) -> StepPlan:
-        step_id = self._last_planned_step_id + 1
-        base_step_id: int | None = self._last_planned_step_id
-        removed_row_ids, self._removed_row_ids = self._removed_row_ids, []
+    def _plan(self, row_ids: Int64Array, num_new_tokens: Int32Array) -> StepPlan:
+        placement = self._placement
+        step_id = placement.last_planned_step_id + 1
+        base_step_id: int | None = placement.last_planned_step_id
+        changes, placement.changes = placement.changes, RowChanges()
+        new_sequences = list(changes.new.values())
         if self._needs_snapshot:
-            self._rows.forget_samples()
-            admitted, table_writes, removed_row_ids = list(self._rows.by_arrival), [], []
+            placement.rows.forget_samples()
+            changes, new_sequences = RowChanges(), placement.rows.running
             base_step_id, self._needs_snapshot = None, False
-        work = self._rows.plan_work(row_ids, num_new_tokens, step_id)
-        plan = StepPlan(step_id, base_step_id, removed_row_ids, admitted, table_writes, work)
-        self._last_planned_step_id = step_id
+        new_rows = [self._new_row(sequence) for sequence in new_sequences]
+        work = placement.rows.plan_work(row_ids, num_new_tokens, step_id)
+        if Feature.CROSS_ATTENTION in self._config.features:
+            for row_id in row_ids.tolist():
+                request = placement.rows.sequence(row_id).request
+                request.is_encoded = request.encoder_token_ids is not None
+        moves, promoted = placement.blocks.take_moves()
+        placement.last_planned_step_id = step_id
+        placement.has_swapped_in = placement.has_swapped_out = False
+        plan = StepPlan(
+            step_id,
+            base_step_id,
+            changes.removed_row_ids,
+            new_rows,
+            changes.table_writes,
+            moves,
+            work,
+            self._take_published(work, promoted),
+        )
         self._in_flight.append(plan)
         return plan
 
-    # -- parts of apply ------------------------------------------------------------------------
+    def _new_row(self, sequence: Sequence) -> NewRow:
+        rows, request, row_id = self._placement.rows, sequence.request, sequence.row_id
+        encoder_token_ids = None if request.is_encoded else request.encoder_token_ids
+        return NewRow(
+            sequence,
+            row_id,
+            rows.block_table(row_id).copy(),
+            rows.known_tokens(row_id).copy(),
+            tuple(request.cross_blocks),
+            encoder_token_ids,
+        )
 
-    def _apply_rows(self, plan: StepPlan, outcome: StepOutcome, events: StepEvents) -> None:
-        samples = plan.work.samples.tolist()
-        for index, sequence in enumerate(plan.work.sequences):
-            if sequence is None or sequence.is_finished:
-                continue
-            if outcome.row_statuses and outcome.row_statuses[index] != RowStatus.OK:
-                self._apply_row_failure(sequence, outcome, index, events)
-                continue
-            if index in outcome.prompt_logprobs:
-                self._take_prompt_logprobs(sequence, outcome, index, events)
-            if samples[index]:
-                if index in outcome.logprobs:
-                    events.logprobs[len(events.requests)] = outcome.logprobs[index]
-                self._take_token(sequence, outcome.token_ids[index], events)
-
-    def _take_token(self, sequence: Sequence, token_id: int, events: StepEvents) -> None:
-        request = sequence.request
-        if not 0 <= token_id < self._config.vocab_size:
-            raise ContractBroken(f"sampled token {token_id} is outside the vocabulary")
-        sequence.token_ids.append(token_id)
-        if sequence.status is SequenceStatus.WAITING:
-            sequence.num_promised -= 1
-        if request.num_fruitless_losses:
-            request.num_fruitless_losses = 0
-        events.requests.append(request)
-        events.token_ids.append(token_id)
-        if self._finish_if_stopped(sequence, token_id):
-            events.finished.append(request)
-
-    def _take_prompt_logprobs(
-        self, sequence: Sequence, outcome: StepOutcome, index: int, events: StepEvents
-    ) -> None:
-        # After a recompute the first of them were sent before.
-        request = sequence.request
-        scored = [
-            token
-            for token in outcome.prompt_logprobs[index]
-            if token.position > request.num_prompt_logprobs_sent
-        ]
-        if scored:
-            request.num_prompt_logprobs_sent += len(scored)
-            events.prompt_logprobs.append((request, scored))
-
-    def _apply_row_failure(
-        self, sequence: Sequence, outcome: StepOutcome, index: int, events: StepEvents
-    ) -> None:
-        assert outcome.row_statuses is not None
-        status = RowStatus(outcome.row_statuses[index])
-        if status is RowStatus.INPUT_UNAVAILABLE:
-            self._lose(sequence)
-        else:
-            reason = "INVALID_LOGITS" if status is RowStatus.INVALID_LOGITS else "ROW_FAILED"
-            message = outcome.row_errors.get(index, "the executor could not compute this request")
-            self._finish(sequence.request, FinishReason.ERROR, error=(reason, message))
-        if sequence.is_finished:
-            events.finished.append(sequence.request)
-
-    def _apply_failure(self, plan: StepPlan, outcome: StepOutcome, events: StepEvents) -> None:
-        """A step without tokens: its sequences are computed again, from their tokens."""
-        self._needs_snapshot |= outcome.status is not StepStatus.FAILED
-        for sequence in plan.work.sequences:
-            if sequence is None or sequence.is_finished:
-                continue
-            if outcome.status is StepStatus.NEED_SNAPSHOT:
-                self._recompute(sequence)
-            else:
-                self._lose(sequence)
-            if sequence.is_finished:
-                events.finished.append(sequence.request)
-
-    # -- transitions ---------------------------------------------------------------------------
-
-    def _lose(self, sequence: Sequence) -> None:
-        """Its step or executor was lost: computed again, unless this happens over and over."""
-        request = sequence.request
-        request.num_fruitless_losses += 1
-        if request.num_fruitless_losses < MAX_FRUITLESS_LOSSES:
-            self._recompute(sequence)
-            return
-        message = f"lost {request.num_fruitless_losses} times in a row without a new token"
-        self._finish(request, FinishReason.ERROR, error=("EXECUTOR_LOST_REPEATEDLY", message))
-
-    def _recompute(self, sequence: Sequence) -> None:
-        """Forgets all KV of `sequence` and what steps in flight promise it."""
-        for plan in self._in_flight:
-            if sequence in plan.work.sequences:
-                plan.work.sequences[plan.work.sequences.index(sequence)] = None
-        if sequence.status is SequenceStatus.RUNNING:
-            self._back_to_waiting(sequence)
-        sequence.num_promised = 0
-
-    def _back_to_waiting(self, sequence: Sequence) -> None:
-        """Takes row and blocks; results of steps in flight stay valid."""
-        self._vacate(sequence)
-        sequence.status = SequenceStatus.WAITING
-        self._waiting.push(sequence.request)
-
-    def _vacate(self, sequence: Sequence) -> None:
-        self._removed_row_ids.append(self._rows.remove(sequence))
-        self._blocks.release(sequence, self._last_answered_step_id)
-
-    def _finish_if_stopped(self, sequence: Sequence, token_id: int) -> bool:
-        """Ends the request if `token_id`, its last token, ends it."""
-        request, num_tokens = sequence.request, len(sequence.token_ids)
-        if token_id in request.stop_token_ids:
-            request.stop_token_id = token_id
-            self._finish(request, FinishReason.STOP)
-        elif num_tokens >= request.stop_len:
-            max_tokens = request.params.max_tokens
-            by_length = max_tokens is not None and sequence.num_output_tokens >= max_tokens
-            reason = FinishReason.LENGTH if by_length else FinishReason.MODEL_LENGTH
-            self._finish(request, reason)
-        return request.is_finished
-
-    def _finish(
-        self, request: Request, reason: FinishReason, error: tuple[str, str] | None = None
-    ) -> None:
-        request.finish_reason, request.error = reason, error
-        del self._requests[request.request_id]
-        for sequence in request.sequences:
-            if sequence.status is SequenceStatus.RUNNING:
-                self._vacate(sequence)
-            elif sequence.status is SequenceStatus.WAITING:
-                self._waiting.remove(request)
-            sequence.status = SequenceStatus.FINISHED
+    def _take_published(self, work: RowWork, promoted: list[int]) -> dict[int, list[int]]:
+        """Blocks that are findable though this step is still to fill them, by who fills them."""
+        placement = self._placement
+        if len(work.token_ids):
+            is_single = (work.sampled_steps_back == 0) & (work.num_new_tokens == 1)
+            starts = work.num_computed_tokens[is_single].tolist()
+            for row_id, start in zip(work.row_ids[is_single].tolist(), starts, strict=True):
+                placement.publish_chunk(row_id, start, 1)
+        published, placement.published = placement.published, {}
+        if promoted:
+            published[NO_TENANCY] = promoted
+        return published

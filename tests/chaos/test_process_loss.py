@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from splitserve_client import AsyncClient, Finish, FinishReason, SamplingParams, Tokens
+from splitserve_client import (
+    AsyncClient,
+    BeamSearch,
+    Finish,
+    FinishReason,
+    Generation,
+    SamplingParams,
+    Tokens,
+    collect_generation,
+)
 from tests.support.hugging_face import generate_greedily, load_reference
 from tests.support.processes import processes
 from tests.support.tiny_models import make_tiny_model
@@ -17,6 +27,11 @@ NUM_TOKENS = 150
 KILL_AFTER = 15
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
 SAMPLED = replace(GREEDY, temperature=1.0, top_p=0.95, seed=17)
+SEVERAL = (
+    replace(SAMPLED, max_tokens=100, n=3),
+    replace(SAMPLED, max_tokens=60, n=2, best_of=3),
+    replace(GREEDY, max_tokens=60, n=2, beam_search=BeamSearch(3)),
+)
 PROMPTS = ([5, 6, 7], [9] * 20, [11, 12], [21, 22, 23, 24, 25])
 
 
@@ -114,3 +129,41 @@ async def test_client_resumes_with_the_same_randomness_when_the_scheduler_is_kil
             running.kill_scheduler()
             running.start_scheduler()
         assert_equal_to([stream.tokens for stream in undisturbed], streams)
+
+
+def tokens_of(generations: list[Generation]) -> list[list[tuple[int, ...]]]:
+    return [[c.token_ids for c in generation.completions] for generation in generations]
+
+
+async def test_several_sequences_move_together_when_their_executor_is_killed(model: Path) -> None:
+    async with processes(model) as running, AsyncClient(running.address) as client:
+        running.start_scheduler("--reconnect-timeout-s", "0.2")
+        running.start_executor()
+        await running.wait_until(lambda executors: len(executors) == 1)
+        undisturbed = await asyncio.gather(
+            *(client.complete(PROMPTS[1], params) for params in SEVERAL)
+        )
+        first = next(iter(running.executors))
+        started = asyncio.Event()
+
+        async def complete(params: SamplingParams) -> Generation:
+            events = client.generate(PROMPTS[1], params)
+            return await collect_generation(noting_start(events), params.num_completions)
+
+        async def noting_start(
+            events: AsyncIterator[Tokens | Finish],
+        ) -> AsyncIterator[Tokens | Finish]:
+            num_tokens = 0
+            async for event in events:
+                num_tokens += isinstance(event, Tokens)
+                if num_tokens == KILL_AFTER:
+                    started.set()
+                yield event
+
+        async with asyncio.TaskGroup() as tasks:
+            generating = [tasks.create_task(complete(params)) for params in SEVERAL]
+            await started.wait()
+            running.kill_executor(first)
+            assert not any(task.done() for task in generating)
+            running.start_executor()
+        assert tokens_of([task.result() for task in generating]) == tokens_of(undisturbed)

@@ -1,17 +1,20 @@
-"""Both executors behind a real gRPC server: the fake runner, and a tiny random Llama."""
+"""Executors behind a real gRPC server: the fake runner, and tiny random models."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 import grpc.aio
 import pytest
 
+from executor_service.batch import Feature
 from splitserve.executor.v1 import executor_pb2_grpc
 from splitserve_rpc.server import channel_options
 from tests.contract.served import (
     MAX_MESSAGE_BYTES,
+    SLIDING_WINDOW,
     Backend,
     GatedRunner,
     Served,
@@ -21,28 +24,66 @@ from tests.contract.served import (
 from tests.support.executor_server import serve_executor
 from tests.support.fake_runner import FakeRunner
 
+if TYPE_CHECKING:
+    from tests.contract.served_model import TinyModel
+
 
 @pytest.fixture(scope="session")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Any:  # noqa: ANN401
+def llama(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     """A tiny random Llama, loaded once."""
-    from tests.contract.served_llama import load_llama
+    from tests.contract.served_model import load_tiny_model
 
-    return load_llama(tmp_path_factory.mktemp("models"))
+    return load_tiny_model("llama", tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
+def mistral(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    """A tiny random Mistral, in which every layer has a sliding window."""
+    from tests.contract.served_model import load_tiny_model
+
+    directory = tmp_path_factory.mktemp("models")
+    return load_tiny_model("mistral", directory, {"sliding_window": SLIDING_WINDOW})
 
 
 @pytest.fixture(params=["fake", "real"])
 def backend(request: pytest.FixtureRequest) -> Backend:
     if request.param == "fake":
         return make_fake_backend()
-    from tests.contract.served_llama import make_llama_backend
+    from tests.contract.served_model import make_model_backend
 
-    return make_llama_backend(request.getfixturevalue("llama"))
+    return make_model_backend(request.getfixturevalue("llama"))
 
 
 @pytest.fixture
 async def served(backend: Backend) -> AsyncIterator[Served]:
+    async with _serve(backend) as served:
+        yield served
+
+
+@pytest.fixture(params=["fake", "real"])
+async def served_window(request: pytest.FixtureRequest) -> AsyncIterator[Served]:
+    """Every layer of the model has the window SLIDING_WINDOW."""
+    if request.param == "fake":
+        backend = make_fake_backend(sliding_window=SLIDING_WINDOW)
+    else:
+        from tests.contract.served_model import make_model_backend
+
+        backend = make_model_backend(request.getfixturevalue("mistral"))
+    async with _serve(backend) as served:
+        yield served
+
+
+@pytest.fixture
+async def served_all() -> AsyncIterator[Served]:
+    """An executor with all features; there is only a fake one."""
+    async with _serve(make_fake_backend(frozenset(Feature))) as served:
+        yield served
+
+
+@asynccontextmanager
+async def _serve(backend: Backend) -> AsyncIterator[Served]:
     gate = GatedRunner(backend.runner)
-    async with serve_executor(make_info(backend.vocab_size), gate) as server:
+    async with serve_executor(make_info(backend), gate) as server:
         address = server.info.address
         # A client may send more than the executor takes: that is one of the tests.
         options = channel_options(4 * MAX_MESSAGE_BYTES)

@@ -5,13 +5,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import grpc.aio
 
 from executor_service.batch import Feature
 from executor_service.errors import OutOfMemory
-from executor_service.executor_info import ExecutorInfo, ExecutorLimits, ModelInfo
+from executor_service.executor_info import (
+    SAMPLING_FEATURES,
+    ExecutorInfo,
+    ExecutorLimits,
+    ModelInfo,
+)
 from executor_service.step import RowStatus, Runner, StepInput, StepOutput
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.executor.v1 import executor_pb2_grpc
@@ -28,6 +34,9 @@ MAX_NUM_ROWS = 8
 MAX_NUM_BATCHED_TOKENS = 64
 MAX_MESSAGE_BYTES = 256 * 1024
 MAX_INFLIGHT_STEPS = 3
+MAX_ADAPTERS_PER_STEP = 2
+# Of the backends that have one; it does not end where blocks do.
+SLIDING_WINDOW = 5
 
 # Vocabulary of both backends. The last tokens are there to be fed, and make something go wrong.
 VOCAB_SIZE = 160
@@ -40,11 +49,13 @@ PROMPT = [11, 7, 93, 40, 5, 62]
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """A runner, and the truth about it: the greedy token after a sequence."""
+    """A runner, what it announces, and the truth about it: the greedy token after a sequence."""
 
     runner: Runner
     vocab_size: int
-    next_token: Callable[[Sequence[int]], int]
+    next_token: Callable[..., int]
+    features: frozenset[Feature] = SAMPLING_FEATURES
+    sliding_window: int | None = None
 
 
 @dataclass(slots=True)
@@ -119,11 +130,13 @@ class Served:
     def open(self) -> Session:
         return Session(self.stub.Execute())
 
-    def truth(self, tokens: Sequence[int], num_tokens: int = 1) -> list[int]:
-        """The greedy tokens after `tokens`."""
+    def truth(
+        self, tokens: Sequence[int], num_tokens: int = 1, **additions: str | Sequence[int]
+    ) -> list[int]:
+        """The greedy tokens after `tokens`; `additions`: adapter and encoder."""
         sequence = list(tokens)
         for _ in range(num_tokens):
-            sequence.append(self.backend.next_token(sequence))
+            sequence.append(self.backend.next_token(sequence, **additions))
         return sequence[len(tokens) :]
 
     def prompt_batch(
@@ -137,31 +150,55 @@ class Served:
         )
 
 
-def make_info(vocab_size: int, features: frozenset[Feature] = frozenset(Feature)) -> ExecutorInfo:
+def make_info(backend: Backend) -> ExecutorInfo:
+    has_adapters = Feature.ADAPTERS in backend.features
     return ExecutorInfo(
         executor_epoch=EXECUTOR_EPOCH,
-        model=ModelInfo("tiny", "0f", "float32", "float32", vocab_size, 64, (2,)),
+        model=ModelInfo(
+            "tiny",
+            "0f",
+            "float32",
+            "float32",
+            backend.vocab_size,
+            64,
+            (2,),
+            sliding_window=backend.sliding_window,
+        ),
         block_size=BLOCK_SIZE,
         num_device_blocks=NUM_DEVICE_BLOCKS,
         num_host_blocks=NUM_HOST_BLOCKS,
         block_bytes=1024,
         limits=ExecutorLimits(
-            MAX_NUM_ROWS, MAX_NUM_BATCHED_TOKENS, MAX_MESSAGE_BYTES, MAX_INFLIGHT_STEPS
+            MAX_NUM_ROWS,
+            MAX_NUM_BATCHED_TOKENS,
+            MAX_MESSAGE_BYTES,
+            MAX_INFLIGHT_STEPS,
+            MAX_ADAPTERS_PER_STEP if has_adapters else None,
         ),
-        features=features,
+        features=backend.features,
         software_version="test",
     )
 
 
-def make_fake_backend() -> Backend:
+def make_fake_backend(
+    features: frozenset[Feature] = SAMPLING_FEATURES, sliding_window: int | None = None
+) -> Backend:
     runner = FakeRunner(
         block_size=BLOCK_SIZE,
         num_device_blocks=NUM_DEVICE_BLOCKS,
         num_host_blocks=NUM_HOST_BLOCKS,
         vocab_size=VOCAB_SIZE,
         fault=_fault,
+        sliding_window_tokens=sliding_window,
+        us_per_block=20,
+        us_per_token=1,
     )
-    return Backend(runner, VOCAB_SIZE, lambda tokens: expected_tokens(tokens, 1, 0, VOCAB_SIZE)[0])
+    next_token = partial(_next_token, window=sliding_window)
+    return Backend(runner, VOCAB_SIZE, next_token, features, sliding_window)
+
+
+def _next_token(tokens: Sequence[int], window: int | None, **additions: Any) -> int:  # noqa: ANN401
+    return expected_tokens(tokens, 1, 0, VOCAB_SIZE, window=window, **additions)[0]
 
 
 def _fault(step: StepInput) -> StepFault:

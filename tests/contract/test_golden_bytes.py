@@ -55,8 +55,17 @@ def _batch() -> pb.ScheduleBatch:
         base=257,
         removed=[9],
         new=[
-            NewRow(4, (100, 101), num_prompt=2, params=params, seed=-2, history=(11, 12, 13)),
-            NewRow(6, (102,), num_prompt=1),
+            NewRow(
+                4,
+                (100, 101),
+                num_prompt=2,
+                params=params,
+                seed=-2,
+                history=(11, 12, 13),
+                adapter="french",
+            ),
+            NewRow(6, (-1, 102), cross_blocks=(103, 104), encoder=(21, 22, 23)),
+            NewRow(7, (105,), adapter="a", cross_blocks=(103, 104), num_encoder=3),
         ],
         writes=[(4, 2, (70000,))],
         swap_out=[(1, 2)],
@@ -98,13 +107,13 @@ def _refusal() -> StepAnswer:
 def _info() -> ExecutorInfo:
     return ExecutorInfo(
         executor_epoch=SENDER.executor_epoch,
-        model=ModelInfo("llama", "c0ffee", "bfloat16", "float16", 32000, 4096, (2, 128001)),
+        model=ModelInfo("llama", "c0ffee", "bfloat16", "float16", 32000, 4096, (2, 128001), 1024),
         block_size=16,
         num_device_blocks=1000,
         num_host_blocks=50,
         block_bytes=2**33,
-        limits=ExecutorLimits(256, 2048, 64 * 1024 * 1024, 8),
-        features=frozenset({Feature.PENALTIES, Feature.LOGPROBS}),
+        limits=ExecutorLimits(256, 2048, 64 * 1024 * 1024, 8, 3),
+        features=frozenset({Feature.PENALTIES, Feature.LOGPROBS, Feature.ADAPTERS}),
         software_version="1.2.3",
         address="executor-1:50052",
     )
@@ -148,6 +157,8 @@ def test_columns_hold_the_same_values_when_golden_batch_is_decoded() -> None:
         "history_offsets": content.new_rows.history_offsets.tolist(),
         "top_k": [params.top_k for params in content.new_rows.sampling_params],
         "temperature": [params.temperature for params in content.new_rows.sampling_params],
+        "blocks": content.new_rows.block_ids.tolist(),
+        "adapters": content.new_rows.row_adapters,
         "written": content.table_writes.block_ids.tolist(),
         "copied": list(zip(content.copy.sources, content.copy.destinations, strict=True)),
         "steps_back": content.work.sampled_steps_back.tolist(),
@@ -157,16 +168,31 @@ def test_columns_hold_the_same_values_when_golden_batch_is_decoded() -> None:
     assert found == {
         "identity": (258, 257),
         "removed": [9],
-        "seeds": [-2, 0],
-        "history_offsets": [0, 3, 3],
+        "seeds": [-2, 0, 0],
+        "history_offsets": [0, 3, 3, 3],
         "top_k": [40, None],
         "temperature": [0.75, 0.0],
+        "blocks": [100, 101, -1, 102, 105],
+        "adapters": ["french", "", "a"],
         "written": [70000],
         "copied": [(5, 6), (5, 7)],
         "steps_back": [0, 1, 0],
         "tokens": [14, 15, 16],
         "samples": [1, 1, 0],
     }
+
+
+def test_encoder_columns_hold_the_same_values_when_golden_batch_is_decoded() -> None:
+    content = decode_batch(pb.ScheduleBatch.FromString(_golden("schedule_batch"))).content
+    assert not isinstance(content, Exception)
+    assert content.new_rows is not None
+    cross = content.new_rows.cross
+    assert cross is not None
+    assert cross.num_encoder_tokens.tolist() == [0, 3, 3]
+    assert cross.block_offsets.tolist() == [0, 0, 2, 4]
+    assert cross.block_ids.tolist() == [103, 104, 103, 104]
+    assert cross.encoder_offsets.tolist() == [0, 0, 3, 3]
+    assert cross.encoder_token_ids.tolist() == [21, 22, 23]
 
 
 def _write_golden() -> None:

@@ -5,15 +5,35 @@ from __future__ import annotations
 import pytest
 
 from splitserve.executor.v1 import executor_pb2 as pb
-from tests.contract.refusal_cases import CASES, Case
+from tests.contract.refusal_case import Case
+from tests.contract.refusal_cases import CASES
+from tests.contract.refusal_cases_additions import FEATURE_CASES, UNANNOUNCED_CASES, WINDOW_CASES
 from tests.contract.served import PROMPT, Served
 from tests.support.batches import NewRow, WorkRow, i32
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*CASES, *UNANNOUNCED_CASES], ids=lambda case: case.name)
 async def test_batch_is_refused_and_changes_nothing_when_it_is_wrong(
     served: Served, case: Case
 ) -> None:
+    await _check_refused(served, case)
+
+
+@pytest.mark.parametrize("case", FEATURE_CASES, ids=lambda case: case.name)
+async def test_batch_is_refused_and_changes_nothing_when_it_uses_a_feature_wrongly(
+    served_all: Served, case: Case
+) -> None:
+    await _check_refused(served_all, case)
+
+
+@pytest.mark.parametrize("case", WINDOW_CASES, ids=lambda case: case.name)
+async def test_batch_is_refused_and_changes_nothing_when_a_block_in_the_window_is_missing(
+    served_window: Served, case: Case
+) -> None:
+    await _check_refused(served_window, case)
+
+
+async def _check_refused(served: Served, case: Case) -> None:
     session = served.open()
     prepared = served.sender.batch(
         1,

@@ -234,6 +234,23 @@ async def test_logprobs_come_for_those_rows_when_only_some_ask(served: Served) -
     assert read_f32(columns.logprobs)[0] == pytest.approx(read_f32(columns.top_logprobs)[0])
 
 
+@pytest.mark.parametrize("num_logprobs", [64, VOCAB_SIZE, VOCAB_SIZE + 1, 2**31 - 1])
+async def test_logprobs_have_as_many_alternatives_as_there_are_when_many_are_asked_for(
+    served: Served, num_logprobs: int
+) -> None:
+    rows = [
+        NewRow(0, (0, 1), params={"num_logprobs": num_logprobs}),
+        NewRow(1, (2, 3), params={"num_logprobs": 2}),
+    ]
+    work = [WorkRow(0, 0, PROMPT), WorkRow(1, 0, OTHER)]
+    result = await served.open().execute(served.sender.batch(1, new=rows, work=work))
+    expected = min(num_logprobs, VOCAB_SIZE)
+    assert read_i32(result.logprobs.top_offsets) == [0, expected, expected + 2]
+    alternatives = read_i32(result.logprobs.top_token_ids)
+    assert len(set(alternatives[:expected])) == expected
+    assert len(read_f32(result.logprobs.top_logprobs)) == expected + 2
+
+
 async def test_logprobs_name_the_batchs_rows_when_a_row_was_left_out(served: Served) -> None:
     params = {"num_logprobs": 0}
     rows = [NewRow(0, (0, 1), params=params), NewRow(1, (2, 3), params=params)]

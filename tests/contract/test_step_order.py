@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.contract.served import BLOCK_SIZE, MAX_NUM_BATCHED_TOKENS, PROMPT, Served
-from tests.support.batches import NewRow, WorkRow
+from tests.support.batches import NewRow, WorkRow, i32
 
 OTHER = [80, 3, 3, 51, 29, 77, 14]
 LONG = [(7 * i + 3) % 150 for i in range(3 * BLOCK_SIZE)]
@@ -95,6 +95,20 @@ async def test_swap_out_comes_before_swap_in_when_both_name_the_same_blocks(
         *served.truth([*PROMPT, first]),
         *served.truth([*OTHER, other]),
     ]
+
+
+@pytest.mark.parametrize("phase", ["swap_out", "swap_in", "copy"])
+async def test_timings_tell_moving_from_computing_when_a_step_does_both(
+    served: Served, phase: str
+) -> None:
+    session = served.open()
+    await session.tokens(served.prompt_batch(blocks=(0, 1)))
+    batch = served.sender.batch(2, base=1, new=[NewRow(1, (7, 8))], work=[WorkRow(1, 0, OTHER)])
+    moves = getattr(batch, phase)
+    moves.source_block_ids, moves.destination_block_ids = i32([0, 1, 2]), i32([5, 4, 3])
+    timings = (await session.execute(batch)).timings
+    assert timings.move_us > 0
+    assert timings.forward_us > 0
 
 
 async def test_copy_comes_after_swap_in_when_its_source_is_swapped_in(served: Served) -> None:

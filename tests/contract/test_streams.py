@@ -152,7 +152,7 @@ async def test_results_come_in_order_when_batches_are_sent_ahead(
 
 async def test_info_says_what_was_registered_when_it_is_asked_for(served: Served) -> None:
     info = (await served.stub.GetInfo(pb.GetInfoRequest())).executor
-    expected = make_info(served.backend.vocab_size)
+    expected = make_info(served.backend)
     assert (
         (info.contract_version.major, info.contract_version.minor),
         info.address,
@@ -161,7 +161,7 @@ async def test_info_says_what_was_registered_when_it_is_asked_for(served: Served
         info.limits.max_inflight_steps,
         list(info.features),
     ) == (
-        (1, 0),
+        (1, 1),
         served.server.info.address,
         BLOCK_SIZE,
         expected.model.vocab_size,

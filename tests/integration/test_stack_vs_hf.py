@@ -9,21 +9,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
-import torch
 
-from executor_service.loaded_model import LoadedModel
-from executor_service.memory import CacheConfig, build_runner
-from executor_service.model_loader import ModelConfig, load_model
-from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.request import Request
-from scheduler_service.core.sampling_params import SamplingParams
-from scheduler_service.core.scheduler import Scheduler
-from tests.support.hugging_face import generate_greedily, load_reference
-from tests.support.in_process import InProcessEngine, output_token_ids
-from tests.support.tiny_models import make_tiny_model
+from scheduler_service.core.request import FinishReason
+from tests.support.model_pair import ModelPair
+from tests.support.observed_engine import ObservedEngine, make_request
 
 ARCHITECTURES = (
     "llama",
@@ -78,76 +69,27 @@ def covering(offset: int) -> list[Case]:
     ]
 
 
-class Truth:
-    """A tiny model, loaded by us and by Hugging Face, with the latter's answers."""
-
-    def __init__(self, architecture: str, directory: Path) -> None:
-        overrides = {"max_position_embeddings": 512}
-        make_tiny_model(architecture, directory, seed=3, overrides=overrides)
-        self.loaded: LoadedModel = load_model(ModelConfig(str(directory)))
-        self._reference = load_reference(directory)
-        self._answers: dict[tuple[int, ...], list[int]] = {}
-
-    def prompts(self, lens: tuple[int, ...]) -> list[list[int]]:
-        generator = torch.Generator().manual_seed(5)
-        vocab_size = self.loaded.vocab_size
-        return [torch.randint(3, vocab_size, (n,), generator=generator).tolist() for n in lens]
-
-    def answer(self, prompt: list[int]) -> list[int]:
-        key = tuple(prompt)
-        if key not in self._answers:
-            answer = generate_greedily(self._reference, prompt, NUM_OUTPUT_TOKENS)
-            self._answers[key] = answer
-        return self._answers[key]
-
-
-@pytest.fixture(scope="module")
-def truth_of(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Callable[[str], Truth]:
-    made: dict[str, Truth] = {}
-
-    def get(architecture: str) -> Truth:
-        if architecture not in made:
-            made[architecture] = Truth(architecture, tmp_path_factory.mktemp(architecture))
-        return made[architecture]
-
-    return get
-
-
-def serve(truth: Truth, case: Case) -> tuple[list[Request], Scheduler]:
-    loaded = truth.loaded
-    runner = build_runner(
-        loaded,
-        CacheConfig(case.block_size, num_device_blocks=case.num_blocks, num_host_blocks=0),
-    )
-    config = SchedulerConfig(
+def serve(pair: ModelPair, case: Case) -> ObservedEngine:
+    """The engine after it has served the prompts of `case`."""
+    engine = ObservedEngine(
+        pair,
+        depth=case.depth,
+        # Ever rarer, so that a prompt of many chunks gets through.
+        preempt_at={2, 4, 9, 27, 81} if case.preempt else (),
         block_size=case.block_size,
         num_device_blocks=case.num_blocks,
-        max_num_seqs=8,
         max_num_batched_tokens=case.budget,
-        max_model_len=512,
-        max_num_waiting=8,
-        vocab_size=loaded.vocab_size,
-        eos_token_ids=frozenset(),
+        # A core that knows of no window keeps what is behind it; nobody reads it.
+        sliding_window=None,
     )
-    # Ever rarer, so that a prompt of many chunks gets through.
-    preempt_at = frozenset({2, 4, 9, 27, 81}) if case.preempt else frozenset()
-    engine = InProcessEngine(config, runner, epoch=11, depth=case.depth, preempt_at=preempt_at)
-    requests = [
-        Request.create(
-            str(index),
-            prompt,
-            SamplingParams(temperature=0.0, max_tokens=NUM_OUTPUT_TOKENS),
-            arrival=index,
-            seed=index,
+    prompts = pair.prompts(case.prompt_lens)
+    engine.serve(
+        *(
+            make_request(index, prompt, max_tokens=NUM_OUTPUT_TOKENS)
+            for index, prompt in enumerate(prompts)
         )
-        for index, prompt in enumerate(truth.prompts(case.prompt_lens))
-    ]
-    for request in requests:
-        engine.scheduler.add(request)
-    engine.run()
-    return requests, engine.scheduler
+    )
+    return engine
 
 
 def cases() -> list[tuple[str, Case]]:
@@ -160,11 +102,11 @@ def cases() -> list[tuple[str, Case]]:
 
 @pytest.mark.parametrize(("architecture", "case"), cases(), ids=lambda value: str(value))
 def test_tokens_equal_hugging_face_generate(
-    architecture: str, case: Case, truth_of: Callable[[str], Truth]
+    architecture: str, case: Case, pair_of: Callable[[str], ModelPair]
 ) -> None:
-    truth = truth_of(architecture)
-    requests, scheduler = serve(truth, case)
-    answers = [truth.answer(prompt) for prompt in truth.prompts(case.prompt_lens)]
-    assert [output_token_ids(request) for request in requests] == answers
-    assert scheduler.num_free_blocks == case.num_blocks
-    assert (scheduler.num_preemptions > 0) == case.preempt
+    pair = pair_of(architecture)
+    engine = serve(pair, case)
+    answers = [pair.answer(prompt, NUM_OUTPUT_TOKENS) for prompt in pair.prompts(case.prompt_lens)]
+    assert list(engine.delivered.values()) == [[answer] for answer in answers]
+    assert all(request.finish_reason is FinishReason.LENGTH for request in engine.finished)
+    assert (engine.scheduler.num_preemptions > 0) == case.preempt

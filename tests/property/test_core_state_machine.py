@@ -2,17 +2,21 @@
 
 The fake executor chains every token to what it reads through the block table, so a wrong table, a
 block that is reused too early or a missing recompute changes the tokens. Whatever happens on the
-way (arrivals, aborts, failing steps, executor loss, preemption, chunking, pipelining), each
-request's tokens must be the ones of `expected_tokens`.
+way (arrivals, aborts, failing steps and rows, executor loss, preemption, chunking, pipelining),
+each request's tokens must be those that `Oracle` knows without any scheduler.
 """
 
 from __future__ import annotations
 
 import os
-from collections import Counter
+import pickle
+import sys
 from contextlib import suppress
+from enum import Enum
+from random import Random
+from typing import Any
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -22,178 +26,211 @@ from hypothesis.stateful import (
     rule,
 )
 
+from executor_service.step import RowStatus
 from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.request import FinishReason, Request, SequenceStatus
-from scheduler_service.core.sampling_params import SamplingParams
-from scheduler_service.core.scheduler import Scheduler
-from splitserve.executor.v1 import executor_pb2 as pb
+from scheduler_service.core.plan import StepStatus
 from splitserve_rpc.domain_error import DomainError
-from tests.support.fake_runner import FakeRunner, expected_tokens
-from tests.support.in_process import InProcessEngine, output_token_ids
+from tests.property.core_workloads import configs, fit, random_spec
+from tests.support.core_checks import check_core, check_published
+from tests.support.core_clients import Client
+from tests.support.core_engine import CoreEngine, Link, ProtobufLink
+from tests.support.core_truth import Oracle
+from tests.support.fake_runner import FakeRunner, StepFault
+from tests.support.plan_executor import PlanExecutor
 
-VOCAB_SIZE = 50
-MAX_MODEL_LEN = 60
+MAX_STEPS_TO_END = 5000
 
 
-def held_block_ids(scheduler: Scheduler, requests: list[Request]) -> list[int]:
-    """Every block of a block table, and those that wait for a step in flight."""
-    tables = [block for r in requests for block in r.sequence.block_table]
-    return tables + [block for _, blocks in scheduler._blocks._deferred for block in blocks]
+class Mishap(Enum):
+    """What goes wrong, or happens behind the clients' backs."""
+
+    STEP_FAILS = "step_fails"
+    STEP_IS_NOT_EXECUTED = "step_is_not_executed"
+    ROW_FAILS = "row_fails"
+    EXECUTOR_IS_LOST = "executor_is_lost"
+    CORE_IS_RESTORED = "core_is_restored"
 
 
 class CoreMachine(RuleBasedStateMachine):
     """Arrivals, steps, failures; the invariants hold after each."""
 
+    link: type[Link[Any]] = PlanExecutor
+
     def __init__(self) -> None:
         super().__init__()
-        self.requests: list[Request] = []
-        self.epoch = 0
+        self.clients: dict[int, Client] = {}
+        self.contents: dict[bytes, tuple[int, ...]] = {}
         self.num_arrivals = 0
+        self.engine: CoreEngine[Any] | None = None
 
     @initialize(
-        block_size=st.sampled_from([1, 3, 4, 16]),
-        num_blocks=st.integers(4, 40),
-        max_num_seqs=st.integers(1, 6),
-        budget=st.sampled_from([1, 2, 7, 64]),
+        config=configs(),
         depth=st.integers(1, 3),
+        costs=st.sampled_from([(0, 0), (1, 100), (100, 1)]),
     )
-    def start(
-        self, block_size: int, num_blocks: int, max_num_seqs: int, budget: int, depth: int
-    ) -> None:
-        self.config = SchedulerConfig(
-            block_size=block_size,
-            num_device_blocks=num_blocks,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=budget,
-            max_model_len=MAX_MODEL_LEN,
-            max_num_waiting=8,
-            vocab_size=VOCAB_SIZE,
-            eos_token_ids=frozenset({0}),
-        )
-        self.depth = depth
+    def start(self, config: SchedulerConfig, depth: int, costs: tuple[int, int]) -> None:
+        self.config, self.depth, self.costs = config, depth, costs
+        self.oracle = Oracle(config)
         self.connect()
 
     def connect(self) -> None:
         """A new executor with an empty cache, and a new core for it."""
-        self.epoch += 1
-        config = self.config
-        self.runner = FakeRunner(
-            num_device_blocks=config.num_device_blocks,
-            num_host_blocks=0,
-            block_size=config.block_size,
-            vocab_size=VOCAB_SIZE,
+        now_ns = 0 if self.engine is None else self.engine.now_ns
+        runner = FakeRunner(
+            block_size=self.config.block_size,
+            num_device_blocks=self.config.num_device_blocks,
+            num_host_blocks=self.config.num_host_blocks,
+            vocab_size=self.config.vocab_size,
+            sliding_window_tokens=self.config.sliding_window,
+            us_per_block=self.costs[0],
+            us_per_token=self.costs[1],
         )
-        self.engine = InProcessEngine(config, self.runner, epoch=self.epoch, depth=self.depth)
+        self.engine = CoreEngine(self.config, runner, self.link, depth=self.depth)
+        self.engine.tick(now_ns)
 
-    @rule(
-        prompt=st.lists(st.integers(1, VOCAB_SIZE - 1), min_size=1, max_size=30),
-        max_tokens=st.one_of(st.none(), st.integers(1, 20)),
-        seed=st.integers(0, 3),
-        ignore_eos=st.booleans(),
-    )
-    def arrive(
-        self, prompt: list[int], max_tokens: int | None, seed: int, ignore_eos: bool
-    ) -> None:
-        self.num_arrivals += 1
-        params = SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos)
-        request = Request.create(
-            f"r{self.num_arrivals}", prompt, params, arrival=self.num_arrivals, seed=seed
-        )
-        with suppress(DomainError):  # too large, or the queue is full
-            self.engine.scheduler.add(request)
-            self.requests.append(request)
+    @property
+    def running(self) -> CoreEngine[Any]:
+        assert self.engine is not None
+        return self.engine
 
-    @rule(num_steps=st.integers(1, 6))
+    @property
+    def unfinished(self) -> list[Client]:
+        return [client for client in self.clients.values() if not client.delivery.is_finished]
+
+    # -- what happens --------------------------------------------------------------------------
+
+    @rule(count=st.integers(1, 6), seed=st.integers(0, 2**32))
+    def arrive(self, count: int, seed: int) -> None:
+        for index in range(count):
+            self.num_arrivals += 1
+            spec = random_spec(Random(seed + index))
+            fitting = fit(spec, self.config, self.running.now_ns)
+            request, truth = self.oracle.make_request(fitting, self.num_arrivals)
+            with suppress(DomainError):  # too large, or the queue is full
+                delivery = self.running.add(request)
+                self.clients[self.num_arrivals] = Client(fitting, truth, delivery)
+                self.contents |= truth.contents
+                note(f"{request.request_id}: {fitting}")
+
+    @rule(num_steps=st.integers(1, 20))
     def step(self, num_steps: int) -> None:
         for _ in range(num_steps):
-            self.engine.fill()
-            if not self.engine.in_flight:
+            if not self.running.step():
                 return
-            self.engine.answer()
 
-    @precondition(lambda self: any(not r.is_finished for r in self.requests))
-    @rule(data=st.data())
-    def abort(self, data: st.DataObject) -> None:
-        unfinished = [r for r in self.requests if not r.is_finished]
-        request = data.draw(st.sampled_from(unfinished))
-        assert self.engine.scheduler.abort(request.request_id) is request
+    @precondition(lambda self: self.unfinished)
+    @rule(index=st.integers(0, 9))
+    def abort(self, index: int) -> None:
+        client = self.unfinished[index % len(self.unfinished)]
+        client.is_aborted = True
+        self.running.abort(client.request)
 
-    @precondition(lambda self: self.engine.in_flight)
-    @rule()
-    def step_fails(self) -> None:
-        def fail(result: pb.StepResult) -> None:
-            if result.status == pb.STEP_STATUS_OK:
-                result.sampled_token_ids = result.row_statuses = b""
-                result.status = pb.STEP_STATUS_FAILED
+    @rule(duration_ns=st.sampled_from([1_000, 1_000_000, 1_000_000_000]))
+    def tick(self, duration_ns: int) -> None:
+        self.running.tick(duration_ns)
 
-        self.engine.answer(fail)
+    # -- what goes wrong -----------------------------------------------------------------------
 
-    @precondition(lambda self: self.engine.in_flight)
-    @rule(status=st.sampled_from([pb.STEP_STATUS_NEED_SNAPSHOT, pb.STEP_STATUS_REFUSED]))
-    def step_is_not_executed(self, status: pb.StepStatus) -> None:
-        self.engine.skip(status)
+    @precondition(lambda self: self.unfinished)
+    @rule(mishap=st.sampled_from(Mishap), index=st.integers(0, 9))
+    def go_wrong(self, mishap: Mishap, index: int) -> None:
+        self.running.fill()
+        if self.running.in_flight:
+            match mishap:
+                case Mishap.STEP_FAILS:
+                    self.running.fail()
+                case Mishap.STEP_IS_NOT_EXECUTED:
+                    self.skip_step()
+                case Mishap.ROW_FAILS:
+                    self.fail_row(index)
+                case Mishap.EXECUTOR_IS_LOST:
+                    self.lose_executor()
+                case Mishap.CORE_IS_RESTORED:
+                    self.restore_core()
 
-    @rule()
-    def executor_is_lost(self) -> None:
-        moved = self.engine.scheduler.evacuate()
-        self.connect()
-        for request in moved:
-            if not request.is_finished:
-                self.engine.scheduler.readmit(request)
+    def skip_step(self) -> None:
+        plan, _ = self.running.in_flight[0]
+        is_snapshot = plan.base_step_id is None
+        self.running.skip(StepStatus.REFUSED if is_snapshot else StepStatus.NEED_SNAPSHOT)
 
-    @invariant()
-    def every_block_is_free_or_held_once(self) -> None:
-        scheduler = getattr(self, "engine", None) and self.engine.scheduler
-        if scheduler is None:
+    def fail_row(self, index: int) -> None:
+        plan, _ = self.running.in_flight[0]
+        if len(plan.work.row_ids) == 0:
             return
-        held = Counter(held_block_ids(scheduler, self.requests))
-        assert all(count == 1 for count in held.values())
-        assert len(held) + scheduler.num_free_blocks == self.config.num_device_blocks
+        row = index % len(plan.work.row_ids)
+        row_id, tenancy = int(plan.work.row_ids[row]), int(plan.work.tenancies[row])
+        sequence = self.running.scheduler._placement.tenant(row_id, tenancy)
+        if sequence is not None:
+            self.clients[sequence.request.client_key].has_bad_row = True
+        self.running.count_fault()
+        status = RowStatus.FAILED if index % 2 else RowStatus.INVALID_LOGITS
+        self.running.answer(StepFault(rows={row_id: status}))
+
+    def lose_executor(self) -> None:
+        lost, unfinished = self.running, self.unfinished
+        lost.count_fault()
+        moved = {request.client_key for request in lost.scheduler.evacuate()}
+        assert moved == {client.request.client_key for client in unfinished}
+        self.connect()
+        for client in unfinished:
+            if client.request.is_finished:
+                client.delivery.is_finished = True
+            else:
+                self.running.adopt(client.delivery)
+
+    def restore_core(self) -> None:
+        scheduler = pickle.loads(pickle.dumps(self.running.scheduler))
+        for client in self.unfinished:
+            client.delivery.request = scheduler._placement.requests[client.request.request_id]
+        self.running.scheduler = scheduler
+
+    # -- what holds ----------------------------------------------------------------------------
 
     @invariant()
-    def executor_reads_only_what_was_written(self) -> None:
-        assert not hasattr(self, "runner") or self.runner.violations == []
+    def core_is_consistent(self) -> None:
+        if self.engine is None:
+            return
+        check_core(self.engine.scheduler)
+        check_published(
+            self.engine.scheduler._placement,
+            [plan for plan, _ in self.engine.in_flight],
+            self.contents,
+            self.engine.runner,
+        )
 
     @invariant()
-    def states_agree(self) -> None:
-        for request in self.requests:
-            sequence = request.sequence
-            is_running = sequence.status is SequenceStatus.RUNNING
-            assert bool(sequence.block_table) == is_running == (sequence.row_id >= 0)
-            assert sequence.is_finished == request.is_finished
-
-    @invariant()
-    def tokens_are_the_expected_ones(self) -> None:
-        for request in self.requests:
-            tokens = output_token_ids(request)
-            prompt = request.sequence.token_ids[: request.sequence.num_prompt_tokens]
-            assert tokens == expected_tokens(prompt, len(tokens), request.sequence.seed, VOCAB_SIZE)
+    def clients_get_what_is_true(self) -> None:
+        for client in self.clients.values():
+            client.check(self.config)
 
     def teardown(self) -> None:
-        if not hasattr(self, "engine"):
+        if self.engine is None or sys.exc_info()[0] is not None:
             return
-        self.engine.run()
-        assert all(request.is_finished for request in self.requests)
-        assert self.engine.scheduler.num_free_blocks == self.config.num_device_blocks
-        for request in self.requests:
-            self.ends_for_its_reason(request)
-
-    def ends_for_its_reason(self, request: Request) -> None:
-        tokens = output_token_ids(request)
-        if request.finish_reason is FinishReason.STOP:
-            assert tokens[-1] == request.stop_token_id
-        if not request.params.ignore_eos:
-            assert 0 not in tokens[:-1]
-        if request.finish_reason is FinishReason.LENGTH:
-            assert len(tokens) == request.params.max_tokens
-        if request.finish_reason is FinishReason.MODEL_LENGTH:
-            assert len(request.sequence.token_ids) == self.config.max_len
+        for _ in range(MAX_STEPS_TO_END):
+            if not self.engine.step():
+                break
+        self.core_is_consistent()
+        self.clients_get_what_is_true()
+        assert not self.unfinished
+        blocks = self.engine.scheduler._placement.blocks
+        assert blocks.device.num_free == self.config.num_device_blocks
+        assert blocks.host.num_free == self.config.num_host_blocks
 
 
-TestCoreMachine = CoreMachine.TestCase
-TestCoreMachine.settings = settings(
-    max_examples=int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "150")),
+class ProtobufMachine(CoreMachine):
+    """The same through real messages, to an executor's own checks of them."""
+
+    link = ProtobufLink
+
+
+NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "150"))
+machine_settings = settings(
+    max_examples=NUM_EXAMPLES,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
+TestCoreMachine = CoreMachine.TestCase
+TestCoreMachine.settings = machine_settings
+TestProtobufMachine = ProtobufMachine.TestCase
+TestProtobufMachine.settings = settings(machine_settings, max_examples=max(1, NUM_EXAMPLES // 10))

@@ -15,7 +15,10 @@ Pairs = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class NewRow:
-    """A row to add; `params` are fields of SamplingParams, greedy unless they say otherwise."""
+    """A row to add; `params` are fields of SamplingParams, greedy unless they say otherwise.
+
+    `encoder`: the tokens to encode; `num_encoder` says how many there are where none is to be.
+    """
 
     row_id: int
     blocks: Sequence[int] = ()
@@ -23,6 +26,10 @@ class NewRow:
     params: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
     history: Sequence[int] = ()
+    adapter: str = ""
+    cross_blocks: Sequence[int] = ()
+    encoder: Sequence[int] = ()
+    num_encoder: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +124,7 @@ def _new_rows(rows: Sequence[NewRow]) -> pb.NewRows:
         if wanted not in params:
             params.append(wanted)
         indexes.append(params.index(wanted))
-    return pb.NewRows(
+    new = pb.NewRows(
         row_ids=i32(row.row_id for row in rows),
         sampling_params_indexes=i32(indexes),
         seeds=i64(row.seed for row in rows),
@@ -128,6 +135,26 @@ def _new_rows(rows: Sequence[NewRow]) -> pb.NewRows:
         history_token_ids=i32(token for row in rows for token in row.history),
         sampling_params=[pb.SamplingParams(**fields) for fields in params],
     )
+    adapters = sorted({row.adapter for row in rows if row.adapter})
+    if adapters:
+        new.adapters.extend(adapters)
+        indexes = [adapters.index(row.adapter) if row.adapter else -1 for row in rows]
+        new.adapter_indexes = i32(indexes)
+    _add_cross(new, rows)
+    return new
+
+
+def _add_cross(new: pb.NewRows, rows: Sequence[NewRow]) -> None:
+    """Leaves columns empty that say nothing."""
+    counts = [len(row.encoder) if row.num_encoder is None else row.num_encoder for row in rows]
+    if any(counts):
+        new.num_encoder_tokens = i32(counts)
+    if any(row.cross_blocks for row in rows):
+        new.cross_block_offsets = _offsets([row.cross_blocks for row in rows])
+        new.cross_block_ids = i32(block for row in rows for block in row.cross_blocks)
+    if any(row.encoder for row in rows):
+        new.encoder_offsets = _offsets([row.encoder for row in rows])
+        new.encoder_token_ids = i32(token for row in rows for token in row.encoder)
 
 
 def _table_writes(writes: Sequence[tuple[int, int, Sequence[int]]]) -> pb.TableWrites:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Items
+
+import numpy as np
 
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import RowStatus, StepEvents, StepOutcome, StepPlan, StepStatus
-from scheduler_service.core.request import Request
+from scheduler_service.core.request import DEFAULT_SCHEDULING, Request, SchedulingParams
 from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.core.scheduler import Scheduler
 
@@ -37,15 +40,30 @@ class CoreDriver:
         self.in_flight: list[StepPlan] = []
         self.num_requests = 0
 
-    def add(self, prompt_len: int, request_id: str = "", **params: object) -> Request:
+    def add(
+        self,
+        prompt: int | list[int],
+        request_id: str = "",
+        *,
+        scheduling: SchedulingParams = DEFAULT_SCHEDULING,
+        encoder: list[int] | None = None,
+        resume: Items[Items[int]] = (),
+        **params: object,
+    ) -> Request:
+        """Adds a request; its `prompt` is that many tokens, the same for all, or these."""
         self.num_requests += 1
+        tokens = [1 + p % 90 for p in range(prompt)] if isinstance(prompt, int) else prompt
         request = Request.create(
             request_id or f"r{self.num_requests}",
-            [1 + position % 90 for position in range(prompt_len)],
+            tokens,
             SamplingParams(**params),  # type: ignore[arg-type]
             arrival=self.num_requests,
             seed=0,
+            scheduling=scheduling,
+            encoder_token_ids=encoder,
+            resume_token_ids=resume,
         )
+        request.client_key = self.num_requests
         self.core.add(request)
         return request
 
@@ -60,16 +78,28 @@ class CoreDriver:
         status: StepStatus = StepStatus.OK,
         row_statuses: list[RowStatus] | None = None,
         token_ids: list[int] | None = None,
+        compute_us: int = 0,
     ) -> StepEvents:
+        """Answers the oldest step in flight."""
         plan = self.in_flight.pop(0)
         if token_ids is None:
-            token_ids = [self.sample() if samples else -1 for samples in plan.work.samples]
-        return self.core.apply(StepOutcome(plan.step_id, status, token_ids, row_statuses))
+            samples = plan.work.samples
+            sampled = [True] * len(plan.work.row_ids) if samples is None else samples
+            token_ids = [self.sample() if is_sampled else -1 for is_sampled in sampled]
+        columns = np.array(token_ids, np.int32)
+        outcome = StepOutcome(plan.step_id, status, columns, row_statuses, compute_us=compute_us)
+        return self.core.apply(outcome)
 
     def step(self) -> tuple[StepPlan, StepEvents]:
         plan = self.plan()
         assert plan is not None
         return plan, self.answer()
+
+    def next_rows(self) -> list[tuple[str, int, int]]:
+        """Plans a step; see `rows_of`."""
+        plan = self.plan()
+        assert plan is not None
+        return self.rows_of(plan)
 
     def run(self, depth: int = 1, max_steps: int = 10_000) -> int:
         """Runs until nothing is left; returns the number of steps."""
@@ -81,10 +111,19 @@ class CoreDriver:
             self.answer()
         raise AssertionError(f"still running after {max_steps} steps")
 
-
-def rows_of(plan: StepPlan) -> list[tuple[str, int, int]]:
-    """(request id, first position, number of tokens) of each row."""
-    each = zip(
-        plan.work.sequences, plan.work.num_computed_tokens, plan.work.num_new_tokens, strict=True
-    )
-    return [(s.request.request_id, int(start), int(count)) for s, start, count in each if s]
+    def rows_of(self, plan: StepPlan) -> list[tuple[str, int, int]]:
+        """(request id, first position, number of tokens) of each row, if it is still there."""
+        work, placement = plan.work, self.core._placement
+        each = zip(
+            work.row_ids.tolist(),
+            work.tenancies.tolist(),
+            work.num_computed_tokens.tolist(),
+            work.num_new_tokens.tolist(),
+            strict=True,
+        )
+        rows = []
+        for row_id, tenancy, start, count in each:
+            sequence = placement.tenant(row_id, tenancy)
+            if sequence is not None:
+                rows.append((sequence.request.request_id, start, count))
+        return rows

@@ -4,6 +4,9 @@ async with FakeExecutor(scheduler_address, block_size=16) as executor:
     ...
     await executor.kill()       # abruptly, as if the process died
     await executor.start()      # a new life at the same address, with empty pools
+
+With Feature.ADAPTERS among its `features` it takes any adapter, with CROSS_ATTENTION encoder
+tokens.
 """
 
 from __future__ import annotations
@@ -13,17 +16,24 @@ import itertools
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from executor_service.batch import Feature
-from executor_service.executor_info import ExecutorInfo, ExecutorLimits, ModelInfo
+from executor_service.executor_info import (
+    SAMPLING_FEATURES,
+    ExecutorInfo,
+    ExecutorLimits,
+    ModelInfo,
+)
 from executor_service.registration import GrpcRegistry, Pacing, Registrar
 from executor_service.step import StepInput, StepOutput
+from splitserve_rpc.domain_error import DomainError
 from tests.support.executor_server import ExecutorServer, start_executor
 from tests.support.fake_runner import FakeRunner, StepFault, no_fault
 
 _epochs = itertools.count(time.time_ns())
+_MAX_ADAPTERS_PER_STEP = 4
 
 
 @dataclass(slots=True)
@@ -40,7 +50,8 @@ class _Life:
 class FakeExecutor:
     """See the top of this file. Without `scheduler_address` it does not register.
 
-    `registration_pause_s`: between two attempts, instead of a second.
+    `registration_pause_s`: between two attempts, instead of a second. `us_per_block`,
+    `us_per_token`: see FakeRunner.
     """
 
     scheduler_address: str | None = None
@@ -52,7 +63,10 @@ class FakeExecutor:
     eos_token_ids: tuple[int, ...] = ()
     digest: str = "fa4e"
     limits: ExecutorLimits = field(default_factory=ExecutorLimits)
-    features: frozenset[Feature] = frozenset(Feature)
+    features: frozenset[Feature] = SAMPLING_FEATURES
+    sliding_window_tokens: int | None = None
+    us_per_block: int = 0
+    us_per_token: int = 0
     fault: Callable[[StepInput], StepFault] = no_fault
     registration_pause_s: float = 0.02
     num_steps: int = 0
@@ -91,6 +105,9 @@ class FakeExecutor:
             num_host_blocks=self.num_host_blocks,
             vocab_size=self.vocab_size,
             fault=self.fault,
+            sliding_window_tokens=self.sliding_window_tokens,
+            us_per_block=self.us_per_block,
+            us_per_token=self.us_per_token,
         )
         runner.violations = self.violations
         server = await start_executor(self._new_info(), _Counted(self, runner), self._listen)
@@ -102,6 +119,11 @@ class FakeExecutor:
     async def kill(self) -> None:
         """Ends the life at once: open streams break, nothing is finished or said."""
         await self._end(grace_s=None, drain=False)
+
+    def cut(self) -> None:
+        """Breaks the open streams, and lives on; results that are not sent yet are lost."""
+        error = DomainError("STREAM_SUPERSEDED", "the test cuts the stream")
+        self._present.server.servicer.streams.fail_all(error)
 
     async def stop(self) -> None:
         """Ends the life as SIGTERM does: what was received is finished first."""
@@ -149,7 +171,11 @@ class FakeExecutor:
             vocab_size=self.vocab_size,
             max_model_len=self.max_model_len,
             eos_token_ids=self.eos_token_ids,
+            sliding_window=self.sliding_window_tokens,
         )
+        limits = self.limits
+        if Feature.ADAPTERS in self.features and limits.max_adapters_per_step is None:
+            limits = replace(limits, max_adapters_per_step=_MAX_ADAPTERS_PER_STEP)
         return ExecutorInfo(
             executor_epoch=next(_epochs),
             model=model,
@@ -157,7 +183,7 @@ class FakeExecutor:
             num_device_blocks=self.num_device_blocks,
             num_host_blocks=self.num_host_blocks,
             block_bytes=16 * self.block_size,
-            limits=self.limits,
+            limits=limits,
             features=self.features,
             software_version="fake",
         )

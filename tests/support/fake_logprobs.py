@@ -42,8 +42,10 @@ def _columns(scored: Sequence[tuple[int, int, int, int]], vocab_size: int) -> Lo
     """`scored`: row, position, token, number of alternatives of each."""
     if not scored:
         return None
-    rows, positions, tokens, num_top = zip(*scored, strict=True)
-    top = [(token + i) % vocab_size for _, _, token, n in scored for i in range(n)]
+    rows, positions, tokens, wanted = zip(*scored, strict=True)
+    num_top = [min(n, vocab_size) for n in wanted]
+    each = zip(tokens, num_top, strict=True)
+    top = [(token + i) % vocab_size for token, n in each for i in range(n)]
     return LogprobColumns(
         row_indexes=np.array(rows, np.int32),
         positions=np.array(positions, np.int32),

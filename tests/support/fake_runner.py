@@ -1,10 +1,13 @@
 """A runner without a model: tokens follow from what is really stored in its KV pools.
 
 Each slot holds a *chain*: a mix of the chain of the position before, the token and the position,
-read through the block table as attention would. A wrong table, a lost copy, a block that was never
-recomputed changes the tokens; what can be recognised as corrupt is listed in `violations` too.
+read through the block table as attention would. The chain before position 0 stands for the row's
+adapter and for what its cross blocks hold. A wrong table, a lost copy, a block that was never
+recomputed or belongs to another adapter changes the tokens; what can be recognised as corrupt is
+listed in `violations` too. With a sliding window, nothing behind the window is read.
 
-Shape letters: N blocks of a pool, B block size, R rows, W blocks of the longest table.
+Shape letters: N blocks of a pool, B block size, R rows, W blocks of the longest table, P positions
+that the longest table has room for.
 """
 
 from __future__ import annotations
@@ -13,54 +16,29 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from executor_service.step import (
     BlockMoves,
+    BoolArray,
     Int32Array,
     Int64Array,
     RowStatus,
     StepInput,
     StepOutput,
 )
+from tests.support.fake_chain import (
+    WORD,
+    UInt64Array,
+    adapter_chain,
+    attended,
+    expected_tokens,
+    mix,
+    mix_columns,
+)
+from tests.support.fake_cross import POISON, adapter_of, encode_and_read
 from tests.support.fake_logprobs import prompt_scores, sampled_scores
 
-_POISON = -1
-_WORD = 2**64 - 1
-_CHAIN = 2**62 - 1
-_TOKEN_FACTOR = 0x9E3779B97F4A7C15
-_POSITION_FACTOR = 0xC2B2AE3D27D4EB4F
-_FACTOR = 0xD6E8FEB86659FD93
-
-UInt64Array = npt.NDArray[np.uint64]
-
-
-def mix(chain: int, token: int, position: int) -> int:
-    """The chain after `token` at `position`; 0 .. 2^62 - 1."""
-    word = (chain ^ (token * _TOKEN_FACTOR + position * _POSITION_FACTOR)) & _WORD
-    word = (word * _FACTOR) & _WORD
-    return (word ^ (word >> 29)) & _CHAIN
-
-
-def _mix_columns(chains: UInt64Array, tokens: UInt64Array, positions: UInt64Array) -> UInt64Array:
-    """`mix` of whole arrays."""
-    words = chains ^ (tokens * np.uint64(_TOKEN_FACTOR) + positions * np.uint64(_POSITION_FACTOR))
-    words = words * np.uint64(_FACTOR)
-    return (words ^ (words >> np.uint64(29))) & np.uint64(_CHAIN)
-
-
-def expected_tokens(
-    prompt: Sequence[int], num_tokens: int, seed: int, vocab_size: int
-) -> list[int]:
-    """The first `num_tokens` tokens a FakeRunner samples after `prompt`; `seed` 0 for greedy."""
-    chain = 0
-    for position, token in enumerate(prompt):
-        chain = mix(chain, token, position)
-    tokens: list[int] = []
-    for position in range(len(prompt), len(prompt) + num_tokens):
-        tokens.append(mix(chain, seed, position) % vocab_size)
-        chain = mix(chain, tokens[-1], position)
-    return tokens
+__all__ = ["FakeRunner", "StepFault", "expected_tokens", "mix", "no_fault"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +58,10 @@ def no_fault(_step: StepInput) -> StepFault:
 
 
 class FakeRunner:
-    """See the top of this file. `fault` is asked at the start of each step."""
+    """See the top of this file. `fault` is asked at the start of each step.
+
+    `us_per_block`, `us_per_token`: made-up durations of block moves and of input tokens.
+    """
 
     def __init__(
         self,
@@ -90,15 +71,33 @@ class FakeRunner:
         num_host_blocks: int = 0,
         vocab_size: int = 128,
         fault: Callable[[StepInput], StepFault] = no_fault,
+        sliding_window_tokens: int | None = None,
+        us_per_block: int = 0,
+        us_per_token: int = 0,
     ) -> None:
         self.vocab_size = vocab_size
         self.fault = fault
+        self.us_per_block = us_per_block
+        self.us_per_token = us_per_token
         self.violations: list[str] = []
         self.steps: list[int] = []
         self._block_size = block_size
+        self._window = sliding_window_tokens
         # [N, B, 2] int64: chain and token of each slot.
-        self._device = np.full((num_device_blocks, block_size, 2), _POISON, np.int64)
-        self._host = np.full((num_host_blocks, block_size, 2), _POISON, np.int64)
+        self._device = np.full((num_device_blocks, block_size, 2), POISON, np.int64)
+        self._host = np.full((num_host_blocks, block_size, 2), POISON, np.int64)
+
+    @property
+    def device_chains(self) -> Int64Array:
+        """[N, B]; what the device blocks hold."""
+        chains: Int64Array = self._device[:, :, 0]
+        return chains
+
+    @property
+    def host_chains(self) -> Int64Array:
+        """[N, B]; what the host blocks hold."""
+        chains: Int64Array = self._host[:, :, 0]
+        return chains
 
     def execute(self, step: StepInput) -> StepOutput:
         """See Runner."""
@@ -108,94 +107,135 @@ class FakeRunner:
         _move(self._host, self._device, step.swap_in)
         _move(self._device, self._device, step.copy)
         failed = [row for row, row_id in enumerate(step.row_ids.tolist()) if row_id in fault.rows]
-        chains = self._write(step, range(step.num_rows) if fault.error else failed)
+        spoiled = range(step.num_rows) if fault.error else failed
+        cross = encode_and_read(step, self._device, spoiled)
+        starts = [
+            adapter_chain(adapter_of(step, row)) ^ chain for row, chain in enumerate(cross.chains)
+        ]
+        self._write(step, starts, spoiled)
         if fault.error is not None:
+            self._device[[*step.swap_in.destinations, *step.copy.destinations]] = POISON
+            self._host[step.swap_out.destinations] = POISON
             raise fault.error
-        self._verify(step, failed)
-        tokens = self._sample(step, chains)
+        for row, problem in cross.problems:
+            self._violate(step, row, problem)
+        self._verify(step, starts, failed)
+        tokens = self._sample(step, cross.chains)
         statuses = np.full(step.num_rows, RowStatus.OK, np.uint8)
         for row in failed:
             statuses[row] = fault.rows[int(step.row_ids[row])]
             tokens[row] = -1
+        num_moved = sum(len(m.sources) for m in (step.swap_out, step.swap_in, step.copy))
         return StepOutput(
             row_statuses=statuses,
             sampled_token_ids=tokens,
             row_errors=dict.fromkeys(failed, "a fault that the test asked for"),
             logprobs=sampled_scores(step, tokens, self.vocab_size),
             prompt_logprobs=prompt_scores(step, self.vocab_size),
+            move_us=self.us_per_block * num_moved,
+            forward_us=self.us_per_token * len(step.token_ids),
         )
 
     def spoil(self, block_ids: Sequence[int]) -> None:
         """Overwrites device blocks with poison."""
-        self._device[list(block_ids)] = _POISON
+        self._device[list(block_ids)] = POISON
 
-    def _write(self, step: StepInput, spoiled: Sequence[int]) -> list[int]:
-        """Writes all input tokens; returns the chain of the last one of each row.
+    def _write(self, step: StepInput, starts: Sequence[int], spoiled: Sequence[int]) -> None:
+        """Writes all input tokens; `starts`: the chain before position 0 of each row.
 
         A row may lean on positions that another row of the step writes; those lie before its own,
         so rows are written in the order of their first position.
         """
         ends = np.cumsum(step.num_new_tokens).tolist()
-        counts, starts = step.num_new_tokens.tolist(), step.num_computed_tokens.tolist()
+        counts, firsts = step.num_new_tokens.tolist(), step.num_computed_tokens.tolist()
         token_ids, block_size, device = step.token_ids.tolist(), self._block_size, self._device
-        chains = [0] * step.num_rows
-        for row in sorted(range(step.num_rows), key=starts.__getitem__):
-            position = starts[row]
+        for row in sorted(range(step.num_rows), key=firsts.__getitem__):
+            position = firsts[row]
             table = step.block_tables[row].tolist()
-            chain = 0
-            if position:
+            chain = starts[row]
+            if position and self._window != 1:
                 last = position - 1
                 chain = int(device[table[last // block_size], last % block_size, 0])
             for token in token_ids[ends[row] - counts[row] : ends[row]]:
-                chain = mix(chain, token, position)
+                chain = mix(starts[row] if self._window == 1 else chain, token, position)
                 slot = (table[position // block_size], position % block_size)
-                device[slot] = _POISON if row in spoiled else (chain, token)
+                device[slot] = POISON if row in spoiled else (chain, token)
                 position += 1
-            chains[row] = chain
-        return chains
 
-    def _verify(self, step: StepInput, failed: Sequence[int]) -> None:
+    def _verify(self, step: StepInput, starts: Sequence[int], failed: Sequence[int]) -> None:
         """Lists each row, but those in `failed`, that does not read what its tokens make."""
         if step.num_rows == 0:
             return
-        ends = step.num_computed_tokens + step.num_new_tokens
         slots = self._device[step.block_tables].reshape(step.num_rows, -1, 2)
-        positions = np.arange(slots.shape[1], dtype=np.uint64)
-        chains = slots[:, :, 0].astype(np.uint64)
-        before = np.zeros_like(chains)
-        before[:, 1:] = chains[:, :-1]
-        expected = _mix_columns(before, slots[:, :, 1].astype(np.uint64), positions)
-        is_wrong = (chains != expected) & (positions < ends[:, None])
+        chains, is_read = slots[:, :, 0], self._is_read(step)
+        is_wrong = chains != self._expected_chains(step, slots, starts).astype(np.int64)
+        if self._window is not None:
+            # What the first chain in the window leans on is out of sight.
+            first = step.num_computed_tokens - self._window + 1
+            is_first = np.arange(slots.shape[1]) == np.maximum(first, 0)[:, None]
+            is_wrong = np.where(is_first & (first > 0)[:, None], chains == POISON, is_wrong)
+        is_wrong |= np.repeat(step.block_tables < 0, self._block_size, axis=1)
+        is_wrong &= is_read
         is_wrong[failed] = False
         for row in np.flatnonzero(is_wrong.any(axis=1)).tolist():
             position = int(is_wrong[row].argmax())
             block = int(step.block_tables[row, position // self._block_size])
-            self.violations.append(
-                f"step {step.step_id}: row {step.row_ids[row]} reads something else at position"
-                f" {position}, block {block}"
-            )
-        self._verify_histories(step, ends)
+            self._violate(step, row, f"reads something else at position {position}, block {block}")
+        self._verify_histories(step)
 
-    def _verify_histories(self, step: StepInput, ends: Int32Array) -> None:
+    def _is_read(self, step: StepInput) -> BoolArray:
+        """[R, P]; the positions that a row's attention reads."""
+        positions = np.arange(step.block_tables.shape[1] * self._block_size)
+        ends = step.num_computed_tokens + step.num_new_tokens
+        is_read = positions < ends[:, None]
+        if self._window is not None:
+            is_read &= positions > (step.num_computed_tokens - self._window)[:, None]
+        return is_read
+
+    def _expected_chains(
+        self, step: StepInput, slots: Int64Array, starts: Sequence[int]
+    ) -> UInt64Array:
+        """[R, P]; what the chains must be, given those before them; `slots`: [R, P, 2]."""
+        before = np.empty(slots.shape[:2], np.uint64)
+        before[:] = np.array([start & WORD for start in starts], np.uint64)[:, None]
+        if self._window != 1:
+            before[:, 1:] = slots[:, :-1, 0].astype(np.uint64)
+        positions = np.arange(slots.shape[1], dtype=np.uint64)
+        return mix_columns(before, slots[:, :, 1].astype(np.uint64), positions)
+
+    def _verify_histories(self, step: StepInput) -> None:
         token_ends = np.cumsum(step.num_new_tokens)
+        ends = step.num_computed_tokens + step.num_new_tokens
         for row, history in enumerate(step.histories):
             if history is None:
                 continue
             tokens = step.token_ids[token_ends[row] - step.num_new_tokens[row] : token_ends[row]]
             known = list(history[int(step.num_computed_tokens[row]) : int(ends[row])])
             if known != tokens.tolist():
-                self.violations.append(
-                    f"step {step.step_id}: row {step.row_ids[row]} has another history: {known}"
-                )
+                self._violate(step, row, f"has another history: {known}")
 
-    def _sample(self, step: StepInput, chains: Sequence[int]) -> Int32Array:
-        positions = (step.num_computed_tokens + step.num_new_tokens).tolist()
+    def _violate(self, step: StepInput, row: int, problem: str) -> None:
+        self.violations.append(f"step {step.step_id}: row {step.row_ids[row]} {problem}")
+
+    def _sample(self, step: StepInput, crosses: Sequence[int]) -> Int32Array:
+        ends = (step.num_computed_tokens + step.num_new_tokens).tolist()
         seeds = step.seeds.tolist()
         tokens = np.full(step.num_rows, -1, np.int32)
         for row in np.flatnonzero(step.samples).tolist():
             seed = seeds[row] if step.sampling_params[row].temperature > 0 else 0
-            tokens[row] = mix(chains[row], seed, positions[row]) % self.vocab_size
+            read = self._attend(step.block_tables[row], ends[row]) ^ crosses[row]
+            tokens[row] = mix(read, seed, ends[row]) % self.vocab_size
         return tokens
+
+    def _attend(self, table: Int32Array, end: int) -> int:
+        """What the token at position `end` - 1 reads."""
+        block_size = self._block_size
+        if self._window is None:
+            last = end - 1
+            return int(self._device[table[last // block_size], last % block_size, 0])
+        positions = np.arange(max(0, end - self._window), end)
+        slots = self._device[table[positions // block_size], positions % block_size]
+        return attended(slots[:, 0].tolist())
 
 
 def _move(source: Int64Array, destination: Int64Array, moves: BlockMoves) -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from executor_service.batch import Feature
 from executor_service.codec import decode_batch, encode_answer
 from executor_service.executor_info import ExecutorInfo, ExecutorLimits, ModelInfo
 from executor_service.step import Runner
 from executor_service.step_executor import StepExecutor
-from scheduler_service.codec import decode_result, encode_plan
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import StepEvents
 from scheduler_service.core.request import Request
 from scheduler_service.core.scheduler import Scheduler
+from scheduler_service.step_codec import decode_result, encode_plan
 from splitserve.executor.v1 import executor_pb2 as pb
 
 SCHEDULER_EPOCH = 7
@@ -35,17 +36,34 @@ class InProcessEngine:
         preempt_at: frozenset[int] = frozenset(),
     ) -> None:
         self.scheduler = Scheduler(config)
-        self.executor = StepExecutor(_executor_info(config, epoch), runner)
+        self.executor = StepExecutor(executor_info(config, epoch), runner)
         self.epoch = epoch
         self.depth = depth
         self.preempt_at = preempt_at
         self.in_flight: deque[tuple[bytes, int]] = deque()
+        self.delivered: dict[str, list[list[int]]] = {}
+        self.finished: list[Request] = []
+        self._requests: dict[int, Request] = {}
+
+    def add(self, request: Request, *, is_new: bool = True) -> None:
+        """Gives a request to the core, new or from another executor."""
+        request.client_key = request.arrival
+        if is_new:
+            self.scheduler.add(request)
+        else:
+            self.scheduler.readmit(request)
+        self._requests[request.client_key] = request
+        if is_new:
+            self.delivered[request.request_id] = [[] for _ in range(request.params.num_sequences)]
+        self._deliver(self.scheduler.take_ended())
 
     def fill(self) -> None:
         while len(self.in_flight) < self.depth:
             if self.scheduler.last_step_id + 1 in self.preempt_at and self.scheduler.num_running:
-                self.scheduler._preempt()
+                youngest = self.scheduler._placement.rows.running[-1].request
+                self.scheduler._placement.preempt(youngest)
             plan = self.scheduler.schedule()
+            self._deliver(self.scheduler.take_ended())
             if plan is None:
                 return
             batch = encode_plan(plan, scheduler_epoch=SCHEDULER_EPOCH, executor_epoch=self.epoch)
@@ -59,44 +77,69 @@ class InProcessEngine:
         if alter is not None:
             alter(result)
         received = pb.StepResult.FromString(result.SerializeToString())
-        return self.scheduler.apply(decode_result(received, num_rows))
+        return self._deliver(self.scheduler.apply(decode_result(received, num_rows)))
 
     def skip(self, status: pb.StepStatus) -> StepEvents:
         """Answers the oldest step in flight with `status`, and does not execute it."""
         message, num_rows = self.in_flight.popleft()
         batch = pb.ScheduleBatch.FromString(message)
         result = pb.StepResult(step_id=batch.step_id, status=status)
-        return self.scheduler.apply(decode_result(result, num_rows))
+        return self._deliver(self.scheduler.apply(decode_result(result, num_rows)))
 
     def run(self, max_steps: int = 100_000) -> dict[str, list[int]]:
-        """Runs until nothing is left; returns the tokens delivered for each request."""
-        delivered: dict[str, list[int]] = {}
+        """Runs until nothing is left; returns the tokens of each request's first sequence."""
         for _ in range(max_steps):
             self.fill()
             if not self.in_flight:
-                return delivered
-            events = self.answer()
-            for request, token_id in zip(events.requests, events.token_ids, strict=True):
-                delivered.setdefault(request.request_id, []).append(token_id)
+                return {name: tokens[0] for name, tokens in self.delivered.items()}
+            self.answer()
         raise AssertionError(f"still running after {max_steps} steps")
 
+    def _deliver(self, events: StepEvents) -> StepEvents:
+        """Takes tokens as clients do."""
+        for key, token_id in zip(
+            events.client_keys.tolist(), events.token_ids.tolist(), strict=True
+        ):
+            self.delivered[self._requests[key].request_id][0].append(token_id)
+        for event in events.tokens:
+            tokens = self.delivered[event.sequence.request.request_id]
+            tokens[event.sequence.index].append(event.token_id)
+        for request in events.finished:
+            if request.completions:
+                self.delivered[request.request_id] = [c.token_ids for c in request.completions]
+        self.finished += events.finished
+        return events
 
-def _executor_info(config: SchedulerConfig, epoch: int) -> ExecutorInfo:
+
+def executor_info(config: SchedulerConfig, epoch: int) -> ExecutorInfo:
+    """What an executor for `config` says of itself."""
     return ExecutorInfo(
         executor_epoch=epoch,
-        model=ModelInfo("m", "d", "float32", "float32", config.vocab_size, config.max_model_len),
+        model=ModelInfo(
+            "m",
+            "d",
+            "float32",
+            "float32",
+            config.vocab_size,
+            config.max_model_len,
+            sliding_window=config.sliding_window,
+        ),
         block_size=config.block_size,
         num_device_blocks=config.num_device_blocks,
-        num_host_blocks=0,
+        num_host_blocks=config.num_host_blocks,
         block_bytes=1,
         limits=ExecutorLimits(
             max_num_rows=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_inflight_steps=4,
+            max_adapters_per_step=config.max_adapters or None,
         ),
+        features=frozenset(Feature[feature.name] for feature in config.features),
     )
 
 
-def output_token_ids(request: Request) -> list[int]:
-    """The output tokens of a request."""
-    return request.sequence.token_ids[request.sequence.num_prompt_tokens :]
+def output_token_ids(request: Request, index: int = 0) -> list[int]:
+    """The output tokens of a request that is not running."""
+    sequence = request.sequences[index]
+    tokens: list[int] = sequence.token_ids[sequence.num_prompt_tokens :].tolist()
+    return tokens

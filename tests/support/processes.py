@@ -57,7 +57,7 @@ class Processes:
 
     def kill_all(self) -> None:
         for process in [*self.executors.values(), self.scheduler]:
-            if process is not None and process.poll() is None:
+            if process is not None:
                 _kill(process)
 
     async def wait_until(self, holds: Callable[[list[Executor]], bool]) -> list[Executor]:
@@ -93,6 +93,7 @@ def _start(package: str, *options: str) -> subprocess.Popen[bytes]:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Harmless if it has ended."""
     process.send_signal(signal.SIGKILL)
     process.wait()
     if process.stdin is not None:

@@ -11,6 +11,8 @@ import numpy as np
 
 from executor_service.step import (
     BlockMoves,
+    CrossInput,
+    Int32Array,
     LogprobColumns,
     Runner,
     SamplingParams,
@@ -51,7 +53,10 @@ class DrivenSequence:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of a step: `tokens` at positions from `num_computed` on."""
+    """One row of a step: `tokens` at positions from `num_computed` on.
+
+    `encoder`: the tokens to encode; `num_encoder` says how many there are where none is to be.
+    """
 
     tokens: Sequence[int]
     num_computed: int
@@ -61,6 +66,10 @@ class Row:
     params: SamplingParams = GREEDY
     seed: int = 0
     history: Sequence[int] | None = None
+    adapter: str = ""
+    cross_blocks: Sequence[int] = ()
+    encoder: Sequence[int] = ()
+    num_encoder: int | None = None
 
 
 def make_step(
@@ -71,10 +80,6 @@ def make_step(
     step_id: int = 1,
 ) -> StepInput:
     """Packs rows into a step."""
-    width = max((len(row.block_table) for row in rows), default=0)
-    tables = np.full((len(rows), width), -1, dtype=np.int32)
-    for table, row in zip(tables, rows, strict=True):
-        table[: len(row.block_table)] = row.block_table
     tokens = list(itertools.chain.from_iterable(row.tokens for row in rows))
     return StepInput(
         step_id=step_id,
@@ -86,12 +91,31 @@ def make_step(
         num_new_tokens=np.array([len(row.tokens) for row in rows], dtype=np.int32),
         token_ids=np.array(tokens, dtype=np.int32),
         samples=np.array([row.samples for row in rows], dtype=np.bool_),
-        block_tables=tables,
+        block_tables=_tables([row.block_table for row in rows]),
         num_prompt_tokens=np.array([row.num_prompt_tokens for row in rows], dtype=np.int32),
         seeds=np.array([row.seed for row in rows], dtype=np.int64),
         sampling_params=[row.params for row in rows],
         histories=[row.history for row in rows],
+        adapters=[row.adapter for row in rows] if any(row.adapter for row in rows) else (),
+        cross=_cross(rows) if any(row.cross_blocks for row in rows) else None,
     )
+
+
+def _cross(rows: Sequence[Row]) -> CrossInput:
+    counts = [len(row.encoder) if row.num_encoder is None else row.num_encoder for row in rows]
+    return CrossInput(
+        num_encoder_tokens=np.array(counts, dtype=np.int32),
+        block_tables=_tables([row.cross_blocks for row in rows]),
+        encoder_token_ids=[np.array(row.encoder, dtype=np.int32) for row in rows],
+    )
+
+
+def _tables(tables: Sequence[Sequence[int]]) -> Int32Array:
+    """Padded with -1."""
+    columns = np.full((len(tables), max(map(len, tables), default=0)), -1, dtype=np.int32)
+    for column, table in zip(columns, tables, strict=True):
+        column[: len(table)] = table
+    return columns
 
 
 def drive(

@@ -8,8 +8,9 @@ from typing import Literal
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.contract.stranger.columns import Refusal, f32, i32
 from tests.contract.stranger.kv_emulation import KvEmulation, RowInput
+from tests.contract.stranger.rows import Row
 from tests.contract.stranger.truth import Score, sample, score
-from tests.contract.stranger.validation import Plan, Row, Validator, WorkRow
+from tests.contract.stranger.validation import Plan, Validator, WorkRow
 
 
 @dataclass(slots=True)
@@ -60,7 +61,13 @@ class Engine:
         self._info = info
         self._faults = faults
         self._validator = Validator(info)
-        self._kv = KvEmulation(info.block_size_tokens, info.num_device_blocks, info.num_host_blocks)
+        has_window = info.model.HasField("sliding_window_tokens")
+        self._kv = KvEmulation(
+            info.block_size_tokens,
+            info.num_device_blocks,
+            info.num_host_blocks,
+            info.model.sliding_window_tokens if has_window else None,
+        )
         self._rows: dict[int, Row] = {}
         self._stored: OrderedDict[int, pb.StepResult] = OrderedDict()
         self.scheduler_epoch: int | None = None
@@ -144,6 +151,7 @@ class Engine:
         if at is not None and batch.step_id >= at and plan.work:
             self._faults.fail_step_at = None
             self._undefine_step(plan)
+            self._forget_encoder_tokens(plan)
             result = self._result(batch, pb.STEP_STATUS_FAILED)
             result.error.reason = pb.STEP_ERROR_REASON_OUT_OF_MEMORY
             result.error.message = "the emulated device is out of memory"
@@ -160,9 +168,23 @@ class Engine:
         for _, target in plan.swap_out:
             self._kv.undefine(self._kv.host[target])
 
+    def _forget_encoder_tokens(self, plan: Plan) -> None:
+        """They were for this step, whatever becomes of it."""
+        for work in plan.work:
+            self._rows[work.row_id].encoder_token_ids.clear()
+
     def _row_input(self, work: WorkRow, token_ids: list[int]) -> RowInput:
-        table = self._rows[work.row_id].block_table
-        return RowInput(work.row_id, table, work.first_position, token_ids)
+        row = self._rows[work.row_id]
+        return RowInput(
+            work.row_id,
+            row.block_table,
+            work.first_position,
+            token_ids,
+            row.adapter,
+            row.cross_blocks,
+            row.num_encoder_tokens,
+            tuple(row.encoder_token_ids),
+        )
 
     def _compute(self, batch: pb.ScheduleBatch, plan: Plan) -> pb.StepResult:
         statuses: list[pb.RowStatus] = []
@@ -171,6 +193,7 @@ class Engine:
             tokens, status = self._input_tokens(batch.step_id, work)
             inputs.append(self._row_input(work, tokens))
             statuses.append(status)
+        self._forget_encoder_tokens(plan)
         self._undefine_failed(inputs, statuses)
         good = pb.ROW_STATUS_OK
         self._kv.compute([r for r, s in zip(inputs, statuses, strict=True) if s == good])

@@ -19,7 +19,7 @@ from tests.contract.stranger.truth import expected_tokens
 
 __all__ = ["ExecutorConfig", "StrangerExecutor", "StreamFaults", "expected_tokens"]
 
-ALL_FEATURES = (
+SAMPLING_FEATURES = (
     pb.FEATURE_LOGPROBS,
     pb.FEATURE_PROMPT_LOGPROBS,
     pb.FEATURE_PENALTIES,
@@ -41,7 +41,9 @@ class ExecutorConfig:
     max_message_bytes: int = 65536
     max_model_len: int = 200
     eos_token_ids: tuple[int, ...] = ()
-    features: tuple[pb.Feature, ...] = ALL_FEATURES
+    features: tuple[pb.Feature, ...] = SAMPLING_FEATURES
+    max_adapters_per_step: int | None = None
+    sliding_window: int | None = None
     digest: str = "ab" * 32
     tokenizer_files: dict[str, bytes] = field(default_factory=dict)
     register_interval_s: float = 0.5
@@ -153,7 +155,7 @@ class StrangerExecutor:
     def _describe(self) -> pb.ExecutorInfo:
         config = self.config
         return pb.ExecutorInfo(
-            contract_version=pb.ContractVersion(major=1, minor=0),
+            contract_version=pb.ContractVersion(major=1, minor=1),
             executor_epoch=time.time_ns(),
             address=f"127.0.0.1:{self._port}",
             model=pb.ModelInfo(
@@ -164,6 +166,7 @@ class StrangerExecutor:
                 vocab_size=config.vocab_size,
                 max_model_len_tokens=config.max_model_len,
                 eos_token_ids=config.eos_token_ids,
+                sliding_window_tokens=config.sliding_window,
             ),
             block_size_tokens=config.block_size,
             num_device_blocks=config.num_device_blocks,
@@ -174,6 +177,7 @@ class StrangerExecutor:
                 max_num_batched_tokens=config.max_num_batched_tokens,
                 max_message_bytes=config.max_message_bytes,
                 max_inflight_steps=config.max_inflight_steps,
+                max_adapters_per_step=config.max_adapters_per_step,
             ),
             features=config.features,
             software_version="stranger",

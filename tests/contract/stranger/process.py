@@ -32,7 +32,10 @@ def free_address() -> str:
 
 
 def _spawn(address: str, options: dict[str, object], log: int) -> subprocess.Popen[bytes]:
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    flags = [
+        f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
+        for name, value in options.items()
+    ]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("SPLITSERVE_")}
     environment["PYTHONPATH"] = os.pathsep.join(str(ROOT / part) for part in SOURCE_ROOTS)
     command = [sys.executable, "-m", "scheduler_service", f"--listen={address}", *flags]
@@ -62,7 +65,7 @@ class Scheduler:
 
 @asynccontextmanager
 async def running_scheduler(**options: object) -> AsyncIterator[Scheduler]:
-    """A scheduler process that listens. Options are its long flags."""
+    """A scheduler process that listens. Options are its long flags; True is one without a value."""
     address = str(options.pop("listen", None) or free_address())
     with tempfile.TemporaryFile() as log:
         process = _spawn(address, {"drain_timeout_s": 0, **options}, log.fileno())

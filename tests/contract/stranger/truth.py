@@ -37,19 +37,48 @@ def sample(chain: int, seed: int, temperature: float, position: int, vocab_size:
     return mix(_scramble(chain ^ randomness), 7, position) % vocab_size
 
 
-def chain_of(token_ids: Sequence[int]) -> int:
-    """The chain at the last of `token_ids`."""
+def adapter_start(adapter: str) -> int:
+    """The chain before the first token, without an encoder."""
     chain = CHAIN_START
+    for index, letter in enumerate(adapter.encode()):
+        chain = mix(chain, letter, -1 - index)
+    return chain
+
+
+def encoder_start(adapter: str) -> int:
+    """The chain before the first encoder token."""
+    return _scramble(adapter_start(adapter))
+
+
+def row_start(adapter: str, encoder: int | None) -> int:
+    """The chain before the first token; `encoder`: the chain at the last encoder token, if any."""
+    start = adapter_start(adapter)
+    return start if encoder is None else mix(start, encoder, 0)
+
+
+def start_of(adapter: str = "", encoder: Sequence[int] = ()) -> int:
+    """The chain before the first token of a row with these encoder tokens."""
+    return row_start(adapter, chain_of(encoder, encoder_start(adapter)) if encoder else None)
+
+
+def chain_of(token_ids: Sequence[int], start: int = CHAIN_START) -> int:
+    """The chain at the last of `token_ids`."""
+    chain = start
     for position, token_id in enumerate(token_ids):
         chain = mix(chain, token_id, position)
     return chain
 
 
 def expected_tokens(
-    prompt: Sequence[int], seed: int, temperature: float, n: int, vocab_size: int
+    prompt: Sequence[int],
+    seed: int,
+    temperature: float,
+    n: int,
+    vocab_size: int,
+    start: int = CHAIN_START,
 ) -> list[int]:
-    """The `n` tokens that a correct scheduler streams for `prompt`."""
-    chain = chain_of(prompt)
+    """The `n` tokens that a correct scheduler streams for `prompt`; `start`: see `start_of`."""
+    chain = chain_of(prompt, start)
     output: list[int] = []
     for position in range(len(prompt), len(prompt) + n):
         output.append(sample(chain, seed, temperature, position, vocab_size))

@@ -1,7 +1,7 @@
 """Validates a whole ScheduleBatch before anything changes; the result is a plan to carry out."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.contract.stranger.columns import (
@@ -10,27 +10,14 @@ from tests.contract.stranger.columns import (
     malformed,
     read_groups,
     read_i32,
-    read_i64,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A sequence as the executor sees it. `history` and `sampled` grow as the row samples."""
-
-    sampling_params: pb.SamplingParams
-    seed: int
-    num_prompt_tokens: int
-    block_table: tuple[int, ...]
-    history: list[int]
-    # step id -> token
-    sampled: dict[int, int] = field(default_factory=dict)
-
-    @property
-    def temperature(self) -> float:
-        """Absent means 1."""
-        params = self.sampling_params
-        return params.temperature if params.HasField("temperature") else 1.0
+from tests.contract.stranger.rows import (
+    NewRowsReader,
+    Row,
+    check_distinct,
+    check_range,
+    check_table,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,23 +42,6 @@ class Plan:
     work: list[WorkRow]
 
 
-def uses_penalties(params: pb.SamplingParams) -> bool:
-    """Whether a row with `params` needs FEATURE_PENALTIES and its history."""
-    repetition = params.repetition_penalty if params.HasField("repetition_penalty") else 1.0
-    return repetition != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
-
-
-def _check_range(values: Sequence[int], end: int, reason: pb.StepErrorReason, name: str) -> None:
-    for value in values:
-        if not 0 <= value < end:
-            raise Refusal(reason, name, f"{value}; allowed are 0 .. {end - 1}")
-
-
-def _check_distinct(values: Sequence[int], name: str) -> None:
-    if len(set(values)) != len(values):
-        raise malformed(name, f"{list(values)} are not distinct")
-
-
 def _take(rows: Mapping[int, Row], row_id: int, name: str) -> Row:
     try:
         return rows[row_id]
@@ -89,14 +59,15 @@ class Validator:
         self._block_size = info.block_size_tokens
         self._num_device_blocks = info.num_device_blocks
         self._num_host_blocks = info.num_host_blocks
-        self._features = set(info.features)
+        self._info = info
+        self._new_rows = NewRowsReader(info)
 
     def plan(self, batch: pb.ScheduleBatch, table: Mapping[int, Row]) -> Plan:
         """What to do for `batch` on the row table `table`. Raises `Refusal`."""
         if batch.step_id < 1:
             raise malformed("step_id", f"{batch.step_id}; allowed is >= 1")
         rows = self._remove(batch, table)
-        self._add(batch.new_rows, rows)
+        rows |= self._new_rows.read(batch.new_rows, rows)
         self._write_tables(batch.table_writes, rows)
         device, host = self._num_device_blocks, self._num_host_blocks
         copy = self._moves(batch.copy, "copy", device, device)
@@ -123,66 +94,6 @@ class Validator:
             del rows[row_id]
         return rows
 
-    def _add(self, new: pb.NewRows, rows: dict[int, Row]) -> None:
-        row_ids = read_i32(new.row_ids, "new_rows.row_ids")
-        count = len(row_ids)
-        indexes = check_length(
-            read_i32(new.sampling_params_indexes, "new_rows.sampling_params_indexes"),
-            count,
-            "new_rows.sampling_params_indexes",
-        )
-        seeds = check_length(read_i64(new.seeds, "new_rows.seeds"), count, "new_rows.seeds")
-        prompts = read_i32(new.num_prompt_tokens, "new_rows.num_prompt_tokens")
-        check_length(prompts, count, "new_rows.num_prompt_tokens")
-        blocks = read_i32(new.block_ids, "new_rows.block_ids")
-        tables = read_groups(new.block_offsets, blocks, count, "new_rows.block_offsets")
-        history = read_i32(new.history_token_ids, "new_rows.history_token_ids")
-        histories = read_groups(new.history_offsets, history, count, "new_rows.history_offsets")
-        self._check_new(row_ids, blocks, history, rows)
-        for i, row_id in enumerate(row_ids):
-            if not 0 <= indexes[i] < len(new.sampling_params):
-                raise malformed("new_rows.sampling_params_indexes", f"{indexes[i]}")
-            params = new.sampling_params[indexes[i]]
-            self._check_params(params)
-            self._check_history(params, histories[i], prompts[i])
-            rows[row_id] = Row(params, seeds[i], prompts[i], tuple(tables[i]), histories[i])
-
-    def _check_new(
-        self, row_ids: list[int], blocks: list[int], history: list[int], rows: Mapping[int, Row]
-    ) -> None:
-        max_num_rows = self._limits.max_num_rows
-        _check_range(row_ids, max_num_rows, pb.STEP_ERROR_REASON_LIMIT_EXCEEDED, "new_rows.row_ids")
-        _check_distinct(row_ids, "new_rows.row_ids")
-        for row_id in row_ids:
-            if row_id in rows:
-                reason = pb.STEP_ERROR_REASON_ROW_EXISTS
-                raise Refusal(reason, "new_rows.row_ids", f"row {row_id} is taken")
-        self._check_blocks(blocks, self._num_device_blocks, "new_rows.block_ids")
-        self._check_tokens(history, "new_rows.history_token_ids")
-
-    def _check_params(self, params: pb.SamplingParams) -> None:
-        needed = {
-            pb.FEATURE_LOGPROBS: params.HasField("num_logprobs"),
-            pb.FEATURE_PROMPT_LOGPROBS: params.HasField("num_prompt_logprobs"),
-            pb.FEATURE_PENALTIES: uses_penalties(params),
-            pb.FEATURE_LOGIT_BIAS: bool(params.logit_bias) or params.min_tokens > 0,
-        }
-        for feature, is_needed in needed.items():
-            if is_needed and feature not in self._features:
-                reason = pb.STEP_ERROR_REASON_FEATURE_UNSUPPORTED
-                raise Refusal(reason, "new_rows.sampling_params", pb.Feature.Name(feature))
-        if params.temperature < 0:
-            raise malformed("new_rows.sampling_params.temperature", f"{params.temperature}")
-
-    def _check_history(
-        self, params: pb.SamplingParams, history: list[int], num_prompt_tokens: int
-    ) -> None:
-        if num_prompt_tokens < 0:
-            raise malformed("new_rows.num_prompt_tokens", f"{num_prompt_tokens}")
-        is_due = uses_penalties(params) or params.HasField("num_prompt_logprobs")
-        if is_due != bool(history) or (is_due and len(history) < num_prompt_tokens):
-            raise malformed("new_rows.history_token_ids", f"{len(history)} tokens")
-
     def _write_tables(self, writes: pb.TableWrites, rows: dict[int, Row]) -> None:
         row_ids = read_i32(writes.row_ids, "table_writes.row_ids")
         starts = read_i32(writes.start_indexes, "table_writes.start_indexes")
@@ -191,8 +102,8 @@ class Validator:
         groups = read_groups(
             writes.block_offsets, blocks, len(row_ids), "table_writes.block_offsets"
         )
-        _check_distinct(row_ids, "table_writes.row_ids")
-        self._check_blocks(blocks, self._num_device_blocks, "table_writes.block_ids")
+        check_distinct(row_ids, "table_writes.row_ids")
+        check_table(blocks, self._info, "table_writes.block_ids")
         for row_id, start, group in zip(row_ids, starts, groups, strict=True):
             row = _take(rows, row_id, "table_writes.row_ids")
             old = row.block_table
@@ -231,11 +142,13 @@ class Validator:
         self._check_tokens(token_ids, "work.token_ids")
         literal = sum(n for n, back in zip(lengths, backs, strict=True) if back == 0)
         check_length(token_ids, literal, "work.token_ids")
+        self._check_adapters([_take(rows, row_id, "work.row_ids") for row_id in row_ids])
         planned: list[WorkRow] = []
         remaining = iter(token_ids)
         for i, row_id in enumerate(row_ids):
             row = _take(rows, row_id, "work.row_ids")
             self._check_covered(row, starts[i], lengths[i])
+            self._check_needed(row, starts[i], lengths[i])
             tokens = None if backs[i] else [next(remaining) for _ in range(lengths[i])]
             planned.append(WorkRow(row_id, starts[i], tokens, backs[i], bool(samples[i])))
         return planned
@@ -243,7 +156,7 @@ class Validator:
     def _check_work_values(
         self, row_ids: list[int], lengths: list[int], backs: list[int], samples: list[int]
     ) -> None:
-        _check_distinct(row_ids, "work.row_ids")
+        check_distinct(row_ids, "work.row_ids")
         if any(length < 1 for length in lengths):
             raise malformed("work.num_new_tokens", f"{lengths}; allowed is >= 1")
         if any(flag not in (0, 1) for flag in samples):
@@ -262,8 +175,27 @@ class Validator:
             reason = pb.STEP_ERROR_REASON_POSITION_OUT_OF_RANGE
             raise Refusal(reason, "work.num_computed_tokens", f"{start} + {length} > {end}")
 
+    def _check_needed(self, row: Row, start: int, length: int) -> None:
+        """No block that the row reads or writes is missing."""
+        first = 0
+        if self._info.model.HasField("sliding_window_tokens"):
+            first = max(0, start - self._info.model.sliding_window_tokens + 1)
+        last = start + length - 1
+        needed = row.block_table[first // self._block_size : last // self._block_size + 1]
+        if -1 in needed:
+            reason = pb.STEP_ERROR_REASON_BLOCK_OUT_OF_RANGE
+            raise Refusal(reason, "work.row_ids", f"positions {first} .. {last} lack a block")
+
+    def _check_adapters(self, rows: Sequence[Row]) -> None:
+        if not self._limits.HasField("max_adapters_per_step"):
+            return
+        adapters = {row.adapter for row in rows} - {""}
+        if len(adapters) > self._limits.max_adapters_per_step:
+            reason = pb.STEP_ERROR_REASON_LIMIT_EXCEEDED
+            raise Refusal(reason, "work.row_ids", f"{len(adapters)} adapters")
+
     def _check_blocks(self, values: Sequence[int], end: int, name: str) -> None:
-        _check_range(values, end, pb.STEP_ERROR_REASON_BLOCK_OUT_OF_RANGE, name)
+        check_range(values, end, pb.STEP_ERROR_REASON_BLOCK_OUT_OF_RANGE, name)
 
     def _check_tokens(self, values: Sequence[int], name: str) -> None:
-        _check_range(values, self._vocab_size, pb.STEP_ERROR_REASON_TOKEN_OUT_OF_RANGE, name)
+        check_range(values, self._vocab_size, pb.STEP_ERROR_REASON_TOKEN_OUT_OF_RANGE, name)

@@ -1,9 +1,9 @@
-"""A scheduler that makes tokens up: what follows depends on prompt, seed and position alone."""
+"""A scheduler whose tokens are made up."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 import grpc.aio
@@ -17,28 +17,36 @@ from splitserve.scheduler.v1 import (
 )
 from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.server import RunningServer, bind_server
+from tests.unit.client.fake_generation import (
+    VOCAB_SIZE,
+    FakeSequence,
+    choose_best,
+    has_several_sequences,
+    is_streamed,
+    make_finish,
+    make_sequences,
+    score_of,
+)
 
 SERVICE = "splitserve.scheduler.v1.SchedulerService"
-VOCAB_SIZE = 1000
 
 
 class Cut(Exception):
     """The connection is to break here."""
 
 
-def token_at(prompt: Sequence[int], seed: int, position: int) -> int:
-    return (sum(prompt) * 31 + seed * 17 + position * 7) % VOCAB_SIZE
-
-
-def expected_tokens(prompt: Sequence[int], seed: int, max_tokens: int) -> list[int]:
-    return [token_at(prompt, seed, position) for position in range(max_tokens)]
+class Failed(Exception):
+    """The request is to end with an error of this reason."""
 
 
 @dataclass
 class FakeScheduler(
     scheduler_pb2_grpc.SchedulerServiceServicer, admin_pb2_grpc.AdminServiceServicer
 ):
-    """Serves; before the token with the number `n` of all it calls `before_token(n)`."""
+    """Serves; before the token with the number `n` of all it calls `before_token(n)`.
+
+    Where the best sequences are chosen at the end, the chunk of each of them counts as one more.
+    """
 
     before_token: Callable[[int], None] = lambda number: None
     before_request: Callable[[scheduler_pb2.GenerateRequest], None] = lambda request: None
@@ -51,9 +59,8 @@ class FakeScheduler(
 
     async def Generate(self, request, context):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, N802
         try:
-            async for chunk in self._tokens(request):
-                yield scheduler_pb2.GenerateResponse(tokens=chunk)
-            yield scheduler_pb2.GenerateResponse(finish=_finish(request))
+            async for response in self._events(request):
+                yield response
         except Cut:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the connection broke")
         finally:
@@ -95,42 +102,85 @@ class FakeScheduler(
         out: asyncio.Queue[scheduler_pb2.SessionResponse | Cut],
     ) -> None:
         handle = submit.handle
-        event = scheduler_pb2.SessionEvent(handle=handle)
+        is_plain = not has_several_sequences(submit.request.sampling_params)
         try:
-            async for chunk in self._tokens(submit.request):
-                if chunk.logprobs or chunk.prompt_logprobs:
-                    event = scheduler_pb2.SessionEvent(handle=handle, tokens=chunk)
-                    out.put_nowait(scheduler_pb2.SessionResponse(events=[event]))
-                else:
-                    out.put_nowait(
-                        scheduler_pb2.SessionResponse(handles=[handle], token_ids=chunk.token_ids)
+            async for part in self._events(submit.request):
+                tokens = part.tokens
+                if is_plain and tokens.token_ids and not tokens.logprobs:
+                    response = scheduler_pb2.SessionResponse(
+                        handles=[handle], token_ids=tokens.token_ids
                     )
-            event = scheduler_pb2.SessionEvent(handle=handle, finish=_finish(submit.request))
+                else:
+                    event = _session_event(handle, part)
+                    response = scheduler_pb2.SessionResponse(events=[event])
+                out.put_nowait(response)
         except DomainError as error:
             rejected = scheduler_pb2.RequestError(reason=error.reason, message=error.message)
             event = scheduler_pb2.SessionEvent(handle=handle, rejected=rejected)
+            out.put_nowait(scheduler_pb2.SessionResponse(events=[event]))
         except Cut as cut:
             out.put_nowait(cut)
-            return
-        out.put_nowait(scheduler_pb2.SessionResponse(events=[event]))
 
-    async def _tokens(
+    async def _events(
         self, request: scheduler_pb2.GenerateRequest
-    ) -> AsyncIterator[scheduler_pb2.TokenChunk]:
+    ) -> AsyncIterator[scheduler_pb2.GenerateResponse]:
         self.requests.append(request)
         self.before_request(request)
-        params = request.sampling_params
-        if params.HasField("num_prompt_logprobs") and not request.resume_token_ids:
-            for token_id in request.prompt_token_ids[1:]:
-                yield scheduler_pb2.TokenChunk(prompt_logprobs=[_score(token_id)])
-        for position in range(len(request.resume_token_ids), params.max_tokens):
-            self.num_tokens += 1
-            self.before_token(self.num_tokens - 1)
-            if self.hold is not None:
-                await self.hold.wait()
-            token_id = token_at(request.prompt_token_ids, params.seed, position)
-            logprobs = [_score(token_id)] if params.HasField("num_logprobs") else []
-            yield scheduler_pb2.TokenChunk(token_ids=[token_id], logprobs=logprobs)
+        sequences = make_sequences(request)
+        if request.sampling_params.HasField("num_prompt_logprobs"):
+            is_resumed = any(sequence.token_ids for sequence in sequences)
+            for token_id in [] if is_resumed else request.prompt_token_ids[1:]:
+                chunk = scheduler_pb2.TokenChunk(prompt_logprobs=[score_of(token_id)])
+                yield scheduler_pb2.GenerateResponse(tokens=chunk)
+        try:
+            if is_streamed(request.sampling_params):
+                async for response in self._all(request, sequences):
+                    yield response
+            else:
+                async for response in self._best(request, sequences):
+                    yield response
+        except Failed as failure:
+            error = scheduler_pb2.RequestError(reason=str(failure), message="it failed")
+            reason = scheduler_pb2.FINISH_REASON_ERROR
+            finish = scheduler_pb2.Finish(reason=reason, error=error)
+            yield scheduler_pb2.GenerateResponse(finish=finish)
+
+    async def _all(
+        self, request: scheduler_pb2.GenerateRequest, sequences: list[FakeSequence]
+    ) -> AsyncIterator[scheduler_pb2.GenerateResponse]:
+        unfinished = list(sequences)
+        while unfinished:
+            for sequence in list(unfinished):
+                if sequence.reason is None:
+                    await self._next_token()
+                    yield scheduler_pb2.GenerateResponse(tokens=sequence.step())
+                if sequence.reason is not None:
+                    unfinished.remove(sequence)
+                    if has_several_sequences(request.sampling_params):
+                        finish = sequence.finish()
+                        yield scheduler_pb2.GenerateResponse(sequence_finish=finish)
+        yield scheduler_pb2.GenerateResponse(finish=make_finish(request, sequences))
+
+    async def _best(
+        self, request: scheduler_pb2.GenerateRequest, sequences: list[FakeSequence]
+    ) -> AsyncIterator[scheduler_pb2.GenerateResponse]:
+        for sequence in sequences:
+            while sequence.reason is None:
+                await self._next_token()
+                sequence.step()
+        best = choose_best(sequences, request.sampling_params)
+        for sequence in best:
+            await self._next_token()
+            chunk = sequence.chunk(sequence.token_ids)
+            yield scheduler_pb2.GenerateResponse(tokens=chunk)
+            yield scheduler_pb2.GenerateResponse(sequence_finish=sequence.finish())
+        yield scheduler_pb2.GenerateResponse(finish=make_finish(request, best))
+
+    async def _next_token(self) -> None:
+        self.num_tokens += 1
+        self.before_token(self.num_tokens - 1)
+        if self.hold is not None:
+            await self.hold.wait()
 
     async def Abort(self, request, context):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, N802
         if request.request_id == "unknown":
@@ -163,8 +213,16 @@ class FakeScheduler(
             model=executor_pb2.ModelInfo(name="fake", dtype="float32"),
             block_size_tokens=16,
             num_device_blocks=64,
+            num_host_blocks=32,
         )
-        state = admin_pb2.ExecutorState(executor=info, connected=True, num_free_device_blocks=60)
+        state = admin_pb2.ExecutorState(
+            executor=info,
+            connected=True,
+            num_free_device_blocks=60,
+            num_swapped_requests=3,
+            num_free_host_blocks=30,
+            num_cached_device_blocks=17,
+        )
         return admin_pb2.ListExecutorsResponse(executors=[state], num_unassigned_requests=2)
 
 
@@ -176,14 +234,14 @@ async def start(fake: FakeScheduler, address: str = "127.0.0.1:0") -> RunningSer
     return running
 
 
-def _finish(request: scheduler_pb2.GenerateRequest) -> scheduler_pb2.Finish:
-    usage = scheduler_pb2.Usage(
-        num_prompt_tokens=len(request.prompt_token_ids),
-        num_output_tokens=request.sampling_params.max_tokens,
-    )
-    return scheduler_pb2.Finish(reason=scheduler_pb2.FINISH_REASON_LENGTH, usage=usage)
-
-
-def _score(token_id: int) -> scheduler_pb2.TokenLogprob:
-    top = [scheduler_pb2.TopLogprob(token_id=token_id, logprob=-0.5)]
-    return scheduler_pb2.TokenLogprob(token_id=token_id, logprob=-0.5, rank=1, top=top)
+def _session_event(
+    handle: int, response: scheduler_pb2.GenerateResponse
+) -> scheduler_pb2.SessionEvent:
+    match response.WhichOneof("event"):
+        case "tokens":
+            return scheduler_pb2.SessionEvent(handle=handle, tokens=response.tokens)
+        case "sequence_finish":
+            finish = response.sequence_finish
+            return scheduler_pb2.SessionEvent(handle=handle, sequence_finish=finish)
+        case _:
+            return scheduler_pb2.SessionEvent(handle=handle, finish=response.finish)

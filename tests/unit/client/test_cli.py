@@ -7,59 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Coroutine, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
 
 import pytest
 
 from splitserve_client.cli import main
 from splitserve_rpc.domain_error import DomainError
-from tests.unit.client import tiny_tokenizers
-from tests.unit.client.fake_server import VOCAB_SIZE, FakeScheduler, expected_tokens, start
-
-T = TypeVar("T")
-TEMPLATE = "{% for m in messages %}{{ m.content }} {% endfor %}t9"
-
-
-class FakeServer:
-    """A fake scheduler with an event loop in a thread: commands run loops of their own."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self.thread = threading.Thread(target=self.loop.run_forever)
-        self.thread.start()
-        files = {
-            "tokenizer.json": tiny_tokenizers.words(VOCAB_SIZE).to_str().encode(),
-            "chat_template.jinja": TEMPLATE.encode(),
-        }
-        self.fake = self.run(self._make(files))
-        self.running = self.run(start(self.fake))
-        self.address = f"127.0.0.1:{self.running.port}"
-
-    async def _make(self, files: dict[str, bytes]) -> FakeScheduler:
-        return FakeScheduler(tokenizer_files=files)
-
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(20)
-
-    def close(self) -> None:
-        self.run(self.running.server.stop(None))
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join()
-        self.loop.close()
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    server = FakeServer()
-    yield server
-    server.close()
-
-
-def words_of(token_ids: list[int]) -> str:
-    return " ".join(f"t{token_id}" for token_id in token_ids)
+from tests.unit.client.fake_generation import expected_tokens
+from tests.unit.client.server_thread import FakeServer, words_of
 
 
 def test_generate_streams_text_when_the_prompt_is_an_argument(
@@ -246,8 +201,11 @@ def test_info_shows_model_and_pools_when_an_executor_is_there(
 
     text = capsys.readouterr().out
     assert "model: fake (float32" in text
-    assert "127.0.0.1:9" in text
-    assert "connected" in text
+    heading, row = text.splitlines()[-3:-1]
+    assert "FREE BLOCKS" in heading
+    assert row.split("  ")[0] == "127.0.0.1:9"
+    for cell in ("connected", "60 of 64", "17", "30 of 32"):
+        assert cell in row
 
 
 def test_info_writes_one_object_when_json_is_asked_for(
@@ -259,6 +217,8 @@ def test_info_writes_one_object_when_json_is_asked_for(
     assert content["model"]["name"] == "fake"
     (executor,) = content["executors"]
     assert (executor["connected"], executor["num_free_device_blocks"]) == (True, 60)
+    assert (executor["num_swapped_requests"], executor["num_free_host_blocks"]) == (3, 30)
+    assert executor["num_cached_device_blocks"] == 17
 
 
 @pytest.mark.parametrize(

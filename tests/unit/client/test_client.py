@@ -28,7 +28,8 @@ from splitserve_client import (
 from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.server import RunningServer
 from tests.unit.client.conftest import VirtualTime
-from tests.unit.client.fake_server import Cut, FakeScheduler, expected_tokens, start
+from tests.unit.client.fake_generation import expected_tokens
+from tests.unit.client.fake_server import Cut, FakeScheduler, start
 
 PROMPT = [3, 4, 5]
 

@@ -14,7 +14,8 @@ from splitserve_client import (
 )
 from splitserve_rpc.domain_error import DomainError
 from tests.unit.client.conftest import VirtualTime
-from tests.unit.client.fake_server import FakeScheduler, expected_tokens
+from tests.unit.client.fake_generation import expected_tokens
+from tests.unit.client.fake_server import FakeScheduler
 from tests.unit.client.test_client import collect, cut_at
 
 

@@ -26,7 +26,7 @@ def test_config_has_all_options_when_they_are_parsed() -> None:
         ("num_device_blocks", -1),
         ("memory_fraction", 0),
         ("memory_fraction", float("nan")),
-        ("num_host_blocks", None),
+        ("num_host_blocks", -1),
         ("max_num_seqs", 2**31),
         ("threads", 0),
         ("listen", "50051"),

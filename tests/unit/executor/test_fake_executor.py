@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import grpc.aio
 import pytest
 
+from executor_service.batch import Feature
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.executor.v1 import executor_pb2_grpc
 from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
@@ -66,6 +67,23 @@ async def test_executor_computes_when_it_gets_a_batch() -> None:
             call = executor_pb2_grpc.ExecutorServiceStub(channel).Execute()
             await call.write(batch)
             assert tokens_of(await call.read()) == expected_tokens([4, 2], 1, 0, 128)
+
+
+async def test_executor_announces_what_it_is_given_when_that_is_more_than_sampling() -> None:
+    features = frozenset(Feature)
+    async with FakeExecutor(features=features, sliding_window_tokens=6) as executor:
+        sender = Sender(1, executor.info.executor_epoch)
+        new = [NewRow(0, (0,), adapter="a", cross_blocks=(1,), encoder=(5, 6))]
+        batch = sender.batch(1, new=new, work=[WorkRow(0, 0, [4, 2])])
+        async with grpc.aio.insecure_channel(executor.address) as channel:
+            stub = executor_pb2_grpc.ExecutorServiceStub(channel)
+            info = (await stub.GetInfo(pb.GetInfoRequest())).executor
+            call = stub.Execute()
+            await call.write(batch)
+            tokens = tokens_of(await call.read())
+        assert (info.model.sliding_window_tokens, info.limits.max_adapters_per_step) == (6, 4)
+        assert tokens == expected_tokens([4, 2], 1, 0, 128, adapter="a", encoder=(5, 6), window=6)
+        assert executor.violations == []
 
 
 async def test_stream_breaks_when_the_executor_is_killed() -> None:

@@ -34,6 +34,16 @@ def test_score_tokens_gives_alternatives_when_more_are_asked_than_there_are() ->
     assert columns.top_logprobs[0] == pytest.approx(torch.log_softmax(logits, -1)[0, 1].item())
 
 
+def test_score_tokens_sorts_alternatives_when_they_are_the_whole_vocabulary() -> None:
+    logits = torch.randn(2, 300, generator=torch.Generator().manual_seed(3))
+    columns = _score(logits, [7, 8], [300, 64])
+    expected = torch.log_softmax(logits, dim=-1).sort(dim=-1, descending=True)
+    top_ids = [*expected.indices[0].tolist(), *expected.indices[1, :64].tolist()]
+    top_logprobs = [*expected.values[0].tolist(), *expected.values[1, :64].tolist()]
+    assert columns.top_token_ids.tolist() == top_ids
+    assert columns.top_logprobs.tolist() == pytest.approx(top_logprobs)
+
+
 def test_score_tokens_goes_in_parts_when_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = torch.randn(11, 20, generator=torch.Generator().manual_seed(0))
     token_ids, num_top = list(range(11)), [row % 3 for row in range(11)]

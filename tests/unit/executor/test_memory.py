@@ -33,9 +33,25 @@ def test_build_runner_takes_a_share_of_memory_when_no_number_is_given(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _available(monkeypatch, 100 * BLOCK_BYTES)
-    cache_config = CacheConfig(16, memory_ratio=0.5, host_pool_bytes=5 * BLOCK_BYTES)
-    cache = build_runner(loaded, cache_config).cache
-    assert (cache.num_device_blocks, cache.num_host_blocks) == (50, 5)
+    cache = build_runner(loaded, CacheConfig(16, memory_ratio=0.5)).cache
+    # A quarter of what the device pool leaves, since both are in the same memory.
+    assert (cache.num_device_blocks, cache.num_host_blocks) == (50, 12)
+
+
+def test_build_runner_makes_the_host_pool_as_large_as_the_other_when_memory_is_plenty(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _available(monkeypatch, 1000 * BLOCK_BYTES)
+    cache = build_runner(loaded, CacheConfig(16, num_device_blocks=7)).cache
+    assert cache.num_host_blocks == 7
+
+
+def test_build_runner_makes_no_host_pool_when_the_other_takes_all(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _available(monkeypatch, 10 * BLOCK_BYTES)
+    cache = build_runner(loaded, CacheConfig(16, num_device_blocks=20)).cache
+    assert cache.num_host_blocks == 0
 
 
 def test_build_runner_stays_below_the_cap_when_memory_is_plenty(

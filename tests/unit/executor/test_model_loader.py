@@ -68,6 +68,27 @@ def test_load_model_describes_the_model_when_it_can_be_served(llama: Path) -> No
     assert len(loaded.attention_modules) == 2
 
 
+@pytest.mark.parametrize(
+    ("architecture", "overrides", "window"),
+    [
+        ("mistral", {}, SLIDING_WINDOW),
+        ("mistral", {"sliding_window": None}, None),
+        ("llama", {}, None),
+        ("phi3", {}, SLIDING_WINDOW),
+        ("qwen2", {"use_sliding_window": False, "sliding_window": 5}, None),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}, None),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0}, 5),
+        ("gemma2", {}, None),
+        ("gpt_oss", {}, None),
+    ],
+)
+def test_load_model_finds_a_sliding_window_when_every_layer_has_it(
+    tmp_path: Path, architecture: str, overrides: dict[str, Any], window: int | None
+) -> None:
+    make_tiny_model(architecture, tmp_path, overrides=overrides)
+    assert load_model(ModelConfig(str(tmp_path))).sliding_window == window
+
+
 def test_load_model_takes_the_options_when_they_are_given(llama: Path) -> None:
     options = ModelConfig(str(llama), dtype="bfloat16", max_model_len=100, name="mine")
     loaded = load_model(options)

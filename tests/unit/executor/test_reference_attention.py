@@ -145,6 +145,45 @@ def test_paged_attention_equals_dense_when_window_slides(shape: Shape, window: i
     _assert_equals_dense(shape, AttentionOptions(scale=0.3, sliding_window=window))
 
 
+@pytest.mark.parametrize("window", [1, 2, 8, 9, 1000])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_paged_attention_reads_nothing_behind_the_window_when_blocks_there_are_gone(
+    shape: Shape, window: int
+) -> None:
+    options = AttentionOptions(scale=0.3, sliding_window=window)
+    expected = _run(shape, _make_problem(shape), options)
+    problem = _make_problem(shape)
+    for row, (computed, _) in enumerate(shape.rows):
+        num_behind = max(0, computed - window + 1)
+        table = problem.batch.block_tables[row]
+        for position in range(num_behind):
+            slot = (int(table[position // shape.block_size]), position % shape.block_size)
+            problem.key_pool[slot] = problem.value_pool[slot] = torch.nan
+        table[: num_behind // shape.block_size] = -1
+    for actual, truth in zip(_run(shape, problem, options), expected, strict=True):
+        assert torch.equal(actual, truth)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_paged_attention_looks_up_no_block_behind_the_window_when_its_id_is_wild(
+    shape: Shape,
+) -> None:
+    options = AttentionOptions(scale=0.3, sliding_window=2)
+    problem, stale = _make_problem(shape), _make_problem(shape)
+    for row, (computed, _) in enumerate(shape.rows):
+        num_behind = max(0, computed - 1) // shape.block_size
+        stale.batch.block_tables[row, :num_behind] = 10**6
+    expected = _run(shape, problem, options)
+    for actual, truth in zip(_run(shape, stale, options), expected, strict=True):
+        assert torch.equal(actual, truth)
+
+
+def test_paged_attention_equals_dense_when_a_long_row_has_a_short_window() -> None:
+    shape = Shape(2, 1, 8, 8, 16, ((70, 300),))
+    _assert_equals_dense(shape, AttentionOptions(scale=0.3, sliding_window=5))
+    _assert_equals_dense(shape, AttentionOptions(scale=0.3, sliding_window=90))
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_paged_attention_equals_dense_when_heads_have_sinks(shape: Shape) -> None:
     sinks = torch.linspace(-2, 3, shape.num_heads)

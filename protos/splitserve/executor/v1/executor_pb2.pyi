@@ -14,6 +14,8 @@ class Feature(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FEATURE_PROMPT_LOGPROBS: _ClassVar[Feature]
     FEATURE_PENALTIES: _ClassVar[Feature]
     FEATURE_LOGIT_BIAS: _ClassVar[Feature]
+    FEATURE_ADAPTERS: _ClassVar[Feature]
+    FEATURE_CROSS_ATTENTION: _ClassVar[Feature]
 
 class StepStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -53,6 +55,8 @@ FEATURE_LOGPROBS: Feature
 FEATURE_PROMPT_LOGPROBS: Feature
 FEATURE_PENALTIES: Feature
 FEATURE_LOGIT_BIAS: Feature
+FEATURE_ADAPTERS: Feature
+FEATURE_CROSS_ATTENTION: Feature
 STEP_STATUS_UNSPECIFIED: StepStatus
 STEP_STATUS_OK: StepStatus
 STEP_STATUS_NEED_SNAPSHOT: StepStatus
@@ -136,7 +140,7 @@ class ExecutorInfo(_message.Message):
     def __init__(self, contract_version: _Optional[_Union[ContractVersion, _Mapping]] = ..., executor_epoch: _Optional[int] = ..., address: _Optional[str] = ..., model: _Optional[_Union[ModelInfo, _Mapping]] = ..., block_size_tokens: _Optional[int] = ..., num_device_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., limits: _Optional[_Union[ExecutorLimits, _Mapping]] = ..., features: _Optional[_Iterable[_Union[Feature, str]]] = ..., software_version: _Optional[str] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "digest", "dtype", "kv_cache_dtype", "vocab_size", "max_model_len_tokens", "eos_token_ids")
+    __slots__ = ("name", "digest", "dtype", "kv_cache_dtype", "vocab_size", "max_model_len_tokens", "eos_token_ids", "sliding_window_tokens")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -144,6 +148,7 @@ class ModelInfo(_message.Message):
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SLIDING_WINDOW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     name: str
     digest: str
     dtype: str
@@ -151,19 +156,22 @@ class ModelInfo(_message.Message):
     vocab_size: int
     max_model_len_tokens: int
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., dtype: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    sliding_window_tokens: int
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., dtype: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., sliding_window_tokens: _Optional[int] = ...) -> None: ...
 
 class ExecutorLimits(_message.Message):
-    __slots__ = ("max_num_rows", "max_num_batched_tokens", "max_message_bytes", "max_inflight_steps")
+    __slots__ = ("max_num_rows", "max_num_batched_tokens", "max_message_bytes", "max_inflight_steps", "max_adapters_per_step")
     MAX_NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
     MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_INFLIGHT_STEPS_FIELD_NUMBER: _ClassVar[int]
+    MAX_ADAPTERS_PER_STEP_FIELD_NUMBER: _ClassVar[int]
     max_num_rows: int
     max_num_batched_tokens: int
     max_message_bytes: int
     max_inflight_steps: int
-    def __init__(self, max_num_rows: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., max_inflight_steps: _Optional[int] = ...) -> None: ...
+    max_adapters_per_step: int
+    def __init__(self, max_num_rows: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., max_inflight_steps: _Optional[int] = ..., max_adapters_per_step: _Optional[int] = ...) -> None: ...
 
 class ScheduleBatch(_message.Message):
     __slots__ = ("scheduler_epoch", "executor_epoch", "step_id", "base_step_id", "removed_row_ids", "new_rows", "table_writes", "swap_out", "swap_in", "copy", "work")
@@ -200,7 +208,7 @@ class BlockMoves(_message.Message):
     def __init__(self, source_block_ids: _Optional[bytes] = ..., destination_block_ids: _Optional[bytes] = ...) -> None: ...
 
 class NewRows(_message.Message):
-    __slots__ = ("row_ids", "sampling_params_indexes", "seeds", "num_prompt_tokens", "block_offsets", "block_ids", "history_offsets", "history_token_ids", "sampling_params")
+    __slots__ = ("row_ids", "sampling_params_indexes", "seeds", "num_prompt_tokens", "block_offsets", "block_ids", "history_offsets", "history_token_ids", "sampling_params", "adapter_indexes", "adapters", "cross_block_offsets", "cross_block_ids", "encoder_offsets", "encoder_token_ids", "num_encoder_tokens")
     ROW_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_PARAMS_INDEXES_FIELD_NUMBER: _ClassVar[int]
     SEEDS_FIELD_NUMBER: _ClassVar[int]
@@ -210,6 +218,13 @@ class NewRows(_message.Message):
     HISTORY_OFFSETS_FIELD_NUMBER: _ClassVar[int]
     HISTORY_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_PARAMS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_INDEXES_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    CROSS_BLOCK_OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    CROSS_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    ENCODER_OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    ENCODER_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ENCODER_TOKENS_FIELD_NUMBER: _ClassVar[int]
     row_ids: bytes
     sampling_params_indexes: bytes
     seeds: bytes
@@ -219,7 +234,14 @@ class NewRows(_message.Message):
     history_offsets: bytes
     history_token_ids: bytes
     sampling_params: _containers.RepeatedCompositeFieldContainer[SamplingParams]
-    def __init__(self, row_ids: _Optional[bytes] = ..., sampling_params_indexes: _Optional[bytes] = ..., seeds: _Optional[bytes] = ..., num_prompt_tokens: _Optional[bytes] = ..., block_offsets: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ..., history_offsets: _Optional[bytes] = ..., history_token_ids: _Optional[bytes] = ..., sampling_params: _Optional[_Iterable[_Union[SamplingParams, _Mapping]]] = ...) -> None: ...
+    adapter_indexes: bytes
+    adapters: _containers.RepeatedScalarFieldContainer[str]
+    cross_block_offsets: bytes
+    cross_block_ids: bytes
+    encoder_offsets: bytes
+    encoder_token_ids: bytes
+    num_encoder_tokens: bytes
+    def __init__(self, row_ids: _Optional[bytes] = ..., sampling_params_indexes: _Optional[bytes] = ..., seeds: _Optional[bytes] = ..., num_prompt_tokens: _Optional[bytes] = ..., block_offsets: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ..., history_offsets: _Optional[bytes] = ..., history_token_ids: _Optional[bytes] = ..., sampling_params: _Optional[_Iterable[_Union[SamplingParams, _Mapping]]] = ..., adapter_indexes: _Optional[bytes] = ..., adapters: _Optional[_Iterable[str]] = ..., cross_block_offsets: _Optional[bytes] = ..., cross_block_ids: _Optional[bytes] = ..., encoder_offsets: _Optional[bytes] = ..., encoder_token_ids: _Optional[bytes] = ..., num_encoder_tokens: _Optional[bytes] = ...) -> None: ...
 
 class TableWrites(_message.Message):
     __slots__ = ("row_ids", "start_indexes", "block_offsets", "block_ids")

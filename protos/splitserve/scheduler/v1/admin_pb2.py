@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from splitserve.executor.v1 import executor_pb2 as splitserve_dot_executor_dot_v1_dot_executor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#splitserve/scheduler/v1/admin.proto\x12\x17splitserve.scheduler.v1\x1a%splitserve/executor/v1/executor.proto\"\x16\n\x14ListExecutorsRequest\"s\n\x15ListExecutorsResponse\x12\x39\n\texecutors\x18\x01 \x03(\x0b\x32&.splitserve.scheduler.v1.ExecutorState\x12\x1f\n\x17num_unassigned_requests\x18\x02 \x01(\x05\"\xe2\x01\n\rExecutorState\x12\x36\n\x08\x65xecutor\x18\x01 \x01(\x0b\x32$.splitserve.executor.v1.ExecutorInfo\x12\x11\n\tconnected\x18\x02 \x01(\x08\x12\x1c\n\x14num_waiting_requests\x18\x03 \x01(\x05\x12\x1c\n\x14num_running_requests\x18\x04 \x01(\x05\x12\x1e\n\x16num_free_device_blocks\x18\x05 \x01(\x05\x12\x11\n\tnum_steps\x18\x06 \x01(\x03\x12\x17\n\x0fnum_preemptions\x18\x07 \x01(\x03\x32~\n\x0c\x41\x64minService\x12n\n\rListExecutors\x12-.splitserve.scheduler.v1.ListExecutorsRequest\x1a..splitserve.scheduler.v1.ListExecutorsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#splitserve/scheduler/v1/admin.proto\x12\x17splitserve.scheduler.v1\x1a%splitserve/executor/v1/executor.proto\"\x16\n\x14ListExecutorsRequest\"s\n\x15ListExecutorsResponse\x12\x39\n\texecutors\x18\x01 \x03(\x0b\x32&.splitserve.scheduler.v1.ExecutorState\x12\x1f\n\x17num_unassigned_requests\x18\x02 \x01(\x05\"\xc0\x02\n\rExecutorState\x12\x36\n\x08\x65xecutor\x18\x01 \x01(\x0b\x32$.splitserve.executor.v1.ExecutorInfo\x12\x11\n\tconnected\x18\x02 \x01(\x08\x12\x1c\n\x14num_waiting_requests\x18\x03 \x01(\x05\x12\x1c\n\x14num_running_requests\x18\x04 \x01(\x05\x12\x1e\n\x16num_free_device_blocks\x18\x05 \x01(\x05\x12\x11\n\tnum_steps\x18\x06 \x01(\x03\x12\x17\n\x0fnum_preemptions\x18\x07 \x01(\x03\x12\x1c\n\x14num_swapped_requests\x18\x08 \x01(\x05\x12\x1c\n\x14num_free_host_blocks\x18\t \x01(\x05\x12 \n\x18num_cached_device_blocks\x18\n \x01(\x05\x32~\n\x0c\x41\x64minService\x12n\n\rListExecutors\x12-.splitserve.scheduler.v1.ListExecutorsRequest\x1a..splitserve.scheduler.v1.ListExecutorsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,7 +37,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTEXECUTORSRESPONSE']._serialized_start=127
   _globals['_LISTEXECUTORSRESPONSE']._serialized_end=242
   _globals['_EXECUTORSTATE']._serialized_start=245
-  _globals['_EXECUTORSTATE']._serialized_end=471
-  _globals['_ADMINSERVICE']._serialized_start=473
-  _globals['_ADMINSERVICE']._serialized_end=599
+  _globals['_EXECUTORSTATE']._serialized_end=565
+  _globals['_ADMINSERVICE']._serialized_start=567
+  _globals['_ADMINSERVICE']._serialized_end=693
 # @@protoc_insertion_point(module_scope)

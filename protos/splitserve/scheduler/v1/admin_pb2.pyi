@@ -20,7 +20,7 @@ class ListExecutorsResponse(_message.Message):
     def __init__(self, executors: _Optional[_Iterable[_Union[ExecutorState, _Mapping]]] = ..., num_unassigned_requests: _Optional[int] = ...) -> None: ...
 
 class ExecutorState(_message.Message):
-    __slots__ = ("executor", "connected", "num_waiting_requests", "num_running_requests", "num_free_device_blocks", "num_steps", "num_preemptions")
+    __slots__ = ("executor", "connected", "num_waiting_requests", "num_running_requests", "num_free_device_blocks", "num_steps", "num_preemptions", "num_swapped_requests", "num_free_host_blocks", "num_cached_device_blocks")
     EXECUTOR_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,9 @@ class ExecutorState(_message.Message):
     NUM_FREE_DEVICE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
     NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SWAPPED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FREE_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_DEVICE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     executor: _executor_pb2.ExecutorInfo
     connected: bool
     num_waiting_requests: int
@@ -35,4 +38,7 @@ class ExecutorState(_message.Message):
     num_free_device_blocks: int
     num_steps: int
     num_preemptions: int
-    def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorInfo, _Mapping]] = ..., connected: bool = ..., num_waiting_requests: _Optional[int] = ..., num_running_requests: _Optional[int] = ..., num_free_device_blocks: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_preemptions: _Optional[int] = ...) -> None: ...
+    num_swapped_requests: int
+    num_free_host_blocks: int
+    num_cached_device_blocks: int
+    def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorInfo, _Mapping]] = ..., connected: bool = ..., num_waiting_requests: _Optional[int] = ..., num_running_requests: _Optional[int] = ..., num_free_device_blocks: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_swapped_requests: _Optional[int] = ..., num_free_host_blocks: _Optional[int] = ..., num_cached_device_blocks: _Optional[int] = ...) -> None: ...

@@ -67,17 +67,19 @@ class SchedulerServiceServicer(object):
     """
 
     def Generate(self, request, context):
-        """Generates one completion and streams its tokens.
+        """Generates one completion, or several of one prompt, and streams the tokens.
 
         Effect: the request waits, runs and streams until it finishes; the last message is a Finish and
         the stream then ends with OK. It survives the loss of executors: the stream only pauses.
         Cancelling the call, or its gRPC deadline passing, aborts the request; its blocks are free as
         soon as the steps in flight are answered.
         Idempotency: none; the same call twice generates twice.
-        Ordering: tokens arrive in sequence order, each exactly once.
+        Ordering: the tokens of a sequence arrive in order, each exactly once.
         Errors: before the first message all of the table above; afterwards UNAVAILABLE (DRAINING) and
         INTERNAL only. To continue a broken stream, call again (here or at another scheduler of the
-        same model) with `resume_token_ids` set to the tokens received and the same `seed`.
+        same model) with the same `seed` and the tokens received: in `resume_token_ids`, or of several
+        sequences in `resume_sequences`. With best_of > n or beam_search there is nothing to continue:
+        the same call starts over, and with the same seed gives the same.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,4 +1,4 @@
-"""Protobuf on one side, the core's values on the other."""
+"""The step contract in protobuf on one side, the core's values on the other."""
 
 from __future__ import annotations
 
@@ -10,41 +10,14 @@ from types import MappingProxyType
 import numpy as np
 
 from scheduler_service.core.config import Feature
-from scheduler_service.core.plan import ScoredToken, StepOutcome, StepPlan, StepStatus, TableWrite
-from scheduler_service.core.request import FinishReason, Request, Sequence
-from scheduler_service.core.sampling_params import SamplingParams
+from scheduler_service.core.plan import NewRow, StepOutcome, StepPlan, StepStatus
+from scheduler_service.core.request import Int32Array, Request, ScoredToken
+from scheduler_service.core.row_changes import TableWrites
 from splitserve.executor.v1 import executor_pb2 as executor
-from splitserve.scheduler.v1 import scheduler_pb2 as api
-from splitserve_rpc.domain_error import DomainError
-from splitserve_rpc.errors import duration_from_s
 
-_STATUSES: Mapping[int, StepStatus] = MappingProxyType(
-    {
-        executor.STEP_STATUS_OK: StepStatus.OK,
-        executor.STEP_STATUS_NEED_SNAPSHOT: StepStatus.NEED_SNAPSHOT,
-        executor.STEP_STATUS_REFUSED: StepStatus.REFUSED,
-        executor.STEP_STATUS_FAILED: StepStatus.FAILED,
-    }
-)
-_FINISH_REASONS: Mapping[FinishReason, api.FinishReason] = MappingProxyType(
-    {
-        FinishReason.STOP: api.FINISH_REASON_STOP,
-        FinishReason.LENGTH: api.FINISH_REASON_LENGTH,
-        FinishReason.MODEL_LENGTH: api.FINISH_REASON_MODEL_LENGTH,
-        FinishReason.ABORTED: api.FINISH_REASON_ABORTED,
-        FinishReason.ERROR: api.FINISH_REASON_ERROR,
-    }
-)
-_FEATURES: Mapping[int, Feature] = MappingProxyType(
-    {
-        executor.FEATURE_LOGPROBS: Feature.LOGPROBS,
-        executor.FEATURE_PROMPT_LOGPROBS: Feature.PROMPT_LOGPROBS,
-        executor.FEATURE_PENALTIES: Feature.PENALTIES,
-        executor.FEATURE_LOGIT_BIAS: Feature.LOGIT_BIAS,
-    }
-)
-# The fields that mean the same to client and executor, and are passed on if they are set.
-_SHARED_PARAMS = (
+_I32 = np.dtype("<i4")
+# The parameters that mean the same to client and executor, and are passed on if they are set.
+SHARED_PARAMS = (
     "temperature",
     "top_k",
     "top_p",
@@ -57,7 +30,24 @@ _SHARED_PARAMS = (
     "num_prompt_logprobs",
 )
 
-
+_STATUSES: Mapping[int, StepStatus] = MappingProxyType(
+    {
+        executor.STEP_STATUS_OK: StepStatus.OK,
+        executor.STEP_STATUS_NEED_SNAPSHOT: StepStatus.NEED_SNAPSHOT,
+        executor.STEP_STATUS_REFUSED: StepStatus.REFUSED,
+        executor.STEP_STATUS_FAILED: StepStatus.FAILED,
+    }
+)
+_FEATURES: Mapping[int, Feature] = MappingProxyType(
+    {
+        executor.FEATURE_LOGPROBS: Feature.LOGPROBS,
+        executor.FEATURE_PROMPT_LOGPROBS: Feature.PROMPT_LOGPROBS,
+        executor.FEATURE_PENALTIES: Feature.PENALTIES,
+        executor.FEATURE_LOGIT_BIAS: Feature.LOGIT_BIAS,
+        executor.FEATURE_ADAPTERS: Feature.ADAPTERS,
+        executor.FEATURE_CROSS_ATTENTION: Feature.CROSS_ATTENTION,
+    }
+)
 # Refusals that no other batch of ours would escape.
 _FENCED = frozenset(
     {
@@ -78,79 +68,119 @@ class ResultUnusable(Exception):
 def encode_plan(
     plan: StepPlan, *, scheduler_epoch: int, executor_epoch: int
 ) -> executor.ScheduleBatch:
-    """The batch of a step; reads tables and tokens of `plan.new_sequences` as they are now."""
+    """The batch of a step."""
+    planned = plan.work
     batch = executor.ScheduleBatch(
         scheduler_epoch=scheduler_epoch,
         executor_epoch=executor_epoch,
         step_id=plan.step_id,
         base_step_id=plan.base_step_id,
-        removed_row_ids=_i32(plan.removed_row_ids),
+        removed_row_ids=_i32(list(plan.removed_row_ids)) if plan.removed_row_ids else b"",
+        work=executor.Work(
+            row_ids=planned.row_ids.astype(_I32).tobytes(),
+            num_computed_tokens=planned.num_computed_tokens.tobytes(),
+            num_new_tokens=planned.num_new_tokens.tobytes(),
+            sampled_steps_back=planned.sampled_steps_back.tobytes(),
+            token_ids=planned.token_ids.tobytes(),
+            samples=b"" if planned.samples is None else planned.samples.tobytes(),
+        ),
     )
-    if plan.new_sequences:
-        batch.new_rows.CopyFrom(_encode_new_rows(plan.new_sequences))
+    if plan.new_rows:
+        batch.new_rows.CopyFrom(_encode_new_rows(plan.new_rows))
     if plan.table_writes:
         batch.table_writes.CopyFrom(_encode_table_writes(plan.table_writes))
-    planned, work = plan.work, batch.work
-    work.row_ids = planned.row_ids.tobytes()
-    work.num_computed_tokens = planned.num_computed_tokens.tobytes()
-    work.num_new_tokens = planned.num_new_tokens.tobytes()
-    work.sampled_steps_back = planned.sampled_steps_back.tobytes()
-    work.token_ids = _i32(planned.token_ids)
-    if not planned.samples.all():
-        work.samples = planned.samples.astype(np.uint8).tobytes()
+    if plan.moves:
+        _encode_moves(plan.moves.swap_out, batch.swap_out)
+        _encode_moves(plan.moves.swap_in, batch.swap_in)
+        _encode_moves(plan.moves.copy, batch.copy)
     return batch
 
 
-def _encode_new_rows(sequences: Items[Sequence]) -> executor.NewRows:
+def _encode_new_rows(rows: Items[NewRow]) -> executor.NewRows:
     distinct: dict[bytes, int] = {}
+    adapters: dict[str, int] = {"": -1}
     indexes, histories = [], []
-    for sequence in sequences:
-        params = _executor_params(sequence.request).SerializeToString(deterministic=True)
+    for row in rows:
+        request = row.sequence.request
+        params = _executor_params(request).SerializeToString(deterministic=True)
         indexes.append(distinct.setdefault(params, len(distinct)))
-        needs_history = sequence.request.params.needs_history
-        histories.append(sequence.token_ids if needs_history else ())
-    block_offsets, block_ids = _csr([sequence.block_table for sequence in sequences])
+        histories.append(row.token_ids if request.params.needs_history else _NO_TOKENS)
+        adapters.setdefault(request.scheduling.adapter, len(adapters) - 1)
+    block_offsets, block_ids = _csr([row.block_table for row in rows])
     history_offsets, history = _csr(histories)
-    return executor.NewRows(
-        row_ids=_i32([sequence.row_id for sequence in sequences]),
+    message = executor.NewRows(
+        row_ids=_i32([row.row_id for row in rows]),
         sampling_params_indexes=_i32(indexes),
-        seeds=np.array([sequence.seed for sequence in sequences], "<i8").tobytes(),
-        num_prompt_tokens=_i32([sequence.num_prompt_tokens for sequence in sequences]),
+        seeds=np.array([row.sequence.seed for row in rows], "<i8").tobytes(),
+        num_prompt_tokens=_i32([row.sequence.num_prompt_tokens for row in rows]),
         block_offsets=block_offsets,
         block_ids=block_ids,
         history_offsets=history_offsets,
         history_token_ids=history,
         sampling_params=[executor.SamplingParams.FromString(params) for params in distinct],
     )
+    if len(adapters) > 1:
+        message.adapter_indexes = _i32(
+            [adapters[row.sequence.request.scheduling.adapter] for row in rows]
+        )
+        message.adapters.extend(list(adapters)[1:])
+    if any(row.cross_blocks for row in rows):
+        _encode_cross_attention(rows, message)
+    return message
 
 
-def _encode_table_writes(writes: Items[TableWrite]) -> executor.TableWrites:
-    offsets, block_ids = _csr([write.block_ids for write in writes])
-    return executor.TableWrites(
-        row_ids=_i32([write.row_id for write in writes]),
-        start_indexes=_i32([write.start_index for write in writes]),
-        block_offsets=offsets,
-        block_ids=block_ids,
+def _encode_cross_attention(rows: Items[NewRow], message: executor.NewRows) -> None:
+    encoders = [row.sequence.request.encoder_token_ids for row in rows]
+    message.num_encoder_tokens = _i32([0 if e is None else len(e) for e in encoders])
+    message.cross_block_offsets, message.cross_block_ids = _csr(
+        [np.array(row.cross_blocks, np.int32) for row in rows]
     )
+    message.encoder_offsets, message.encoder_token_ids = _csr(
+        [_NO_TOKENS if row.encoder_token_ids is None else row.encoder_token_ids for row in rows]
+    )
+
+
+def _encode_table_writes(writes: TableWrites) -> executor.TableWrites:
+    return executor.TableWrites(
+        row_ids=_i32(writes.row_ids),
+        start_indexes=_i32(writes.start_indexes),
+        block_offsets=_i32([0, *accumulate(writes.counts)]),
+        block_ids=_i32(writes.block_ids),
+    )
+
+
+def _encode_moves(pairs: list[tuple[int, int]], message: executor.BlockMoves) -> None:
+    if pairs:
+        columns = np.array(pairs, _I32)
+        message.source_block_ids = columns[:, 0].tobytes()
+        message.destination_block_ids = columns[:, 1].tobytes()
 
 
 def _executor_params(request: Request) -> executor.SamplingParams:
     params = request.params
-    values = {name: getattr(params, name) for name in _SHARED_PARAMS}
+    values = {name: getattr(params, name) for name in SHARED_PARAMS}
     suppressed = sorted(request.stop_token_ids) if params.min_tokens > 0 else ()
+    if params.beam is not None:
+        # The search itself refuses what would end a sequence too early.
+        return executor.SamplingParams(temperature=0.0, num_logprobs=request.num_candidates)
+    if not params.is_streamed and params.num_logprobs is None:
+        values["num_logprobs"] = 0
     return executor.SamplingParams(
         **values, logit_bias=params.logit_bias, suppressed_token_ids=suppressed
     )
 
 
-def _i32(values: Iterable[int]) -> bytes:
-    return np.array(values, "<i4").tobytes()
+_NO_TOKENS = np.empty(0, np.int32)
 
 
-def _csr(parts: Items[Items[int]]) -> tuple[bytes, bytes]:
+def _i32(values: list[int]) -> bytes:
+    return np.array(values, _I32).tobytes()
+
+
+def _csr(parts: Items[Int32Array]) -> tuple[bytes, bytes]:
     """The offsets and data columns of `parts`."""
-    data = [element for part in parts for element in part]
-    return _i32([0, *accumulate(map(len, parts))]), _i32(data)
+    offsets = _i32([0, *accumulate(map(len, parts))])
+    return offsets, np.concatenate(parts).astype(_I32, copy=False).tobytes()
 
 
 # -- from the executor -------------------------------------------------------------------------
@@ -175,12 +205,13 @@ def decode_result(result: executor.StepResult, num_rows: int) -> StepOutcome:
 
 
 def _decode_ok(result: executor.StepResult, num_rows: int) -> StepOutcome:
-    token_ids = np.frombuffer(result.sampled_token_ids, "<i4").tolist()
+    token_ids = np.frombuffer(result.sampled_token_ids, "<i4")
     row_statuses = list(result.row_statuses) or None
     for name, column in (("sampled_token_ids", token_ids), ("row_statuses", row_statuses)):
         if column is not None and len(column) != num_rows:
             raise ValueError(f"{name} has {len(column)} elements for {num_rows} rows")
     scored = _decode_logprobs(result.logprobs)
+    timings = result.timings
     return StepOutcome(
         result.step_id,
         StepStatus.OK,
@@ -189,6 +220,8 @@ def _decode_ok(result: executor.StepResult, num_rows: int) -> StepOutcome:
         {error.row_index: error.message for error in result.row_errors},
         {row: tokens[0] for row, tokens in scored.items()},
         _decode_logprobs(result.prompt_logprobs),
+        move_us=timings.move_us,
+        compute_us=timings.forward_us + timings.sample_us,
     )
 
 
@@ -217,53 +250,3 @@ def _decode_logprobs(columns: executor.Logprobs) -> dict[int, list[ScoredToken]]
 def decode_features(features: Iterable[int]) -> frozenset[Feature]:
     """The features this scheduler knows; later ones are none of its business."""
     return frozenset(_FEATURES[feature] for feature in features if feature in _FEATURES)
-
-
-# -- clients -----------------------------------------------------------------------------------
-
-
-def decode_sampling_params(message: api.SamplingParams) -> SamplingParams:
-    """The client's parameters, not validated yet."""
-    values = {name: getattr(message, name) for name in _SHARED_PARAMS if message.HasField(name)}
-    return SamplingParams(
-        **values,
-        logit_bias=dict(message.logit_bias),
-        max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
-        stop_token_ids=frozenset(message.stop_token_ids),
-        ignore_eos=message.ignore_eos,
-    )
-
-
-def encode_scored(token: ScoredToken) -> api.TokenLogprob:
-    """A token's logprob for a client."""
-    top = [api.TopLogprob(token_id=token_id, logprob=logprob) for token_id, logprob in token.top]
-    return api.TokenLogprob(
-        token_id=token.token_id, logprob=token.logprob, rank=token.rank, top=top
-    )
-
-
-def encode_finish(request: Request) -> api.Finish:
-    """The end of a finished request."""
-    assert request.finish_reason is not None
-    sequence = request.sequence
-    finish = api.Finish(
-        reason=_FINISH_REASONS[request.finish_reason],
-        stop_token_id=request.stop_token_id,
-        usage=api.Usage(
-            num_prompt_tokens=sequence.num_prompt_tokens,
-            num_output_tokens=sequence.num_output_tokens,
-            num_cached_tokens=request.num_cached_tokens,
-            num_preemptions=request.num_preemptions,
-        ),
-    )
-    if request.error is not None:
-        finish.error.reason, finish.error.message = request.error
-    return finish
-
-
-def encode_rejection(error: DomainError) -> api.RequestError:
-    """A refused request, in-band."""
-    message = api.RequestError(reason=error.reason, message=error.message)
-    if error.retry_delay_s is not None:
-        message.retry_delay.CopyFrom(duration_from_s(error.retry_delay_s))
-    return message

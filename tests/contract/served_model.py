@@ -1,8 +1,8 @@
-"""A tiny random Llama as a backend; its truth comes from `transformers` itself."""
+"""A tiny random model as a backend; its truth comes from `transformers` itself."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,27 +27,28 @@ from tests.support.hugging_face import load_reference
 
 
 @dataclass(frozen=True, slots=True)
-class Llama:
+class TinyModel:
     """The model to serve, and an untouched one to ask."""
 
     loaded: LoadedModel
     plain: Any
 
 
-def load_llama(directory: Path) -> Llama:
+def load_tiny_model(
+    architecture: str, directory: Path, overrides: Mapping[str, Any] | None = None
+) -> TinyModel:
     """Makes and loads the model; NAN_TOKEN and the others misbehave from now on."""
-
     assert tiny_models.VOCAB_SIZE == VOCAB_SIZE
-    path = tiny_models.make_tiny_model("llama", directory / "llama")
+    path = tiny_models.make_tiny_model(architecture, directory / architecture, overrides=overrides)
     loaded = load_model(ModelConfig(str(path)))
     embeddings: Any = loaded.model.get_input_embeddings()  # type: ignore[operator]
     with torch.no_grad():
         embeddings.weight[NAN_TOKEN] = torch.nan
     embeddings.register_forward_pre_hook(_misbehave)
-    return Llama(loaded, load_reference(path))
+    return TinyModel(loaded, load_reference(path))
 
 
-def make_llama_backend(llama: Llama) -> Backend:
+def make_model_backend(tiny: TinyModel) -> Backend:
     """A backend with pools of its own; it takes the model over from the one made before."""
     cache_config = CacheConfig(
         block_size=BLOCK_SIZE,
@@ -57,10 +58,15 @@ def make_llama_backend(llama: Llama) -> Backend:
 
     def next_token(tokens: Sequence[int]) -> int:
         with torch.inference_mode():
-            logits = llama.plain(input_ids=torch.tensor([list(tokens)])).logits
+            logits = tiny.plain(input_ids=torch.tensor([list(tokens)])).logits
         return int(logits[0, -1].argmax())
 
-    return Backend(build_runner(llama.loaded, cache_config), VOCAB_SIZE, next_token)
+    return Backend(
+        build_runner(tiny.loaded, cache_config),
+        VOCAB_SIZE,
+        next_token,
+        sliding_window=tiny.loaded.sliding_window,
+    )
 
 
 def _misbehave(_module: object, inputs: tuple[torch.Tensor, ...]) -> None:

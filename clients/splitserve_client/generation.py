@@ -1,0 +1,102 @@
+"""All of what a request brought, at once."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypedDict
+
+from splitserve_client.errors import ServerUnreachable
+from splitserve_client.types import (
+    Finish,
+    FinishReason,
+    ResumeTokenIds,
+    SchedulingParams,
+    SequenceFinish,
+    TokenLogprob,
+    Tokens,
+    Usage,
+)
+
+
+class RequestOptions(TypedDict, total=False):
+    """The options of `AsyncClient.generate`, which explains them."""
+
+    request_id: str
+    resume_token_ids: ResumeTokenIds
+    scheduling: SchedulingParams | None
+    encoder_token_ids: Sequence[int]
+    timeout_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One completion; `token_ids` without those it was resumed with.
+
+    `cumulative_logprob` and `score`: as in SequenceFinish.
+    """
+
+    index: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    reason: FinishReason
+    stop_token_id: int | None = None
+    cumulative_logprob: float | None = None
+    score: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """The completions of a request by index; with `best_of` and beam search the best is first."""
+
+    completions: tuple[Completion, ...]
+    usage: Usage
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The tokens of the first completion, or the only one."""
+        return self.completions[0].token_ids
+
+
+async def collect_generation(
+    events: AsyncIterator[Tokens | Finish], num_completions: int = 1
+) -> Generation:
+    """Reads `events` to their Finish. Raises what they raise.
+
+    What had not ended when the request was aborted is there as far as it came, as ABORTED.
+    """
+    parts = [_Parts() for _ in range(num_completions)]
+    prompt_logprobs: list[TokenLogprob] = []
+    async for event in events:
+        if isinstance(event, Finish):
+            completions = tuple(part.completion(index, event) for index, part in enumerate(parts))
+            return Generation(completions, event.usage, tuple(prompt_logprobs))
+        prompt_logprobs.extend(event.prompt_logprobs)
+        parts.extend(_Parts() for _ in range(len(parts), event.index + 1))
+        parts[event.index].add(event)
+    raise ServerUnreachable("the stream ended without a finish")
+
+
+@dataclass(slots=True)
+class _Parts:
+    """One completion in the making."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish: SequenceFinish | None = None
+
+    def add(self, tokens: Tokens) -> None:
+        self.token_ids.extend(tokens.token_ids)
+        self.logprobs.extend(tokens.logprobs)
+        self.finish = tokens.finish or self.finish
+
+    def completion(self, index: int, end: Finish) -> Completion:
+        """`end` is that of the request: what there is of a request with one plain sequence."""
+        finish = self.finish
+        content = (index, tuple(self.token_ids), tuple(self.logprobs))
+        if finish is None:
+            return Completion(*content, end.reason, end.stop_token_id)
+        return Completion(
+            *content, finish.reason, finish.stop_token_id, finish.cumulative_logprob, finish.score
+        )

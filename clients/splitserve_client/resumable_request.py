@@ -1,0 +1,178 @@
+"""A request that goes on after its stream broke: what was asked for, and what has come back."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from splitserve.scheduler.v1 import scheduler_pb2 as api
+from splitserve_client.codec import (
+    decode_finish,
+    decode_sequence_finish,
+    decode_tokens,
+    encode_sampling_params,
+    encode_scheduling_params,
+)
+from splitserve_client.errors import (
+    Draining,
+    ModelNotReady,
+    QueueFull,
+    RequestIdInUse,
+    ServerUnreachable,
+    SplitserveError,
+)
+from splitserve_client.types import (
+    Finish,
+    FinishReason,
+    ResumeTokenIds,
+    SamplingParams,
+    SchedulingParams,
+    Tokens,
+    Usage,
+)
+
+# What a server may say while it, or its successor, comes up again.
+_PASSING = (ServerUnreachable, Draining, ModelNotReady, QueueFull, RequestIdInUse)
+# Of a deadline that has passed; a server takes none that is not above 0.
+_LEAST_DEADLINE_S = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """What a caller asks for; see `AsyncClient.generate`."""
+
+    prompt_token_ids: Sequence[int]
+    params: SamplingParams | None = None
+    request_id: str = ""
+    resume_token_ids: ResumeTokenIds = ()
+    scheduling: SchedulingParams | None = None
+    encoder_token_ids: Sequence[int] = ()
+
+
+class ResumableRequest:
+    """A request and what has come back so far, by sequence.
+
+    It draws the seed and the id that were not given, since a continuation needs the same seed and
+    an abort the id. Where the best sequences are chosen at the end, what comes is held until all of
+    it is there: a stream that breaks among it starts over, and nothing is handed out twice.
+    """
+
+    def __init__(self, submission: Submission, clock: Callable[[], float]) -> None:
+        params = submission.params or SamplingParams()
+        if params.seed is None:
+            params = replace(params, seed=secrets.randbits(63))
+        self.request_id = submission.request_id or secrets.token_hex(16)
+        self._scheduling = submission.scheduling or SchedulingParams()
+        self._is_streamed = params.is_streamed
+        self._constants = api.GenerateRequest(
+            request_id=self.request_id,
+            prompt_token_ids=list(submission.prompt_token_ids),
+            sampling_params=encode_sampling_params(params),
+            encoder_token_ids=list(submission.encoder_token_ids),
+        )
+        self._outputs = _by_index(submission.resume_token_ids)
+        self._is_plain = not params.has_several_sequences and self._outputs.keys() <= {0}
+        self._finished: set[int] = set()
+        self._held: list[Tokens] = []
+        self._clock = clock
+        self._submitted_at: float | None = None
+        self._num_prompt_logprobs = 0
+        self._num_repeated_prompt_logprobs = 0
+        self._was_lost = False
+
+    # -- what is sent ------------------------------------------------------------------------------
+
+    def message(self) -> api.GenerateRequest:
+        """The request that brings what is still missing."""
+        message = encode_scheduling_params(self._scheduling, self._remaining_deadline_s())
+        message.MergeFrom(self._constants)
+        if self._is_plain:
+            message.resume_token_ids.extend(self._outputs.get(0, ()))
+            return message
+        # A sequence that has ended is among them: with all its tokens it ends at once.
+        for index, token_ids in sorted(self._outputs.items()):
+            if token_ids:
+                message.resume_sequences.add(index=index, token_ids=token_ids)
+        return message
+
+    def _remaining_deadline_s(self) -> float | None:
+        """What is left of the deadline; the first submission is when it begins to count."""
+        deadline_s = self._scheduling.deadline_s
+        if deadline_s is None:
+            return None
+        if self._submitted_at is None:
+            self._submitted_at = self._clock()
+            return deadline_s
+        return max(deadline_s - (self._clock() - self._submitted_at), _LEAST_DEADLINE_S)
+
+    # -- what comes back ---------------------------------------------------------------------------
+
+    def receive(self, message: api.GenerateResponse | api.SessionEvent) -> list[Tokens | Finish]:
+        """Notes what `message` brings; returns what is new and complete enough to hand out.
+
+        Raises the error of a request that failed.
+        """
+        match message.WhichOneof("event"):
+            case "tokens":
+                tokens = decode_tokens(message.tokens)
+            case "sequence_finish":
+                finish = decode_sequence_finish(message.sequence_finish)
+                tokens = Tokens((), index=finish.index, finish=finish)
+            case "finish":
+                return [*self._held, decode_finish(message.finish)]
+            case _:
+                return []
+        if not self._is_streamed:
+            self._held.append(tokens)
+            return []
+        is_new = tokens.index not in self._finished
+        return self._note(tokens) if is_new else []
+
+    def receive_token(self, token_id: int) -> Tokens:
+        """Notes one plain token."""
+        self._outputs.setdefault(0, []).append(token_id)
+        return Tokens((token_id,))
+
+    def _note(self, tokens: Tokens) -> list[Tokens | Finish]:
+        # A stream that broke before the first token starts over with the scores of the prompt.
+        num_known = min(self._num_repeated_prompt_logprobs, len(tokens.prompt_logprobs))
+        self._num_repeated_prompt_logprobs -= num_known
+        if num_known:
+            tokens = replace(tokens, prompt_logprobs=tokens.prompt_logprobs[num_known:])
+        self._num_prompt_logprobs += len(tokens.prompt_logprobs)
+        self._outputs.setdefault(tokens.index, []).extend(tokens.token_ids)
+        if tokens.finish is not None:
+            self._finished.add(tokens.index)
+        is_empty = not (tokens.token_ids or tokens.prompt_logprobs or tokens.finish)
+        return [] if is_empty else [tokens]
+
+    # -- when it breaks ----------------------------------------------------------------------------
+
+    def may_go_on(self, error: SplitserveError) -> bool:
+        """Whether to submit again after `error`; notes that the stream was lost."""
+        is_resumption = self._was_lost or self._has_tokens
+        if not isinstance(error, _PASSING if is_resumption else ServerUnreachable):
+            return False
+        self._was_lost = True
+        self._held.clear()
+        if not self._has_tokens:
+            self._num_repeated_prompt_logprobs = self._num_prompt_logprobs
+        return True
+
+    def aborted(self) -> Finish:
+        """The end of a request that was aborted while no server had it."""
+        num_prompt_tokens = len(self._constants.prompt_token_ids)
+        num_output_tokens = sum(map(len, self._outputs.values()))
+        usage = Usage(num_prompt_tokens, num_output_tokens, 0, 0)
+        return Finish(FinishReason.ABORTED, None, usage)
+
+    @property
+    def _has_tokens(self) -> bool:
+        return any(self._outputs.values())
+
+
+def _by_index(token_ids: ResumeTokenIds) -> dict[int, list[int]]:
+    if isinstance(token_ids, Mapping):
+        return {index: list(tokens) for index, tokens in token_ids.items()}
+    return {0: list(token_ids)}

@@ -1,0 +1,215 @@
+"""The client API in protobuf on one side, the core's values on the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from scheduler_service.core.request import (
+    Completion,
+    FinishReason,
+    Request,
+    SchedulingParams,
+    ScoredToken,
+    Sequence,
+)
+from scheduler_service.core.sampling_params import BeamParams, EarlyStopping, SamplingParams
+from scheduler_service.step_codec import SHARED_PARAMS
+from splitserve.scheduler.v1 import scheduler_pb2 as api
+from splitserve_rpc.domain_error import DomainError
+from splitserve_rpc.errors import duration_from_s
+
+_FINISH_REASONS: Mapping[FinishReason, api.FinishReason] = MappingProxyType(
+    {
+        FinishReason.STOP: api.FINISH_REASON_STOP,
+        FinishReason.LENGTH: api.FINISH_REASON_LENGTH,
+        FinishReason.MODEL_LENGTH: api.FINISH_REASON_MODEL_LENGTH,
+        FinishReason.ABORTED: api.FINISH_REASON_ABORTED,
+        FinishReason.ERROR: api.FINISH_REASON_ERROR,
+    }
+)
+_EARLY_STOPPING: Mapping[int, EarlyStopping] = MappingProxyType(
+    {
+        api.BEAM_EARLY_STOPPING_UNSPECIFIED: EarlyStopping.HEURISTIC,
+        api.BEAM_EARLY_STOPPING_HEURISTIC: EarlyStopping.HEURISTIC,
+        api.BEAM_EARLY_STOPPING_ALWAYS: EarlyStopping.ALWAYS,
+        api.BEAM_EARLY_STOPPING_NEVER: EarlyStopping.NEVER,
+    }
+)
+_MAX_PRIORITY = 100
+_MAX_NAME_CHARS = 128
+# A Duration holds ten thousand years, an int64 of nanoseconds not three hundred.
+_LAST_NS = 2**63 - 1
+
+
+# -- from clients ------------------------------------------------------------------------------
+
+
+def decode_sampling_params(message: api.SamplingParams) -> SamplingParams:
+    """The client's parameters, not validated yet. Raises DomainError for an unknown enum value."""
+    values = {name: getattr(message, name) for name in SHARED_PARAMS if message.HasField(name)}
+    return SamplingParams(
+        **values,
+        logit_bias=dict(message.logit_bias),
+        max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
+        stop_token_ids=frozenset(message.stop_token_ids),
+        ignore_eos=message.ignore_eos,
+        n=message.n if message.HasField("n") else 1,
+        best_of=message.best_of if message.HasField("best_of") else None,
+        beam=_decode_beams(message.beam_search) if message.HasField("beam_search") else None,
+    )
+
+
+def _decode_beams(message: api.BeamSearch) -> BeamParams:
+    if message.early_stopping not in _EARLY_STOPPING:
+        raise DomainError(
+            "SAMPLING_PARAMS_INVALID",
+            f"beam_search.early_stopping is {message.early_stopping}; allowed: 0 to 3",
+        )
+    return BeamParams(
+        message.width,
+        message.length_penalty if message.HasField("length_penalty") else 1.0,
+        _EARLY_STOPPING[message.early_stopping],
+    )
+
+
+def decode_scheduling_params(message: api.GenerateRequest, now_ns: int) -> SchedulingParams:
+    """What a request asks of the scheduler. Raises DomainError(SCHEDULING_PARAMS_INVALID)."""
+    deadline_ns = None
+    if message.HasField("deadline"):
+        remaining_ns = message.deadline.ToNanoseconds()
+        if remaining_ns <= 0:
+            raise _invalid(f"deadline is {remaining_ns / 1e9:g} s; allowed: more than 0")
+        deadline_ns = min(now_ns + remaining_ns, _LAST_NS)
+    if abs(message.priority) > _MAX_PRIORITY:
+        raise _invalid(
+            f"priority is {message.priority}; allowed: {-_MAX_PRIORITY} to {_MAX_PRIORITY}"
+        )
+    for name in ("tenant", "adapter", "cache_salt"):
+        if len(getattr(message, name)) > _MAX_NAME_CHARS:
+            length = len(getattr(message, name))
+            raise _invalid(f"{name} has {length} characters; allowed: at most {_MAX_NAME_CHARS}")
+    return SchedulingParams(
+        priority=message.priority,
+        tenant=message.tenant,
+        deadline_ns=deadline_ns,
+        adapter=message.adapter,
+        cache_salt=message.cache_salt,
+        uses_prefix_cache=not message.bypass_prefix_cache,
+    )
+
+
+def decode_resumed(message: api.GenerateRequest, params: SamplingParams) -> list[list[int]]:
+    """The output tokens that each sequence has. Raises DomainError(SAMPLING_PARAMS_INVALID)."""
+    if not message.resume_sequences and not message.resume_token_ids:
+        return []
+    if not params.is_streamed:
+        raise _unusable("a request whose tokens are not streamed has none to resume with")
+    if not message.resume_sequences:
+        if params.num_sequences > 1:
+            raise _unusable("resume_token_ids is for one sequence; use resume_sequences")
+        return [list(message.resume_token_ids)]
+    if message.resume_token_ids:
+        raise _unusable("resume_token_ids and resume_sequences exclude each other")
+    resumed: list[list[int]] = [[] for _ in range(params.num_sequences)]
+    seen: set[int] = set()
+    for sequence in message.resume_sequences:
+        if not 0 <= sequence.index < len(resumed) or sequence.index in seen:
+            raise _unusable(
+                f"resume_sequences has index {sequence.index}; allowed: each of 0 to "
+                f"{len(resumed) - 1} once"
+            )
+        seen.add(sequence.index)
+        resumed[sequence.index] = list(sequence.token_ids)
+    return resumed
+
+
+def _invalid(message: str) -> DomainError:
+    return DomainError("SCHEDULING_PARAMS_INVALID", message)
+
+
+def _unusable(message: str) -> DomainError:
+    return DomainError("SAMPLING_PARAMS_INVALID", message)
+
+
+# -- to clients --------------------------------------------------------------------------------
+
+
+def encode_scored(token: ScoredToken) -> api.TokenLogprob:
+    """A token's logprob for a client."""
+    top = [api.TopLogprob(token_id=token_id, logprob=logprob) for token_id, logprob in token.top]
+    return api.TokenLogprob(
+        token_id=token.token_id, logprob=token.logprob, rank=token.rank, top=top
+    )
+
+
+def encode_tokens(
+    token_ids: Iterable[int], scored: Iterable[ScoredToken], index: int = 0
+) -> api.TokenChunk:
+    """New tokens of sequence `index`, with their scores if there are any."""
+    logprobs = [encode_scored(token) for token in scored]
+    return api.TokenChunk(token_ids=token_ids, logprobs=logprobs, index=index)
+
+
+def encode_sequence_finish(sequence: Sequence) -> api.SequenceFinish:
+    """The end of one of several sequences that are streamed."""
+    assert sequence.finish_reason is not None
+    return api.SequenceFinish(
+        index=sequence.index,
+        reason=_FINISH_REASONS[sequence.finish_reason],
+        stop_token_id=sequence.stop_token_id,
+        num_output_tokens=sequence.num_output_tokens,
+    )
+
+
+def encode_completion(completion: Completion, index: int) -> api.SequenceFinish:
+    """The end of one of the best completions."""
+    return api.SequenceFinish(
+        index=index,
+        reason=_FINISH_REASONS[completion.finish_reason],
+        stop_token_id=completion.stop_token_id,
+        num_output_tokens=len(completion.token_ids),
+        cumulative_logprob=completion.cumulative_logprob,
+        score=completion.score,
+    )
+
+
+def encode_finish(request: Request) -> api.Finish:
+    """The end of a finished request."""
+    assert request.finish_reason is not None
+    finish = api.Finish(
+        reason=_FINISH_REASONS[request.finish_reason],
+        stop_token_id=_stop_token_id(request),
+        usage=api.Usage(
+            num_prompt_tokens=request.sequence.num_prompt_tokens,
+            num_output_tokens=_num_output_tokens(request),
+            num_cached_tokens=request.num_cached_tokens,
+            num_preemptions=request.num_preemptions,
+        ),
+    )
+    if request.error is not None:
+        finish.error.reason, finish.error.message = request.error
+    return finish
+
+
+def _stop_token_id(request: Request) -> int | None:
+    if request.finish_reason is not FinishReason.STOP:
+        return None
+    if request.completions:
+        return request.completions[0].stop_token_id
+    return request.sequence.stop_token_id
+
+
+def _num_output_tokens(request: Request) -> int:
+    """Output tokens of what is returned; of a request that ended early, what there was."""
+    if request.completions:
+        return sum(len(completion.token_ids) for completion in request.completions)
+    return sum(sequence.num_output_tokens for sequence in request.sequences)
+
+
+def encode_rejection(error: DomainError) -> api.RequestError:
+    """A refused request, in-band."""
+    message = api.RequestError(reason=error.reason, message=error.message)
+    if error.retry_delay_s is not None:
+        message.retry_delay.CopyFrom(duration_from_s(error.retry_delay_s))
+    return message

@@ -1,0 +1,305 @@
+"""Requests without rows get them: first those that were swapped out, then those that wait.
+
+Who is next is the queue policy's business. Nobody who cannot run now blocks others for ever, nor is
+passed by others for ever: what lacks a slot for its adapter, or (unless the policy is first come,
+first served) blocks or rows, may be passed by MAX_BYPASSES requests; then all wait for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from scheduler_service.core.batch_policy import StepShape
+from scheduler_service.core.block_manager import Allocation
+from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.placement import Placement, num_rows_wanted
+from scheduler_service.core.preemption_costs import PreemptionCosts
+from scheduler_service.core.prefix_cache import PrefixHit
+from scheduler_service.core.queue_policy import QueuePolicyName, earliest_finish_ns
+from scheduler_service.core.request import FinishReason, Request, Sequence, SequenceStatus
+
+MAX_BYPASSES = 64
+# How many blocked requests a step looks past; bounds the work of a step.
+_MAX_BLOCKED = 16
+
+
+class _Lack(Enum):
+    """Why a request cannot run now."""
+
+    ADAPTER_SLOT = "adapter_slot"
+    BLOCKS = "blocks"
+    ROWS = "rows"
+    POOL = "pool"
+    # All of these pass by themselves, and nobody goes first.
+    RESULTS = "results"
+    BUDGET = "budget"
+    BLOCKS_ON_THEIR_WAY = "blocks_on_their_way"
+
+
+_LACKS = {
+    Allocation.OK: None,
+    Allocation.LATER: _Lack.BLOCKS,
+    Allocation.NEVER: _Lack.POOL,
+}
+_PASSABLE = frozenset({_Lack.ADAPTER_SLOT, _Lack.BLOCKS, _Lack.ROWS})
+
+
+@dataclass(slots=True)
+class Budget:
+    """What is left of a step. `is_untouched`: nothing else is in it yet."""
+
+    num_tokens: int
+    splits_prompts: bool
+    is_untouched: bool
+
+
+class Admitter:
+    """Places swapped and waiting requests."""
+
+    def __init__(
+        self, config: SchedulerConfig, placement: Placement, costs: PreemptionCosts
+    ) -> None:
+        self._config = config
+        self._placement = placement
+        self._costs = costs
+        self._policy = placement.waiting
+        is_strict = config.queue_policy == QueuePolicyName.FCFS.value
+        self._pool_bypasses = 0 if is_strict else MAX_BYPASSES
+        self._has_deadlines = config.queue_policy == QueuePolicyName.DEADLINE.value
+
+    def place(self, shape: StepShape, budget: Budget) -> list[tuple[int, int]]:
+        """Gives rows to swapped and waiting requests: (row id, tokens to compute) of each row.
+
+        Swapped ones go first, but for waiting ones that are urgent enough to preempt them.
+        """
+        placed: list[tuple[int, int]] = []
+        if self._placement.has_preempted:
+            return placed  # what somebody just gave up is for those that run
+        swapped = next(iter(self._placement.swapped), None)
+        if shape.takes_waiting and swapped is not None:
+            must_wait = self._admit(budget, placed, ahead_of=swapped)
+            if must_wait or not shape.takes_swapped:
+                return placed
+        if shape.takes_swapped:
+            swapped = self._swap_in(budget, placed)
+        if shape.takes_waiting and swapped is None:
+            self._admit(budget, placed)
+        return placed
+
+    # -- swapped -------------------------------------------------------------------------------
+
+    def _swap_in(self, budget: Budget, placed: list[tuple[int, int]]) -> Request | None:
+        """Brings swapped requests back, most urgent first; returns the first that cannot yet."""
+        placement = self._placement
+        for request in list(placement.swapped):
+            if (
+                budget.num_tokens <= 0
+                or placement.has_swapped_out
+                or not self._can_swap_in(request)
+            ):
+                return request
+            placement.swap_in(request)
+            for sequence in request.sequences:
+                if sequence.status is SequenceStatus.RUNNING:
+                    self._spend(sequence, budget, placed)
+        return None
+
+    def _can_swap_in(self, request: Request) -> bool:
+        placement = self._placement
+        blocks = placement.blocks
+        # Each sequence may need a block at once; else it would be preempted by that.
+        needed = blocks.num_swap_in_blocks(request)
+        if len(placement.rows):
+            needed += len(request.unfinished) + blocks.watermark
+        return (
+            placement.is_settled(request)
+            and self._has_adapter_slot(request)
+            and placement.num_unreserved_rows >= num_rows_wanted(request)
+            and blocks.device.num_free >= needed
+        )
+
+    # -- waiting -------------------------------------------------------------------------------
+
+    def _admit(
+        self, budget: Budget, placed: list[tuple[int, int]], ahead_of: Request | None = None
+    ) -> bool:
+        """Moves requests from waiting to running while they fit; True if all have to wait for one.
+
+        `ahead_of`: a swapped request; only those may run that are urgent enough to preempt it.
+        """
+        blocked: list[Request] = []
+        for request in self._policy.candidates():
+            if budget.num_tokens <= 0:
+                break
+            if ahead_of is not None and not self._policy.may_preempt(request, ahead_of):
+                break
+            if self._refuse_late(request):
+                continue
+            lack = self._place(request, budget, placed)
+            if lack is _Lack.POOL:
+                self._fail(request, "KV_CACHE_EXHAUSTED", "it outgrew the whole KV cache")
+                continue
+            if lack is None:
+                for passed in blocked:
+                    passed.num_bypasses += 1
+                continue
+            most = MAX_BYPASSES if lack is _Lack.ADAPTER_SLOT else self._pool_bypasses
+            if lack not in _PASSABLE or request.num_bypasses >= most:
+                return True
+            blocked.append(request)
+            if len(blocked) == _MAX_BLOCKED:
+                break
+        return False
+
+    def _place(
+        self, request: Request, budget: Budget, placed: list[tuple[int, int]]
+    ) -> _Lack | None:
+        """Admits a request if it can run; else says what it lacks."""
+        placement = self._placement
+        if not placement.is_settled(request):
+            return _Lack.RESULTS
+        if not self._has_adapter_slot(request):
+            return _Lack.ADAPTER_SLOT
+        leader = request.unfinished[0]
+        hit = placement.blocks.prefixes.find(leader)
+        lack = self._lacks_room(request, leader, hit)
+        if lack is _Lack.POOL or (lack is not None and not self._make_way(request, leader, hit)):
+            return lack
+        if lack is not None:
+            # Those that made way may have held what was found, or still wait for results.
+            hit = placement.blocks.prefixes.find(leader)
+            if self._lacks_room(request, leader, hit) is not None:
+                return _Lack.BLOCKS_ON_THEIR_WAY
+        num_pending = len(leader.token_ids) - hit.num_tokens
+        if not self._fits(num_pending, budget):
+            return _Lack.BUDGET
+        if request.num_preemptions == 0:
+            request.num_cached_tokens = min(hit.num_tokens, leader.num_prompt_tokens)
+        self._policy.admitted(request, num_pending)
+        placement.start(leader, hit)
+        self._spend(leader, budget, placed)
+        return None
+
+    def _lacks_room(self, request: Request, leader: Sequence, hit: PrefixHit) -> _Lack | None:
+        placement = self._placement
+        if placement.num_unreserved_rows < num_rows_wanted(request):
+            return _Lack.ROWS
+        allocation = placement.blocks.can_allocate(
+            leader,
+            hit,
+            others_run=len(placement.rows) > 0,
+            num_more_blocks=self._num_more_blocks(request, leader),
+        )
+        return _LACKS[allocation]
+
+    def _num_more_blocks(self, request: Request, leader: Sequence) -> int:
+        """What a request needs besides the blocks of its first sequence."""
+        num_cross = self._placement.blocks.num_cross_blocks(request)
+        if request.params.num_sequences == 1:
+            return num_cross
+        num_shared = (leader.num_prompt_tokens - 1) // self._config.block_size
+        lengths = [len(s.token_ids) for s in request.unfinished[1:]]
+        lengths += [len(leader.token_ids)] * (num_rows_wanted(request) - 1 - len(lengths))
+        own = [self._config.num_blocks_for(length) - num_shared for length in lengths]
+        if self._config.sliding_window is not None:
+            own = [min(num_blocks, self._config.num_window_blocks) for num_blocks in own]
+        return num_cross + sum(own)
+
+    def _has_adapter_slot(self, request: Request) -> bool:
+        adapter, running = request.scheduling.adapter, self._placement.adapters
+        if adapter == "" or adapter in running:
+            return True
+        return len(running) - ("" in running) < self._config.max_adapters
+
+    def _fits(self, num_pending: int, budget: Budget) -> bool:
+        if budget.splits_prompts or num_pending <= budget.num_tokens:
+            return True
+        return budget.is_untouched and num_pending > self._config.max_num_batched_tokens
+
+    def _spend(self, sequence: Sequence, budget: Budget, placed: list[tuple[int, int]]) -> None:
+        rows, row_id = self._placement.rows, sequence.row_id
+        end = min(rows.num_tokens[row_id], rows.num_slots[row_id])
+        if rows.num_computed[row_id] >= rows.run_limit[row_id]:
+            return
+        num_new_tokens = min(budget.num_tokens, int(end - rows.num_computed[row_id]))
+        if num_new_tokens > 0:
+            budget.num_tokens -= num_new_tokens
+            budget.is_untouched = False
+            start = int(rows.num_computed[row_id])
+            self._placement.publish_chunk(row_id, start, num_new_tokens)
+            placed.append((row_id, num_new_tokens))
+
+    # -- urgency -------------------------------------------------------------------------------
+
+    def _make_way(self, request: Request, leader: Sequence, hit: PrefixHit) -> bool:
+        """Preempts less urgent requests for an urgent one; nobody if that is not enough for it."""
+        placement, blocks = self._placement, self._placement.blocks
+        if placement.has_swapped_in:
+            return False  # whoever makes way may be swapped out
+        num_rows = num_rows_wanted(request) - placement.num_unreserved_rows
+        num_blocks = (
+            blocks.num_lacking(leader, hit)
+            + self._num_more_blocks(request, leader)
+            + blocks.watermark
+            - blocks.num_deferred
+        )
+        victims: list[Request] = []
+        for victim in self._by_least_urgent(request):
+            if num_rows <= 0 and num_blocks <= 0:
+                break
+            if self._policy.may_preempt(request, victim):
+                victims.append(victim)
+                num_rows -= num_rows_wanted(victim)
+                held = blocks.blocks_of(victim)
+                num_blocks -= sum(blocks.device.reference_count(block) == 1 for block in held)
+        if num_rows > 0 or num_blocks > 0:
+            return False
+        for victim in victims:
+            placement.preempt(victim)
+        return True
+
+    def _by_least_urgent(self, waiting: Request) -> list[Request]:
+        """Running requests, least urgent first; none if not even the first of them may yield.
+
+        Not those that this very step places, nor those whose pending blocks others may have found.
+        """
+        placement, tenancies = self._placement, self._placement.rows.tenancies
+        order = placement.rows.order
+        if len(order) == 0 or not self._policy.may_preempt(
+            waiting, placement.rows.sequence(int(order[-1])).request
+        ):
+            return []
+        found: dict[Request, None] = {}
+        kept: set[Request] = set()
+        for sequence in reversed(placement.rows.running):
+            found[sequence.request] = None
+            is_pending = int(tenancies[sequence.row_id]) in placement.published
+            if is_pending or sequence.row_id in placement.changes.new:
+                kept.add(sequence.request)
+        return [request for request in found if request not in kept]
+
+    def _refuse_late(self, request: Request) -> bool:
+        """Ends a request without tokens that cannot meet its deadline any more."""
+        deadline_ns = request.scheduling.deadline_ns
+        sequence = request.sequence
+        if not self._has_deadlines or deadline_ns is None or sequence.num_output_tokens > 0:
+            return False
+        earliest_ns = earliest_finish_ns(
+            request,
+            self._placement.now_ns,
+            int(self._costs.step_us * 1000),
+            len(sequence.token_ids) - self._placement.blocks.prefixes.find(sequence).num_tokens,
+            self._config.max_num_batched_tokens,
+        )
+        if earliest_ns <= deadline_ns:
+            return False
+        message = (
+            f"its last token could come {(earliest_ns - deadline_ns) / 1e9:.3f} s after its "
+            "deadline at the earliest"
+        )
+        self._fail(request, "DEADLINE_UNREACHABLE", message)
+        return True
+
+    def _fail(self, request: Request, reason: str, message: str) -> None:
+        self._placement.finish(request, FinishReason.ERROR, (reason, message))

@@ -1,0 +1,154 @@
+"""A step or a row failed: whatever leaned on KV that it was to write is computed again."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from scheduler_service.core.departures import TablePart
+from scheduler_service.core.placement import Placement
+from scheduler_service.core.plan import StepPlan
+from scheduler_service.core.request import FinishReason, Request, SequenceStatus
+
+MAX_FRUITLESS_LOSSES = 8
+
+
+@dataclass(slots=True)
+class _Taint:
+    """What is not what it was said to be: stays in rows, device blocks, host blocks."""
+
+    tenancies: set[int]
+    blocks: set[int] = field(default_factory=set)
+    host_blocks: set[int] = field(default_factory=set)
+
+    @property
+    def size(self) -> int:
+        """Grows until everything is found."""
+        return len(self.tenancies) + len(self.blocks) + len(self.host_blocks)
+
+
+class Losses:
+    """Finds what a failure spoils, unpublishes it, and sends its sequences back to wait."""
+
+    def __init__(self, placement: Placement, in_flight: deque[StepPlan]) -> None:
+        self._placement = placement
+        self._in_flight = in_flight
+
+    def lose_step(self, plan: StepPlan, *, is_fruitless: bool) -> None:
+        """Nothing that `plan` was to write is there. `is_fruitless`: counts against its requests.
+
+        A request that is lost too often without a new token in between ends with an error.
+        """
+        taint = _Taint(
+            set(plan.work.tenancies.tolist()),
+            plan.moves.device_destinations,
+            plan.moves.host_destinations,
+        )
+        self._spread(plan, taint)
+        self._discard(taint, is_fruitless=is_fruitless)
+
+    def lose_rows(self, plan: StepPlan, tenancies: Iterable[int]) -> None:
+        """Nothing that these rows were to write in `plan` is there."""
+        taint = _Taint(set(tenancies))
+        self._spread(plan, taint)
+        self._discard(taint, is_fruitless=True)
+
+    def lose_request(self, request: Request) -> None:
+        """All KV of a request is gone, and what steps in flight promise it."""
+        placement = self._placement
+        num_tokens = sum(len(placement.known_tokens(sequence)) for sequence in request.sequences)
+        if is_lost_too_often(request, num_tokens):
+            placement.finish(request, FinishReason.ERROR, loss_error(request))
+        else:
+            self._recompute(request)
+
+    def _recompute(self, request: Request) -> None:
+        for sequence in request.unfinished:
+            if sequence.status is not SequenceStatus.WAITING or sequence.num_promised:
+                self._placement.drop(sequence)
+
+    # -- who leans on what ---------------------------------------------------------------------
+
+    def _spread(self, failed: StepPlan, taint: _Taint) -> None:
+        """Follows what rows have and write, and moves, until nothing more is found."""
+        parts = self._table_parts()
+        spans = self._spans((failed, *self._in_flight))
+        size = -1
+        while taint.size > size:
+            size = taint.size
+            for part in parts:
+                if part.tenancy in taint.tenancies:
+                    taint.blocks.update(part.cross_blocks)
+                    for first, end in spans.get(part.tenancy, ()):
+                        start = max(first - part.first_index, 0)
+                        taint.blocks.update(part.blocks[start : max(end - part.first_index, 0)])
+                elif not taint.blocks.isdisjoint((*part.blocks, *part.cross_blocks)):
+                    taint.tenancies.add(part.tenancy)
+            for plan in self._in_flight:
+                moves = plan.moves
+                taint.host_blocks |= {d for s, d in moves.swap_out if s in taint.blocks}
+                taint.blocks |= {d for s, d in moves.swap_in if s in taint.host_blocks}
+                taint.blocks |= {d for s, d in moves.copy if s in taint.blocks}
+
+    def _table_parts(self) -> list[TablePart]:
+        """What rows have that are there, and what those had that steps in flight still concern."""
+        placement = self._placement
+        there = [placement.table_part(row_id) for row_id in placement.rows.order.tolist()]
+        return there + placement.departures.table_parts
+
+    def _spans(self, plans: Iterable[StepPlan]) -> dict[int, list[tuple[int, int]]]:
+        """By tenancy, the blocks (first and end index in its table) that its rows write."""
+        block_size, spans = self._placement.rows.block_size, dict[int, list[tuple[int, int]]]()
+        for plan in plans:
+            work = plan.work
+            first = work.num_computed_tokens // block_size
+            end = (work.num_computed_tokens + work.num_new_tokens - 1) // block_size + 1
+            each = zip(work.tenancies.tolist(), first.tolist(), end.tolist(), strict=True)
+            for tenancy, *span in each:
+                spans.setdefault(tenancy, []).append((span[0], span[1]))
+        return spans
+
+    def _discard(self, taint: _Taint, *, is_fruitless: bool) -> None:
+        for block_id in taint.blocks:
+            self._placement.blocks.device.unpublish(block_id)
+        for block_id in taint.host_blocks:
+            self._placement.blocks.host.unpublish(block_id)
+        for request in self._requests_of(taint):
+            # Sequences of a request share blocks and copies of blocks: they are lost together.
+            if is_fruitless:
+                self.lose_request(request)
+            else:
+                self._recompute(request)
+
+    def _requests_of(self, taint: _Taint) -> list[Request]:
+        placement = self._placement
+        found: dict[Request, None] = {}
+        for sequence in placement.rows.running:
+            if int(placement.rows.tenancies[sequence.row_id]) in taint.tenancies:
+                found[sequence.request] = None
+        for tenancy, sequence in placement.departures.sequences.items():
+            if tenancy in taint.tenancies:
+                found[sequence.request] = None
+        for request in placement.swapped:
+            tables = [sequence.host_table for sequence in request.sequences]
+            if any(
+                not taint.host_blocks.isdisjoint(table)
+                for table in (*tables, request.host_cross_blocks)
+            ):
+                found[request] = None
+        return list(found)
+
+
+def is_lost_too_often(request: Request, num_tokens: int) -> bool:
+    """Counts a loss of a request that has `num_tokens`; a new token in between starts anew."""
+    if num_tokens != request.num_tokens_at_loss:
+        request.num_tokens_at_loss, request.num_fruitless_losses = num_tokens, 0
+    request.num_fruitless_losses += 1
+    return request.num_fruitless_losses >= MAX_FRUITLESS_LOSSES
+
+
+def loss_error(request: Request) -> tuple[str, str]:
+    """What to tell the owner of a request that was lost too often."""
+    message = f"lost {request.num_fruitless_losses} times in a row without a new token"
+    return "EXECUTOR_LOST_REPEATEDLY", message

@@ -1,0 +1,348 @@
+"""Where every unfinished request is, and how it gets from one place to another.
+
+A request waits, runs or is swapped as a whole; of a running one, sequences may still wait to join.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from operator import attrgetter
+
+import numpy as np
+
+from scheduler_service.core.block_manager import BlockManager
+from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.departures import Departures, TablePart
+from scheduler_service.core.preemption_costs import PreemptionCosts
+from scheduler_service.core.prefix_cache import PrefixHit
+from scheduler_service.core.queue_policy import QueuePolicy
+from scheduler_service.core.request import (
+    NO_ROW,
+    FinishReason,
+    Int32Array,
+    Place,
+    Request,
+    Sequence,
+    SequenceStatus,
+)
+from scheduler_service.core.row_changes import RowChanges
+from scheduler_service.core.row_columns import RowColumns
+
+_rank = attrgetter("rank")
+_QUEUES = frozenset({Place.WAITING, Place.SWAPPED})
+
+
+class Placement:
+    """Rows, block tables and queues, and the transitions of requests between them.
+
+    `published`: by tenancy, blocks that are findable and that the step being planned is to fill.
+    `last_planned_step_id` and `last_answered_step_id` say which steps are in flight; `now_ns` is
+    the time. `has_swapped_in`, `has_swapped_out`: the step that is being planned swaps a request
+    in, or out; it does not do both. `has_preempted`: somebody yielded since the decision about it
+    began. `ended`: requests that have ended, `ended_sequences`: sequences
+    of requests that return several; their owners are to be told.
+    """
+
+    def __init__(
+        self, config: SchedulerConfig, policy: QueuePolicy, costs: PreemptionCosts, last_step: int
+    ) -> None:
+        max_blocks = config.num_blocks_for(config.max_len + config.num_lookahead_slots) + 1
+        self._config = config
+        self._costs = costs
+        self.rows = RowColumns(config.max_num_seqs, config.max_len, config.block_size, max_blocks)
+        self.blocks = BlockManager(config, self.rows)
+        self.waiting = policy
+        self.swapped: list[Request] = []
+        self.requests: dict[str, Request] = {}
+        # Running requests that have, or may come to have, more than one sequence.
+        self.groups: dict[str, Request] = {}
+        self.adapters = Counter[str]()
+        self.changes = RowChanges()
+        self.departures = Departures()
+        self.published: dict[int, list[int]] = {}
+        self.last_planned_step_id = last_step
+        self.last_answered_step_id = last_step
+        self.now_ns = 0
+        self.has_swapped_in = False
+        self.has_swapped_out = False
+        self.has_preempted = False
+        self.ended: list[Request] = []
+        self.ended_sequences: list[Sequence] = []
+        # Tokens of requests that wait or are swapped.
+        self.num_queued_tokens = 0
+        self.num_preemptions = 0
+
+    # -- what there is -------------------------------------------------------------------------
+
+    @property
+    def num_unreserved_rows(self) -> int:
+        """Rows that no running request has or is going to need."""
+        return self.rows.num_free - sum(
+            num_rows_wanted(request) - len(list(running(request)))
+            for request in self.groups.values()
+        )
+
+    def is_settled(self, request: Request) -> bool:
+        """Whether no step in flight concerns the request."""
+        return all(s.settles_at_step <= self.last_answered_step_id for s in request.sequences)
+
+    def known_tokens(self, sequence: Sequence) -> Int32Array:
+        """All known tokens of a sequence, wherever it is; perhaps as a view."""
+        if sequence.status is SequenceStatus.RUNNING:
+            return self.rows.known_tokens(sequence.row_id)
+        return sequence.token_ids
+
+    def append_token(self, sequence: Sequence, token_id: int) -> None:
+        """A token that no step promised becomes the last one of a sequence, wherever it is."""
+        if sequence.status is SequenceStatus.RUNNING:
+            self.rows.append_token(sequence.row_id, token_id)
+        else:
+            sequence.token_ids = np.append(sequence.token_ids, np.int32(token_id))
+
+    def tenant(self, row_id: int, tenancy: int) -> Sequence | None:
+        """Whose stay in a row this is or was, if its results still mean something."""
+        if self.rows.tenancies[row_id] == tenancy:
+            return self.rows.sequence(row_id)
+        return self.departures.sequences.get(tenancy)
+
+    # -- transitions ---------------------------------------------------------------------------
+
+    def enqueue(self, request: Request) -> None:
+        """A request without any KV waits."""
+        self._move(request, Place.WAITING)
+
+    def start(self, sequence: Sequence, hit: PrefixHit) -> None:
+        """The first sequence of a waiting request runs, from the end of `hit` on."""
+        request = sequence.request
+        self._move(request, Place.RUNNING)
+        self._add_row(sequence, hit.num_tokens)
+        self.blocks.allocate(sequence, hit)
+        self.blocks.allocate_cross(request)
+
+    def join(self, sequence: Sequence, source: Sequence, num_shared: int) -> None:
+        """A waiting sequence of a running request runs, sharing what `source` has computed."""
+        self._add_row(sequence, num_shared)
+        self.blocks.fork(source.row_id, sequence, num_shared)
+
+    def join_alone(self, sequence: Sequence, hit: PrefixHit) -> None:
+        """A waiting sequence of a running request runs without any KV of the others."""
+        self._add_row(sequence, hit.num_tokens)
+        self.blocks.allocate(sequence, hit)
+
+    def preempt(self, request: Request) -> None:
+        """A running request gives up rows and blocks; results of steps in flight stay valid."""
+        self.has_preempted = True
+        request.num_preemptions += 1
+        self.num_preemptions += 1
+        status, place = SequenceStatus.WAITING, Place.WAITING
+        is_encoded = False
+        if self._is_to_be_swapped(request):
+            status, place = SequenceStatus.SWAPPED, Place.SWAPPED
+            is_encoded = request.is_encoded
+            self.blocks.swap_out(request)
+            self.has_swapped_out = True
+        for sequence in list(running(request)):
+            self._vacate(sequence, awaits_results=True)
+            sequence.status = status
+        self._move(request, place)
+        request.is_encoded = is_encoded
+
+    def swap_in(self, request: Request) -> None:
+        """A swapped request runs again."""
+        for sequence in request.sequences:
+            if sequence.status is SequenceStatus.SWAPPED:
+                self._add_row(sequence, sequence.num_computed)
+        self.blocks.swap_in(request)
+        self.has_swapped_in = True
+        self._move(request, Place.RUNNING)
+
+    def drop(self, sequence: Sequence) -> None:
+        """Forgets all KV of a sequence and what steps in flight promise it: it waits again."""
+        if sequence.status is SequenceStatus.RUNNING:
+            self._vacate(sequence, awaits_results=False)
+        elif sequence.status is SequenceStatus.SWAPPED:
+            self.blocks.drop_host_table(sequence)
+        self.departures.ignore_results(sequence)
+        sequence.status = SequenceStatus.WAITING
+        sequence.num_promised, sequence.candidates = 0, None
+        self._settle_place(sequence.request)
+
+    def finish_sequence(self, sequence: Sequence) -> None:
+        """Takes everything from a sequence; the others of its request go on."""
+        self._strip(sequence)
+        self._settle_place(sequence.request)
+
+    def finish(
+        self, request: Request, reason: FinishReason, error: tuple[str, str] | None = None
+    ) -> None:
+        """Ends a request in whatever state it is."""
+        request.finish_reason, request.error = reason, error
+        for sequence in request.unfinished:
+            sequence.finish_reason = reason
+            self._strip(sequence)
+        self._move(request, Place.NOWHERE)
+        del self.requests[request.request_id]
+        self.ended.append(request)
+
+    def detach(self, request: Request) -> None:
+        """Makes a request ready for another placement; this one is of no further use."""
+        for sequence in request.unfinished:
+            sequence.token_ids = self.known_tokens(sequence).copy()
+            sequence.status, sequence.row_id = SequenceStatus.WAITING, NO_ROW
+            sequence.num_promised = sequence.num_computed = 0
+            sequence.host_table, sequence.candidates = [], None
+            # The next executor's blocks may be of another size.
+            sequence.block_hashes = []
+        for sequence in request.sequences:
+            # Of finished ones, too: the steps of this placement mean nothing to another.
+            sequence.settles_at_step = 0
+        request.place, request.is_encoded = Place.NOWHERE, False
+        request.cross_blocks, request.host_cross_blocks = [], []
+
+    def step_answered(self, step_id: int) -> None:
+        """The result of a step was applied: frees what only waited for it."""
+        self.last_answered_step_id = step_id
+        self.blocks.step_answered(step_id)
+        if self.departures:
+            self.departures.step_answered(step_id)
+
+    # -- blocks that steps in flight have --------------------------------------------------------
+
+    def table_part(self, row_id: int) -> TablePart:
+        """What a row has now."""
+        rows = self.rows
+        return TablePart(
+            int(rows.tenancies[row_id]),
+            int(rows.num_released[row_id]),
+            rows.held_blocks(row_id),
+            tuple(rows.sequence(row_id).request.cross_blocks),
+            int(rows.last_step_id[row_id]),
+        )
+
+    def release_behind_window(self, row_id: int) -> None:
+        """Takes back the blocks of a row that no token still to be computed attends to."""
+        part = self.table_part(row_id)
+        num_released = self.blocks.release_behind_window(row_id, self.last_answered_step_id)
+        if num_released and part.last_step_id > self.last_answered_step_id:
+            self.departures.table_parts.append(replace(part, blocks=part.blocks[:num_released]))
+
+    # -- pending blocks ------------------------------------------------------------------------
+
+    def publish_chunk(self, row_id: int, start: int, num_new_tokens: int) -> None:
+        """Blocks that known tokens of a row fill, from position `start` on, become findable.
+
+        Whoever finds them may run in the same step: it writes before it reads.
+        """
+        if not self._config.prefix_caching:
+            return
+        rows, block_size = self.rows, self._config.block_size
+        first, end = start // block_size, (start + num_new_tokens) // block_size
+        if first == end:
+            return
+        found = self.blocks.prefixes.publish(
+            rows.sequence(row_id),
+            rows.known_tokens(row_id),
+            rows.block_tables[row_id, first:end].tolist(),
+            first,
+        )
+        if found:
+            self.published[int(rows.tenancies[row_id])] = found
+
+    # -- parts ---------------------------------------------------------------------------------
+
+    def _add_row(self, sequence: Sequence, num_computed: int) -> None:
+        request = sequence.request
+        self.rows.add(sequence, request.rank, num_computed)
+        self.adapters[request.scheduling.adapter] += 1
+        self.changes.add(sequence)
+
+    def _vacate(self, sequence: Sequence, *, awaits_results: bool) -> None:
+        row_id, adapter = sequence.row_id, sequence.request.scheduling.adapter
+        part = self.table_part(row_id)
+        if part.last_step_id > self.last_answered_step_id:
+            self.departures.table_parts.append(part)
+            if awaits_results:
+                self.departures.expect_results(sequence, part)
+        self.blocks.release(row_id, self.last_answered_step_id)
+        self.changes.remove(row_id)
+        self.rows.remove(sequence)
+        self.adapters[adapter] -= 1
+        if self.adapters[adapter] == 0:
+            del self.adapters[adapter]
+
+    def _strip(self, sequence: Sequence) -> None:
+        if sequence.status is SequenceStatus.RUNNING:
+            self._vacate(sequence, awaits_results=False)
+        elif sequence.status is SequenceStatus.SWAPPED:
+            self.blocks.drop_host_table(sequence)
+        self.departures.ignore_results(sequence)
+        sequence.status = SequenceStatus.FINISHED
+
+    def _is_to_be_swapped(self, request: Request) -> bool:
+        rows = [sequence.row_id for sequence in running(request)]
+        if any(row_id in self.changes.new for row_id in rows):
+            return False  # what they were given is only moved by this very step
+        num_computed = int(self.rows.num_computed[rows].sum())
+        num_blocks = len(self.blocks.blocks_of(request))
+        return self._costs.prefers_swap(
+            num_blocks=num_blocks, num_tokens=num_computed, num_sequences=len(rows)
+        ) and self.blocks.can_swap_out(request)
+
+    def _settle_place(self, request: Request) -> None:
+        """Moves a request to where its sequences are."""
+        statuses = {sequence.status for sequence in request.sequences}
+        if SequenceStatus.RUNNING in statuses:
+            self._move(request, Place.RUNNING)
+        elif SequenceStatus.SWAPPED in statuses:
+            self._move(request, Place.SWAPPED)
+        elif SequenceStatus.WAITING in statuses:
+            self._move(request, Place.WAITING)
+        else:
+            self._move(request, Place.NOWHERE)
+
+    def _move(self, request: Request, place: Place) -> None:
+        if request.place is place:
+            return
+        self._leave(request)
+        request.place = place
+        if place in _QUEUES:
+            request.num_queued_tokens = sum(len(s.token_ids) for s in request.unfinished)
+            self.num_queued_tokens += request.num_queued_tokens
+        if place is Place.WAITING:
+            request.is_encoded = False
+            request.queued_at_ns = self.now_ns
+            self.waiting.push(request)
+        elif place is Place.SWAPPED:
+            insort(self.swapped, request, key=_rank)
+        elif place is Place.RUNNING:
+            request.rank = self.waiting.rank(request)
+            if request.params.num_sequences > 1:
+                self.groups[request.request_id] = request
+
+    def _leave(self, request: Request) -> None:
+        if request.place in _QUEUES:
+            self.num_queued_tokens -= request.num_queued_tokens
+        if request.place is Place.WAITING:
+            self.waiting.remove(request)
+        elif request.place is Place.SWAPPED:
+            self.swapped.remove(request)
+            self.blocks.drop_swapped(request)
+        elif request.place is Place.RUNNING:
+            self.groups.pop(request.request_id, None)
+            self.blocks.release_cross(
+                request, self.last_planned_step_id, self.last_answered_step_id
+            )
+
+
+def running(request: Request) -> Iterator[Sequence]:
+    """The sequences of a request that have a row."""
+    return (s for s in request.sequences if s.status is SequenceStatus.RUNNING)
+
+
+def num_rows_wanted(request: Request) -> int:
+    """Rows that a running request has or is going to need."""
+    beam = request.params.beam
+    return beam.width if beam is not None else len(request.unfinished)

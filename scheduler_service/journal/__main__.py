@@ -1,0 +1,70 @@
+"""`splitserve replay`: whether this software decides as the one that wrote a journal did."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from scheduler_service.journal.difference import NOTHING
+from scheduler_service.journal.replay import Difference, Report, replay
+from scheduler_service.journal.segment_file import JournalUnreadable
+
+_DESCRIPTION = """\
+Replays a journal of `splitserve scheduler --journal FILE`: its cores are told again what they were
+told then, and their decisions are compared with those recorded. Nothing is served or sent.
+"""
+_EPILOG = """\
+exit code: 0 all decisions are the same; 1 one is not, the first such is shown; 2 the file cannot be
+read. FILE.1, which has what was before FILE, is a journal by itself.
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Replays a file; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        "splitserve replay", description=_DESCRIPTION, epilog=_EPILOG, allow_abbrev=False
+    )
+    parser.add_argument("file", metavar="FILE", help="the journal")
+    path = Path(parser.parse_args(argv).file)
+    try:
+        report = replay(path)
+    except JournalUnreadable as error:
+        sys.stderr.write(f"splitserve replay: {path}: {error}\n")
+        return 2
+    sys.stdout.write(describe(path, report))
+    return 0 if report.difference is None else 1
+
+
+def describe(path: Path, report: Report) -> str:
+    """What a replay found, for people."""
+    last_event = report.first_event + report.num_events - 1
+    events = f"events {report.first_event} to {last_event}" if report.num_events else "no event"
+    lines = [
+        f"{path}: {events}, {report.num_cores} cores, {report.num_steps} steps answered, "
+        f"recorded by version {report.software_version}"
+    ]
+    if report.is_cut:
+        lines.append(
+            f"the file ends in the middle of an entry, as its writer was killed or writes on: "
+            f"{report.num_events} events were complete"
+        )
+    lines += ["identical"] if report.difference is None else _describe(report.difference)
+    return "\n".join(lines) + "\n"
+
+
+def _describe(difference: Difference) -> list[str]:
+    lines = [
+        f"different at event {difference.event}: {difference.call} of core {difference.core} "
+        f"({difference.address}), step {difference.step_id}, {difference.field.field}",
+        f"  recorded: {difference.field.recorded or NOTHING}",
+        f"  replayed: {difference.field.replayed or NOTHING}",
+    ]
+    if difference.error:
+        lines.append(f"  raised in the replay: {difference.error}")
+    return lines
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

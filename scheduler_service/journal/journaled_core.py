@@ -1,0 +1,248 @@
+"""A core that tells a journal whatever happens to it."""
+
+from __future__ import annotations
+
+from scheduler_service.core.plan import StepEvents, StepOutcome, StepPlan, StepStatus
+from scheduler_service.core.request import Request
+from scheduler_service.core.scheduler import Scheduler
+from scheduler_service.journal.call_log import CallLog, Recorder
+from scheduler_service.journal.checkpoint import dump_core
+from scheduler_service.journal.decisions import describe_evacuated, describe_events
+from scheduler_service.journal.request_codec import encode_request
+from scheduler_service.step_codec import decode_result, encode_plan
+from splitserve.executor.v1 import executor_pb2 as executor
+from splitserve.scheduler.v1 import journal_pb2 as journal
+
+_Entry = journal.JournalEntry
+
+
+class JournaledCore:
+    """A `Scheduler` with the same public face, and the codec of its steps.
+
+    The entry of a call is written when it has returned or raised.
+    """
+
+    def __init__(
+        self, core: Scheduler, number: int, identity: journal.CoreIdentity, recorder: Recorder
+    ) -> None:
+        self._core = core
+        self._number = number
+        self._identity = identity
+        self._recorder = recorder
+        self._calls = CallLog(number, recorder)
+        # The batch of the latest plan, and the latest result decoded, with its number of rows.
+        self._planned: tuple[StepPlan, executor.ScheduleBatch] | None = None
+        self._received: tuple[executor.StepResult, int] | None = None
+
+    # -- recorded calls ------------------------------------------------------------------------
+
+    def tick(self, now_ns: int) -> None:
+        """See `Scheduler`. Recorded with the next event."""
+        self._calls.now_ns = now_ns
+        self._core.tick(now_ns)
+
+    def add(self, request: Request) -> None:
+        """See `Scheduler`."""
+        self._calls.record(
+            lambda entry: entry.add.request.CopyFrom(encode_request(request)),
+            lambda: self._core.add(request),
+            _nothing,
+        )
+
+    def readmit(self, request: Request) -> None:
+        """See `Scheduler`."""
+        self._calls.record(
+            lambda entry: entry.readmit.request.CopyFrom(encode_request(request)),
+            lambda: self._core.readmit(request),
+            _nothing,
+        )
+
+    def abort(self, request_id: str) -> Request | None:
+        """See `Scheduler`."""
+
+        def ask(entry: _Entry) -> None:
+            entry.abort.request_id = request_id
+
+        def answer(entry: _Entry, request: Request | None) -> None:
+            entry.abort.found = request is not None
+
+        return self._calls.record(ask, lambda: self._core.abort(request_id), answer)
+
+    def evacuate(self) -> list[Request]:
+        """See `Scheduler`. The last that is recorded."""
+        self._recorder.forget(self._number)
+        try:
+            return self._calls.record(
+                lambda entry: entry.evacuate.SetInParent(), self._core.evacuate, _answer_evacuate
+            )
+        finally:
+            self._calls.end()
+            self._recorder.flush()
+
+    def take_ended(self) -> StepEvents:
+        """See `Scheduler`."""
+        events = self._core.take_ended()
+        if events.finished or events.finished_sequences:
+            self._calls.record(
+                lambda entry: entry.take_ended.SetInParent(), lambda: events, _answer_take_ended
+            )
+        return events
+
+    def schedule(self) -> StepPlan | None:
+        """See `Scheduler`."""
+        plan = self._calls.record(
+            lambda entry: entry.schedule.SetInParent(), self._schedule, self._answer_schedule
+        )
+        if plan is None and not self._core.num_in_flight:
+            self._recorder.flush()
+        return plan
+
+    def apply(self, outcome: StepOutcome) -> StepEvents:
+        """See `Scheduler`. An `outcome` with tokens is the one that `decode` gave last."""
+        received, self._received = self._received, None
+
+        def ask(entry: _Entry) -> None:
+            result, num_rows = received or (None, 0)
+            if result is None or result.step_id != outcome.step_id:
+                assert outcome.status is not StepStatus.OK, "an outcome that nobody decoded"
+                status = f"STEP_STATUS_{outcome.status.name}"
+                result = executor.StepResult(step_id=outcome.step_id, status=status)
+            entry.apply.result = result.SerializeToString()
+            entry.apply.num_rows = num_rows
+
+        return self._calls.record(ask, lambda: self._core.apply(outcome), _answer_apply)
+
+    # -- the codec of its steps ----------------------------------------------------------------
+
+    @property
+    def position(self) -> str:
+        """Where the latest event is in the journal, for people."""
+        return self._recorder.position
+
+    def encode(self, plan: StepPlan) -> executor.ScheduleBatch:
+        """The batch of the latest plan."""
+        if self._planned is not None and self._planned[0] is plan:
+            return self._planned[1]
+        return encode_plan(
+            plan,
+            scheduler_epoch=self._identity.scheduler_epoch,
+            executor_epoch=self._identity.executor_epoch,
+        )
+
+    def decode(self, result: executor.StepResult, num_rows: int) -> StepOutcome:
+        """The outcome of a step, to be applied next. Raises ResultUnusable."""
+        self._received = (result, num_rows)
+        return decode_result(result, num_rows)
+
+    # -- what is not recorded ------------------------------------------------------------------
+
+    def check(self, request: Request) -> None:
+        """See `Scheduler`. Changes nothing, so nothing is recorded."""
+        self._core.check(request)
+
+    @property
+    def num_waiting(self) -> int:
+        """See `Scheduler`, as for all that follow."""
+        return self._core.num_waiting
+
+    @property
+    def num_swapped(self) -> int:
+        """Requests in the host pool."""
+        return self._core.num_swapped
+
+    @property
+    def num_running(self) -> int:
+        """Sequences with a row."""
+        return self._core.num_running
+
+    @property
+    def num_running_requests(self) -> int:
+        """Requests of which some sequence has a row."""
+        return self._core.num_running_requests
+
+    @property
+    def num_preemptions(self) -> int:
+        """How often a request was preempted."""
+        return self._core.num_preemptions
+
+    @property
+    def num_steps(self) -> int:
+        """Steps applied."""
+        return self._core.num_steps
+
+    @property
+    def is_queue_full(self) -> bool:
+        """Whether `add` refuses whatever comes."""
+        return self._core.is_queue_full
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Device blocks nobody refers to."""
+        return self._core.num_free_blocks
+
+    @property
+    def num_free_host_blocks(self) -> int:
+        """Host blocks no swapped request refers to."""
+        return self._core.num_free_host_blocks
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Device blocks that can be found by what they hold."""
+        return self._core.num_cached_blocks
+
+    @property
+    def num_in_flight(self) -> int:
+        """Steps without a result."""
+        return self._core.num_in_flight
+
+    @property
+    def oldest_step_in_flight(self) -> int | None:
+        """The step whose result comes next."""
+        return self._core.oldest_step_in_flight
+
+    @property
+    def last_step_id(self) -> int:
+        """The latest step planned."""
+        return self._core.last_step_id
+
+    @property
+    def num_unfinished_tokens(self) -> int:
+        """Tokens of all unfinished sequences."""
+        return self._core.num_unfinished_tokens
+
+    # -- parts ---------------------------------------------------------------------------------
+
+    def checkpoint(self) -> _Entry:
+        """The checkpoint of the core as it is now. Raises PicklingError."""
+        checkpoint = journal.CoreCheckpoint(
+            identity=self._identity, scheduler=dump_core(self._core)
+        )
+        return _Entry(core=self._number, core_checkpoint=checkpoint)
+
+    def _schedule(self) -> StepPlan | None:
+        self._planned = None
+        plan = self._core.schedule()
+        if plan is not None:
+            self._planned = plan, self.encode(plan)
+        return plan
+
+    def _answer_schedule(self, entry: _Entry, plan: StepPlan | None) -> None:
+        if self._planned is not None:
+            # So that equal maps are equal bytes.
+            entry.schedule.batch = self._planned[1].SerializeToString(deterministic=True)
+
+
+def _nothing(_entry: _Entry, _result: None) -> None:
+    """The call has no result."""
+
+
+def _answer_evacuate(entry: _Entry, requests: list[Request]) -> None:
+    entry.evacuate.CopyFrom(describe_evacuated(requests))
+
+
+def _answer_take_ended(entry: _Entry, events: StepEvents) -> None:
+    entry.take_ended.events.CopyFrom(describe_events(events))
+
+
+def _answer_apply(entry: _Entry, events: StepEvents) -> None:
+    entry.apply.events.CopyFrom(describe_events(events))

@@ -1,0 +1,84 @@
+"""Configuration and parameters of requests as messages of the journal: same names, same values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
+from enum import Enum
+from typing import Any
+
+from google.protobuf.message import Message
+
+from scheduler_service.core.config import (
+    BatchPolicyName,
+    Feature,
+    PreemptionMode,
+    SchedulerConfig,
+)
+from scheduler_service.core.request import SchedulingParams
+from scheduler_service.core.sampling_params import BeamParams, EarlyStopping, SamplingParams
+from splitserve.scheduler.v1 import journal_pb2 as journal
+
+_Converters = Mapping[str, Callable[[Any], Any]]
+
+
+def encode_fields(value: object, message: Message) -> None:
+    """Sets all fields of `message` from the attributes of `value` that have their names."""
+    for field in message.DESCRIPTOR.fields:
+        part = getattr(value, field.name)
+        if part is None:
+            continue
+        if isinstance(part, Mapping):
+            getattr(message, field.name).update(part)
+        elif isinstance(part, frozenset):
+            elements = [item.value if isinstance(item, Enum) else item for item in part]
+            getattr(message, field.name).extend(sorted(elements))
+        elif is_dataclass(part):
+            encode_fields(part, getattr(message, field.name))
+        else:
+            setattr(message, field.name, part.value if isinstance(part, Enum) else part)
+
+
+def _decode_fields(message: Message, converters: _Converters) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        name = field.name
+        if field.has_presence and not message.HasField(name):
+            values[name] = None
+        else:
+            value = getattr(message, name)
+            values[name] = converters[name](value) if name in converters else value
+    return values
+
+
+def decode_config(message: journal.CoreConfig) -> SchedulerConfig:
+    """Raises ValueError if a value makes no sense."""
+    return SchedulerConfig(**_decode_fields(message, _CONFIG))
+
+
+def decode_sampling_params(message: journal.JournaledSamplingParams) -> SamplingParams:
+    """Raises ValueError if a value makes no sense."""
+    return SamplingParams(**_decode_fields(message, _SAMPLING))
+
+
+def decode_scheduling_params(message: journal.JournaledSchedulingParams) -> SchedulingParams:
+    """What a request asked of the scheduler."""
+    return SchedulingParams(**_decode_fields(message, {}))
+
+
+def _features(names: list[str]) -> frozenset[Feature]:
+    return frozenset(map(Feature, names))
+
+
+def _beam(message: journal.JournaledBeamParams) -> BeamParams:
+    return BeamParams(**_decode_fields(message, {"early_stopping": EarlyStopping}))
+
+
+_CONFIG: _Converters = {
+    "eos_token_ids": frozenset,
+    "features": _features,
+    "preemption_mode": PreemptionMode,
+    "batch_policy": BatchPolicyName,
+    "tenant_weights": dict,
+}
+_SAMPLING: _Converters = {"logit_bias": dict, "stop_token_ids": frozenset, "beam": _beam}

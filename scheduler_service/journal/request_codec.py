@@ -1,0 +1,168 @@
+"""Requests as messages of the journal: all that another core needs to go on with them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from scheduler_service.core.beam_search import BeamSearch
+from scheduler_service.core.request import (
+    FinishReason,
+    Int32Array,
+    Request,
+    ScoredToken,
+    Sequence,
+    SequenceStatus,
+)
+from scheduler_service.core.search_state import BeamState, SearchState
+from scheduler_service.journal.params_codec import (
+    decode_sampling_params,
+    decode_scheduling_params,
+    encode_fields,
+)
+from splitserve.scheduler.v1 import journal_pb2 as journal
+
+# Fields that are the same on both sides.
+PLAIN_FIELDS = (
+    "request_id",
+    "arrival",
+    "client_key",
+    "num_preemptions",
+    "num_cached_tokens",
+    "num_fruitless_losses",
+    "num_tokens_at_loss",
+    "num_prompt_logprobs_sent",
+    "num_bypasses",
+    "is_protected",
+    "num_forks",
+    "num_candidates",
+)
+
+
+def encode_request(request: Request) -> journal.JournaledRequest:
+    """A request that no core has."""
+    first = request.sequence
+    message = journal.JournaledRequest(
+        prompt_token_ids=first.token_ids[: first.num_prompt_tokens].tobytes(),
+        sequences=[_encode_sequence(sequence) for sequence in request.sequences],
+        **{name: getattr(request, name) for name in PLAIN_FIELDS},
+    )
+    encode_fields(request.params, message.params)
+    encode_fields(request.scheduling, message.scheduling)
+    if request.encoder_token_ids is not None:
+        message.encoder_token_ids = request.encoder_token_ids.tobytes()
+    if request.search is not None:
+        message.search.CopyFrom(_encode_search(request.search.state))
+    return message
+
+
+def decode_request(message: journal.JournaledRequest) -> Request:
+    """Raises ValueError if a value makes no sense."""
+    request = Request(
+        params=decode_sampling_params(message.params),
+        scheduling=decode_scheduling_params(message.scheduling),
+        **{name: getattr(message, name) for name in PLAIN_FIELDS},
+    )
+    if message.HasField("encoder_token_ids"):
+        request.encoder_token_ids = _tokens(message.encoder_token_ids)
+    prompt = _tokens(message.prompt_token_ids)
+    request.sequences = [_decode_sequence(s, request, prompt) for s in message.sequences]
+    if not request.sequences:
+        raise ValueError(f"request {request.request_id!r} has no sequence")
+    if message.HasField("search"):
+        request.search = BeamSearch.from_state(_decode_search(message.search, request))
+    return request
+
+
+# -- sequences ---------------------------------------------------------------------------------
+
+
+def _encode_sequence(sequence: Sequence) -> journal.JournaledSequence:
+    reason = sequence.finish_reason
+    return journal.JournaledSequence(
+        index=sequence.index,
+        output_token_ids=sequence.token_ids[sequence.num_prompt_tokens :].tobytes(),
+        seed=sequence.seed,
+        settles_at_step=sequence.settles_at_step,
+        cumulative_logprob=sequence.cumulative_logprob,
+        scored=[_encode_score(token) for token in sequence.scored],
+        is_finished=sequence.status is SequenceStatus.FINISHED,
+        finish_reason="" if reason is None else reason.value,
+        stop_token_id=sequence.stop_token_id,
+    )
+
+
+def _decode_sequence(
+    message: journal.JournaledSequence, request: Request, prompt: Int32Array
+) -> Sequence:
+    output = _tokens(message.output_token_ids)
+    return Sequence(
+        request,
+        message.index,
+        np.concatenate([prompt, output]) if len(output) else prompt,
+        len(prompt),
+        message.seed,
+        SequenceStatus.FINISHED if message.is_finished else SequenceStatus.WAITING,
+        settles_at_step=message.settles_at_step,
+        cumulative_logprob=message.cumulative_logprob,
+        scored=[_decode_score(token) for token in message.scored],
+        finish_reason=FinishReason(message.finish_reason) if message.finish_reason else None,
+        stop_token_id=message.stop_token_id if message.HasField("stop_token_id") else None,
+    )
+
+
+def _encode_score(token: ScoredToken) -> journal.JournaledScore:
+    return journal.JournaledScore(
+        position=token.position,
+        token_id=token.token_id,
+        logprob=token.logprob,
+        rank=token.rank,
+        top_token_ids=[token_id for token_id, _ in token.top],
+        top_logprobs=[logprob for _, logprob in token.top],
+    )
+
+
+def _decode_score(message: journal.JournaledScore) -> ScoredToken:
+    top = list(zip(message.top_token_ids, message.top_logprobs, strict=True))
+    return ScoredToken(message.position, message.token_id, message.logprob, message.rank, top)
+
+
+def _tokens(column: bytes) -> Int32Array:
+    return np.frombuffer(column, np.int32)
+
+
+# -- beam search -------------------------------------------------------------------------------
+
+
+def _encode_search(state: SearchState) -> journal.JournaledBeamSearch:
+    return journal.JournaledBeamSearch(
+        max_tokens=state.max_tokens,
+        stop_token_ids=sorted(state.stop_token_ids),
+        num_tokens=state.num_tokens,
+        live=[_encode_beam(beam) for beam in state.live],
+        ended=[_encode_beam(beam) for beam in state.ended],
+    )
+
+
+def _encode_beam(beam: BeamState) -> journal.JournaledBeam:
+    return journal.JournaledBeam(
+        token_ids=beam.token_ids, cumulative_logprob=beam.cumulative_logprob, score=beam.score
+    )
+
+
+def _decode_search(message: journal.JournaledBeamSearch, request: Request) -> SearchState:
+    if request.params.beam is None:
+        raise ValueError(f"request {request.request_id!r} has a search and is none")
+    return SearchState(
+        request.params.beam,
+        request.params.n,
+        message.max_tokens,
+        request.params.min_tokens,
+        frozenset(message.stop_token_ids),
+        message.num_tokens,
+        [_decode_beam(beam) for beam in message.live],
+        [_decode_beam(beam) for beam in message.ended],
+    )
+
+
+def _decode_beam(message: journal.JournaledBeam) -> BeamState:
+    return BeamState(tuple(message.token_ids), message.cumulative_logprob, message.score)

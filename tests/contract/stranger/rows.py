@@ -1,0 +1,210 @@
+"""Rows as the executor knows them, and what NewRows may say of them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from splitserve.executor.v1 import executor_pb2 as pb
+from tests.contract.stranger.columns import (
+    Refusal,
+    check_length,
+    i32,
+    malformed,
+    read_groups,
+    read_i32,
+    read_i64,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A sequence as the executor sees it.
+
+    `history` and `sampled` grow as the row samples; `encoder_token_ids` is emptied once they are
+    encoded.
+    """
+
+    sampling_params: pb.SamplingParams
+    seed: int
+    num_prompt_tokens: int
+    block_table: tuple[int, ...]
+    history: list[int]
+    # step id -> token
+    sampled: dict[int, int] = field(default_factory=dict)
+    adapter: str = ""
+    cross_blocks: tuple[int, ...] = ()
+    num_encoder_tokens: int = 0
+    encoder_token_ids: list[int] = field(default_factory=list)
+
+    @property
+    def temperature(self) -> float:
+        """Absent means 1."""
+        params = self.sampling_params
+        return params.temperature if params.HasField("temperature") else 1.0
+
+
+def uses_penalties(params: pb.SamplingParams) -> bool:
+    """Whether a row with `params` needs FEATURE_PENALTIES and its history."""
+    repetition = params.repetition_penalty if params.HasField("repetition_penalty") else 1.0
+    return repetition != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
+
+
+def check_range(
+    values: Sequence[int], end: int, reason: pb.StepErrorReason, name: str, start: int = 0
+) -> None:
+    """All of `start` .. `end` - 1. Raises `Refusal`."""
+    for value in values:
+        if not start <= value < end:
+            raise Refusal(reason, name, f"{value}; allowed are {start} .. {end - 1}")
+
+
+def check_distinct(values: Sequence[int], name: str) -> None:
+    """Raises `Refusal` (MALFORMED) if one occurs twice."""
+    if len(set(values)) != len(values):
+        raise malformed(name, f"{list(values)} are not distinct")
+
+
+def check_table(blocks: Sequence[int], info: pb.ExecutorInfo, name: str) -> None:
+    """Entries of a block table, -1 with a window only. Raises `Refusal`."""
+    start = -1 if info.model.HasField("sliding_window_tokens") else 0
+    reason = pb.STEP_ERROR_REASON_BLOCK_OUT_OF_RANGE
+    check_range(blocks, info.num_device_blocks, reason, name, start)
+
+
+class NewRowsReader:
+    """Knows what one executor allows of new rows."""
+
+    def __init__(self, info: pb.ExecutorInfo) -> None:
+        self._info = info
+        self._features = set(info.features)
+
+    def read(self, new: pb.NewRows, taken: Mapping[int, Row]) -> dict[int, Row]:
+        """The rows of `new`. Raises `Refusal`."""
+        row_ids = self._ids(new, taken)
+        count = len(row_ids)
+        indexes = self._column(new, "sampling_params_indexes", count)
+        prompts = self._column(new, "num_prompt_tokens", count)
+        seeds = check_length(read_i64(new.seeds, "new_rows.seeds"), count, "new_rows.seeds")
+        blocks = read_i32(new.block_ids, "new_rows.block_ids")
+        check_table(blocks, self._info, "new_rows.block_ids")
+        tables = read_groups(new.block_offsets, blocks, count, "new_rows.block_offsets")
+        history = read_i32(new.history_token_ids, "new_rows.history_token_ids")
+        self._check_tokens(history, "new_rows.history_token_ids")
+        histories = read_groups(new.history_offsets, history, count, "new_rows.history_offsets")
+        adapters = self._adapters(new, count)
+        crosses = self._crosses(new, count)
+        rows: dict[int, Row] = {}
+        for i, row_id in enumerate(row_ids):
+            if not 0 <= indexes[i] < len(new.sampling_params):
+                raise malformed("new_rows.sampling_params_indexes", f"{indexes[i]}")
+            params = new.sampling_params[indexes[i]]
+            self._check_params(params)
+            self._check_history(params, histories[i], prompts[i])
+            cross_blocks, num_encoder_tokens, encoder_token_ids = crosses[i]
+            rows[row_id] = Row(
+                params,
+                seeds[i],
+                prompts[i],
+                tuple(tables[i]),
+                histories[i],
+                adapter=adapters[i],
+                cross_blocks=cross_blocks,
+                num_encoder_tokens=num_encoder_tokens,
+                encoder_token_ids=encoder_token_ids,
+            )
+        return rows
+
+    def _ids(self, new: pb.NewRows, taken: Mapping[int, Row]) -> list[int]:
+        name = "new_rows.row_ids"
+        row_ids = read_i32(new.row_ids, name)
+        limit = self._info.limits.max_num_rows
+        check_range(row_ids, limit, pb.STEP_ERROR_REASON_LIMIT_EXCEEDED, name)
+        check_distinct(row_ids, name)
+        for row_id in row_ids:
+            if row_id in taken:
+                raise Refusal(pb.STEP_ERROR_REASON_ROW_EXISTS, name, f"row {row_id} is taken")
+        return row_ids
+
+    def _column(self, new: pb.NewRows, name: str, count: int) -> list[int]:
+        path = f"new_rows.{name}"
+        return check_length(read_i32(getattr(new, name), path), count, path)
+
+    def _check_params(self, params: pb.SamplingParams) -> None:
+        needed = {
+            pb.FEATURE_LOGPROBS: params.HasField("num_logprobs"),
+            pb.FEATURE_PROMPT_LOGPROBS: params.HasField("num_prompt_logprobs"),
+            pb.FEATURE_PENALTIES: uses_penalties(params),
+            pb.FEATURE_LOGIT_BIAS: bool(params.logit_bias) or params.min_tokens > 0,
+        }
+        for feature, is_needed in needed.items():
+            if is_needed:
+                self._need(feature, "new_rows.sampling_params")
+        if params.temperature < 0:
+            raise malformed("new_rows.sampling_params.temperature", f"{params.temperature}")
+
+    def _check_history(
+        self, params: pb.SamplingParams, history: list[int], num_prompt_tokens: int
+    ) -> None:
+        if num_prompt_tokens < 0:
+            raise malformed("new_rows.num_prompt_tokens", f"{num_prompt_tokens}")
+        is_due = uses_penalties(params) or params.HasField("num_prompt_logprobs")
+        if is_due != bool(history) or (is_due and len(history) < num_prompt_tokens):
+            raise malformed("new_rows.history_token_ids", f"{len(history)} tokens")
+
+    def _adapters(self, new: pb.NewRows, count: int) -> list[str]:
+        """The adapter of each row, empty for none."""
+        names = list(new.adapters)
+        if names:
+            self._need(pb.FEATURE_ADAPTERS, "new_rows.adapters")
+        if "" in names or len(set(names)) != len(names):
+            raise malformed("new_rows.adapters", f"{names}; allowed are distinct ones, not empty")
+        path = "new_rows.adapter_indexes"
+        indexes = read_i32(new.adapter_indexes, path) or [-1] * count
+        check_length(indexes, count, path)
+        check_range(indexes, len(names), pb.STEP_ERROR_REASON_MALFORMED, path, start=-1)
+        return [names[index] if index >= 0 else "" for index in indexes]
+
+    def _crosses(self, new: pb.NewRows, count: int) -> list[tuple[tuple[int, ...], int, list[int]]]:
+        """Cross blocks, number of encoder tokens and those yet to be encoded, of each row."""
+        lengths = read_i32(new.num_encoder_tokens, "new_rows.num_encoder_tokens") or [0] * count
+        check_length(lengths, count, "new_rows.num_encoder_tokens")
+        blocks = read_i32(new.cross_block_ids, "new_rows.cross_block_ids")
+        tokens = read_i32(new.encoder_token_ids, "new_rows.encoder_token_ids")
+        if blocks or tokens or any(lengths):
+            self._need(pb.FEATURE_CROSS_ATTENTION, "new_rows.cross_block_ids")
+        reason = pb.STEP_ERROR_REASON_BLOCK_OUT_OF_RANGE
+        check_range(blocks, self._info.num_device_blocks, reason, "new_rows.cross_block_ids")
+        self._check_tokens(tokens, "new_rows.encoder_token_ids")
+        none = [0] * (count + 1)
+        tables, encoders = (
+            read_groups(offsets or i32(none), data, count, f"new_rows.{name}")
+            for name, offsets, data in (
+                ("cross_block_offsets", new.cross_block_offsets, blocks),
+                ("encoder_offsets", new.encoder_offsets, tokens),
+            )
+        )
+        rows = zip(tables, lengths, encoders, strict=True)
+        return [self._cross(table, length, encoder) for table, length, encoder in rows]
+
+    def _cross(
+        self, table: list[int], length: int, encoder: list[int]
+    ) -> tuple[tuple[int, ...], int, list[int]]:
+        if length < 0:
+            raise malformed("new_rows.num_encoder_tokens", f"{length}; allowed is >= 0")
+        if table and not length:
+            raise malformed("new_rows.cross_block_offsets", "blocks without encoder tokens")
+        if len(table) * self._info.block_size_tokens < length:
+            reason = pb.STEP_ERROR_REASON_POSITION_OUT_OF_RANGE
+            problem = f"{len(table)} blocks for {length} encoder tokens"
+            raise Refusal(reason, "new_rows.cross_block_offsets", problem)
+        if encoder and len(encoder) != length:
+            raise malformed("new_rows.encoder_offsets", f"{len(encoder)} of {length} tokens")
+        return tuple(table), length, encoder
+
+    def _need(self, feature: pb.Feature, name: str) -> None:
+        if feature not in self._features:
+            reason = pb.STEP_ERROR_REASON_FEATURE_UNSUPPORTED
+            raise Refusal(reason, name, pb.Feature.Name(feature))
+
+    def _check_tokens(self, values: Sequence[int], name: str) -> None:
+        reason = pb.STEP_ERROR_REASON_TOKEN_OUT_OF_RANGE
+        check_range(values, self._info.model.vocab_size, reason, name)

@@ -1,0 +1,181 @@
+"""Adapters and encoder tokens through the service, with executors that announce them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from executor_service.batch import Feature
+from executor_service.executor_info import SAMPLING_FEATURES, ExecutorLimits
+from executor_service.step import StepInput
+from splitserve_client import BeamSearch, InvalidRequest, SamplingParams, SchedulingParams
+from tests.support.fake_chain import expected_tokens
+from tests.support.fake_executor import FakeExecutor
+from tests.support.fake_service import FakeService, StepWatch, fake_service
+from tests.support.fake_truth import VOCAB_SIZE, expected_completions
+
+PROMPT = [4, 8, 15, 16, 23, 42]
+PARAMS = SamplingParams(seed=1, max_tokens=25)
+WITH_ADAPTERS = SAMPLING_FEATURES | {Feature.ADAPTERS}
+WITH_ENCODER = SAMPLING_FEATURES | {Feature.CROSS_ATTENTION}
+
+
+def adapters_of(step: StepInput) -> set[str]:
+    """The adapters that the rows of a step use."""
+    return set(step.adapters) - {""}
+
+
+async def ask(service: FakeService, adapter: str, params: SamplingParams = PARAMS) -> None:
+    """Completes the prompt with `adapter` as it must be."""
+    scheduling = SchedulingParams(adapter=adapter)
+    generation = await service.client.complete(PROMPT, params, scheduling=scheduling)
+    assert generation.completions == expected_completions(PROMPT, params, adapter=adapter)
+
+
+async def ask_all(service: FakeService, watch: StepWatch, adapters: Sequence[str]) -> None:
+    """Asks with all `adapters` at once: they wait behind a request that is held."""
+    watch.hold()
+    first = asyncio.create_task(ask(service, ""))
+    await watch.wait_held()
+    asking = [asyncio.create_task(ask(service, adapter)) for adapter in adapters]
+    await service.wait_for(
+        lambda listed: (
+            listed.executors[0].num_waiting_requests + listed.executors[0].num_running_requests
+            == len(adapters) + 1
+        )
+    )
+    watch.release()
+    await asyncio.gather(first, *asking)
+    await service.wait_idle()
+
+
+async def test_adapters_run_side_by_side_when_the_executor_has_them() -> None:
+    truth = {expected_completions(PROMPT, PARAMS, adapter=name)[0] for name in ("", "a", "b")}
+    assert len(truth) == 3
+    watch = StepWatch()
+    executor = FakeExecutor(features=WITH_ADAPTERS, fault=watch)
+    async with fake_service(executor) as service:
+        await ask_all(service, watch, ["a", "b", "", "b", "a"])
+    assert {"a", "b"} in [adapters_of(step) for step in watch.steps]
+    assert any("" in step.adapters and adapters_of(step) == {"a", "b"} for step in watch.steps)
+
+
+@pytest.mark.parametrize(
+    ("max_loras", "of_executor", "expected"), [(2, 4, 2), (8, 1, 1), (1, 4, 1), (8, 3, 3)]
+)
+async def test_no_step_has_more_adapters_than_option_and_executor_allow(
+    max_loras: int, of_executor: int, expected: int
+) -> None:
+    watch = StepWatch()
+    executor = FakeExecutor(
+        num_device_blocks=256,
+        features=WITH_ADAPTERS,
+        limits=ExecutorLimits(max_adapters_per_step=of_executor),
+        fault=watch,
+    )
+    async with fake_service(executor, max_loras=max_loras) as service:
+        adapters = [f"adapter-{number % 6}" for number in range(18)]
+        await ask_all(service, watch, [*adapters, "", ""])
+    assert max(len(adapters_of(step)) for step in watch.steps) == expected
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "fair", "deadline"])
+async def test_plain_request_passes_when_others_lack_a_place_for_their_adapter(
+    policy: str,
+) -> None:
+    watch = StepWatch()
+    executor = FakeExecutor(features=WITH_ADAPTERS, fault=watch)
+    async with fake_service(executor, max_loras=1, queue_policy=policy) as service:
+        params = replace(PARAMS, max_tokens=120)
+        watch.hold(after=5)
+        holder = asyncio.create_task(ask(service, "a", params))
+        await watch.wait_held()
+        blocked = asyncio.create_task(ask(service, "b"))
+        await service.wait_until_queued(1)
+        plain = asyncio.create_task(ask(service, "", replace(PARAMS, max_tokens=3)))
+        watch.release()
+        await plain
+        assert not holder.done()
+        assert not blocked.done()
+        await asyncio.gather(holder, blocked)
+
+
+async def test_adapter_holds_for_all_sequences_when_there_are_several() -> None:
+    executor = FakeExecutor(num_device_blocks=256, features=WITH_ADAPTERS)
+    async with fake_service(executor) as service:
+        await asyncio.gather(
+            *(
+                ask(service, adapter, params)
+                for adapter in ("a", "b")
+                for params in (replace(PARAMS, n=3), replace(PARAMS, n=2, best_of=4))
+            )
+        )
+        beams = replace(PARAMS, max_tokens=8, beam_search=BeamSearch(3))
+        found = [
+            await service.client.complete(PROMPT, beams, scheduling=SchedulingParams(adapter=name))
+            for name in ("a", "b", "a")
+        ]
+        assert found[0].token_ids != found[1].token_ids
+        assert found[0].completions == found[2].completions
+
+
+async def test_request_goes_where_its_adapter_is_when_not_all_executors_have_any() -> None:
+    able, plain = StepWatch(), StepWatch()
+    executors = (
+        FakeExecutor(fault=plain),
+        FakeExecutor(features=WITH_ADAPTERS, fault=able),
+    )
+    async with fake_service(*executors) as service:
+        await asyncio.gather(*(ask(service, "a") for _ in range(6)))
+        assert not plain.steps
+        await asyncio.gather(*(ask(service, "") for _ in range(6)))
+        assert plain.steps
+        # The request waits for an executor that has its adapter, and plain ones go on.
+        able.hold(after=5)
+        asking = asyncio.create_task(ask(service, "a"))
+        await able.wait_held()
+        await service.kill(executors[1], able)
+        await ask(service, "")
+        assert (await service.client.list_executors()).num_unassigned_requests == 1
+        await executors[1].start()
+        await asking
+        assert all(adapters_of(step) == set() for step in plain.steps)
+
+
+async def test_encoder_tokens_are_what_the_decoder_reads_when_there_are_some() -> None:
+    watch = StepWatch()
+    executor = FakeExecutor(num_device_blocks=256, features=WITH_ENCODER, fault=watch)
+    async with fake_service(executor) as service:
+        encoders = [[5, 6, 7], [5, 6, 8], list(range(40))]
+        for n in (1, 3):
+            params = replace(PARAMS, n=n, temperature=0.0)
+            generations = await asyncio.gather(
+                *(
+                    service.client.complete(PROMPT, params, encoder_token_ids=encoder)
+                    for encoder in encoders
+                )
+            )
+            for encoder, generation in zip(encoders, generations, strict=True):
+                truth = expected_tokens(PROMPT, 25, 0, VOCAB_SIZE, encoder=encoder)
+                assert [list(c.token_ids) for c in generation.completions] == [truth] * n
+        encoded = [
+            len(tokens)
+            for step in watch.steps
+            if step.cross is not None
+            for tokens in step.cross.encoder_token_ids
+            if len(tokens)
+        ]
+        # Once for each request, whatever its number of sequences.
+        assert sorted(encoded) == [3] * 4 + [40] * 2
+        await service.wait_idle()
+
+
+async def test_encoder_tokens_are_checked_when_they_are_none_of_the_vocabulary() -> None:
+    async with fake_service(FakeExecutor(features=WITH_ENCODER)) as service:
+        for encoder in ([VOCAB_SIZE], [-1]):
+            with pytest.raises(InvalidRequest) as caught:
+                await service.client.complete(PROMPT, PARAMS, encoder_token_ids=encoder)
+            assert caught.value.reason == "TOKEN_OUT_OF_RANGE"

@@ -1,0 +1,155 @@
+"""`splitserve scheduler` and `splitserve info` as a user runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scheduler_service.config import SchedulerServiceConfig
+from scheduler_service.core.config import BatchPolicyName, PreemptionMode
+from splitserve_client import Executor, SamplingParams
+from splitserve_rpc import options
+from tests.support.fake_executor import FakeExecutor
+from tests.support.fake_service import FakeService, StepWatch, fake_service
+
+LONG = SamplingParams(seed=1, max_tokens=60)
+
+
+def run_command(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("SPLITSERVE_")}
+    path = os.pathsep.join(filter(None, sys.path))
+    return subprocess.run(
+        [sys.executable, "-m", "splitserve_client", *arguments],
+        env=kept | {"PYTHONPATH": path} | environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "allowed"),
+    [
+        ("queue-policy", "lifo", "one of fcfs, priority, fair, deadline"),
+        ("batch-policy", "greedy", "one of mixed, prefill-first"),
+        ("preemption-mode", "drop", "one of auto, swap, recompute"),
+        ("tenant-weights", "a=-1", "NAME=WEIGHT, the weight above 0"),
+        ("tenant-weights", "a=0", "NAME=WEIGHT, the weight above 0"),
+        ("tenant-weights", "b=2,a=nan", "NAME=WEIGHT, the weight above 0"),
+        ("tenant-weights", "a=inf", "NAME=WEIGHT, the weight above 0"),
+        ("tenant-weights", "a", "NAME=WEIGHT, the weight above 0"),
+        ("tenant-weights", "3", "NAME=WEIGHT, the weight above 0"),
+        ("max-loras", "0", "an integer from 1 to 4096"),
+        ("delay-factor", "-1", "a number from 0 to 1000"),
+        ("num-lookahead-slots", "x", "an integer from 0 to 1024"),
+    ],
+)
+def test_scheduler_exits_with_2_and_one_line_when_an_option_is_out_of_range(
+    flag: str, value: str, allowed: str
+) -> None:
+    done = run_command("scheduler", f"--{flag}={value}")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith(f"splitserve scheduler: --{flag}")
+    assert value.rpartition(",")[2] in done.stderr
+    assert allowed in done.stderr
+
+
+def test_scheduler_says_where_a_bad_value_comes_from_when_it_is_the_environment() -> None:
+    done = run_command("scheduler", SPLITSERVE_QUEUE_POLICY="lifo")
+    assert done.returncode == 2
+    assert done.stderr.startswith("splitserve scheduler: SPLITSERVE_QUEUE_POLICY (environment)")
+
+
+def test_policies_reach_the_configuration_when_they_come_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "splitserve.toml"
+    file.write_text('queue-policy = "fair"\ntenant-weights = "a=3, team b=0.5"\nmax-loras = 2\n')
+    argv = ["--config", str(file), "--batch-policy=prefill-first", "--no-prefix-caching"]
+    environ = {"SPLITSERVE_PREEMPTION_MODE": "swap", "SPLITSERVE_MAX_LORAS": "3"}
+    config = SchedulerServiceConfig.from_options(options.parse("scheduler", argv, environ))
+    policies = config.cluster.policies
+    assert (policies.queue_policy, policies.tenant_weights) == ("fair", {"a": 3.0, "team b": 0.5})
+    assert policies.batch_policy is BatchPolicyName.PREFILL_FIRST
+    assert policies.preemption_mode is PreemptionMode.SWAP
+    assert (policies.prefix_caching, policies.host_prefix_cache) == (False, True)
+    assert config.cluster.max_loras == 3
+
+
+# -- splitserve info -------------------------------------------------------------------------------
+
+
+async def info(service: FakeService) -> tuple[dict[str, int], str]:
+    """The one executor as `splitserve info` has it: as an object, and as a line."""
+    address = f"--address={service.scheduler.address}"
+    as_json = await asyncio.to_thread(run_command, "info", "--json", address)
+    as_table = await asyncio.to_thread(run_command, "info", address)
+    assert (as_json.returncode, as_table.returncode) == (0, 0), as_json.stderr + as_table.stderr
+    (executor,) = json.loads(as_json.stdout)["executors"]
+    return executor, as_table.stdout.splitlines()[-1]
+
+
+async def held(
+    service: FakeService, watch: StepWatch, is_so: Callable[[Executor], bool]
+) -> Executor:
+    """Lets steps go on one by one until `is_so` while the next one is held."""
+    for _ in range(500):
+        watch.hold(after=0)
+        await watch.wait_held()
+        executor = (await service.client.list_executors()).executors[0]
+        if is_so(executor):
+            return executor
+    raise AssertionError("it never was so")
+
+
+async def test_info_counts_requests_and_blocks_when_one_of_several_sequences_runs() -> None:
+    watch = StepWatch()
+    executor = FakeExecutor(num_host_blocks=8, fault=watch)
+    async with fake_service(executor, pipeline_depth=1, max_num_seqs=3) as service:
+        watch.hold(after=10)
+        params = replace(LONG, n=3)
+        running = asyncio.create_task(service.client.complete(list(range(16)), params))
+        await watch.wait_held()
+        waiting = asyncio.create_task(service.client.complete([1], LONG))
+        await service.wait_until_queued(1)
+        state, line = await info(service)
+        assert (state["num_running_requests"], state["num_waiting_requests"]) == (1, 1)
+        assert (state["num_swapped_requests"], state["num_free_host_blocks"]) == (0, 8)
+        # Of the prompt, three blocks are shared: a sibling computes the last token itself.
+        used = 64 - state["num_free_device_blocks"]
+        assert 4 + 3 <= used <= 3 + 3 * 4
+        assert state["num_cached_device_blocks"] >= 4
+        assert f"{64 - used} of 64" in line
+        assert "8 of 8" in line
+        watch.release()
+        await asyncio.gather(running, waiting)
+        await service.wait_idle()
+        state, _ = await info(service)
+        assert state["num_cached_device_blocks"] > 0
+
+
+async def test_info_shows_swapped_requests_when_the_device_is_too_small() -> None:
+    watch = StepWatch()
+    executor = FakeExecutor(num_device_blocks=24, num_host_blocks=40, fault=watch)
+    async with fake_service(executor, preemption_mode="swap") as service:
+        watch.hold()
+        running = [
+            asyncio.create_task(service.client.complete([number], LONG)) for number in range(3)
+        ]
+        await held(service, watch, lambda state: state.num_swapped_requests == 1)
+        state, line = await info(service)
+        assert state["num_running_requests"] + state["num_waiting_requests"] == 2
+        assert 0 < state["num_free_host_blocks"] < 40
+        assert f"{state['num_free_host_blocks']} of 40" in line
+        watch.release()
+        await asyncio.gather(*running)
+        await service.wait_idle()

@@ -1,0 +1,145 @@
+"""Requests of several sequences (n, best_of): each is what it would be alone.
+
+They run side by side in pools that hold all of them, or little more than the largest of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+import pytest
+
+from scheduler_service.core.config import PreemptionMode
+from scheduler_service.core.request import Request
+from tests.support.covering import covering
+from tests.support.model_pair import ModelPair
+from tests.support.observed_engine import ObservedEngine, ObservedScheduler, make_request
+
+PairOf = Callable[..., ModelPair]
+
+SEED = -5
+NUM_OUTPUT_TOKENS = 14
+PROMPT_LENS = (21, 21, 21, 7)
+GREEDY_N, SAMPLED_N, BEST_N, BEST_OF = 3, 4, 2, 5
+# All but the first sequence copy the last block of the prompt, if it is not full.
+NUM_FORKS = GREEDY_N + SAMPLED_N + BEST_OF - 3
+SAMPLED: dict[str, object] = {"temperature": 3.0, "max_tokens": NUM_OUTPUT_TOKENS}
+# Enough stop tokens for completions of different lengths.
+CHOSEN = SAMPLED | {"stop_token_ids": frozenset(range(20, 36))}
+LOGPROB_TOLERANCE = 1e-3
+
+
+class Pressure(Enum):
+    """What becomes of requests that do not fit; NONE: all fit."""
+
+    NONE = "none"
+    SWAP = "swap"
+    RECOMPUTE = "recompute"
+
+
+@dataclass(frozen=True)
+class Case:
+    architecture: str
+    block_size: int
+    pressure: Pressure
+    prefix_caching: bool
+    depth: int
+
+    def num_device_blocks(self, sliding_window: int | None) -> int:
+        """As many as the request with most sequences may need, or plenty."""
+        if self.pressure is Pressure.NONE:
+            return 1024 // self.block_size
+        if sliding_window is not None:
+            return BEST_OF * (self._num_blocks(sliding_window) + 2)
+        num_shared = (PROMPT_LENS[2] - 1) // self.block_size
+        num_own = self._num_blocks(PROMPT_LENS[2] + NUM_OUTPUT_TOKENS) - num_shared
+        return num_shared + BEST_OF * num_own
+
+    def _num_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+
+def cases() -> list[Case]:
+    options = {
+        "architecture": ("llama", "qwen3", "gemma2", "mistral"),
+        "block_size": (1, 8, 16),
+        "pressure": tuple(Pressure),
+        "prefix_caching": (True, False),
+        "depth": (1, 2),
+    }
+    return [Case(**setting) for setting in covering(options, strength=2)]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("case", cases(), ids=str)
+def test_sequences_equal_requests_of_one_sequence(case: Case, pair_of: PairOf) -> None:
+    pair = pair_of(case.architecture)
+    engine = ObservedEngine(
+        pair,
+        depth=case.depth,
+        preempt_at=() if case.pressure is Pressure.NONE else range(4, 60, 9),
+        block_size=case.block_size,
+        num_device_blocks=case.num_device_blocks(pair.served.sliding_window),
+        num_host_blocks=1024 // case.block_size if case.pressure is Pressure.SWAP else 0,
+        prefix_caching=case.prefix_caching,
+        preemption_mode=(
+            PreemptionMode.SWAP if case.pressure is Pressure.SWAP else PreemptionMode.RECOMPUTE
+        ),
+    )
+    prompts = pair.prompts(PROMPT_LENS)
+    requests = make_requests(prompts)
+
+    greedy, sampled, best, single = engine.serve(*requests)
+
+    assert greedy == [pair.answer(prompts[0], NUM_OUTPUT_TOKENS)] * GREEDY_N
+    assert sampled == alone(pair, prompts[1], SAMPLED_N, SAMPLED)
+    assert best == best_completions(pair, prompts[2], requests[2])
+    assert single == [pair.answer(prompts[3], NUM_OUTPUT_TOKENS)]
+    assert len(set(map(tuple, sampled))) == SAMPLED_N
+    assert_was_run_as_configured(case, engine.core)
+
+
+def assert_was_run_as_configured(case: Case, core: ObservedScheduler) -> None:
+    assert (core.num_preemptions > 0) == (case.pressure is not Pressure.NONE)
+    assert (core.num_swapped_out > 0) == (case.pressure is Pressure.SWAP)
+    if case.block_size == 1:
+        assert core.num_blocks_copied == 0
+    elif case.pressure is Pressure.NONE:
+        assert core.num_blocks_copied == NUM_FORKS
+    else:
+        assert core.num_blocks_copied >= NUM_FORKS
+
+
+def make_requests(prompts: list[list[int]]) -> list[Request]:
+    greedy, sampled, chosen, single = prompts
+    return [
+        make_request(0, greedy, max_tokens=NUM_OUTPUT_TOKENS, n=GREEDY_N),
+        make_request(1, sampled, seed=SEED, n=SAMPLED_N, **SAMPLED),
+        make_request(2, chosen, seed=SEED, n=BEST_N, best_of=BEST_OF, **CHOSEN),
+        make_request(3, single, max_tokens=NUM_OUTPUT_TOKENS),
+    ]
+
+
+def alone(
+    pair: ModelPair, prompt: list[int], num_sequences: int, params: dict[str, object]
+) -> list[list[int]]:
+    """The sequences of a request as requests, each with the seed that `scheduler.proto` says."""
+    engine = ObservedEngine(pair, depth=1, block_size=16, num_device_blocks=64)
+    words = [(SEED + index * 0x9E3779B97F4A7C15) % 2**64 for index in range(num_sequences)]
+    seeds = [word - 2**64 if word >= 2**63 else word for word in words]
+    requests = [
+        make_request(index, prompt, seed=seed, **params) for index, seed in enumerate(seeds)
+    ]
+    return [tokens for [tokens] in engine.serve(*requests)]
+
+
+def best_completions(pair: ModelPair, prompt: list[int], request: Request) -> list[list[int]]:
+    """Those with the highest mean logprob by Hugging Face; checks the sums of `request`."""
+    candidates = alone(pair, prompt, BEST_OF, CHOSEN)
+    sums = {tuple(tokens): sum(pair.logprobs(prompt, tokens)) for tokens in candidates}
+    ranked = sorted(candidates, key=lambda tokens: -sums[tuple(tokens)] / len(tokens))
+    for completion in request.completions:
+        expected = sums[tuple(completion.token_ids)]
+        assert completion.cumulative_logprob == pytest.approx(expected, abs=LOGPROB_TOLERANCE)
+    return ranked[:BEST_N]

@@ -1,0 +1,128 @@
+"""Random configurations and requests for the core, small enough that everything gets scarce."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+from hypothesis import strategies as st
+
+from scheduler_service.core.config import (
+    BatchPolicyName,
+    Feature,
+    PreemptionMode,
+    SchedulerConfig,
+)
+from scheduler_service.core.queue_policy import QueuePolicyName
+from scheduler_service.core.request import SchedulingParams
+from scheduler_service.core.sampling_params import BeamParams, EarlyStopping, SamplingParams
+from tests.support.core_truth import Spec
+
+VOCAB_SIZE = 50
+MAX_MODEL_LEN = 60
+EOS = 0
+_MAX_STEM = 24
+# Prompts begin with one of these, so that they share prefixes.
+_STEMS = [Random(stem).choices(range(1, VOCAB_SIZE), k=_MAX_STEM) for stem in range(3)]
+_FEATURES = frozenset(Feature) - {Feature.ADAPTERS, Feature.CROSS_ATTENTION}
+
+_PLAIN = SamplingParams()
+_KINDS = [
+    _PLAIN,
+    SamplingParams(temperature=0.0),
+    _PLAIN,
+    SamplingParams(num_logprobs=2),
+    SamplingParams(num_prompt_logprobs=1),
+    SamplingParams(frequency_penalty=0.5),
+    SamplingParams(n=2),
+    SamplingParams(n=3, num_logprobs=0),
+    SamplingParams(n=4),
+    SamplingParams(n=2, num_prompt_logprobs=0),
+    SamplingParams(n=1, best_of=3),
+    SamplingParams(n=2, best_of=4, num_logprobs=1),
+    SamplingParams(beam=BeamParams(2)),
+    SamplingParams(n=2, beam=BeamParams(3, 0.0, EarlyStopping.NEVER)),
+    SamplingParams(n=4, beam=BeamParams(4, 2.0, EarlyStopping.ALWAYS), min_tokens=3),
+]
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> SchedulerConfig:
+    """A configuration whose pool holds one sequence of the longest, or a few."""
+    block_size = draw(st.sampled_from([4, 1, 2, 3, 16]))
+    num_tokens = draw(st.sampled_from([64, 40, 100, 160, 300]))
+    num_blocks = -(-num_tokens // block_size)
+    max_adapters = draw(st.sampled_from([0, 0, 1, 2]))
+    features = set(_FEATURES)
+    if max_adapters:
+        features.add(Feature.ADAPTERS)
+    if draw(st.sampled_from([False, False, True])):
+        features.add(Feature.CROSS_ATTENTION)
+    return SchedulerConfig(
+        block_size=block_size,
+        num_device_blocks=num_blocks,
+        max_num_seqs=draw(st.sampled_from([4, 1, 2, 6, 8])),
+        max_num_batched_tokens=draw(st.sampled_from([64, 1, 2, 5, 7, 16])),
+        max_model_len=MAX_MODEL_LEN,
+        max_num_waiting=16,
+        vocab_size=VOCAB_SIZE,
+        eos_token_ids=frozenset({EOS}),
+        features=frozenset(features),
+        num_host_blocks=num_blocks * draw(st.sampled_from([0, 1, 2, 8])) // 4,
+        block_bytes=draw(st.sampled_from([0, 4096])),
+        sliding_window=draw(st.sampled_from([None, None, None, 1, 3, 8, 20])),
+        max_adapters=max_adapters,
+        prefix_caching=draw(st.sampled_from([True, True, True, False])),
+        host_prefix_cache=draw(st.booleans()),
+        num_lookahead_slots=draw(st.sampled_from([0, 0, 3])),
+        preemption_mode=draw(st.sampled_from(PreemptionMode)),
+        batch_policy=draw(st.sampled_from(BatchPolicyName)),
+        delay_factor=draw(st.sampled_from([0.0, 0.0, 1.5])),
+        queue_policy=draw(st.sampled_from(QueuePolicyName)).value,
+        tenant_weights={"heavy": 2.0},
+    )
+
+
+def random_spec(rng: Random) -> Spec:
+    """A request that uses every feature; see `fit`. Its deadline counts from its arrival."""
+    kind = rng.choice(_KINDS)
+    max_tokens = rng.choice([8, 1, 2, 16, 24, None])
+    if kind.beam is not None:
+        max_tokens = min(max_tokens or 12, 12)
+    params = replace(
+        kind,
+        max_tokens=max_tokens,
+        min_tokens=min(kind.min_tokens, max_tokens or kind.min_tokens),
+        stop_token_ids=frozenset(rng.choice([(), (), (7, 9)])),
+        ignore_eos=rng.random() < 0.5,
+    )
+    scheduling = SchedulingParams(
+        priority=rng.choice([0, 0, -1, 1]),
+        tenant=rng.choice(["", "heavy", "light"]),
+        deadline_ns=rng.choice([None, None, 10_000_000, 500_000]),
+        adapter=rng.choice(["", "a", "b", "c"]),
+        cache_salt=rng.choice(["", "", "", "salt"]),
+        uses_prefix_cache=rng.random() < 0.85,
+    )
+    encoder = _random_prompt(rng) if rng.random() < 0.6 else ()
+    num_resumed = rng.choice([0, 0, 0, 1, 6]) if params.is_streamed else 0
+    prompt, seed = _random_prompt(rng), rng.randint(0, 3)
+    return Spec(prompt, params, scheduling, seed, encoder, num_resumed)
+
+
+def _random_prompt(rng: Random) -> tuple[int, ...]:
+    """The beginning of a stem, and perhaps something of its own."""
+    stem = rng.choice(_STEMS)[: rng.choice([_MAX_STEM, rng.randint(1, _MAX_STEM)])]
+    num_own = rng.choice([0, 0, 1, 5, 15])
+    return tuple(stem + [rng.randrange(1, VOCAB_SIZE) for _ in range(num_own)])
+
+
+def fit(spec: Spec, config: SchedulerConfig, now_ns: int) -> Spec:
+    """The request without what an executor of `config` cannot do, arriving now."""
+    scheduling = spec.scheduling
+    if scheduling.deadline_ns is not None:
+        scheduling = replace(scheduling, deadline_ns=now_ns + scheduling.deadline_ns)
+    if Feature.ADAPTERS not in config.features:
+        scheduling = replace(scheduling, adapter="")
+    encoder = spec.encoder if Feature.CROSS_ATTENTION in config.features else ()
+    return replace(spec, scheduling=scheduling, encoder=encoder)

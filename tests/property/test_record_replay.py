@@ -1,0 +1,60 @@
+"""Whatever happens to cores, a replay of its record decides the same."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from scheduler_service.core.config import BatchPolicyName, PreemptionMode
+from scheduler_service.core.queue_policy import QueuePolicyName
+from scheduler_service.journal.journal import FileJournal
+from scheduler_service.journal.replay import replay
+from tests.support.in_process import SCHEDULER_EPOCH
+from tests.support.recorded_run import RandomRun, run_config
+
+OPTIONS = {
+    "queue_policy": st.sampled_from([policy.value for policy in QueuePolicyName]),
+    "batch_policy": st.sampled_from(BatchPolicyName),
+    "preemption_mode": st.sampled_from(PreemptionMode),
+    "sliding_window": st.sampled_from([None, None, 13]),
+    "num_device_blocks": st.sampled_from([20, 24, 60]),
+    "num_host_blocks": st.sampled_from([0, 16]),
+    "prefix_caching": st.booleans(),
+    "num_lookahead_slots": st.sampled_from([0, 3]),
+    "delay_factor": st.sampled_from([0.0, 0.5]),
+    "tenant_weights": st.sampled_from([{}, {"a": 2.0, "b": 0.3}]),
+}
+
+
+@settings(
+    max_examples=int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "15")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+@given(
+    seed=st.integers(0, 2**32),
+    num_turns=st.integers(1, 100),
+    max_bytes=st.sampled_from([2**26, 200_000]),
+    options=st.fixed_dictionaries(OPTIONS),
+)
+def test_replay_is_identical_when_anything_happens(
+    seed: int, num_turns: int, max_bytes: int, options: dict[str, object]
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "scheduler.journal"
+        journal = FileJournal(path, max_bytes, SCHEDULER_EPOCH)
+        run = RandomRun(journal, run_config(**options), seed)
+        run.run(num_turns)
+        journal.close()
+
+        files = list(Path(folder).iterdir())
+        assert sum(file.stat().st_size for file in files) <= max_bytes
+        reports = [replay(file) for file in files]
+        assert [report.difference for report in reports] == [None] * len(reports)
+        # What was recorded went well: everybody has come to an end.
+        for core in run.cores:
+            assert core.num_waiting == core.num_running == core.num_swapped == 0

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "text"),
+    [
+        ("everything.journal", 0, "identical"),
+        ("beam_of_width_1.fixed_at_4.journal", 1, "recorded: 1\n  replayed: 0"),
+        ("README.md", 2, "README.md: it has bytes that are no entry"),
+    ],
+)
+def test_splitserve_replay_tells_by_its_exit_code(name: str, code: int, text: str) -> None:
+    command = [sys.executable, "-m", "splitserve_client", "replay", str(FOLDER / name)]
+
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert (result.returncode, text in result.stdout + result.stderr) == (code, True)

@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from splitserve_client import (
+    AsyncClient,
+    Client,
+    Finish,
+    FinishReason,
+    Generation,
+    SamplingParams,
+    SequenceFinish,
+    Tokens,
+    collect_generation,
+)
+from tests.unit.client.fake_generation import expected_tokens
+from tests.unit.client.fake_server import FakeScheduler
+from tests.unit.client.test_client import PROMPT, cut_at
+
+SEED = 11
+# Sequence 1 ends with its second token, and no other contains it.
+STOP = expected_tokens(PROMPT, SEED, 2, index=1)[1]
+THREE = SamplingParams(seed=SEED, max_tokens=5, n=3, stop_token_ids=(STOP,))
+EXPECTED = [
+    expected_tokens(PROMPT, SEED, 5, 0),
+    expected_tokens(PROMPT, SEED, 2, 1),
+    expected_tokens(PROMPT, SEED, 5, 2),
+]
+
+
+async def collect_parts(
+    events: AsyncIterator[Tokens | Finish],
+) -> tuple[list[list[int]], list[SequenceFinish], Finish]:
+    token_ids: list[list[int]] = [[], [], []]
+    finishes: list[SequenceFinish] = []
+    async for event in events:
+        if isinstance(event, Finish):
+            return token_ids, finishes, event
+        token_ids[event.index].extend(event.token_ids)
+        if event.finish is not None:
+            assert event.finish.index == event.index
+            finishes.append(event.finish)
+    raise AssertionError("no finish")
+
+
+def check_three(result: tuple[list[list[int]], list[SequenceFinish], Finish]) -> None:
+    token_ids, finishes, finish = result
+    assert token_ids == EXPECTED
+    assert sorted(finishes, key=lambda end: end.index) == [
+        SequenceFinish(0, FinishReason.LENGTH, None, 5),
+        SequenceFinish(1, FinishReason.STOP, STOP, 2),
+        SequenceFinish(2, FinishReason.LENGTH, None, 5),
+    ]
+    assert finish.reason is FinishReason.LENGTH
+    assert finish.usage.num_output_tokens == 12
+
+
+async def test_generate_tells_sequences_apart_when_n_is_3(
+    client: AsyncClient, fake: FakeScheduler
+) -> None:
+    check_three(await collect_parts(client.generate(PROMPT, THREE)))
+
+    assert fake.requests[0].sampling_params.n == 3
+
+
+async def test_generate_ends_each_sequence_as_soon_as_it_has_ended(client: AsyncClient) -> None:
+    order = [
+        (event.index, event.finish is not None)
+        async for event in client.generate(PROMPT, THREE)
+        if isinstance(event, Tokens)
+    ]
+
+    assert order.index((1, True)) < order.index((0, True)) < order.index((2, True))
+
+
+# Tokens in order: sequences 0 1 2, 0 1 2 (1 ends), 0 2, 0 2, 0 2.
+@pytest.mark.parametrize("cuts", [(0,), (1,), (4,), (5,), (7, 8), (11,), tuple(range(0, 23, 2))])
+async def test_generate_loses_no_sequence_when_the_stream_breaks(
+    client: AsyncClient, fake: FakeScheduler, cuts: tuple[int, ...]
+) -> None:
+    fake.before_token = cut_at(*cuts)  # type: ignore[assignment]
+
+    check_three(await collect_parts(client.generate(PROMPT, THREE)))
+
+    assert len(fake.requests) == 1 + len(cuts)
+
+
+async def test_generate_resumes_a_finished_sequence_with_all_its_tokens(
+    client: AsyncClient, fake: FakeScheduler
+) -> None:
+    fake.before_token = cut_at(7)  # type: ignore[assignment]
+
+    await collect_parts(client.generate(PROMPT, THREE))
+
+    resumed = fake.requests[1]
+    assert [(entry.index, list(entry.token_ids)) for entry in resumed.resume_sequences] == [
+        (0, EXPECTED[0][:3]),
+        (1, EXPECTED[1]),
+        (2, EXPECTED[2][:2]),
+    ]
+    assert not resumed.resume_token_ids
+    assert resumed.sampling_params == fake.requests[0].sampling_params
+
+
+async def test_generate_goes_on_where_the_caller_was_when_it_passes_tokens_by_index(
+    client: AsyncClient, fake: FakeScheduler
+) -> None:
+    resume = {0: EXPECTED[0][:4], 1: EXPECTED[1]}
+
+    events = client.generate(PROMPT, THREE, resume_token_ids=resume)
+    token_ids, finishes, _ = await collect_parts(events)
+
+    assert token_ids == [EXPECTED[0][4:], [], EXPECTED[2]]
+    assert len(finishes) == 3
+
+
+async def test_generate_gives_prompt_logprobs_once_when_the_stream_breaks_before_a_token(
+    client: AsyncClient, fake: FakeScheduler
+) -> None:
+    fake.before_token = cut_at(0)  # type: ignore[assignment]
+    params = SamplingParams(seed=1, max_tokens=2, n=2, num_prompt_logprobs=0, num_logprobs=0)
+
+    generation = await client.complete(PROMPT, params)
+
+    assert [score.token_id for score in generation.prompt_logprobs] == PROMPT[1:]
+    for completion in generation.completions:
+        assert tuple(score.token_id for score in completion.logprobs) == completion.token_ids
+
+
+async def test_complete_returns_one_completion_when_the_request_is_plain(
+    client: AsyncClient,
+) -> None:
+    generation = await client.complete(PROMPT, SamplingParams(seed=SEED, max_tokens=5))
+
+    (completion,) = generation.completions
+    assert list(generation.token_ids) == expected_tokens(PROMPT, SEED, 5)
+    assert (completion.reason, completion.score) == (FinishReason.LENGTH, None)
+
+
+async def test_session_loses_no_sequence_when_its_stream_breaks(
+    client: AsyncClient, fake: FakeScheduler
+) -> None:
+    fake.before_token = cut_at(9, 17, 30)  # type: ignore[assignment]
+
+    async with client.session() as session:
+        streams = [session.submit(PROMPT, THREE) for _ in range(3)]
+        plain = session.submit(PROMPT, SamplingParams(seed=SEED, max_tokens=7))
+        for stream in streams:
+            check_three(await collect_parts(stream))
+        generation = await collect_generation(plain)
+
+    assert list(generation.token_ids) == expected_tokens(PROMPT, SEED, 7)
+
+
+async def test_session_request_keeps_what_came_when_it_is_aborted(
+    client: AsyncClient, fake: FakeScheduler
+) -> None:
+    def before_token(number: int) -> None:
+        if number == 6:
+            fake.hold = asyncio.Event()
+
+    fake.before_token = before_token
+
+    async with client.session() as session:
+        stream = session.submit(PROMPT, THREE)
+        events: list[Tokens | Finish] = []
+        async for event in stream:
+            events.append(event)
+            if isinstance(event, Tokens) and event.index == 2 and len(events) >= 7:
+                stream.abort()
+
+    async def again() -> AsyncIterator[Tokens | Finish]:
+        for event in events:
+            yield event
+
+    generation = await collect_generation(again(), 3)
+    reasons = [completion.reason for completion in generation.completions]
+    assert reasons == [FinishReason.ABORTED, FinishReason.STOP, FinishReason.ABORTED]
+    assert list(generation.completions[2].token_ids) == EXPECTED[2][:2]
+
+
+async def test_complete_ends_the_call_when_its_task_is_cancelled(
+    client: AsyncClient, fake: FakeScheduler
+) -> None:
+    fake.hold = asyncio.Event()
+    has_arrived = asyncio.Event()
+    fake.before_request = lambda request: has_arrived.set()
+
+    task = asyncio.create_task(client.complete(PROMPT, THREE))
+    await asyncio.wait_for(has_arrived.wait(), 10)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    await asyncio.wait_for(fake.ended.wait(), 10)
+
+
+async def test_sync_client_completes_when_it_runs_outside_asyncio(address: str) -> None:
+    def work() -> Generation:
+        with Client(address) as client:
+            return client.complete(PROMPT, THREE, request_id="mine")
+
+    generation = await asyncio.to_thread(work)
+
+    assert [list(completion.token_ids) for completion in generation.completions] == EXPECTED

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scheduler_service.broken_core import MESSAGE, REASON, CoreBroken
+from scheduler_service.core.invariants import InvariantBroken
+from scheduler_service.core.losses import MAX_FRUITLESS_LOSSES
+from scheduler_service.core.request import FinishReason
+from scheduler_service.core.results import Results
+from scheduler_service.core.sampling_params import BeamParams
+from scheduler_service.core.scheduler import Scheduler
+from tests.support.engine_loops import (
+    VOCAB_SIZE,
+    Broken,
+    Clients,
+    a_loop,
+    a_request,
+    finish_elsewhere,
+    run_until_lost,
+)
+from tests.support.fake_chain import expected_tokens
+
+
+@pytest.mark.parametrize("at_call", [1, 4, 7])
+@pytest.mark.parametrize("part", ["_publish_decoded", "_take_tokens", "_record"])
+async def test_clients_get_every_token_once_when_apply_raises_half_way(
+    monkeypatch: pytest.MonkeyPatch, part: str, at_call: int
+) -> None:
+    broken = Broken(monkeypatch, Results, part)
+    broken.at_call = at_call
+    await check_tokens_after_a_break()
+
+
+async def test_clients_get_every_token_once_when_apply_raises_after_they_were_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    original = Results._record
+
+    def record(results: Results, row_ids: Any, token_ids: Any) -> None:  # noqa: ANN401
+        original(results, row_ids, token_ids)
+        if results._rows.num_known[row_ids].max() == 8:
+            raise AssertionError("after all were recorded")
+
+    monkeypatch.setattr(Results, "_record", record)
+    await check_tokens_after_a_break(monkeypatch)
+
+
+async def check_tokens_after_a_break(monkeypatch: pytest.MonkeyPatch | None = None) -> None:
+    clients = Clients()
+    loop = a_loop(clients)
+    for number in (1, 2, 3):
+        loop.scheduler.add(a_request(number))
+
+    assert isinstance(await run_until_lost(loop), CoreBroken)
+    requests = loop.evacuate()
+
+    assert len(requests) == 3
+    if monkeypatch is not None:
+        monkeypatch.undo()
+    await finish_elsewhere(requests, clients)
+    for number in (1, 2, 3):
+        expected = expected_tokens([number, 2, 3], 10, number, VOCAB_SIZE)
+        assert clients.tokens[number] == expected
+
+
+async def test_only_the_request_at_fault_ends_when_the_core_names_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broken = Broken(monkeypatch, Scheduler, "_plan")
+    broken.at_call, broken.error = 3, InvariantBroken("two rows", "r2")
+    loop = a_loop(Clients())
+    for number in (1, 2, 3):
+        loop.scheduler.add(a_request(number))
+
+    await run_until_lost(loop)
+    requests = loop.evacuate()
+
+    ended = [request for request in requests if request.is_finished]
+    assert [request.request_id for request in ended] == ["r2"]
+    assert (ended[0].finish_reason, ended[0].error) == (FinishReason.ERROR, (REASON, MESSAGE))
+    assert len(requests) == 3
+
+
+async def test_request_ends_when_every_core_that_gets_it_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    request = a_request(1)
+    num_cores = 0
+    while not request.is_finished:
+        num_cores += 1
+        Broken(monkeypatch, Scheduler, "_fill")
+        loop = a_loop(Clients())
+        loop.scheduler.readmit(request)
+        await run_until_lost(loop)
+        assert loop.evacuate() == [request]
+        monkeypatch.undo()
+
+    assert num_cores == MAX_FRUITLESS_LOSSES
+    assert request.error == (REASON, MESSAGE)
+
+
+@pytest.mark.parametrize("params", [{"beam": BeamParams(2)}, {"n": 1, "best_of": 2}])
+async def test_request_ends_when_apply_raises_and_its_state_is_not_in_its_tokens(
+    monkeypatch: pytest.MonkeyPatch, params: dict[str, object]
+) -> None:
+    Broken(monkeypatch, Results, "_record").at_call = 3
+    loop = a_loop(Clients())
+    streamed, hidden = a_request(1), a_request(2, **params)
+    loop.scheduler.add(streamed)
+    loop.scheduler.add(hidden)
+
+    await run_until_lost(loop)
+    requests = loop.evacuate()
+
+    assert [request.request_id for request in requests if request.is_finished] == ["r2"]
+    assert hidden.error == (REASON, MESSAGE)
+
+
+async def test_request_ends_with_an_error_when_its_end_was_lost_with_its_last_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    original = Results.finish_if_stopped
+
+    def finish_if_stopped(results: Results, sequence: Any) -> None:  # noqa: ANN401
+        original(results, sequence)
+        raise AssertionError("after the end")
+
+    monkeypatch.setattr(Results, "finish_if_stopped", finish_if_stopped)
+    clients = Clients()
+    loop = a_loop(clients)
+    loop.scheduler.add(a_request(1, max_tokens=3))
+
+    await run_until_lost(loop)
+    requests = loop.evacuate()
+
+    assert [request.error for request in requests] == [(REASON, MESSAGE)]
+    assert len(clients.tokens[1]) == 2
+    assert clients.finished == []
+
+
+async def test_evacuation_gives_nobody_when_that_fails_too(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    Broken(monkeypatch, Scheduler, "_plan")
+    Broken(monkeypatch, Scheduler, "evacuate")
+    loop = a_loop(Clients())
+    loop.scheduler.add(a_request(1))
+
+    await run_until_lost(loop)
+
+    assert loop.evacuate() == []
+    assert "core_evacuation_failed" in caplog.text

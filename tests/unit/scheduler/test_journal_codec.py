@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from scheduler_service.core.beam_search import BeamSearch
+from scheduler_service.core.config import (
+    BatchPolicyName,
+    Feature,
+    PreemptionMode,
+    SchedulerConfig,
+)
+from scheduler_service.core.request import (
+    FinishReason,
+    Request,
+    SchedulingParams,
+    ScoredToken,
+    Sequence,
+    SequenceStatus,
+)
+from scheduler_service.core.sampling_params import BeamParams, EarlyStopping, SamplingParams
+from scheduler_service.journal.params_codec import (
+    decode_config,
+    decode_sampling_params,
+    decode_scheduling_params,
+    encode_fields,
+)
+from scheduler_service.journal.request_codec import decode_request, encode_request
+from splitserve.scheduler.v1 import journal_pb2 as journal
+from tests.support.core_driver import make_config
+
+CONFIG = make_config(
+    features=frozenset({Feature.ADAPTERS, Feature.LOGPROBS}),
+    num_host_blocks=3,
+    block_bytes=2**40,
+    sliding_window=7,
+    max_adapters=2,
+    model_digest="abc",
+    prefix_caching=False,
+    host_prefix_cache=False,
+    num_lookahead_slots=4,
+    preemption_mode=PreemptionMode.SWAP,
+    batch_policy=BatchPolicyName.PREFILL_FIRST,
+    delay_factor=0.1,
+    queue_policy="fair",
+    tenant_weights={"a": 0.3},
+)
+PARAMS = SamplingParams(
+    temperature=0.7,
+    top_k=5,
+    top_p=0.9,
+    min_p=0.1,
+    repetition_penalty=1.1,
+    presence_penalty=0.2,
+    frequency_penalty=0.3,
+    logit_bias={3: -1.7},
+    max_tokens=9,
+    min_tokens=2,
+    stop_token_ids=frozenset({4, 5}),
+    ignore_eos=True,
+    num_logprobs=0,
+    num_prompt_logprobs=1,
+    n=2,
+    best_of=3,
+    beam=BeamParams(4, 0.6, EarlyStopping.NEVER),
+)
+SCHEDULING = SchedulingParams(-3, "tenant", 2**60, "adapter", "salt", uses_prefix_cache=False)
+
+# Of a request that no core has, these have their first value, or are set by `readmit`.
+SET_BY_READMIT = {"stop_len", "stop_token_ids", "rank", "queued_at_ns", "num_queued_tokens"}
+OF_A_PLACE = {"cross_blocks", "host_cross_blocks", "is_encoded", "place"}
+OF_AN_END = {"finish_reason", "error", "completions"}
+OF_A_ROW = {"request", "row_id", "num_promised", "num_computed", "host_table", "candidates"}
+DERIVED = {"block_hashes"}
+
+
+def field_names(message: type) -> set[str]:
+    return {field.name for field in message.DESCRIPTOR.fields}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("config", [CONFIG, make_config()])
+def test_config_is_the_same_when_it_comes_back(config: SchedulerConfig) -> None:
+    message = journal.CoreConfig()
+    encode_fields(config, message)
+
+    assert decode_config(message) == config
+
+
+@pytest.mark.parametrize("params", [PARAMS, SamplingParams(), SamplingParams(temperature=0.0)])
+def test_sampling_params_are_the_same_when_they_come_back(params: SamplingParams) -> None:
+    message = journal.JournaledSamplingParams()
+    encode_fields(params, message)
+
+    assert decode_sampling_params(message) == params
+
+
+@pytest.mark.parametrize("params", [SCHEDULING, SchedulingParams()])
+def test_scheduling_params_are_the_same_when_they_come_back(params: SchedulingParams) -> None:
+    message = journal.JournaledSchedulingParams()
+    encode_fields(params, message)
+
+    assert decode_scheduling_params(message) == params
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (SchedulerConfig, journal.CoreConfig),
+        (SamplingParams, journal.JournaledSamplingParams),
+        (BeamParams, journal.JournaledBeamParams),
+        (SchedulingParams, journal.JournaledSchedulingParams),
+    ],
+)
+def test_message_has_every_field_when_one_is_added(value: type, message: type) -> None:
+    assert field_names(message) == {field.name for field in fields(value)}
+
+
+def test_request_message_has_every_field_that_matters_when_one_is_added() -> None:
+    names = {field.name for field in fields(Request)} - SET_BY_READMIT - OF_A_PLACE - OF_AN_END
+
+    assert field_names(journal.JournaledRequest) == names | {"prompt_token_ids"}
+
+
+def test_sequence_message_has_every_field_that_matters_when_one_is_added() -> None:
+    names = {field.name for field in fields(Sequence)} - OF_A_ROW - DERIVED
+    names -= {"token_ids", "num_prompt_tokens", "status"}
+
+    message = field_names(journal.JournaledSequence)
+    assert message == names | {"output_token_ids", "is_finished"}
+
+
+def a_request_with_a_past() -> Request:
+    request = Request.create(
+        "r",
+        [1, 2, 3],
+        PARAMS,
+        arrival=7,
+        seed=-5,
+        resume_token_ids=[[4]],
+        scheduling=SCHEDULING,
+        encoder_token_ids=[8, 9],
+    )
+    request.client_key = 2**40
+    for number, name in enumerate(vars_of_counters()):
+        setattr(request, name, number + 2)
+    request.is_protected = True
+    tokens = np.array([1, 2, 3, 5, 6], np.int32)
+    finished = Sequence(request, 3, tokens, 3, 11, SequenceStatus.FINISHED)
+    request.sequences.append(finished)
+    finished.finish_reason = FinishReason.STOP
+    finished.stop_token_id, finished.settles_at_step = 0, 12
+    finished.cumulative_logprob = -0.1
+    finished.scored = [ScoredToken(3, 5, -0.7, 2, [(1, -0.1), (2, -0.3)])]
+    request.search = a_search()
+    return request
+
+
+def vars_of_counters() -> list[str]:
+    return [field.name for field in fields(Request) if field.name.startswith("num_")]
+
+
+def a_search() -> BeamSearch:
+    search = BeamSearch(
+        BeamParams(4, 0.6, EarlyStopping.NEVER),
+        n=2,
+        max_tokens=9,
+        min_tokens=2,
+        stop_token_ids=frozenset({4}),
+    )
+    for _ in range(3):
+        candidates = [[(token, -0.1 * token - 0.7) for token in range(8)]] * search.num_live
+        search.advance(candidates)
+    return search
+
+
+def test_request_is_the_same_when_it_comes_back() -> None:
+    request = a_request_with_a_past()
+
+    copy = decode_request(encode_request(request))
+
+    assert encode_request(copy) == encode_request(request)
+    left_out = SET_BY_READMIT | OF_A_PLACE | OF_AN_END
+    for field in fields(Request):
+        if field.name not in left_out | {"encoder_token_ids", "sequences", "search"}:
+            assert getattr(copy, field.name) == getattr(request, field.name), field.name
+    assert copy.encoder_token_ids is not None
+    assert copy.encoder_token_ids.tolist() == [8, 9]
+    for ours, theirs in zip(request.sequences, copy.sequences, strict=True):
+        assert theirs.request is copy
+        assert np.array_equal(theirs.token_ids, ours.token_ids)
+        for field in fields(Sequence):
+            if field.name not in {"request", "token_ids"}:
+                assert getattr(theirs, field.name) == getattr(ours, field.name), field.name
+
+
+def test_beam_search_goes_on_alike_when_it_comes_back() -> None:
+    request = a_request_with_a_past()
+    copy = decode_request(encode_request(request))
+    assert request.search is not None
+    assert copy.search is not None
+    assert copy.search.state == request.search.state
+    candidates = [[(token, -0.2 * token - 0.3) for token in range(8)]] * request.search.num_live
+
+    assert copy.search.advance(candidates) == request.search.advance(candidates)
+    assert copy.search.hypotheses == request.search.hypotheses
+
+
+def test_decode_refuses_request_when_it_has_no_sequence() -> None:
+    with pytest.raises(ValueError, match="has no sequence"):
+        decode_request(journal.JournaledRequest(request_id="r"))

@@ -1,0 +1,76 @@
+"""Requests: their sequences, seeds and resumed tokens."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduler_service.core.request import (
+    FinishReason,
+    Request,
+    SequenceStatus,
+    sequence_seed,
+    token_array,
+)
+from scheduler_service.core.sampling_params import BeamParams, SamplingParams
+
+
+def create(resume: list[list[int]] | None = None, **params: object) -> Request:
+    sampling = SamplingParams(**params)  # type: ignore[arg-type]
+    return Request.create(
+        "r", [1, 2, 3], sampling, arrival=1, seed=5, resume_token_ids=resume or ()
+    )
+
+
+@pytest.mark.parametrize(
+    ("params", "num_sequences"),
+    [({}, 1), ({"n": 3}, 3), ({"n": 2, "best_of": 4}, 4), ({"beam": BeamParams(4), "n": 2}, 1)],
+)
+def test_create_makes_a_sequence_for_each_completion_when_they_are_sampled(
+    params: dict[str, object], num_sequences: int
+) -> None:
+    request = create(**params)  # type: ignore[arg-type]
+    assert [sequence.index for sequence in request.sequences] == list(range(num_sequences))
+
+
+def test_create_gives_the_resumed_tokens_to_their_sequences_when_some_have_none() -> None:
+    request = create(n=3, resume=[[7], [], [8, 9]])
+    tokens = [sequence.token_ids.tolist() for sequence in request.sequences]
+    assert tokens == [[1, 2, 3, 7], [1, 2, 3], [1, 2, 3, 8, 9]]
+    assert [sequence.num_output_tokens for sequence in request.sequences] == [1, 0, 2]
+
+
+@pytest.mark.parametrize(("resume", "num_sent"), [([], 0), ([[]], 0), ([[7]], 2)])
+def test_create_takes_prompt_logprobs_as_sent_when_there_are_output_tokens(
+    resume: list[list[int]], num_sent: int
+) -> None:
+    assert create(resume=resume).num_prompt_logprobs_sent == num_sent
+
+
+def test_create_gives_each_sequence_its_own_seed_when_there_are_several() -> None:
+    seeds = [sequence.seed for sequence in create(n=4).sequences]
+    assert seeds[0] == 5
+    assert len(set(seeds)) == 4
+
+
+@pytest.mark.parametrize("seed", [-(2**63), -1, 0, 2**63 - 1])
+def test_sequence_seed_stays_a_signed_64_bit_number_when_it_wraps(seed: int) -> None:
+    assert sequence_seed(seed, 0) == seed
+    assert all(-(2**63) <= sequence_seed(seed, index) < 2**63 for index in range(20))
+
+
+def test_token_array_refuses_when_a_token_does_not_fit_32_bits() -> None:
+    with pytest.raises(OverflowError):
+        token_array([1, 2**31])
+
+
+def test_unfinished_leaves_out_sequences_when_they_have_ended() -> None:
+    request = create(n=3)
+    request.sequences[1].status = SequenceStatus.FINISHED
+    assert [sequence.index for sequence in request.unfinished] == [0, 2]
+
+
+def test_abort_unscheduled_ends_all_sequences() -> None:
+    request = create(n=2)
+    request.abort_unscheduled()
+    assert request.finish_reason is FinishReason.ABORTED
+    assert request.unfinished == []
