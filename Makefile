@@ -16,7 +16,7 @@ MYPY_TARGETS := scheduler_service executor_service protos/splitserve_rpc \
 PIP := -m pip --disable-pip-version-check install --quiet
 
 .PHONY: help setup serve test check lint lint-ruff lint-format lint-types lint-imports buf \
-	check-protos fix protos bench bench-scheduler compose-test clean
+	check-protos fix protos bench bench-scheduler soak compose-test clean
 
 help:
 	@echo 'make setup         .venv with everything (done once)'
@@ -27,6 +27,7 @@ help:
 	@echo 'make protos        generates the Python code of the protos'
 	@echo 'make bench         the benchmarks'
 	@echo 'make bench-scheduler  the scheduler alone'
+	@echo 'make soak          the property tests for an hour or so'
 	@echo 'make compose-test  docker-compose.yml for real, with podman'
 	@echo 'make clean         removes .venv, .tools and caches'
 
@@ -52,7 +53,8 @@ test: $(READY)
 	$(BIN)/python -m pytest || failed=1; exit $$failed
 
 check: lint check-protos buf
-	$(BIN)/python -m pytest -q tests/unit tests/contract tests/property tests/replay
+	SPLITSERVE_TEST_EXAMPLES=50 $(BIN)/python -m pytest -q \
+		tests/unit tests/contract tests/property tests/replay
 
 lint: lint-ruff lint-format lint-types lint-imports
 lint-ruff: $(READY)
@@ -104,6 +106,11 @@ bench: $(READY)
 
 bench-scheduler: $(READY)
 	@$(BIN)/python -m benchmarks.scheduler $(ARGS)
+
+# The property tests, much longer; more with SOAK=100000.
+SOAK ?= 20000
+soak: $(READY)
+	SPLITSERVE_TEST_EXAMPLES=$(SOAK) $(BIN)/python -m pytest -q tests/property
 
 compose-test:
 	tools/compose_test.sh

@@ -96,6 +96,8 @@ def _tenant_weights(text: str) -> dict[str, float]:
     weights: dict[str, float] = {}
     for part in filter(None, text.split(",")):
         tenant, separator, number = part.rpartition("=")
+        if tenant.strip() in weights:
+            raise ValueError(f"--tenant-weights: {tenant.strip()!r} has two weights; allowed: one")
         try:
             weights[tenant.strip()] = weight = float(number)
         except ValueError as error:

@@ -201,10 +201,12 @@ class Admitter:
         num_shared = (leader.num_prompt_tokens - 1) // self._config.block_size
         lengths = [len(s.token_ids) for s in request.unfinished[1:]]
         lengths += [len(leader.token_ids)] * (num_rows_wanted(request) - 1 - len(lengths))
-        own = [self._config.num_blocks_for(length) - num_shared for length in lengths]
-        if self._config.sliding_window is not None:
-            own = [min(num_blocks, self._config.num_window_blocks) for num_blocks in own]
-        return num_cross + sum(own)
+        own = [self._config.num_blocks_for(length) for length in lengths]
+        if self._config.sliding_window is None:
+            return num_cross + sum(own) - num_shared * len(own)
+        # What they share may be behind the window of one and not of the other.
+        most = self._config.num_window_blocks
+        return num_cross + sum(min(num_blocks, most) for num_blocks in own)
 
     def _has_adapter_slot(self, request: Request) -> bool:
         adapter, running = request.scheduling.adapter, self._placement.adapters

@@ -2,8 +2,8 @@
 
 A block's keys and values depend on all tokens before it, on the model, on the adapter and, for
 encoder-decoder models, on the encoder's input. Each is hashed as a field of its own, so that no two
-different contexts have the same name. BLAKE2b-256: collision resistant as SHA-256 is, and half the
-time on 96 bytes.
+different contexts have the same name. BLAKE2b-256: as collision resistant as SHA-256, and not slow
+on processors without instructions for that.
 """
 
 from __future__ import annotations

@@ -63,6 +63,11 @@ class BlockManager:
         """Blocks that lose a reference when steps in flight are answered."""
         return sum(len(blocks) for _, blocks in self._deferred)
 
+    @property
+    def has_pinned(self) -> bool:
+        """Whether moves of the step that is being planned hold device blocks until then."""
+        return bool(self._pinned_device)
+
     def can_allocate(
         self, sequence: Sequence, hit: PrefixHit, *, others_run: bool, num_more_blocks: int = 0
     ) -> Allocation:

@@ -200,7 +200,7 @@ class Request:
         Raises OverflowError if a token does not fit 32 bits.
         """
         request = cls(request_id, params, arrival, scheduling)
-        if encoder_token_ids is not None:
+        if encoder_token_ids is not None and len(encoder_token_ids):
             request.encoder_token_ids = token_array(encoder_token_ids)
         prompt = token_array(prompt_token_ids)
         # Beams after the first come from it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from bisect import bisect_left
 from dataclasses import dataclass
 
@@ -37,6 +38,17 @@ class RowWork:
 _NO_TOKENS = np.empty(0, np.int32)
 
 
+def _sparse_table(num_rows: int, width: int) -> Int32Array:
+    """Zeros, large and mostly untouched: memory is taken in small pages, for what is written.
+
+    `numpy.zeros` asks for huge pages, of which a row that is hardly used would take a whole one.
+    """
+    pages = mmap.mmap(-1, num_rows * width * np.dtype(np.int32).itemsize)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        pages.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(pages, np.int32).reshape(num_rows, width)
+
+
 class RowColumns:
     """One row for each running sequence; columns are indexed by row id.
 
@@ -57,9 +69,8 @@ class RowColumns:
         self.max_num_rows = max_num_rows
         self.block_size = block_size
         self.sequences: list[Sequence | None] = [None] * max_num_rows
-        # Large and mostly untouched: the system gives memory to what is written.
-        self.token_ids = np.zeros((max_num_rows, max_len), np.int32)
-        self.block_tables = np.zeros((max_num_rows, max_blocks), np.int32)
+        self.token_ids = _sparse_table(max_num_rows, max_len)
+        self.block_tables = _sparse_table(max_num_rows, max_blocks)
         self.num_known = np.zeros(max_num_rows, np.int32)
         self.num_tokens = np.zeros(max_num_rows, np.int32)
         self.num_computed = np.zeros(max_num_rows, np.int32)

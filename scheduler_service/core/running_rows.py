@@ -87,26 +87,36 @@ class RunningRows:
         for row_id, index, block in zip(row_ids.tolist(), indexes, blocks, strict=True):
             changes.extend(row_id, index, [block])
 
-    def make_room(self, num_blocks: int, request: Request) -> bool:
+    def make_room(self, num_blocks: int, request: Request, *, is_joining: bool = False) -> bool:
         """Frees blocks for a running request until there are `num_blocks`.
 
-        False if they come only with the result of a step in flight, or if the request itself had to
-        yield. Least urgent requests yield first; one that is alone and still lacks blocks fails.
+        False if they come only with the result or the moves of a step, or if the request itself had
+        to yield. Least urgent requests yield first; one that is alone and still lacks blocks fails.
+        `is_joining`: for one more sequence of it, which waits as long as another can go on.
         """
-        placement = self._placement
-        while self._blocks.device.num_free < num_blocks:
+        placement, blocks = self._placement, self._blocks
+        while blocks.device.num_free < num_blocks:
             if self._return_spare():
                 continue
-            if self._blocks.num_deferred:
+            if blocks.num_deferred or blocks.has_pinned:
                 return False
             victim = self._rows.sequence(int(self._rows.order[-1])).request
-            if victim is request and all(s.request is request for s in self._rows.running):
+            is_alone = victim is request and all(s.request is request for s in self._rows.running)
+            if victim is request and is_joining and not (is_alone and self._is_idle()):
+                return False
+            if is_alone:
                 self._fail_alone(request)
                 return False
             placement.preempt(victim)
             if victim is request:
                 return False
         return True
+
+    def _is_idle(self) -> bool:
+        """Whether no row has anything to compute, nor any result to come."""
+        rows, order = self._rows, self._rows.order
+        is_settled = self._placement.last_planned_step_id == self._placement.last_answered_step_id
+        return is_settled and bool((rows.num_computed[order] == rows.num_tokens[order]).all())
 
     def _fail_alone(self, request: Request) -> None:
         num_blocks = self._blocks.device.num_blocks
@@ -197,14 +207,15 @@ class RunningRows:
             self._try_to_join_alone(sequence)
             return
         num_blocks = self._blocks.num_fork_blocks(sequence, num_shared)
-        if self.make_room(num_blocks, sequence.request):
+        if self.make_room(num_blocks, sequence.request, is_joining=True):
             placement.join(sequence, source, num_shared)
 
     def _try_to_join_alone(self, sequence: Sequence) -> None:
         """What the others still have is behind their windows, but not behind that of `sequence`."""
         prefixes, device = self._blocks.prefixes, self._blocks.device
         lacking = self._blocks.num_lacking(sequence, prefixes.find(sequence))
-        if self.make_room(device.num_free + max(lacking, 0), sequence.request):
+        num_blocks = device.num_free + max(lacking, 0)
+        if self.make_room(num_blocks, sequence.request, is_joining=True):
             # Making room may have taken something of what was found.
             hit = prefixes.find(sequence)
             if self._blocks.num_lacking(sequence, hit) <= 0:

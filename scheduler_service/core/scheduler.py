@@ -258,8 +258,9 @@ class Scheduler:
 
     def _queue_state(self) -> QueueState:
         placement = self._placement
-        oldest = next(placement.waiting.candidates(), None) if self._config.delay_factor else None
-        waited_ns = 0 if oldest is None else placement.now_ns - oldest.queued_at_ns
+        waited_ns = 0
+        if self._config.delay_factor and len(placement.waiting):
+            waited_ns = placement.now_ns - min(r.queued_at_ns for r in placement.waiting)
         return QueueState(
             len(placement.waiting), len(placement.swapped), waited_ns / 1000, self._costs.prefill_us
         )

@@ -57,15 +57,20 @@ async def cut_stream(service: FakeService, executor: FakeExecutor, watch: StepWa
 async def fail_step(service: FakeService, executor: FakeExecutor, watch: StepWatch) -> None:
     """The step that is held fails; those sent before that is known lean on what it was to write."""
 
+    before = watch.fault
+
     def fail_once(step: StepInput) -> StepFault:
-        watch.fault = forgive_for(executor, step.step_id)
+        before(step)
+        watch.fault = forgive_for(executor, step.step_id, before)
         return StepFault(error=RuntimeError("the device is gone for a moment"))
 
     watch.fault = fail_once
     watch.release()
 
 
-def forgive_for(executor: FakeExecutor, failed_step_id: int) -> Callable[[StepInput], StepFault]:
+def forgive_for(
+    executor: FakeExecutor, failed_step_id: int, before: Callable[[StepInput], StepFault]
+) -> Callable[[StepInput], StepFault]:
     """A fault that is none: forgets what is read in vain by steps in flight with a failed one."""
 
     def forget(step: StepInput) -> StepFault:
@@ -75,7 +80,7 @@ def forgive_for(executor: FakeExecutor, failed_step_id: int) -> Callable[[StepIn
             for violation in executor.violations
             if int(violation.removeprefix("step ").partition(":")[0]) not in in_flight
         ]
-        return no_fault(step)
+        return before(step)
 
     return forget
 

@@ -50,7 +50,7 @@ _KINDS = [
 def configs(draw: st.DrawFn) -> SchedulerConfig:
     """A configuration whose pool holds one sequence of the longest, or a few."""
     block_size = draw(st.sampled_from([4, 1, 2, 3, 16]))
-    num_tokens = draw(st.sampled_from([64, 40, 100, 160, 300]))
+    num_tokens = draw(st.sampled_from([64, 40, 80, 120, 200]))
     num_blocks = -(-num_tokens // block_size)
     max_adapters = draw(st.sampled_from([0, 0, 1, 2]))
     features = set(_FEATURES)
@@ -61,7 +61,7 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
     return SchedulerConfig(
         block_size=block_size,
         num_device_blocks=num_blocks,
-        max_num_seqs=draw(st.sampled_from([4, 1, 2, 6, 8])),
+        max_num_seqs=draw(st.sampled_from([6, 1, 2, 4, 8])),
         max_num_batched_tokens=draw(st.sampled_from([64, 1, 2, 5, 7, 16])),
         max_model_len=MAX_MODEL_LEN,
         max_num_waiting=16,
@@ -86,15 +86,15 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
 def random_spec(rng: Random) -> Spec:
     """A request that uses every feature; see `fit`. Its deadline counts from its arrival."""
     kind = rng.choice(_KINDS)
-    max_tokens = rng.choice([8, 1, 2, 16, 24, None])
+    max_tokens = rng.choice([1, 4, 12, 20, 30, None])
     if kind.beam is not None:
-        max_tokens = min(max_tokens or 12, 12)
+        max_tokens = min(max_tokens or 14, 14)
     params = replace(
         kind,
         max_tokens=max_tokens,
         min_tokens=min(kind.min_tokens, max_tokens or kind.min_tokens),
         stop_token_ids=frozenset(rng.choice([(), (), (7, 9)])),
-        ignore_eos=rng.random() < 0.5,
+        ignore_eos=rng.random() < 0.7,
     )
     scheduling = SchedulingParams(
         priority=rng.choice([0, 0, -1, 1]),

@@ -14,7 +14,7 @@ import sys
 from contextlib import suppress
 from enum import Enum
 from random import Random
-from typing import Any
+from typing import Any, assert_never
 
 from hypothesis import HealthCheck, note, settings
 from hypothesis import strategies as st
@@ -132,10 +132,16 @@ class CoreMachine(RuleBasedStateMachine):
     # -- what goes wrong -----------------------------------------------------------------------
 
     @precondition(lambda self: self.unfinished)
-    @rule(mishap=st.sampled_from(Mishap), index=st.integers(0, 9))
-    def go_wrong(self, mishap: Mishap, index: int) -> None:
-        self.running.fill()
-        if self.running.in_flight:
+    @rule(
+        mishap=st.sampled_from(Mishap),
+        times=st.sampled_from([1, 1, 1, 2, 9]),
+        index=st.integers(0, 9),
+    )
+    def go_wrong(self, mishap: Mishap, times: int, index: int) -> None:
+        for _ in range(times):
+            self.running.fill()
+            if not self.running.in_flight:
+                return
             match mishap:
                 case Mishap.STEP_FAILS:
                     self.running.fail()
@@ -147,6 +153,8 @@ class CoreMachine(RuleBasedStateMachine):
                     self.lose_executor()
                 case Mishap.CORE_IS_RESTORED:
                     self.restore_core()
+                case _:
+                    assert_never(mishap)
 
     def skip_step(self) -> None:
         plan, _ = self.running.in_flight[0]
@@ -223,7 +231,8 @@ class ProtobufMachine(CoreMachine):
     link = ProtobufLink
 
 
-NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "150"))
+# About 100,000 executed steps.
+NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "1200"))
 machine_settings = settings(
     max_examples=NUM_EXAMPLES,
     stateful_step_count=40,

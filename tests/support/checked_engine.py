@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from executor_service.step import StepInput
 from scheduler_service.core.beam_search import BeamSearch, Hypothesis
 from scheduler_service.core.config import Feature
+from scheduler_service.core.plan import StepEvents
 from scheduler_service.core.request import Request, SchedulingParams
 from scheduler_service.core.sampling_params import SamplingParams
+from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.core_driver import make_config
 from tests.support.fake_chain import expected_tokens
 from tests.support.fake_logprobs import fake_logprob
@@ -56,6 +58,7 @@ class CheckedEngine:
         self.engine = InProcessEngine(self.config, self.runner, epoch=1, depth=depth)
         self.core = self.engine.scheduler
         self.requests: list[Request] = []
+        self.num_added = 0
 
     def add(
         self,
@@ -68,8 +71,9 @@ class CheckedEngine:
         arrival: int | None = None,
         **params: object,
     ) -> Request:
-        """Adds a request with its own seed."""
-        number = len(self.requests) + 1
+        """Adds a request; its number is its arrival, its seed and, after an r, its id."""
+        self.num_added += 1
+        number = self.num_added
         request = Request.create(
             request_id or f"r{number}",
             prompt,
@@ -95,7 +99,20 @@ class CheckedEngine:
         for _ in range(num_steps):
             self.engine.fill()
             if self.engine.in_flight:
-                self.engine.answer()
+                self.answer()
+
+    def answer(self) -> StepEvents:
+        """Executes the oldest step in flight. The executor must not refuse it."""
+        return self.engine.answer(_assert_not_refused)
+
+    def drain(self, max_steps: int = 2000) -> None:
+        """Runs until nothing is left to do."""
+        for _ in range(max_steps):
+            self.engine.fill()
+            if not self.engine.in_flight:
+                return
+            self.answer()
+        raise AssertionError(f"still running after {max_steps} steps")
 
     def run(self, max_steps: int = 2000, *, has_faults: bool = False) -> None:
         """Runs to the end, and checks everything.
@@ -103,7 +120,7 @@ class CheckedEngine:
         `has_faults`: what a fault spoiled may have been read, though never believed, by steps that
         were in flight behind it.
         """
-        self.engine.run(max_steps)
+        self.drain(max_steps)
         assert has_faults or self.runner.violations == []
         self.check()
 
@@ -140,6 +157,11 @@ class CheckedEngine:
         assert blocks.host.num_free == self.config.num_host_blocks
         for pool in (blocks.device, blocks.host):
             assert not any(pool.reference_count(block) for block in range(pool.num_blocks))
+
+
+def _assert_not_refused(result: pb.StepResult) -> None:
+    # The core would compute everything again, and nobody would notice but by the clock.
+    assert result.status != pb.STEP_STATUS_REFUSED, result.error
 
 
 def encoder_tokens(request: Request) -> list[int]:

@@ -137,7 +137,9 @@ class CoreEngine(Generic[Message]):
             self.runner.fault = lambda _step: fault
         outcome = self._link.execute(message)
         self.runner.fault = no_fault
-        self._check_reads(plan)
+        has_bad_rows = fault is not None and bool(fault.rows)
+        if not has_bad_rows:
+            self._check_reads(plan)
         assert outcome.status is not StepStatus.REFUSED, outcome.error
         if outcome.status is StepStatus.NEED_SNAPSHOT:
             assert self._may_need_snapshot
@@ -146,6 +148,9 @@ class CoreEngine(Generic[Message]):
         self.num_steps += 1
         self.tick(STEP_NS)
         self._apply(outcome)
+        if has_bad_rows:
+            # What leaned on them in this very step is known only now.
+            self._check_reads(plan)
         return plan
 
     def _check_reads(self, plan: StepPlan) -> None:

@@ -90,6 +90,12 @@ def test_add_refuses_when_an_encoder_token_is_outside_the_vocabulary(token_id: i
     assert refusal_of(2, driver, encoder=[5, token_id]).startswith("TOKEN_OUT_OF_RANGE")
 
 
+def test_add_takes_the_encoder_as_absent_when_it_has_no_tokens() -> None:
+    driver = CoreDriver(features=frozenset({Feature.CROSS_ATTENTION}))
+    driver.add(2, encoder=[], max_tokens=1)
+    driver.run()
+
+
 # -- sequences ---------------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from scheduler_service.core.admitter import MAX_BYPASSES
 from scheduler_service.core.config import BatchPolicyName, Feature, PreemptionMode
+from scheduler_service.core.prefix_cache import NO_HIT
 from scheduler_service.core.request import Place, Request, SchedulingParams
 from tests.support.core_driver import CoreDriver
 
@@ -50,7 +51,7 @@ def test_admit_gives_the_slot_to_the_oldest_when_it_becomes_free() -> None:
     assert names(driver.next_rows()) == ["b1"]
 
 
-def test_admit_runs_as_many_adapters_as_a_step_may_have() -> None:
+def test_admit_runs_as_many_adapters_as_a_step_may_have_when_more_wait() -> None:
     driver = make_driver(max_adapters=2)
     for name in "abcab":
         driver.add(3, scheduling=adapter(name))
@@ -197,6 +198,22 @@ def test_swap_in_leaves_each_sequence_a_block_when_others_run() -> None:
     assert driver.core.num_free_blocks == 4
     driver.step()
     assert swapped.place is Place.SWAPPED
+
+
+def test_swap_in_waits_when_the_adapter_has_no_slot() -> None:
+    driver = make_driver(num_host_blocks=12, preemption_mode=PreemptionMode.SWAP)
+    swapped = driver.add(5, "a", scheduling=adapter("a"), max_tokens=9)
+    driver.step()
+    driver.core._placement.preempt(swapped)
+    driver.step()
+    other = driver.add(5, "b", max_tokens=2)
+    other.scheduling = adapter("b")
+    driver.core._placement.start(other.sequence, NO_HIT)
+    assert names(driver.next_rows()) == ["b"]
+    driver.answer()
+    assert names(driver.next_rows()) == ["b"]
+    driver.answer()
+    assert names(driver.next_rows()) == ["a"]
 
 
 @pytest.mark.parametrize("batch_policy", BatchPolicyName)

@@ -31,7 +31,7 @@ def begins_with_decodes(
 # -- the policies ------------------------------------------------------------------------------
 
 
-def test_mixed_batches_do_everything_in_one_step_whatever_waits() -> None:
+def test_mixed_batches_do_everything_in_one_step_when_all_kinds_wait() -> None:
     policy = make_batch_policy(make_config(batch_policy=BatchPolicyName.MIXED))
     (shape,) = policy.shapes(QueueState(3, 2, 0.0, 0.0))
     assert shape.runs_decodes

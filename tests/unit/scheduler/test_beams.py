@@ -80,7 +80,7 @@ def test_beams_find_the_same_when_they_are_preempted_while_a_step_is_in_flight(
     check_completions(request)
 
 
-def test_beams_share_exactly_the_full_blocks_in_which_their_tokens_agree() -> None:
+def test_beams_share_full_blocks_only_when_their_tokens_agree() -> None:
     engine = CheckedEngine(prefix_caching=False)
     engine.add([*PROMPT, 7, 8, 9], max_tokens=9, beam=BeamParams(4), n=4)
     engine.step(4)
@@ -105,7 +105,7 @@ def test_beams_stream_no_tokens_when_the_best_are_chosen_at_the_end() -> None:
     for _ in range(20):
         engine.engine.fill()
         if engine.engine.in_flight:
-            events = engine.engine.answer()
+            events = engine.answer()
             assert (events.tokens, events.client_keys.tolist()) == ([], [])
 
 
@@ -141,7 +141,7 @@ def test_abort_frees_everything_when_beams_run(in_flight: bool) -> None:
     if in_flight:
         engine.engine.fill()
     engine.core.abort("doomed")
-    engine.engine.run()
+    engine.drain()
     engine.check_blocks()
 
 
@@ -162,6 +162,6 @@ def test_beams_come_to_their_end_when_the_next_executor_holds_less(
     large.step(3)
     (moved,) = large.core.evacuate()
     small.adopt(moved, large)
-    small.engine.run(500)
+    small.drain(500)
     assert request.is_finished
     small.check_blocks()

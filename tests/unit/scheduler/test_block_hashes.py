@@ -60,7 +60,7 @@ def test_root_hash_differs_when_text_moves_to_the_next_field(
     assert root(**left) != root(**right)  # type: ignore[arg-type]
 
 
-def test_root_hash_is_not_that_of_a_field_which_looks_like_two() -> None:
+def test_root_hash_differs_when_one_field_looks_like_two() -> None:
     # One field that contains what would separate it from the next.
     separator = (1).to_bytes(8, "little").decode("latin-1")
     assert root(adapter=f"a{separator}s", salt="") != root(adapter="a", salt="s")

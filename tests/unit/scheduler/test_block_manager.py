@@ -114,7 +114,7 @@ def test_allocate_begins_within_the_window_when_there_is_a_hit() -> None:
     assert tables.blocks.device.reference_count(table[2]) == 1
 
 
-def test_extend_appends_fresh_blocks() -> None:
+def test_extend_appends_fresh_blocks_when_a_table_grows() -> None:
     tables = Tables()
     sequence = tables.sequence([1] * 3)
     table = tables.place(sequence)

@@ -148,7 +148,7 @@ def test_num_cross_blocks_is_none_when_there_is_no_encoder() -> None:
     assert tables.blocks.num_cross_blocks(tables.request([1])) == 0
 
 
-def test_release_cross_forgets_what_was_encoded() -> None:
+def test_release_cross_forgets_what_was_encoded_when_blocks_go() -> None:
     tables = Tables()
     request = tables.request([1], encoder=[5] * 9)
     tables.blocks.allocate_cross(request)

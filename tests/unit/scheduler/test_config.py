@@ -45,7 +45,7 @@ def test_scheduler_refuses_when_a_weight_is_not_positive(weight: float) -> None:
 
 
 @pytest.mark.parametrize(("max_model_len", "num_blocks", "length"), [(30, 8, 30), (40, 8, 32)])
-def test_max_len_is_the_tighter_of_model_and_pool(
+def test_max_len_is_the_tighter_limit_when_model_and_pool_differ(
     max_model_len: int, num_blocks: int, length: int
 ) -> None:
     config = make_config(max_model_len=max_model_len, num_device_blocks=num_blocks, block_size=4)

@@ -117,16 +117,22 @@ def test_host_blocks_do_not_leak_when_a_swap_in_is_not_feasible() -> None:
 # -- prefix caching ----------------------------------------------------------------------------
 
 
-def test_abort_leaves_nothing_behind_when_a_swapped_request_has_cached_blocks() -> None:
+@pytest.mark.parametrize("is_answered", [True, False])
+@pytest.mark.parametrize("num_sequences", [1, 2])
+def test_abort_leaves_nothing_behind_when_a_swapped_request_has_cached_blocks(
+    num_sequences: int, is_answered: bool
+) -> None:
     engine = make_engine()
-    doomed = [engine.add(PROMPT, f"doomed{n}", n=n, max_tokens=9) for n in (1, 2)]
+    doomed = engine.add(PROMPT, "doomed", n=num_sequences, max_tokens=9)
     engine.add(PROMPT, max_tokens=9)
     engine.step(2)
-    for request in doomed:
-        preempt(engine, request)
-        assert request.place is Place.SWAPPED
-        engine.core.abort(request.request_id)
-    engine.requests = engine.requests[2:]
+    preempt(engine, doomed)
+    engine.engine.fill()
+    if is_answered:
+        engine.answer()
+    assert doomed.place is Place.SWAPPED
+    engine.core.abort("doomed")
+    engine.requests.remove(doomed)
     engine.add(PROMPT, max_tokens=9)
     engine.run()
 

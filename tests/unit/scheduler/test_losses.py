@@ -8,7 +8,7 @@ import pytest
 
 from executor_service.step import RowStatus as ExecutorRowStatus
 from executor_service.step import StepInput
-from scheduler_service.core.config import PreemptionMode
+from scheduler_service.core.config import BatchPolicyName
 from scheduler_service.core.losses import MAX_FRUITLESS_LOSSES
 from scheduler_service.core.plan import RowStatus, StepStatus
 from splitserve.executor.v1 import executor_pb2 as pb
@@ -107,6 +107,21 @@ def test_requests_lose_nothing_when_somebody_elses_step_failed() -> None:
     assert driver.next_rows() == [("new", 0, 4)]
 
 
+def test_apply_sends_tokens_again_when_a_row_that_was_not_in_the_lost_step_goes_on() -> None:
+    driver = CoreDriver(batch_policy=BatchPolicyName.PREFILL_FIRST, prefix_caching=False)
+    driver.add(3, "old")
+    driver.step()
+    driver.add(3, "new")
+    driver.plan()
+    driver.answer(StepStatus.REFUSED)
+    driver.step()
+    plan = driver.plan()
+    assert plan
+    assert driver.rows_of(plan) == [("old", 3, 1), ("new", 3, 1)]
+    assert plan.work.sampled_steps_back.tolist() == [0, 1]
+    assert plan.work.token_ids.tolist() == [7]
+
+
 # -- what leans on a failure -------------------------------------------------------------------
 
 
@@ -176,29 +191,6 @@ def test_tokens_of_a_row_are_dropped_when_it_leaned_on_one_that_failed() -> None
     assert len(driver.core._placement.known_tokens(reader.sequence)) == 13
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3])
-def test_others_get_their_tokens_when_the_step_that_swaps_them_in_fails(depth: int) -> None:
-    failed: list[int] = []
-
-    def fault(step: StepInput) -> StepFault:
-        if len(step.swap_in.sources) and not failed:
-            failed.append(step.step_id)
-            return StepFault(RuntimeError("asked for"))
-        return StepFault()
-
-    engine = CheckedEngine(
-        num_device_blocks=8,
-        num_host_blocks=8,
-        depth=depth,
-        fault=fault,
-        preemption_mode=PreemptionMode.SWAP,
-    )
-    for start in (1, 40):
-        engine.add(list(range(start, start + 12)), max_tokens=12)
-    engine.run(has_faults=True)
-    assert failed
-
-
 @pytest.mark.parametrize(("window", "depth"), [(2, 2), (2, 3), (4, 3)])
 def test_others_get_their_tokens_when_a_failed_block_is_behind_their_window(
     window: int, depth: int
@@ -210,7 +202,7 @@ def test_others_get_their_tokens_when_a_failed_block_is_behind_their_window(
     engine = CheckedEngine(block_size=1, sliding_window=window, depth=depth, fault=fault)
     engine.add([*COMMON[:8], 50], "writer", max_tokens=8)
     reader = engine.add([*COMMON[:8], *range(60, 90)], "reader", max_tokens=8)
-    engine.engine.run()
+    engine.drain()
     engine.check_tokens(reader)
 
 

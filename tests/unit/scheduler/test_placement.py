@@ -104,7 +104,7 @@ def test_preempt_keeps_computed_tokens_when_swapped() -> None:
 
 
 @pytest.mark.parametrize("mode", PreemptionMode)
-def test_preempt_keeps_tokens_that_steps_in_flight_promise(mode: PreemptionMode) -> None:
+def test_preempt_keeps_promised_tokens_when_steps_are_in_flight(mode: PreemptionMode) -> None:
     driver = make_driver(mode)
     request = driver.add(5, max_tokens=8)
     driver.plan()
@@ -113,7 +113,7 @@ def test_preempt_keeps_tokens_that_steps_in_flight_promise(mode: PreemptionMode)
     assert driver.plan() is None or request.place is Place.SWAPPED
     while driver.in_flight:
         driver.answer()
-    assert request.sequence.num_output_tokens == 2
+    assert (request.sequence.num_output_tokens, request.sequence.num_promised) == (2, 0)
     driver.run(depth=2)
     assert request.sequence.num_output_tokens == 8
 
@@ -220,6 +220,6 @@ def test_finished_sequences_stay_finished_when_their_request_is_swapped() -> Non
     engine.step(4)
     assert request.sequences[0].status is SequenceStatus.FINISHED
     engine.core._placement.preempt(request)
-    engine.engine.run()
+    engine.drain()
     assert [sequence.num_output_tokens for sequence in request.sequences] == [9, 9, 9]
     engine.check_blocks()

@@ -191,7 +191,7 @@ def test_find_looks_further_back_when_the_last_window_is_incomplete() -> None:
     ("window", "num_computed", "first"),
     [(None, 100, 0), (4, 3, 0), (4, 6, 0), (4, 7, 1), (1, 7, 1), (1, 8, 2), (5, 8, 1), (5, 7, 0)],
 )
-def test_first_block_needed_is_that_of_the_oldest_token_in_the_window(
+def test_first_block_needed_holds_the_oldest_token_when_there_is_a_window(
     window: int | None, num_computed: int, first: int
 ) -> None:
     prefixes = Tables(sliding_window=window).blocks.prefixes

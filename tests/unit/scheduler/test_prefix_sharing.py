@@ -23,7 +23,7 @@ def num_computed(engine: CheckedEngine) -> int:
             assert engine.runner.violations == []
             engine.check()
             return count
-        engine.engine.answer()
+        engine.answer()
 
 
 # -- within a step -----------------------------------------------------------------------------
@@ -97,14 +97,18 @@ def test_readers_get_their_tokens_when_the_writer_is_aborted_in_flight() -> None
     assert engine.requests[0].num_cached_tokens == 32
 
 
-def test_urgent_request_takes_no_blocks_of_a_prefill_that_others_lean_on() -> None:
-    # The urgent one comes when the first has been picked, and its blocks can be found.
-    engine = CheckedEngine(num_device_blocks=12, queue_policy="priority", max_num_batched_tokens=8)
-    engine.add(COMMON[:24], max_tokens=4, scheduling=SchedulingParams(priority=5))
+def test_urgent_request_preempts_nobody_when_it_has_found_his_pending_blocks() -> None:
+    engine = CheckedEngine(num_device_blocks=7, queue_policy="priority", max_num_batched_tokens=17)
+    engine.add([90], max_tokens=3, scheduling=SchedulingParams(priority=-5))
+    patient = engine.add(COMMON[:24], max_tokens=4, scheduling=SchedulingParams(priority=5))
     engine.step()
-    engine.add([*COMMON[:20], 60], max_tokens=4, scheduling=SchedulingParams(priority=1))
-    engine.add(COMMON[::-1], max_tokens=4, scheduling=SchedulingParams(priority=0))
+    # The patient one computes its last two blocks in the next step; the urgent one would share
+    # all six, and lacks a seventh.
+    engine.add([*COMMON[:24], 60], max_tokens=3)
+    engine.step()
+    assert patient.num_preemptions == 0
     engine.run()
+    assert patient.num_preemptions == 1
 
 
 # -- from request to request -------------------------------------------------------------------

@@ -69,7 +69,7 @@ def test_unfinished_leaves_out_sequences_when_they_have_ended() -> None:
     assert [sequence.index for sequence in request.unfinished] == [0, 2]
 
 
-def test_abort_unscheduled_ends_all_sequences() -> None:
+def test_abort_unscheduled_ends_all_sequences_when_there_are_several() -> None:
     request = create(n=2)
     request.abort_unscheduled()
     assert request.finish_reason is FinishReason.ABORTED

@@ -63,7 +63,7 @@ def test_remove_drops_the_write_when_the_row_goes_after_it_grew() -> None:
     assert 3 not in changes.table_writes
 
 
-def test_add_each_writes_one_block_for_each_row() -> None:
+def test_add_each_writes_one_block_for_each_row_when_tables_grow() -> None:
     writes = TableWrites()
     writes.add_each([3, 4], [2, 0], [8, 9])
     assert columns(writes) == ([3, 4], [2, 0], [1, 1], [8, 9])

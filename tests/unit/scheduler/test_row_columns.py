@@ -59,7 +59,7 @@ def test_remove_returns_tokens_and_promises_when_steps_are_in_flight() -> None:
     assert rows.num_free == 4
 
 
-def test_held_blocks_leaves_out_what_was_released() -> None:
+def test_held_blocks_leaves_out_blocks_when_they_were_released() -> None:
     rows = make_rows()
     sequence = add(rows, 1)
     rows.num_released[sequence.row_id] = 2

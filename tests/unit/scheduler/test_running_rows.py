@@ -162,12 +162,15 @@ def test_rows_are_kept_for_siblings_when_others_wait() -> None:
     assert [row[0] for row in driver.next_rows()] == ["r1"] * 3
 
 
-def test_blocks_are_kept_for_siblings_when_a_request_is_admitted() -> None:
-    driver = CoreDriver(num_device_blocks=6, prefix_caching=False)
-    driver.add(8, "alone", max_tokens=4)
+@pytest.mark.parametrize(("num_blocks", "names"), [(4, ["alone"]), (5, ["alone", "pair"])])
+def test_blocks_are_kept_for_siblings_when_a_request_is_admitted(
+    num_blocks: int, names: list[str]
+) -> None:
+    driver = CoreDriver(num_device_blocks=num_blocks, prefix_caching=False)
+    driver.add(5, "alone", max_tokens=3)
     driver.add(5, "pair", n=2, max_tokens=3)
     # Two blocks are taken, and the pair needs one to share and one for each.
-    assert [row[0] for row in driver.next_rows()] == ["alone", "pair"]
+    assert [row[0] for row in driver.next_rows()] == names
     driver.answer()
     driver.run()
     assert driver.core.num_preemptions == 0

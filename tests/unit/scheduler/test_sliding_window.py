@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from scheduler_service.core.config import BatchPolicyName, PreemptionMode
-from tests.support.checked_engine import CheckedEngine
+from scheduler_service.core.request import sequence_seed
+from tests.support.checked_engine import VOCAB_SIZE, CheckedEngine
 from tests.support.core_driver import CoreDriver
+from tests.support.fake_chain import expected_tokens
 
 
 def most_blocks_in_use(engine: CheckedEngine) -> int:
@@ -18,7 +20,7 @@ def most_blocks_in_use(engine: CheckedEngine) -> int:
         if not engine.engine.in_flight:
             engine.check()
             return most
-        engine.engine.answer()
+        engine.answer()
 
 
 def test_blocks_behind_the_window_are_freed_when_a_sequence_grows() -> None:
@@ -103,12 +105,15 @@ def test_siblings_share_their_window_when_they_join() -> None:
 def test_siblings_go_on_alone_when_what_they_shared_is_behind_the_window(
     lengths: tuple[int, int],
 ) -> None:
-    driver = CoreDriver(sliding_window=6)
-    resume = [[10 + i] * length for i, length in enumerate(lengths)]
-    request = driver.add(9, n=2, max_tokens=40, resume=resume)
-    driver.run(depth=2)
+    engine = CheckedEngine(sliding_window=6, depth=2)
+    prompt, seed = list(range(20)), 1
+    resume = [
+        expected_tokens(prompt, length, sequence_seed(seed, index), VOCAB_SIZE, window=6)
+        for index, length in enumerate(lengths)
+    ]
+    request = engine.add(prompt, n=2, max_tokens=40, resume=resume)
+    engine.run()
     assert [sequence.num_output_tokens for sequence in request.sequences] == [40, 40]
-    assert driver.core.num_free_blocks == 64
 
 
 @pytest.mark.parametrize("window", [3, 6])
@@ -160,7 +165,7 @@ def test_pairs_come_to_their_end_when_the_pool_holds_the_windows_of_one(
     assert [request.error for request in requests] == [None] * 3
 
 
-def test_older_request_loses_no_block_to_the_long_prompt_of_a_younger_one() -> None:
+def test_older_request_keeps_its_blocks_when_a_younger_one_has_a_long_prompt() -> None:
     driver = CoreDriver(num_device_blocks=8, sliding_window=4, prefix_caching=False)
     old = driver.add(3, max_tokens=60)
     driver.step()
