@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 from scheduler_service.core.sampling_params import BeamParams, EarlyStopping
@@ -48,37 +48,6 @@ class Hypothesis:
     stop_token_id: int | None
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class _Beam:
-    """An output: that of `parent` and one token more. The root, without parent, is empty."""
-
-    parent: _Beam | None
-    token_id: int
-    cumulative_logprob: float
-
-    @classmethod
-    def chain(cls, state: BeamState) -> _Beam:
-        """The beam of `state`, its sum of logprobs known for the whole only."""
-        beam = cls(None, -1, 0.0)
-        for token_id in state.token_ids:
-            beam = cls(beam, token_id, state.cumulative_logprob)
-        return beam
-
-    def collect_token_ids(self) -> tuple[int, ...]:
-        reversed_ids = []
-        beam = self
-        while beam.parent is not None:
-            reversed_ids.append(beam.token_id)
-            beam = beam.parent
-        return tuple(reversed(reversed_ids))
-
-
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    score: float
-    beam: _Beam
-
-
 # -cumulative_logprob, parent index, token id: so that the smallest is the best.
 _Continuation = tuple[float, int, int]
 
@@ -107,8 +76,8 @@ class BeamSearch:
         self._min_tokens = min_tokens
         self._stop_token_ids = stop_token_ids
         self._num_tokens = 0
-        self._live = [_Beam(None, -1, 0.0)]
-        self._ended: list[_Ended] = []
+        self._live = [BeamState((), 0.0)]
+        self._ended: list[BeamState] = []
 
     @property
     def max_tokens(self) -> int:
@@ -136,13 +105,9 @@ class BeamSearch:
     @property
     def state(self) -> SearchState:
         """All there is to know; a search `from_state` goes on as this one does."""
-        live = [BeamState(b.collect_token_ids(), b.cumulative_logprob) for b in self._live]
-        ended = [
-            BeamState(e.beam.collect_token_ids(), e.beam.cumulative_logprob, e.score)
-            for e in self._ended
-        ]
         limits = self._max_tokens, self._min_tokens, self._stop_token_ids
-        return SearchState(self._params, self._n, *limits, self._num_tokens, live, ended)
+        beams = tuple(self._live), tuple(self._ended)
+        return SearchState(self._params, self._n, *limits, self._num_tokens, *beams)
 
     @classmethod
     def from_state(cls, state: SearchState) -> BeamSearch:
@@ -155,8 +120,7 @@ class BeamSearch:
             stop_token_ids=state.stop_token_ids,
         )
         search._num_tokens = state.num_tokens
-        search._live = [_Beam.chain(beam) for beam in state.live]
-        search._ended = [_Ended(beam.score, _Beam.chain(beam)) for beam in state.ended]
+        search._live, search._ended = list(state.live), list(state.ended)
         return search
 
     @property
@@ -202,13 +166,16 @@ class BeamSearch:
     def _ends(self, token_id: int) -> bool:
         return self._num_tokens >= self._max_tokens or token_id in self._stop_token_ids
 
-    def _extend(self, continuation: _Continuation) -> _Beam:
+    def _extend(self, continuation: _Continuation) -> BeamState:
         negated_logprob, parent, token_id = continuation
-        return _Beam(self._live[parent], token_id, -negated_logprob)
+        return BeamState((*self._live[parent].token_ids, token_id), -negated_logprob)
 
-    def _record(self, beams: list[_Beam]) -> None:
+    def _record(self, beams: list[BeamState]) -> None:
         """Keeps the best hypotheses; of equals the older."""
-        found = [_Ended(self._score(b.cumulative_logprob, self._num_tokens), b) for b in beams]
+        found = [
+            replace(beam, score=self._score(beam.cumulative_logprob, self._num_tokens))
+            for beam in beams
+        ]
         self._ended = sorted(self._ended + found, key=lambda e: -e.score)[: self._params.width]
 
     def _can_improve(self) -> bool:
@@ -233,11 +200,11 @@ class BeamSearch:
         score: float = cumulative_logprob / length**self._params.length_penalty
         return score
 
-    def _describe(self, ended: _Ended) -> Hypothesis:
-        last = ended.beam.token_id
+    def _describe(self, ended: BeamState) -> Hypothesis:
+        last = ended.token_ids[-1]
         return Hypothesis(
-            ended.beam.collect_token_ids(),
+            ended.token_ids,
             ended.score,
-            ended.beam.cumulative_logprob,
+            ended.cumulative_logprob,
             last if last in self._stop_token_ids else None,
         )

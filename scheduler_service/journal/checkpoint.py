@@ -20,11 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from scheduler_service.core.beam_search import BeamSearch
 from scheduler_service.core.block_manager import BlockManager
 from scheduler_service.core.row_columns import RowColumns
 from scheduler_service.core.scheduler import Scheduler
-from scheduler_service.core.search_state import SearchState
 
 _CORE = "scheduler_service.core"
 _PROTOCOL = 5
@@ -121,15 +119,6 @@ def _reduce_rows(rows: RowColumns) -> tuple[Any, ...]:
     return restore_rows, (columns, shapes, used)
 
 
-def restore_search(state: SearchState) -> BeamSearch:
-    """A beam search; its beams are chains longer than a pickle may be deep."""
-    return BeamSearch.from_state(state)
-
-
-def _reduce_search(search: BeamSearch) -> tuple[Any, ...]:
-    return restore_search, (search.state,)
-
-
 def restore_eviction(blocks: BlockManager) -> Callable[[int, bytes], None]:
     """What a pool of device blocks tells of those it reuses."""
     return blocks._demote
@@ -147,11 +136,10 @@ _REDUCERS: Mapping[type, Callable[[Any], tuple[Any, ...]]] = MappingProxyType(
         np.ndarray: _reduce_array,
         **dict.fromkeys((np.int32, np.int64, np.bool_, np.float32, np.float64), _reduce_number),
         RowColumns: _reduce_rows,
-        BeamSearch: _reduce_search,
         MethodType: _reduce_method,
     }
 )
-_FUNCTIONS = (restore_array, restore_number, restore_rows, restore_search, restore_eviction)
+_FUNCTIONS = (restore_array, restore_number, restore_rows, restore_eviction)
 _CONTAINERS = (set, frozenset, deque, OrderedDict, Counter, Fraction)
 _ADMITTED: Mapping[tuple[str, str], Any] = MappingProxyType(
     {(found.__module__, found.__name__): found for found in (*_FUNCTIONS, *_CONTAINERS)}

@@ -26,6 +26,8 @@ _MAX_STEM = 24
 _STEMS = [Random(stem).choices(range(1, VOCAB_SIZE), k=_MAX_STEM) for stem in range(3)]
 _FEATURES = frozenset(Feature) - {Feature.ADAPTERS, Feature.CROSS_ATTENTION}
 
+_PREEMPTION_MODES = [*PreemptionMode, PreemptionMode.SWAP]
+
 _PLAIN = SamplingParams()
 _KINDS = [
     _PLAIN,
@@ -50,7 +52,7 @@ _KINDS = [
 def configs(draw: st.DrawFn) -> SchedulerConfig:
     """A configuration whose pool holds one sequence of the longest, or a few."""
     block_size = draw(st.sampled_from([4, 1, 2, 3, 16]))
-    num_tokens = draw(st.sampled_from([64, 40, 80, 120, 200]))
+    num_tokens = draw(st.sampled_from([64, 36, 48, 64, 120]))
     num_blocks = -(-num_tokens // block_size)
     max_adapters = draw(st.sampled_from([0, 0, 1, 2]))
     features = set(_FEATURES)
@@ -61,21 +63,21 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
     return SchedulerConfig(
         block_size=block_size,
         num_device_blocks=num_blocks,
-        max_num_seqs=draw(st.sampled_from([6, 1, 2, 4, 8])),
-        max_num_batched_tokens=draw(st.sampled_from([64, 1, 2, 5, 7, 16])),
+        max_num_seqs=draw(st.sampled_from([6, 1, 3, 4, 8, 8])),
+        max_num_batched_tokens=draw(st.sampled_from([64, 64, 16, 16, 8, 3, 1])),
         max_model_len=MAX_MODEL_LEN,
         max_num_waiting=16,
         vocab_size=VOCAB_SIZE,
         eos_token_ids=frozenset({EOS}),
         features=frozenset(features),
-        num_host_blocks=num_blocks * draw(st.sampled_from([0, 1, 2, 8])) // 4,
+        num_host_blocks=num_blocks * draw(st.sampled_from([0, 1, 2, 4, 8])) // 4,
         block_bytes=draw(st.sampled_from([0, 4096])),
         sliding_window=draw(st.sampled_from([None, None, None, 1, 3, 8, 20])),
         max_adapters=max_adapters,
         prefix_caching=draw(st.sampled_from([True, True, True, False])),
         host_prefix_cache=draw(st.booleans()),
         num_lookahead_slots=draw(st.sampled_from([0, 0, 3])),
-        preemption_mode=draw(st.sampled_from(PreemptionMode)),
+        preemption_mode=draw(st.sampled_from(_PREEMPTION_MODES)),
         batch_policy=draw(st.sampled_from(BatchPolicyName)),
         delay_factor=draw(st.sampled_from([0.0, 0.0, 1.5])),
         queue_policy=draw(st.sampled_from(QueuePolicyName)).value,
@@ -86,7 +88,7 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
 def random_spec(rng: Random) -> Spec:
     """A request that uses every feature; see `fit`. Its deadline counts from its arrival."""
     kind = rng.choice(_KINDS)
-    max_tokens = rng.choice([1, 4, 12, 20, 30, None])
+    max_tokens = rng.choice([1, 5, 20, 30, 40, None])
     if kind.beam is not None:
         max_tokens = min(max_tokens or 14, 14)
     params = replace(
@@ -112,9 +114,9 @@ def random_spec(rng: Random) -> Spec:
 
 def _random_prompt(rng: Random) -> tuple[int, ...]:
     """The beginning of a stem, and perhaps something of its own."""
-    stem = rng.choice(_STEMS)[: rng.choice([_MAX_STEM, rng.randint(1, _MAX_STEM)])]
-    num_own = rng.choice([0, 0, 1, 5, 15])
-    return tuple(stem + [rng.randrange(1, VOCAB_SIZE) for _ in range(num_own)])
+    stem = rng.choice(_STEMS)[: rng.choice([1, 5, 8, 12, _MAX_STEM, rng.randint(1, _MAX_STEM)])]
+    num_own = rng.choice([0, 0, 0, 1, 5, 15])
+    return tuple(stem + rng.choices(range(1, VOCAB_SIZE), k=num_own))
 
 
 def fit(spec: Spec, config: SchedulerConfig, now_ns: int) -> Spec:

@@ -9,7 +9,6 @@ each request's tokens must be those that `Oracle` knows without any scheduler.
 from __future__ import annotations
 
 import os
-import pickle
 import sys
 from contextlib import suppress
 from enum import Enum
@@ -29,6 +28,7 @@ from hypothesis.stateful import (
 from executor_service.step import RowStatus
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import StepStatus
+from scheduler_service.journal.checkpoint import dump_core, load_core
 from splitserve_rpc.domain_error import DomainError
 from tests.property.core_workloads import configs, fit, random_spec
 from tests.support.core_checks import check_core, check_published
@@ -44,6 +44,7 @@ MAX_STEPS_TO_END = 5000
 class Mishap(Enum):
     """What goes wrong, or happens behind the clients' backs."""
 
+    CLIENT_LEAVES = "client_leaves"
     STEP_FAILS = "step_fails"
     STEP_IS_NOT_EXECUTED = "step_is_not_executed"
     ROW_FAILS = "row_fails"
@@ -112,22 +113,12 @@ class CoreMachine(RuleBasedStateMachine):
                 self.contents |= truth.contents
                 note(f"{request.request_id}: {fitting}")
 
-    @rule(num_steps=st.integers(1, 20))
-    def step(self, num_steps: int) -> None:
+    @rule(num_steps=st.integers(1, 25), wait_ns=st.sampled_from([0, 0, 1_000_000, 1_000_000_000]))
+    def step(self, num_steps: int, wait_ns: int) -> None:
+        self.running.tick(wait_ns)
         for _ in range(num_steps):
             if not self.running.step():
                 return
-
-    @precondition(lambda self: self.unfinished)
-    @rule(index=st.integers(0, 9))
-    def abort(self, index: int) -> None:
-        client = self.unfinished[index % len(self.unfinished)]
-        client.is_aborted = True
-        self.running.abort(client.request)
-
-    @rule(duration_ns=st.sampled_from([1_000, 1_000_000, 1_000_000_000]))
-    def tick(self, duration_ns: int) -> None:
-        self.running.tick(duration_ns)
 
     # -- what goes wrong -----------------------------------------------------------------------
 
@@ -140,9 +131,11 @@ class CoreMachine(RuleBasedStateMachine):
     def go_wrong(self, mishap: Mishap, times: int, index: int) -> None:
         for _ in range(times):
             self.running.fill()
-            if not self.running.in_flight:
+            if not self.running.in_flight or not self.unfinished:
                 return
             match mishap:
+                case Mishap.CLIENT_LEAVES:
+                    self.abort(index)
                 case Mishap.STEP_FAILS:
                     self.running.fail()
                 case Mishap.STEP_IS_NOT_EXECUTED:
@@ -155,6 +148,11 @@ class CoreMachine(RuleBasedStateMachine):
                     self.restore_core()
                 case _:
                     assert_never(mishap)
+
+    def abort(self, index: int) -> None:
+        client = self.unfinished[index % len(self.unfinished)]
+        client.is_aborted = True
+        self.running.abort(client.request)
 
     def skip_step(self) -> None:
         plan, _ = self.running.in_flight[0]
@@ -187,7 +185,7 @@ class CoreMachine(RuleBasedStateMachine):
                 self.running.adopt(client.delivery)
 
     def restore_core(self) -> None:
-        scheduler = pickle.loads(pickle.dumps(self.running.scheduler))
+        scheduler = load_core(dump_core(self.running.scheduler))
         for client in self.unfinished:
             client.delivery.request = scheduler._placement.requests[client.request.request_id]
         self.running.scheduler = scheduler
@@ -231,8 +229,8 @@ class ProtobufMachine(CoreMachine):
     link = ProtobufLink
 
 
-# About 100,000 executed steps.
-NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "1200"))
+# About 120,000 executed steps.
+NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "450"))
 machine_settings = settings(
     max_examples=NUM_EXAMPLES,
     stateful_step_count=40,

@@ -47,6 +47,20 @@ class Truth:
     contents: dict[bytes, tuple[int, ...]] = field(default_factory=dict)
 
 
+def create_request(spec: Spec, arrival: int, resumed: Sequence[Sequence[int]] = ()) -> Request:
+    """The request of `spec`; `resumed`: output tokens that its sequences have already."""
+    return Request.create(
+        f"r{arrival}",
+        spec.prompt,
+        spec.params,
+        arrival=arrival,
+        seed=spec.seed,
+        resume_token_ids=resumed,
+        scheduling=spec.scheduling,
+        encoder_token_ids=spec.encoder or None,
+    )
+
+
 class Oracle:
     """Knows what becomes of the requests of one configuration."""
 
@@ -55,7 +69,7 @@ class Oracle:
 
     def make_request(self, spec: Spec, arrival: int) -> tuple[Request, Truth]:
         """A request, and what it must bring."""
-        bare = self._create(spec, arrival, [])
+        bare = create_request(spec, arrival)
         stop_len = max_len_of(bare, self._config)
         if spec.params.max_tokens is not None:
             stop_len = min(stop_len, len(spec.prompt) + spec.params.max_tokens)
@@ -74,19 +88,7 @@ class Oracle:
         truth.outputs = [tokens for tokens, _ in ends]
         truth.reasons = [reason for _, reason in ends]
         resumed = [tokens[: spec.num_resumed] for tokens in truth.outputs]
-        return self._create(spec, arrival, resumed), truth
-
-    def _create(self, spec: Spec, arrival: int, resumed: Sequence[Sequence[int]]) -> Request:
-        return Request.create(
-            f"r{arrival}",
-            spec.prompt,
-            spec.params,
-            arrival=arrival,
-            seed=spec.seed,
-            resume_token_ids=resumed,
-            scheduling=spec.scheduling,
-            encoder_token_ids=spec.encoder or None,
-        )
+        return create_request(spec, arrival, resumed), truth
 
     def _decode(
         self, spec: Spec, request: Request, seed: int, stop_len: int, truth: Truth

@@ -1,0 +1,108 @@
+"""A core that was written down and read back goes on exactly as the one it was."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from contextlib import suppress
+from random import Random
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.plan import StepEvents, StepOutcome, StepPlan
+from scheduler_service.core.scheduler import Scheduler
+from scheduler_service.journal.checkpoint import dump_core, load_core
+from scheduler_service.step_codec import encode_plan
+from splitserve_rpc.domain_error import DomainError
+from tests.property.core_workloads import configs, fit, random_spec
+from tests.support.core_engine import CoreEngine
+from tests.support.core_truth import Oracle
+from tests.support.fake_runner import FakeRunner
+from tests.support.plan_executor import PlanExecutor
+
+
+class Twins:
+    """Two cores as one: both are told everything, and must do the same."""
+
+    def __init__(self, cores: list[Scheduler]) -> None:
+        self.cores = cores
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        return getattr(self.cores[0], name)
+
+    def schedule(self) -> StepPlan | None:
+        plans = [core.schedule() for core in self.cores]
+        messages = [
+            plan and encode_plan(plan, scheduler_epoch=1, executor_epoch=1) for plan in plans
+        ]
+        assert messages[0] == messages[1]
+        return plans[0]
+
+    def apply(self, outcome: StepOutcome) -> StepEvents:
+        return self._only([core.apply(outcome) for core in self.cores])
+
+    def take_ended(self) -> StepEvents:
+        return self._only([core.take_ended() for core in self.cores])
+
+    def tick(self, now_ns: int) -> None:
+        for core in self.cores:
+            core.tick(now_ns)
+
+    def _only(self, events: list[StepEvents]) -> StepEvents:
+        assert describe(events[0]) == describe(events[1])
+        return events[0]
+
+
+def describe(events: StepEvents) -> list[object]:
+    """Events without the identity of requests."""
+    return [
+        events.client_keys.tolist(),
+        events.token_ids.tolist(),
+        [(e.sequence.request.request_id, e.sequence.index, e.token_id) for e in events.tokens],
+        [(request.request_id, scored) for request, scored in events.prompt_logprobs],
+        [(s.request.request_id, s.index, s.finish_reason) for s in events.finished_sequences],
+        [(r.request_id, r.finish_reason, r.error, r.completions) for r in events.finished],
+    ]
+
+
+@settings(
+    max_examples=int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "30")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+@given(
+    config=configs(),
+    seed=st.integers(0, 2**32),
+    depth=st.integers(1, 3),
+    num_steps=st.integers(0, 40),
+    is_plain=st.booleans(),
+)
+def test_restored_core_goes_on_identically(
+    config: SchedulerConfig, seed: int, depth: int, num_steps: int, is_plain: bool
+) -> None:
+    runner = FakeRunner(
+        block_size=config.block_size,
+        num_device_blocks=config.num_device_blocks,
+        num_host_blocks=config.num_host_blocks,
+        vocab_size=config.vocab_size,
+        sliding_window_tokens=config.sliding_window,
+        us_per_token=10,
+    )
+    engine = CoreEngine(config, runner, PlanExecutor, depth=depth)
+    oracle, rng = Oracle(config), Random(seed)
+    for arrival in range(1, 13):
+        spec = fit(random_spec(rng), config, engine.now_ns)
+        with suppress(DomainError):
+            engine.add(oracle.make_request(spec, arrival)[0])
+    for _ in range(num_steps):
+        engine.step()
+    engine.fill()
+    core = engine.scheduler
+    restored = pickle.loads(pickle.dumps(core)) if is_plain else load_core(dump_core(core))
+    engine.scheduler = Twins([core, restored])  # type: ignore[assignment]
+    while engine.step():
+        pass
+    assert all(delivery.is_finished for delivery in engine.deliveries.values())
