@@ -9,9 +9,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
-
-import numpy as np
 
 from scheduler_service.broken_core import MESSAGE, REASON, CoreBroken, end_with_fault
 from scheduler_service.config import ClusterConfig
@@ -21,10 +18,11 @@ from scheduler_service.core.plan import StepEvents
 from scheduler_service.core.request import Request
 from scheduler_service.core.scheduler import QUEUE_FULL_RETRY_S
 from scheduler_service.core_config import core_config
+from scheduler_service.delivery import Delivery
 from scheduler_service.engine_loop import EngineLoop
 from scheduler_service.executor_link import ExecutorLink, ExecutorLost, LinkConfig
 from scheduler_service.journal.journal import Journal, NoJournal
-from scheduler_service.sinks import Sink, Stream, split_keys
+from scheduler_service.sinks import Sink
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve_rpc.domain_error import DomainError
 
@@ -33,10 +31,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Tracked:
-    """An unfinished request, where its tokens go, and who runs it (None: nobody yet)."""
+    """An unfinished request, and who runs it (None: nobody yet)."""
 
     request: Request
-    sink: Sink
     engine: EngineLoop | None = None
 
 
@@ -61,8 +58,7 @@ class Cluster:
         self._tracked: dict[str, _Tracked] = {}
         self._unassigned: dict[str, Request] = {}
         self._last_arrival = 0
-        self._streams: dict[int, Stream] = {}
-        self._last_stream_number = 0
+        self.delivery = Delivery()
         self.now_ns = now_ns
         self._journal = journal or NoJournal()
         self._draining = False
@@ -213,7 +209,7 @@ class Cluster:
     def check_not_draining(self) -> None:
         """Raises DomainError(DRAINING)."""
         if self._draining:
-            raise DomainError("DRAINING", "the scheduler is shutting down")
+            raise _draining()
 
     def check_accepting(self) -> None:
         """Raises DomainError DRAINING or MODEL_NOT_READY."""
@@ -235,16 +231,17 @@ class Cluster:
         if engine is None:
             self._check_without_executor(request)
             self._unassigned[request.request_id] = request
-        self._tracked[request.request_id] = _Tracked(request, sink, engine)
+        self._tracked[request.request_id] = _Tracked(request, engine)
+        self.delivery.expect(request.request_id, sink)
         if engine is None:
             return
         try:
             self._ask(engine, "add", partial(engine.scheduler.add, request))
         except DomainError:
-            del self._tracked[request.request_id]
+            self._untrack(request.request_id)
             raise
         except CoreBroken as broken:
-            del self._tracked[request.request_id]
+            self._untrack(request.request_id)
             raise DomainError(REASON, MESSAGE) from broken
 
     def _ask(self, engine: EngineLoop, name: str, call: Callable[[], object]) -> None:
@@ -289,7 +286,7 @@ class Cluster:
         With a `sink`: only if the request with this id is the one that has it.
         """
         tracked = self._tracked.get(request_id)
-        if tracked is None or (sink is not None and tracked.sink is not sink):
+        if tracked is None or sink not in (None, self.delivery.sink(request_id)):
             return
         self._untrack(request_id)
         if tracked.engine is not None:
@@ -306,68 +303,27 @@ class Cluster:
             self._idle.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), timeout_s)
-        for request_id, tracked in list(self._tracked.items()):
+        for request_id in list(self._tracked):
+            self.delivery.fail(request_id, _draining())
             self.abandon(request_id)
-            tracked.sink.fail(DomainError("DRAINING", "the scheduler is shutting down"))
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def open_stream(self, stream: Stream) -> int:
-        """Registers where plain tokens go; returns the number for `client_key`."""
-        self._last_stream_number += 1
-        self._streams[self._last_stream_number] = stream
-        return self._last_stream_number
-
-    def close_stream(self, number: int) -> None:
-        """Nobody listens there any more."""
-        del self._streams[number]
-
     def _deliver(self, events: StepEvents) -> None:
-        touched: dict[int, Stream] = {}
-        for request, scored in events.prompt_logprobs:
-            if tracked := self._tracked.get(request.request_id):
-                tracked.sink.prompt_logprobs(list(scored))
-        self._deliver_plain(events, touched)
-        for event in events.tokens:
-            if tracked := self._tracked.get(event.sequence.request.request_id):
-                tracked.sink.token(event)
-                touched[id(tracked.sink.stream)] = tracked.sink.stream
-        for sequence in events.finished_sequences:
-            if tracked := self._tracked.get(sequence.request.request_id):
-                tracked.sink.finish_sequence(sequence)
-                touched[id(tracked.sink.stream)] = tracked.sink.stream
+        self.delivery.deliver(events)
         for request in events.finished:
-            if tracked := self._untrack(request.request_id):
-                tracked.sink.finish(request)
-                touched[id(tracked.sink.stream)] = tracked.sink.stream
-        for stream in touched.values():
-            stream.flush()
-
-    def _deliver_plain(self, events: StepEvents, touched: dict[int, Stream]) -> None:
-        """Divides the plain tokens of a step among the streams."""
-        if len(events.client_keys) == 0:
-            return
-        numbers, handles = split_keys(events.client_keys)
-        order = np.argsort(numbers, kind="stable")
-        numbers, handles, token_ids = numbers[order], handles[order], events.token_ids[order]
-        starts = np.flatnonzero(np.diff(numbers, prepend=-1)).tolist()
-        for start, end in pairwise([*starts, len(numbers)]):
-            stream = self._streams.get(int(numbers[start]))
-            if stream is not None:
-                stream.plain_tokens(handles[start:end], token_ids[start:end])
-                touched[id(stream)] = stream
+            self._untrack(request.request_id)
 
     def _end(self, request: Request) -> None:
-        if tracked := self._untrack(request.request_id):
-            tracked.sink.finish(request)
-            tracked.sink.stream.flush()
+        self.delivery.finish(request)
+        self._untrack(request.request_id)
 
-    def _untrack(self, request_id: str) -> _Tracked | None:
-        tracked = self._tracked.pop(request_id, None)
+    def _untrack(self, request_id: str) -> None:
+        self._tracked.pop(request_id, None)
+        self.delivery.forget(request_id)
         if not self._tracked:
             self._idle.set()
-        return tracked
 
 
 def _fits(request: Request, engine: EngineLoop) -> bool:
@@ -376,3 +332,7 @@ def _fits(request: Request, engine: EngineLoop) -> bool:
     except DomainError:
         return False
     return True
+
+
+def _draining() -> DomainError:
+    return DomainError("DRAINING", "the scheduler is shutting down")

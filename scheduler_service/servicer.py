@@ -40,7 +40,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._cluster.check_accepting()
         accepted = self._decode(request)
         sink = GenerateSink(accepted.request_id)
-        stream_number = self._cluster.open_stream(sink)
+        stream_number = self._cluster.delivery.open_stream(sink)
         accepted.client_key = client_key(stream_number, 0)
         try:
             self._cluster.submit(accepted, sink)
@@ -50,7 +50,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 yield response
         finally:
             self._cluster.abandon(accepted.request_id, sink)
-            self._cluster.close_stream(stream_number)
+            self._cluster.delivery.close_stream(stream_number)
 
     async def Session(
         self,
@@ -59,7 +59,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> AsyncIterator[api.SessionResponse]:
         """Multiplexes requests until the client has half-closed and all have ended."""
         stream = SessionStream()
-        stream.number = self._cluster.open_stream(stream)
+        stream.number = self._cluster.delivery.open_stream(stream)
         reader = asyncio.create_task(self._read_session(request_iterator, stream))
         try:
             while not (reader.done() and stream.queue.empty() and not stream.request_ids):
@@ -74,7 +74,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 await reader
             for request_id in list(stream.request_ids.values()):
                 self._cluster.abandon(request_id)
-            self._cluster.close_stream(stream.number)
+            self._cluster.delivery.close_stream(stream.number)
 
     async def _read_session(
         self, request_iterator: AsyncIterator[api.SessionRequest], stream: SessionStream

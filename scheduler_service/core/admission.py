@@ -36,16 +36,18 @@ def _check_features(request: Request, config: SchedulerConfig) -> None:
     params = request.params
     picks_best = not params.is_streamed
     has_adapter = bool(request.scheduling.adapter)
-    needed = {
-        Feature.LOGPROBS: params.num_logprobs is not None or picks_best,
-        Feature.PROMPT_LOGPROBS: params.num_prompt_logprobs is not None,
-        Feature.PENALTIES: params.uses_penalties,
-        Feature.LOGIT_BIAS: bool(params.logit_bias)
-        or (params.min_tokens > 0 and params.beam is None),
-        Feature.ADAPTERS: has_adapter,
-        Feature.CROSS_ATTENTION: request.encoder_token_ids is not None,
-    }
-    for feature, is_needed in needed.items():
+    needed = (
+        (Feature.LOGPROBS, params.num_logprobs is not None or picks_best),
+        (Feature.PROMPT_LOGPROBS, params.num_prompt_logprobs is not None),
+        (Feature.PENALTIES, params.uses_penalties),
+        (
+            Feature.LOGIT_BIAS,
+            bool(params.logit_bias) or (params.min_tokens > 0 and params.beam is None),
+        ),
+        (Feature.ADAPTERS, has_adapter),
+        (Feature.CROSS_ATTENTION, request.encoder_token_ids is not None),
+    )
+    for feature, is_needed in needed:
         if is_needed and feature not in config.features:
             raise DomainError("FEATURE_UNSUPPORTED", f"the executors cannot do {feature.value}")
     if has_adapter and config.max_adapters == 0:

@@ -2,8 +2,8 @@
 
 A block's keys and values depend on all tokens before it, on the model, on the adapter and, for
 encoder-decoder models, on the encoder's input. Each is hashed as a field of its own, so that no two
-different contexts have the same name. BLAKE2b-256: as collision resistant as SHA-256, and not slow
-on processors without instructions for that.
+different contexts have the same name. BLAKE2b: more collision resistant than SHA-256, and not slow
+on processors without instructions for that; a parent and 16 tokens are one of its input blocks.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from hashlib import blake2b
 
 from scheduler_service.core.request import Int32Array, Request
 
-_DIGEST_BYTES = 32
 _LENGTH_BYTES = 8
 
 
@@ -25,7 +24,7 @@ def root_hash(model_digest: str, request: Request) -> bytes:
         request.scheduling.cache_salt.encode(),
         b"" if encoder is None else encoder.tobytes(),
     )
-    root = blake2b(digest_size=_DIGEST_BYTES, person=b"root")
+    root = blake2b(person=b"root")
     for content in fields:
         root.update(len(content).to_bytes(_LENGTH_BYTES, "little"))
         root.update(content)
@@ -51,4 +50,4 @@ def extend_chain(
 
 def hash_block(parent: bytes, token_data: bytes) -> bytes:
     """The name of the block that holds `token_data` after the block named `parent`."""
-    return blake2b(parent + token_data, digest_size=_DIGEST_BYTES).digest()
+    return blake2b(parent + token_data).digest()

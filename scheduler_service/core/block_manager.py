@@ -88,10 +88,8 @@ class BlockManager:
     def num_lacking(self, sequence: Sequence, hit: PrefixHit) -> int:
         """Blocks that would have to be freed for `sequence`; negative if there are more."""
         needed = self._num_table_blocks(sequence, hit.num_tokens) - hit.first_index
-        for found in hit.blocks:
-            if not found.is_on_host and not self.device.is_evictable(found.block_id):
-                needed -= 1
-        return needed - self.device.num_free
+        num_in_use = self.device.num_referenced(hit.device_blocks)
+        return needed - num_in_use - self.device.num_free
 
     def _num_table_blocks(self, sequence: Sequence, num_computed: int) -> int:
         """Length of the first block table: for all known tokens, or for a window of them."""
@@ -106,24 +104,27 @@ class BlockManager:
     def allocate(self, sequence: Sequence, hit: PrefixHit) -> None:
         """Fills the table of a sequence's new row with what `hit` found, and with fresh blocks."""
         num_blocks = self._num_table_blocks(sequence, hit.num_tokens)
-        self.device.share([f.block_id for f in hit.blocks if not f.is_on_host])
-        self._pin_host([f.block_id for f in hit.blocks if f.is_on_host])
-        num_promoted = sum(found.is_on_host for found in hit.blocks)
+        host_blocks = hit.host_blocks
+        self.device.share(hit.device_blocks)
+        self._pin_host(host_blocks)
         num_fresh = num_blocks - hit.first_index - len(hit.blocks)
-        fresh = self.device.allocate(num_fresh + num_promoted)
-        table = [RELEASED] * hit.first_index
-        for index, found in enumerate(hit.blocks, hit.first_index + 1):
-            if found.is_on_host:
-                block_id = fresh.pop()
-                self.moves.swap_in.append((found.block_id, block_id))
-                self._pin_device([block_id])
-                if self.device.publish(block_id, sequence.block_hashes[index]):
-                    self._promoted.append(block_id)
-                table.append(block_id)
-            else:
-                table.append(found.block_id)
+        fresh = self.device.allocate(num_fresh + len(host_blocks))
+        table = [RELEASED] * hit.first_index + self._promote(sequence, hit, fresh)
         self._rows.extend_table(sequence.row_id, table + fresh)
         self._rows.num_released[sequence.row_id] = hit.first_index
+
+    def _promote(self, sequence: Sequence, hit: PrefixHit, fresh: list[int]) -> list[int]:
+        """The blocks of `hit`; for those in the host pool, the blocks from `fresh` they go to."""
+        blocks = list(hit.blocks)
+        for position, block in enumerate(blocks):
+            if block < 0:
+                blocks[position] = fresh.pop()
+                self.moves.swap_in.append((~block, blocks[position]))
+                self._pin_device([blocks[position]])
+                block_hash = sequence.block_hashes[hit.first_index + position + 1]
+                if self.device.publish(blocks[position], block_hash):
+                    self._promoted.append(blocks[position])
+        return blocks
 
     def extend(self, row_id: int, num_blocks: int) -> list[int]:
         """Appends fresh blocks to the table of a row; there must be enough."""

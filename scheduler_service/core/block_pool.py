@@ -102,9 +102,10 @@ class BlockPool:
             del self._evictable[block_id]
             self._blank.append(block_id)
 
-    def is_evictable(self, block_id: int) -> bool:
-        """Whether the block is free and findable."""
-        return block_id in self._evictable
+    def num_referenced(self, block_ids: Iterable[int]) -> int:
+        """How many of these blocks are not free."""
+        counts = self._reference_counts
+        return sum(counts[block_id] > 0 for block_id in block_ids)
 
     def _forget(self, block_id: int) -> bytes:
         block_hash = self._hashes[block_id]

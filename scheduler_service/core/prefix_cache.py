@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,24 +14,26 @@ from scheduler_service.core.row_columns import Int64Array, RowColumns
 
 
 @dataclass(frozen=True, slots=True)
-class FoundBlock:
-    """A block that holds what is looked for."""
-
-    block_id: int
-    is_on_host: bool
-
-
-@dataclass(frozen=True, slots=True)
 class PrefixHit:
     """The KV of the first `num_tokens` tokens exists.
 
     `blocks` are those from logical block `first_index` on: the ones before lie behind the sliding
-    window.
+    window. Device block b is b, host block b is ~b, which is negative.
     """
 
     num_tokens: int = 0
     first_index: int = 0
-    blocks: tuple[FoundBlock, ...] = ()
+    blocks: tuple[int, ...] = ()
+
+    @property
+    def device_blocks(self) -> list[int]:
+        """Those of the blocks that are on the device."""
+        return [block for block in self.blocks if block >= 0]
+
+    @property
+    def host_blocks(self) -> list[int]:
+        """Those of the blocks that are in the host pool only."""
+        return [~block for block in self.blocks if block < 0]
 
 
 NO_HIT = PrefixHit()
@@ -53,17 +54,11 @@ class PrefixCache:
         block_size = self._config.block_size
         num_blocks = (len(sequence.token_ids) - 1) // block_size
         hashes = self.chain(sequence, sequence.token_ids, num_blocks)[1 : num_blocks + 1]
-        found, end = deque[FoundBlock](), 0
         if self._config.sliding_window is None:
-            for block_hash in hashes:
-                block = self._find_block(block_hash)
-                if block is None:
-                    break
-                found.append(block)
-            end = len(found)
-        else:
-            end = self._find_window(hashes, found)
-        return PrefixHit(end * block_size, end - len(found), tuple(found))
+            blocks = self._find_run(hashes)
+            return PrefixHit(len(blocks) * block_size, 0, tuple(blocks))
+        end, blocks = self._find_window(hashes)
+        return PrefixHit(end * block_size, end - len(blocks), tuple(blocks))
 
     def publish(
         self, sequence: Sequence, token_ids: Int32Array, block_ids: list[int], first_index: int
@@ -125,26 +120,38 @@ class PrefixCache:
         )
         return self.is_used_by(sequence) and not wants_all
 
-    def _find_block(self, block_hash: bytes) -> FoundBlock | None:
-        block_id = self._device.find(block_hash)
-        if block_id is not None:
-            return FoundBlock(block_id, is_on_host=False)
-        block_id = self._host.find(block_hash)
-        return None if block_id is None else FoundBlock(block_id, is_on_host=True)
+    def _find_run(self, hashes: list[bytes]) -> list[int]:
+        """The blocks of the first hashes, up to one that is nowhere."""
+        blocks: list[int] = []
+        for block_hash in hashes:
+            block = self._find_block(block_hash)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
 
-    def _find_window(self, hashes: list[bytes], found: deque[FoundBlock]) -> int:
-        """The largest end, in blocks, before which the whole window is there; fills `found`."""
+    def _find_window(self, hashes: list[bytes]) -> tuple[int, list[int]]:
+        """The largest end, in blocks, before which the whole window is there, and the window."""
         end = len(hashes)
         index = end - 1
+        blocks: list[int] = []
         while index >= self.first_block_needed(end * self._config.block_size):
             block = self._find_block(hashes[index])
             if block is None:
                 end = index
-                found.clear()
+                blocks.clear()
             else:
-                found.appendleft(block)
+                blocks.append(block)
             index -= 1
-        return end
+        return end, blocks[::-1]
+
+    def _find_block(self, block_hash: bytes) -> int | None:
+        block = self._device.find(block_hash)
+        if block is None:
+            block = self._host.find(block_hash)
+            if block is not None:
+                return ~block
+        return block
 
     def first_block_needed(self, num_computed: int) -> int:
         """The first logical block that a token at position `num_computed` attends to."""

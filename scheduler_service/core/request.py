@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from array import array
+import struct
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 from enum import Enum
@@ -197,7 +197,7 @@ class Request:
         """A waiting request with all its sequences of the same prompt; one for a beam search.
 
         Sequence i has the output tokens `resume_token_ids[i]` already, if there are that many.
-        Raises OverflowError if a token does not fit 32 bits.
+        Raises ValueError if a token does not fit 32 bits.
         """
         request = cls(request_id, params, arrival, scheduling)
         if encoder_token_ids is not None and len(encoder_token_ids):
@@ -239,10 +239,13 @@ class Request:
 
 
 def token_array(token_ids: Tokens[int]) -> Int32Array:
-    """`token_ids` as int32. Raises OverflowError if one does not fit."""
+    """`token_ids` as int32. Raises ValueError if one is no integer or does not fit."""
     if isinstance(token_ids, np.ndarray):
         return token_ids.astype(np.int32, copy=False)
-    return np.frombuffer(array("i", token_ids), np.int32)
+    try:  # in half the time of numpy.array
+        return np.frombuffer(struct.pack(f"={len(token_ids)}i", *token_ids), np.int32)
+    except struct.error as error:
+        raise ValueError(f"token_ids must be 32-bit integers: {error}") from error
 
 
 def sequence_seed(seed: int, index: int) -> int:

@@ -15,6 +15,7 @@ from enum import Enum
 from random import Random
 from typing import Any, assert_never
 
+import pytest
 from hypothesis import HealthCheck, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -34,11 +35,13 @@ from tests.property.core_workloads import configs, fit, random_spec
 from tests.support.core_checks import check_core, check_published
 from tests.support.core_clients import Client
 from tests.support.core_engine import CoreEngine, Link, ProtobufLink
-from tests.support.core_truth import Oracle
+from tests.support.core_truth import Oracle, Spec, create_request
 from tests.support.fake_runner import FakeRunner, StepFault
 from tests.support.plan_executor import PlanExecutor
 
 MAX_STEPS_TO_END = 5000
+# A failure takes long to shrink.
+pytestmark = pytest.mark.timeout(3600)
 
 
 class Mishap(Enum):
@@ -103,15 +106,18 @@ class CoreMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 6), seed=st.integers(0, 2**32))
     def arrive(self, count: int, seed: int) -> None:
         for index in range(count):
-            self.num_arrivals += 1
-            spec = random_spec(Random(seed + index))
-            fitting = fit(spec, self.config, self.running.now_ns)
-            request, truth = self.oracle.make_request(fitting, self.num_arrivals)
+            spec = fit(random_spec(Random(seed + index)), self.config, self.running.now_ns)
             with suppress(DomainError):  # too large, or the queue is full
-                delivery = self.running.add(request)
-                self.clients[self.num_arrivals] = Client(fitting, truth, delivery)
-                self.contents |= truth.contents
-                note(f"{request.request_id}: {fitting}")
+                self.add(spec)
+
+    def add(self, spec: Spec) -> None:
+        self.num_arrivals += 1
+        self.running.scheduler.check(create_request(spec, self.num_arrivals))
+        request, truth = self.oracle.make_request(spec, self.num_arrivals)
+        delivery = self.running.add(request)
+        self.clients[self.num_arrivals] = Client(spec, truth, delivery)
+        self.contents |= truth.contents
+        note(f"{request.request_id}: {spec}")
 
     @rule(num_steps=st.integers(1, 25), wait_ns=st.sampled_from([0, 0, 1_000_000, 1_000_000_000]))
     def step(self, num_steps: int, wait_ns: int) -> None:

@@ -68,13 +68,11 @@ class Oracle:
         self._config = config
 
     def make_request(self, spec: Spec, arrival: int) -> tuple[Request, Truth]:
-        """A request, and what it must bring."""
+        """A request that can run under the configuration, and what it must bring."""
         bare = create_request(spec, arrival)
         stop_len = max_len_of(bare, self._config)
         if spec.params.max_tokens is not None:
             stop_len = min(stop_len, len(spec.prompt) + spec.params.max_tokens)
-        if stop_len <= len(spec.prompt):
-            return bare, Truth()
         truth = Truth()
         if spec.params.beam is not None:
             self._search(spec, bare, stop_len, truth)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +37,7 @@ def mix_columns(chains: UInt64Array, tokens: UInt64Array, positions: UInt64Array
     return (words ^ (words >> np.uint64(29))) & np.uint64(_CHAIN)
 
 
+@cache
 def adapter_chain(adapter: str) -> int:
     """What an adapter makes of everything; 0 for none."""
     digest = hashlib.sha256(adapter.encode()).digest()

@@ -203,6 +203,6 @@ def test_allocate_brings_a_block_back_when_only_the_host_has_it() -> None:
     hit = tables.blocks.prefixes.find(follower)
     table = tables.place(follower, hit)
     moves, promoted = tables.blocks.take_moves()
-    assert moves.swap_in == [(found.block_id, table[i]) for i, found in enumerate(hit.blocks)]
+    assert moves.swap_in == list(zip(hit.host_blocks, table[:2], strict=True))
     assert sorted(promoted) == sorted(table[:2])
     assert tables.blocks.device.find(follower.block_hashes[1]) == table[0]

@@ -116,14 +116,14 @@ def test_share_takes_a_block_out_of_the_free_ones_when_nobody_has_it() -> None:
     pool = make_pool(2, [[0, 1]])
     pool.share([1])
     assert pool.num_free == 1
-    assert not pool.is_evictable(1)
+    assert pool.num_referenced([0, 1]) == 1
     assert pool.allocate(1) == [0]
 
 
 def test_find_sees_a_free_block_when_it_was_not_reused() -> None:
     pool = make_pool(2, [[0, 1]])
     assert pool.find(name(1)) == 1
-    assert pool.is_evictable(1)
+    assert pool.num_referenced([1]) == 0
 
 
 def test_publish_keeps_the_first_block_when_two_hold_the_same() -> None:
@@ -146,7 +146,6 @@ def test_unpublish_makes_a_block_blank_when_it_is_free() -> None:
     pool = make_pool(2, [[0, 1]])
     pool.unpublish(0)
     assert pool.find(name(0)) is None
-    assert not pool.is_evictable(0)
     assert pool.num_free == 2
     assert pool.allocate(2) == [0, 1]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler_service.core.prefix_cache import NO_HIT, FoundBlock, PrefixHit
+from scheduler_service.core.prefix_cache import NO_HIT, PrefixHit
 from scheduler_service.core.request import SchedulingParams, Sequence
 from tests.support.core_parts import Tables
 
@@ -16,10 +16,6 @@ def find(tables: Tables, prompt: list[int], **scheduling: object) -> PrefixHit:
     return tables.blocks.prefixes.find(tables.request(prompt, scheduling=wanted).sequence)
 
 
-def on_device(blocks: list[int]) -> tuple[FoundBlock, ...]:
-    return tuple(FoundBlock(block, is_on_host=False) for block in blocks)
-
-
 def test_find_returns_nothing_when_nothing_was_published() -> None:
     assert find(Tables(), PROMPT) == NO_HIT
 
@@ -27,14 +23,14 @@ def test_find_returns_nothing_when_nothing_was_published() -> None:
 def test_find_returns_all_full_blocks_when_the_prompt_is_the_same() -> None:
     tables = Tables()
     _, table = tables.place_published(PROMPT)
-    assert find(tables, PROMPT) == PrefixHit(12, 0, on_device(table[:3]))
+    assert find(tables, PROMPT) == PrefixHit(12, 0, tuple(table[:3]))
 
 
 def test_find_stops_at_the_first_block_that_differs_when_a_later_one_agrees() -> None:
     tables = Tables()
     _, table = tables.place_published(PROMPT)
     other = [*PROMPT[:4], 50, *PROMPT[5:]]
-    assert find(tables, other) == PrefixHit(4, 0, on_device(table[:1]))
+    assert find(tables, other) == PrefixHit(4, 0, tuple(table[:1]))
 
 
 def test_find_stops_at_a_gap_when_a_block_in_the_middle_is_gone() -> None:
@@ -144,7 +140,7 @@ def test_find_returns_host_blocks_when_the_device_has_forgotten_them() -> None:
     evict_all(tables, sequence)
     hit = find(tables, PROMPT)
     assert hit.num_tokens == 12
-    assert all(found.is_on_host for found in hit.blocks)
+    assert len(hit.host_blocks) == 3
 
 
 def test_find_prefers_the_device_when_both_pools_have_a_block() -> None:
@@ -152,8 +148,8 @@ def test_find_prefers_the_device_when_both_pools_have_a_block() -> None:
     sequence, _ = tables.place_published(PROMPT)
     evict_all(tables, sequence)
     _, table = tables.place_published(PROMPT[:4])
-    assert [found.is_on_host for found in find(tables, PROMPT).blocks] == [False, True, True]
-    assert find(tables, PROMPT).blocks[0].block_id == table[0]
+    hit = find(tables, PROMPT)
+    assert (hit.device_blocks, len(hit.host_blocks)) == (table[:1], 2)
 
 
 def test_find_returns_nothing_when_the_host_tier_is_off() -> None:
@@ -174,7 +170,7 @@ def test_find_needs_only_the_window_when_what_is_behind_it_is_gone() -> None:
     tables.blocks.device.unpublish(table[0])
     tables.blocks.device.unpublish(table[1])
     # Token 12 attends to positions 8 to 12, token 8 to 4 to 8.
-    assert find(tables, PROMPT) == PrefixHit(12, 2, on_device(table[2:3]))
+    assert find(tables, PROMPT) == PrefixHit(12, 2, tuple(table[2:3]))
     assert find(tables, PROMPT[:12]) == NO_HIT
 
 
@@ -184,7 +180,7 @@ def test_find_looks_further_back_when_the_last_window_is_incomplete() -> None:
     table = tables.place(sequence)
     tables.blocks.prefixes.publish(sequence, sequence.token_ids, table[:3], 0)
     tables.blocks.device.unpublish(table[2])
-    assert find(tables, PROMPT) == PrefixHit(8, 0, on_device(table[:2]))
+    assert find(tables, PROMPT) == PrefixHit(8, 0, tuple(table[:2]))
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_sequence_seed_stays_a_signed_64_bit_number_when_it_wraps(seed: int) -> 
 
 
 def test_token_array_refuses_when_a_token_does_not_fit_32_bits() -> None:
-    with pytest.raises(OverflowError):
+    with pytest.raises(ValueError, match="32-bit"):
         token_array([1, 2**31])
 
 
