@@ -19,7 +19,7 @@ from scheduler_service.step_codec import encode_plan
 from splitserve_rpc.domain_error import DomainError
 from tests.property.core_workloads import configs, fit, random_spec
 from tests.support.core_engine import CoreEngine
-from tests.support.core_truth import Oracle
+from tests.support.core_truth import Oracle, create_request
 from tests.support.fake_runner import FakeRunner
 from tests.support.plan_executor import PlanExecutor
 
@@ -96,6 +96,7 @@ def test_restored_core_goes_on_identically(
     for arrival in range(1, 13):
         spec = fit(random_spec(rng), config, engine.now_ns)
         with suppress(DomainError):
+            engine.scheduler.check(create_request(spec, arrival))
             engine.add(oracle.make_request(spec, arrival)[0])
     for _ in range(num_steps):
         engine.step()

@@ -48,6 +48,7 @@ class Mishap(Enum):
     """What goes wrong, or happens behind the clients' backs."""
 
     CLIENT_LEAVES = "client_leaves"
+    REQUEST_YIELDS = "request_yields"
     STEP_FAILS = "step_fails"
     STEP_IS_NOT_EXECUTED = "step_is_not_executed"
     ROW_FAILS = "row_fails"
@@ -142,6 +143,8 @@ class CoreMachine(RuleBasedStateMachine):
             match mishap:
                 case Mishap.CLIENT_LEAVES:
                     self.abort(index)
+                case Mishap.REQUEST_YIELDS:
+                    self.preempt(index)
                 case Mishap.STEP_FAILS:
                     self.running.fail()
                 case Mishap.STEP_IS_NOT_EXECUTED:
@@ -159,6 +162,14 @@ class CoreMachine(RuleBasedStateMachine):
         client = self.unfinished[index % len(self.unfinished)]
         client.is_aborted = True
         self.running.abort(client.request)
+
+    def preempt(self, index: int) -> None:
+        self.running.answer()
+        placement = self.running.scheduler._placement
+        running = placement.rows.running
+        if running and not self.running.scheduler._needs_snapshot:
+            placement.preempt(running[index % len(running)].request)
+            self.running.fill()
 
     def skip_step(self) -> None:
         plan, _ = self.running.in_flight[0]

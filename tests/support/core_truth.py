@@ -39,7 +39,7 @@ class Truth:
     """The outputs of a request, in full, and why each ends.
 
     `outputs`: of the sequences of a request that is streamed, else its completions. `contents`: by
-    block hash, the chains of each block that its sequences may fill.
+    block hash, the chains of each block that its sequences may fill for others to find.
     """
 
     outputs: list[list[int]] = field(default_factory=list)
@@ -153,7 +153,9 @@ class Oracle:
         return FinishReason.LENGTH if is_length else FinishReason.MODEL_LENGTH
 
     def _note(self, spec: Spec, request: Request, output: tuple[int, ...], truth: Truth) -> None:
-        """What the blocks of a sequence hold."""
+        """What the blocks of a sequence hold, if others may find them."""
+        if not spec.scheduling.uses_prefix_cache:
+            return
         block_size, tokens = self._config.block_size, (*spec.prompt, *output)
         num_blocks = len(tokens) // block_size
         hashes = [root_hash(self._config.model_digest, request)]

@@ -119,6 +119,20 @@ def test_swap_in_keeps_host_blocks_when_the_step_is_not_yet_planned() -> None:
     assert tables.blocks.host.num_free == 2
 
 
+def test_swap_in_keeps_device_blocks_when_the_request_leaves_before_the_step() -> None:
+    tables = Tables(num_device_blocks=2, num_host_blocks=2)
+    sequence = tables.sequence([1] * 8)
+    tables.place(sequence)
+    swap_out(tables, sequence.request)
+    tables.rows.add(sequence, (1,), sequence.num_computed)
+    tables.blocks.swap_in(sequence.request)
+    tables.leave(sequence)
+    assert tables.blocks.has_pinned
+    assert tables.blocks.device.num_free == 0
+    tables.blocks.take_moves()
+    assert tables.blocks.device.num_free == 2
+
+
 def test_drop_swapped_frees_host_blocks_once_when_sequences_share_them() -> None:
     tables = Tables(num_host_blocks=8)
     request = make_pair(tables)
@@ -193,12 +207,18 @@ def test_allocate_copies_nothing_when_the_host_pool_is_full() -> None:
     assert not tables.blocks.moves
 
 
-def test_allocate_brings_a_block_back_when_only_the_host_has_it() -> None:
+def make_demoted() -> Tables:
+    """Only the host pool has the blocks of the tokens [1] * 8."""
     tables = Tables(num_device_blocks=4, num_host_blocks=4)
     sequence, _ = tables.place_published([1] * 8)
     tables.leave(sequence)
     tables.blocks.device.free(tables.blocks.device.allocate(4))
     tables.blocks.take_moves()
+    return tables
+
+
+def test_allocate_brings_a_block_back_when_only_the_host_has_it() -> None:
+    tables = make_demoted()
     follower = tables.sequence([1] * 9)
     hit = tables.blocks.prefixes.find(follower)
     table = tables.place(follower, hit)
@@ -206,3 +226,24 @@ def test_allocate_brings_a_block_back_when_only_the_host_has_it() -> None:
     assert moves.swap_in == list(zip(hit.host_blocks, table[:2], strict=True))
     assert sorted(promoted) == sorted(table[:2])
     assert tables.blocks.device.find(follower.block_hashes[1]) == table[0]
+
+
+def test_allocate_keeps_what_it_brings_back_when_the_sequence_leaves_before_the_step() -> None:
+    tables = make_demoted()
+    follower = tables.sequence([1] * 9)
+    tables.place(follower, tables.blocks.prefixes.find(follower))
+    tables.leave(follower)
+    assert tables.blocks.has_pinned
+    assert (tables.blocks.device.num_free, tables.blocks.host.num_free) == (2, 2)
+    tables.blocks.take_moves()
+    assert (tables.blocks.device.num_free, tables.blocks.host.num_free) == (4, 4)
+
+
+def test_allocate_copies_nothing_when_the_host_has_what_it_evicts() -> None:
+    tables = make_demoted()
+    follower = tables.sequence([1] * 9)
+    tables.place(follower, tables.blocks.prefixes.find(follower))
+    tables.blocks.take_moves()
+    tables.leave(follower)
+    tables.blocks.device.allocate(4)
+    assert not tables.blocks.moves

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from scheduler_service.core.losses import MAX_FRUITLESS_LOSSES
+from scheduler_service.core.plan import ContractBroken
 from scheduler_service.core.request import FinishReason
+from scheduler_service.core.sampling_params import BeamParams
 from tests.support.checked_engine import CheckedEngine
-from tests.support.core_driver import CoreDriver
+from tests.support.core_driver import VOCAB_SIZE, CoreDriver
 
 
 def test_evacuate_returns_requests_with_their_tokens_when_the_executor_is_lost() -> None:
@@ -21,6 +25,18 @@ def test_evacuate_returns_requests_with_their_tokens_when_the_executor_is_lost()
     other.run(depth=2)
     assert [request.sequence.num_output_tokens for request in moved] == [6, 6]
     assert other.core.num_free_blocks == 16
+
+
+def test_evacuate_gives_tokens_back_when_the_result_that_brought_them_was_not_taken() -> None:
+    driver = CoreDriver()
+    preempted = [driver.add(3), driver.add(3)]
+    driver.plan()
+    for request in preempted:
+        driver.core._placement.preempt(request)
+    with pytest.raises(ContractBroken):
+        driver.answer(token_ids=[5, VOCAB_SIZE])
+    moved = driver.core.evacuate()
+    assert [request.sequence.num_output_tokens for request in moved] == [0, 0]
 
 
 def test_evacuate_ends_a_request_when_every_executor_dies_of_it() -> None:
@@ -43,6 +59,14 @@ def test_evacuate_blames_nobody_when_a_request_only_waited() -> None:
         driver = CoreDriver()
         driver.core.readmit(request)
     assert request.finish_reason is None
+
+
+def test_evacuate_forgets_what_may_follow_when_other_beams_are_not_that_far() -> None:
+    driver = CoreDriver()
+    beam = driver.add(3, beam=BeamParams(2)).sequence
+    beam.candidates = [(1, -0.5), (2, -1.5)]
+    driver.core.evacuate()
+    assert beam.candidates is None
 
 
 def test_evacuated_requests_share_nothing_wrong_when_blocks_are_larger_elsewhere() -> None:

@@ -84,15 +84,15 @@ def test_losses_are_forgiven_when_a_token_comes_in_between() -> None:
 
 
 def test_losses_do_not_count_when_the_executor_only_wants_a_snapshot() -> None:
-    driver = CoreDriver()
-    request = driver.add(3)
-    driver.step()
+    driver = CoreDriver(max_num_batched_tokens=4, prefix_caching=False)
+    request = driver.add(9)
     for _ in range(2 * MAX_FRUITLESS_LOSSES):
         driver.plan()
-        driver.answer(StepStatus.NEED_SNAPSHOT)
+        driver.answer()  # A chunk, which brings no token.
         driver.plan()
-        driver.answer(StepStatus.OK)
+        driver.answer(StepStatus.NEED_SNAPSHOT)
     assert request.finish_reason is None
+    assert request.sequence.num_output_tokens == 0
 
 
 def test_requests_lose_nothing_when_somebody_elses_step_failed() -> None:

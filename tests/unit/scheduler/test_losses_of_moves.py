@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from executor_service.step import StepInput
-from scheduler_service.core.config import PreemptionMode
+from scheduler_service.core.config import BatchPolicyName, PreemptionMode
 from scheduler_service.core.plan import StepStatus
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.checked_engine import CheckedEngine
@@ -53,6 +53,43 @@ def test_request_is_computed_again_when_it_comes_back_before_its_way_out_has_fai
     driver.answer(StepStatus.FAILED)
     assert driver.answer().client_keys.tolist() == []
     assert driver.next_rows() == [("running", 0, 10), ("swapped", 0, 10)]
+
+
+def test_request_is_computed_again_when_it_went_out_before_its_way_back_has_failed() -> None:
+    driver = CoreDriver(
+        num_host_blocks=8, preemption_mode=PreemptionMode.SWAP, prefix_caching=False
+    )
+    request = driver.add(7)
+    driver.step()
+    driver.step()
+    preempt = driver.core._placement.preempt
+    preempt(request)
+    driver.step()
+    back = driver.plan()
+    assert back
+    assert back.moves.swap_in
+    assert driver.rows_of(back) == [], "its blocks are full: it is not in the step"
+    preempt(request)
+    out = driver.plan()
+    assert out
+    assert [to for _, to in back.moves.swap_in] == [source for source, _ in out.moves.swap_out]
+    driver.answer(StepStatus.FAILED)
+    driver.answer()
+    assert driver.next_rows() == [("r1", 0, 9)]
+
+
+def test_blocks_of_a_fork_are_not_findable_when_what_it_copied_was_never_written() -> None:
+    driver = CoreDriver(batch_policy=BatchPolicyName.PREFILL_FIRST)
+    driver.add(2, n=2, resume=[[10], [20, 21, 22]])
+    driver.plan()
+    driver.add(1)
+    forked = driver.plan()
+    assert forked
+    assert forked.moves.copy
+    assert driver.rows_of(forked) == [("r1", 2, 3), ("r2", 0, 1)]
+    assert driver.core.num_cached_blocks == 1
+    driver.answer(StepStatus.FAILED)
+    assert driver.core.num_cached_blocks == 0
 
 
 def test_evicted_blocks_are_not_findable_when_the_step_that_was_to_keep_them_never_ran() -> None:

@@ -7,6 +7,7 @@ import pytest
 from scheduler_service.core.config import PreemptionMode
 from scheduler_service.core.prefix_cache import NO_HIT
 from scheduler_service.core.request import Place, Request, SequenceStatus
+from scheduler_service.core.sampling_params import BeamParams
 from tests.support.checked_engine import CheckedEngine
 from tests.support.core_driver import CoreDriver
 
@@ -170,6 +171,23 @@ def test_preempt_sends_a_request_to_its_old_place_when_others_arrived_since() ->
     driver.add(5, "new")
     preempt(driver, old)
     assert [request.request_id for request in driver.core._placement.waiting] == ["old", "new"]
+
+
+def test_drop_forgets_what_is_promised_when_steps_are_in_flight() -> None:
+    driver = make_driver()
+    sequence = driver.add(5).sequence
+    driver.plan()
+    driver.core._placement.drop(sequence)
+    assert sequence.num_promised == 0
+
+
+def test_drop_forgets_what_may_follow_when_other_beams_are_not_that_far() -> None:
+    driver = make_driver()
+    beam = driver.add(5, beam=BeamParams(2)).sequence
+    driver.plan()
+    beam.candidates = [(1, -0.5), (2, -1.5)]
+    driver.core._placement.drop(beam)
+    assert beam.candidates is None
 
 
 def test_swapped_requests_are_ordered_by_urgency_when_the_younger_went_first() -> None:

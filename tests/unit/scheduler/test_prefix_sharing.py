@@ -64,6 +64,13 @@ def test_prompt_finds_a_chunk_when_a_running_prefill_computes_it_in_the_same_ste
     assert driver.next_rows() == [("first", 24, 8), ("second", 28, 1)]
 
 
+def test_block_is_findable_when_the_last_token_of_a_prompt_fills_it_alone() -> None:
+    driver = CoreDriver(max_num_batched_tokens=3)
+    driver.add(4, max_tokens=1)
+    driver.run()
+    assert driver.core.num_cached_blocks == 1
+
+
 def test_prompts_share_nothing_when_one_opts_out() -> None:
     driver = CoreDriver()
     private = SchedulingParams(uses_prefix_cache=False)
@@ -123,6 +130,13 @@ def test_conversation_goes_on_from_its_answer_when_it_was_decoded_before() -> No
     engine.run()
     # The last token of the answer was never computed.
     assert follower.num_cached_tokens == 16
+
+
+def test_answer_is_not_findable_when_its_request_opts_out() -> None:
+    driver = CoreDriver()
+    driver.add(3, scheduling=SchedulingParams(uses_prefix_cache=False), max_tokens=9)
+    driver.run()
+    assert driver.core.num_cached_blocks == 0
 
 
 def test_conversation_goes_on_from_its_answer_when_it_was_several() -> None:

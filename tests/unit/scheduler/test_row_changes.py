@@ -63,6 +63,15 @@ def test_remove_drops_the_write_when_the_row_goes_after_it_grew() -> None:
     assert 3 not in changes.table_writes
 
 
+def test_shorten_takes_the_last_block_from_the_write_of_the_row_when_it_has_several() -> None:
+    changes = make_changes()
+    for row_id, blocks in ((3, [8, 6]), (4, [7]), (5, [1])):
+        changes.extend(row_id, 2, blocks)
+    for row_id in (3, 4, 9):
+        changes.table_writes.shorten(row_id)
+    assert columns(changes.table_writes) == ([3, 5], [2, 2], [1, 1], [8, 1])
+
+
 def test_add_each_writes_one_block_for_each_row_when_tables_grow() -> None:
     writes = TableWrites()
     writes.add_each([3, 4], [2, 0], [8, 9])

@@ -49,6 +49,15 @@ def test_add_gives_every_stay_its_own_tenancy_when_a_row_is_used_again() -> None
     assert rows.tenancies[row_id] not in (tenancy, NO_TENANCY)
 
 
+def test_add_is_in_no_step_when_the_row_was_used_before() -> None:
+    rows = make_rows()
+    first = add(rows, 1)
+    plan(rows, [first], [6], step_id=3)
+    rows.remove(first)
+    row_id = add(rows, 1).row_id
+    assert (rows.last_step_id[row_id], rows.sampled_in_step[row_id]) == (0, 0)
+
+
 def test_remove_returns_tokens_and_promises_when_steps_are_in_flight() -> None:
     rows = make_rows()
     sequence = add(rows, 1)

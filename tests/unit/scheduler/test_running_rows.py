@@ -70,6 +70,18 @@ def test_prompts_that_fill_the_pool_are_served_in_turn_when_they_are_chunked() -
     assert driver.core.num_preemptions == 0
 
 
+def test_nobody_yields_when_moves_of_the_step_hold_blocks() -> None:
+    driver = CoreDriver(num_device_blocks=8, prefix_caching=False)
+    pair = driver.add(10, n=2)
+    driver.add(4)
+    driver.step()
+    running, blocks = driver.core._running, driver.core._placement.blocks
+    running.join_siblings()
+    assert blocks.has_pinned
+    assert not running.make_room(blocks.device.num_free + 1, pair)
+    assert driver.core.num_preemptions == 0
+
+
 # -- lookahead slots ---------------------------------------------------------------------------
 
 
@@ -107,6 +119,18 @@ def test_grow_takes_reserved_slots_back_when_a_request_lacks_a_block() -> None:
     driver.run()
     assert [request.num_preemptions for request in requests] == [0, 0]
     assert driver.core.num_free_blocks == 8
+
+
+def test_executor_is_not_told_of_a_reserved_block_when_it_was_taken_back_at_once() -> None:
+    driver = CoreDriver(num_lookahead_slots=9, prefix_caching=False)
+    request = driver.add(3)
+    driver.step()
+    running, placement = driver.core._running, driver.core._placement
+    running.grow()
+    running._return_spare()
+    writes = placement.changes.table_writes
+    blocks = placement.rows.held_blocks(request.sequence.row_id)
+    assert blocks[writes.start_indexes[0] :] == writes.block_ids
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
@@ -151,6 +175,20 @@ def test_siblings_copy_nothing_when_the_prompt_fills_its_blocks_but_for_one_toke
     driver.add(9, n=3)
     driver.step()
     assert not driver.step()[0].moves
+
+
+def test_sibling_waits_when_the_one_that_shares_most_joins_in_the_same_step() -> None:
+    driver = CoreDriver(prefix_caching=False)
+    first, second, _ = driver.add(9, n=3, resume=[[20], [30], [40]]).sequences
+    driver.step()
+    driver.step()
+    for sequence in (first, second):
+        driver.core._placement.drop(sequence)
+    plan, _ = driver.step()
+    sources, destinations = zip(*plan.moves.copy, strict=True)
+    assert set(sources).isdisjoint(destinations)
+    driver.step()
+    assert driver.core.num_running == 3
 
 
 def test_rows_are_kept_for_siblings_when_others_wait() -> None:
