@@ -16,7 +16,7 @@ MYPY_TARGETS := scheduler_service executor_service protos/splitserve_rpc \
 PIP := -m pip --disable-pip-version-check install --quiet
 
 .PHONY: help setup serve test check lint lint-ruff lint-format lint-types lint-imports buf \
-	check-protos fix protos bench bench-scheduler soak compose-test clean
+	check-protos fix protos bench bench-scheduler bench-peers soak compose-test clean
 
 help:
 	@echo 'make setup         .venv with everything (done once)'
@@ -27,6 +27,7 @@ help:
 	@echo 'make protos        generates the Python code of the protos'
 	@echo 'make bench         the benchmarks'
 	@echo 'make bench-scheduler  the scheduler alone'
+	@echo 'make bench-peers   a model and requests beside what other engines did with them'
 	@echo 'make soak          the property tests for an hour or so'
 	@echo 'make compose-test  docker-compose.yml for real, with podman'
 	@echo 'make clean         removes .venv, .tools and caches'
@@ -41,6 +42,7 @@ $(READY): pyproject.toml
 	@$(BIN)/python $(PIP) '$(TORCH)'
 	@echo 'setup 3/3: splitserve and its tools'
 	@$(BIN)/python $(PIP) -e '.[executor,dev]'
+	@$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/python $(PIP) -e '.[interpreter]'
 	@touch $@
 	@echo 'setup: done'
 
@@ -54,7 +56,7 @@ test: $(READY)
 
 check: lint check-protos buf
 	SPLITSERVE_TEST_EXAMPLES=50 $(BIN)/python -m pytest -q \
-		tests/unit tests/contract tests/property tests/replay
+		tests/unit tests/kernels tests/contract tests/property tests/replay
 
 lint: lint-ruff lint-format lint-types lint-imports
 lint-ruff: $(READY)
@@ -106,6 +108,10 @@ bench: $(READY)
 
 bench-scheduler: $(READY)
 	@$(BIN)/python -m benchmarks.scheduler $(ARGS)
+
+# make bench-peers ARGS="--model DIR --workloads FILE --peer vllm=RESULT.json"
+bench-peers: $(READY)
+	@$(BIN)/python -m benchmarks.peers $(ARGS)
 
 # The property tests, much longer; more with SOAK=100000.
 SOAK ?= 20000

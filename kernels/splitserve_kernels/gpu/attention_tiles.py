@@ -1,0 +1,170 @@
+"""What decode and prefill share: one tile of queries attends to a range of keys.
+
+Softmax goes along with the keys (online), in powers of two, and the accumulators are float32.
+Sources: Dao, "FlashAttention-2", 2023, section 3.1; Kwon et al., "Efficient Memory Management for
+Large Language Model Serving with PagedAttention", SOSP 2023, section 4.1.
+
+Shape letters: T tokens over all rows, H query heads, G key/value heads, B block size, D size of a
+query or key head, E size of a value head, M queries of a tile (tokens times the heads of a group).
+"""
+
+# Capital letters: what is known when a kernel is compiled.
+# ruff: noqa: N803
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from splitserve_kernels.gpu.layer_pools import LayerPools
+from splitserve_kernels.paged_batch import AttentionOptions
+
+LOG2_E = 1.4426950408889634
+# tl.dot wants at least this many rows and columns.
+MIN_DOT_SIZE = 16
+
+_TRITON_DTYPES = {
+    torch.float32: tl.float32,
+    torch.float16: tl.float16,
+    torch.bfloat16: tl.bfloat16,
+}
+
+
+@triton.jit
+def attend_to_keys(
+    query: tl.tensor,
+    attended: tl.tensor,
+    total: tl.tensor,
+    largest: tl.tensor,
+    query_positions: tl.tensor,
+    first: tl.tensor,
+    end: tl.tensor,
+    table: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    key_block_stride: tl.tensor,
+    value_block_stride: tl.tensor,
+    score_scale: tl.tensor,
+    IS_MASKED: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+) -> tl.tensor:
+    """Continues the softmax of `query` over the keys at positions `first` .. `end` - 1.
+
+    `query`: [M, BLOCK_D]. State, also returned: `attended` [M, BLOCK_E], `total` [M], `largest`
+    [M], the weighted sum of values, the sum of weights and the largest score so far. `table`: the
+    row's block table. `keys`, `values`: the pools, at the key/value head. Without IS_MASKED, every
+    query sees every key and `end` - `first` is a multiple of BLOCK_N.
+    """
+    key_dims = tl.arange(0, BLOCK_D)
+    value_dims = tl.arange(0, BLOCK_E)
+    for start in range(first, end, BLOCK_N):
+        positions = start + tl.arange(0, BLOCK_N)
+        is_key = positions < end
+        key_mask = (key_dims < HEAD_DIM)[None, :]
+        value_mask = (value_dims < VALUE_DIM)[None, :]
+        if IS_MASKED:
+            blocks = tl.load(table + positions // BLOCK_SIZE, mask=is_key, other=0)
+            key_mask = key_mask & is_key[:, None]
+            value_mask = value_mask & is_key[:, None]
+        else:
+            blocks = tl.load(table + positions // BLOCK_SIZE)
+        blocks = blocks.to(tl.int64)
+        slots = (positions % BLOCK_SIZE) * NUM_KV_HEADS
+
+        key_places = blocks * key_block_stride + slots * HEAD_DIM
+        key = tl.load(keys + key_places[:, None] + key_dims[None, :], mask=key_mask, other=0.0)
+        scores = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision="ieee") * score_scale
+        if SOFTCAP > 0:
+            # tanh(x), of which `scores` is 2 x log2(e).
+            scores = SOFTCAP * (1.0 - 2.0 / (tl.exp2(scores) + 1.0))
+        if IS_MASKED:
+            distances = query_positions[:, None] - positions[None, :]
+            is_visible = is_key[None, :] & (distances >= 0)
+            if WINDOW > 0:
+                is_visible = is_visible & (distances < WINDOW)
+            scores = tl.where(is_visible, scores, float("-inf"))
+
+        new_largest = tl.maximum(largest, tl.max(scores, 1))
+        # A query that has seen no key yet would subtract infinities.
+        shift = tl.where(new_largest == float("-inf"), 0.0, new_largest)
+        weights = tl.exp2(scores - shift[:, None])
+        correction = tl.exp2(largest - shift)
+        total = total * correction + tl.sum(weights, 1)
+        largest = new_largest
+
+        value_places = blocks * value_block_stride + slots * VALUE_DIM
+        value = tl.load(
+            values + value_places[:, None] + value_dims[None, :], mask=value_mask, other=0.0
+        )
+        attended = attended * correction[:, None]
+        attended = tl.dot(
+            weights.to(query.dtype), value.to(query.dtype), attended, input_precision="ieee"
+        )
+    return attended, total, largest
+
+
+class AttentionConstants(TypedDict):
+    """What is the same for all calls of a layer, as compile-time constants of the kernels."""
+
+    GROUP: int
+    NUM_KV_HEADS: int
+    BLOCK_SIZE: int
+    HEAD_DIM: int
+    VALUE_DIM: int
+    BLOCK_D: int
+    BLOCK_E: int
+    WINDOW: int
+    SOFTCAP: float
+    HAS_SINKS: bool
+    COMPUTE_DTYPE: tl.dtype
+
+
+def attention_constants(
+    query: Tensor, pools: LayerPools, options: AttentionOptions
+) -> AttentionConstants:
+    """`query`: [T, H, D]. Window and softcap 0 stand for none."""
+    head_dim, value_dim = query.shape[2], pools.value.shape[3]
+    # Products are exact in float32, whichever two of the dtypes meet; float8 fits into all.
+    is_narrow = pools.is_float8 or pools.key.dtype == pools.value.dtype == query.dtype
+    return AttentionConstants(
+        GROUP=query.shape[1] // pools.num_kv_heads,
+        NUM_KV_HEADS=pools.num_kv_heads,
+        BLOCK_SIZE=pools.block_size,
+        HEAD_DIM=head_dim,
+        VALUE_DIM=value_dim,
+        BLOCK_D=max(MIN_DOT_SIZE, triton.next_power_of_2(head_dim)),
+        BLOCK_E=max(MIN_DOT_SIZE, triton.next_power_of_2(value_dim)),
+        WINDOW=options.sliding_window or 0,
+        SOFTCAP=LOG2_E * (options.softcap or 0.0),
+        HAS_SINKS=options.sinks is not None,
+        COMPUTE_DTYPE=_TRITON_DTYPES[query.dtype if is_narrow else torch.float32],
+    )
+
+
+def is_large(constants: AttentionConstants) -> bool:
+    """Whether heads need smaller tiles to fit into registers and shared memory."""
+    head_dim = max(constants["BLOCK_D"], constants["BLOCK_E"])
+    return head_dim > 128 or is_float32(constants)
+
+
+def is_float32(constants: AttentionConstants) -> bool:
+    """Whether products are computed in float32, without tensor cores."""
+    return bool(constants["COMPUTE_DTYPE"] == tl.float32)
+
+
+def score_scale(pools: LayerPools, options: AttentionOptions) -> float:
+    """What `attend_to_keys` multiplies dot products with: scores in units of log 2."""
+    scale = options.scale * pools.scales.key * LOG2_E
+    return scale if options.softcap is None else 2 * scale / options.softcap

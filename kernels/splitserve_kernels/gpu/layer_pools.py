@@ -1,0 +1,64 @@
+"""The pools of one layer as the kernels see them.
+
+Shape letters: N blocks of the pool, B block size, G key/value heads, D size of a key head, E size
+of a value head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# The largest number that float8_e4m3fn holds.
+FLOAT8_MAX = 448.0
+
+
+@dataclass(frozen=True, slots=True)
+class KVScales:
+    """What a stored number is multiplied with to give the key, or the value, that it stands for."""
+
+    key: float = 1.0
+    value: float = 1.0
+
+
+UNIT_SCALES = KVScales()
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPools:
+    """`key`: [N, B, G, D], `value`: [N, B, G, E], in bf16, fp16, fp32 or float8_e4m3fn.
+
+    The tokens of a block lie next to each other, the blocks need not: stride(0) is free. Raises
+    ValueError for other strides.
+    """
+
+    key: Tensor
+    value: Tensor
+    scales: KVScales = UNIT_SCALES
+
+    def __post_init__(self) -> None:
+        """Checks the layout."""
+        for name, pool in (("key", self.key), ("value", self.value)):
+            _, _, num_heads, head_dim = pool.shape
+            if pool.stride()[1:] != (num_heads * head_dim, head_dim, 1):
+                raise ValueError(
+                    f"{name} pool of shape {tuple(pool.shape)} has strides {pool.stride()}: inside"
+                    " a block it must be contiguous"
+                )
+
+    @property
+    def block_size(self) -> int:
+        """B."""
+        return self.key.shape[1]
+
+    @property
+    def num_kv_heads(self) -> int:
+        """G."""
+        return self.key.shape[2]
+
+    @property
+    def is_float8(self) -> bool:
+        """Whether the numbers need a scale."""
+        return self.key.dtype == torch.float8_e4m3fn

@@ -1,0 +1,101 @@
+"""The backend as the executor sees it, and what happens where it cannot run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from executor_service.attention import AttentionBackend
+from splitserve_kernels import reference
+from splitserve_kernels.gpu.availability import is_available, why_unavailable
+from splitserve_kernels.gpu.layer_pools import KVScales
+from splitserve_kernels.paged_batch import AttentionOptions
+from tests.kernels.gpu.problems import Shape, assert_close, make_problem
+
+IMPORT_WITHOUT_TRITON = """
+import sys
+sys.modules["triton"] = None
+import splitserve_kernels.gpu
+from splitserve_kernels.gpu.availability import why_unavailable
+print(why_unavailable())
+"""
+ASK = "from splitserve_kernels.gpu.availability import why_unavailable; print(why_unavailable())"
+LEAVE_TRITON_ALONE = """
+import sys
+from splitserve_kernels import paged_batch, reference
+from splitserve_kernels.gpu import availability
+print("triton" in sys.modules)
+"""
+
+
+def _output_of(program: str, **environment: str) -> str:
+    path = os.pathsep.join(sys.path)
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": path} | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return result.stdout.strip()
+
+
+def test_availability_names_triton_when_it_is_missing() -> None:
+    assert _output_of(IMPORT_WITHOUT_TRITON) == "triton is not installed"
+
+
+def test_availability_names_the_device_when_there_is_none() -> None:
+    pytest.importorskip("triton", reason="triton is not installed")
+    said = _output_of(ASK, CUDA_VISIBLE_DEVICES="", TRITON_INTERPRET="0")
+    assert said == "there is no CUDA device, and TRITON_INTERPRET=1 is not set"
+
+
+def test_kernels_leave_triton_alone_when_the_oracle_is_imported() -> None:
+    assert _output_of(LEAVE_TRITON_ALONE) == "False"
+
+
+@pytest.mark.parametrize("rows", [((0, 5), (70, 1), (8, 20)), ((0, 1), (70, 1), (8, 1))])
+def test_backend_equals_the_oracle_when_it_writes_and_attends(
+    rows: tuple[tuple[int, int], ...], device: torch.device
+) -> None:
+    pytest.importorskip("triton", reason="triton is not installed")
+    from splitserve_kernels.gpu import backend as gpu_backend
+
+    assert is_available(), why_unavailable()
+    shape = Shape(8, 2, 32, 32, 16, rows)
+    options = AttentionOptions(scale=0.3)
+    backends: tuple[AttentionBackend, ...] = (reference, gpu_backend)
+    outputs = []
+    for backend in backends:
+        problem = make_problem(shape, device)
+        num_tokens = problem.query.shape[0]
+        generator = torch.Generator().manual_seed(3)
+        key, value = torch.randn(2, num_tokens, 2, 32, generator=generator).to(device)
+        pools = (problem.key_pool, problem.value_pool)
+        backend.write_kv(key, value, *pools, problem.batch)
+        outputs.append(backend.paged_attention(problem.query, *pools, problem.batch, options))
+    assert_close(outputs[1], outputs[0].cpu())
+
+
+def test_backend_undoes_the_scales_when_pools_have_8_bits(device: torch.device) -> None:
+    pytest.importorskip("triton", reason="triton is not installed")
+    from splitserve_kernels.gpu import backend
+
+    problem = make_problem(Shape(2, 1, 32, 32, 16, ((0, 5),)), device)
+    narrow = [pool.to(torch.float8_e4m3fn) for pool in (problem.key_pool, problem.value_pool)]
+    scales, options = KVScales(key=0.02, value=0.01), AttentionOptions(scale=0.3)
+    key, value = torch.randn(2, 5, 1, 32, generator=torch.Generator().manual_seed(3)).to(device)
+    backend.write_kv(key, value, narrow[0], narrow[1], problem.batch, scales)
+    actual = backend.paged_attention(
+        problem.query, narrow[0], narrow[1], problem.batch, options, scales
+    )
+    reference.write_kv(key, value, problem.key_pool, problem.value_pool, problem.batch)
+    expected = reference.paged_attention(
+        problem.query, problem.key_pool, problem.value_pool, problem.batch, options
+    )
+    # Three bits behind the point.
+    torch.testing.assert_close(actual, expected, atol=0.15, rtol=0)

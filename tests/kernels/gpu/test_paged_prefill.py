@@ -1,0 +1,131 @@
+"""Prefill attention against the oracle; rows with one new token, or none, are mixed in."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from splitserve_kernels.gpu.layer_pools import KVScales, LayerPools
+from splitserve_kernels.paged_batch import AttentionOptions, build_paged_batch
+from tests.kernels.gpu.problems import (
+    Problem,
+    Shape,
+    assert_close,
+    attend_by_oracle,
+    hide_what_is_behind,
+    make_problem,
+)
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from splitserve_kernels.gpu.paged_prefill import choose_num_queries, paged_prefill
+
+SHAPES = (
+    Shape(1, 1, 32, 32, 1, ((0, 1), (0, 2), (3, 30))),
+    Shape(64, 2, 64, 64, 16, ((0, 9), (40, 1))),
+    Shape(6, 2, 80, 80, 8, ((0, 33), (64, 1), (63, 20))),
+    Shape(3, 3, 96, 40, 3, ((31, 4), (7, 70))),
+    Shape(71, 1, 64, 64, 32, ((30, 3),)),
+    Shape(4, 2, 128, 128, 256, ((200, 70),)),
+    Shape(4, 1, 256, 256, 16, ((17, 20),)),
+)
+MIXED = Shape(8, 2, 32, 32, 16, ((20, 1), (0, 40), (9, 0), (33, 17), (100, 1), (70, 0)))
+DTYPES = (torch.float16, torch.bfloat16)
+
+
+def _prefill(problem: Problem, options: AttentionOptions) -> torch.Tensor:
+    pools = LayerPools(problem.key_pool, problem.value_pool)
+    return paged_prefill(problem.query, pools, problem.batch, options)
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, MIXED])
+def test_prefill_equals_oracle_when_shapes_are_odd(shape: Shape, device: torch.device) -> None:
+    problem, options = make_problem(shape, device), AttentionOptions(scale=0.3)
+    assert_close(_prefill(problem, options), attend_by_oracle(problem, options))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [SHAPES[2], SHAPES[6], MIXED])
+def test_prefill_equals_oracle_when_numbers_have_16_bits(
+    shape: Shape, dtype: torch.dtype, device: torch.device
+) -> None:
+    problem, options = make_problem(shape, device, dtype), AttentionOptions(scale=0.3)
+    actual = _prefill(problem, options)
+    assert actual.dtype == dtype
+    assert_close(actual, attend_by_oracle(problem, options))
+
+
+def test_prefill_equals_oracle_when_a_row_fills_many_tiles(device: torch.device) -> None:
+    shape = Shape(2, 1, 32, 32, 16, ((40, 3), (100, 200)))
+    problem, options = make_problem(shape, device), AttentionOptions(scale=0.3)
+    assert_close(_prefill(problem, options), attend_by_oracle(problem, options))
+
+
+def test_prefill_finds_the_row_when_there_are_hundreds(device: torch.device) -> None:
+    rows = tuple((row % 5, 40 if row == 129 else 1 + row % 2) for row in range(132))
+    problem = make_problem(Shape(1, 1, 32, 32, 16, rows), device)
+    options = AttentionOptions(scale=0.3)
+    assert_close(_prefill(problem, options), attend_by_oracle(problem, options))
+
+
+@pytest.mark.parametrize("window", [2, 9, 64, 1000])
+@pytest.mark.parametrize("shape", [SHAPES[2], MIXED])
+def test_prefill_sees_the_window_alone_when_it_slides(
+    shape: Shape, window: int, device: torch.device
+) -> None:
+    options = AttentionOptions(scale=0.3, sliding_window=window)
+    problem = make_problem(shape, device)
+    expected = attend_by_oracle(problem, options)
+    hide_what_is_behind(problem, shape, window)
+    assert_close(_prefill(problem, options), expected)
+
+
+@pytest.mark.parametrize("softcap", [0.5, 30.0])
+def test_prefill_equals_oracle_when_scores_are_capped(softcap: float, device: torch.device) -> None:
+    problem, options = make_problem(MIXED, device), AttentionOptions(0.3, softcap=softcap)
+    assert_close(_prefill(problem, options), attend_by_oracle(problem, options))
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_prefill_equals_oracle_when_heads_have_sinks(
+    window: int | None, device: torch.device
+) -> None:
+    sinks = torch.linspace(-2, 9, MIXED.num_heads).to(device)
+    sinks[3] = -torch.inf
+    options = AttentionOptions(scale=0.3, sliding_window=window, sinks=sinks)
+    problem = make_problem(MIXED, device)
+    assert_close(_prefill(problem, options), attend_by_oracle(problem, options))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_prefill_equals_oracle_when_pools_have_8_bits(
+    dtype: torch.dtype, device: torch.device
+) -> None:
+    problem, options = make_problem(SHAPES[2], device, dtype), AttentionOptions(scale=0.3)
+    narrow = (
+        problem.key_pool.to(torch.float8_e4m3fn),
+        problem.value_pool.to(torch.float8_e4m3fn),
+    )
+    pools = LayerPools(*narrow, KVScales(key=0.7, value=1.6))
+    actual = paged_prefill(problem.query, pools, problem.batch, options)
+    wide = problem.with_pools(narrow[0].float() * 0.7, narrow[1].float() * 1.6)
+    assert_close(actual, attend_by_oracle(wide, options))
+
+
+def test_prefill_returns_nothing_when_there_are_no_rows(device: torch.device) -> None:
+    none = torch.empty(0, dtype=torch.int32)
+    batch = build_paged_batch(none.view(0, 0), none, none, 16, device)
+    pool = torch.zeros(2, 16, 2, 32, device=device)
+    query = torch.empty(0, 4, 32, device=device)
+    output = paged_prefill(query, LayerPools(pool, pool), batch, AttentionOptions(scale=1.0))
+    assert output.shape == (0, 4, 32)
+
+
+@pytest.mark.parametrize(
+    ("group", "max_num_new_tokens", "expected"),
+    [(1, 1, 16), (4, 4, 16), (4, 5, 32), (8, 1000, 128), (71, 1, 128), (200, 1, 256)],
+)
+def test_choose_num_queries_holds_the_longest_row_when_it_can(
+    group: int, max_num_new_tokens: int, expected: int
+) -> None:
+    assert choose_num_queries(group, max_num_new_tokens, 128) == expected
