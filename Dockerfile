@@ -17,6 +17,16 @@ WORKDIR /src
 COPY . .
 RUN /opt/build/bin/pip wheel --quiet --no-deps --wheel-dir /dist .
 
+# --- the CPU kernels, for every instruction set; without a compiler executors use plain torch -----
+FROM ${BASE_IMAGE} AS kernels
+LABEL org.opencontainers.image.title=splitserve
+COPY kernels/splitserve_kernels /src/splitserve_kernels
+RUN install -d /kernels \
+    && { command -v g++ >/dev/null \
+        || { apt-get update -qq && apt-get install -qq -y --no-install-recommends g++; } \
+        || true; } \
+    && cd /src && python3 -m splitserve_kernels.cpu.build /kernels
+
 # --- what both images share ----------------------------------------------------------------------
 FROM ${BASE_IMAGE} AS runtime
 LABEL org.opencontainers.image.title=splitserve \
@@ -51,9 +61,10 @@ ARG TORCH=torch==2.13.0
 RUN pip install --quiet "${TORCH}"
 COPY --from=build /dist /dist
 RUN pip install --quiet "$(echo /dist/*.whl)[executor]"
+COPY --from=kernels /kernels /opt/splitserve/kernels
 USER splitserve
 # Models that are downloaded are kept under /models; mount a volume there.
-ENV SPLITSERVE_LISTEN=0.0.0.0:50052 HF_HOME=/models
+ENV SPLITSERVE_LISTEN=0.0.0.0:50052 HF_HOME=/models SPLITSERVE_KERNEL_CACHE=/opt/splitserve/kernels
 EXPOSE 50052
 HEALTHCHECK --interval=10s --timeout=5s --start-period=120s \
     CMD ["python", "-m", "splitserve_rpc.healthcheck", "--alive"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import sys
@@ -81,7 +82,11 @@ def _load(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
     # Torch takes seconds to import; by now the port is bound and health is answered.
     from executor_service.engine_loader import load_engine
 
-    return load_engine(config, executor_epoch)
+    loaded = load_engine(config, executor_epoch)
+    # What torch and the model are made of stays; the collector need not look at it in every step.
+    gc.collect()
+    gc.freeze()
+    return loaded
 
 
 async def _serve_engine(
@@ -144,12 +149,14 @@ async def _run_unless(stop: asyncio.Event, work: Callable[[], _Result]) -> _Resu
 def _log_ready(loaded: LoadedEngine) -> None:
     info = loaded.info
     _log.info(
-        "model_loaded name=%s architecture=%s dtype=%s device=%s num_device_blocks=%d"
+        "model_loaded name=%s architecture=%s dtype=%s device=%s compute=%r"
+        " num_device_blocks=%d"
         " num_host_blocks=%d max_model_len=%d",
         info.model.name,
         loaded.architecture,
         info.model.dtype,
         loaded.device,
+        loaded.compute,
         info.num_device_blocks,
         info.num_host_blocks,
         info.model.max_model_len,

@@ -6,7 +6,7 @@ heads, G key/value heads, D size of a query or key head, E size of a value head.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,10 @@ from executor_service.kv_cache import LayerShape
 from splitserve_kernels import reference
 from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch, build_paged_batch
 
-_BLOCK_SIZE = 8
+PROBE_BLOCK_SIZE = 8
+
+# Input tokens [T] and their positions [T] of a batch -> logits [T, V].
+Forward = Callable[[Tensor, Tensor, PagedBatch], Tensor]
 
 
 @dataclass(slots=True)
@@ -76,7 +79,34 @@ class ProbeContext:
         return output
 
     def _new_pool(self, heads: Tensor) -> Tensor:
-        return heads.new_zeros(self.num_blocks, _BLOCK_SIZE, *heads.shape[1:])
+        return heads.new_zeros(self.num_blocks, PROBE_BLOCK_SIZE, *heads.shape[1:])
+
+
+def num_probe_blocks(tokens: Tensor) -> int:
+    """Blocks of PROBE_BLOCK_SIZE that `probe_steps` uses for `tokens` [Q, L]."""
+    return tokens.shape[0] * -(-tokens.shape[1] // PROBE_BLOCK_SIZE)
+
+
+def probe_steps(tokens: Tensor, forward: Forward) -> Tensor:
+    """Float32 logits [Q, L, V] of `tokens` [Q, L], computed in two steps, sequences side by side.
+
+    Block tables are a shuffle of blocks 0 .. `num_probe_blocks(tokens)` - 1.
+    """
+    num_sequences, length = tokens.shape
+    block_ids = torch.randperm(num_probe_blocks(tokens), generator=torch.Generator().manual_seed(1))
+    block_tables = block_ids.view(num_sequences, -1)
+    computed = torch.zeros(num_sequences, dtype=torch.int64)
+    logits: list[list[Tensor]] = [[] for _ in range(num_sequences)]
+    for new in _chunks(num_sequences, length):
+        batch = build_paged_batch(block_tables, computed, new, PROBE_BLOCK_SIZE, tokens.device)
+        spans = list(zip(computed.tolist(), (computed + new).tolist(), strict=True))
+        positions = torch.cat([torch.arange(*span) for span in spans]).to(tokens.device)
+        input_ids = torch.cat([tokens[q, start:end] for q, (start, end) in enumerate(spans)])
+        parts = torch.split(forward(input_ids, positions, batch), new.tolist())
+        for of_sequence, part in zip(logits, parts, strict=True):
+            of_sequence.append(part.float())
+        computed = computed + new
+    return torch.stack([torch.cat(parts) for parts in logits])
 
 
 def probe_attention(
@@ -84,47 +114,25 @@ def probe_attention(
     tokens: Tensor,
     rounding_noise: float = 0.0,
 ) -> tuple[Tensor, ProbeContext]:
-    """Logits [Q, L, V] of `tokens` [Q, L], computed in two steps, the sequences side by side.
+    """Logits [Q, L, V] of `tokens` [Q, L], as `probe_steps` computes them with our attention.
 
     `model` must be switched to our attention and is unbound again afterwards. Also returns what its
     modules did. Raises ModelUnsupported for what paged attention cannot do.
     """
-    num_sequences, length = tokens.shape
-    num_blocks = num_sequences * -(-length // _BLOCK_SIZE)
-    context = ProbeContext(num_blocks, rounding_noise)
-    block_ids = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1))
-    block_tables = block_ids.view(num_sequences, -1)
-    computed = torch.zeros(num_sequences, dtype=torch.int64)
-    logits: list[list[Tensor]] = [[] for _ in range(num_sequences)]
+    context = ProbeContext(num_probe_blocks(tokens), rounding_noise)
+
+    def forward(input_ids: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
+        context.begin_forward(batch)
+        output = model(input_ids=input_ids[None], position_ids=positions[None], use_cache=False)
+        logits: Tensor = output.logits[0]
+        return logits
+
     modules = list(model.modules())
     bind(modules, context)
     try:
-        for new in _chunks(num_sequences, length):
-            context.begin_forward(
-                build_paged_batch(block_tables, computed, new, _BLOCK_SIZE, tokens.device)
-            )
-            step_logits = _forward(model, tokens, computed.tolist(), (computed + new).tolist())
-            for parts, part in zip(logits, torch.split(step_logits, new.tolist()), strict=True):
-                parts.append(part.float())
-            computed = computed + new
+        return probe_steps(tokens, forward), context
     finally:
         unbind(modules)
-    return torch.stack([torch.cat(parts) for parts in logits]), context
-
-
-def _forward(
-    model: Any,  # noqa: ANN401
-    tokens: Tensor,
-    starts: Sequence[int],
-    ends: Sequence[int],
-) -> Tensor:
-    """Logits [T, V] of tokens starts[q] .. ends[q] - 1 of each sequence, end to end."""
-    spans = list(zip(starts, ends, strict=True))
-    positions = torch.cat([torch.arange(*span) for span in spans]).to(tokens.device)
-    input_ids = torch.cat([tokens[q, start:end] for q, (start, end) in enumerate(spans)])
-    output = model(input_ids=input_ids[None], position_ids=positions[None], use_cache=False)
-    logits: Tensor = output.logits[0]
-    return logits
 
 
 def _chunks(num_sequences: int, length: int) -> Iterator[Tensor]:

@@ -9,6 +9,7 @@ from typing import Any
 
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 _DEVICES = ("auto", "cpu", "cuda")
+_ATTENTION_BACKENDS = ("auto", "torch", "native", "triton")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -22,13 +23,14 @@ class ExecutorConfig:
 
     `model`: a checkpoint directory, or a model id of the Hugging Face hub. `block_size`: tokens.
     `memory_fraction`: of the device's memory. `num_host_blocks`: 0 for no swapping. `threads`: of
-    torch. Addresses are `host:port`.
+    the CPU. Addresses are `host:port`.
     """
 
     model: str
     served_model_name: str | None
     dtype: str
     device: str
+    attention_backend: str
     block_size: int
     num_device_blocks: int | None
     memory_fraction: float | None
@@ -111,6 +113,7 @@ _CHECKS: Mapping[str, Callable[[str, object], object]] = {
     "served_model_name": _optional(_text),
     "dtype": _one_of(_DTYPES),
     "device": _one_of(_DEVICES),
+    "attention_backend": _one_of(_ATTENTION_BACKENDS),
     "block_size": _at_least(1),
     "num_device_blocks": _optional(_at_least(1)),
     "memory_fraction": _optional(_fraction),

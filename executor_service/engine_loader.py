@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from executor_service.compute import AttentionBackendName, choose_compute
 from executor_service.config import ExecutorConfig
 from executor_service.executor_info import ExecutorInfo, ExecutorLimits, ModelInfo
 from executor_service.loaded_model import LoadedModel
@@ -29,6 +30,7 @@ class LoadedEngine:
     info: ExecutorInfo
     architecture: str
     device: str
+    compute: str
     tokenizer_files: tuple[Path, ...]
 
 
@@ -39,23 +41,31 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
     """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    is_bundled = config.model == _BUNDLED
-    loaded = load_model(
-        ModelConfig(
-            model=str(_BUNDLED_DIRECTORY) if is_bundled else config.model,
-            device=_device(config.device),
-            dtype=config.dtype,
-            max_model_len=config.max_model_len,
-            name=config.served_model_name or (_BUNDLED if is_bundled else None),
-        )
+    compute = choose_compute(
+        lambda: load_model(_model_config(config)),
+        AttentionBackendName(config.attention_backend),
+        config.block_size,
     )
-    runner = build_runner(loaded, _cache_config(config))
+    loaded = compute.loaded
+    runner = build_runner(loaded, _cache_config(config), compute.make_model)
     return LoadedEngine(
         runner=runner,
         info=_describe(config, executor_epoch, loaded, runner),
         architecture=loaded.architecture,
         device=str(loaded.device),
+        compute=compute.description,
         tokenizer_files=loaded.tokenizer_files,
+    )
+
+
+def _model_config(config: ExecutorConfig) -> ModelConfig:
+    is_bundled = config.model == _BUNDLED
+    return ModelConfig(
+        model=str(_BUNDLED_DIRECTORY) if is_bundled else config.model,
+        device=_device(config.device),
+        dtype=config.dtype,
+        max_model_len=config.max_model_len,
+        name=config.served_model_name or (_BUNDLED if is_bundled else None),
     )
 
 

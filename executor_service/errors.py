@@ -3,6 +3,7 @@
 ExecutorError
 ├── ModelUnsupported     the checkpoint cannot be served; said at load, by name
 ├── ModelUnreadable      the checkpoint is missing or broken
+├── BackendUnavailable   what was chosen to compute with does not work here
 ├── OutOfMemory          pools or weights do not fit; said with numbers
 └── StepFailed           one step failed as a whole; the process lives
 """
@@ -20,6 +21,10 @@ class ModelUnsupported(ExecutorError):
 
 class ModelUnreadable(ExecutorError):
     """The checkpoint is missing, incomplete or broken."""
+
+
+class BackendUnavailable(ExecutorError):
+    """The attention backend that was asked for cannot be had."""
 
 
 class OutOfMemory(ExecutorError):

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from executor_service.attention import AttentionBackend, StepContext, bind
 from executor_service.device_errors import is_beyond_rows
 from executor_service.errors import StepFailed
-from executor_service.input_batch import InputBatch, Readout, build_input_batch
+from executor_service.input_batch import Readout, build_input_batch
 from executor_service.kv_cache import KVCache
 from executor_service.loaded_model import LoadedModel
+from executor_service.paged_model import PagedModel
 from executor_service.step import Int64Array, StepInput
 
 _logger = logging.getLogger(__name__)
@@ -43,12 +43,11 @@ class ForwardResult:
 class ForwardPass:
     """Runs the model over the rows of a step, reading and writing the KV pools."""
 
-    def __init__(self, loaded: LoadedModel, cache: KVCache, backend: AttentionBackend) -> None:
-        """Binds the attention modules of `loaded` to `cache`."""
+    def __init__(self, loaded: LoadedModel, cache: KVCache, model: PagedModel) -> None:
+        """`model` works on the pools of `cache`."""
         self._loaded = loaded
         self._cache = cache
-        self._context = StepContext(cache, backend, loaded.attention_modules)
-        bind(loaded.attention_modules, self._context)
+        self._model = model
 
     def run(self, step: StepInput) -> ForwardResult:
         """Computes all rows of `step`, at least one.
@@ -69,7 +68,7 @@ class ForwardPass:
     def _run_rows(self, step: StepInput, rows: Int64Array) -> ForwardResult:
         """Computes `rows` (indexes into the step) in one pass; passes on what the model raises."""
         batch = build_input_batch(step, rows, self._cache.block_size, self._cache.device)
-        logits = self._logits(batch)
+        logits = self._model.logits(batch)
         num_sampling = len(batch.readout.sampling_rows)
         return ForwardResult(batch.readout, logits[:num_sampling], logits[num_sampling:], {})
 
@@ -113,22 +112,6 @@ class ForwardPass:
             prompt_logits=torch.cat([no_logits, *(r.prompt_logits for r in results)]),
             row_errors=errors,
         )
-
-    def _logits(self, batch: InputBatch) -> Tensor:
-        """Float32 logits [S + P, V] of the tokens that `batch.logits_index` names."""
-        self._context.begin_forward(batch.paged)
-        keep = {"logits_to_keep": batch.logits_index} if self._loaded.keeps_logits else {}
-        output = self._loaded.model(
-            input_ids=batch.input_ids,
-            position_ids=batch.position_ids,
-            use_cache=False,
-            **keep,
-        )
-        logits: Tensor = output.logits[0]
-        if not self._loaded.keeps_logits:
-            logits = logits[batch.logits_index]
-        # Some heads are padded beyond the last token that the embedding knows.
-        return logits[:, : self._loaded.vocab_size].float()
 
     def _blocks(self, step: StepInput, row: int) -> tuple[list[int], list[int]]:
         """The blocks a row reads of what is there before it runs, and those it writes."""

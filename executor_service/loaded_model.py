@@ -17,8 +17,9 @@ class LoadedModel:
 
     `attention_modules` and `layers` are parallel, in the order of the forward pass: the modules
     that attend, and the keys and values that each stores per token. Token ids are 0 ..
-    `vocab_size` - 1. `max_model_len` is in tokens. `sliding_window`: how many tokens, itself
-    included, a token attends to at most; None if some layer attends to all. `keeps_logits` says
+    `vocab_size` - 1. `max_model_len` is in tokens. `layer_windows`: of each layer, how many tokens,
+    itself included, a token attends to at most; None for all. `sliding_window`: the same of the
+    whole model. `keeps_logits` says
     whether the model computes logits only where it is told to. `tokenizer_files` are those that
     exist.
     """
@@ -33,6 +34,7 @@ class LoadedModel:
     layers: tuple[LayerShape, ...]
     vocab_size: int
     max_model_len: int
+    layer_windows: tuple[int | None, ...]
     sliding_window: int | None
     eos_token_ids: tuple[int, ...]
     keeps_logits: bool

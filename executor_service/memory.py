@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from executor_service.attention import AttentionBackend
 from executor_service.errors import OutOfMemory
 from executor_service.kv_cache import KVCache, block_bytes
 from executor_service.loaded_model import LoadedModel
 from executor_service.model_runner import ModelRunner
+from executor_service.paged_model import PagedModel, TransformersModel
 from splitserve_kernels import reference
 
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
@@ -41,8 +42,16 @@ class CacheConfig:
     max_auto_blocks: int = 2**17
 
 
+MakeModel = Callable[[LoadedModel, KVCache], PagedModel]
+
+
+def torch_model(loaded: LoadedModel, cache: KVCache) -> PagedModel:
+    """The model as `transformers` has it, attending in plain torch."""
+    return TransformersModel(loaded, cache, reference)
+
+
 def build_runner(
-    loaded: LoadedModel, cache_config: CacheConfig, backend: AttentionBackend = reference
+    loaded: LoadedModel, cache_config: CacheConfig, make_model: MakeModel = torch_model
 ) -> ModelRunner:
     """Allocates the pools and makes a runner for `loaded`.
 
@@ -65,7 +74,7 @@ def build_runner(
         dtype=loaded.dtype,
         device=loaded.device,
     )
-    return ModelRunner(loaded, cache, backend)
+    return ModelRunner(loaded, cache, make_model(loaded, cache))
 
 
 def _fitting_blocks(device: torch.device, cache_config: CacheConfig, size: int) -> int:

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from executor_service.attention import AttentionBackend
 from executor_service.device_errors import is_out_of_memory
 from executor_service.errors import OutOfMemory, StepFailed
 from executor_service.forward_pass import ForwardPass, ForwardResult
 from executor_service.kv_cache import KVCache
 from executor_service.loaded_model import LoadedModel
 from executor_service.logprobs import ScoredTokens, score_tokens
+from executor_service.paged_model import PagedModel
 from executor_service.sampler import SamplingRows, sample
 from executor_service.step import (
     BoolArray,
@@ -59,10 +59,10 @@ class _RowResults:
 class ModelRunner:
     """Runs steps of one model against its KV pools. Not thread-safe: one step at a time."""
 
-    def __init__(self, loaded: LoadedModel, cache: KVCache, backend: AttentionBackend) -> None:
-        """Binds `loaded` to `cache`; a model serves one runner at a time."""
+    def __init__(self, loaded: LoadedModel, cache: KVCache, model: PagedModel) -> None:
+        """`model` computes what `loaded` says, on the pools of `cache`."""
         self.cache = cache
-        self._forward_pass = ForwardPass(loaded, cache, backend)
+        self._forward_pass = ForwardPass(loaded, cache, model)
 
     @torch.inference_mode()
     def execute(self, step: StepInput) -> StepOutput:

@@ -9,7 +9,7 @@ Shape letters: Q probe sequences, L tokens of each, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from executor_service.attention import IMPLEMENTATION_NAME, register_attention
-from executor_service.attention_probe import probe_attention
+from executor_service.attention_probe import Forward, probe_attention, probe_steps
 from executor_service.checkpoint import one_line
 from executor_service.device_errors import is_out_of_memory
 from executor_service.errors import ModelUnsupported, OutOfMemory
@@ -36,6 +36,10 @@ _TOLERANCES = {torch.float32: 3e-4, torch.float16: 0.02, torch.bfloat16: 0.06}
 # noise is allowed, up to a bound: unrelated logits differ by 1.4.
 _NOISE_FACTOR = 3.0
 _MAX_TOLERANCE = 0.5
+
+
+class ReplacementWrong(Exception):
+    """What was to run instead of a model computes something else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,27 @@ def check_model(model: Any, text_config: Any, max_model_len: int) -> AttentionPr
             raise OutOfMemory(f"{name}: no memory left to try it ({one_line(error)})") from error
         # The models' own code may raise anything.
         raise ModelUnsupported(f"{name}: a trial run failed ({one_line(error)})") from error
+
+
+@torch.inference_mode()
+def check_replacement(
+    model: Any,  # noqa: ANN401
+    max_model_len: int,
+    make_forward: Callable[[Tensor], Forward],
+) -> None:
+    """Compares a replacement of `model`, which was checked itself, with it.
+
+    `make_forward` is given the probe tokens [Q, L] once the model has been tried, and may then take
+    it apart. Raises ReplacementWrong if the replacement's logits are others.
+    """
+    text_config = model.config.get_text_config(decoder=True)
+    tokens = _probe_tokens(model, text_config, max_model_len)
+    expected, _ = probe_attention(model, tokens)
+    tolerance = _TOLERANCES[model.dtype]
+    actual = probe_steps(tokens, make_forward(tokens))
+    error = _error(expected[..., : actual.shape[-1]], actual)
+    if not error <= tolerance:
+        raise ReplacementWrong(f"relative error of the logits {error:.2g}, allowed {tolerance:.2g}")
 
 
 def _check(model: Any, text_config: Any, max_model_len: int) -> AttentionProfile:  # noqa: ANN401

@@ -105,8 +105,8 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         """Hands batches to the worker. They are executed even if the stream is cut meanwhile."""
         loop = asyncio.get_running_loop()
 
-        def deliver(result: pb.StepResult) -> None:
-            loop.call_soon_threadsafe(stream.deliver, result)
+        def deliver(encode: Callable[[], pb.StepResult]) -> None:
+            loop.call_soon_threadsafe(lambda: stream.deliver(encode()))
 
         await stream.take_credit()
         async for batch in batches:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from queue import SimpleQueue
 
+from executor_service.batch import StepAnswer
 from executor_service.codec import decode_batch, encode_answer, encode_internal_error
 from executor_service.step_executor import StepExecutor
 from splitserve.executor.v1 import executor_pb2 as pb
@@ -29,19 +30,28 @@ class StepWorker:
         """Jobs that have not begun."""
         return self._jobs.qsize()
 
-    def submit(self, batch: pb.ScheduleBatch, then: Callable[[pb.StepResult], None]) -> None:
-        """Executes `batch`, whatever becomes of the caller; `then` is called in the thread."""
+    def submit(
+        self, batch: pb.ScheduleBatch, then: Callable[[Callable[[], pb.StepResult]], None]
+    ) -> None:
+        """Executes `batch`, whatever becomes of the caller.
+
+        `then` is called in the thread, with a function that makes the result: to be called
+        elsewhere, so that the next batch begins at once. For the same reason the batch is decoded
+        here.
+        """
         received_ns = time.monotonic_ns()
+        decoded = decode_batch(batch)
 
         def execute() -> None:
             queue_us = (time.monotonic_ns() - received_ns) // 1000
             try:
-                result = encode_answer(self._step_executor.execute(decode_batch(batch), queue_us))
+                answer = self._step_executor.execute(decoded, queue_us)
             except Exception:
                 # A bug of ours; even so each batch gets its result, or the scheduler would wait.
                 _log.exception("step_unanswerable step_id=%d", batch.step_id)
-                result = encode_internal_error(batch)
-            then(result)
+                then(lambda: encode_internal_error(batch))
+            else:
+                then(lambda: _encode(batch, answer))
 
         self._jobs.put(execute)
 
@@ -61,3 +71,11 @@ class StepWorker:
             except Exception:
                 # Whoever was to hear of it is gone; the next job is not.
                 _log.exception("step_worker_job_broken")
+
+
+def _encode(batch: pb.ScheduleBatch, answer: StepAnswer) -> pb.StepResult:
+    try:
+        return encode_answer(answer)
+    except Exception:
+        _log.exception("step_unanswerable step_id=%d", batch.step_id)
+        return encode_internal_error(batch)

@@ -1,0 +1,94 @@
+"""Tries an attention backend against the plain torch oracle before it serves anybody.
+
+Shape letters: R rows, T input tokens, H query heads, G key/value heads, D, E head sizes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from executor_service.attention import AttentionBackend
+from executor_service.checkpoint import one_line
+from executor_service.kv_cache import KVCache, LayerShape
+from splitserve_kernels import reference
+from splitserve_kernels.paged_batch import AttentionOptions, build_paged_batch
+
+# Largest difference of an output; outputs are averages of numbers of about 1.
+_TOLERANCES = {torch.float32: 1e-4, torch.float16: 0.01, torch.bfloat16: 0.05}
+# A short prompt's end, a decode, a chunk after a prefix, a decode far behind the window.
+_NUM_COMPUTED = (1, 40, 33, 150)
+_NUM_NEW = (37, 1, 20, 1)
+
+
+class BackendWrong(Exception):
+    """An attention backend computes something else than the oracle."""
+
+
+@torch.inference_mode()
+def check_backend(
+    backend: AttentionBackend,
+    layer: LayerShape,
+    num_heads: int,
+    block_size: int,
+    sliding_window: int | None,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    """Compares outputs with the reference's, on random rows of the sizes given.
+
+    Raises BackendWrong, also if the backend raises something.
+    """
+    try:
+        _compare(backend, layer, num_heads, block_size, sliding_window, dtype, device)
+    except BackendWrong:
+        raise
+    except Exception as error:
+        raise BackendWrong(f"{type(error).__name__}: {one_line(error)}") from error
+
+
+def _compare(
+    backend: AttentionBackend,
+    layer: LayerShape,
+    num_heads: int,
+    block_size: int,
+    sliding_window: int | None,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    computed, new = torch.tensor(_NUM_COMPUTED), torch.tensor(_NUM_NEW)
+    tables = _block_tables(block_size)
+    pools = [KVCache([layer], block_size, tables.numel(), 0, dtype, device) for _ in range(2)]
+    options = AttentionOptions(scale=layer.key_dim**-0.5, sliding_window=sliding_window)
+    # How a backend keeps keys and values is its own business, so it writes what it reads.
+    for before, count in ((torch.zeros_like(computed), computed), (computed, new)):
+        batch = build_paged_batch(tables, before, count, block_size, device)
+        num_tokens = len(batch.slot_mapping)
+        query, key, value = (
+            torch.randn(num_tokens, heads, size, generator=generator).to(device, dtype)
+            for heads, size in (
+                (num_heads, layer.key_dim),
+                (layer.num_kv_heads, layer.key_dim),
+                (layer.num_kv_heads, layer.value_dim),
+            )
+        )
+        outputs = []
+        for tried, pool in zip((reference, backend), pools, strict=True):
+            key_pool, value_pool = pool.key_pools[0], pool.value_pools[0]
+            tried.write_kv(key, value, key_pool, value_pool, batch)
+            outputs.append(tried.paged_attention(query, key_pool, value_pool, batch, options))
+        error = float((outputs[0].float() - outputs[1].float()).abs().max())
+        if not error <= _TOLERANCES[dtype]:
+            raise BackendWrong(
+                f"the output differs by {error:.2g} from the reference's, allowed"
+                f" {_TOLERANCES[dtype]:g} in {dtype}"
+            )
+
+
+def _block_tables(block_size: int) -> Tensor:
+    """Shuffled blocks for the rows, [R, M]."""
+    ends = [computed + new for computed, new in zip(_NUM_COMPUTED, _NUM_NEW, strict=True)]
+    width = -(-max(ends) // block_size)
+    blocks = torch.randperm(len(ends) * width, generator=torch.Generator().manual_seed(2))
+    return blocks.view(len(ends), width)

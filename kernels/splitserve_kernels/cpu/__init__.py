@@ -1,0 +1,1 @@
+"""Native kernels for the CPU: attention, matrix products, and a whole decoder."""

@@ -1,0 +1,150 @@
+"""Compiles the native CPU kernels, once for each source, compiler and instruction set.
+
+The result is kept in a cache directory and found again by a hash of all that went into it. An image
+can be given it ahead of time: `python -m splitserve_kernels.cpu.build DIRECTORY` compiles every
+variant that this compiler can, and `SPLITSERVE_KERNEL_CACHE=DIRECTORY` makes it be used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+CACHE_VARIABLE = "SPLITSERVE_KERNEL_CACHE"
+
+_log = logging.getLogger(__name__)
+
+_SOURCE_DIRECTORY = Path(__file__).parent / "native"
+_MAIN_SOURCE = "splitserve_cpu.cpp"
+_FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-fopenmp",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-shared",
+    "-Wall",
+    "-Wextra",
+)
+_CPUINFO = Path("/proc/cpuinfo")
+_TIMEOUT_S = 600
+
+
+class BuildFailed(Exception):
+    """There are no native kernels here; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """Code for one instruction set. `cpu_flags`: what a processor must have, as Linux names it."""
+
+    name: str
+    cpu_flags: frozenset[str]
+    compiler_flags: tuple[str, ...]
+
+
+_AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma")
+_AVX512_CPU = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma"})
+
+# The best first; the last runs on every processor.
+VARIANTS = (
+    Variant("avx512_bf16", _AVX512_CPU | {"avx512_bf16"}, (*_AVX512, "-mavx512bf16")),
+    Variant("avx512", _AVX512_CPU, _AVX512),
+    Variant("avx2", frozenset({"avx2", "fma"}), ("-mavx2", "-mfma")),
+    Variant("portable", frozenset(), ()),
+)
+
+
+def best_variant() -> Variant:
+    """The first variant that this processor can run."""
+    flags = _cpu_flags()
+    return next(variant for variant in VARIANTS if variant.cpu_flags <= flags)
+
+
+def library_path(variant: Variant, openmp: Path | None) -> Path:
+    """The compiled kernels; compiles them if they are not in the cache.
+
+    `openmp`: the OpenMP library to link with, None for the compiler's own. Raises BuildFailed.
+    """
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    sources = sorted(_SOURCE_DIRECTORY.iterdir())
+    digest = hashlib.sha256()
+    for source in sources:
+        digest.update(source.read_bytes())
+    digest.update(repr((variant.compiler_flags, _FLAGS, platform.machine())).encode())
+    name = f"splitserve_cpu_{variant.name}_{digest.hexdigest()[:16]}.so"
+    for directory in _cache_directories():
+        if (directory / name).is_file():
+            return directory / name
+    if compiler is None:
+        raise BuildFailed("there is no C++ compiler (g++, or what CXX names)")
+    directory = _cache_directories()[0]
+    return _compile(compiler, variant, openmp, directory / name)
+
+
+def _compile(compiler: str, variant: Variant, openmp: Path | None, target: Path) -> Path:
+    _log.warning("compiling the CPU kernels for %s, once; this takes about 15 s", variant.name)
+    started = time.monotonic()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+            # Several executors may start at once: whoever is last replaces a file by its equal.
+            output = Path(scratch) / target.name
+            linked = [] if openmp is None else [str(openmp)]
+            source = str(_SOURCE_DIRECTORY / _MAIN_SOURCE)
+            target_flags = [*_FLAGS, *variant.compiler_flags]
+            command = [compiler, *target_flags, source, *linked, "-o", str(output)]
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+            )
+            if done.returncode:
+                raise BuildFailed(f"{compiler} failed: {done.stderr.strip()[-500:]}")
+            output.replace(target)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildFailed(f"{compiler}: {error}") from error
+    _log.warning("compiled in %.0f s: %s", time.monotonic() - started, target)
+    return target
+
+
+def _cache_directories() -> list[Path]:
+    """Where compiled kernels are looked for; they are written to the first."""
+    given = os.environ.get(CACHE_VARIABLE)
+    if given:
+        return [Path(given)]
+    base = os.environ.get("XDG_CACHE_HOME")
+    return [(Path(base) if base else Path.home() / ".cache") / "splitserve" / "kernels"]
+
+
+def _cpu_flags() -> frozenset[str]:
+    try:
+        lines = _CPUINFO.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    return next(
+        (frozenset(line.split()) for line in lines if line.startswith("flags")), frozenset()
+    )
+
+
+def _main() -> None:
+    logging.basicConfig(format="%(message)s")
+    os.environ[CACHE_VARIABLE] = sys.argv[1]
+    for variant in VARIANTS:
+        try:
+            library_path(variant, None)
+        except BuildFailed as failure:
+            _log.warning("%s: %s", variant.name, failure)
+
+
+if __name__ == "__main__":
+    _main()

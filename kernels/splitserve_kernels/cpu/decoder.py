@@ -1,0 +1,219 @@
+"""A decoder of the Llama kind, run natively in one call per step.
+
+Shape letters: T input tokens, H query heads, G key/value heads, D head size, W width of the model,
+I width of the MLP, S rows of logits, V vocabulary, B block size, N blocks of the pool.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from splitserve_kernels.cpu.attention import rows_as_c
+from splitserve_kernels.cpu.library import (
+    CDecoder,
+    CDecoderLayer,
+    CDecoderStep,
+    NativeLibrary,
+    pointer,
+)
+from splitserve_kernels.cpu.linear import PackedLinear, pack
+from splitserve_kernels.paged_batch import PagedBatch
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderShape:
+    """Sizes that all layers share.
+
+    The rotary embedding turns the first `rotary_dim` of D numbers of a head, in pairs
+    (i, i + rotary_dim / 2). `scale` multiplies attention scores.
+    """
+
+    width: int
+    mlp_width: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rotary_dim: int
+    epsilon: float
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class LinearWeights:
+    """`weight`: [outputs, inputs]. `bias`: [outputs] or None."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer. Norms: [W]; `query_norm`, `key_norm`: [D] or None. `sinks`: [H] or None."""
+
+    query: LinearWeights
+    key: LinearWeights
+    value: LinearWeights
+    attention_output: LinearWeights
+    gate: LinearWeights
+    up: LinearWeights
+    down: LinearWeights
+    input_norm: Tensor
+    mlp_norm: Tensor
+    query_norm: Tensor | None = None
+    key_norm: Tensor | None = None
+    sliding_window: int | None = None
+
+
+class NativeDecoder:
+    """Weights, packed; float32 or bfloat16. Norms, sums and the residual stream are float32.
+
+    A sequence's logits are the same bits whatever shares its batch and however its tokens are cut
+    into steps.
+    """
+
+    def __init__(
+        self,
+        library: NativeLibrary,
+        shape: DecoderShape,
+        layers: Iterable[LayerWeights],
+        embedding: Tensor,
+        final_norm: Tensor,
+        head: LinearWeights,
+    ) -> None:
+        """Copies everything but `embedding` [V, W]; layers are taken one by one."""
+        self._library = library
+        self._shape = shape
+        self._embedding = embedding.detach().contiguous()
+        self._logits = torch.empty(0)
+        self._kept: list[object] = []  # what the C structures point to
+        c_layers = [self._layer(layer) for layer in layers]
+        self._layers = (CDecoderLayer * len(c_layers))(*c_layers)
+        self._head = pack(library, head.weight, head.bias)
+        self._final_norm = _norm(final_norm)
+        self._decoder = CDecoder(
+            embedding=pointer(self._embedding),
+            layers=ctypes.cast(self._layers, ctypes.c_void_p),
+            head=self._head.as_c(),
+            final_norm=pointer(self._final_norm),
+            num_layers=len(c_layers),
+            width=shape.width,
+            mlp_width=shape.mlp_width,
+            num_heads=shape.num_heads,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            rotary_dim=shape.rotary_dim,
+            epsilon=shape.epsilon,
+            scale=shape.scale,
+        )
+
+    def run(
+        self,
+        token_ids: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        batch: PagedBatch,
+        key_pools: Sequence[Tensor],
+        value_pools: Sequence[Tensor],
+        logits_index: Tensor,
+    ) -> Tensor:
+        """Computes all tokens of `batch`, writes their keys and values, returns logits [S, V].
+
+        `token_ids`: [T] int32. `rotation`: cosines and sines, [T, rotary_dim / 2] float32 each.
+        `key_pools`, `value_pools`: [N, B, G, D] for each layer, all with the same stride(0).
+        `logits_index`: [S] int32, tokens of the batch. The result is float32, and overwritten by
+        the next call.
+        """
+        key_pointers = _pointers(key_pools)
+        value_pointers = _pointers(value_pools)
+        logits = self._logits_buffer(len(logits_index))
+        step = CDecoderStep(
+            token_ids=pointer(token_ids),
+            cosines=pointer(rotation[0]),
+            sines=pointer(rotation[1]),
+            slots=pointer(batch.slot_mapping),
+            rows=rows_as_c(batch),
+            key_pools=ctypes.cast(key_pointers, ctypes.c_void_p),
+            value_pools=ctypes.cast(value_pointers, ctypes.c_void_p),
+            block_stride=key_pools[0].stride(0),
+            logits_index=pointer(logits_index),
+            logits=pointer(logits),
+            num_tokens=len(token_ids),
+            num_logits=len(logits_index),
+            block_size=key_pools[0].shape[1],
+            num_threads=torch.get_num_threads(),
+        )
+        dtype = self._embedding.dtype
+        self._library.call("decode", dtype, ctypes.byref(self._decoder), ctypes.byref(step))
+        return logits
+
+    def _logits_buffer(self, count: int) -> Tensor:
+        # Fresh memory of this size would be zeroed page by page by the system in each step.
+        if count > self._logits.shape[0] or self._logits.dim() == 1:
+            self._logits = torch.empty(count, self._head.num_outputs)
+        return self._logits[:count]
+
+    def _layer(self, layer: LayerWeights) -> CDecoderLayer:
+        half = self._library.panel // 2
+        qkv = _joined([layer.query, layer.key, layer.value])
+        norms = [
+            None if norm is None else _norm(norm)
+            for norm in (layer.input_norm, layer.mlp_norm, layer.query_norm, layer.key_norm)
+        ]
+        self._kept.append(norms)
+        return CDecoderLayer(
+            self._packed(qkv),
+            self._packed(layer.attention_output),
+            self._packed(_interleaved(layer.gate, layer.up, half)),
+            self._packed(layer.down),
+            *(pointer(norm) for norm in norms),
+            pointer(None),
+            layer.sliding_window or 0,
+            0.0,
+        )
+
+    def _packed(self, weights: LinearWeights) -> object:
+        packed: PackedLinear = pack(self._library, weights.weight, weights.bias)
+        self._kept.append(packed)
+        return packed.as_c()
+
+
+def _joined(parts: list[LinearWeights]) -> LinearWeights:
+    """Several matrices with the same input as one, outputs one after the other."""
+    weight = torch.cat([part.weight.detach() for part in parts])
+    if all(part.bias is None for part in parts):
+        return LinearWeights(weight)
+    biases = [
+        torch.zeros(part.weight.shape[0]) if part.bias is None else part.bias.detach().float()
+        for part in parts
+    ]
+    return LinearWeights(weight, torch.cat(biases))
+
+
+def _interleaved(gate: LinearWeights, up: LinearWeights, half: int) -> LinearWeights:
+    """Alternately `half` outputs of the gate and the same ones of the up projection."""
+    padding = -gate.weight.shape[0] % half
+
+    def halves(tensor: Tensor) -> Tensor:
+        padded = torch.nn.functional.pad(tensor, (0, 0, 0, padding))
+        return padded.view(-1, half, tensor.shape[1])
+
+    def mixed(a: Tensor, b: Tensor) -> Tensor:
+        return torch.stack([halves(a.detach()), halves(b.detach())], dim=1).view(-1, a.shape[1])
+
+    weight = mixed(gate.weight, up.weight)
+    if gate.bias is None or up.bias is None:
+        return LinearWeights(weight)
+    bias = mixed(gate.bias.float()[:, None], up.bias.float()[:, None])
+    return LinearWeights(weight, bias[:, 0])
+
+
+def _norm(weight: Tensor) -> Tensor:
+    return weight.detach().to(torch.float32).contiguous().clone()
+
+
+def _pointers(tensors: Sequence[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
+    return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))

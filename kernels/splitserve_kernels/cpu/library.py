@@ -1,0 +1,175 @@
+"""The compiled kernels and the structures they are called with.
+
+Each structure mirrors the one of the same name in `native`; what the fields mean stands there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from splitserve_kernels.cpu.build import BuildFailed, best_variant, library_path
+
+_Pointer = ctypes.c_void_p
+_I32 = ctypes.c_int32
+_I64 = ctypes.c_int64
+_F32 = ctypes.c_float
+
+_SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
+DTYPES = frozenset(_SUFFIXES)
+
+
+class CLinear(ctypes.Structure):
+    """`Linear` in gemm.h."""
+
+    _fields_ = (
+        ("panels", _Pointer),
+        ("bias", _Pointer),
+        ("num_outputs", _I32),
+        ("num_inputs", _I32),
+    )
+
+
+class CKVBlocks(ctypes.Structure):
+    """`KVBlocks` in kv_blocks.h."""
+
+    _fields_ = (
+        ("block_size", _I32),
+        ("num_kv_heads", _I32),
+        ("key_dim", _I32),
+        ("value_dim", _I32),
+    )
+
+
+class CAttentionLayer(ctypes.Structure):
+    """`AttentionLayer` in attention.h."""
+
+    _fields_ = (
+        ("query", _Pointer),
+        ("keys", _Pointer),
+        ("values", _Pointer),
+        ("output", _Pointer),
+        ("sinks", _Pointer),
+        ("query_stride", _I64),
+        ("key_stride", _I64),
+        ("value_stride", _I64),
+        ("num_heads", _I32),
+        ("num_kv_heads", _I32),
+        ("head_dim", _I32),
+        ("value_dim", _I32),
+        ("block_size", _I32),
+        ("sliding_window", _I32),
+        ("scale", _F32),
+        ("softcap", _F32),
+    )
+
+
+class CAttentionRows(ctypes.Structure):
+    """`AttentionRows` in attention.h."""
+
+    _fields_ = (
+        ("block_tables", _Pointer),
+        ("num_computed", _Pointer),
+        ("query_starts", _Pointer),
+        ("table_stride", _I64),
+        ("num_rows", _I32),
+    )
+
+
+class CDecoderLayer(ctypes.Structure):
+    """`DecoderLayer` in decoder.h."""
+
+    _fields_ = (
+        ("qkv", CLinear),
+        ("attention_output", CLinear),
+        ("gate_up", CLinear),
+        ("down", CLinear),
+        ("input_norm", _Pointer),
+        ("mlp_norm", _Pointer),
+        ("query_norm", _Pointer),
+        ("key_norm", _Pointer),
+        ("sinks", _Pointer),
+        ("sliding_window", _I32),
+        ("softcap", _F32),
+    )
+
+
+class CDecoder(ctypes.Structure):
+    """`Decoder` in decoder.h."""
+
+    _fields_ = (
+        ("embedding", _Pointer),
+        ("layers", _Pointer),
+        ("head", CLinear),
+        ("final_norm", _Pointer),
+        ("num_layers", _I32),
+        ("width", _I32),
+        ("mlp_width", _I32),
+        ("num_heads", _I32),
+        ("num_kv_heads", _I32),
+        ("head_dim", _I32),
+        ("rotary_dim", _I32),
+        ("epsilon", _F32),
+        ("scale", _F32),
+    )
+
+
+class CDecoderStep(ctypes.Structure):
+    """`DecoderStep` in decoder.h."""
+
+    _fields_ = (
+        ("token_ids", _Pointer),
+        ("cosines", _Pointer),
+        ("sines", _Pointer),
+        ("slots", _Pointer),
+        ("rows", CAttentionRows),
+        ("key_pools", _Pointer),
+        ("value_pools", _Pointer),
+        ("block_stride", _I64),
+        ("logits_index", _Pointer),
+        ("logits", _Pointer),
+        ("num_tokens", _I32),
+        ("num_logits", _I32),
+        ("block_size", _I32),
+        ("num_threads", _I32),
+    )
+
+
+class NativeLibrary:
+    """A compiled library. Its functions come in one kind for each of DTYPES."""
+
+    def __init__(self, path: Path, variant: str) -> None:
+        """Raises OSError if it cannot be loaded. `variant`: the name of its instruction set."""
+        self.variant = variant
+        self._library = ctypes.CDLL(str(path))
+        self.panel = int(self._library.splitserve_panel())
+
+    def call(self, name: str, dtype: torch.dtype, *arguments: object) -> None:
+        """Calls splitserve_<name>_<dtype>; other Python threads run meanwhile."""
+        getattr(self._library, f"splitserve_{name}_{_SUFFIXES[dtype]}")(*arguments)
+
+
+def pointer(tensor: Tensor | None) -> ctypes.c_void_p:
+    """Where the data of `tensor` begins; null for None. The caller keeps it alive."""
+    return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
+
+
+@cache
+def load_library() -> NativeLibrary:
+    """The library for this machine, compiled if need be. Raises BuildFailed."""
+    variant = best_variant()
+    path = library_path(variant, _torch_openmp())
+    try:
+        return NativeLibrary(path, variant.name)
+    except OSError as error:
+        raise BuildFailed(f"{path} cannot be loaded: {error}") from error
+
+
+def _torch_openmp() -> Path | None:
+    """The OpenMP library that torch uses: with it, kernels and torch share one pool of threads."""
+    directory = Path(torch.__file__).parent / "lib"
+    return next(iter(sorted(directory.glob("libgomp*"))), None)

@@ -1,0 +1,284 @@
+// A whole decoder of the Llama kind in one call: RMS norms, fused QKV, rotary embedding, paged
+// grouped-query attention, gated MLP.
+//
+// Shape letters: T input tokens, H query heads, G key/value heads, D head size, W width of the
+// model, I width of the MLP, S rows of logits, V vocabulary. T as a template argument is the number
+// format of weights, activations and KV; sums and the residual stream are float.
+#pragma once
+
+#include <vector>
+
+#include "attention.h"
+#include "elementwise.h"
+#include "gemm.h"
+#include "tasks.h"
+
+namespace splitserve {
+
+// `qkv`: query, key and value heads one after the other. `gate_up`: for each panel, half of its
+// outputs are of the gate and half, the same ones, of the up projection. Norm weights: [W], and [D]
+// for `query_norm` and `key_norm`, which may be null.
+struct DecoderLayer {
+  Linear qkv, attention_output, gate_up, down;
+  const float *input_norm, *mlp_norm, *query_norm, *key_norm, *sinks;
+  int32_t sliding_window;
+  float softcap;
+};
+
+// `embedding`: [V, W]. `layers`: `num_layers` of them.
+struct Decoder {
+  const void* embedding;
+  const DecoderLayer* layers;
+  Linear head;
+  const float* final_norm;
+  int32_t num_layers, width, mlp_width, num_heads, num_kv_heads, head_dim, rotary_dim;
+  float epsilon, scale;
+};
+
+// One step. `token_ids`: [T]. `cosines`, `sines`: [T, rotary_dim / 2]. `slots`: [T]. `key_pools`,
+// `value_pools`: the first block of each layer's pool, blocks `block_stride` numbers apart.
+// `logits_index`: [S], tokens whose logits are wanted; `logits`: [S, V], written.
+struct DecoderStep {
+  const int32_t* token_ids;
+  const float *cosines, *sines;
+  const int64_t* slots;
+  AttentionRows rows;
+  void* const* key_pools;
+  void* const* value_pools;
+  int64_t block_stride;
+  const int32_t* logits_index;
+  float* logits;
+  int32_t num_tokens, num_logits, block_size, num_threads;
+};
+
+// Cuts the rows of a step into tasks of about the same work, the largest first.
+inline std::vector<AttentionTask> attention_tasks(const AttentionRows& rows, int num_kv_heads,
+                                                  int group) {
+  const int most = std::max(1, kQueryRows / group);
+  std::vector<AttentionTask> tasks;
+  std::vector<int64_t> costs;
+  for (int row = 0; row < rows.num_rows; ++row) {
+    const int start = rows.query_starts[row], end = rows.query_starts[row + 1];
+    for (int first = start; first < end; first += most) {
+      const int count = std::min(most, end - first);
+      for (int kv_head = 0; kv_head < num_kv_heads; ++kv_head) {
+        tasks.push_back({row, kv_head, first, count, 0, -1});
+      }
+    }
+  }
+  const auto cost = [&](const AttentionTask& task) {
+    const int last = rows.num_computed[task.row] + task.first_token + task.num_tokens;
+    return int64_t{last - rows.query_starts[task.row]} * (task.num_tokens * group + 4);
+  };
+  std::stable_sort(tasks.begin(), tasks.end(), [&](const AttentionTask& a, const AttentionTask& b) {
+    return cost(a) > cost(b);
+  });
+  return tasks;
+}
+
+// Intermediate values of a step, kept from step to step.
+template <class T>
+struct DecoderScratch {
+  std::vector<float> residual;                // [T, W]
+  std::vector<T> normed, qkv, attended, mlp;  // [T, W], [T, (H + 2G) D], [T, H D], [T, I]
+
+  void reserve(const Decoder& decoder, int num_tokens, int num_logits) {
+    const size_t tokens = num_tokens;
+    grow(residual, tokens * decoder.width);
+    grow(normed, std::max<size_t>(tokens, num_logits) * decoder.width);
+    const int num_heads = decoder.num_heads + 2 * decoder.num_kv_heads;
+    grow(qkv, tokens * num_heads * decoder.head_dim);
+    grow(attended, tokens * decoder.num_heads * decoder.head_dim);
+    grow(mlp, tokens * decoder.mlp_width);
+  }
+
+ private:
+  template <class V>
+  static void grow(std::vector<V>& buffer, size_t size) {
+    if (buffer.size() < size) buffer.resize(size);
+  }
+};
+
+// One thread's part of a step; all threads of the region make the same calls.
+template <class T>
+class DecoderWorker {
+ public:
+  DecoderWorker(const Decoder& decoder, const DecoderStep& step,
+                const std::vector<AttentionTask>& tasks, DecoderScratch<T>& scratch, Phases& phases)
+      : decoder_(decoder), step_(step), tasks_(tasks), scratch_(scratch), phases_(phases) {
+    const int num_heads = decoder.num_heads + 2 * decoder.num_kv_heads;
+    qkv_width_ = num_heads * decoder.head_dim;
+  }
+
+  static int num_phases(const Decoder& decoder) { return decoder.num_layers * 8 + 3; }
+
+  void run() {
+    embed();
+    for (int i = 0; i < decoder_.num_layers; ++i) {
+      const DecoderLayer& layer = decoder_.layers[i];
+      normalize(layer.input_norm);
+      project_qkv(layer);
+      store_keys_and_values(layer, i);
+      attend(layer, i);
+      add_projection(layer.attention_output, scratch_.attended.data(),
+                     decoder_.num_heads * decoder_.head_dim);
+      normalize(layer.mlp_norm);
+      project_gate_up(layer);
+      add_projection(layer.down, scratch_.mlp.data(), decoder_.mlp_width);
+    }
+    read_out();
+  }
+
+ private:
+  static constexpr int kTokensPerTask = 8;
+
+  template <class Task>
+  void run_phase(int num_tasks, Task task) {
+    phases_.run(phase_++, num_tasks, task);
+  }
+
+  template <class Each>
+  void for_tokens(int num_tokens, Each each) {
+    run_phase((num_tokens + kTokensPerTask - 1) / kTokensPerTask, [&](int task) {
+      const int end = std::min(num_tokens, (task + 1) * kTokensPerTask);
+      for (int token = task * kTokensPerTask; token < end; ++token) each(token);
+    });
+  }
+
+  float* residual(int token) { return scratch_.residual.data() + size_t(token) * decoder_.width; }
+  T* normed(int token) { return scratch_.normed.data() + size_t(token) * decoder_.width; }
+
+  void embed() {
+    const T* table = static_cast<const T*>(decoder_.embedding);
+    for_tokens(step_.num_tokens, [&](int token) {
+      const T* row = table + size_t(step_.token_ids[token]) * decoder_.width;
+      for_vectors(decoder_.width, [&](int i, int count) {
+        store_up_to(residual(token) + i, load_up_to(row + i, count), count);
+      });
+    });
+  }
+
+  void normalize(const float* weight) {
+    for_tokens(step_.num_tokens, [&](int token) {
+      rms_norm(residual(token), weight, decoder_.epsilon, decoder_.width, normed(token));
+    });
+  }
+
+  void project_qkv(const DecoderLayer& layer) {
+    run_phase(num_tasks(layer.qkv, step_.num_tokens), [&](int task) {
+      multiply_task(layer.qkv, task, scratch_.normed.data(), decoder_.width, step_.num_tokens,
+                    [&](int token, int output, const Floats* sums) {
+                      T* to = scratch_.qkv.data() + size_t(token) * qkv_width_;
+                      for (int v = 0; v < kPanelVectors; ++v, output += kLanes) {
+                        const int count = std::min(kLanes, qkv_width_ - output);
+                        if (count > 0) store_up_to(to + output, sums[v], count);
+                      }
+                    });
+    });
+  }
+
+  void store_keys_and_values(const DecoderLayer& layer, int index) {
+    const int dim = decoder_.head_dim, half = decoder_.rotary_dim / 2;
+    const int num_heads = decoder_.num_heads, num_kv_heads = decoder_.num_kv_heads;
+    const KVBlocks<T> blocks{step_.block_size, num_kv_heads, dim, dim};
+    T* key_pool = static_cast<T*>(step_.key_pools[index]);
+    T* value_pool = static_cast<T*>(step_.value_pools[index]);
+    for_tokens(step_.num_tokens, [&](int token) {
+      T* heads = scratch_.qkv.data() + size_t(token) * qkv_width_;
+      for (int head = 0; head < num_heads + num_kv_heads; ++head) {
+        T* at = heads + head * dim;
+        const float* norm = head < num_heads ? layer.query_norm : layer.key_norm;
+        if (norm) rms_norm(at, norm, decoder_.epsilon, dim, at);
+        rotate_head(at, step_.cosines + token * half, step_.sines + token * half,
+                    decoder_.rotary_dim);
+      }
+      const int64_t block = step_.slots[token] / step_.block_size * step_.block_stride;
+      const int offset = step_.slots[token] % step_.block_size;
+      for (int head = 0; head < num_kv_heads; ++head) {
+        const T* key = heads + (num_heads + head) * dim;
+        blocks.store_key(key_pool + block, head, offset, key);
+        blocks.store_value(value_pool + block, head, offset, key + num_kv_heads * dim);
+      }
+    });
+  }
+
+  void attend(const DecoderLayer& layer, int index) {
+    AttentionLayer<T> attention{};
+    attention.query = scratch_.qkv.data();
+    attention.keys = static_cast<const T*>(step_.key_pools[index]);
+    attention.values = static_cast<const T*>(step_.value_pools[index]);
+    attention.output = scratch_.attended.data();
+    attention.sinks = layer.sinks;
+    attention.query_stride = qkv_width_;
+    attention.key_stride = attention.value_stride = step_.block_stride;
+    attention.num_heads = decoder_.num_heads;
+    attention.num_kv_heads = decoder_.num_kv_heads;
+    attention.head_dim = attention.value_dim = decoder_.head_dim;
+    attention.block_size = step_.block_size;
+    attention.sliding_window = layer.sliding_window;
+    attention.scale = decoder_.scale;
+    attention.softcap = layer.softcap;
+    thread_local AttentionScratch<T> scratch;
+    run_phase(int(tasks_.size()), [&](int task) {
+      AttentionWorker<T>(attention, step_.rows, tasks_[task], scratch).attend();
+    });
+  }
+
+  void add_projection(const Linear& linear, const T* input, int input_width) {
+    run_phase(num_tasks(linear, step_.num_tokens), [&](int task) {
+      multiply_task(linear, task, input, input_width, step_.num_tokens,
+                    [&](int token, int output, const Floats* sums) {
+                      float* to = residual(token);
+                      for (int v = 0; v < kPanelVectors; ++v, output += kLanes) {
+                        const int count = std::min(kLanes, decoder_.width - output);
+                        if (count > 0) {
+                          const Floats before = load_up_to(to + output, count);
+                          store_up_to(to + output, before + sums[v], count);
+                        }
+                      }
+                    });
+    });
+  }
+
+  void project_gate_up(const DecoderLayer& layer) {
+    run_phase(num_tasks(layer.gate_up, step_.num_tokens), [&](int task) {
+      multiply_task(layer.gate_up, task, scratch_.normed.data(), decoder_.width, step_.num_tokens,
+                    [&](int token, int output, const Floats* sums) {
+                      constexpr int kHalf = kPanelVectors / 2;
+                      T* to = scratch_.mlp.data() + size_t(token) * decoder_.mlp_width;
+                      int at = output / 2;
+                      for (int v = 0; v < kHalf; ++v, at += kLanes) {
+                        const int count = std::min(kLanes, decoder_.mlp_width - at);
+                        if (count > 0) store_up_to(to + at, silu(sums[v]) * sums[v + kHalf], count);
+                      }
+                    });
+    });
+  }
+
+  void read_out() {
+    for_tokens(step_.num_logits, [&](int i) {
+      rms_norm(residual(step_.logits_index[i]), decoder_.final_norm, decoder_.epsilon,
+               decoder_.width, normed(i));
+    });
+    const int vocab_size = decoder_.head.num_outputs;
+    run_phase(num_tasks(decoder_.head, step_.num_logits), [&](int task) {
+      multiply_task(decoder_.head, task, scratch_.normed.data(), decoder_.width, step_.num_logits,
+                    [&](int row, int output, const Floats* sums) {
+                      float* to = step_.logits + size_t(row) * vocab_size;
+                      for (int v = 0; v < kPanelVectors; ++v, output += kLanes) {
+                        const int count = std::min(kLanes, vocab_size - output);
+                        if (count > 0) store_up_to(to + output, sums[v], count);
+                      }
+                    });
+    });
+  }
+
+  const Decoder& decoder_;
+  const DecoderStep& step_;
+  const std::vector<AttentionTask>& tasks_;
+  DecoderScratch<T>& scratch_;
+  Phases& phases_;
+  int qkv_width_, phase_ = 0;
+};
+
+}  // namespace splitserve

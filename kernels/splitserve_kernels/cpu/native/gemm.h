@@ -1,0 +1,199 @@
+// Matrix products with weights that were packed once.
+//
+// Shape letters: M rows of the input, N outputs, K inputs; T is float or Bf16.
+//
+// Packed weights are panels of kPanel outputs. In a panel the inputs come one after the other, each
+// with the weights of all outputs: [K][kPanel] floats, or, so that a 32-bit word holds two
+// consecutive inputs, [K / 2][kPanel][2] Bf16. A panel is read from front to end, so one row is
+// bound by the memory's bandwidth and many rows by the arithmetic.
+//
+// An output is summed over the inputs in one order, whatever M is and wherever in a block its row
+// stands: a sequence gets the same bits whatever shares its batch.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "simd.h"
+#include "transpose.h"
+
+namespace splitserve {
+
+#if defined(__AVX512F__)
+constexpr int kPanelVectors = 4;
+#else
+constexpr int kPanelVectors = 2;
+#endif
+constexpr int kPanel = kPanelVectors * kLanes;
+// Rows that are computed together: their sums fill the registers.
+constexpr int kMaxRows = 6;
+// Rows and inputs that stay in a core's cache while panels pass.
+constexpr int kRowBlock = 96;
+constexpr int kInputBlock = 2048;
+
+SPLITSERVE_INLINE Floats multiply_add(const float* x, Words weights, Floats sum) {
+  return sum + splat(*x) * (Floats)weights;
+}
+
+SPLITSERVE_INLINE Floats multiply_add(const Bf16* x, Words weights, Floats sum) {
+#if defined(__AVX512BF16__)
+  const Words pair = splat_word(load_as<uint32_t>(x));
+  return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)pair, (__m512bh)weights);
+#else
+  sum += splat(to_float(x[0])) * (Floats)(weights << 16);
+  return sum + splat(to_float(x[1])) * (Floats)(weights & 0xffff0000u);
+#endif
+}
+
+// Where words are that rows are multiplied with. A source has `num_words` words of kPanelVectors
+// vectors: `at(v, k)` is word k of vector v. `fetch`, called beside it, brings near what comes later.
+struct PanelWords {
+  const uint32_t* panel;
+  int num_words;
+
+  const uint32_t* at(int v, size_t k) const { return panel + k * kPanel + v * kLanes; }
+
+  // One or two rows are multiplied at the memory's pace, more take longer for a word.
+  template <int R>
+  void fetch(int v, size_t k) const {
+    constexpr size_t kWords = (R <= 2 ? 4096 : 1024) / sizeof(uint32_t);
+    __builtin_prefetch(at(v, k) + kWords);
+  }
+};
+
+// sums[i][v] += the products of rows[i], from its word `first` on, with the words of `source`.
+template <class T, int R, class Source>
+SPLITSERVE_INLINE void multiply_rows(const Source& source, const T* const* rows, int first,
+                                     Floats (&sums)[R][kPanelVectors]) {
+  for (int k = 0; k < source.num_words; ++k) {
+    Words weights[kPanelVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kPanelVectors; ++v) {
+      weights[v] = load_as<Words>(source.at(v, k));
+      source.template fetch<R>(v, k);
+    }
+#pragma GCC unroll 6
+    for (int i = 0; i < R; ++i) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kPanelVectors; ++v) {
+        sums[i][v] = multiply_add(rows[i] + (first + k) * kPerWord<T>, weights[v], sums[i][v]);
+      }
+    }
+  }
+}
+
+template <class T, int R, class Source, class Finish>
+SPLITSERVE_INLINE void multiply_block(const Source* sources, int num_sources, const T* const* rows,
+                                      const float* start, Finish finish) {
+  Floats sums[R][kPanelVectors];
+#pragma GCC unroll 6
+  for (int i = 0; i < R; ++i) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kPanelVectors; ++v) {
+      sums[i][v] = start ? load(start + i * kPanel + v * kLanes) : Floats{};
+    }
+  }
+  for (int i = 0, first = 0; i < num_sources; first += sources[i++].num_words) {
+    multiply_rows<T, R>(sources[i], rows, first, sums);
+  }
+#pragma GCC unroll 6
+  for (int i = 0; i < R; ++i) finish(i, sums[i]);
+}
+
+// Multiplies `num_rows` rows with the words of the sources, one after the other, and calls
+// finish(row, sums of kPanel outputs) for each. `start`: [num_rows, kPanel] sums to begin with, or
+// null.
+template <class T, class Source, class Finish>
+inline void multiply(const Source* sources, int num_sources, const T* const* rows, int num_rows,
+                     const float* start, Finish finish) {
+  const int num_blocks = (num_rows + kMaxRows - 1) / kMaxRows;
+  for (int block = 0, done = 0; block < num_blocks; ++block) {
+    // Blocks of nearly equal size: 4 + 4 rows are faster than 6 + 2.
+    const int count = (num_rows - done + num_blocks - block - 1) / (num_blocks - block);
+    const float* from = start ? start + done * kPanel : nullptr;
+    const T* const* first = rows + done;
+    const auto finish_row = [&](int i, const Floats* sums) { finish(done + i, sums); };
+    switch (count) {
+      case 1: multiply_block<T, 1>(sources, num_sources, first, from, finish_row); break;
+      case 2: multiply_block<T, 2>(sources, num_sources, first, from, finish_row); break;
+      case 3: multiply_block<T, 3>(sources, num_sources, first, from, finish_row); break;
+      case 4: multiply_block<T, 4>(sources, num_sources, first, from, finish_row); break;
+      case 5: multiply_block<T, 5>(sources, num_sources, first, from, finish_row); break;
+      default: multiply_block<T, 6>(sources, num_sources, first, from, finish_row); break;
+    }
+    done += count;
+  }
+}
+
+// A weight matrix. `panels`: see above; `bias`: [N] or null.
+struct Linear {
+  const uint32_t* panels;
+  const float* bias;
+  int32_t num_outputs;
+  int32_t num_inputs;
+};
+
+inline int num_panels(const Linear& linear) { return (linear.num_outputs + kPanel - 1) / kPanel; }
+
+inline int num_row_blocks(int num_rows) { return (num_rows + kRowBlock - 1) / kRowBlock; }
+
+inline int num_tasks(const Linear& linear, int num_rows) {
+  return num_row_blocks(num_rows) * num_panels(linear);
+}
+
+// One task of input [M, K] times weights: a panel for a block of rows. `input`: row i begins at
+// input + i * stride. Calls finish(row, first output, sums) with the bias added.
+template <class T, class Finish>
+inline void multiply_task(const Linear& linear, int task, const T* input, size_t stride,
+                          int num_rows, Finish finish) {
+  const int panel_index = task % num_panels(linear);
+  const int block = task / num_panels(linear), num_blocks = num_row_blocks(num_rows);
+  const int first = int(int64_t{num_rows} * block / num_blocks);
+  const int count = int(int64_t{num_rows} * (block + 1) / num_blocks) - first;
+  const int num_words = linear.num_inputs / kPerWord<T>;
+  const uint32_t* panel = linear.panels + size_t(panel_index) * num_words * kPanel;
+  const int output = panel_index * kPanel;
+  Floats bias[kPanelVectors] = {};
+  if (linear.bias) {
+    for (int v = 0; v < kPanelVectors; ++v) bias[v] = load(linear.bias + output + v * kLanes);
+  }
+  const T* rows[kRowBlock];
+  for (int i = 0; i < count; ++i) rows[i] = input + (first + i) * stride;
+  alignas(64) float partial[kRowBlock * kPanel];
+  constexpr int kWords = kInputBlock / kPerWord<T>;
+  const float* start = nullptr;
+  for (int word = 0; word < num_words; word += kWords) {
+    const PanelWords part{panel + size_t(word) * kPanel, std::min(kWords, num_words - word)};
+    if (word + kWords < num_words) {
+      multiply(&part, 1, rows, count, start, [&](int i, const Floats* sums) {
+        for (int v = 0; v < kPanelVectors; ++v) store(partial + i * kPanel + v * kLanes, sums[v]);
+      });
+      start = partial;
+      for (int i = 0; i < count; ++i) rows[i] += kInputBlock;
+    } else {
+      multiply(&part, 1, rows, count, start, [&](int i, const Floats* sums) {
+        Floats biased[kPanelVectors];
+        for (int v = 0; v < kPanelVectors; ++v) biased[v] = sums[v] + bias[v];
+        finish(first + i, output, biased);
+      });
+    }
+  }
+}
+
+// Packs weights [N, K] of one panel; outputs beyond N are 0.
+template <class T>
+inline void pack_panel(const T* weights, int num_outputs, int num_inputs, int panel_index,
+                       uint32_t* packed) {
+  const int num_words = num_inputs / kPerWord<T>;
+  uint32_t* panel = packed + size_t(panel_index) * num_words * kPanel;
+  for (int column = 0; column < kPanel; column += kLanes) {
+    const T* rows[kLanes];
+    for (int i = 0; i < kLanes; ++i) {
+      const int output = panel_index * kPanel + column + i;
+      rows[i] = output < num_outputs ? weights + size_t(output) * num_inputs : nullptr;
+    }
+    transpose(rows, num_words, panel + column, kPanel);
+  }
+}
+
+}  // namespace splitserve

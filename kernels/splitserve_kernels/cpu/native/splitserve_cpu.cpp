@@ -1,0 +1,157 @@
+// The C interface that library.py calls. Nothing here throws; memory is the caller's, except what a
+// thread keeps between steps.
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+#include "decoder.h"
+
+using namespace splitserve;
+
+namespace {
+
+// Asks for large pages: weights are read from end to end, and each new small page costs a walk.
+void use_large_pages(void* begin, size_t size) {
+#if defined(__linux__)
+  constexpr uintptr_t kLargePage = uintptr_t{2} << 20;
+  const uintptr_t from = (uintptr_t(begin) + kLargePage - 1) / kLargePage * kLargePage;
+  const uintptr_t to = (uintptr_t(begin) + size) / kLargePage * kLargePage;
+  if (from < to) madvise(reinterpret_cast<void*>(from), to - from, MADV_HUGEPAGE);
+#endif
+}
+
+template <class T>
+void pack(const T* weights, int num_outputs, int num_inputs, uint32_t* packed, int num_threads) {
+  const int count = (num_outputs + kPanel - 1) / kPanel;
+  use_large_pages(packed, size_t(count) * kPanel * num_inputs * sizeof(T));
+  Phases phases(1);
+#pragma omp parallel num_threads(num_threads)
+  phases.run(0, count, [&](int panel) {
+    pack_panel(weights, num_outputs, num_inputs, panel, packed);
+  });
+}
+
+template <class T>
+void linear(const Linear& weights, const T* input, int num_rows, T* output, int num_threads) {
+  const int width = weights.num_outputs;
+  Phases phases(1);
+#pragma omp parallel num_threads(num_threads)
+  phases.run(0, num_tasks(weights, num_rows), [&](int task) {
+    multiply_task(weights, task, input, weights.num_inputs, num_rows,
+                  [&](int row, int first, const Floats* sums) {
+                    T* to = output + size_t(row) * width;
+                    for (int v = 0; v < kPanelVectors; ++v, first += kLanes) {
+                      const int count = std::min(kLanes, width - first);
+                      if (count > 0) store_up_to(to + first, sums[v], count);
+                    }
+                  });
+  });
+}
+
+template <class T>
+void attention(const AttentionLayer<T>& layer, const AttentionRows& rows, int num_threads) {
+  const auto tasks =
+      attention_tasks(rows, layer.num_kv_heads, layer.num_heads / layer.num_kv_heads);
+  Phases phases(1);
+#pragma omp parallel num_threads(num_threads)
+  {
+    thread_local AttentionScratch<T> scratch;
+    phases.run(0, int(tasks.size()), [&](int task) {
+      AttentionWorker<T>(layer, rows, tasks[task], scratch).attend();
+    });
+  }
+}
+
+// `keys`: [T, G, D], `values`: [T, G, E]; `slots`: [T].
+template <class T>
+void store_kv(const KVBlocks<T>& blocks, const T* keys, const T* values, const int64_t* slots,
+              int num_tokens, T* key_pool, T* value_pool, int64_t key_stride, int64_t value_stride,
+              int num_threads) {
+  Phases phases(1);
+#pragma omp parallel num_threads(num_threads)
+  phases.run(0, num_tokens, [&](int token) {
+    const int64_t block = slots[token] / blocks.block_size;
+    const int offset = slots[token] % blocks.block_size;
+    for (int head = 0; head < blocks.num_kv_heads; ++head) {
+      const size_t at = size_t(token) * blocks.num_kv_heads + head;
+      blocks.store_key(key_pool + block * key_stride, head, offset, keys + at * blocks.key_dim);
+      blocks.store_value(value_pool + block * value_stride, head, offset,
+                         values + at * blocks.value_dim);
+    }
+  });
+}
+
+template <class T>
+void decode(const Decoder& decoder, const DecoderStep& step) {
+  static DecoderScratch<T> scratch;
+  scratch.reserve(decoder, step.num_tokens, step.num_logits);
+  const auto tasks = attention_tasks(step.rows, decoder.num_kv_heads,
+                                     decoder.num_heads / decoder.num_kv_heads);
+  Phases phases(DecoderWorker<T>::num_phases(decoder));
+#pragma omp parallel num_threads(step.num_threads)
+  DecoderWorker<T>(decoder, step, tasks, scratch, phases).run();
+}
+
+}  // namespace
+
+#define EXPORT __attribute__((visibility("default")))
+
+extern "C" {
+
+EXPORT int32_t splitserve_panel() { return kPanel; }
+
+EXPORT void splitserve_pack_f32(const float* weights, int32_t n, int32_t k, uint32_t* packed,
+                         int32_t num_threads) {
+  pack(weights, n, k, packed, num_threads);
+}
+
+EXPORT void splitserve_pack_bf16(const Bf16* weights, int32_t n, int32_t k, uint32_t* packed,
+                          int32_t num_threads) {
+  pack(weights, n, k, packed, num_threads);
+}
+
+EXPORT void splitserve_linear_f32(const Linear* weights, const float* input, int32_t num_rows,
+                           float* output, int32_t num_threads) {
+  linear(*weights, input, num_rows, output, num_threads);
+}
+
+EXPORT void splitserve_linear_bf16(const Linear* weights, const Bf16* input, int32_t num_rows,
+                            Bf16* output, int32_t num_threads) {
+  linear(*weights, input, num_rows, output, num_threads);
+}
+
+EXPORT void splitserve_attention_f32(const AttentionLayer<float>* layer, const AttentionRows* rows,
+                              int32_t num_threads) {
+  attention(*layer, *rows, num_threads);
+}
+
+EXPORT void splitserve_attention_bf16(const AttentionLayer<Bf16>* layer, const AttentionRows* rows,
+                               int32_t num_threads) {
+  attention(*layer, *rows, num_threads);
+}
+
+EXPORT void splitserve_store_kv_f32(const KVBlocks<float>* blocks, const float* keys,
+                                    const float* values, const int64_t* slots, int32_t num_tokens,
+                                    float* key_pool, float* value_pool, int64_t key_stride,
+                                    int64_t value_stride, int32_t num_threads) {
+  store_kv(*blocks, keys, values, slots, num_tokens, key_pool, value_pool, key_stride, value_stride,
+           num_threads);
+}
+
+EXPORT void splitserve_store_kv_bf16(const KVBlocks<Bf16>* blocks, const Bf16* keys,
+                                     const Bf16* values, const int64_t* slots, int32_t num_tokens,
+                                     Bf16* key_pool, Bf16* value_pool, int64_t key_stride,
+                                     int64_t value_stride, int32_t num_threads) {
+  store_kv(*blocks, keys, values, slots, num_tokens, key_pool, value_pool, key_stride, value_stride,
+           num_threads);
+}
+
+EXPORT void splitserve_decode_f32(const Decoder* decoder, const DecoderStep* step) {
+  decode<float>(*decoder, *step);
+}
+
+EXPORT void splitserve_decode_bf16(const Decoder* decoder, const DecoderStep* step) {
+  decode<Bf16>(*decoder, *step);
+}
+
+}  // extern "C"
