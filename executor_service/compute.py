@@ -20,7 +20,9 @@ from executor_service.kv_cache import KVCache, LayerShape
 from executor_service.loaded_model import LoadedModel
 from executor_service.memory import MakeModel, torch_model
 from executor_service.native_model import NativePagedModel, build_native_model, why_not_native
+from executor_service.native_sampler import native_draw
 from executor_service.paged_model import PagedModel, TransformersModel
+from executor_service.sampler import Draw, draw_in_torch
 from executor_service.self_check import ReplacementWrong
 from splitserve_kernels.cpu.attention import NativeAttention, why_not_native_attention
 from splitserve_kernels.cpu.build import BuildFailed
@@ -45,11 +47,12 @@ class AttentionBackendName(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """`make_model` makes what runs `loaded`. `description`: for people."""
+    """`make_model` makes what runs `loaded`, `draw` chooses tokens. `description`: for people."""
 
     loaded: LoadedModel
     make_model: MakeModel
     description: str
+    draw: Draw = draw_in_torch
 
 
 def choose_compute(
@@ -97,7 +100,8 @@ def _native(load: Callable[[], LoadedModel], loaded: LoadedModel, block_size: in
             _log.error("native_decoder_refused model=%s reason=%r", loaded.architecture, reason)
             loaded = load()  # the trial took it apart
     _log.info("native_decoder_not_used model=%s reason=%r", loaded.architecture, reason)
-    return Compute(loaded, _attending_with(backend), f"native attention ({library.variant})")
+    description = f"native attention ({library.variant})"
+    return Compute(loaded, _attending_with(backend), description, native_draw(library))
 
 
 def _triton(loaded: LoadedModel, block_size: int) -> Compute:
@@ -122,7 +126,8 @@ def _native_decoder(loaded: LoadedModel, library: NativeLibrary) -> Compute:
     def make_model(_loaded: LoadedModel, cache: KVCache) -> PagedModel:
         return NativePagedModel(native, cache)
 
-    return Compute(loaded, make_model, f"native decoder ({library.variant})")
+    description = f"native decoder ({library.variant})"
+    return Compute(loaded, make_model, description, native_draw(library))
 
 
 def _distinct_layers(loaded: LoadedModel) -> set[tuple[LayerShape, int, int | None]]:

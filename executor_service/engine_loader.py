@@ -47,7 +47,7 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
         config.block_size,
     )
     loaded = compute.loaded
-    runner = build_runner(loaded, _cache_config(config), compute.make_model)
+    runner = build_runner(loaded, _cache_config(config), compute.make_model, compute.draw)
     return LoadedEngine(
         runner=runner,
         info=_describe(config, executor_epoch, loaded, runner),

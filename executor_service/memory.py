@@ -13,6 +13,7 @@ from executor_service.kv_cache import KVCache, block_bytes
 from executor_service.loaded_model import LoadedModel
 from executor_service.model_runner import ModelRunner
 from executor_service.paged_model import PagedModel, TransformersModel
+from executor_service.sampler import Draw, draw_in_torch
 from splitserve_kernels import reference
 
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
@@ -51,9 +52,12 @@ def torch_model(loaded: LoadedModel, cache: KVCache) -> PagedModel:
 
 
 def build_runner(
-    loaded: LoadedModel, cache_config: CacheConfig, make_model: MakeModel = torch_model
+    loaded: LoadedModel,
+    cache_config: CacheConfig,
+    make_model: MakeModel = torch_model,
+    draw: Draw = draw_in_torch,
 ) -> ModelRunner:
-    """Allocates the pools and makes a runner for `loaded`.
+    """Allocates the pools and makes a runner for `loaded`, which `draw` chooses tokens for.
 
     Raises OutOfMemory, with the numbers, if the pools or a single block do not fit.
     """
@@ -74,7 +78,7 @@ def build_runner(
         dtype=loaded.dtype,
         device=loaded.device,
     )
-    return ModelRunner(loaded, cache, make_model(loaded, cache))
+    return ModelRunner(loaded, cache, make_model(loaded, cache), draw)
 
 
 def _fitting_blocks(device: torch.device, cache_config: CacheConfig, size: int) -> int:

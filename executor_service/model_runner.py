@@ -20,7 +20,7 @@ from executor_service.kv_cache import KVCache
 from executor_service.loaded_model import LoadedModel
 from executor_service.logprobs import ScoredTokens, score_tokens
 from executor_service.paged_model import PagedModel
-from executor_service.sampler import SamplingRows, sample
+from executor_service.sampler import Draw, SamplingRows, draw_in_torch, sample
 from executor_service.step import (
     BoolArray,
     Int32Array,
@@ -59,10 +59,13 @@ class _RowResults:
 class ModelRunner:
     """Runs steps of one model against its KV pools. Not thread-safe: one step at a time."""
 
-    def __init__(self, loaded: LoadedModel, cache: KVCache, model: PagedModel) -> None:
-        """`model` computes what `loaded` says, on the pools of `cache`."""
+    def __init__(
+        self, loaded: LoadedModel, cache: KVCache, model: PagedModel, draw: Draw = draw_in_torch
+    ) -> None:
+        """`model` computes what `loaded` says, on the pools of `cache`; `draw` chooses tokens."""
         self.cache = cache
         self._forward_pass = ForwardPass(loaded, cache, model)
+        self._draw = draw
 
     @torch.inference_mode()
     def execute(self, step: StepInput) -> StepOutput:
@@ -97,7 +100,7 @@ class ModelRunner:
         for row, message in forward.row_errors.items():
             rows.fail([row], RowStatus.FAILED, message)
         prompt_logprobs = _score_prompts(step, forward, rows)
-        logprobs = _sample(step, forward, rows)
+        logprobs = _sample(step, forward, rows, self._draw)
         return StepOutput(
             row_statuses=rows.statuses,
             sampled_token_ids=rows.token_ids,
@@ -116,7 +119,9 @@ class ModelRunner:
         return time.perf_counter()
 
 
-def _sample(step: StepInput, forward: ForwardResult, rows: _RowResults) -> LogprobColumns | None:
+def _sample(
+    step: StepInput, forward: ForwardResult, rows: _RowResults, draw: Draw
+) -> LogprobColumns | None:
     """Fills the tokens of `rows`; returns the scores that its rows ask for."""
     usable = ~rows.failed[forward.readout.sampling_rows]
     sampling_rows = forward.readout.sampling_rows[usable]
@@ -135,6 +140,7 @@ def _sample(step: StepInput, forward: ForwardResult, rows: _RowResults) -> Logpr
             num_prompt_tokens=step.num_prompt_tokens[sampling_rows],
             histories=[step.histories[row] for row in indexes],
         ),
+        draw,
     )
     rows.token_ids[sampling_rows] = sampled.token_ids
     invalid = sampling_rows[~sampled.is_valid]

@@ -9,7 +9,7 @@ Shape letters: S rows that sample, V tokens of the vocabulary, L blocks of the v
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,31 +52,47 @@ class SampledTokens:
     is_valid: BoolArray
 
 
-def sample(logits: Tensor, rows: SamplingRows) -> SampledTokens:
-    """Chooses one token for each row. `logits`: [S, V] float32, not changed."""
+# Adjusted logits [S, V] float32 and their rows -> token ids [S] int32, -1 where invalid.
+Draw = Callable[[Tensor, SamplingRows], Int32Array]
+
+
+def sample(logits: Tensor, rows: SamplingRows, draw: Draw | None = None) -> SampledTokens:
+    """Chooses one token for each row. `logits`: [S, V] float32, not changed.
+
+    `draw` is what chooses once biases and penalties are applied; plain torch if it is None.
+    """
     adjusted = adjust_logits(
         logits, rows.params, rows.positions, rows.num_prompt_tokens, rows.histories
     )
+    token_ids = (draw or draw_in_torch)(adjusted, rows)
+    is_valid: BoolArray = token_ids >= 0
+    if adjusted is not logits:
+        # Suppression may have hidden an infinity.
+        is_valid &= torch.isfinite(logits.max(dim=-1).values).cpu().numpy()
+        token_ids = np.where(is_valid, token_ids, np.int32(-1))
+    return SampledTokens(token_ids, is_valid)
+
+
+def draw_in_torch(adjusted: Tensor, rows: SamplingRows) -> Int32Array:
+    """See Draw."""
     # torch.max returns the first of equal maxima. Its value is NaN, +inf or -inf exactly for the
     # rows that are invalid.
     largest, token_ids = adjusted.max(dim=-1)
-    is_valid = torch.isfinite(largest)
-    if adjusted is not logits:
-        # Suppression may have hidden an infinity.
-        is_valid &= torch.isfinite(logits.max(dim=-1).values)
     temperatures = np.array([params.temperature for params in rows.params], dtype=np.float32)
     random_rows = np.flatnonzero(temperatures > 0)
     if random_rows.size:
-        selected = torch.from_numpy(random_rows).to(logits.device)
+        device = adjusted.device
+        selected = torch.from_numpy(random_rows).to(device)
         scaled = _scale(adjusted, largest, selected, temperatures[random_rows])
         weights = truncate(scaled, [rows.params[row] for row in random_rows.tolist()])
         u = uniform(
-            torch.from_numpy(rows.seeds[random_rows].astype(np.int64)).to(logits.device),
-            torch.from_numpy(rows.positions[random_rows].astype(np.int64)).to(logits.device),
+            torch.from_numpy(rows.seeds[random_rows].astype(np.int64)).to(device),
+            torch.from_numpy(rows.positions[random_rows].astype(np.int64)).to(device),
         )
         token_ids[selected] = _draw(weights, u)
-    token_ids = torch.where(is_valid, token_ids, -1).to(torch.int32)
-    return SampledTokens(token_ids=token_ids.cpu().numpy(), is_valid=is_valid.cpu().numpy())
+    valid = torch.where(torch.isfinite(largest), token_ids, -1).to(torch.int32)
+    drawn: Int32Array = valid.cpu().numpy()
+    return drawn
 
 
 def _scale(adjusted: Tensor, largest: Tensor, selected: Tensor, temperatures: np.ndarray) -> Tensor:

@@ -139,6 +139,19 @@ class CDecoderStep(ctypes.Structure):
     )
 
 
+class CSamplingRows(ctypes.Structure):
+    """`SamplingRows` in sampling.h."""
+
+    _fields_ = (
+        ("temperatures", _Pointer),
+        ("top_k", _Pointer),
+        ("top_p", _Pointer),
+        ("min_p", _Pointer),
+        ("seeds", _Pointer),
+        ("positions", _Pointer),
+    )
+
+
 class NativeLibrary:
     """A compiled library. Its functions come in one kind for each of DTYPES."""
 

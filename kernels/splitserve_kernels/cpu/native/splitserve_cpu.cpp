@@ -5,6 +5,7 @@
 #endif
 
 #include "decoder.h"
+#include "sampling.h"
 
 using namespace splitserve;
 
@@ -144,6 +145,22 @@ EXPORT void splitserve_store_kv_bf16(const KVBlocks<Bf16>* blocks, const Bf16* k
                                      int64_t value_stride, int32_t num_threads) {
   store_kv(*blocks, keys, values, slots, num_tokens, key_pool, value_pool, key_stride, value_stride,
            num_threads);
+}
+
+// `logits`: [S, V], rows `stride` numbers apart. `tokens`: [S], written; -1 for invalid logits.
+EXPORT void splitserve_sample_f32(const float* logits, int64_t stride, int32_t num_rows,
+                                  int32_t vocab_size, const SamplingRows* rows, int32_t* tokens,
+                                  int32_t num_threads) {
+  // Waking threads, and waiting for them to end, costs more than a few rows.
+  const bool is_small = int64_t{num_rows} * vocab_size < (int64_t{1} << 19);
+  Phases phases(1);
+#pragma omp parallel num_threads(is_small ? 1 : std::min(num_threads, num_rows))
+  {
+    thread_local TokenSampler sampler;
+    phases.run(0, num_rows, [&](int i) {
+      tokens[i] = sampler.choose(logits + i * stride, vocab_size, *rows, i);
+    });
+  }
 }
 
 EXPORT void splitserve_decode_f32(const Decoder* decoder, const DecoderStep* step) {
