@@ -16,15 +16,13 @@
 #include <limits>
 #include <vector>
 
+#include "attention_plan.h"
 #include "gemm.h"
-#include "kv_tile.h"
 #include "simd.h"
 
 namespace splitserve {
 
 constexpr int kPartition = 1024;
-// Query rows of a task that is not split any more.
-constexpr int kQueryRows = 96;
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
 // What all rows of a layer share. `keys`, `values`: pools, blocks `key_stride` and `value_stride`
@@ -44,23 +42,7 @@ struct AttentionLayer {
   KVBlocks<T> blocks() const { return {block_size, num_kv_heads, head_dim, value_dim}; }
 };
 
-// The rows of a step. `block_tables`: [R, table_stride]; `query_starts`: [R + 1];
-// `num_computed`: [R].
-struct AttentionRows {
-  const int32_t* block_tables;
-  const int32_t* num_computed;
-  const int32_t* query_starts;
-  int64_t table_stride;
-  int32_t num_rows;
-};
-
-// `num_tokens` input tokens of `row` from `first_token` (of the batch) on attend with the heads of
-// one key/value head. `partial`: -1, or where the result of one partition goes, to be merged.
-struct AttentionTask {
-  int32_t row, kv_head, first_token, num_tokens, partition, partial;
-};
-
-// The softmax of some query rows over some keys: maximum, sum of weights, weighted sum of values.
+// The softmax of query rows over some keys: maximum, sum of weights, weighted sum of values.
 struct SoftmaxState {
   float* maximum;  // [M]
   float* total;    // [M, kLanes], to be added up
@@ -81,16 +63,18 @@ class AttentionScratch {
     grow(weights, size_t(num_rows) * kTile);
     grow(statistics, size_t(num_rows) * 2 * (1 + kLanes));
     grow(sums, size_t(num_rows) * width * 2);
-    grow(rescale, size_t(padded(num_rows, kLanes)));
+    grow(rescale, size_t(num_rows) + kLanes);
     grow(totals, size_t(num_rows) * kLanes);
     grow(rows, size_t(num_rows));
     grow(weight_rows, size_t(num_rows));
+    grow(positions, size_t(num_rows));
   }
 
   std::vector<uint32_t> tiles;
   std::vector<float> scores, statistics, sums, rescale, totals;
   std::vector<T> weights;
   std::vector<const T*> rows, weight_rows;
+  std::vector<int> positions;
 
  private:
   template <class V>
@@ -104,58 +88,97 @@ template <class T>
 class AttentionWorker {
  public:
   AttentionWorker(const AttentionLayer<T>& layer, const AttentionRows& rows,
-                  const AttentionTask& task, AttentionScratch<T>& scratch)
+                  const AttentionPlan& plan, const AttentionTask& task, AttentionScratch<T>& scratch)
       : layer_(layer),
+        rows_(rows),
         task_(task),
+        parts_(plan.parts.data() + task.first_part),
         scratch_(scratch),
-        reader_(layer.blocks(), layer.keys, layer.values, layer.key_stride, layer.value_stride,
-                rows.block_tables + task.row * rows.table_stride, task.kv_head,
-                first_in_sight(rows.num_computed[task.row], layer.sliding_window),
-                row_end(rows, task.row), scratch.tiles) {
-    group_ = layer.num_heads / layer.num_kv_heads;
-    width_ = padded(layer.value_dim, kPanel);
-    num_rows_ = task.num_tokens * group_;
-    first_position_ =
-        rows.num_computed[task.row] + task.first_token - rows.query_starts[task.row];
+        group_(layer.num_heads / layer.num_kv_heads),
+        width_(padded(layer.value_dim, kPanel)) {
+    for (int i = 0; i < task.num_parts; ++i) num_rows_ += parts_[i].num_tokens * group_;
     scratch.reserve(num_rows_, layer.value_dim);
-    for (int i = 0; i < num_rows_; ++i) {
-      const int token = task.first_token + i / group_, head = task.kv_head * group_ + i % group_;
-      scratch.rows[i] = layer.query + token * layer.query_stride + head * layer.head_dim;
-      scratch.weight_rows[i] = scratch.weights.data() + i * kTile;
+    for (int i = 0, row = 0; i < task.num_parts; ++i) {
+      const AttentionPart& part = parts_[i];
+      for (int j = 0; j < part.num_tokens * group_; ++j, ++row) {
+        const int token = part.first_token + j / group_, head = task.kv_head * group_ + j % group_;
+        scratch.rows[row] = layer.query + token * layer.query_stride + head * layer.head_dim;
+        scratch.weight_rows[row] = scratch.weights.data() + row * kTile;
+        scratch.positions[row] = first_position(part) + j / group_;
+      }
     }
   }
 
-  // All partitions, and the output.
   void attend() {
-    SoftmaxState whole = state(0), part = state(1);
-    clear(whole);
-    for (int partition = first_partition(); partition <= last_partition(); ++partition) {
-      attend_partition(partition, part);
-      merge(part, whole);
+    const Span all{0, num_rows_};
+    clear(whole(), all);
+    clear(part(), all);
+    attend_shared(all);
+    for (int i = 0, row = 0; i < task_.num_parts; ++i) {
+      const Span span{row, row + parts_[i].num_tokens * group_};
+      attend_own(parts_[i], span);
+      finish(parts_[i], span);
+      row = span.end;
     }
-    finish(whole);
   }
 
-  void attend_partition(int partition, SoftmaxState state) {
-    clear(state);
-    const int begin = partition * kPartition, end = begin + kPartition;
-    const int first = first_in_sight(first_position_, layer_.sliding_window);
-    const int last = first_position_ + task_.num_tokens;
-    const int first_tile = std::max(begin, first / kTile * kTile), stop = std::min(end, last);
-    if (first_tile >= stop) return;
-    const Tile* tile = &reader_.find(first_tile);
-    for (int start = first_tile; start < stop; start += kTile) {
-      const Tile* next = start + kTile < stop ? &reader_.find(start + kTile) : tile;
-      score(*tile, *next);
-      weigh(start, state);
-      add_values(*tile, *next, state);
+ private:
+  // Query rows of the task.
+  struct Span {
+    int begin, end;
+  };
+
+  int first_position(const AttentionPart& part) const {
+    return rows_.num_computed[part.row] + part.first_token - rows_.query_starts[part.row];
+  }
+
+  TileReader<T> reader(int row) {
+    const int computed = rows_.num_computed[row];
+    return {layer_.blocks(), layer_.keys, layer_.values, layer_.key_stride, layer_.value_stride,
+            rows_.table(row), task_.kv_head, first_in_sight(computed, layer_.sliding_window),
+            computed + rows_.num_new(row), scratch_.tiles};
+  }
+
+  // Whole tiles that all parts see from end to end.
+  void attend_shared(Span all) {
+    if (!task_.num_shared) return;
+    TileReader<T> tiles = reader(parts_[0].row);
+    for (int begin = 0; begin < task_.num_shared; begin += kPartition) {
+      const int end = begin + kPartition;
+      attend_tiles(tiles, begin, std::min(end, task_.num_shared), all);
+      if (end <= task_.num_shared) merge(all);
+    }
+  }
+
+  // The rest of one part, from its first tile or from the partition on that the shared tiles began.
+  void attend_own(const AttentionPart& part, Span span) {
+    TileReader<T> tiles = reader(part.row);
+    const int first = first_in_sight(first_position(part), layer_.sliding_window);
+    const int last = first_position(part) + part.num_tokens;
+    int begin = std::max(task_.num_shared, first / kTile * kTile);
+    while (begin < last) {
+      const int end = (begin / kPartition + 1) * kPartition;
+      attend_tiles(tiles, begin, std::min(end, last), span);
+      merge(span);
+      begin = end;
+    }
+  }
+
+  void attend_tiles(TileReader<T>& tiles, int begin, int end, Span span) {
+    const Tile* tile = &tiles.find(begin);
+    for (int start = begin; start < end; start += kTile) {
+      const Tile* next = start + kTile < end ? &tiles.find(start + kTile) : tile;
+      score(*tile, *next, span);
+      weigh(start, span);
+      add_values(*tile, *next, span);
       tile = next;
     }
   }
 
-  // Joins `part` to `whole`.
-  void merge(const SoftmaxState& part, SoftmaxState& whole) const {
-    for (int i = 0; i < num_rows_; ++i) {
+  // Joins the partition to the whole, and begins another.
+  void merge(Span span) {
+    const SoftmaxState part = this->part(), whole = this->whole();
+    for (int i = span.begin; i < span.end; ++i) {
       if (part.maximum[i] == kNone) continue;
       // What was empty is multiplied by 0, and what comes to it by 1.
       const float maximum = std::max(part.maximum[i], whole.maximum[i]);
@@ -169,12 +192,15 @@ class AttentionWorker {
         store(to, load(to) * of_whole + load(part.values + i * width_ + column) * of_part);
       }
     }
+    clear(part, span);
   }
 
   // Divides by the total weight and stores the output.
-  void finish(const SoftmaxState& state) const {
-    for (int i = 0; i < num_rows_; ++i) {
-      const int token = task_.first_token + i / group_, head = task_.kv_head * group_ + i % group_;
+  void finish(const AttentionPart& part, Span span) {
+    const SoftmaxState state = whole();
+    for (int i = span.begin; i < span.end; ++i) {
+      const int token = part.first_token + (i - span.begin) / group_;
+      const int head = task_.kv_head * group_ + (i - span.begin) % group_;
       float total = sum(load(state.total + i * kLanes)), factor = 1;
       if (layer_.sinks) {
         // A sink is one more key without a value.
@@ -196,51 +222,41 @@ class AttentionWorker {
     }
   }
 
-  int first_partition() const {
-    return first_in_sight(first_position_, layer_.sliding_window) / kPartition;
-  }
+  SoftmaxState whole() { return state(0); }
+  SoftmaxState part() { return state(1); }
 
-  int last_partition() const { return (first_position_ + task_.num_tokens - 1) / kPartition; }
-
-  int num_rows() const { return num_rows_; }
-  int width() const { return width_; }
-
- private:
   SoftmaxState state(int index) {
-    float* statistics = scratch_.statistics.data() + index * (1 + kLanes) * num_rows_;
+    float* statistics = scratch_.statistics.data() + size_t(index) * (1 + kLanes) * num_rows_;
     return {statistics, statistics + num_rows_,
             scratch_.sums.data() + size_t(index) * num_rows_ * width_};
   }
 
-  void clear(SoftmaxState& state) const {
-    std::fill_n(state.maximum, num_rows_, kNone);
-    std::fill_n(state.total, num_rows_ * kLanes, 0.0f);
-    std::fill_n(state.values, size_t(num_rows_) * width_, 0.0f);
+  void clear(const SoftmaxState& state, Span span) const {
+    const int count = span.end - span.begin;
+    std::fill_n(state.maximum + span.begin, count, kNone);
+    std::fill_n(state.total + span.begin * kLanes, count * kLanes, 0.0f);
+    std::fill_n(state.values + size_t(span.begin) * width_, size_t(count) * width_, 0.0f);
   }
 
-  static int row_end(const AttentionRows& rows, int row) {
-    return rows.num_computed[row] + rows.query_starts[row + 1] - rows.query_starts[row];
-  }
-
-  void score(const Tile& tile, const Tile& next) {
+  void score(const Tile& tile, const Tile& next, Span span) {
     const int num_words = layer_.head_dim / kPerWord<T>;
     for (int group = 0; group < kGroups; group += kPanelVectors) {
       const KeyWords words{tile.groups + group, next.groups + group, num_words};
-      multiply(&words, 1, scratch_.rows.data(), num_rows_, nullptr,
+      multiply(&words, 1, scratch_.rows.data() + span.begin, span.end - span.begin, nullptr,
                [&](int i, const Floats* sums) {
-                 float* to = scratch_.scores.data() + i * kTile + group * kLanes;
+                 float* to = scratch_.scores.data() + (span.begin + i) * kTile + group * kLanes;
                  for (int v = 0; v < kPanelVectors; ++v) store(to + v * kLanes, sums[v]);
                });
     }
   }
 
   // Scores to weights; what was summed before is to be multiplied by `rescale`.
-  void weigh(int tile, SoftmaxState& state) {
+  void weigh(int tile, Span span) {
     constexpr int kVectors = kTile / kLanes;
-    for (int i = 0; i < num_rows_; ++i) {
-      const int position = first_position_ + i / group_;
-      const int low = first_in_sight(position, layer_.sliding_window) - tile;
-      const int high = position + 1 - tile;
+    const SoftmaxState state = part();
+    for (int i = span.begin; i < span.end; ++i) {
+      const int low = first_in_sight(scratch_.positions[i], layer_.sliding_window) - tile;
+      const int high = scratch_.positions[i] + 1 - tile;
       Floats scores[kVectors];
       Floats most = splat(kNone);
       for (int v = 0; v < kVectors; ++v) {
@@ -260,11 +276,11 @@ class AttentionWorker {
       store(scratch_.totals.data() + i * kLanes, total);
       state.maximum[i] = maximum;
     }
-    for (int i = 0; i < num_rows_; i += kLanes) {
+    for (int i = span.begin; i < span.end; i += kLanes) {
       float* rescale = scratch_.rescale.data() + i;
       store(rescale, exp(load(rescale)));
     }
-    for (int i = 0; i < num_rows_; ++i) {
+    for (int i = span.begin; i < span.end; ++i) {
       float* total = state.total + i * kLanes;
       store(total, load(total) * scratch_.rescale[i] + load(scratch_.totals.data() + i * kLanes));
     }
@@ -288,7 +304,8 @@ class AttentionWorker {
     return (lane >= low) & (lane < high) ? scores : splat(kNone);
   }
 
-  void add_values(const Tile& tile, const Tile& next, SoftmaxState& state) {
+  void add_values(const Tile& tile, const Tile& next, Span span) {
+    const SoftmaxState state = part();
     for (int column = 0; column < width_; column += kPanel) {
       ValueWords runs[kTile];
       for (int i = 0; i < tile.num_runs; ++i) {
@@ -297,8 +314,9 @@ class AttentionWorker {
         runs[i].first += column;
         runs[i].next += column;
       }
-      multiply(runs, tile.num_runs, scratch_.weight_rows.data(), num_rows_, nullptr,
-               [&](int i, const Floats* sums) {
+      multiply(runs, tile.num_runs, scratch_.weight_rows.data() + span.begin,
+               span.end - span.begin, nullptr, [&](int part_row, const Floats* sums) {
+                 const int i = span.begin + part_row;
                  float* to = state.values + i * width_ + column;
                  for (int v = 0; v < kPanelVectors; ++v) {
                    store(to + v * kLanes,
@@ -309,10 +327,12 @@ class AttentionWorker {
   }
 
   const AttentionLayer<T>& layer_;
+  const AttentionRows& rows_;
   const AttentionTask& task_;
+  const AttentionPart* parts_;
   AttentionScratch<T>& scratch_;
-  TileReader<T> reader_;
-  int group_, width_, num_rows_, first_position_;
+  const int group_, width_;
+  int num_rows_ = 0;
 };
 
 }  // namespace splitserve

@@ -51,31 +51,6 @@ struct DecoderStep {
   int32_t num_tokens, num_logits, block_size, num_threads;
 };
 
-// Cuts the rows of a step into tasks of about the same work, the largest first.
-inline std::vector<AttentionTask> attention_tasks(const AttentionRows& rows, int num_kv_heads,
-                                                  int group) {
-  const int most = std::max(1, kQueryRows / group);
-  std::vector<AttentionTask> tasks;
-  std::vector<int64_t> costs;
-  for (int row = 0; row < rows.num_rows; ++row) {
-    const int start = rows.query_starts[row], end = rows.query_starts[row + 1];
-    for (int first = start; first < end; first += most) {
-      const int count = std::min(most, end - first);
-      for (int kv_head = 0; kv_head < num_kv_heads; ++kv_head) {
-        tasks.push_back({row, kv_head, first, count, 0, -1});
-      }
-    }
-  }
-  const auto cost = [&](const AttentionTask& task) {
-    const int last = rows.num_computed[task.row] + task.first_token + task.num_tokens;
-    return int64_t{last - rows.query_starts[task.row]} * (task.num_tokens * group + 4);
-  };
-  std::stable_sort(tasks.begin(), tasks.end(), [&](const AttentionTask& a, const AttentionTask& b) {
-    return cost(a) > cost(b);
-  });
-  return tasks;
-}
-
 // Intermediate values of a step, kept from step to step.
 template <class T>
 struct DecoderScratch {
@@ -104,8 +79,8 @@ template <class T>
 class DecoderWorker {
  public:
   DecoderWorker(const Decoder& decoder, const DecoderStep& step,
-                const std::vector<AttentionTask>& tasks, DecoderScratch<T>& scratch, Phases& phases)
-      : decoder_(decoder), step_(step), tasks_(tasks), scratch_(scratch), phases_(phases) {
+                const AttentionPlan& plan, DecoderScratch<T>& scratch, Phases& phases)
+      : decoder_(decoder), step_(step), plan_(plan), scratch_(scratch), phases_(phases) {
     const int num_heads = decoder.num_heads + 2 * decoder.num_kv_heads;
     qkv_width_ = num_heads * decoder.head_dim;
   }
@@ -219,8 +194,8 @@ class DecoderWorker {
     attention.scale = decoder_.scale;
     attention.softcap = layer.softcap;
     thread_local AttentionScratch<T> scratch;
-    run_phase(int(tasks_.size()), [&](int task) {
-      AttentionWorker<T>(attention, step_.rows, tasks_[task], scratch).attend();
+    run_phase(int(plan_.tasks.size()), [&](int task) {
+      AttentionWorker<T>(attention, step_.rows, plan_, plan_.tasks[task], scratch).attend();
     });
   }
 
@@ -275,7 +250,7 @@ class DecoderWorker {
 
   const Decoder& decoder_;
   const DecoderStep& step_;
-  const std::vector<AttentionTask>& tasks_;
+  const AttentionPlan& plan_;
   DecoderScratch<T>& scratch_;
   Phases& phases_;
   int qkv_width_, phase_ = 0;

@@ -148,13 +148,44 @@ class TileReader {
     const int end = std::min(kTile, end_ - start), num_words = (end + kPair - 1) / kPair;
     tile.num_runs = 1;
     tile.runs[0] = {to, to, size_t(width_), num_words};
-    std::fill_n(to, size_t(num_words) * width_, 0u);
-    for (int i = std::max(0, first_ - start); i < end; ++i) {
-      const int offset = (start + i) % blocks_.block_size;
-      const T* from = blocks_.value(value_block(start + i), kv_head_, offset);
-      T* numbers = reinterpret_cast<T*>(to + size_t(i / kPair) * width_) + i % kPair;
-      const int step = blocks_.has_pairs() ? kPair : 1;
-      for (int j = 0; j < blocks_.value_dim; ++j) numbers[j * kPair] = from[j * step];
+    for (int word = 0; word < num_words; ++word, to += width_) {
+      if (blocks_.has_pairs()) {
+        copy_words(start + word * kPair, to);
+      } else {
+        copy_numbers(start + word * kPair, to);
+      }
+    }
+  }
+
+  // The values of kPair tokens, of which one block has all.
+  void copy_words(int position, uint32_t* to) const {
+    uint32_t mask = 0;
+    int readable = position;
+    for (int i = 0; i < kPair; ++i) {
+      if (!may_read(position + i)) continue;
+      mask |= (~0u >> (32 - 32 / kPair)) << (i * (32 / kPair));
+      readable = position + i;
+    }
+    // Columns beyond the values are multiplied, too, but nobody looks at what becomes of them.
+    const int dim = mask ? blocks_.value_dim : 0, offset = position % blocks_.block_size;
+    const T* from = mask ? blocks_.value(value_block(readable), kv_head_, offset) : nullptr;
+    int i = 0;
+    for (; i + kLanes <= dim; i += kLanes) {
+      store_as(to + i, load_as<Words>(from + i * kPair) & mask);
+    }
+    for (; i < dim; ++i) to[i] = load_as<uint32_t>(from + i * kPair) & mask;
+    for (; i < width_; ++i) to[i] = 0;
+  }
+
+  // The same where each token's values lie by themselves.
+  void copy_numbers(int position, uint32_t* to) const {
+    std::fill_n(to, width_, 0u);
+    for (int i = 0; i < kPair; ++i) {
+      if (!may_read(position + i)) continue;
+      const int offset = (position + i) % blocks_.block_size;
+      const T* from = blocks_.value(value_block(position + i), kv_head_, offset);
+      T* numbers = reinterpret_cast<T*>(to) + i;
+      for (int j = 0; j < blocks_.value_dim; ++j) numbers[j * kPair] = from[j];
     }
   }
 

@@ -51,14 +51,15 @@ void linear(const Linear& weights, const T* input, int num_rows, T* output, int 
 
 template <class T>
 void attention(const AttentionLayer<T>& layer, const AttentionRows& rows, int num_threads) {
-  const auto tasks =
-      attention_tasks(rows, layer.num_kv_heads, layer.num_heads / layer.num_kv_heads);
+  const auto plan = AttentionPlanner(rows, layer.num_kv_heads, layer.num_heads / layer.num_kv_heads,
+                                     layer.block_size, !layer.sliding_window, num_threads)
+                        .plan();
   Phases phases(1);
 #pragma omp parallel num_threads(num_threads)
   {
     thread_local AttentionScratch<T> scratch;
-    phases.run(0, int(tasks.size()), [&](int task) {
-      AttentionWorker<T>(layer, rows, tasks[task], scratch).attend();
+    phases.run(0, int(plan.tasks.size()), [&](int task) {
+      AttentionWorker<T>(layer, rows, plan, plan.tasks[task], scratch).attend();
     });
   }
 }
@@ -86,11 +87,16 @@ template <class T>
 void decode(const Decoder& decoder, const DecoderStep& step) {
   static DecoderScratch<T> scratch;
   scratch.reserve(decoder, step.num_tokens, step.num_logits);
-  const auto tasks = attention_tasks(step.rows, decoder.num_kv_heads,
-                                     decoder.num_heads / decoder.num_kv_heads);
+  const bool has_windows =
+      std::any_of(decoder.layers, decoder.layers + decoder.num_layers,
+                  [](const DecoderLayer& layer) { return layer.sliding_window > 0; });
+  const auto plan = AttentionPlanner(step.rows, decoder.num_kv_heads,
+                                     decoder.num_heads / decoder.num_kv_heads, step.block_size,
+                                     !has_windows, step.num_threads)
+                        .plan();
   Phases phases(DecoderWorker<T>::num_phases(decoder));
 #pragma omp parallel num_threads(step.num_threads)
-  DecoderWorker<T>(decoder, step, tasks, scratch, phases).run();
+  DecoderWorker<T>(decoder, step, plan, scratch, phases).run();
 }
 
 }  // namespace

@@ -1,0 +1,32 @@
+"""The CPU kernels, once for each instruction set that this processor has."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from splitserve_kernels.cpu.build import VARIANTS, Variant, _cpu_flags, library_path
+from splitserve_kernels.cpu.library import NativeLibrary, _torch_openmp
+
+
+@pytest.fixture(scope="session", params=VARIANTS, ids=lambda variant: variant.name)
+def library(request: pytest.FixtureRequest) -> NativeLibrary:
+    variant: Variant = request.param
+    missing = variant.cpu_flags - _cpu_flags()
+    if missing:
+        pytest.skip(f"this processor lacks {', '.join(sorted(missing))}")
+    if shutil.which(os.environ.get("CXX", "g++")) is None:
+        pytest.skip("there is no C++ compiler")
+    return NativeLibrary(library_path(variant, _torch_openmp()), variant.name)
+
+
+@pytest.fixture
+def num_threads() -> Iterator[None]:
+    """Puts the number of torch's threads back after the test."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
