@@ -47,21 +47,43 @@ class AttentionBackendName(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """`make_model` makes what runs `loaded`, `draw` chooses tokens. `description`: for people."""
+    """`make_model` makes what runs `loaded`, `draw` chooses tokens. `description`: for people.
+
+    `is_batch_invariant`: a sequence's logits are the same bits whatever shares its batch, and
+    however its tokens are cut into steps.
+    """
 
     loaded: LoadedModel
     make_model: MakeModel
     description: str
     draw: Draw = draw_in_torch
+    is_batch_invariant: bool = False
 
 
 def choose_compute(
-    load: Callable[[], LoadedModel], name: AttentionBackendName, block_size: int
+    load: Callable[[], LoadedModel],
+    name: AttentionBackendName,
+    block_size: int,
+    *,
+    is_deterministic: bool = False,
 ) -> Compute:
     """Loads the model and decides what runs it.
 
-    Raises BackendUnavailable if `name` is not AUTO and cannot be had.
+    `is_deterministic`: it must be batch invariant. Raises BackendUnavailable if that cannot be had,
+    or if `name` is not AUTO and cannot.
     """
+    compute = _choose(load, name, block_size)
+    if is_deterministic and not compute.is_batch_invariant:
+        raise BackendUnavailable(
+            f"deterministic: {compute.loaded.architecture} runs with {compute.description}, whose"
+            " results depend on the batch; allowed: what the native decoder of CPUs runs"
+        )
+    return compute
+
+
+def _choose(
+    load: Callable[[], LoadedModel], name: AttentionBackendName, block_size: int
+) -> Compute:
     loaded = load()
     if name is AttentionBackendName.TORCH:
         return Compute(loaded, torch_model, "torch")
@@ -127,7 +149,7 @@ def _native_decoder(loaded: LoadedModel, library: NativeLibrary) -> Compute:
         return NativePagedModel(native, cache)
 
     description = f"native decoder ({library.variant})"
-    return Compute(loaded, make_model, description, native_draw(library))
+    return Compute(loaded, make_model, description, native_draw(library), is_batch_invariant=True)
 
 
 def _distinct_layers(loaded: LoadedModel) -> set[tuple[LayerShape, int, int | None]]:

@@ -31,6 +31,7 @@ class ExecutorConfig:
     dtype: str
     device: str
     attention_backend: str
+    deterministic: bool
     block_size: int
     num_device_blocks: int | None
     memory_fraction: float | None
@@ -114,6 +115,7 @@ _CHECKS: Mapping[str, Callable[[str, object], object]] = {
     "dtype": _one_of(_DTYPES),
     "device": _one_of(_DEVICES),
     "attention_backend": _one_of(_ATTENTION_BACKENDS),
+    "deterministic": _switch,
     "block_size": _at_least(1),
     "num_device_blocks": _optional(_at_least(1)),
     "memory_fraction": _optional(_fraction),

@@ -45,6 +45,7 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
         lambda: load_model(_model_config(config)),
         AttentionBackendName(config.attention_backend),
         config.block_size,
+        is_deterministic=config.deterministic,
     )
     loaded = compute.loaded
     runner = build_runner(loaded, _cache_config(config), compute.make_model, compute.draw)

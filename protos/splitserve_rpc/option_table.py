@@ -153,6 +153,14 @@ OPTIONS: tuple[Option, ...] = (
         choices=("auto", "torch", "native", "triton"),
     ),
     Option(
+        "deterministic",
+        Kind.SWITCH,
+        "serve only if logits are the same bits in any batch, however tokens are cut into steps",
+        _MODEL,
+        _SERVE_EXECUTOR,
+        False,
+    ),
+    Option(
         "threads",
         Kind.INTEGER,
         "CPU threads of an executor",
