@@ -104,7 +104,7 @@ def probe_steps(tokens: Tensor, forward: Forward) -> Tensor:
         input_ids = torch.cat([tokens[q, start:end] for q, (start, end) in enumerate(spans)])
         parts = torch.split(forward(input_ids, positions, batch), new.tolist())
         for of_sequence, part in zip(logits, parts, strict=True):
-            of_sequence.append(part.float())
+            of_sequence.append(part.to(torch.float32, copy=True))
         computed = computed + new
     return torch.stack([torch.cat(parts) for parts in logits])
 

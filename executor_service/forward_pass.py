@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -83,7 +83,7 @@ class ForwardPass:
             read, written = self._blocks(step, row)
             if spoiled_blocks.isdisjoint(read):
                 try:
-                    results[row] = self._run_rows(step, np.array([row]))
+                    results[row] = _copy(self._run_rows(step, np.array([row])))
                     continue
                 except Exception as error:
                     if is_beyond_rows(error):
@@ -122,6 +122,15 @@ class ForwardPass:
         first = 0 if window is None else max(0, computed - window + 1)
         read = table[first // block_size : -(-computed // block_size)].tolist()
         return read, table[computed // block_size : -(-end // block_size)].tolist()
+
+
+def _copy(result: ForwardResult) -> ForwardResult:
+    """`result` with logits that the next forward pass does not overwrite."""
+    return replace(
+        result,
+        sampling_logits=result.sampling_logits.clone(),
+        prompt_logits=result.prompt_logits.clone(),
+    )
 
 
 def _describe(error: Exception) -> str:

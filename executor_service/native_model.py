@@ -102,7 +102,8 @@ class NativeModel:
         """
         model: Any = loaded.model
         self._rotary = model.model.rotary_emb
-        self._rotation = self._compute_rotation(0, min(_ROTATION_STEP, loaded.max_model_len))
+        self._max_model_len = loaded.max_model_len
+        self._rotation = self._compute_rotation(0, _ROTATION_STEP)
         self._vocab_size = loaded.vocab_size
         embedding, head = model.model.embed_tokens, model.lm_head
         self._decoder = NativeDecoder(
@@ -136,14 +137,15 @@ class NativeModel:
         last = int(positions.max())
         known = self._rotation[0].shape[0]
         if last >= known:
-            more = self._compute_rotation(known, last + _ROTATION_STEP - last % _ROTATION_STEP)
+            more = self._compute_rotation(known, last + _ROTATION_STEP)
             cosines, sines = self._rotation
             self._rotation = torch.cat([cosines, more[0]]), torch.cat([sines, more[1]])
         cosines, sines = self._rotation
         return cosines[positions], sines[positions]
 
     def _compute_rotation(self, start: int, end: int) -> tuple[Tensor, Tensor]:
-        positions = torch.arange(start, end)[None]
+        # Beyond the longest sequence the angles of some models would change for all positions.
+        positions = torch.arange(start, min(end, self._max_model_len))[None]
         cosines, sines = self._rotary(torch.zeros(1, dtype=torch.float32), positions)
         # Both halves of a head are turned by the same angles.
         half = cosines.shape[-1] // 2

@@ -16,7 +16,10 @@ class PagedModel(Protocol):
     """Computes the tokens of a batch, reading and writing the KV pools."""
 
     def logits(self, batch: InputBatch) -> Tensor:
-        """Float32 logits [S + P, V] of the tokens that `batch.logits_index` names."""
+        """Float32 logits [S + P, V] of the tokens that `batch.logits_index` names.
+
+        The next call may overwrite them.
+        """
         ...
 
 

@@ -55,6 +55,8 @@ def paged_attention(
     query_starts = batch.query_starts.tolist()
     for row, num_computed in enumerate(batch.num_computed_tokens.tolist()):
         start, end = query_starts[row], query_starts[row + 1]
+        if start == end:
+            continue
         table, row_end = batch.block_tables[row], num_computed + end - start
         row_first = _first_in_sight(num_computed, window)
         key = _gather(key_pool, table, row_first, row_end)

@@ -36,7 +36,8 @@ class NativeAttention:
         self, key: Tensor, value: Tensor, key_pool: Tensor, value_pool: Tensor, batch: PagedBatch
     ) -> None:
         """See `splitserve_kernels.reference.write_kv`."""
-        key, value = key.contiguous(), value.contiguous()
+        key = key.to(key_pool.dtype).contiguous()
+        value = value.to(value_pool.dtype).contiguous()
         _, block_size, num_kv_heads, key_dim = key_pool.shape
         blocks = CKVBlocks(block_size, num_kv_heads, key_dim, value_pool.shape[3])
         self._library.call(
@@ -64,8 +65,10 @@ class NativeAttention:
     ) -> Tensor:
         """See `splitserve_kernels.reference.paged_attention`.
 
-        Weights are rounded to the dtype of the pools before the weighted sum, which is float32.
+        Queries and weights are rounded to the dtype of the pools; sums are float32.
         """
+        dtype = query.dtype
+        query = query.to(key_pool.dtype)
         if query.stride(2) != 1 or query.stride(1) != query.shape[2]:
             query = query.contiguous()
         output = query.new_empty(query.shape[0], query.shape[1], value_pool.shape[3])
@@ -95,7 +98,7 @@ class NativeAttention:
             ctypes.byref(rows_as_c(batch)),
             ctypes.c_int32(torch.get_num_threads()),
         )
-        return output
+        return output.to(dtype)
 
 
 def why_not_native_attention(layer_dims: tuple[int, int], dtype: torch.dtype) -> str | None:

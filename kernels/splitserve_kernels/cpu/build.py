@@ -1,4 +1,4 @@
-"""Compiles the native CPU kernels, once for each source, compiler and instruction set.
+"""Compiles the native CPU kernels, once for each state of the source and each instruction set.
 
 The result is kept in a cache directory and found again by a hash of all that went into it. An image
 can be given it ahead of time: `python -m splitserve_kernels.cpu.build DIRECTORY` compiles every
@@ -84,13 +84,12 @@ def library_path(variant: Variant, openmp: Path | None) -> Path:
         digest.update(source.read_bytes())
     digest.update(repr((variant.compiler_flags, _FLAGS, platform.machine())).encode())
     name = f"splitserve_cpu_{variant.name}_{digest.hexdigest()[:16]}.so"
-    for directory in _cache_directories():
-        if (directory / name).is_file():
-            return directory / name
+    path = _cache_directory() / name
+    if path.is_file():
+        return path
     if compiler is None:
         raise BuildFailed("there is no C++ compiler (g++, or what CXX names)")
-    directory = _cache_directories()[0]
-    return _compile(compiler, variant, openmp, directory / name)
+    return _compile(compiler, variant, openmp, path)
 
 
 def _compile(compiler: str, variant: Variant, openmp: Path | None, target: Path) -> Path:
@@ -117,13 +116,17 @@ def _compile(compiler: str, variant: Variant, openmp: Path | None, target: Path)
     return target
 
 
-def _cache_directories() -> list[Path]:
-    """Where compiled kernels are looked for; they are written to the first."""
+def _cache_directory() -> Path:
+    """Where compiled kernels are kept. Raises BuildFailed."""
     given = os.environ.get(CACHE_VARIABLE)
     if given:
-        return [Path(given)]
+        return Path(given)
     base = os.environ.get("XDG_CACHE_HOME")
-    return [(Path(base) if base else Path.home() / ".cache") / "splitserve" / "kernels"]
+    try:
+        cache = Path(base) if base else Path.home() / ".cache"
+    except RuntimeError as error:
+        raise BuildFailed(f"no place to keep them: {error}; set {CACHE_VARIABLE}") from error
+    return cache / "splitserve" / "kernels"
 
 
 def _cpu_flags() -> frozenset[str]:

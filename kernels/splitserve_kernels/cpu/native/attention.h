@@ -179,14 +179,16 @@ class AttentionWorker {
   void merge(Span span) {
     const SoftmaxState part = this->part(), whole = this->whole();
     for (int i = span.begin; i < span.end; ++i) {
-      if (part.maximum[i] == kNone) continue;
+      const float* total_of_part = part.total + i * kLanes;
+      // Nothing in sight; the total of NaN scores is NaN.
+      if (part.maximum[i] == kNone && sum(load(total_of_part)) == 0) continue;
       // What was empty is multiplied by 0, and what comes to it by 1.
       const float maximum = std::max(part.maximum[i], whole.maximum[i]);
       const float of_part = exp_one(part.maximum[i] - maximum);
       const float of_whole = exp_one(whole.maximum[i] - maximum);
       whole.maximum[i] = maximum;
       float* total = whole.total + i * kLanes;
-      store(total, load(total) * of_whole + load(part.total + i * kLanes) * of_part);
+      store(total, load(total) * of_whole + load(total_of_part) * of_part);
       for (int column = 0; column < width_; column += kLanes) {
         float* to = whole.values + i * width_ + column;
         store(to, load(to) * of_whole + load(part.values + i * width_ + column) * of_part);

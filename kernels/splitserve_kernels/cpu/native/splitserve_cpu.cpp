@@ -85,7 +85,8 @@ void store_kv(const KVBlocks<T>& blocks, const T* keys, const T* values, const i
 
 template <class T>
 void decode(const Decoder& decoder, const DecoderStep& step) {
-  static DecoderScratch<T> scratch;
+  thread_local DecoderScratch<T> of_caller;
+  DecoderScratch<T>& scratch = of_caller;  // in the region the name would mean each thread's own
   scratch.reserve(decoder, step.num_tokens, step.num_logits);
   const bool has_windows =
       std::any_of(decoder.layers, decoder.layers + decoder.num_layers,

@@ -1,0 +1,215 @@
+"""Native paged attention against the oracle."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from splitserve_kernels.cpu.attention import NativeAttention, why_not_native_attention
+from splitserve_kernels.cpu.library import NativeLibrary
+from splitserve_kernels.paged_batch import AttentionOptions
+from tests.kernels.cpu.problems import (
+    TOLERANCES,
+    Shape,
+    assert_close,
+    attend_both,
+    make_batch,
+    make_pools,
+    make_tables,
+    make_tokens,
+)
+
+DTYPES = tuple(TOLERANCES)
+BLOCK_SIZES = (1, 3, 4, 8, 16, 24, 32, 48, 64, 256)
+SHAPES = (
+    Shape(1, 1, 32, 32, 1, ((0, 1),)),
+    Shape(64, 8, 64, 64, 16, ((15, 1), (129, 3))),
+    Shape(8, 8, 80, 80, 8, ((63, 1), (64, 70))),
+    Shape(6, 2, 96, 40, 3, ((70, 2), (4, 1))),
+    Shape(7, 1, 64, 100, 24, ((100, 1), (0, 33))),
+    Shape(4, 2, 128, 128, 256, ((299, 1), (7, 20), (1000, 30))),
+    Shape(8, 1, 256, 256, 16, ((65, 1), (1500, 1))),
+    Shape(3, 3, 32, 5, 4, ((1020, 9), (0, 1), (1023, 1), (1024, 1))),
+    Shape(16, 4, 32, 48, 48, ((47, 2), (48, 1), (0, 200))),
+    Shape(2, 2, 6, 7, 3, ((1, 5), (0, 2))),
+    Shape(4, 2, 128, 64, 32, ((1090, 40),)),
+    Shape(128, 1, 32, 32, 64, ((63, 2),)),
+)
+PLAIN = Shape(8, 2, 32, 32, 16, ((0, 5), (15, 1), (16, 20), (129, 1)))
+GAPS = Shape(4, 2, 32, 32, 8, ((9, 0), (0, 3), (70, 1), (20, 0), (30, 9), (5, 0)))
+WINDOWED = Shape(4, 2, 32, 64, 8, ((100, 1), (0, 90), (63, 30), (1100, 2)))
+_SETTINGS = settings(
+    max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> Shape:
+    group, num_kv_heads = draw(st.integers(1, 8)), draw(st.integers(1, 8))
+    # The oracle divides by the length of a row: it takes none that is empty.
+    counts = st.tuples(st.integers(0, 1500), st.integers(0, 40)).filter(any)
+    return Shape(
+        num_heads=group * num_kv_heads,
+        num_kv_heads=num_kv_heads,
+        key_dim=draw(st.sampled_from([32, 64, 80, 96, 128, 256])),
+        value_dim=draw(st.sampled_from([17, 32, 64, 80, 128])),
+        block_size=draw(st.sampled_from(BLOCK_SIZES)),
+        rows=tuple(draw(st.lists(counts, min_size=1, max_size=3))),
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_attention_equals_oracle_when_shapes_are_odd(
+    library: NativeLibrary, shape: Shape, dtype: torch.dtype
+) -> None:
+    options = AttentionOptions(scale=shape.key_dim**-0.5)
+    assert_close(*attend_both(NativeAttention(library), shape, options, dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+def test_attention_equals_oracle_when_blocks_are_of_any_size(
+    library: NativeLibrary, block_size: int, dtype: torch.dtype
+) -> None:
+    shape = Shape(4, 2, 64, 64, block_size, ((0, 70), (1010, 20), (300, 1), (130, 1)))
+    options = AttentionOptions(scale=0.125)
+    assert_close(*attend_both(NativeAttention(library), shape, options, dtype))
+
+
+@given(
+    shape=shapes(),
+    dtype=st.sampled_from(DTYPES),
+    window=st.none() | st.integers(1, 1000),
+    softcap=st.none() | st.sampled_from([0.5, 30.0]),
+    has_sinks=st.booleans(),
+)
+@_SETTINGS
+def test_attention_equals_oracle_when_everything_is_random(
+    library: NativeLibrary,
+    shape: Shape,
+    dtype: torch.dtype,
+    window: int | None,
+    softcap: float | None,
+    has_sinks: bool,
+) -> None:
+    sinks = torch.linspace(-2, 4, shape.num_heads) if has_sinks else None
+    options = AttentionOptions(shape.key_dim**-0.5, window, softcap, sinks)
+    assert_close(*attend_both(NativeAttention(library), shape, options, dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_attention_equals_oracle_when_the_context_is_long(
+    library: NativeLibrary, dtype: torch.dtype
+) -> None:
+    shape = Shape(4, 1, 64, 64, 16, ((8191, 1), (8185, 7)))
+    options = AttentionOptions(scale=0.125)
+    assert_close(*attend_both(NativeAttention(library), shape, options, dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [1, 2, 9, 64, 1000])
+@pytest.mark.parametrize("block_size", [3, 16, 64])
+def test_attention_sees_the_window_alone_when_it_slides(
+    library: NativeLibrary, block_size: int, window: int, dtype: torch.dtype
+) -> None:
+    options = AttentionOptions(scale=0.2, sliding_window=window)
+    shape = replace(WINDOWED, block_size=block_size)
+    assert_close(*attend_both(NativeAttention(library), shape, options, dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("softcap", [0.5, 30.0])
+def test_attention_equals_oracle_when_scores_are_capped(
+    library: NativeLibrary, softcap: float, dtype: torch.dtype
+) -> None:
+    # Scores of up to 100, where tanh is 1 or -1.
+    options = AttentionOptions(scale=3.0, softcap=softcap)
+    assert_close(*attend_both(NativeAttention(library), PLAIN, options, dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_attention_equals_oracle_when_heads_have_sinks(
+    library: NativeLibrary, dtype: torch.dtype
+) -> None:
+    sinks = torch.linspace(-2, 9, PLAIN.num_heads)
+    sinks[3] = -torch.inf
+    options = AttentionOptions(scale=0.3, sliding_window=50, sinks=sinks.to(dtype))
+    assert_close(*attend_both(NativeAttention(library), PLAIN, options, dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 10])
+def test_attention_equals_oracle_when_rows_have_no_tokens(
+    library: NativeLibrary, window: int | None, dtype: torch.dtype
+) -> None:
+    options = AttentionOptions(scale=0.3, sliding_window=window)
+    assert_close(*attend_both(NativeAttention(library), GAPS, options, dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_attention_returns_nothing_when_there_are_no_rows(
+    library: NativeLibrary, dtype: torch.dtype
+) -> None:
+    shape = replace(PLAIN, rows=())
+    pools, tokens = make_pools(shape, 2, dtype), make_tokens(shape, 0, dtype, 0)
+    batch = make_batch(torch.empty(0, 0, dtype=torch.int64), (), shape.block_size)
+    backend = NativeAttention(library)
+    backend.write_kv(tokens.key, tokens.value, *pools, batch)
+    output = backend.paged_attention(tokens.query, *pools, batch, AttentionOptions(1.0))
+    assert output.shape == (0, shape.num_heads, shape.value_dim)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_attention_says_nan_when_a_query_is_nan(
+    library: NativeLibrary, has_sinks: bool, dtype: torch.dtype
+) -> None:
+    tables, num_blocks = make_tables([20], PLAIN.block_size, 0)
+    pools, tokens = make_pools(PLAIN, num_blocks, dtype), make_tokens(PLAIN, 20, dtype, 0)
+    tokens.query[7, 5] = torch.nan
+    batch = make_batch(tables, [(0, 20)], PLAIN.block_size)
+    backend = NativeAttention(library)
+    backend.write_kv(tokens.key, tokens.value, *pools, batch)
+    sinks = torch.zeros(PLAIN.num_heads) if has_sinks else None
+    options = AttentionOptions(1.0, sinks=sinks)
+    is_nan = backend.paged_attention(tokens.query, *pools, batch, options).isnan()
+    assert bool(is_nan[7, 5].all())
+    assert int(is_nan.sum()) == PLAIN.value_dim
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(block=st.integers(0, 3), block_size=st.sampled_from(BLOCK_SIZES))
+@example(block=2, block_size=3)
+@_SETTINGS
+def test_write_kv_leaves_other_blocks_alone_when_it_writes_one(
+    library: NativeLibrary, dtype: torch.dtype, block: int, block_size: int
+) -> None:
+    shape = Shape(3, 3, 32, 5, block_size, ())
+    pools, tokens = make_pools(shape, 4, dtype), make_tokens(shape, block_size, dtype, 0)
+    batch = make_batch(torch.tensor([[block]]), [(0, block_size)], block_size)
+    NativeAttention(library).write_kv(tokens.key, tokens.value, *pools, batch)
+    for pool in pools:
+        is_written = ~pool.isnan().flatten(1)
+        assert bool(is_written[block].all())
+        assert int(is_written.sum()) == pool[0].numel()
+
+
+@pytest.mark.parametrize(
+    ("key_dim", "dtype", "is_possible"),
+    [
+        (80, torch.float32, True),
+        (33, torch.float32, True),
+        (80, torch.bfloat16, True),
+        (33, torch.bfloat16, False),
+        (80, torch.float16, False),
+    ],
+)
+def test_why_not_native_attention_tells_what_kernels_take_when_asked(
+    key_dim: int, dtype: torch.dtype, is_possible: bool
+) -> None:
+    assert (why_not_native_attention((key_dim, 64), dtype) is None) == is_possible

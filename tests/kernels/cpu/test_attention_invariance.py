@@ -1,0 +1,136 @@
+"""A token's attention is the same bits whatever shares its step and however its prompt was cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from splitserve_kernels.cpu.attention import NativeAttention
+from splitserve_kernels.cpu.library import NativeLibrary
+from splitserve_kernels.paged_batch import AttentionOptions
+from tests.kernels.cpu.problems import (
+    TOLERANCES,
+    Shape,
+    Tokens,
+    joined,
+    make_batch,
+    make_pools,
+    make_tables,
+    make_tokens,
+)
+
+DTYPES = tuple(TOLERANCES)
+# One whose blocks attention reads in place, and others that it copies.
+SHAPES = (
+    Shape(4, 2, 64, 64, 16, ()),
+    Shape(6, 2, 32, 40, 3, ()),
+    Shape(3, 1, 32, 32, 24, ()),
+)
+OPTIONS = (
+    AttentionOptions(scale=0.3),
+    AttentionOptions(scale=0.3, sliding_window=100, softcap=20.0),
+)
+LENGTH = 1100
+_SETTINGS = settings(
+    max_examples=5, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
+
+
+def _serve(
+    library: NativeLibrary,
+    shape: Shape,
+    options: AttentionOptions,
+    sequences: Sequence[Tokens],
+    cuts: Sequence[Sequence[int]],
+) -> list[Tensor]:
+    """Outputs [L, H, E], served side by side; `cuts`: how many tokens each brings each time."""
+    dtype = sequences[0].query.dtype
+    lengths = [tokens.query.shape[0] for tokens in sequences]
+    tables, num_blocks = make_tables(lengths, shape.block_size, seed=len(sequences))
+    pools = make_pools(shape, num_blocks, dtype)
+    backend, computed = NativeAttention(library), [0] * len(sequences)
+    outputs: list[list[Tensor]] = [[] for _ in sequences]
+    for step in range(max(map(len, cuts))):
+        new = [of_row[step] if step < len(of_row) else 0 for of_row in cuts]
+        rows = list(zip(computed, new, strict=True))
+        parts = [
+            tokens.at(slice(start, start + count))
+            for tokens, (start, count) in zip(sequences, rows, strict=True)
+        ]
+        batch, tokens = make_batch(tables, rows, shape.block_size), joined(parts)
+        backend.write_kv(tokens.key, tokens.value, *pools, batch)
+        attended = backend.paged_attention(tokens.query, *pools, batch, options)
+        for output, part in zip(outputs, torch.split(attended, new), strict=True):
+            output.append(part)
+        computed = [start + count for start, count in rows]
+    assert computed == lengths
+    return [torch.cat(output) for output in outputs]
+
+
+def _chunks(length: int, sizes: Sequence[int]) -> list[int]:
+    """Takes `sizes` in turn until they add up to `length`."""
+    chunks: list[int] = []
+    while sum(chunks) < length:
+        chunks.append(min(sizes[len(chunks) % len(sizes)], length - sum(chunks)))
+    return chunks
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("options", OPTIONS, ids=["plain", "window"])
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"blocks_of_{shape.block_size}")
+@given(sizes=st.lists(st.integers(1, 700), min_size=1, max_size=5))
+@example(sizes=[1000, 1])
+@_SETTINGS
+def test_attention_gives_the_same_bits_when_a_prompt_is_cut(
+    library: NativeLibrary,
+    shape: Shape,
+    options: AttentionOptions,
+    dtype: torch.dtype,
+    sizes: list[int],
+) -> None:
+    length = LENGTH if min(sizes) > 30 or sizes == [1000, 1] else 200
+    tokens = make_tokens(shape, length, dtype, seed=7)
+    (whole,) = _serve(library, shape, options, [tokens], [[length]])
+    (cut,) = _serve(library, shape, options, [tokens], [_chunks(length, sizes)])
+    assert torch.equal(whole, cut)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("options", OPTIONS, ids=["plain", "window"])
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"blocks_of_{shape.block_size}")
+@given(lengths=st.lists(st.integers(1, 300), min_size=2, max_size=6), place=st.integers(0, 5))
+@_SETTINGS
+def test_attention_gives_the_same_bits_when_others_share_the_step(
+    library: NativeLibrary,
+    shape: Shape,
+    options: AttentionOptions,
+    dtype: torch.dtype,
+    lengths: list[int],
+    place: int,
+) -> None:
+    sequences = [make_tokens(shape, n, dtype, seed) for seed, n in enumerate(lengths)]
+    cuts = [_chunks(length, [37 + length % 50]) for length in lengths]
+    chosen = place % len(lengths)
+    together = _serve(library, shape, options, sequences, cuts)
+    (alone,) = _serve(library, shape, options, [sequences[chosen]], [cuts[chosen]])
+    assert torch.equal(together[chosen], alone)
+
+
+@pytest.mark.usefixtures("num_threads")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"blocks_of_{shape.block_size}")
+def test_attention_gives_the_same_bits_when_threads_are_more(
+    library: NativeLibrary, shape: Shape, dtype: torch.dtype
+) -> None:
+    sequences = [make_tokens(shape, n, dtype, seed=n) for n in (LENGTH, 40, 130)]
+    cuts = [[LENGTH - 1, 1], [39, 1], [64, 66]]
+    outputs = []
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        outputs.append(_serve(library, shape, OPTIONS[0], sequences, cuts))
+    assert all(map(torch.equal, *outputs))

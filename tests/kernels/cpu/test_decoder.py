@@ -1,0 +1,119 @@
+"""The native decoder against Hugging Face: logits, and tokens of the whole runner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from executor_service.attention_probe import PROBE_BLOCK_SIZE, num_probe_blocks, probe_steps
+from executor_service.compute import AttentionBackendName, choose_compute
+from executor_service.kv_cache import KVCache
+from executor_service.memory import CacheConfig, build_runner
+from executor_service.native_model import build_native_model, why_not_native
+from splitserve_kernels.cpu.library import NativeLibrary
+from splitserve_kernels.paged_batch import PagedBatch
+from tests.kernels.cpu.tiny_decoders import (
+    DECODERS,
+    hugging_face_logits,
+    load_decoder,
+    random_tokens,
+    save_decoder,
+)
+from tests.support.hugging_face import generate_greedily, load_reference
+from tests.support.step_driver import DrivenSequence, drive
+
+# Largest absolute difference of a logit; logits are of about 10.
+FLOAT32_TOLERANCE = 1e-4
+# Size of the difference over the size of the (centred) logits of a token, its median: activations
+# and KV are rounded to 7 bits behind the point, layer after layer.
+BFLOAT16_RELATIVE_TOLERANCE = 0.03
+PROMPT_LENGTHS = (5, 33, 70)
+NUM_OUTPUT_TOKENS = 12
+# (chunk size, block size); None: whole prompts.
+CUTS = ((1, 16), (7, 4), (None, 4), (64, 16))
+DirectoryOf = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def directory_of(tmp_path_factory: pytest.TempPathFactory) -> DirectoryOf:
+    """Saves a decoder when it is first asked for."""
+    saved: dict[tuple[str, torch.dtype], Path] = {}
+
+    def get(name: str, dtype: torch.dtype = torch.float32) -> Path:
+        if (name, dtype) not in saved:
+            saved[name, dtype] = save_decoder(name, tmp_path_factory.mktemp(name), dtype)
+        return saved[name, dtype]
+
+    return get
+
+
+@torch.inference_mode()
+def _native_logits(library: NativeLibrary, directory: Path, tokens: torch.Tensor) -> torch.Tensor:
+    """[Q, L, V] of `tokens` [Q, L], computed in two steps."""
+    loaded = load_decoder(directory)
+    assert why_not_native(loaded) is None
+    native = build_native_model(loaded, library)
+    num_blocks = num_probe_blocks(tokens)
+    cache = KVCache(loaded.layers, PROBE_BLOCK_SIZE, num_blocks, 0, loaded.dtype, loaded.device)
+
+    def forward(
+        input_ids: torch.Tensor, positions: torch.Tensor, batch: PagedBatch
+    ) -> torch.Tensor:
+        index = torch.arange(len(input_ids))
+        return native.run(input_ids, positions, batch, index, cache).clone()
+
+    return probe_steps(tokens, forward)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_decoder_gives_hugging_face_logits_when_weights_are_float32(
+    library: NativeLibrary, name: str, directory_of: DirectoryOf
+) -> None:
+    directory = directory_of(name)
+    tokens = torch.tensor([random_tokens(90, seed) for seed in (1, 2)])
+    actual = _native_logits(library, directory, tokens)
+    expected = torch.stack([hugging_face_logits(directory, row.tolist()) for row in tokens])
+    torch.testing.assert_close(actual, expected, atol=FLOAT32_TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_decoder_gives_hugging_face_logits_when_weights_are_bfloat16(
+    library: NativeLibrary, name: str, directory_of: DirectoryOf
+) -> None:
+    directory = directory_of(name, torch.bfloat16)
+    tokens = torch.tensor([random_tokens(90, seed) for seed in (1, 2)])
+    actual = _native_logits(library, directory, tokens)
+    expected = torch.stack([hugging_face_logits(directory, row.tolist()) for row in tokens])
+    sizes = (expected - expected.mean(dim=-1, keepdim=True)).norm(dim=-1)
+    error = ((actual - expected).norm(dim=-1) / sizes).median()
+    assert float(error) <= BFLOAT16_RELATIVE_TOLERANCE
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_runner_gives_hugging_face_tokens_when_the_decoder_is_native(
+    library: NativeLibrary,
+    name: str,
+    directory_of: DirectoryOf,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("executor_service.compute.load_library", lambda: library)
+    directory = directory_of(name)
+    prompts = [random_tokens(length, seed=length) for length in PROMPT_LENGTHS]
+    reference = load_reference(directory)
+    expected = [generate_greedily(reference, prompt, NUM_OUTPUT_TOKENS) for prompt in prompts]
+    compute = choose_compute(lambda: load_decoder(directory), AttentionBackendName.NATIVE, 16)
+    assert compute.description == f"native decoder ({library.variant})"
+    for chunk_size, block_size in CUTS:
+        cache_config = CacheConfig(block_size, num_device_blocks=60, num_host_blocks=0)
+        runner = build_runner(compute.loaded, cache_config, compute.make_model)
+        sequences = [
+            DrivenSequence(prompt, NUM_OUTPUT_TOKENS, start_step=2 * index)
+            for index, prompt in enumerate(prompts)
+        ]
+        drive(
+            runner, sequences, block_size=block_size, num_blocks=60, chunk_size=chunk_size, seed=1
+        )
+        assert [sequence.output for sequence in sequences] == expected

@@ -1,0 +1,109 @@
+"""A sequence's logits are the same bits whatever shares its steps and however it was cut."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from executor_service.loaded_model import LoadedModel
+from executor_service.native_model import NativeModel, build_native_model
+from splitserve_kernels.cpu.library import NativeLibrary
+from tests.kernels.cpu.tiny_decoders import (
+    Served,
+    load_decoder,
+    random_tokens,
+    save_decoder,
+    serve,
+)
+
+NAMES = ("llama_odd_mlp", "qwen3", "mistral")
+DTYPES = (torch.float32, torch.bfloat16)
+BLOCK_SIZES = (1, 4, 16)
+LENGTH = 140
+_SETTINGS = settings(
+    max_examples=5, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """`whole`: for each block size the logits [LENGTH, V] of `tokens`, alone and in one step."""
+
+    native: NativeModel
+    loaded: LoadedModel
+    tokens: list[int]
+    whole: Mapping[int, Tensor]
+
+
+@pytest.fixture(scope="module", params=[(name, dtype) for name in NAMES for dtype in DTYPES])
+def decoder(
+    request: pytest.FixtureRequest,
+    library: NativeLibrary,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Decoder:
+    name, dtype = request.param
+    loaded = load_decoder(save_decoder(name, tmp_path_factory.mktemp(name), dtype))
+    native, tokens = build_native_model(loaded, library), random_tokens(LENGTH, seed=8)
+    whole = {
+        block_size: serve(native, loaded, [Served(tokens, [LENGTH])], block_size)[0]
+        for block_size in BLOCK_SIZES
+    }
+    return Decoder(native, loaded, tokens, whole)
+
+
+def _chunks(sizes: list[int], length: int) -> list[int]:
+    """Takes `sizes` in turn until they add up to `length`."""
+    chunks: list[int] = []
+    while sum(chunks) < length:
+        chunks.append(min(sizes[len(chunks) % len(sizes)], length - sum(chunks)))
+    return chunks
+
+
+@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+@given(sizes=st.lists(st.integers(1, LENGTH), min_size=1, max_size=5))
+@example(sizes=[1])  # decode: each token alone
+@_SETTINGS
+def test_decoder_gives_the_same_bits_when_a_prompt_is_cut(
+    decoder: Decoder, block_size: int, sizes: list[int]
+) -> None:
+    sequence = Served(decoder.tokens, _chunks(sizes, LENGTH))
+    (cut,) = serve(decoder.native, decoder.loaded, [sequence], block_size)
+    assert torch.equal(cut, decoder.whole[block_size])
+
+
+@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+@given(
+    lengths=st.lists(st.integers(1, 60), min_size=6, max_size=6),
+    place=st.integers(0, 6),
+    size=st.integers(1, LENGTH),
+)
+@_SETTINGS
+def test_decoder_gives_the_same_bits_when_others_share_the_step(
+    decoder: Decoder, block_size: int, lengths: list[int], place: int, size: int
+) -> None:
+    sequences = [
+        Served(random_tokens(length, seed), _chunks([length // 2 + 1], length))
+        for seed, length in enumerate(lengths)
+    ]
+    sequences.insert(place, Served(decoder.tokens, _chunks([size], LENGTH)))
+    together = serve(decoder.native, decoder.loaded, sequences, block_size)
+    assert torch.equal(together[place], decoder.whole[block_size])
+
+
+def test_decoder_gives_the_same_bits_when_blocks_are_of_another_size(decoder: Decoder) -> None:
+    first, *others = decoder.whole.values()
+    assert all(torch.equal(first, other) for other in others)
+
+
+@pytest.mark.usefixtures("num_threads")
+def test_decoder_gives_the_same_bits_when_threads_are_more(decoder: Decoder) -> None:
+    torch.set_num_threads(2)
+    sequences = [Served(decoder.tokens, [LENGTH - 1, 1])]
+    (logits,) = serve(decoder.native, decoder.loaded, sequences, 16)
+    assert torch.equal(logits, decoder.whole[16])

@@ -1,0 +1,172 @@
+"""Matrix products with packed weights against float64.
+
+Shape letters: M rows, N outputs, K inputs.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from splitserve_kernels.cpu.library import NativeLibrary
+from splitserve_kernels.cpu.linear import can_pack, linear, pack
+
+# Relative to the size of an output (see _check): in float32 the rounding of sums of up to 5000
+# products, one after the other; in bfloat16 that of the result (2^-9), with as much for the sums.
+TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 2**-8}
+DTYPES = tuple(TOLERANCES)
+SHAPES = (
+    (1, 1, 2),
+    (2, 3, 6),
+    (5, 17, 34),
+    (6, 64, 64),
+    (7, 65, 130),
+    (13, 31, 2048),
+    (96, 33, 2050),  # one block of rows; two of inputs
+    (97, 100, 258),
+    (8, 8, 4096),
+    (200, 300, 4098),
+    (3, 129, 5000),
+)
+_SETTINGS = settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+)
+
+
+def _random(*shape: int, dtype: torch.dtype, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator).to(dtype)
+
+
+def _check(
+    library: NativeLibrary, shape: tuple[int, int, int], dtype: torch.dtype, *, has_bias: bool
+) -> None:
+    num_rows, num_outputs, num_inputs = shape
+    weight = _random(num_outputs, num_inputs, dtype=dtype, seed=1)
+    rows = _random(num_rows, num_inputs, dtype=dtype, seed=2)
+    bias = _random(num_outputs, dtype=dtype, seed=3) if has_bias else None
+    actual = linear(library, pack(library, weight, bias), rows)
+    wide_bias = torch.zeros(num_outputs).double() if bias is None else bias.double()
+    expected = rows.double() @ weight.double().T + wide_bias
+    sizes = rows.double().abs() @ weight.double().abs().T + wide_bias.abs()
+    assert actual.dtype == dtype
+    assert actual.shape == expected.shape
+    # A sum of K products of random sign is about sqrt(K) of them, not K.
+    scale = sizes / num_inputs**0.5 + expected.abs()
+    assert float(((actual.double() - expected).abs() / scale).max()) <= TOLERANCES[dtype]
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_linear_equals_float64_when_shapes_are_odd(
+    library: NativeLibrary, shape: tuple[int, int, int], dtype: torch.dtype, has_bias: bool
+) -> None:
+    _check(library, shape, dtype, has_bias=has_bias)
+
+
+@given(
+    num_rows=st.integers(1, 200),
+    num_outputs=st.integers(1, 300),
+    num_words=st.integers(1, 2500),
+    has_bias=st.booleans(),
+    dtype=st.sampled_from(DTYPES),
+)
+@_SETTINGS
+def test_linear_equals_float64_when_shapes_are_random(
+    library: NativeLibrary,
+    num_rows: int,
+    num_outputs: int,
+    num_words: int,
+    has_bias: bool,
+    dtype: torch.dtype,
+) -> None:
+    shape = (num_rows, num_outputs, 2 * num_words)
+    _check(library, shape, dtype, has_bias=has_bias)
+
+
+@pytest.mark.parametrize("num_inputs", [1, 3, 63, 2047, 2049, 4999])
+def test_linear_equals_float64_when_inputs_are_odd_in_float32(
+    library: NativeLibrary, num_inputs: int
+) -> None:
+    _check(library, (9, 70, num_inputs), torch.float32, has_bias=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(
+    order=st.lists(st.integers(0, 6), min_size=1, max_size=130),
+    num_inputs=st.sampled_from([2, 66, 1000, 2048, 2050, 4100]),
+)
+@example(order=list(range(7)) * 14, num_inputs=4100)
+@_SETTINGS
+def test_linear_gives_a_row_the_same_bits_when_others_share_its_batch(
+    library: NativeLibrary, dtype: torch.dtype, order: list[int], num_inputs: int
+) -> None:
+    bias = _random(75, dtype=dtype, seed=3)
+    weights = pack(library, _random(75, num_inputs, dtype=dtype, seed=1), bias)
+    rows = _random(7, num_inputs, dtype=dtype, seed=2)
+    alone = torch.cat([linear(library, weights, row[None]) for row in rows])
+    assert torch.equal(linear(library, weights, rows[order]), alone[order])
+
+
+@pytest.mark.usefixtures("num_threads")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_linear_gives_the_same_bits_when_threads_are_more(
+    library: NativeLibrary, dtype: torch.dtype
+) -> None:
+    weight = _random(300, 2100, dtype=dtype, seed=1)
+    rows = _random(110, 2100, dtype=dtype, seed=2)
+    outputs = []
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        outputs.append(linear(library, pack(library, weight), rows))
+    assert torch.equal(*outputs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_linear_returns_nothing_when_there_are_no_rows(
+    library: NativeLibrary, dtype: torch.dtype
+) -> None:
+    weights = pack(library, _random(5, 8, dtype=dtype, seed=1))
+    assert linear(library, weights, torch.empty(0, 8, dtype=dtype)).shape == (0, 5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_linear_says_nan_when_a_row_is_nan(library: NativeLibrary, dtype: torch.dtype) -> None:
+    rows = _random(9, 64, dtype=dtype, seed=2)
+    rows[4, 63] = torch.nan
+    output = linear(library, pack(library, _random(70, 64, dtype=dtype, seed=1)), rows)
+    assert bool(output[4].isnan().all())
+    assert int(output.isnan().sum()) == 70
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_linear_takes_rows_when_they_are_strided(
+    library: NativeLibrary, dtype: torch.dtype
+) -> None:
+    weight, rows = _random(20, 16, dtype=dtype, seed=1), _random(10, 32, dtype=dtype, seed=2)
+    strided = rows[::2, ::2]
+    weights = pack(library, weight.T.contiguous().T)
+    assert torch.equal(
+        linear(library, weights, strided),
+        linear(library, pack(library, weight), strided.contiguous()),
+    )
+
+
+@pytest.mark.parametrize(
+    ("num_inputs", "dtype", "expected"),
+    [
+        (3, torch.float32, True),
+        (3, torch.bfloat16, False),
+        (4, torch.bfloat16, True),
+        (4, torch.float16, False),
+        (4, torch.float64, False),
+    ],
+)
+def test_can_pack_tells_what_kernels_take_when_asked(
+    num_inputs: int, dtype: torch.dtype, expected: bool
+) -> None:
+    assert can_pack(torch.empty(2, num_inputs, dtype=dtype)) == expected

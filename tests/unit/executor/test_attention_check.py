@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from executor_service.attention_check import BackendWrong, check_backend
+from executor_service.kv_cache import LayerShape
+from splitserve_kernels import reference
+from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch
+
+CPU = torch.device("cpu")
+LAYER = LayerShape(num_kv_heads=2, key_dim=16, value_dim=24)
+NUM_HEADS = 6
+FAULTS = ("offset", "nan", "no_window", "scale", "late_write", "last_row", "heads")
+
+
+@dataclass(frozen=True, slots=True)
+class Faulty:
+    """The oracle, but for `fault`."""
+
+    fault: str
+
+    def write_kv(
+        self, key: Tensor, value: Tensor, key_pool: Tensor, value_pool: Tensor, batch: PagedBatch
+    ) -> None:
+        if self.fault == "late_write":
+            batch = replace(batch, slot_mapping=batch.slot_mapping.flip(0))
+        reference.write_kv(key, value, key_pool, value_pool, batch)
+
+    def paged_attention(
+        self,
+        query: Tensor,
+        key_pool: Tensor,
+        value_pool: Tensor,
+        batch: PagedBatch,
+        options: AttentionOptions,
+    ) -> Tensor:
+        if self.fault == "no_window":
+            options = replace(options, sliding_window=None)
+        if self.fault == "scale":
+            options = replace(options, scale=options.scale * 1.1)
+        if self.fault == "heads":
+            query = query.roll(1, dims=1)
+        output = reference.paged_attention(query, key_pool, value_pool, batch, options)
+        if self.fault == "offset":
+            output = output + 0.1
+        if self.fault in ("nan", "last_row"):
+            output[-1, -1, -1] = torch.nan if self.fault == "nan" else 2.0
+        return output
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("sliding_window", [None, 12, 100_000])
+@pytest.mark.parametrize("block_size", [1, 16, 256])
+def test_check_backend_passes_when_the_backend_is_right(
+    block_size: int, sliding_window: int | None, dtype: torch.dtype
+) -> None:
+    check_backend(Faulty("none"), LAYER, NUM_HEADS, block_size, sliding_window, dtype, CPU)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_check_backend_raises_when_the_backend_is_wrong(fault: str, dtype: torch.dtype) -> None:
+    with pytest.raises(BackendWrong, match=f"allowed .* in {dtype}"):
+        check_backend(Faulty(fault), LAYER, NUM_HEADS, 16, 12, dtype, CPU)

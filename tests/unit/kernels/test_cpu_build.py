@@ -1,0 +1,223 @@
+"""Builds with a compiler that is a shell script, so that nothing takes long."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from splitserve_kernels.cpu import build
+from splitserve_kernels.cpu.build import (
+    CACHE_VARIABLE,
+    VARIANTS,
+    BuildFailed,
+    best_variant,
+    library_path,
+)
+
+PORTABLE = VARIANTS[-1]
+# Writes what it was called with to the file that follows -o, as the last argument.
+_COPYING = '#!/bin/sh\nfor last; do :; done\necho "$@" > "$last"\n'
+_FAILING = "#!/bin/sh\necho 'simd.h:7: no such register' >&2\nexit 1\n"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache directory, which does not exist yet."""
+    directory = tmp_path / "cache" / "kernels"
+    monkeypatch.setenv(CACHE_VARIABLE, str(directory))
+    return directory
+
+
+def _use_compiler(directory: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Path:
+    compiler = directory / "compiler"
+    compiler.write_text(script)
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    return compiler
+
+
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return _use_compiler(tmp_path, monkeypatch, _COPYING)
+
+
+def _forbid_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*_args: object, **_kwargs: object) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(subprocess, "run", run)
+
+
+@pytest.mark.usefixtures("compiler")
+def test_library_path_compiles_into_the_directory_when_the_environment_names_one(
+    cache: Path,
+) -> None:
+    path = library_path(PORTABLE, None)
+    assert path.parent == cache
+    # Nothing else is left behind.
+    assert list(cache.iterdir()) == [path]
+
+
+@pytest.mark.usefixtures("compiler")
+def test_library_path_compiles_below_the_users_cache_when_no_directory_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(CACHE_VARIABLE)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert library_path(PORTABLE, None).parent == tmp_path / "xdg" / "splitserve" / "kernels"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    expected = tmp_path / ".cache" / "splitserve" / "kernels"
+    assert library_path(PORTABLE, None).parent == expected
+
+
+@pytest.mark.usefixtures("compiler")
+def test_library_path_compiles_nothing_when_the_cache_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = library_path(PORTABLE, None)
+    _forbid_processes(monkeypatch)
+    assert library_path(PORTABLE, None) == path
+
+
+@pytest.mark.usefixtures("compiler")
+def test_library_path_needs_no_compiler_when_the_cache_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = library_path(PORTABLE, None)
+    monkeypatch.setenv("CXX", str(tmp_path / "missing"))
+    assert library_path(PORTABLE, None) == path
+
+
+@pytest.mark.usefixtures("compiler")
+def test_library_path_compiles_again_when_the_source_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = library_path(PORTABLE, None)
+    source = tmp_path / "native"
+    source.mkdir()
+    (source / "splitserve_cpu.cpp").write_text("// another")
+    monkeypatch.setattr(build, "_SOURCE_DIRECTORY", source)
+    assert library_path(PORTABLE, None) != before
+
+
+@pytest.mark.usefixtures("compiler")
+def test_library_path_is_another_when_the_variant_is() -> None:
+    assert len({library_path(variant, None) for variant in VARIANTS}) == len(VARIANTS)
+
+
+@pytest.mark.usefixtures("compiler")
+def test_library_path_hands_the_compiler_flags_and_openmp_when_it_compiles() -> None:
+    command = library_path(VARIANTS[0], Path("/some/libgomp.so.1")).read_text().split()
+    assert set(VARIANTS[0].compiler_flags) <= set(command)
+    assert "/some/libgomp.so.1" in command
+    assert "-fopenmp" in command
+
+
+def test_library_path_says_what_the_compiler_said_when_it_fails(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = _use_compiler(tmp_path, monkeypatch, _FAILING)
+    with pytest.raises(BuildFailed, match=f"{compiler} failed: simd.h:7: no such register"):
+        library_path(PORTABLE, None)
+    assert list(cache.iterdir()) == []
+
+
+def test_library_path_raises_when_there_is_no_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", str(tmp_path / "missing"))
+    _forbid_processes(monkeypatch)
+    with pytest.raises(BuildFailed, match="no C\\+\\+ compiler"):
+        library_path(PORTABLE, None)
+
+
+def test_library_path_raises_when_the_compiler_takes_forever(
+    compiler: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(command: list[str], **_kwargs: object) -> None:
+        raise subprocess.TimeoutExpired(command, 600)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(BuildFailed, match=f"{compiler}: .*timed out"):
+        library_path(PORTABLE, None)
+
+
+@pytest.mark.usefixtures("compiler")
+def test_library_path_raises_when_the_cache_cannot_be_written(cache: Path) -> None:
+    cache.parent.write_text("a file")
+    with pytest.raises(BuildFailed, match=str(cache)):
+        library_path(PORTABLE, None)
+
+
+@pytest.mark.usefixtures("compiler")
+def test_library_path_raises_when_the_user_has_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs with the id of no user."""
+
+    def know_nobody(user_id: int) -> None:
+        raise KeyError(user_id)
+
+    for variable in (CACHE_VARIABLE, "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", know_nobody)
+    with pytest.raises(BuildFailed):
+        library_path(PORTABLE, None)
+
+
+@pytest.mark.usefixtures("compiler")
+def test_library_path_leaves_one_whole_file_when_several_compile_at_once(cache: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        paths = list(pool.map(lambda _: library_path(PORTABLE, None), range(8)))
+    assert list(cache.iterdir()) == [paths[0]]
+    assert set(paths) == {paths[0]}
+    assert paths[0].read_text().startswith("-std=")
+
+
+@pytest.mark.usefixtures("compiler")
+def test_program_compiles_every_variant_when_it_is_given_a_directory(tmp_path: Path) -> None:
+    directory = tmp_path / "image"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run(
+        [sys.executable, "-m", "splitserve_kernels.cpu.build", str(directory)],
+        check=True,
+        capture_output=True,
+        env=environment,
+    )
+    names = sorted(path.name.rsplit("_", 1)[0] for path in directory.iterdir())
+    assert names == sorted(f"splitserve_cpu_{variant.name}" for variant in VARIANTS)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("fpu sse2", "portable"),
+        ("fpu avx2", "portable"),
+        ("avx2 fma", "avx2"),
+        ("avx2 fma avx512f avx512bw", "avx2"),
+        ("avx2 fma avx512f avx512bw avx512dq avx512vl", "avx512"),
+        ("fma avx512f avx512bw avx512dq avx512vl avx512_bf16 amx_tile", "avx512_bf16"),
+    ],
+)
+def test_best_variant_is_what_the_processor_can_run_when_flags_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, expected: str
+) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"processor\t: 0\nmodel name\t: some\nflags\t\t: {flags}\n")
+    monkeypatch.setattr(build, "_CPUINFO", cpuinfo)
+    assert best_variant().name == expected
+
+
+@pytest.mark.parametrize("content", [None, "", "processor: 0\nFeatures: asimd\n"])
+def test_best_variant_is_portable_when_no_flags_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
+) -> None:
+    if content is not None:
+        (tmp_path / "cpuinfo").write_text(content)
+    monkeypatch.setattr(build, "_CPUINFO", tmp_path / "cpuinfo")
+    assert best_variant() is PORTABLE
