@@ -29,16 +29,6 @@ class PackedLinear:
         return CLinear(pointer(self.panels), pointer(self.bias), self.num_outputs, self.num_inputs)
 
 
-def can_pack(weight: Tensor) -> bool:
-    """Whether the kernels take such a weight."""
-    per_word = 4 // weight.element_size()
-    return (
-        weight.dtype in (torch.float32, torch.bfloat16)
-        and weight.device.type == "cpu"
-        and weight.shape[1] % per_word == 0
-    )
-
-
 def pack(library: NativeLibrary, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
     """Packs `weight` [N, K], float32 or bfloat16, and `bias` [N]; both are copied.
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from splitserve_kernels.cpu.library import NativeLibrary
-from splitserve_kernels.cpu.linear import can_pack, linear, pack
+from splitserve_kernels.cpu.linear import linear, pack
 
 # Relative to the size of an output (see _check): in float32 the rounding of sums of up to 5000
 # products, one after the other; in bfloat16 that of the result (2^-9), with as much for the sums.
@@ -154,19 +154,3 @@ def test_linear_takes_rows_when_they_are_strided(
         linear(library, weights, strided),
         linear(library, pack(library, weight), strided.contiguous()),
     )
-
-
-@pytest.mark.parametrize(
-    ("num_inputs", "dtype", "expected"),
-    [
-        (3, torch.float32, True),
-        (3, torch.bfloat16, False),
-        (4, torch.bfloat16, True),
-        (4, torch.float16, False),
-        (4, torch.float64, False),
-    ],
-)
-def test_can_pack_tells_what_kernels_take_when_asked(
-    num_inputs: int, dtype: torch.dtype, expected: bool
-) -> None:
-    assert can_pack(torch.empty(2, num_inputs, dtype=dtype)) == expected

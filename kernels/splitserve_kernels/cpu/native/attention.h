@@ -6,10 +6,11 @@
 //
 // Keys are taken in tiles of kTile consecutive positions, beginning at multiples of kTile, whatever
 // the query. Blocks hold keys and values like packed weights (kv_blocks.h), so scores and weighted
-// sums are matrix products (gemm.h), for one query row as for hundreds. Tiles are joined by the online softmax (Milakov and Gimelshein 2018; Dao
-// 2022, algorithm 1), partitions of kPartition positions by the same rule (Dao 2023, Flash-Decoding).
-// Both lie at fixed positions, and masked keys change nothing, not even the last bit: a token's
-// result does not depend on its batch, on how its prompt was cut, or on the number of threads.
+// sums are matrix products (gemm.h), for one query row as for hundreds. Tiles are joined by the
+// online softmax (Milakov and Gimelshein 2018; Dao 2022, algorithm 1), partitions of kPartition
+// positions by the same rule (Dao 2023, Flash-Decoding). Both lie at fixed positions, and masked
+// keys change nothing, not even the last bit: a token's result does not depend on its batch, on how
+// its prompt was cut, or on the number of threads.
 #pragma once
 
 #include <algorithm>

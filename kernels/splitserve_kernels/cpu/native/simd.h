@@ -30,7 +30,6 @@ typedef float Floats __attribute__((vector_size(kLanes * 4)));
 typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
 typedef uint32_t Words __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
-typedef uint16_t WideHalves __attribute__((vector_size(kLanes * 4)));
 
 // A bfloat16; arithmetic is done in float.
 struct Bf16 {

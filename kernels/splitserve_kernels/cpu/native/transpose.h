@@ -52,15 +52,4 @@ inline void transpose(const T* const* rows, int num_words, uint32_t* out, size_t
   }
 }
 
-// out[0 .. 2 * kLanes - 1] = words of a[i] (low half) and b[i], for 2 * kLanes numbers.
-inline void interleave(WideHalves a, WideHalves b, uint32_t* out) {
-  WideHalves low, high;
-  for (int i = 0; i < 2 * kLanes; ++i) {
-    low[i] = uint16_t(i / 2 + i % 2 * 2 * kLanes);
-    high[i] = low[i] + kLanes;
-  }
-  store_as(out, __builtin_shuffle(a, b, low));
-  store_as(out + kLanes, __builtin_shuffle(a, b, high));
-}
-
 }  // namespace splitserve
