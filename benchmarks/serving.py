@@ -38,7 +38,7 @@ START_TIMEOUT_S = 120.0
 
 
 @contextmanager
-def serving(model: str, threads: int) -> Iterator[str]:
+def serving(model: str, threads: int, *executor_options: str) -> Iterator[str]:
     """A scheduler and an executor process; yields the address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -49,7 +49,7 @@ def serving(model: str, threads: int) -> Iterator[str]:
         [*common, "scheduler_service", "--listen", address, *quiet],
         [
             *(*common, "executor_service", "--model", model, "--threads", str(threads)),
-            *("--scheduler", address, *quiet),
+            *("--scheduler", address, *quiet, *executor_options),
         ],
     )
     processes = [subprocess.Popen(command) for command in commands]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -21,6 +21,7 @@ from executor_service.loaded_model import LoadedModel
 from executor_service.memory import MakeModel, torch_model
 from executor_service.native_model import NativePagedModel, build_native_model, why_not_native
 from executor_service.native_sampler import native_draw
+from executor_service.packed_linears import pack_linears
 from executor_service.paged_model import PagedModel, TransformersModel
 from executor_service.sampler import Draw, draw_in_torch
 from executor_service.self_check import ReplacementWrong
@@ -50,7 +51,7 @@ class Compute:
     """`make_model` makes what runs `loaded`, `draw` chooses tokens. `description`: for people.
 
     `is_batch_invariant`: a sequence's logits are the same bits whatever shares its batch, and
-    however its tokens are cut into steps.
+    however its tokens are cut into steps. `is_int8`: matrices are rounded to 8 bits.
     """
 
     loaded: LoadedModel
@@ -58,6 +59,7 @@ class Compute:
     description: str
     draw: Draw = draw_in_torch
     is_batch_invariant: bool = False
+    is_int8: bool = False
 
 
 def choose_compute(
@@ -66,23 +68,33 @@ def choose_compute(
     block_size: int,
     *,
     is_deterministic: bool = False,
+    is_int8: bool = False,
 ) -> Compute:
     """Loads the model and decides what runs it.
 
-    `is_deterministic`: it must be batch invariant. Raises BackendUnavailable if that cannot be had,
-    or if `name` is not AUTO and cannot.
+    `is_deterministic`: it must be batch invariant. `is_int8`: its matrices are rounded to 8 bits.
+    Raises BackendUnavailable if these cannot be had, or if `name` is not AUTO and cannot.
     """
-    compute = _choose(load, name, block_size)
+    compute = _choose(load, name, block_size, is_int8=is_int8)
+    if is_int8 and not compute.is_int8:
+        raise BackendUnavailable(
+            f"quantization int8: {compute.loaded.architecture} runs with {compute.description};"
+            " allowed: what the native kernels of CPUs run"
+        )
     if is_deterministic and not compute.is_batch_invariant:
         raise BackendUnavailable(
             f"deterministic: {compute.loaded.architecture} runs with {compute.description}, whose"
             " results depend on the batch; allowed: what the native decoder of CPUs runs"
         )
-    return compute
+    return replace(compute, description=f"{compute.description}, int8") if is_int8 else compute
 
 
 def _choose(
-    load: Callable[[], LoadedModel], name: AttentionBackendName, block_size: int
+    load: Callable[[], LoadedModel],
+    name: AttentionBackendName,
+    block_size: int,
+    *,
+    is_int8: bool,
 ) -> Compute:
     loaded = load()
     if name is AttentionBackendName.TORCH:
@@ -94,7 +106,7 @@ def _choose(
         raise BackendUnavailable(f"{name.value}: not for {loaded.device.type}")
     try:
         if fastest is AttentionBackendName.NATIVE:
-            return _native(load, loaded, block_size)
+            return _native(load, loaded, block_size, is_int8=is_int8)
         return _triton(loaded, block_size)
     except (BuildFailed, BackendWrong, BackendUnavailable) as error:
         if name is fastest:
@@ -105,7 +117,9 @@ def _choose(
         return Compute(loaded, torch_model, "torch")
 
 
-def _native(load: Callable[[], LoadedModel], loaded: LoadedModel, block_size: int) -> Compute:
+def _native(
+    load: Callable[[], LoadedModel], loaded: LoadedModel, block_size: int, *, is_int8: bool
+) -> Compute:
     for layer in loaded.layers:
         reason = why_not_native_attention((layer.key_dim, layer.value_dim), loaded.dtype)
         if reason is not None:
@@ -116,14 +130,27 @@ def _native(load: Callable[[], LoadedModel], loaded: LoadedModel, block_size: in
     reason = why_not_native(loaded)
     if reason is None:
         try:
-            return _native_decoder(loaded, library)
+            return _native_decoder(loaded, library, is_int8=is_int8)
         except ReplacementWrong as error:
             reason = str(error)
             _log.error("native_decoder_refused model=%s reason=%r", loaded.architecture, reason)
             loaded = load()  # the trial took it apart
     _log.info("native_decoder_not_used model=%s reason=%r", loaded.architecture, reason)
     description = f"native attention ({library.variant})"
-    return Compute(loaded, _attending_with(backend), description, native_draw(library))
+    is_packed = True
+    try:
+        pack_linears(loaded, library, is_int8=is_int8)
+        description = f"native attention and matrices ({library.variant})"
+    except ReplacementWrong as error:
+        _log.error("packed_matrices_refused model=%s reason=%r", loaded.architecture, str(error))
+        loaded, is_packed = load(), False
+    return Compute(
+        loaded,
+        _attending_with(backend),
+        description,
+        native_draw(library),
+        is_int8=is_int8 and is_packed,
+    )
 
 
 def _triton(loaded: LoadedModel, block_size: int) -> Compute:
@@ -142,14 +169,20 @@ def _check(backend: AttentionBackend, loaded: LoadedModel, block_size: int) -> N
         check_backend(backend, layer, num_heads, block_size, window, loaded.dtype, loaded.device)
 
 
-def _native_decoder(loaded: LoadedModel, library: NativeLibrary) -> Compute:
-    native = build_native_model(loaded, library)
+def _native_decoder(loaded: LoadedModel, library: NativeLibrary, *, is_int8: bool) -> Compute:
+    native = build_native_model(loaded, library, is_int8=is_int8)
 
     def make_model(_loaded: LoadedModel, cache: KVCache) -> PagedModel:
         return NativePagedModel(native, cache)
 
-    description = f"native decoder ({library.variant})"
-    return Compute(loaded, make_model, description, native_draw(library), is_batch_invariant=True)
+    return Compute(
+        loaded,
+        make_model,
+        f"native decoder ({library.variant})",
+        native_draw(library),
+        is_batch_invariant=True,
+        is_int8=is_int8,
+    )
 
 
 def _distinct_layers(loaded: LoadedModel) -> set[tuple[LayerShape, int, int | None]]:

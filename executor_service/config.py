@@ -10,6 +10,7 @@ from typing import Any
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 _DEVICES = ("auto", "cpu", "cuda")
 _ATTENTION_BACKENDS = ("auto", "torch", "native", "triton")
+_QUANTIZATIONS = ("none", "int8")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -32,6 +33,7 @@ class ExecutorConfig:
     device: str
     attention_backend: str
     deterministic: bool
+    quantization: str
     block_size: int
     num_device_blocks: int | None
     memory_fraction: float | None
@@ -116,6 +118,7 @@ _CHECKS: Mapping[str, Callable[[str, object], object]] = {
     "device": _one_of(_DEVICES),
     "attention_backend": _one_of(_ATTENTION_BACKENDS),
     "deterministic": _switch,
+    "quantization": _one_of(_QUANTIZATIONS),
     "block_size": _at_least(1),
     "num_device_blocks": _optional(_at_least(1)),
     "memory_fraction": _optional(_fraction),

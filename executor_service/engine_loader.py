@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -46,6 +47,7 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
         AttentionBackendName(config.attention_backend),
         config.block_size,
         is_deterministic=config.deterministic,
+        is_int8=config.quantization == "int8",
     )
     loaded = compute.loaded
     runner = build_runner(loaded, _cache_config(config), compute.make_model, compute.draw)
@@ -99,7 +101,7 @@ def _describe(
         executor_epoch=executor_epoch,
         model=ModelInfo(
             name=loaded.name,
-            digest=loaded.digest,
+            digest=_digest(loaded, config),
             dtype=loaded.dtype_name,
             kv_cache_dtype=str(cache.dtype).removeprefix("torch."),
             vocab_size=loaded.vocab_size,
@@ -119,6 +121,13 @@ def _describe(
         ),
         software_version=_version(),
     )
+
+
+def _digest(loaded: LoadedModel, config: ExecutorConfig) -> str:
+    """A model whose weights were rounded is another model."""
+    if config.quantization == "none":
+        return loaded.digest
+    return hashlib.sha256(f"{loaded.digest} {config.quantization}".encode()).hexdigest()
 
 
 def _version() -> str:

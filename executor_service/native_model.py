@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from executor_service.attention_probe import PROBE_BLOCK_SIZE, Forward, num_probe_blocks
+from executor_service.attention_probe import PROBE_BLOCK_SIZE, num_probe_blocks, probe_steps
 from executor_service.input_batch import InputBatch
 from executor_service.kv_cache import KVCache
 from executor_service.loaded_model import LoadedModel
@@ -63,16 +63,18 @@ def why_not_native(loaded: LoadedModel) -> str | None:
     return None
 
 
-def build_native_model(loaded: LoadedModel, library: NativeLibrary) -> NativeModel:
-    """Takes `loaded` apart and returns what runs in its place.
+def build_native_model(
+    loaded: LoadedModel, library: NativeLibrary, *, is_int8: bool = False
+) -> NativeModel:
+    """Takes `loaded` apart and returns what runs in its place, with weights rounded if `is_int8`.
 
     Call it only if `why_not_native` is None. Raises ReplacementWrong if it computes something else;
     the model is then lost.
     """
     built: list[NativeModel] = []
 
-    def make_forward(tokens: Tensor) -> Forward:
-        native = NativeModel(loaded, library)
+    def compute(tokens: Tensor) -> Tensor:
+        native = NativeModel(loaded, library, is_int8=is_int8)
         built.append(native)
         cache = KVCache(
             loaded.layers,
@@ -86,16 +88,18 @@ def build_native_model(loaded: LoadedModel, library: NativeLibrary) -> NativeMod
         def forward(input_ids: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
             return native.run(input_ids, positions, batch, torch.arange(len(input_ids)), cache)
 
-        return forward
+        return probe_steps(tokens, forward)
 
-    check_replacement(loaded.model, loaded.max_model_len, make_forward)
+    check_replacement(loaded.model, loaded.max_model_len, compute, is_int8=is_int8)
     return built[0]
 
 
 class NativeModel:
     """A decoder with packed weights; see NativeDecoder."""
 
-    def __init__(self, loaded: LoadedModel, library: NativeLibrary) -> None:
+    def __init__(
+        self, loaded: LoadedModel, library: NativeLibrary, *, is_int8: bool = False
+    ) -> None:
         """Takes the weights out of `loaded`, layer by layer, so that memory holds them once.
 
         Afterwards `loaded.model` cannot run any more. Call it only if `why_not_native` is None.
@@ -113,6 +117,7 @@ class NativeModel:
             embedding.weight,
             model.model.norm.weight,
             LinearWeights(head.weight, head.bias),
+            is_int8=is_int8,
         )
         self._dtype = loaded.dtype
         if head.weight is not embedding.weight:

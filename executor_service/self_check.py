@@ -9,6 +9,7 @@ Shape letters: Q probe sequences, L tokens of each, V vocabulary.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,12 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from executor_service.attention import IMPLEMENTATION_NAME, register_attention
-from executor_service.attention_probe import Forward, probe_attention, probe_steps
+from executor_service.attention_probe import probe_attention
 from executor_service.checkpoint import one_line
 from executor_service.device_errors import is_out_of_memory
 from executor_service.errors import ModelUnsupported, OutOfMemory
 from executor_service.kv_cache import LayerShape
 from executor_service.model_support import expected_windows
+
+_log = logging.getLogger(__name__)
 
 _NUM_SEQUENCES = 2
 _MIN_PROBE_TOKENS = 16
@@ -32,6 +35,8 @@ _TOKENS_PAST_WINDOW = 16
 # Errors (see _error) that are taken for rounding without further question. Ordinary models of 2 to
 # 32 layers stay below half of it.
 _TOLERANCES = {torch.float32: 3e-4, torch.float16: 0.02, torch.bfloat16: 0.06}
+# What weights rounded to 8 bits may change. Ordinary models stay below a tenth of it.
+_INT8_TOLERANCE = 0.3
 # Deep mixtures in half precision may be noisier by themselves. Then this many times their own
 # noise is allowed, up to a bound: unrelated logits differ by 1.4.
 _NOISE_FACTOR = 3.0
@@ -83,21 +88,32 @@ def check_model(model: Any, text_config: Any, max_model_len: int) -> AttentionPr
 def check_replacement(
     model: Any,  # noqa: ANN401
     max_model_len: int,
-    make_forward: Callable[[Tensor], Forward],
+    compute: Callable[[Tensor], Tensor],
+    *,
+    is_int8: bool = False,
 ) -> None:
     """Compares a replacement of `model`, which was checked itself, with it.
 
-    `make_forward` is given the probe tokens [Q, L] once the model has been tried, and may then take
-    it apart. Raises ReplacementWrong if the replacement's logits are others.
+    `compute`: the replacement's logits [Q, L, V] of probe tokens [Q, L]; it is called once the
+    model has been tried, and may then take it apart. `is_int8`: the replacement's weights are
+    rounded. Raises ReplacementWrong if its logits are others, or it raises something.
     """
     text_config = model.config.get_text_config(decoder=True)
     tokens = _probe_tokens(model, text_config, max_model_len)
     expected, _ = probe_attention(model, tokens)
-    tolerance = _TOLERANCES[model.dtype]
-    actual = probe_steps(tokens, make_forward(tokens))
-    error = _error(expected[..., : actual.shape[-1]], actual)
-    if not error <= tolerance:
-        raise ReplacementWrong(f"relative error of the logits {error:.2g}, allowed {tolerance:.2g}")
+    tolerance = _INT8_TOLERANCE if is_int8 else _TOLERANCES[model.dtype]
+    try:
+        actual = compute(tokens)
+    except Exception as error:
+        # Models may look into their parts in any way.
+        raise ReplacementWrong(f"{type(error).__name__}: {one_line(error)}") from error
+    difference = _error(expected[..., : actual.shape[-1]], actual)
+    if not difference <= tolerance:
+        raise ReplacementWrong(
+            f"relative error of the logits {difference:.2g}, allowed {tolerance:.2g}"
+        )
+    if is_int8:
+        _log.info("int8_checked relative_error_of_logits=%.2g", difference)
 
 
 def _check(model: Any, text_config: Any, max_model_len: int) -> AttentionProfile:  # noqa: ANN401

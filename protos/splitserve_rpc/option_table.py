@@ -161,6 +161,15 @@ OPTIONS: tuple[Option, ...] = (
         False,
     ),
     Option(
+        "quantization",
+        Kind.CHOICE,
+        "int8 (CPU): matrices rounded to 8 bits, for half the memory and faster small batches",
+        _MODEL,
+        _SERVE_EXECUTOR,
+        "none",
+        choices=("none", "int8"),
+    ),
+    Option(
         "threads",
         Kind.INTEGER,
         "CPU threads of an executor",

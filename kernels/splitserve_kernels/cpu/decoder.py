@@ -70,7 +70,7 @@ class LayerWeights:
 
 
 class NativeDecoder:
-    """Weights, packed; float32 or bfloat16. Norms, sums and the residual stream are float32.
+    """Weights, packed: float32, bfloat16 or integers. Norms, sums and the residual are float32.
 
     A sequence's logits are the same bits whatever shares its batch and however its tokens are cut
     into steps.
@@ -84,16 +84,22 @@ class NativeDecoder:
         embedding: Tensor,
         final_norm: Tensor,
         head: LinearWeights,
+        *,
+        is_int8: bool = False,
     ) -> None:
-        """Copies everything but `embedding` [V, W]; layers are taken one by one."""
+        """Copies everything but `embedding` [V, W]; layers are taken one by one.
+
+        `is_int8`: matrices are rounded, see `linear.pack`.
+        """
         self._library = library
+        self._is_int8 = is_int8
         self._shape = shape
         self._embedding = embedding.detach().contiguous()
         self._logits = torch.empty(0)
         self._kept: list[object] = []  # what the C structures point to
         c_layers = [self._layer(layer) for layer in layers]
         self._layers = (CDecoderLayer * len(c_layers))(*c_layers)
-        self._head = pack(library, head.weight, head.bias)
+        self._head = self._packed(head)
         self._final_norm = _norm(final_norm)
         self._decoder = CDecoder(
             embedding=pointer(self._embedding),
@@ -165,20 +171,20 @@ class NativeDecoder:
         ]
         self._kept.append(norms)
         return CDecoderLayer(
-            self._packed(qkv),
-            self._packed(layer.attention_output),
-            self._packed(_interleaved(layer.gate, layer.up, half)),
-            self._packed(layer.down),
+            self._packed(qkv).as_c(),
+            self._packed(layer.attention_output).as_c(),
+            self._packed(_interleaved(layer.gate, layer.up, half)).as_c(),
+            self._packed(layer.down).as_c(),
             *(pointer(norm) for norm in norms),
             pointer(None),
             layer.sliding_window or 0,
             0.0,
         )
 
-    def _packed(self, weights: LinearWeights) -> object:
-        packed: PackedLinear = pack(self._library, weights.weight, weights.bias)
+    def _packed(self, weights: LinearWeights) -> PackedLinear:
+        packed = pack(self._library, weights.weight, weights.bias, is_int8=self._is_int8)
         self._kept.append(packed)
-        return packed.as_c()
+        return packed
 
 
 def _joined(parts: list[LinearWeights]) -> LinearWeights:

@@ -29,6 +29,7 @@ class CLinear(ctypes.Structure):
     _fields_ = (
         ("panels", _Pointer),
         ("bias", _Pointer),
+        ("scales", _Pointer),
         ("num_outputs", _I32),
         ("num_inputs", _I32),
     )

@@ -16,43 +16,58 @@ from splitserve_kernels.cpu.library import CLinear, NativeLibrary, pointer
 
 @dataclass(frozen=True, slots=True)
 class PackedLinear:
-    """A weight matrix [N, K] in panels (see gemm.h), and its bias, padded to whole panels."""
+    """A weight matrix [N, K] in panels (see gemm.h); its bias and scales, padded to whole panels.
+
+    `dtype`: of the rows it is multiplied with. `scales`: None if the panels hold that dtype, too;
+    else they hold integers (see int8_weights.h).
+    """
 
     panels: Tensor
     bias: Tensor | None
+    scales: Tensor | None
     num_outputs: int
     num_inputs: int
     dtype: torch.dtype
 
     def as_c(self) -> CLinear:
         """The structure that kernels take; it does not keep the tensors alive."""
-        return CLinear(pointer(self.panels), pointer(self.bias), self.num_outputs, self.num_inputs)
+        return CLinear(
+            pointer(self.panels),
+            pointer(self.bias),
+            pointer(self.scales),
+            self.num_outputs,
+            self.num_inputs,
+        )
 
 
-def pack(library: NativeLibrary, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
+def pack(
+    library: NativeLibrary, weight: Tensor, bias: Tensor | None = None, *, is_int8: bool = False
+) -> PackedLinear:
     """Packs `weight` [N, K], float32 or bfloat16, and `bias` [N]; both are copied.
 
-    K must be even for bfloat16.
+    K must be even for bfloat16. `is_int8`: weights are rounded to integers from -127 to 127, times
+    one scale for each output. An output with a weight that is not finite will be NaN then.
     """
     num_outputs, num_inputs = weight.shape
     padded = -(-num_outputs // library.panel) * library.panel
     weight = weight.detach().contiguous()
-    panels = torch.empty(padded * num_inputs, dtype=weight.dtype)
-    threads = ctypes.c_int32(torch.get_num_threads())
+    panels = torch.empty(padded * num_inputs, dtype=torch.int8 if is_int8 else weight.dtype)
+    scales = torch.empty(padded) if is_int8 else None
     library.call(
-        "pack",
+        "pack_int8" if is_int8 else "pack",
         weight.dtype,
         pointer(weight),
         ctypes.c_int32(num_outputs),
         ctypes.c_int32(num_inputs),
         pointer(panels),
-        threads,
+        *([pointer(scales)] if is_int8 else []),
+        ctypes.c_int32(torch.get_num_threads()),
     )
     padded_bias = None
     if bias is not None:
         padded_bias = torch.zeros(padded)
         padded_bias[:num_outputs] = bias.detach()
-    return PackedLinear(panels, padded_bias, num_outputs, num_inputs, weight.dtype)
+    return PackedLinear(panels, padded_bias, scales, num_outputs, num_inputs, weight.dtype)
 
 
 def linear(library: NativeLibrary, weights: PackedLinear, rows: Tensor) -> Tensor:

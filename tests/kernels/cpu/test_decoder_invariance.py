@@ -41,15 +41,22 @@ class Decoder:
     whole: Mapping[int, Tensor]
 
 
-@pytest.fixture(scope="module", params=[(name, dtype) for name in NAMES for dtype in DTYPES])
+@pytest.fixture(
+    scope="module",
+    params=[
+        *((name, dtype, False) for name in NAMES for dtype in DTYPES),
+        ("llama_odd_mlp", torch.bfloat16, True),
+    ],
+)
 def decoder(
     request: pytest.FixtureRequest,
     library: NativeLibrary,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Decoder:
-    name, dtype = request.param
+    name, dtype, is_int8 = request.param
     loaded = load_decoder(save_decoder(name, tmp_path_factory.mktemp(name), dtype))
-    native, tokens = build_native_model(loaded, library), random_tokens(LENGTH, seed=8)
+    native = build_native_model(loaded, library, is_int8=is_int8)
+    tokens = random_tokens(LENGTH, seed=8)
     whole = {
         block_size: serve(native, loaded, [Served(tokens, [LENGTH])], block_size)[0]
         for block_size in BLOCK_SIZES

@@ -41,14 +41,37 @@ def _random(*shape: int, dtype: torch.dtype, seed: int) -> Tensor:
     return torch.randn(*shape, generator=generator).to(dtype)
 
 
+def _rounded(library: NativeLibrary, weight: Tensor) -> Tensor:
+    """Weights [N, K] as they are packed: integers times the scale of an output, in float64.
+
+    Of two integers that are equally near, either may be taken.
+    """
+    packed = pack(library, weight, is_int8=True)
+    assert packed.scales is not None
+    scales = packed.scales[: len(weight), None].double()
+    steps = linear(library, packed, torch.eye(weight.shape[1], dtype=weight.dtype)).T / scales
+    integers = steps.double().round()
+    assert (steps - integers).abs().max() <= 127 * 2**-8
+    assert integers.abs().amax(dim=1).tolist() == [127] * len(weight)
+    assert float((weight.double() / scales - integers).abs().max()) <= 0.5 + 1e-4
+    return integers * scales
+
+
 def _check(
-    library: NativeLibrary, shape: tuple[int, int, int], dtype: torch.dtype, *, has_bias: bool
+    library: NativeLibrary,
+    shape: tuple[int, int, int],
+    dtype: torch.dtype,
+    *,
+    has_bias: bool,
+    is_int8: bool = False,
 ) -> None:
     num_rows, num_outputs, num_inputs = shape
     weight = _random(num_outputs, num_inputs, dtype=dtype, seed=1)
     rows = _random(num_rows, num_inputs, dtype=dtype, seed=2)
     bias = _random(num_outputs, dtype=dtype, seed=3) if has_bias else None
-    actual = linear(library, pack(library, weight, bias), rows)
+    actual = linear(library, pack(library, weight, bias, is_int8=is_int8), rows)
+    if is_int8:
+        weight = _rounded(library, weight)
     wide_bias = torch.zeros(num_outputs).double() if bias is None else bias.double()
     expected = rows.double() @ weight.double().T + wide_bias
     sizes = rows.double().abs() @ weight.double().abs().T + wide_bias.abs()
@@ -59,13 +82,18 @@ def _check(
     assert float(((actual.double() - expected).abs() / scale).max()) <= TOLERANCES[dtype]
 
 
+@pytest.mark.parametrize("is_int8", [False, True])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_linear_equals_float64_when_shapes_are_odd(
-    library: NativeLibrary, shape: tuple[int, int, int], dtype: torch.dtype, has_bias: bool
+    library: NativeLibrary,
+    shape: tuple[int, int, int],
+    dtype: torch.dtype,
+    has_bias: bool,
+    is_int8: bool,
 ) -> None:
-    _check(library, shape, dtype, has_bias=has_bias)
+    _check(library, shape, dtype, has_bias=has_bias, is_int8=is_int8)
 
 
 @given(
@@ -74,6 +102,7 @@ def test_linear_equals_float64_when_shapes_are_odd(
     num_words=st.integers(1, 2500),
     has_bias=st.booleans(),
     dtype=st.sampled_from(DTYPES),
+    is_int8=st.booleans(),
 )
 @_SETTINGS
 def test_linear_equals_float64_when_shapes_are_random(
@@ -83,9 +112,10 @@ def test_linear_equals_float64_when_shapes_are_random(
     num_words: int,
     has_bias: bool,
     dtype: torch.dtype,
+    is_int8: bool,
 ) -> None:
     shape = (num_rows, num_outputs, 2 * num_words)
-    _check(library, shape, dtype, has_bias=has_bias)
+    _check(library, shape, dtype, has_bias=has_bias, is_int8=is_int8)
 
 
 @pytest.mark.parametrize("num_inputs", [1, 3, 63, 2047, 2049, 4999])
@@ -99,14 +129,17 @@ def test_linear_equals_float64_when_inputs_are_odd_in_float32(
 @given(
     order=st.lists(st.integers(0, 6), min_size=1, max_size=130),
     num_inputs=st.sampled_from([2, 66, 1000, 2048, 2050, 4100]),
+    is_int8=st.booleans(),
 )
-@example(order=list(range(7)) * 14, num_inputs=4100)
+@example(order=list(range(7)) * 14, num_inputs=4100, is_int8=False)
+@example(order=list(range(7)) * 14, num_inputs=4100, is_int8=True)
 @_SETTINGS
 def test_linear_gives_a_row_the_same_bits_when_others_share_its_batch(
-    library: NativeLibrary, dtype: torch.dtype, order: list[int], num_inputs: int
+    library: NativeLibrary, dtype: torch.dtype, order: list[int], num_inputs: int, is_int8: bool
 ) -> None:
     bias = _random(75, dtype=dtype, seed=3)
-    weights = pack(library, _random(75, num_inputs, dtype=dtype, seed=1), bias)
+    weight = _random(75, num_inputs, dtype=dtype, seed=1)
+    weights = pack(library, weight, bias, is_int8=is_int8)
     rows = _random(7, num_inputs, dtype=dtype, seed=2)
     alone = torch.cat([linear(library, weights, row[None]) for row in rows])
     assert torch.equal(linear(library, weights, rows[order]), alone[order])
@@ -154,3 +187,26 @@ def test_linear_takes_rows_when_they_are_strided(
         linear(library, weights, strided),
         linear(library, pack(library, weight), strided.contiguous()),
     )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_pack_keeps_an_output_at_its_bias_when_its_weights_round_to_nothing(
+    library: NativeLibrary, dtype: torch.dtype
+) -> None:
+    weight = _random(70, 34, dtype=dtype, seed=1)
+    weight[3] = 0
+    rows, bias = _random(5, 34, dtype=dtype, seed=2), torch.arange(70.0)
+    output = linear(library, pack(library, weight, bias, is_int8=True), rows)
+    assert output[:, 3].tolist() == [3.0] * 5
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("poison", [torch.inf, -torch.inf, torch.nan])
+def test_pack_makes_one_output_nan_when_it_has_a_weight_that_cannot_be_rounded(
+    library: NativeLibrary, dtype: torch.dtype, poison: float
+) -> None:
+    weight = _random(70, 34, dtype=dtype, seed=1)
+    weight[66, 5] = poison
+    rows = _random(7, 34, dtype=dtype, seed=2)
+    is_nan = linear(library, pack(library, weight, is_int8=True), rows).isnan()
+    assert is_nan.nonzero().tolist() == [[row, 66] for row in range(7)]

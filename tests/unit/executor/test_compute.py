@@ -14,6 +14,7 @@ from executor_service.input_batch import build_input_batch
 from executor_service.kv_cache import KVCache
 from executor_service.loaded_model import LoadedModel
 from executor_service.model_loader import ModelConfig, load_model
+from executor_service.packed_linears import PackedLinearModule
 from executor_service.step import SamplingParams
 from splitserve_kernels.cpu.attention import NativeAttention
 from splitserve_kernels.cpu.build import BuildFailed
@@ -114,8 +115,10 @@ def _logits(compute: Compute) -> torch.Tensor:
     return torch.cat(parts)
 
 
-def _assert_same_logits(compute: Compute, expected: Compute) -> None:
-    torch.testing.assert_close(_logits(compute), _logits(expected), atol=LOGIT_TOLERANCE, rtol=0)
+def _assert_same_logits(
+    compute: Compute, expected: Compute, tolerance: float = LOGIT_TOLERANCE
+) -> None:
+    torch.testing.assert_close(_logits(compute), _logits(expected), atol=tolerance, rtol=0)
 
 
 def test_choose_compute_takes_torch_when_asked(load: Load) -> None:
@@ -146,7 +149,7 @@ def test_choose_compute_takes_native_attention_when_the_model_has_other_parts(
 ) -> None:
     loads = _Loads(load, config_class)
     compute = choose_compute(loads, AUTO, BLOCK_SIZE)
-    assert compute.description == f"native attention ({native_library.variant})"
+    assert compute.description == f"native attention and matrices ({native_library.variant})"
     assert loads.count == 1
     _assert_same_logits(compute, choose_compute(loads, TORCH, BLOCK_SIZE))
 
@@ -162,12 +165,56 @@ def test_choose_compute_refuses_the_native_decoder_when_the_model_computes_somet
 ) -> None:
     loads = _Loads(load, config_class)
     compute = choose_compute(loads, name, BLOCK_SIZE)
-    assert compute.description == f"native attention ({native_library.variant})"
+    assert compute.description == f"native attention and matrices ({native_library.variant})"
     refusals = [r for r in caplog.records if "native_decoder_refused" in r.getMessage()]
     assert [record.levelno for record in refusals] == [logging.ERROR]
     # The trial takes a model apart.
     assert loads.count == 2
     _assert_same_logits(compute, choose_compute(loads, TORCH, BLOCK_SIZE))
+
+
+def _round_matrices(loaded: LoadedModel) -> LoadedModel:
+    """Rounds the weights of matrices to 127 steps to either side of 0 for each output."""
+    for module in loaded.model.modules():
+        if isinstance(module, torch.nn.Linear):
+            factor = 127 / module.weight.detach().abs().amax(dim=1, keepdim=True)
+            module.weight.data = torch.round(module.weight.detach() * factor) / factor
+    return loaded
+
+
+@pytest.mark.parametrize("config_class", ["LlamaConfig", *_OTHERS, *_LOOKALIKES])
+def test_choose_compute_serves_rounded_weights_when_int8_was_asked(
+    load: Load, native_library: NativeLibrary, config_class: str
+) -> None:
+    compute = choose_compute(lambda: load(config_class), AUTO, BLOCK_SIZE, is_int8=True)
+    rounded = choose_compute(lambda: _round_matrices(load(config_class)), TORCH, BLOCK_SIZE)
+    # Scales are multiplied with sums here and with weights there.
+    _assert_same_logits(compute, rounded, tolerance=1e-3)
+
+
+def test_choose_compute_raises_when_int8_was_asked_and_torch_computes(load: Load) -> None:
+    with pytest.raises(BackendUnavailable, match=r"quantization int8: LlamaForCausalLM runs with"):
+        choose_compute(lambda: load("LlamaConfig"), TORCH, BLOCK_SIZE, is_int8=True)
+
+
+def test_choose_compute_keeps_matrices_in_torch_when_packed_ones_compute_something_else(
+    load: Load,
+    native_library: NativeLibrary,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    forward = PackedLinearModule.forward
+    monkeypatch.setattr(PackedLinearModule, "forward", lambda self, rows: forward(self, rows) * 2)
+    loads = _Loads(load, "OPTConfig")
+    compute = choose_compute(loads, AUTO, BLOCK_SIZE)
+    assert compute.description == f"native attention ({native_library.variant})"
+    assert [r.levelno for r in caplog.records if "packed_matrices_refused" in r.getMessage()] == [
+        logging.ERROR
+    ]
+    assert loads.count == 2
+    _assert_same_logits(compute, choose_compute(loads, TORCH, BLOCK_SIZE))
+    with pytest.raises(BackendUnavailable, match="quantization int8"):
+        choose_compute(loads, AUTO, BLOCK_SIZE, is_int8=True)
 
 
 def _fail_to_build() -> NativeLibrary:

@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "int8_weights.h"
 #include "simd.h"
 #include "transpose.h"
 
@@ -30,6 +31,10 @@ constexpr int kMaxRows = 6;
 // Rows and inputs that stay in a core's cache while panels pass.
 constexpr int kRowBlock = 96;
 constexpr int kInputBlock = 2048;
+// Words of a panel of integers that are widened before rows are multiplied with them: for few rows
+// they stay in the nearest cache, for many the sums need not be put aside so often.
+constexpr int kFewWords = 64;
+constexpr int kManyWords = 256;
 
 SPLITSERVE_INLINE Floats multiply_add(const float* x, Words weights, Floats sum) {
   return sum + splat(*x) * (Floats)weights;
@@ -125,74 +130,120 @@ inline void multiply(const Source* sources, int num_sources, const T* const* row
   }
 }
 
-// A weight matrix. `panels`: see above; `bias`: [N] or null.
+// A weight matrix. `panels`: see above; with `scales`, integers (int8_weights.h). `bias`, `scales`:
+// for each output, padded to whole panels, or null.
 struct Linear {
-  const uint32_t* panels;
+  const void* panels;
   const float* bias;
+  const float* scales;
   int32_t num_outputs;
   int32_t num_inputs;
 };
 
-inline int num_panels(const Linear& linear) { return (linear.num_outputs + kPanel - 1) / kPanel; }
+inline int num_panels(int num_outputs) { return (num_outputs + kPanel - 1) / kPanel; }
 
 inline int num_row_blocks(int num_rows) { return (num_rows + kRowBlock - 1) / kRowBlock; }
 
 inline int num_tasks(const Linear& linear, int num_rows) {
-  return num_row_blocks(num_rows) * num_panels(linear);
+  return num_row_blocks(num_rows) * num_panels(linear.num_outputs);
 }
+
+// The words of one panel, part by part.
+template <class T>
+class LinearPanel {
+ public:
+  LinearPanel(const Linear& linear, int index)
+      : is_int8_(linear.scales), num_words_(linear.num_inputs / kPerWord<T>) {
+    const size_t size = size_t(num_words_) * kPanel * (is_int8_ ? kPerWord<T> : 4);
+    begin_ = static_cast<const int8_t*>(linear.panels) + index * size;
+  }
+
+  // How many words to multiply `num_rows` rows with before the next ones are asked for.
+  int words_at_once(int num_rows) const {
+    if (is_int8_) return num_rows <= kMaxRows ? kFewWords : kManyWords;
+    return kInputBlock / kPerWord<T>;
+  }
+
+  // At most `count` words from word `first` on; `space` is used if they are not there as such.
+  PanelWords words(int first, int count, uint32_t* space) const {
+    count = std::min(count, num_words_ - first);
+    const size_t vector = size_t(first) * kPanelVectors;
+    if (!is_int8_) return {reinterpret_cast<const uint32_t*>(begin_) + vector * kLanes, count};
+    widen_vectors<T>(begin_ + vector * kVectorBytes<T>, count * kPanelVectors, space);
+    return {space, count};
+  }
+
+ private:
+  const bool is_int8_;
+  const int num_words_;
+  const int8_t* begin_;
+};
 
 // One task of input [M, K] times weights: a panel for a block of rows. `input`: row i begins at
 // input + i * stride. Calls finish(row, first output, sums) with the bias added.
 template <class T, class Finish>
 inline void multiply_task(const Linear& linear, int task, const T* input, size_t stride,
                           int num_rows, Finish finish) {
-  const int panel_index = task % num_panels(linear);
-  const int block = task / num_panels(linear), num_blocks = num_row_blocks(num_rows);
+  const int panel_index = task % num_panels(linear.num_outputs);
+  const int block = task / num_panels(linear.num_outputs), num_blocks = num_row_blocks(num_rows);
   const int first = int(int64_t{num_rows} * block / num_blocks);
   const int count = int(int64_t{num_rows} * (block + 1) / num_blocks) - first;
   const int num_words = linear.num_inputs / kPerWord<T>;
-  const uint32_t* panel = linear.panels + size_t(panel_index) * num_words * kPanel;
   const int output = panel_index * kPanel;
-  Floats bias[kPanelVectors] = {};
-  if (linear.bias) {
-    for (int v = 0; v < kPanelVectors; ++v) bias[v] = load(linear.bias + output + v * kLanes);
+  Floats bias[kPanelVectors] = {}, scales[kPanelVectors];
+  for (int v = 0; v < kPanelVectors; ++v) {
+    if (linear.bias) bias[v] = load(linear.bias + output + v * kLanes);
+    scales[v] = linear.scales ? load(linear.scales + output + v * kLanes) : splat(1.0f);
   }
   const T* rows[kRowBlock];
   for (int i = 0; i < count; ++i) rows[i] = input + (first + i) * stride;
+  const LinearPanel<T> panel(linear, panel_index);
   alignas(64) float partial[kRowBlock * kPanel];
-  constexpr int kWords = kInputBlock / kPerWord<T>;
+  alignas(64) uint32_t widened[kManyWords * kPanel];
+  const int step = panel.words_at_once(count);
   const float* start = nullptr;
-  for (int word = 0; word < num_words; word += kWords) {
-    const PanelWords part{panel + size_t(word) * kPanel, std::min(kWords, num_words - word)};
-    if (word + kWords < num_words) {
+  for (int word = 0; word < num_words; word += step) {
+    const PanelWords part = panel.words(word, step, widened);
+    if (word + step < num_words) {
       multiply(&part, 1, rows, count, start, [&](int i, const Floats* sums) {
         for (int v = 0; v < kPanelVectors; ++v) store(partial + i * kPanel + v * kLanes, sums[v]);
       });
       start = partial;
-      for (int i = 0; i < count; ++i) rows[i] += kInputBlock;
+      for (int i = 0; i < count; ++i) rows[i] += step * kPerWord<T>;
     } else {
       multiply(&part, 1, rows, count, start, [&](int i, const Floats* sums) {
-        Floats biased[kPanelVectors];
-        for (int v = 0; v < kPanelVectors; ++v) biased[v] = sums[v] + bias[v];
-        finish(first + i, output, biased);
+        Floats finished[kPanelVectors];
+        for (int v = 0; v < kPanelVectors; ++v) finished[v] = sums[v] * scales[v] + bias[v];
+        finish(first + i, output, finished);
       });
     }
   }
 }
 
-// Packs weights [N, K] of one panel; outputs beyond N are 0.
+// Packs one panel of weights [N, K]; outputs beyond N are 0.
 template <class T>
-inline void pack_panel(const T* weights, int num_outputs, int num_inputs, int panel_index,
-                       uint32_t* packed) {
-  const int num_words = num_inputs / kPerWord<T>;
-  uint32_t* panel = packed + size_t(panel_index) * num_words * kPanel;
+inline void pack_panel(const T* weights, int num_outputs, int num_inputs, int index,
+                       uint32_t* panel) {
   for (int column = 0; column < kPanel; column += kLanes) {
     const T* rows[kLanes];
     for (int i = 0; i < kLanes; ++i) {
-      const int output = panel_index * kPanel + column + i;
+      const int output = index * kPanel + column + i;
       rows[i] = output < num_outputs ? weights + size_t(output) * num_inputs : nullptr;
     }
-    transpose(rows, num_words, panel + column, kPanel);
+    transpose(rows, num_inputs / kPerWord<T>, panel + column, kPanel);
+  }
+}
+
+// The same as integers; `scales`: [kPanel], written.
+template <class T>
+inline void pack_int8_panel(const T* weights, int num_outputs, int num_inputs, int index,
+                            int8_t* panel, float* scales) {
+  const int num_words = num_inputs / kPerWord<T>;
+  std::vector<uint32_t> words(size_t(num_words) * kPanel);
+  pack_panel(weights, num_outputs, num_inputs, index, words.data());
+  for (int v = 0; v < kPanelVectors; ++v) {
+    quantize_columns<T>(words.data() + v * kLanes, num_words, kPanel, panel + v * kVectorBytes<T>,
+                        kPanelVectors * kVectorBytes<T>, scales + v * kLanes);
   }
 }
 

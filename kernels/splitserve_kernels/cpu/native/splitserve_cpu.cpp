@@ -22,13 +22,29 @@ void use_large_pages(void* begin, size_t size) {
 }
 
 template <class T>
-void pack(const T* weights, int num_outputs, int num_inputs, uint32_t* packed, int num_threads) {
-  const int count = (num_outputs + kPanel - 1) / kPanel;
-  use_large_pages(packed, size_t(count) * kPanel * num_inputs * sizeof(T));
+void pack(const T* weights, int num_outputs, int num_inputs, T* packed, int num_threads) {
+  const int count = num_panels(num_outputs);
+  const size_t panel_size = size_t(num_inputs) * kPanel;
+  use_large_pages(packed, count * panel_size * sizeof(T));
   Phases phases(1);
 #pragma omp parallel num_threads(num_threads)
   phases.run(0, count, [&](int panel) {
-    pack_panel(weights, num_outputs, num_inputs, panel, packed);
+    pack_panel(weights, num_outputs, num_inputs, panel,
+               reinterpret_cast<uint32_t*>(packed + panel * panel_size));
+  });
+}
+
+template <class T>
+void pack_int8(const T* weights, int num_outputs, int num_inputs, int8_t* packed, float* scales,
+               int num_threads) {
+  const int count = num_panels(num_outputs);
+  const size_t panel_size = size_t(num_inputs) * kPanel;
+  use_large_pages(packed, count * panel_size);
+  Phases phases(1);
+#pragma omp parallel num_threads(num_threads)
+  phases.run(0, count, [&](int panel) {
+    pack_int8_panel(weights, num_outputs, num_inputs, panel, packed + panel * panel_size,
+                    scales + panel * kPanel);
   });
 }
 
@@ -108,14 +124,24 @@ extern "C" {
 
 EXPORT int32_t splitserve_panel() { return kPanel; }
 
-EXPORT void splitserve_pack_f32(const float* weights, int32_t n, int32_t k, uint32_t* packed,
-                         int32_t num_threads) {
+EXPORT void splitserve_pack_f32(const float* weights, int32_t n, int32_t k, float* packed,
+                                int32_t num_threads) {
   pack(weights, n, k, packed, num_threads);
 }
 
-EXPORT void splitserve_pack_bf16(const Bf16* weights, int32_t n, int32_t k, uint32_t* packed,
-                          int32_t num_threads) {
+EXPORT void splitserve_pack_bf16(const Bf16* weights, int32_t n, int32_t k, Bf16* packed,
+                                 int32_t num_threads) {
   pack(weights, n, k, packed, num_threads);
+}
+
+EXPORT void splitserve_pack_int8_f32(const float* weights, int32_t n, int32_t k, int8_t* packed,
+                                     float* scales, int32_t num_threads) {
+  pack_int8(weights, n, k, packed, scales, num_threads);
+}
+
+EXPORT void splitserve_pack_int8_bf16(const Bf16* weights, int32_t n, int32_t k, int8_t* packed,
+                                      float* scales, int32_t num_threads) {
+  pack_int8(weights, n, k, packed, scales, num_threads);
 }
 
 EXPORT void splitserve_linear_f32(const Linear* weights, const float* input, int32_t num_rows,

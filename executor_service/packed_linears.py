@@ -1,0 +1,62 @@
+"""Matrices of a `transformers` model, packed for the native kernels.
+
+For the models that the native decoder does not run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from executor_service.attention_probe import probe_attention
+from executor_service.loaded_model import LoadedModel
+from executor_service.self_check import check_replacement
+from splitserve_kernels.cpu.library import DTYPES, NativeLibrary
+from splitserve_kernels.cpu.linear import linear, pack
+
+
+class PackedLinearModule(nn.Module):
+    """Takes the place of an `nn.Linear`; its weights are packed copies."""
+
+    def __init__(self, library: NativeLibrary, module: nn.Linear, *, is_int8: bool) -> None:
+        """`is_int8`: weights are rounded, see `linear.pack`."""
+        super().__init__()
+        self.in_features = module.in_features
+        self.out_features = module.out_features
+        self._library = library
+        self._packed = pack(library, module.weight, module.bias, is_int8=is_int8)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """[..., in_features] -> [..., out_features]."""
+        output = linear(self._library, self._packed, rows.reshape(-1, self.in_features))
+        return output.view(*rows.shape[:-1], self.out_features)
+
+
+def pack_linears(loaded: LoadedModel, library: NativeLibrary, *, is_int8: bool = False) -> int:
+    """Replaces the matrices of `loaded.model`; returns how many weights they have.
+
+    What is no plain `nn.Linear` (experts of a mixture, say) stays. Raises ReplacementWrong if the
+    model computes something else then, or does not run any more; it is lost in that case.
+    """
+    model: Any = loaded.model
+    num_weights = 0
+
+    def compute(tokens: Tensor) -> Tensor:
+        nonlocal num_weights
+        for parent in list(model.modules()):
+            for name, module in list(parent.named_children()):
+                if _can_be_packed(module):
+                    num_weights += module.in_features * module.out_features
+                    setattr(parent, name, PackedLinearModule(library, module, is_int8=is_int8))
+        return probe_attention(model, tokens)[0]
+
+    check_replacement(model, loaded.max_model_len, compute, is_int8=is_int8)
+    return num_weights
+
+
+def _can_be_packed(module: nn.Module) -> bool:
+    # Subclasses compute something else.
+    return (
+        type(module) is nn.Linear and module.weight.dtype in DTYPES and module.in_features % 2 == 0
+    )
