@@ -133,8 +133,7 @@ def record(engine: LoadedEngine, prompts: Prompts, num_tokens: int) -> list[Step
         batch = encode_plan(plan, scheduler_epoch=1, executor_epoch=info.executor_epoch)
         answer = executor.execute(decode_batch(batch))
         assert answer.rows is not None
-        tokens = answer.rows.sampled_token_ids.tolist()
-        core.apply(StepOutcome(plan.step_id, StepStatus.OK, tokens))
+        core.apply(StepOutcome(plan.step_id, StepStatus.OK, answer.rows.sampled_token_ids))
     return recorder.steps
 
 
