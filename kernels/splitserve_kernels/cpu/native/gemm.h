@@ -31,10 +31,8 @@ constexpr int kMaxRows = 6;
 // Rows and inputs that stay in a core's cache while panels pass.
 constexpr int kRowBlock = 96;
 constexpr int kInputBlock = 2048;
-// Words of a panel of integers that are widened before rows are multiplied with them: for few rows
-// they stay in the nearest cache, for many the sums need not be put aside so often.
-constexpr int kFewWords = 64;
-constexpr int kManyWords = 256;
+// Words of a panel of integers that are widened before many rows are multiplied with them.
+constexpr int kWidenedWords = 256;
 
 SPLITSERVE_INLINE Floats multiply_add(const float* x, Words weights, Floats sum) {
   return sum + splat(*x) * (Floats)weights;
@@ -50,19 +48,56 @@ SPLITSERVE_INLINE Floats multiply_add(const Bf16* x, Words weights, Floats sum) 
 #endif
 }
 
+// How far ahead of their use words are fetched. One or two rows are multiplied at the memory's pace,
+// more take longer for a word.
+template <int R>
+constexpr size_t kBytesAhead = R <= 2 ? 4096 : 1024;
+
 // Where words are that rows are multiplied with. A source has `num_words` words of kPanelVectors
-// vectors: `at(v, k)` is word k of vector v. `fetch`, called beside it, brings near what comes later.
+// vectors: `load(v, k)` is word k of vector v. `fetch`, called beside it, brings near what comes
+// later.
 struct PanelWords {
   const uint32_t* panel;
   int num_words;
 
   const uint32_t* at(int v, size_t k) const { return panel + k * kPanel + v * kLanes; }
+  Words load(int v, size_t k) const { return load_as<Words>(at(v, k)); }
 
-  // One or two rows are multiplied at the memory's pace, more take longer for a word.
   template <int R>
   void fetch(int v, size_t k) const {
-    constexpr size_t kWords = (R <= 2 ? 4096 : 1024) / sizeof(uint32_t);
-    __builtin_prefetch(at(v, k) + kWords);
+    __builtin_prefetch(at(v, k) + kBytesAhead<R> / sizeof(uint32_t));
+  }
+};
+
+// Words that are widened when they are used.
+template <class T>
+struct Int8Words {
+  const int8_t* panel;
+  int num_words;
+
+  const int8_t* at(int v, size_t k) const {
+    return panel + (k * kPanelVectors + v) * kVectorBytes<T>;
+  }
+  Words load(int v, size_t k) const { return widen<T>(at(v, k)); }
+
+  template <int R>
+  void fetch(int v, size_t k) const {
+    if (v * kVectorBytes<T> % 64 == 0) __builtin_prefetch(at(v, k) + kBytesAhead<R>);
+  }
+};
+
+// Words that were widened before; `next` are the integers that will be widened after them.
+template <class T>
+struct WidenedWords {
+  const uint32_t* words;
+  const int8_t* next;
+  int num_words;
+
+  Words load(int v, size_t k) const { return load_as<Words>(words + k * kPanel + v * kLanes); }
+
+  template <int R>
+  void fetch(int v, size_t k) const {
+    __builtin_prefetch(next + (k * kPanelVectors + v) * kVectorBytes<T>);
   }
 };
 
@@ -74,7 +109,7 @@ SPLITSERVE_INLINE void multiply_rows(const Source& source, const T* const* rows,
     Words weights[kPanelVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kPanelVectors; ++v) {
-      weights[v] = load_as<Words>(source.at(v, k));
+      weights[v] = source.load(v, k);
       source.template fetch<R>(v, k);
     }
 #pragma GCC unroll 6
@@ -148,36 +183,35 @@ inline int num_tasks(const Linear& linear, int num_rows) {
   return num_row_blocks(num_rows) * num_panels(linear.num_outputs);
 }
 
-// The words of one panel, part by part.
-template <class T>
-class LinearPanel {
- public:
-  LinearPanel(const Linear& linear, int index)
-      : is_int8_(linear.scales), num_words_(linear.num_inputs / kPerWord<T>) {
-    const size_t size = size_t(num_words_) * kPanel * (is_int8_ ? kPerWord<T> : 4);
-    begin_ = static_cast<const int8_t*>(linear.panels) + index * size;
+// Calls use(source, whether it is the last) for the words of a panel, part by part, as `num_rows`
+// rows are to be multiplied with them.
+template <class T, class Use>
+inline void for_parts(const Linear& linear, int panel_index, int num_rows, Use use) {
+  const int num_words = linear.num_inputs / kPerWord<T>;
+  const size_t first = size_t(panel_index) * num_words * kPanel;
+  if (!linear.scales) {
+    const uint32_t* panel = static_cast<const uint32_t*>(linear.panels) + first;
+    constexpr int kWords = kInputBlock / kPerWord<T>;
+    for (int word = 0; word < num_words; word += kWords) {
+      const int end = std::min(word + kWords, num_words);
+      use(PanelWords{panel + size_t(word) * kPanel, end - word}, end == num_words);
+    }
+    return;
   }
-
-  // How many words to multiply `num_rows` rows with before the next ones are asked for.
-  int words_at_once(int num_rows) const {
-    if (is_int8_) return num_rows <= kMaxRows ? kFewWords : kManyWords;
-    return kInputBlock / kPerWord<T>;
+  const int8_t* panel = static_cast<const int8_t*>(linear.panels) + first * kPerWord<T>;
+  if (num_rows <= kMaxRows) {
+    use(Int8Words<T>{panel, num_words}, true);
+    return;
   }
-
-  // At most `count` words from word `first` on; `space` is used if they are not there as such.
-  PanelWords words(int first, int count, uint32_t* space) const {
-    count = std::min(count, num_words_ - first);
-    const size_t vector = size_t(first) * kPanelVectors;
-    if (!is_int8_) return {reinterpret_cast<const uint32_t*>(begin_) + vector * kLanes, count};
-    widen_vectors<T>(begin_ + vector * kVectorBytes<T>, count * kPanelVectors, space);
-    return {space, count};
+  alignas(64) uint32_t widened[kWidenedWords * kPanel];
+  for (int word = 0; word < num_words; word += kWidenedWords) {
+    const int end = std::min(word + kWidenedWords, num_words);
+    const int num_vectors = (end - word) * kPanelVectors;
+    widen_vectors<T>(panel, num_vectors, widened);
+    panel += num_vectors * kVectorBytes<T>;
+    use(WidenedWords<T>{widened, panel, end - word}, end == num_words);
   }
-
- private:
-  const bool is_int8_;
-  const int num_words_;
-  const int8_t* begin_;
-};
+}
 
 // One task of input [M, K] times weights: a panel for a block of rows. `input`: row i begins at
 // input + i * stride. Calls finish(row, first output, sums) with the bias added.
@@ -188,7 +222,6 @@ inline void multiply_task(const Linear& linear, int task, const T* input, size_t
   const int block = task / num_panels(linear.num_outputs), num_blocks = num_row_blocks(num_rows);
   const int first = int(int64_t{num_rows} * block / num_blocks);
   const int count = int(int64_t{num_rows} * (block + 1) / num_blocks) - first;
-  const int num_words = linear.num_inputs / kPerWord<T>;
   const int output = panel_index * kPanel;
   Floats bias[kPanelVectors] = {}, scales[kPanelVectors];
   for (int v = 0; v < kPanelVectors; ++v) {
@@ -197,27 +230,23 @@ inline void multiply_task(const Linear& linear, int task, const T* input, size_t
   }
   const T* rows[kRowBlock];
   for (int i = 0; i < count; ++i) rows[i] = input + (first + i) * stride;
-  const LinearPanel<T> panel(linear, panel_index);
   alignas(64) float partial[kRowBlock * kPanel];
-  alignas(64) uint32_t widened[kManyWords * kPanel];
-  const int step = panel.words_at_once(count);
   const float* start = nullptr;
-  for (int word = 0; word < num_words; word += step) {
-    const PanelWords part = panel.words(word, step, widened);
-    if (word + step < num_words) {
-      multiply(&part, 1, rows, count, start, [&](int i, const Floats* sums) {
-        for (int v = 0; v < kPanelVectors; ++v) store(partial + i * kPanel + v * kLanes, sums[v]);
-      });
-      start = partial;
-      for (int i = 0; i < count; ++i) rows[i] += step * kPerWord<T>;
-    } else {
-      multiply(&part, 1, rows, count, start, [&](int i, const Floats* sums) {
+  for_parts<T>(linear, panel_index, count, [&](const auto& source, bool is_last) {
+    if (is_last) {
+      multiply(&source, 1, rows, count, start, [&](int i, const Floats* sums) {
         Floats finished[kPanelVectors];
         for (int v = 0; v < kPanelVectors; ++v) finished[v] = sums[v] * scales[v] + bias[v];
         finish(first + i, output, finished);
       });
+      return;
     }
-  }
+    multiply(&source, 1, rows, count, start, [&](int i, const Floats* sums) {
+      for (int v = 0; v < kPanelVectors; ++v) store(partial + i * kPanel + v * kLanes, sums[v]);
+    });
+    start = partial;
+    for (int i = 0; i < count; ++i) rows[i] += source.num_words * kPerWord<T>;
+  });
 }
 
 // Packs one panel of weights [N, K]; outputs beyond N are 0.

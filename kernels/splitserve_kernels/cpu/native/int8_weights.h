@@ -46,9 +46,7 @@ SPLITSERVE_INLINE Words widen(const int8_t* from) {
 // Words of `count` vectors.
 template <class T>
 inline void widen_vectors(const int8_t* from, int count, uint32_t* words) {
-  constexpr int kAhead = 2048;
   for (int i = 0; i < count; ++i) {
-    __builtin_prefetch(from + i * kVectorBytes<T> + kAhead);
     store_as(words + i * kLanes, widen<T>(from + i * kVectorBytes<T>));
   }
 }

@@ -27,7 +27,7 @@ struct KeyWords {
   const uint32_t* const* next;
   int num_words;
 
-  const uint32_t* at(int v, size_t k) const { return groups[v] + k * kLanes; }
+  Words load(int v, size_t k) const { return load_as<Words>(groups[v] + k * kLanes); }
   template <int>
   void fetch(int v, size_t k) const {
     fetch_later(next[v] + k * kLanes);
@@ -41,7 +41,7 @@ struct ValueWords {
   size_t stride;
   int num_words;
 
-  const uint32_t* at(int v, size_t k) const { return first + k * stride + v * kLanes; }
+  Words load(int v, size_t k) const { return load_as<Words>(first + k * stride + v * kLanes); }
   template <int>
   void fetch(int v, size_t k) const {
     fetch_later(next + k * stride + v * kLanes);
