@@ -9,7 +9,7 @@ from typing import Any
 
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 _DEVICES = ("auto", "cpu", "cuda")
-_ATTENTION_BACKENDS = ("auto", "torch", "native", "triton")
+_ATTENTION_BACKENDS = ("auto", "torch", "native", "triton", "flash-attn")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -32,7 +32,7 @@ class ExecutorConfig:
     device: str
     attention_backend: str
     deterministic: bool
-    block_size: int
+    block_size: int | None
     num_device_blocks: int | None
     memory_fraction: float | None
     num_host_blocks: int | None
@@ -116,7 +116,7 @@ _CHECKS: Mapping[str, Callable[[str, object], object]] = {
     "device": _one_of(_DEVICES),
     "attention_backend": _one_of(_ATTENTION_BACKENDS),
     "deterministic": _switch,
-    "block_size": _at_least(1),
+    "block_size": _optional(_at_least(1)),
     "num_device_blocks": _optional(_at_least(1)),
     "memory_fraction": _optional(_fraction),
     "num_host_blocks": _optional(_at_least(0)),

@@ -48,7 +48,8 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
         is_deterministic=config.deterministic,
     )
     loaded = compute.loaded
-    runner = build_runner(loaded, _cache_config(config), compute.make_model, compute.draw)
+    cache_config = _cache_config(config, compute.block_size)
+    runner = build_runner(loaded, cache_config, compute.make_model, compute.draw)
     return LoadedEngine(
         runner=runner,
         info=_describe(config, executor_epoch, loaded, runner),
@@ -76,16 +77,16 @@ def _device(device: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _cache_config(config: ExecutorConfig) -> CacheConfig:
+def _cache_config(config: ExecutorConfig, block_size: int) -> CacheConfig:
     sizes = CacheConfig(
-        block_size=config.block_size,
+        block_size=block_size,
         num_device_blocks=config.num_device_blocks,
         num_host_blocks=config.num_host_blocks,
     )
     if config.memory_fraction is None:
         return sizes
     return CacheConfig(
-        block_size=config.block_size,
+        block_size=block_size,
         num_host_blocks=config.num_host_blocks,
         memory_ratio=config.memory_fraction,
     )

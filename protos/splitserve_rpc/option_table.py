@@ -150,7 +150,7 @@ OPTIONS: tuple[Option, ...] = (
         _SERVE_EXECUTOR,
         "auto",
         default_text="auto: the fastest that passes its trial at start",
-        choices=("auto", "torch", "native", "triton"),
+        choices=("auto", "torch", "native", "triton", "flash-attn"),
     ),
     Option(
         "deterministic",
@@ -176,7 +176,7 @@ OPTIONS: tuple[Option, ...] = (
         "tokens per KV block",
         _MEMORY,
         _SERVE_EXECUTOR,
-        16,
+        default_text="16, but 256 where flash-attn attends",
         minimum=1,
         maximum=256,
     ),

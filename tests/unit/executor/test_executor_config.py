@@ -12,7 +12,7 @@ def _values(**changes: object) -> dict[str, object]:
 
 def test_config_has_all_options_when_they_are_parsed() -> None:
     config = ExecutorConfig.from_options(_values(max_num_seqs=3))
-    assert (config.block_size, config.max_num_seqs) == (16, 3)
+    assert (config.block_size, config.max_num_seqs) == (None, 3)
 
 
 @pytest.mark.parametrize(
