@@ -32,8 +32,11 @@ def time_attention(backend: AttentionBackend, loaded: LoadedModel, block_size: i
     kind = layer_kinds(loaded)[0]
     row_bytes = block_bytes([kind.layer], _NUM_COMPUTED, loaded.dtype)
     num_decodes = max(1, min(_MAX_NUM_DECODES, _MAX_POOL_BYTES // row_bytes))
-    decode_s = _time_rows(backend, kind, loaded, block_size, (num_decodes, 1))
-    return decode_s + _time_rows(backend, kind, loaded, block_size, (1, _NUM_PROMPT_TOKENS))
+    time_s = _time_rows(backend, kind, loaded, block_size, (num_decodes, 1))
+    time_s += _time_rows(backend, kind, loaded, block_size, (1, _NUM_PROMPT_TOKENS))
+    # What torch keeps for later would be missing when the KV blocks are counted.
+    torch.cuda.empty_cache()
+    return time_s
 
 
 def _time_rows(

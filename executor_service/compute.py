@@ -50,7 +50,8 @@ class Compute:
     """`make_model` makes what runs `loaded`, `draw` chooses tokens. `description`: for people.
 
     `block_size`: tokens of a KV block. `is_batch_invariant`: a sequence's logits are the same bits
-    whatever shares its batch, and however its tokens are cut into steps.
+    whatever shares its batch, and however its tokens are cut into steps. `is_recordable`: a CUDA
+    graph can record its decodes.
     """
 
     loaded: LoadedModel
@@ -59,6 +60,7 @@ class Compute:
     block_size: int
     draw: Draw = draw_in_torch
     is_batch_invariant: bool = False
+    is_recordable: bool = False
 
 
 def choose_compute(
@@ -143,8 +145,9 @@ def _native_decoder(loaded: LoadedModel, library: NativeLibrary, block_size: int
 def _on_gpu(loaded: LoadedModel, name: AttentionBackendName, block_size: int | None) -> Compute:
     only = None if name is AttentionBackendName.AUTO else name.value
     chosen = choose_gpu_attention(loaded, only, block_size, CANDIDATES)
-    make_model = _attending_with(chosen.backend)
-    return Compute(loaded, make_model, f"{chosen.name} attention", chosen.block_size)
+    make_model, description = _attending_with(chosen.backend), f"{chosen.name} attention"
+    is_recordable = loaded.device.type == "cuda"
+    return Compute(loaded, make_model, description, chosen.block_size, is_recordable=is_recordable)
 
 
 def _attending_with(backend: AttentionBackend) -> MakeModel:

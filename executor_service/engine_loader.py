@@ -10,6 +10,7 @@ import torch
 
 from executor_service.compute import AttentionBackendName, choose_compute
 from executor_service.config import ExecutorConfig
+from executor_service.decode_graphs import with_decode_graphs
 from executor_service.executor_info import ExecutorInfo, ExecutorLimits, ModelInfo
 from executor_service.loaded_model import LoadedModel
 from executor_service.memory import CacheConfig, build_runner
@@ -49,7 +50,10 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
     )
     loaded = compute.loaded
     cache_config = _cache_config(config, compute.block_size)
-    runner = build_runner(loaded, cache_config, compute.make_model, compute.draw)
+    make_model = compute.make_model
+    if compute.is_recordable and config.cuda_graphs == "auto":
+        make_model = with_decode_graphs(make_model, config.max_num_seqs)
+    runner = build_runner(loaded, cache_config, make_model, compute.draw)
     return LoadedEngine(
         runner=runner,
         info=_describe(config, executor_epoch, loaded, runner),

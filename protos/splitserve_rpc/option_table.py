@@ -153,6 +153,16 @@ OPTIONS: tuple[Option, ...] = (
         choices=("auto", "torch", "native", "triton", "flash-attn"),
     ),
     Option(
+        "cuda-graphs",
+        Kind.CHOICE,
+        "record steps of decodes once and replay them, instead of launching each kernel",
+        _MODEL,
+        _SERVE_EXECUTOR,
+        "auto",
+        default_text="auto: on a GPU, where the attention backend allows it",
+        choices=("auto", "off"),
+    ),
+    Option(
         "deterministic",
         Kind.SWITCH,
         "serve only if logits are the same bits in any batch, however tokens are cut into steps",

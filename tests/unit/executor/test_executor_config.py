@@ -21,6 +21,7 @@ def test_config_has_all_options_when_they_are_parsed() -> None:
         ("model", " "),
         ("dtype", "int8"),
         ("device", "tpu"),
+        ("cuda_graphs", "on"),
         ("block_size", 0),
         ("block_size", True),
         ("num_device_blocks", -1),
