@@ -234,8 +234,9 @@ def test_graphs_say_an_error_and_serve_without_when_recording_fails(
     errors = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
     assert len(errors) == 1
     assert event in errors[0]
+    num_tried = recorder.num_replayed
     assert _logits(model, _random_decodes(random.Random(8), 3)).isfinite().all()
-    assert recorder.num_replayed == 0
+    assert recorder.num_replayed == num_tried
 
 
 class _Frozen(RecordedOps):
