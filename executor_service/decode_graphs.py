@@ -27,8 +27,9 @@ from executor_service.memory import MakeModel
 from executor_service.paged_model import PagedModel
 from splitserve_kernels.paged_batch import PagedBatch
 
-# Largest relative error of logits that a replay may show against the same pass without it.
-_TOLERANCE = 0.02
+# Largest relative error of logits that a replay may show against the same pass without it. Rounding
+# in half precision stays below half of it; a row that reads what is not its own is off by about 1.
+_TOLERANCE = 0.06
 
 _log = logging.getLogger(__name__)
 
