@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from executor_service.attention import AttentionBackend
 from executor_service.attention_check import BackendWrong, check_backend
 from executor_service.attention_trial import time_attention
+from executor_service.checkpoint import one_line
 from executor_service.errors import BackendUnavailable
 from executor_service.loaded_model import LoadedModel
 from splitserve_kernels.gpu.availability import why_unavailable
@@ -104,7 +105,12 @@ def _fastest(
     usable: Sequence[GpuAttention], loaded: LoadedModel, time_backend: TimeAttention
 ) -> GpuAttention:
     default = usable[0]
-    times_s = [time_backend(each.backend, loaded, each.block_size) for each in usable]
+    try:
+        times_s = [time_backend(each.backend, loaded, each.block_size) for each in usable]
+    except RuntimeError as error:
+        # Too little memory, mostly.
+        _log.warning("attention_backends_not_timed reason=%r", one_line(error))
+        return default
     for each, time_s in zip(usable, times_s, strict=True):
         _log.info("attention_backend_timed backend=%s us=%.1f", each.name, time_s * 1e6)
     best = min(range(len(usable)), key=times_s.__getitem__)

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 _RESULTS = Path(__file__).parents[1] / "results"
@@ -36,7 +37,7 @@ def _run(arguments: argparse.Namespace) -> int:
     import torch
 
     from benchmarks.gpu_check.correctness import check_kernels
-    from benchmarks.gpu_check.engine import measure_models
+    from benchmarks.gpu_check.engine import measure_model
     from benchmarks.gpu_check.results import Measurement, Section, run_sections, save
     from benchmarks.gpu_check.sizes import full_sizes, smoke_sizes
     from benchmarks.gpu_check.speed import measure_attention
@@ -51,13 +52,13 @@ def _run(arguments: argparse.Namespace) -> int:
     sections: dict[str, Section] = {
         "kernels": lambda: check_kernels(sizes),
         "speed": lambda: measure_attention(sizes),
-        "models": lambda: measure_models(sizes),
+        **{f"models, {shape.name}": partial(measure_model, shape, sizes) for shape in sizes.models},
         "tests": kernel_tests,
     }
     if arguments.smoke:
         del sections["tests"]
         _repair_interpreter()
-    wanted = arguments.only or list(sections)
+    wanted = [name for name in sections if name.startswith(tuple(arguments.only or ("",)))]
     errors = _LoggedErrors()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     logging.getLogger("executor_service").addHandler(errors)

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.gpu_check.models import as_loaded, decode_bytes, make_model, prompt_flops
 from benchmarks.gpu_check.results import Measurement
-from benchmarks.gpu_check.sizes import Sizes
+from benchmarks.gpu_check.sizes import ModelShape, Sizes
 from benchmarks.gpu_check.speed import copy_bandwidth
 from benchmarks.gpu_check.timing import now_s
 from executor_service.attention import unbind
@@ -58,24 +58,21 @@ class Costs:
         return (self.weight_bytes + batch * context * self.token_bytes) / self.bandwidth
 
 
-def measure_models(sizes: Sizes) -> Iterator[Measurement]:
+def measure_model(shape: ModelShape, sizes: Sizes) -> Iterator[Measurement]:
     """Tokens per second of decodes, the parts of a step, and the rate of prompts."""
-    bandwidth = copy_bandwidth(sizes)
-    for shape in sizes.models:
-        model = make_model(shape, sizes)
-        for batch in sizes.batches:
-            rate = batch * sizes.num_steps / _generate_s(model, batch, sizes)
-            yield Measurement("model", f"{shape.name}, {batch} rows, generate", rate, "tokens/s")
-        loaded = as_loaded(model, shape)
-        compute = choose_compute(lambda loaded=loaded: loaded, sizes.backend, None)  # type: ignore[misc]
-        yield Measurement("model", f"{shape.name} runs with", compute.description)
-        token_bytes = block_bytes(loaded.layers, 1, loaded.dtype)
-        costs = Costs(bandwidth, decode_bytes(model), token_bytes)
-        for is_recorded in (False, True) if compute.is_recordable else (False,):
-            yield from _measure_runner(shape.name, compute, costs, sizes, is_recorded=is_recorded)
-        del model, loaded, compute
-        gc.collect()
-        torch.cuda.empty_cache()
+    gc.collect()  # models hold themselves
+    torch.cuda.empty_cache()
+    model = make_model(shape, sizes)
+    for batch in sizes.batches:
+        rate = _generate_rate(model, batch, sizes)
+        yield Measurement("model", f"{shape.name}, {batch} rows, generate", rate, "tokens/s")
+    loaded = as_loaded(model, shape)
+    compute = choose_compute(lambda: loaded, sizes.backend, None)
+    yield Measurement("model", f"{shape.name} runs with", compute.description)
+    token_bytes = block_bytes(loaded.layers, 1, loaded.dtype)
+    costs = Costs(copy_bandwidth(sizes), decode_bytes(model), token_bytes)
+    for is_recorded in (False, True) if compute.is_recordable else (False,):
+        yield from _measure_runner(shape.name, compute, costs, sizes, is_recorded=is_recorded)
 
 
 def _measure_runner(
@@ -161,6 +158,15 @@ def _prompt_s(runner: ModelRunner, sizes: Sizes) -> float:
     runner.execute(step)
     times_us = [runner.execute(step).forward_us for _ in range(sizes.num_runs)]
     return statistics.median(times_us) / 1e6
+
+
+def _generate_rate(model: Any, batch: int, sizes: Sizes) -> float | str:  # noqa: ANN401
+    """Tokens per second, or why there is no such number."""
+    try:
+        return batch * sizes.num_steps / _generate_s(model, batch, sizes)
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        return "no memory"
 
 
 def _generate_s(model: Any, batch: int, sizes: Sizes) -> float:  # noqa: ANN401

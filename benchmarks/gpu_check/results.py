@@ -9,6 +9,7 @@ import platform
 import re
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -44,6 +45,7 @@ def run_sections(sections: dict[str, Section]) -> list[Measurement]:
     """Runs all, prints each line when it is known; a part that raises is a line that is not met."""
     lines: list[Measurement] = []
     for name, section in sections.items():
+        started = time.perf_counter()
         try:
             for measurement in section():
                 lines.append(measurement)
@@ -51,8 +53,10 @@ def run_sections(sections: dict[str, Section]) -> list[Measurement]:
         except Exception as error:
             # One part that does not work on a new machine is not to hide the others.
             traceback.print_exc()
-            lines.append(Measurement(name, "failed", type(error).__name__, is_met=False))
+            lines.append(Measurement("failed", name, type(error).__name__, is_met=False))
             print_line(lines[-1])
+        lines.append(Measurement("time", name, time.perf_counter() - started, "s"))
+        print_line(lines[-1])
     return lines
 
 

@@ -19,7 +19,7 @@ from splitserve_kernels.paged_batch import AttentionOptions
 # reads enough for a launch not to count.
 _WANTED_SHARE = 0.8
 _ENOUGH_BYTES = 10**8
-_MAX_NUM_LAYERS = 32
+_MAX_NUM_LAYERS = 128
 
 
 def copy_bandwidth(sizes: Sizes) -> float:

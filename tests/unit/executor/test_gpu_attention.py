@@ -94,6 +94,18 @@ def test_choose_gpu_attention_takes_the_fastest_when_the_block_size_is_given(
     assert (choice.name, choice.block_size) == ("coarse", 256)
 
 
+def _fail(_backend: AttentionBackend, _loaded: LoadedModel, _size: int) -> float:
+    raise RuntimeError("out of memory")
+
+
+def test_choose_gpu_attention_takes_the_default_when_timing_fails(
+    loaded: LoadedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    choice = choose_gpu_attention(loaded, None, None, (FINE, COARSE), _fail)
+    assert choice.name == "fine"
+    assert "attention_backends_not_timed reason='out of memory'" in caplog.text
+
+
 def test_choose_gpu_attention_takes_who_can_when_the_block_size_is_fine(
     loaded: LoadedModel,
 ) -> None:
