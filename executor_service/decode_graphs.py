@@ -142,14 +142,16 @@ class DecodeGraphs:
             # The largest first: the others then fit into its memory.
             for size in reversed(self._sizes):
                 self._replays[size] = recorder.record(self._forward(size))
-            error = max(self._error(size) for size in self._sizes)
+            errors = [self._error(size) for size in self._sizes]
         except Exception as error_raised:  # whatever a model's own code raises
             self._replays.clear()
             _log.exception("decode_graphs_failed reason=%r", type(error_raised).__name__)
             return
-        if not error <= _TOLERANCE:
+        # Some may be NaN.
+        wrong = [error for error in errors if not error <= _TOLERANCE]
+        if wrong:
             self._replays.clear()
-            _log.error("decode_graphs_refused relative_error=%.2g", error)
+            _log.error("decode_graphs_refused relative_error=%.2g", wrong[0])
             return
         seconds = time.perf_counter() - started
         _log.info("decode_graphs_recorded num_graphs=%d seconds=%.1f", len(self._sizes), seconds)

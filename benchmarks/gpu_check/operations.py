@@ -60,7 +60,7 @@ def _write_error(sizes: Sizes) -> float:
             slots = problem.batch.slot_mapping
             kv_write(problem.key, problem.value, LayerPools(key_pool, value_pool), slots)
         pools.append((key_pool, value_pool))
-    return max(largest(a.float() - b.float()) for a, b in zip(*pools, strict=True))
+    return largest(*(a.float() - b.float() for a, b in zip(*pools, strict=True)))
 
 
 def _rotary_error(sizes: Sizes) -> float:
@@ -76,10 +76,10 @@ def _rotary_error(sizes: Sizes) -> float:
     heads = (problem.query, problem.key, problem.value)
     queries = rotary_kv_write(heads, tables, pools, slots).double()
     places = (slots // pools.block_size, slots % pools.block_size)
-    return max(
-        largest(queries - _turned(problem.query, angles)),
-        largest(pools.key[places].double() - _turned(problem.key, angles)),
-        largest(pools.value[places] - problem.value),
+    return largest(
+        queries - _turned(problem.query, angles),
+        pools.key[places].double() - _turned(problem.key, angles),
+        pools.value[places] - problem.value,
     )
 
 

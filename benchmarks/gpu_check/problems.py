@@ -77,6 +77,6 @@ def make_problem(
     )
 
 
-def largest(differences: Tensor) -> float:
+def largest(*differences: Tensor) -> float:
     """The largest of their amounts; NaN if there is one."""
-    return float(differences.abs().max())
+    return float(torch.stack([each.abs().max().double() for each in differences]).max())

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -239,19 +241,36 @@ def test_graphs_say_an_error_and_serve_without_when_recording_fails(
     assert recorder.num_replayed == num_tried
 
 
+class _Broken(RecordedOps):
+    """Its second recording spoils the logits."""
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        replay = super().record(run)
+        return replay if self.num_recorded != 2 else partial(self._spoil, run)
+
+    def _spoil(self, run: Callable[[], None]) -> None:
+        closure = run.__closure__ or ()
+        for cell in closure:
+            if isinstance(cell.cell_contents, DecodeGraphs):
+                cell.cell_contents._logits.fill_(torch.nan)
+
+
 class _Frozen(RecordedOps):
     """Replays nothing."""
 
-    def record(self, run: object) -> object:  # type: ignore[override]
-        super().record(run)  # type: ignore[arg-type]
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        super().record(run)
         return lambda: None
 
 
+@pytest.mark.parametrize("make_recorder", [_Frozen, _Broken])
 def test_graphs_say_an_error_and_serve_without_when_a_replay_is_wrong(
-    loaded: LoadedModel, caplog: pytest.LogCaptureFixture
+    loaded: LoadedModel,
+    make_recorder: Callable[[], RecordedOps],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     cache = _cache(loaded)
-    model = with_decode_graphs(_static_model, MAX_NUM_ROWS, _Frozen)(loaded, cache)  # type: ignore[arg-type]
+    model = with_decode_graphs(_static_model, MAX_NUM_ROWS, make_recorder)(loaded, cache)
     assert "decode_graphs_refused" in caplog.text
     rows = _random_decodes(random.Random(9), 3)
     expected = _logits(_Turns(loaded, cache), rows)
