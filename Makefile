@@ -16,7 +16,7 @@ MYPY_TARGETS := scheduler_service executor_service protos/splitserve_rpc \
 PIP := -m pip --disable-pip-version-check install --quiet
 
 .PHONY: help setup serve test check lint lint-ruff lint-format lint-types lint-imports buf \
-	check-protos fix protos bench bench-scheduler bench-peers soak compose-test clean
+	check-protos fix protos bench bench-scheduler bench-peers gpu-check soak compose-test clean
 
 help:
 	@echo 'make setup         .venv with everything (done once)'
@@ -28,6 +28,7 @@ help:
 	@echo 'make bench         the benchmarks'
 	@echo 'make bench-scheduler  the scheduler alone'
 	@echo 'make bench-peers   a model and requests beside what other engines did with them'
+	@echo 'make gpu-check     on a machine with a GPU: is it right there, and how fast'
 	@echo 'make soak          the property tests for an hour or so'
 	@echo 'make compose-test  docker-compose.yml for real, with podman'
 	@echo 'make clean         removes .venv, .tools and caches'
@@ -112,6 +113,11 @@ bench-scheduler: $(READY)
 # make bench-peers ARGS="--model DIR --workloads FILE --peer vllm=RESULT.json"
 bench-peers: $(READY)
 	@$(BIN)/python -m benchmarks.peers $(ARGS)
+
+# With another Python, say one whose torch has CUDA: make gpu-check PY=python3
+PY ?= $(BIN)/python
+gpu-check: $(if $(filter $(BIN)/python,$(PY)),$(READY))
+	@PYTHONPATH=.:protos:kernels:clients $(PY) -m benchmarks.gpu_check $(ARGS)
 
 # The property tests, much longer; more with SOAK=100000.
 SOAK ?= 20000

@@ -5,12 +5,16 @@ Shape letters: R rows, T input tokens, H query heads, G key/value heads, D, E he
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from executor_service.attention import AttentionBackend
 from executor_service.checkpoint import one_line
 from executor_service.kv_cache import KVCache, LayerShape
+from executor_service.loaded_model import LoadedModel
 from splitserve_kernels import reference
 from splitserve_kernels.paged_batch import AttentionOptions, build_paged_batch
 
@@ -25,22 +29,47 @@ class BackendWrong(Exception):
     """An attention backend computes something else than the oracle."""
 
 
-@torch.inference_mode()
-def check_backend(
-    backend: AttentionBackend,
-    layer: LayerShape,
-    num_heads: int,
-    block_size: int,
-    sliding_window: int | None,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> None:
-    """Compares outputs with the reference's, on random rows of the sizes given.
+@dataclass(frozen=True, slots=True)
+class LayerKind:
+    """What layers that attend alike have in common. `num_heads`: query heads."""
+
+    layer: LayerShape
+    num_heads: int
+    options: AttentionOptions
+
+
+def layer_kinds(loaded: LoadedModel) -> list[LayerKind]:
+    """The kinds of layers of a model, each once (sinks may differ within a kind)."""
+    config: Any = loaded.model.config
+    num_heads = int(config.get_text_config(decoder=True).num_attention_heads)
+    kinds = {}
+    for layer, options in zip(loaded.layers, loaded.layer_options, strict=True):
+        heads = max(num_heads // layer.num_kv_heads, 1) * layer.num_kv_heads
+        numbers = (options.scale, options.sliding_window, options.softcap)
+        kinds[layer, numbers, options.sinks is None] = LayerKind(layer, heads, options)
+    return list(kinds.values())
+
+
+def check_backend(backend: AttentionBackend, loaded: LoadedModel, block_size: int) -> None:
+    """Compares outputs with the reference's, on random rows, for each kind of layer of `loaded`.
 
     Raises BackendWrong, also if the backend raises something.
     """
+    for kind in layer_kinds(loaded):
+        check_layer(backend, kind, block_size, loaded.dtype, loaded.device)
+
+
+@torch.inference_mode()
+def check_layer(
+    backend: AttentionBackend,
+    kind: LayerKind,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    """As `check_backend`, for layers of one kind."""
     try:
-        _compare(backend, layer, num_heads, block_size, sliding_window, dtype, device)
+        _compare(backend, kind, block_size, dtype, device)
     except BackendWrong:
         raise
     except Exception as error:
@@ -49,18 +78,16 @@ def check_backend(
 
 def _compare(
     backend: AttentionBackend,
-    layer: LayerShape,
-    num_heads: int,
+    kind: LayerKind,
     block_size: int,
-    sliding_window: int | None,
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
+    layer = kind.layer
     generator = torch.Generator().manual_seed(0)
     computed, new = torch.tensor(_NUM_COMPUTED), torch.tensor(_NUM_NEW)
     tables = _block_tables(block_size)
     pools = [KVCache([layer], block_size, tables.numel(), 0, dtype, device) for _ in range(2)]
-    options = AttentionOptions(scale=layer.key_dim**-0.5, sliding_window=sliding_window)
     # How a backend keeps keys and values is its own business, so it writes what it reads.
     for before, count in ((torch.zeros_like(computed), computed), (computed, new)):
         batch = build_paged_batch(tables, before, count, block_size, device)
@@ -68,7 +95,7 @@ def _compare(
         query, key, value = (
             torch.randn(num_tokens, heads, size, generator=generator).to(device, dtype)
             for heads, size in (
-                (num_heads, layer.key_dim),
+                (kind.num_heads, layer.key_dim),
                 (layer.num_kv_heads, layer.key_dim),
                 (layer.num_kv_heads, layer.value_dim),
             )
@@ -77,7 +104,7 @@ def _compare(
         for tried, pool in zip((reference, backend), pools, strict=True):
             key_pool, value_pool = pool.key_pools[0], pool.value_pools[0]
             tried.write_kv(key, value, key_pool, value_pool, batch)
-            outputs.append(tried.paged_attention(query, key_pool, value_pool, batch, options))
+            outputs.append(tried.paged_attention(query, key_pool, value_pool, batch, kind.options))
         error = float((outputs[0].float() - outputs[1].float()).abs().max())
         if not error <= _TOLERANCES[dtype]:
             raise BackendWrong(

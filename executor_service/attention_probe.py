@@ -35,7 +35,7 @@ class ProbeContext:
     num_blocks: int
     rounding_noise: float = 0.0
     pools: dict[nn.Module, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    windows: dict[nn.Module, int | None] = field(default_factory=dict)
+    options: dict[nn.Module, AttentionOptions] = field(default_factory=dict)
     _batch: PagedBatch | None = None
     _attended: set[nn.Module] = field(default_factory=set)
 
@@ -67,7 +67,7 @@ class ProbeContext:
         self._attended.add(module)
         if module not in self.pools:
             self.pools[module] = (self._new_pool(key), self._new_pool(value))
-            self.windows[module] = options.sliding_window
+            self.options[module] = options
         key_pool, value_pool = self.pools[module]
         reference.write_kv(key, value, key_pool, value_pool, self._batch)
         output = reference.paged_attention(query, key_pool, value_pool, self._batch, options)

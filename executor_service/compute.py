@@ -1,8 +1,8 @@
 """Which code computes a model: the fastest there is that computes the same as plain torch.
 
-On a GPU: attention in Triton. On the CPU: native kernels, with the whole decoder in one call for
-models of the Llama kind. Whatever is chosen was tried on this machine first; what fails its trial
-is refused, loudly.
+On a GPU: attention in Triton or by flash-attn. On the CPU: native kernels, with the whole decoder
+in one call for models of the Llama kind. Whatever is chosen was tried on this machine first; what
+fails its trial is refused, loudly.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any
 
 from executor_service.attention import AttentionBackend
 from executor_service.attention_check import BackendWrong, check_backend
 from executor_service.errors import BackendUnavailable
-from executor_service.kv_cache import KVCache, LayerShape
+from executor_service.gpu_attention import CANDIDATES, DEFAULT_BLOCK_SIZE, choose_gpu_attention
+from executor_service.kv_cache import KVCache
 from executor_service.loaded_model import LoadedModel
 from executor_service.memory import MakeModel, torch_model
 from executor_service.native_model import NativePagedModel, build_native_model, why_not_native
@@ -28,7 +28,6 @@ from executor_service.self_check import ReplacementWrong
 from splitserve_kernels.cpu.attention import NativeAttention, why_not_native_attention
 from splitserve_kernels.cpu.build import BuildFailed
 from splitserve_kernels.cpu.library import NativeLibrary, load_library
-from splitserve_kernels.gpu.availability import why_unavailable
 
 _log = logging.getLogger(__name__)
 
@@ -37,43 +36,48 @@ class AttentionBackendName(Enum):
     """What attends.
 
     AUTO: the fastest that passes its trial. TORCH: plain torch. NATIVE: compiled CPU kernels.
-    TRITON: GPU kernels.
+    TRITON: our GPU kernels. FLASH_ATTN: the package flash-attn, on a GPU.
     """
 
     AUTO = "auto"
     TORCH = "torch"
     NATIVE = "native"
     TRITON = "triton"
+    FLASH_ATTN = "flash-attn"
 
 
 @dataclass(frozen=True, slots=True)
 class Compute:
     """`make_model` makes what runs `loaded`, `draw` chooses tokens. `description`: for people.
 
-    `is_batch_invariant`: a sequence's logits are the same bits whatever shares its batch, and
-    however its tokens are cut into steps. `is_int8`: matrices are rounded to 8 bits.
+    `block_size`: tokens of a KV block. `is_batch_invariant`: a sequence's logits are the same bits
+    whatever shares its batch, and however its tokens are cut into steps. `is_int8`: matrices are
+    rounded to 8 bits. `is_recordable`: a CUDA graph can record its decodes.
     """
 
     loaded: LoadedModel
     make_model: MakeModel
     description: str
+    block_size: int
     draw: Draw = draw_in_torch
     is_batch_invariant: bool = False
     is_int8: bool = False
+    is_recordable: bool = False
 
 
 def choose_compute(
     load: Callable[[], LoadedModel],
     name: AttentionBackendName,
-    block_size: int,
+    block_size: int | None,
     *,
     is_deterministic: bool = False,
     is_int8: bool = False,
 ) -> Compute:
     """Loads the model and decides what runs it.
 
-    `is_deterministic`: it must be batch invariant. `is_int8`: its matrices are rounded to 8 bits.
-    Raises BackendUnavailable if these cannot be had, or if `name` is not AUTO and cannot.
+    `block_size`: None for what suits the backend best. `is_deterministic`: it must be batch
+    invariant. `is_int8`: its matrices are rounded to 8 bits. Raises BackendUnavailable if these
+    cannot be had, or if `name` is not AUTO and cannot.
     """
     compute = _choose(load, name, block_size, is_int8=is_int8)
     if is_int8 and not compute.is_int8:
@@ -92,29 +96,30 @@ def choose_compute(
 def _choose(
     load: Callable[[], LoadedModel],
     name: AttentionBackendName,
-    block_size: int,
+    block_size: int | None,
     *,
     is_int8: bool,
 ) -> Compute:
     loaded = load()
+    in_torch = Compute(loaded, torch_model, "torch", block_size or DEFAULT_BLOCK_SIZE)
     if name is AttentionBackendName.TORCH:
-        return Compute(loaded, torch_model, "torch")
-    fastest = AttentionBackendName.TRITON
-    if loaded.device.type == "cpu":
-        fastest = AttentionBackendName.NATIVE
-    if name not in (AttentionBackendName.AUTO, fastest):
+        return in_torch
+    is_for_cpu = loaded.device.type == "cpu"
+    if name is not AttentionBackendName.AUTO and is_for_cpu != (
+        name is AttentionBackendName.NATIVE
+    ):
         raise BackendUnavailable(f"{name.value}: not for {loaded.device.type}")
     try:
-        if fastest is AttentionBackendName.NATIVE:
-            return _native(load, loaded, block_size, is_int8=is_int8)
-        return _triton(loaded, block_size)
+        if is_for_cpu:
+            return _native(load, loaded, block_size or DEFAULT_BLOCK_SIZE, is_int8=is_int8)
+        return _on_gpu(loaded, name, block_size)
     except (BuildFailed, BackendWrong, BackendUnavailable) as error:
-        if name is fastest:
+        if name is not AttentionBackendName.AUTO:
             raise BackendUnavailable(f"{name.value}: {error}") from error
         level = logging.ERROR if isinstance(error, BackendWrong) else logging.WARNING
-        message = "attention_backend_refused backend=%s reason=%r: serving with plain torch"
-        _log.log(level, message, fastest.value, str(error))
-        return Compute(loaded, torch_model, "torch")
+        message = "attention_backends_refused device=%s reason=%r: serving with plain torch"
+        _log.log(level, message, loaded.device.type, str(error))
+        return in_torch
 
 
 def _native(
@@ -126,50 +131,32 @@ def _native(
             raise BackendUnavailable(reason)
     library = load_library()
     backend = NativeAttention(library)
-    _check(backend, loaded, block_size)
+    check_backend(backend, loaded, block_size)
     reason = why_not_native(loaded)
     if reason is None:
         try:
-            return _native_decoder(loaded, library, is_int8=is_int8)
+            return _native_decoder(loaded, library, block_size, is_int8=is_int8)
         except ReplacementWrong as error:
             reason = str(error)
             _log.error("native_decoder_refused model=%s reason=%r", loaded.architecture, reason)
             loaded = load()  # the trial took it apart
     _log.info("native_decoder_not_used model=%s reason=%r", loaded.architecture, reason)
     description = f"native attention ({library.variant})"
-    is_packed = True
+    draw, is_packed = native_draw(library), True
     try:
         pack_linears(loaded, library, is_int8=is_int8)
         description = f"native attention and matrices ({library.variant})"
     except ReplacementWrong as error:
         _log.error("packed_matrices_refused model=%s reason=%r", loaded.architecture, str(error))
         loaded, is_packed = load(), False
-    return Compute(
-        loaded,
-        _attending_with(backend),
-        description,
-        native_draw(library),
-        is_int8=is_int8 and is_packed,
-    )
+    make_model = _attending_with(backend)
+    is_int8 &= is_packed
+    return Compute(loaded, make_model, description, block_size, draw, is_int8=is_int8)
 
 
-def _triton(loaded: LoadedModel, block_size: int) -> Compute:
-    reason = why_unavailable()
-    if reason is not None:
-        raise BackendUnavailable(reason)
-    # It needs Triton already when it is imported.
-    from splitserve_kernels.gpu import backend
-
-    _check(backend, loaded, block_size)
-    return Compute(loaded, _attending_with(backend), "triton attention")
-
-
-def _check(backend: AttentionBackend, loaded: LoadedModel, block_size: int) -> None:
-    for layer, num_heads, window in _distinct_layers(loaded):
-        check_backend(backend, layer, num_heads, block_size, window, loaded.dtype, loaded.device)
-
-
-def _native_decoder(loaded: LoadedModel, library: NativeLibrary, *, is_int8: bool) -> Compute:
+def _native_decoder(
+    loaded: LoadedModel, library: NativeLibrary, block_size: int, *, is_int8: bool
+) -> Compute:
     native = build_native_model(loaded, library, is_int8=is_int8)
 
     def make_model(_loaded: LoadedModel, cache: KVCache) -> PagedModel:
@@ -179,20 +166,19 @@ def _native_decoder(loaded: LoadedModel, library: NativeLibrary, *, is_int8: boo
         loaded,
         make_model,
         f"native decoder ({library.variant})",
+        block_size,
         native_draw(library),
         is_batch_invariant=True,
         is_int8=is_int8,
     )
 
 
-def _distinct_layers(loaded: LoadedModel) -> set[tuple[LayerShape, int, int | None]]:
-    """What is to be tried: each kind of layer, with its query heads and its window."""
-    config: Any = loaded.model.config
-    num_heads = int(config.get_text_config(decoder=True).num_attention_heads)
-    return {
-        (layer, max(num_heads // layer.num_kv_heads, 1) * layer.num_kv_heads, window)
-        for layer, window in zip(loaded.layers, loaded.layer_windows, strict=True)
-    }
+def _on_gpu(loaded: LoadedModel, name: AttentionBackendName, block_size: int | None) -> Compute:
+    only = None if name is AttentionBackendName.AUTO else name.value
+    chosen = choose_gpu_attention(loaded, only, block_size, CANDIDATES)
+    make_model, description = _attending_with(chosen.backend), f"{chosen.name} attention"
+    is_recordable = loaded.device.type == "cuda"
+    return Compute(loaded, make_model, description, chosen.block_size, is_recordable=is_recordable)
 
 
 def _attending_with(backend: AttentionBackend) -> MakeModel:

@@ -9,7 +9,8 @@ from typing import Any
 
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 _DEVICES = ("auto", "cpu", "cuda")
-_ATTENTION_BACKENDS = ("auto", "torch", "native", "triton")
+_ATTENTION_BACKENDS = ("auto", "torch", "native", "triton", "flash-attn")
+_CUDA_GRAPHS = ("auto", "off")
 _QUANTIZATIONS = ("none", "int8")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -32,9 +33,10 @@ class ExecutorConfig:
     dtype: str
     device: str
     attention_backend: str
+    cuda_graphs: str
     deterministic: bool
     quantization: str
-    block_size: int
+    block_size: int | None
     num_device_blocks: int | None
     memory_fraction: float | None
     num_host_blocks: int | None
@@ -117,9 +119,10 @@ _CHECKS: Mapping[str, Callable[[str, object], object]] = {
     "dtype": _one_of(_DTYPES),
     "device": _one_of(_DEVICES),
     "attention_backend": _one_of(_ATTENTION_BACKENDS),
+    "cuda_graphs": _one_of(_CUDA_GRAPHS),
     "deterministic": _switch,
     "quantization": _one_of(_QUANTIZATIONS),
-    "block_size": _at_least(1),
+    "block_size": _optional(_at_least(1)),
     "num_device_blocks": _optional(_at_least(1)),
     "memory_fraction": _optional(_fraction),
     "num_host_blocks": _optional(_at_least(0)),

@@ -11,6 +11,7 @@ import torch
 
 from executor_service.compute import AttentionBackendName, choose_compute
 from executor_service.config import ExecutorConfig
+from executor_service.decode_graphs import with_decode_graphs
 from executor_service.executor_info import ExecutorInfo, ExecutorLimits, ModelInfo
 from executor_service.loaded_model import LoadedModel
 from executor_service.memory import CacheConfig, build_runner
@@ -50,7 +51,11 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
         is_int8=config.quantization == "int8",
     )
     loaded = compute.loaded
-    runner = build_runner(loaded, _cache_config(config), compute.make_model, compute.draw)
+    cache_config = _cache_config(config, compute.block_size)
+    make_model = compute.make_model
+    if compute.is_recordable and config.cuda_graphs == "auto":
+        make_model = with_decode_graphs(make_model, config.max_num_seqs)
+    runner = build_runner(loaded, cache_config, make_model, compute.draw)
     return LoadedEngine(
         runner=runner,
         info=_describe(config, executor_epoch, loaded, runner),
@@ -78,16 +83,16 @@ def _device(device: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _cache_config(config: ExecutorConfig) -> CacheConfig:
+def _cache_config(config: ExecutorConfig, block_size: int) -> CacheConfig:
     sizes = CacheConfig(
-        block_size=config.block_size,
+        block_size=block_size,
         num_device_blocks=config.num_device_blocks,
         num_host_blocks=config.num_host_blocks,
     )
     if config.memory_fraction is None:
         return sizes
     return CacheConfig(
-        block_size=config.block_size,
+        block_size=block_size,
         num_host_blocks=config.num_host_blocks,
         memory_ratio=config.memory_fraction,
     )

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from executor_service.kv_cache import LayerShape
+from splitserve_kernels.paged_batch import AttentionOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,11 +18,10 @@ class LoadedModel:
 
     `attention_modules` and `layers` are parallel, in the order of the forward pass: the modules
     that attend, and the keys and values that each stores per token. Token ids are 0 ..
-    `vocab_size` - 1. `max_model_len` is in tokens. `layer_windows`: of each layer, how many tokens,
-    itself included, a token attends to at most; None for all. `sliding_window`: the same of the
-    whole model. `keeps_logits` says
-    whether the model computes logits only where it is told to. `tokenizer_files` are those that
-    exist.
+    `vocab_size` - 1. `max_model_len` is in tokens. `layer_options`: how each layer attends.
+    `sliding_window`: how many tokens, itself included, a token of any layer attends to at most;
+    None for all. `keeps_logits` says whether the model computes logits only where it is told to.
+    `tokenizer_files` are those that exist.
     """
 
     model: nn.Module
@@ -34,11 +34,16 @@ class LoadedModel:
     layers: tuple[LayerShape, ...]
     vocab_size: int
     max_model_len: int
-    layer_windows: tuple[int | None, ...]
+    layer_options: tuple[AttentionOptions, ...]
     sliding_window: int | None
     eos_token_ids: tuple[int, ...]
     keeps_logits: bool
     tokenizer_files: tuple[Path, ...]
+
+    @property
+    def layer_windows(self) -> tuple[int | None, ...]:
+        """The sliding window of each layer, as `sliding_window`."""
+        return tuple(options.sliding_window for options in self.layer_options)
 
     @property
     def dtype_name(self) -> str:

@@ -64,7 +64,7 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
         layers=profile.layers,
         vocab_size=vocab_size,
         max_model_len=max_model_len,
-        layer_windows=profile.windows,
+        layer_options=profile.options,
         sliding_window=profile.sliding_window,
         eos_token_ids=_eos_token_ids(model, text_config, vocab_size),
         keeps_logits="logits_to_keep" in inspect.signature(model.forward).parameters,

@@ -24,6 +24,7 @@ from executor_service.device_errors import is_out_of_memory
 from executor_service.errors import ModelUnsupported, OutOfMemory
 from executor_service.kv_cache import LayerShape
 from executor_service.model_support import expected_windows
+from splitserve_kernels.paged_batch import AttentionOptions
 
 _log = logging.getLogger(__name__)
 
@@ -51,12 +52,17 @@ class ReplacementWrong(Exception):
 class AttentionProfile:
     """What a model's attention is made of: parallel, in the order of the forward pass.
 
-    `windows`: in tokens, as each module passes its sliding window to the attention; None for none.
+    `options`: as each module passes them to the attention.
     """
 
     modules: tuple[nn.Module, ...]
     layers: tuple[LayerShape, ...]
-    windows: tuple[int | None, ...]
+    options: tuple[AttentionOptions, ...]
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The sliding windows in tokens, None for none."""
+        return tuple(options.sliding_window for options in self.options)
 
     @property
     def sliding_window(self) -> int | None:
@@ -126,10 +132,12 @@ def _check(model: Any, text_config: Any, max_model_len: int) -> AttentionProfile
     actual, context = probe_attention(model, tokens)
     if not context.pools:
         raise ModelUnsupported("it bypasses transformers' attention interface")
-    windows = tuple(context.windows.values())
-    _check_windows(text_config, max_model_len, windows)
+    profile = AttentionProfile(
+        tuple(context.pools), context.layers, tuple(context.options.values())
+    )
+    _check_windows(text_config, max_model_len, profile.windows)
     _check_agreement(model, tokens, expected, actual)
-    return AttentionProfile(tuple(context.pools), context.layers, windows)
+    return profile
 
 
 def _probe_tokens(model: Any, text_config: Any, max_model_len: int) -> Tensor:  # noqa: ANN401

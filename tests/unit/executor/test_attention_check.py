@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from executor_service.attention_check import BackendWrong, check_backend
+from executor_service.attention_check import BackendWrong, LayerKind, check_layer
 from executor_service.kv_cache import LayerShape
 from splitserve_kernels import reference
 from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch
@@ -14,7 +14,20 @@ from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch
 CPU = torch.device("cpu")
 LAYER = LayerShape(num_kv_heads=2, key_dim=16, value_dim=24)
 NUM_HEADS = 6
-FAULTS = ("offset", "nan", "no_window", "scale", "late_write", "last_row", "heads")
+OPTIONS = AttentionOptions(
+    scale=0.25, sliding_window=12, softcap=5.0, sinks=torch.linspace(-1, 2, NUM_HEADS)
+)
+FAULTS = (
+    "offset",
+    "nan",
+    "no_window",
+    "no_softcap",
+    "no_sinks",
+    "scale",
+    "late_write",
+    "last_row",
+    "heads",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +53,10 @@ class Faulty:
     ) -> Tensor:
         if self.fault == "no_window":
             options = replace(options, sliding_window=None)
+        if self.fault == "no_softcap":
+            options = replace(options, softcap=None)
+        if self.fault == "no_sinks":
+            options = replace(options, sinks=None)
         if self.fault == "scale":
             options = replace(options, scale=options.scale * 1.1)
         if self.fault == "heads":
@@ -55,14 +72,15 @@ class Faulty:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("sliding_window", [None, 12, 100_000])
 @pytest.mark.parametrize("block_size", [1, 16, 256])
-def test_check_backend_passes_when_the_backend_is_right(
+def test_check_layer_passes_when_the_backend_is_right(
     block_size: int, sliding_window: int | None, dtype: torch.dtype
 ) -> None:
-    check_backend(Faulty("none"), LAYER, NUM_HEADS, block_size, sliding_window, dtype, CPU)
+    options = replace(OPTIONS, sliding_window=sliding_window)
+    check_layer(Faulty("none"), LayerKind(LAYER, NUM_HEADS, options), block_size, dtype, CPU)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_check_backend_raises_when_the_backend_is_wrong(fault: str, dtype: torch.dtype) -> None:
+def test_check_layer_raises_when_the_backend_is_wrong(fault: str, dtype: torch.dtype) -> None:
     with pytest.raises(BackendWrong, match=f"allowed .* in {dtype}"):
-        check_backend(Faulty(fault), LAYER, NUM_HEADS, 16, 12, dtype, CPU)
+        check_layer(Faulty(fault), LayerKind(LAYER, NUM_HEADS, OPTIONS), 16, dtype, CPU)

@@ -12,7 +12,7 @@ def _values(**changes: object) -> dict[str, object]:
 
 def test_config_has_all_options_when_they_are_parsed() -> None:
     config = ExecutorConfig.from_options(_values(max_num_seqs=3))
-    assert (config.block_size, config.max_num_seqs) == (16, 3)
+    assert (config.block_size, config.max_num_seqs) == (None, 3)
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,7 @@ def test_config_has_all_options_when_they_are_parsed() -> None:
         ("dtype", "int8"),
         ("device", "tpu"),
         ("quantization", "int4"),
+        ("cuda_graphs", "on"),
         ("block_size", 0),
         ("block_size", True),
         ("num_device_blocks", -1),

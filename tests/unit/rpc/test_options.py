@@ -54,7 +54,7 @@ def test_resolve_leaves_out_keys_of_other_commands_when_the_file_has_them(
 
 
 def test_resolve_treats_variable_as_unset_when_it_is_empty() -> None:
-    assert resolve("executor", [], {"SPLITSERVE_BLOCK_SIZE": ""})["block_size"] == 16
+    assert resolve("executor", [], {"SPLITSERVE_BLOCK_SIZE": ""})["block_size"] is None
 
 
 def test_resolve_drops_the_weaker_of_two_exclusive_options_when_sources_differ(

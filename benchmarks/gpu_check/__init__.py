@@ -1,0 +1,1 @@
+"""One command for a machine with a GPU: is everything right there, and how fast is it?"""

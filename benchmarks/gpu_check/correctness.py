@@ -1,0 +1,154 @@
+"""Every kernel at the size of real models against plain torch on the same device.
+
+Attention is compared with `reference` on the same numbers as float32.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu_check.backends import gpu_backends, why_absent
+from benchmarks.gpu_check.operations import operations
+from benchmarks.gpu_check.problems import (
+    MIXED_ROWS,
+    AttentionProblem,
+    AttentionShape,
+    largest,
+    make_problem,
+)
+from benchmarks.gpu_check.results import Measurement
+from benchmarks.gpu_check.sizes import Sizes
+from executor_service.attention import AttentionBackend
+from splitserve_kernels import reference
+from splitserve_kernels.gpu.flash_attention_rules import why_not_flash_attention
+from splitserve_kernels.paged_batch import AttentionOptions
+
+_SECTION = "correct"
+# Largest difference of an output: those of tests/kernels/gpu.
+_TOLERANCES = {torch.float32: 3e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+_DECODES = ((0, 1), (63, 1), (64, 1), (1000, 1), (8191, 1), (40_000, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One kind of layer. `shape.rows` are set by the check."""
+
+    name: str
+    shape: AttentionShape
+    options: AttentionOptions
+    dtype: torch.dtype = torch.bfloat16
+
+
+def check_kernels(sizes: Sizes) -> Iterator[Measurement]:
+    """Attention by all backends, then writes, moves and sampling."""
+    for name, reason in why_absent().items():
+        yield Measurement(_SECTION, name, "not run", note=reason)
+    for backend_name, (backend, block_size) in gpu_backends().items():
+        for case in _cases(sizes):
+            if backend_name == "flash-attn" and _is_refused(case, block_size):
+                continue
+            for rows_name, rows in (("decode", _DECODES), ("mixed", MIXED_ROWS)):
+                tried = replace(case.shape, rows=rows, block_size=block_size)
+                yield _verdict(
+                    f"{backend_name} {rows_name}, {case.name}",
+                    partial(_attention_error, backend, case, tried.divided(sizes.divisor), sizes),
+                    _TOLERANCES[case.dtype],
+                )
+    if "triton" in gpu_backends():
+        for name, rows in (("decode", _DECODES), ("mixed", MIXED_ROWS)):
+            shape = AttentionShape(32, 8, 128, 128, 16, rows).divided(sizes.divisor)
+            error = partial(_float8_error, shape, sizes)
+            yield _verdict(f"triton {name}, float8 pools", error, _TOLERANCES[torch.bfloat16])
+        for operation, (measure, tolerance) in operations(sizes).items():
+            yield _verdict(operation, measure, tolerance)
+
+
+def _verdict(name: str, measure: Callable[[], float], tolerance: float) -> Measurement:
+    """What raises is wrong, too, and does not keep the others from being tried."""
+    try:
+        error = measure()
+    except Exception:
+        traceback.print_exc()
+        error = float("nan")
+    return Measurement(_SECTION, name, error, "error", f"at most {tolerance:g}", error <= tolerance)
+
+
+def _is_refused(case: Case, block_size: int) -> bool:
+    head_dims = (case.shape.key_dim, case.shape.value_dim)
+    has_sinks = case.options.sinks is not None
+    reason = why_not_flash_attention(head_dims, case.dtype, block_size, has_sinks=has_sinks)
+    return reason is not None
+
+
+def _cases(sizes: Sizes) -> list[Case]:
+    def shape(num_heads: int, num_kv_heads: int, key_dim: int, value_dim: int) -> AttentionShape:
+        return AttentionShape(num_heads, num_kv_heads, key_dim, value_dim, 16, ())
+
+    llama, gemma, gpt_oss = shape(32, 8, 128, 128), shape(16, 8, 256, 256), shape(64, 8, 64, 64)
+    sinks = torch.linspace(-2, 4, gpt_oss.num_heads, device=sizes.device)
+    window = max(2, 1000 // sizes.divisor)
+    plain = AttentionOptions(scale=128**-0.5)
+    cases = [
+        Case("32/8 heads of 128", llama, plain),
+        Case("32/8 heads of 128, float16", llama, plain, torch.float16),
+        Case("32/8 heads of 128, float32", llama, plain, torch.float32),
+        Case("window", llama, replace(plain, sliding_window=window)),
+        Case(
+            "16/8 heads of 256, softcap",
+            gemma,
+            AttentionOptions(scale=256**-0.5, sliding_window=window, softcap=50.0),
+        ),
+        Case(
+            "64/8 heads of 64, sinks",
+            gpt_oss,
+            AttentionOptions(scale=0.125, sliding_window=window, sinks=sinks),
+        ),
+        Case("keys of 192, values of 128", shape(16, 16, 192, 128), plain),
+        Case("71/1 heads of 64", shape(71, 1, 64, 64), AttentionOptions(scale=0.125)),
+        Case("heads of 80", shape(32, 32, 80, 80), AttentionOptions(scale=80**-0.5)),
+    ]
+    return cases if sizes.divisor == 1 else cases[:1]
+
+
+def _attention_error(
+    backend: AttentionBackend, case: Case, shape: AttentionShape, sizes: Sizes
+) -> float:
+    """Largest difference of an output after a write."""
+    problem = make_problem(shape, 1, case.dtype, sizes.device)
+    pools = [problem.cache.key_pools[0], problem.cache.value_pools[0]]
+    backend.write_kv(problem.key, problem.value, pools[0], pools[1], problem.batch)
+    actual = backend.paged_attention(problem.query, pools[0], pools[1], problem.batch, case.options)
+    return largest(actual.float() - _expected(problem, pools, case.options))
+
+
+def _expected(problem: AttentionProblem, pools: list[Tensor], options: AttentionOptions) -> Tensor:
+    wide = [pool.float() for pool in pools]
+    return reference.paged_attention(
+        problem.query.float(), wide[0], wide[1], problem.batch, options
+    )
+
+
+def _float8_error(shape: AttentionShape, sizes: Sizes) -> float:
+    from splitserve_kernels.gpu import backend
+    from splitserve_kernels.gpu.layer_pools import KVScales
+
+    options, scales = AttentionOptions(scale=128**-0.5), KVScales(key=0.02, value=0.01)
+    problem = make_problem(shape, 1, torch.bfloat16, sizes.device)
+    narrow = [
+        (pool / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+        for pool, scale in (
+            (problem.cache.key_pools[0], scales.key),
+            (problem.cache.value_pools[0], scales.value),
+        )
+    ]
+    actual = backend.paged_attention(
+        problem.query, narrow[0], narrow[1], problem.batch, options, scales
+    )
+    wide = [narrow[0].float() * scales.key, narrow[1].float() * scales.value]
+    return largest(actual.float() - _expected(problem, wide, options))

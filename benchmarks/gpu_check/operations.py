@@ -1,0 +1,138 @@
+"""What beside attention is checked: writes, moves and sampling, against plain torch.
+
+Moves and writes have to be exact; a drawn token must be where the float64 distribution puts it.
+
+Shape letters: S rows that sample, V tokens of the vocabulary, T tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu_check.problems import (
+    MIXED_ROWS,
+    AttentionProblem,
+    AttentionShape,
+    largest,
+    make_problem,
+)
+from benchmarks.gpu_check.sizes import Sizes
+from executor_service.random_bits import uniform
+from splitserve_kernels import reference
+
+# Turned heads are rounded once, to 8 bits, and are below 8.
+_ROTARY_TOLERANCE = 2**-5
+# By so much of all weight may a running sum of V weights be off.
+_DRAW_TOLERANCE = 1e-5
+
+
+def operations(sizes: Sizes) -> dict[str, tuple[Callable[[], float], float]]:
+    """By name: what measures the error of the Triton kernel, and the largest that is allowed."""
+    return {
+        "kv_write": (partial(_write_error, sizes), 0.0),
+        "rotary_kv_write": (partial(_rotary_error, sizes), _ROTARY_TOLERANCE),
+        "copy, gather and scatter of blocks": (partial(_copy_error, sizes), 0.0),
+        "greedy": (partial(_greedy_error, sizes), 0.0),
+        "sample": (partial(_draw_error, sizes), _DRAW_TOLERANCE),
+    }
+
+
+def _write_problem(sizes: Sizes) -> AttentionProblem:
+    shape = AttentionShape(32, 8, 128, 128, 16, MIXED_ROWS).divided(sizes.divisor)
+    return make_problem(shape, 1, torch.bfloat16, sizes.device)
+
+
+def _write_error(sizes: Sizes) -> float:
+    from splitserve_kernels.gpu.kv_write import kv_write
+    from splitserve_kernels.gpu.layer_pools import LayerPools
+
+    pools = []
+    for is_reference in (True, False):
+        problem = _write_problem(sizes)
+        key_pool, value_pool = problem.cache.key_pools[0], problem.cache.value_pools[0]
+        if is_reference:
+            reference.write_kv(problem.key, problem.value, key_pool, value_pool, problem.batch)
+        else:
+            slots = problem.batch.slot_mapping
+            kv_write(problem.key, problem.value, LayerPools(key_pool, value_pool), slots)
+        pools.append((key_pool, value_pool))
+    return largest(*(a.float() - b.float() for a, b in zip(*pools, strict=True)))
+
+
+def _rotary_error(sizes: Sizes) -> float:
+    from splitserve_kernels.gpu.layer_pools import LayerPools
+    from splitserve_kernels.gpu.rotary_kv_write import RotaryTables, rotary_kv_write
+
+    problem = _write_problem(sizes)
+    slots, device = problem.batch.slot_mapping, sizes.device
+    pools = LayerPools(problem.cache.key_pools[0], problem.cache.value_pools[0])
+    frequencies = torch.linspace(0.01, 1, 64, device=device)
+    angles = torch.arange(len(slots), device=device)[:, None] * frequencies
+    tables = RotaryTables(angles.cos(), angles.sin())
+    heads = (problem.query, problem.key, problem.value)
+    queries = rotary_kv_write(heads, tables, pools, slots).double()
+    places = (slots // pools.block_size, slots % pools.block_size)
+    return largest(
+        queries - _turned(problem.query, angles),
+        pools.key[places].double() - _turned(problem.key, angles),
+        pools.value[places] - problem.value,
+    )
+
+
+def _turned(heads: Tensor, angles: Tensor) -> Tensor:
+    """`heads`: [T, .., 128] as complex numbers of two halves, turned by `angles` [T, 64]."""
+    x, y = heads.double().chunk(2, dim=-1)
+    turned = torch.complex(x, y) * torch.polar(torch.ones_like(angles), angles)[:, None]
+    return torch.cat([turned.real, turned.imag], dim=-1)
+
+
+def _copy_error(sizes: Sizes) -> float:
+    """The largest difference after blocks went from sources to targets, and on to others."""
+    from splitserve_kernels.gpu.block_copy import copy_blocks, gather_blocks, scatter_blocks
+
+    width, count = 2**17 // sizes.divisor, 64
+    generator = torch.Generator(sizes.device).manual_seed(0)
+    pool = torch.randn(4 * count, width, generator=generator, device=sizes.device)
+    order = torch.randperm(4 * count, generator=torch.Generator().manual_seed(0)).to(sizes.device)
+    sources, targets, others = order[:count], order[count : 2 * count], order[2 * count : 3 * count]
+    expected, staging = pool.clone(), torch.empty(count, width, device=sizes.device)
+    expected[targets] = pool[sources]
+    expected[others] = pool[sources]
+    copy_blocks(pool, sources, targets)
+    gather_blocks(pool, targets, staging)
+    scatter_blocks(staging, pool, others)
+    return largest(pool - expected)
+
+
+def _logits(sizes: Sizes) -> Tensor:
+    """[S, V]."""
+    generator = torch.Generator(sizes.device).manual_seed(0)
+    shape = (max(sizes.batches), sizes.vocab_size)
+    return torch.randn(shape, generator=generator, device=sizes.device) * 3
+
+
+def _greedy_error(sizes: Sizes) -> float:
+    from splitserve_kernels.gpu.sampling import greedy
+
+    logits = _logits(sizes)
+    return largest(greedy(logits)[0].long() - logits.argmax(dim=-1))
+
+
+def _draw_error(sizes: Sizes) -> float:
+    """How far u is from the weights of the token that was drawn, of all weight."""
+    from splitserve_kernels.gpu.sampling import sample
+
+    logits = _logits(sizes)
+    rows = torch.arange(len(logits), device=sizes.device)
+    temperatures = torch.linspace(0.3, 1.5, len(logits), device=sizes.device)
+    seeds, positions = rows * 7919, rows + 100
+    tokens = sample(logits, temperatures, seeds, positions)[0].long()[:, None]
+    weights = torch.softmax(logits.double() / temperatures.double()[:, None], dim=-1)
+    above = weights.cumsum(dim=-1).gather(1, tokens)
+    below = above - weights.gather(1, tokens)
+    u = uniform(seeds, positions).double()[:, None]
+    return float(torch.maximum(below - u, u - above).max().clamp(min=0))

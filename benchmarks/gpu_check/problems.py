@@ -1,0 +1,82 @@
+"""Paged attention problems of given sizes, in the memory layout of the executor.
+
+Shape letters: T tokens over all rows, H query heads, G key/value heads, D size of a query or key
+head, E size of a value head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from executor_service.kv_cache import KVCache, LayerShape
+from splitserve_kernels.paged_batch import PagedBatch, build_paged_batch
+
+# Chunks of prompts and decodes in one step: (computed, new) tokens of each row.
+MIXED_ROWS = ((0, 2048), (8192, 512), (300, 1), (4095, 1), (17, 64), (0, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """`rows`: (computed, new) tokens of each."""
+
+    num_heads: int
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+    block_size: int
+    rows: tuple[tuple[int, int], ...]
+
+    def divided(self, divisor: int) -> AttentionShape:
+        """The same with shorter rows, of which no more than three."""
+        if divisor == 1:
+            return self
+        rows = tuple((computed // divisor, -(-new // divisor)) for computed, new in self.rows)
+        return replace(self, rows=rows[:3])
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionProblem:
+    """Random numbers. `query`: [T, H, D], `key`: [T, G, D], `value`: [T, G, E]: of new tokens."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    cache: KVCache
+    batch: PagedBatch
+
+
+def make_problem(
+    shape: AttentionShape, num_layers: int, dtype: torch.dtype, device: torch.device
+) -> AttentionProblem:
+    """Blocks are shuffled; all slots of the pools hold numbers."""
+    generator = torch.Generator(device).manual_seed(0)
+    computed, new = torch.tensor(shape.rows).unbind(-1)
+    width = int((-(-(computed + new) // shape.block_size)).max())
+    order = torch.randperm(len(shape.rows) * width, generator=torch.Generator().manual_seed(1))
+    layer = LayerShape(shape.num_kv_heads, shape.key_dim, shape.value_dim)
+    cache = KVCache([layer] * num_layers, shape.block_size, len(order), 0, dtype, device)
+    for pool in (*cache.key_pools, *cache.value_pools):
+        pool.normal_(generator=generator)
+    num_tokens = int(new.sum())
+
+    def heads(count: int, size: int) -> Tensor:
+        shape = (num_tokens, count, size)
+        return torch.randn(shape, generator=generator, dtype=dtype, device=device)
+
+    return AttentionProblem(
+        query=heads(shape.num_heads, shape.key_dim),
+        key=heads(shape.num_kv_heads, shape.key_dim),
+        value=heads(shape.num_kv_heads, shape.value_dim),
+        cache=cache,
+        batch=build_paged_batch(
+            order.view(len(shape.rows), width), computed, new, shape.block_size, device
+        ),
+    )
+
+
+def largest(*differences: Tensor) -> float:
+    """The largest of their amounts; NaN if there is one."""
+    return float(torch.stack([each.abs().max().double() for each in differences]).max())

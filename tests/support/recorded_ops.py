@@ -1,0 +1,115 @@
+"""A CUDA graph's manners on the CPU: operations are recorded, and repeated on the same memory.
+
+Like a graph it refuses what needs a number on the host, and what Python decided while it was
+recorded stays decided. Between replays, what a recording allocated for itself is overwritten.
+"""
+
+# What torch dispatches is of any type.
+# ruff: noqa: ANN401
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch
+
+_READS_ON_HOST = ("_local_scalar_dense", "nonzero", "is_nonzero", "masked_select", "unique")
+
+
+class SyncWhileRecording(RuntimeError):
+    """An operation that needs the device's answer."""
+
+
+class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes each operation with the memory it works on."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.entries: list[tuple[Any, Any, Any, list[Tensor]]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, _types: object, args: Any = (), kwargs: Any = None
+    ) -> object:
+        if any(name in func.name() for name in _READS_ON_HOST):
+            raise SyncWhileRecording(func.name())
+        output = func(*args, **(kwargs or {}))
+        self.entries.append((func, args, kwargs or {}, list(_tensors(output))))
+        return output
+
+
+class RecordedOps:
+    """A Recorder. `fails`: recording raises."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.num_recorded = 0
+        self.num_replayed = 0
+        self._fails = fails
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        """See executor_service.decode_graphs.Recorder."""
+        if self._fails:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        run()
+        with _Tape() as tape:
+            run()
+        self.num_recorded += 1
+
+        def replay() -> None:
+            self.num_replayed += 1
+            for func, args, kwargs, outputs in tape.entries:
+                repeated = list(_tensors(func(*args, **kwargs)))
+                for old, new in zip(outputs, repeated, strict=True):
+                    if old.data_ptr() != new.data_ptr():
+                        old.copy_(new)
+
+        return replay
+
+
+def _tensors(output: object) -> Iterator[Tensor]:
+    return (leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
+
+
+class StaticAttention:
+    """A backend of plain torch operations that depend on shapes only, for rows of one token."""
+
+    def write_kv(
+        self,
+        key: Tensor,
+        value: Tensor,
+        key_pool: Tensor,
+        value_pool: Tensor,
+        batch: PagedBatch,
+    ) -> None:
+        """Slots below 0 are not written. `key`: [T, G, D]; pools: [N, B, G, D]."""
+        num_slots = key_pool.shape[0] * key_pool.shape[1]
+        slots = torch.arange(num_slots)
+        hits = slots[:, None] == batch.slot_mapping[None, :]
+        writer = hits.to(torch.int64).argmax(dim=1)
+        is_written = hits.any(dim=1)[:, None, None]
+        for pool, heads in ((key_pool, key), (value_pool, value)):
+            flat = pool.reshape(num_slots, *pool.shape[2:])
+            pool.copy_(torch.where(is_written, heads[writer], flat).view(pool.shape))
+
+    def paged_attention(
+        self,
+        query: Tensor,
+        key_pool: Tensor,
+        value_pool: Tensor,
+        batch: PagedBatch,
+        options: AttentionOptions,
+    ) -> Tensor:
+        """`query`: [T, H, D], one token of each row. Looks up whole tables, -1 as block 0."""
+        tables = batch.block_tables.clamp(min=0).long()
+        group = query.shape[1] // key_pool.shape[2]
+        keys = key_pool[tables].flatten(1, 2).repeat_interleave(group, dim=2)
+        values = value_pool[tables].flatten(1, 2).repeat_interleave(group, dim=2)
+        scores = torch.einsum("thd,tchd->thc", query, keys) * options.scale
+        is_behind = torch.arange(keys.shape[1])[None, :] > batch.num_computed_tokens[:, None]
+        scores = scores.masked_fill(is_behind[:, None, :], -torch.inf)
+        return torch.einsum("thc,tchd->thd", torch.softmax(scores, dim=-1), values)
