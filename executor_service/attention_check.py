@@ -14,7 +14,8 @@ from executor_service.kv_cache import KVCache, LayerShape
 from splitserve_kernels import reference
 from splitserve_kernels.paged_batch import AttentionOptions, build_paged_batch
 
-# Largest difference of an output; outputs are averages of numbers of about 1.
+# Largest difference of an output, by the dtype of queries; outputs are averages of numbers of about
+# 1. It is the same for float8 pools: the oracle's are float8 too, and both round to the nearest.
 _TOLERANCES = {torch.float32: 1e-4, torch.float16: 0.01, torch.bfloat16: 0.05}
 # A short prompt's end, a decode, a chunk after a prefix, a decode far behind the window.
 _NUM_COMPUTED = (1, 40, 33, 150)
@@ -34,32 +35,45 @@ def check_backend(
     sliding_window: int | None,
     dtype: torch.dtype,
     device: torch.device,
+    kv_dtype: torch.dtype | None = None,
 ) -> None:
     """Compares outputs with the reference's, on random rows of the sizes given.
 
+    `kv_dtype`: that of the pools, None for `dtype`, which queries have.
     Raises BackendWrong, also if the backend raises something.
     """
     try:
-        _compare(backend, layer, num_heads, block_size, sliding_window, dtype, device)
+        pools = _pools(layer, block_size, kv_dtype or dtype, device)
+        _compare(backend, pools, layer, num_heads, sliding_window, dtype)
     except BackendWrong:
         raise
     except Exception as error:
         raise BackendWrong(f"{type(error).__name__}: {one_line(error)}") from error
 
 
+def _pools(
+    layer: LayerShape, block_size: int, kv_dtype: torch.dtype, device: torch.device
+) -> tuple[KVCache, KVCache]:
+    """Those of the oracle and those of who is tried."""
+    num_blocks = _block_tables(block_size).numel()
+    oracle, tried = (
+        KVCache([layer], block_size, num_blocks, 0, kv_dtype, device) for _ in range(2)
+    )
+    return oracle, tried
+
+
 def _compare(
     backend: AttentionBackend,
+    pools: tuple[KVCache, KVCache],
     layer: LayerShape,
     num_heads: int,
-    block_size: int,
     sliding_window: int | None,
     dtype: torch.dtype,
-    device: torch.device,
 ) -> None:
     generator = torch.Generator().manual_seed(0)
     computed, new = torch.tensor(_NUM_COMPUTED), torch.tensor(_NUM_NEW)
+    block_size, device = pools[0].block_size, pools[0].device
     tables = _block_tables(block_size)
-    pools = [KVCache([layer], block_size, tables.numel(), 0, dtype, device) for _ in range(2)]
     options = AttentionOptions(scale=layer.key_dim**-0.5, sliding_window=sliding_window)
     # How a backend keeps keys and values is its own business, so it writes what it reads.
     for before, count in ((torch.zeros_like(computed), computed), (computed, new)):
@@ -82,7 +96,7 @@ def _compare(
         if not error <= _TOLERANCES[dtype]:
             raise BackendWrong(
                 f"the output differs by {error:.2g} from the reference's, allowed"
-                f" {_TOLERANCES[dtype]:g} in {dtype}"
+                f" {_TOLERANCES[dtype]:g} in {dtype} over {pools[0].dtype}"
             )
 
 

@@ -139,7 +139,16 @@ def _triton(loaded: LoadedModel, block_size: int) -> Compute:
 
 def _check(backend: AttentionBackend, loaded: LoadedModel, block_size: int) -> None:
     for layer, num_heads, window in _distinct_layers(loaded):
-        check_backend(backend, layer, num_heads, block_size, window, loaded.dtype, loaded.device)
+        check_backend(
+            backend,
+            layer,
+            num_heads,
+            block_size,
+            window,
+            loaded.dtype,
+            loaded.device,
+            loaded.kv_dtype,
+        )
 
 
 def _native_decoder(loaded: LoadedModel, library: NativeLibrary) -> Compute:

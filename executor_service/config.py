@@ -10,6 +10,7 @@ from typing import Any
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 _DEVICES = ("auto", "cpu", "cuda")
 _ATTENTION_BACKENDS = ("auto", "torch", "native", "triton")
+_KV_CACHE_DTYPES = ("auto", "fp8")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -31,6 +32,7 @@ class ExecutorConfig:
     dtype: str
     device: str
     attention_backend: str
+    kv_cache_dtype: str
     deterministic: bool
     block_size: int
     num_device_blocks: int | None
@@ -115,6 +117,7 @@ _CHECKS: Mapping[str, Callable[[str, object], object]] = {
     "dtype": _one_of(_DTYPES),
     "device": _one_of(_DEVICES),
     "attention_backend": _one_of(_ATTENTION_BACKENDS),
+    "kv_cache_dtype": _one_of(_KV_CACHE_DTYPES),
     "deterministic": _switch,
     "block_size": _at_least(1),
     "num_device_blocks": _optional(_at_least(1)),

@@ -61,7 +61,7 @@ def build_runner(
 
     Raises OutOfMemory, with the numbers, if the pools or a single block do not fit.
     """
-    size = block_bytes(loaded.layers, cache_config.block_size, loaded.dtype)
+    size = block_bytes(loaded.layers, cache_config.block_size, loaded.kv_dtype)
     num_device_blocks = cache_config.num_device_blocks
     if num_device_blocks is None:
         fitting = _fitting_blocks(loaded.device, cache_config, size)
@@ -75,7 +75,7 @@ def build_runner(
         block_size=cache_config.block_size,
         num_device_blocks=num_device_blocks,
         num_host_blocks=num_host_blocks,
-        dtype=loaded.dtype,
+        dtype=loaded.kv_dtype,
         device=loaded.device,
     )
     return ModelRunner(loaded, cache, make_model(loaded, cache), draw)

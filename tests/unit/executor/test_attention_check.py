@@ -14,6 +14,7 @@ from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch
 CPU = torch.device("cpu")
 LAYER = LayerShape(num_kv_heads=2, key_dim=16, value_dim=24)
 NUM_HEADS = 6
+FLOAT8 = torch.float8_e4m3fn
 FAULTS = ("offset", "nan", "no_window", "scale", "late_write", "last_row", "heads")
 
 
@@ -28,6 +29,9 @@ class Faulty:
     ) -> None:
         if self.fault == "late_write":
             batch = replace(batch, slot_mapping=batch.slot_mapping.flip(0))
+        if self.fault == "cut_off":
+            # Rounds all numbers towards zero.
+            key, value = ((x.float() * (1 - 2**-4)).to(x.dtype) for x in (key, value))
         reference.write_kv(key, value, key_pool, value_pool, batch)
 
     def paged_attention(
@@ -61,8 +65,21 @@ def test_check_backend_passes_when_the_backend_is_right(
     check_backend(Faulty("none"), LAYER, NUM_HEADS, block_size, sliding_window, dtype, CPU)
 
 
+@pytest.mark.parametrize("kv_dtype", [None, FLOAT8])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_check_backend_raises_when_the_backend_is_wrong(fault: str, dtype: torch.dtype) -> None:
-    with pytest.raises(BackendWrong, match=f"allowed .* in {dtype}"):
-        check_backend(Faulty(fault), LAYER, NUM_HEADS, 16, 12, dtype, CPU)
+def test_check_backend_raises_when_the_backend_is_wrong(
+    fault: str, dtype: torch.dtype, kv_dtype: torch.dtype | None
+) -> None:
+    with pytest.raises(BackendWrong, match=f"allowed .* in {dtype} over {kv_dtype or dtype}"):
+        check_backend(Faulty(fault), LAYER, NUM_HEADS, 16, 12, dtype, CPU, kv_dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_check_backend_passes_when_pools_are_float8(dtype: torch.dtype) -> None:
+    check_backend(Faulty("none"), LAYER, NUM_HEADS, 16, 12, dtype, CPU, FLOAT8)
+
+
+def test_check_backend_raises_when_float8_is_rounded_wrongly() -> None:
+    with pytest.raises(BackendWrong, match="differs by"):
+        check_backend(Faulty("cut_off"), LAYER, NUM_HEADS, 16, 12, torch.bfloat16, CPU, FLOAT8)
