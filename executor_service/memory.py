@@ -70,6 +70,8 @@ def build_runner(
     if num_host_blocks is None:
         fitting = _fitting_host_blocks(loaded.device, cache_config, size, num_device_blocks)
         num_host_blocks = min(fitting, num_device_blocks, cache_config.max_auto_blocks)
+    if loaded.device.type == "cuda":
+        _check_host_pool(num_host_blocks, size)
     cache = KVCache(
         layers=loaded.layers,
         block_size=cache_config.block_size,
@@ -104,6 +106,16 @@ def _fitting_host_blocks(
     if device.type != "cuda":
         free -= num_device_blocks * size
     return max(0, int(free * cache_config.host_memory_ratio)) // size
+
+
+def _check_host_pool(num_blocks: int, size: int) -> None:
+    """Raises OutOfMemory. To pin memory is to use it all; too much of it ends the process."""
+    free = available_host_bytes()
+    if num_blocks * size > free:
+        raise OutOfMemory(
+            f"num_host_blocks: {num_blocks} blocks of {size} bytes"
+            f" ({num_blocks * size / 2**30:.2f} GiB) do not fit into {free} bytes that are free"
+        )
 
 
 def available_host_bytes() -> int:
