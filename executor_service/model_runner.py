@@ -5,7 +5,6 @@ Shape letters: R rows of the step, S rows that sample, P scored prompt tokens, V
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -13,7 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from executor_service.block_transfers import BlockTransfers
 from executor_service.device_errors import is_out_of_memory
+from executor_service.device_streams import streams_of
 from executor_service.errors import OutOfMemory, StepFailed
 from executor_service.forward_pass import ForwardPass, ForwardResult
 from executor_service.kv_cache import KVCache
@@ -66,6 +67,8 @@ class ModelRunner:
         self.cache = cache
         self._forward_pass = ForwardPass(loaded, cache, model)
         self._draw = draw
+        self._streams = streams_of(cache.device)
+        self._transfers = BlockTransfers(cache, self._streams)
 
     @torch.inference_mode()
     def execute(self, step: StepInput) -> StepOutput:
@@ -84,39 +87,32 @@ class ModelRunner:
             raise StepFailed(f"{type(error).__name__} while the step ran") from error
 
     def _execute(self, step: StepInput) -> StepOutput:
-        started = time.perf_counter()
-        self.cache.swap_out(step.swap_out)
-        self.cache.swap_in(step.swap_in)
-        self.cache.copy(step.copy)
-        moved = self._now()
+        self._transfers.begin(step)
         rows = _RowResults(
             statuses=np.full(step.num_rows, RowStatus.OK, dtype=np.uint8),
             token_ids=np.full(step.num_rows, -1, dtype=np.int32),
         )
         if step.num_rows == 0:
-            return StepOutput(rows.statuses, rows.token_ids, move_us=_us(started, moved))
+            return StepOutput(rows.statuses, rows.token_ids, move_us=self._transfers.finish())
+        forward_timer = self._streams.start_timer()
         forward = self._forward_pass.run(step)
-        computed = self._now()
+        forward_timer.stop()
+        sample_timer = self._streams.start_timer()
         for row, message in forward.row_errors.items():
             rows.fail([row], RowStatus.FAILED, message)
         prompt_logprobs = _score_prompts(step, forward, rows)
         logprobs = _sample(step, forward, rows, self._draw)
+        sample_timer.stop()
         return StepOutput(
             row_statuses=rows.statuses,
             sampled_token_ids=rows.token_ids,
             row_errors=rows.errors,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
-            move_us=_us(started, moved),
-            forward_us=_us(moved, computed),
-            sample_us=_us(computed, time.perf_counter()),
+            move_us=self._transfers.finish(),
+            forward_us=forward_timer.elapsed_us(),
+            sample_us=sample_timer.elapsed_us(),
         )
-
-    def _now(self) -> float:
-        """Seconds, once the device has done what was asked of it."""
-        if self.cache.device.type == "cuda":
-            torch.cuda.synchronize(self.cache.device)
-        return time.perf_counter()
 
 
 def _sample(
@@ -197,7 +193,3 @@ def _history_tokens(step: StepInput, rows: Int64Array, positions: Int64Array) ->
 def _select(logits: Tensor, kept: BoolArray) -> Tensor:
     """The lines of `logits` where `kept` holds; no copy if that is all of them."""
     return logits if kept.all() else logits[torch.from_numpy(kept).to(logits.device)]
-
-
-def _us(start_s: float, end_s: float) -> int:
-    return int((end_s - start_s) * 1e6)
