@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from executor_service.errors import OutOfMemory
+from executor_service.host_copies import to_device
 from executor_service.pool_memory import device_memory, host_memory, pin_for
 from executor_service.step import BlockMoves
 
@@ -93,8 +94,9 @@ class KVCache:
         """Copies device blocks over device blocks, as if every source were read first."""
         if len(moves.sources):
             pool = self._device_pool
-            blocks = pool.index_select(0, _indexes(moves.sources, pool.device))
-            pool.index_copy_(0, _indexes(moves.destinations, pool.device), blocks)
+            blocks = pool.index_select(0, to_device(moves.sources.astype(np.int64), pool.device))
+            destinations = to_device(moves.destinations.astype(np.int64), pool.device)
+            pool.index_copy_(0, destinations, blocks)
 
     def _allocate(self, name: str, num_blocks: int, allocate: Callable[[int], Tensor]) -> Tensor:
         """[N, bytes of a block] uint8."""
@@ -140,9 +142,3 @@ def _layer_views(
             views.append(pool.narrow(1, start, size).view(shape))
             start += size
     return keys, values
-
-
-def _indexes(
-    block_ids: np.ndarray[tuple[int, ...], np.dtype[np.int32]], device: torch.device
-) -> Tensor:
-    return torch.from_numpy(block_ids.astype(np.int64)).to(device)
