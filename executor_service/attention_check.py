@@ -18,7 +18,8 @@ from executor_service.loaded_model import LoadedModel
 from splitserve_kernels import reference
 from splitserve_kernels.paged_batch import AttentionOptions, build_paged_batch
 
-# Largest difference of an output; outputs are averages of numbers of about 1.
+# Largest difference of an output, by the dtype of queries; outputs are averages of numbers of about
+# 1. It is the same for float8 pools: the oracle's are float8 too, and both round to the nearest.
 _TOLERANCES = {torch.float32: 1e-4, torch.float16: 0.01, torch.bfloat16: 0.05}
 # A short prompt's end, a decode, a chunk after a prefix, a decode far behind the window.
 _NUM_COMPUTED = (1, 40, 33, 150)
@@ -56,7 +57,7 @@ def check_backend(backend: AttentionBackend, loaded: LoadedModel, block_size: in
     Raises BackendWrong, also if the backend raises something.
     """
     for kind in layer_kinds(loaded):
-        check_layer(backend, kind, block_size, loaded.dtype, loaded.device)
+        check_layer(backend, kind, block_size, loaded.dtype, loaded.device, loaded.kv_dtype)
 
 
 @torch.inference_mode()
@@ -66,28 +67,43 @@ def check_layer(
     block_size: int,
     dtype: torch.dtype,
     device: torch.device,
+    kv_dtype: torch.dtype | None = None,
 ) -> None:
-    """As `check_backend`, for layers of one kind."""
+    """As `check_backend`, for layers of one kind.
+
+    `kv_dtype`: that of the pools, None for `dtype`, which queries have.
+    """
     try:
-        _compare(backend, kind, block_size, dtype, device)
+        pools = _pools(kind.layer, block_size, kv_dtype or dtype, device)
+        _compare(backend, pools, kind, dtype)
     except BackendWrong:
         raise
     except Exception as error:
         raise BackendWrong(f"{type(error).__name__}: {one_line(error)}") from error
 
 
+def _pools(
+    layer: LayerShape, block_size: int, kv_dtype: torch.dtype, device: torch.device
+) -> tuple[KVCache, KVCache]:
+    """Those of the oracle and those of who is tried."""
+    num_blocks = _block_tables(block_size).numel()
+    oracle, tried = (
+        KVCache([layer], block_size, num_blocks, 0, kv_dtype, device) for _ in range(2)
+    )
+    return oracle, tried
+
+
 def _compare(
     backend: AttentionBackend,
+    pools: tuple[KVCache, KVCache],
     kind: LayerKind,
-    block_size: int,
     dtype: torch.dtype,
-    device: torch.device,
 ) -> None:
     layer = kind.layer
     generator = torch.Generator().manual_seed(0)
     computed, new = torch.tensor(_NUM_COMPUTED), torch.tensor(_NUM_NEW)
+    block_size, device = pools[0].block_size, pools[0].device
     tables = _block_tables(block_size)
-    pools = [KVCache([layer], block_size, tables.numel(), 0, dtype, device) for _ in range(2)]
     # How a backend keeps keys and values is its own business, so it writes what it reads.
     for before, count in ((torch.zeros_like(computed), computed), (computed, new)):
         batch = build_paged_batch(tables, before, count, block_size, device)
@@ -109,7 +125,7 @@ def _compare(
         if not error <= _TOLERANCES[dtype]:
             raise BackendWrong(
                 f"the output differs by {error:.2g} from the reference's, allowed"
-                f" {_TOLERANCES[dtype]:g} in {dtype}"
+                f" {_TOLERANCES[dtype]:g} in {dtype} over {pools[0].dtype}"
             )
 
 

@@ -30,7 +30,7 @@ def time_attention(backend: AttentionBackend, loaded: LoadedModel, block_size: i
     Of a model with several kinds of layers, the first kind.
     """
     kind = layer_kinds(loaded)[0]
-    row_bytes = block_bytes([kind.layer], _NUM_COMPUTED, loaded.dtype)
+    row_bytes = block_bytes([kind.layer], _NUM_COMPUTED, loaded.kv_dtype)
     num_decodes = max(1, min(_MAX_NUM_DECODES, _MAX_POOL_BYTES // row_bytes))
     time_s = _time_rows(backend, kind, loaded, block_size, (num_decodes, 1))
     time_s += _time_rows(backend, kind, loaded, block_size, (1, _NUM_PROMPT_TOKENS))
@@ -50,7 +50,7 @@ def _time_rows(
     num_rows, num_new = rows
     layer, device = kind.layer, loaded.device
     width = -(-(_NUM_COMPUTED + num_new) // block_size)
-    cache = KVCache([layer], block_size, num_rows * width, 0, loaded.dtype, device)
+    cache = KVCache([layer], block_size, num_rows * width, 0, loaded.kv_dtype, device)
     batch = build_paged_batch(
         torch.arange(num_rows * width).view(num_rows, width),
         torch.full((num_rows,), _NUM_COMPUTED),

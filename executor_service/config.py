@@ -12,6 +12,7 @@ _DEVICES = ("auto", "cpu", "cuda")
 _ATTENTION_BACKENDS = ("auto", "torch", "native", "triton", "flash-attn")
 _CUDA_GRAPHS = ("auto", "off")
 _QUANTIZATIONS = ("none", "int8")
+_KV_CACHE_DTYPES = ("auto", "fp8")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -34,6 +35,7 @@ class ExecutorConfig:
     device: str
     attention_backend: str
     cuda_graphs: str
+    kv_cache_dtype: str
     deterministic: bool
     quantization: str
     block_size: int | None
@@ -120,6 +122,7 @@ _CHECKS: Mapping[str, Callable[[str, object], object]] = {
     "device": _one_of(_DEVICES),
     "attention_backend": _one_of(_ATTENTION_BACKENDS),
     "cuda_graphs": _one_of(_CUDA_GRAPHS),
+    "kv_cache_dtype": _one_of(_KV_CACHE_DTYPES),
     "deterministic": _switch,
     "quantization": _one_of(_QUANTIZATIONS),
     "block_size": _optional(_at_least(1)),

@@ -72,6 +72,7 @@ def _model_config(config: ExecutorConfig) -> ModelConfig:
         model=str(_BUNDLED_DIRECTORY) if is_bundled else config.model,
         device=_device(config.device),
         dtype=config.dtype,
+        kv_cache_dtype=config.kv_cache_dtype,
         max_model_len=config.max_model_len,
         name=config.served_model_name or (_BUNDLED if is_bundled else None),
     )
@@ -108,7 +109,7 @@ def _describe(
             name=loaded.name,
             digest=_digest(loaded, config),
             dtype=loaded.dtype_name,
-            kv_cache_dtype=str(cache.dtype).removeprefix("torch."),
+            kv_cache_dtype=loaded.kv_dtype_name,
             vocab_size=loaded.vocab_size,
             max_model_len=loaded.max_model_len,
             eos_token_ids=loaded.eos_token_ids,

@@ -133,6 +133,8 @@ def _make_triton() -> AttentionBackend:
 
 def _why_not_flash_attention(loaded: LoadedModel, block_size: int) -> str | None:
     reason = why_no_flash_attention() or why_unavailable()
+    if loaded.kv_dtype != loaded.dtype:
+        reason = reason or f"flash-attn takes no {loaded.kv_dtype_name} keys and values"
     for layer, options in zip(loaded.layers, loaded.layer_options, strict=True):
         reason = reason or why_not_flash_attention(
             (layer.key_dim, layer.value_dim),

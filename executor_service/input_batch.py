@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from executor_service.step import BoolArray, Int32Array, Int64Array, StepInput
+from executor_service.host_copies import to_device
+from executor_service.step import BoolArray, Int64Array, StepInput
 from splitserve_kernels.paged_batch import PagedBatch, build_paged_batch
 
 
@@ -62,8 +63,8 @@ def build_input_batch(
     is_scored &= positions + 1 < step.num_prompt_tokens[selected][row_of_token]
     scored = np.flatnonzero(is_scored)
     return InputBatch(
-        input_ids=_to_device(_input_tokens(step, selected)[None], device),
-        position_ids=_to_device(positions[None], device),
+        input_ids=to_device(_input_tokens(step, selected)[None], device),
+        position_ids=to_device(positions[None], device),
         paged=build_paged_batch(
             torch.from_numpy(step.block_tables[selected]),
             torch.from_numpy(computed),
@@ -71,7 +72,7 @@ def build_input_batch(
             block_size,
             device,
         ),
-        logits_index=_to_device(np.concatenate([ends[samples] - 1, scored]), device),
+        logits_index=to_device(np.concatenate([ends[samples] - 1, scored]), device),
         readout=Readout(
             sampling_rows=selected[samples],
             prompt_rows=selected[row_of_token[scored]],
@@ -94,7 +95,3 @@ def _scores_prompt(step: StepInput, selected: Int64Array) -> BoolArray:
         [step.sampling_params[row].num_prompt_logprobs is not None for row in selected.tolist()],
         dtype=np.bool_,
     )
-
-
-def _to_device(array: Int32Array | Int64Array, device: torch.device) -> Tensor:
-    return torch.from_numpy(array.astype(np.int64)).to(device)

@@ -3,24 +3,27 @@
 Shape letters: N blocks of a pool, B block size (tokens), G key/value heads of a layer, D size of a
 key head, E size of a value head, P block pairs of a move.
 
-All layers of a block lie next to each other: a pool is one [N, elements of a block] tensor, and a
-layer sees a strided view of it. So a move is one indexed copy, however many layers there are.
+All layers of a block lie next to each other, and a layer sees a strided view of the pool. So a
+block is moved in one piece, however many layers there are, as whole words, whatever its dtype.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from executor_service.errors import OutOfMemory
+from executor_service.host_copies import to_device
+from executor_service.pool_memory import device_memory, host_memory, pin_for
 from executor_service.step import BlockMoves
 
-# A move between the pools goes through a staging copy; this bounds it.
-_STAGING_BYTES = 64 * 2**20
+_WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +59,20 @@ class KVCache:
     ) -> None:
         """Allocates both pools, zeroed; the host pool is pinned where the device is a GPU.
 
-        Raises OutOfMemory, with the numbers, if they do not fit.
+        A host pool that cannot be pinned is said in the log. Raises OutOfMemory, with the numbers,
+        if a pool does not fit.
         """
         self.block_size = block_size
         self.num_device_blocks = num_device_blocks
         self.num_host_blocks = num_host_blocks
         self.block_bytes = block_bytes(layers, block_size, dtype)
         self.dtype = dtype
-        self._device_pool = self._allocate("device", num_device_blocks, device, False)
-        self._host_pool = self._allocate(
-            "host", num_host_blocks, torch.device("cpu"), device.type == "cuda"
+        pool = self._allocate("device", num_device_blocks, partial(device_memory, device=device))
+        host_pool = self._allocate(
+            "host", num_host_blocks, partial(host_memory, pin=pin_for(device))
         )
-        self.key_pools, self.value_pools = _layer_views(self._device_pool, layers, block_size)
+        self._device_pool, self._host_pool = _as_words(pool), _as_words(host_pool)
+        self.key_pools, self.value_pools = _layer_views(pool.view(dtype), layers, block_size)
 
     @property
     def device(self) -> torch.device:
@@ -75,56 +80,52 @@ class KVCache:
         return self._device_pool.device
 
     def swap_out(self, moves: BlockMoves) -> None:
-        """Copies device blocks `moves.sources` over host blocks `moves.destinations`."""
-        self._move_between_pools(self._device_pool, self._host_pool, moves)
+        """Copies device blocks `moves.sources` over host blocks `moves.destinations`.
+
+        On a GPU this is only asked for, of the current stream; so are the other moves.
+        """
+        _move(self._device_pool, self._host_pool, moves)
 
     def swap_in(self, moves: BlockMoves) -> None:
         """Copies host blocks `moves.sources` over device blocks `moves.destinations`."""
-        self._move_between_pools(self._host_pool, self._device_pool, moves)
+        _move(self._host_pool, self._device_pool, moves)
 
     def copy(self, moves: BlockMoves) -> None:
         """Copies device blocks over device blocks, as if every source were read first."""
         if len(moves.sources):
             pool = self._device_pool
-            blocks = pool.index_select(0, _indexes(moves.sources, pool.device))
-            pool.index_copy_(0, _indexes(moves.destinations, pool.device), blocks)
+            blocks = pool.index_select(0, to_device(moves.sources.astype(np.int64), pool.device))
+            destinations = to_device(moves.destinations.astype(np.int64), pool.device)
+            pool.index_copy_(0, destinations, blocks)
 
-    def _move_between_pools(self, source: Tensor, destination: Tensor, moves: BlockMoves) -> None:
-        # The pools are separate memory, so a move in parts still reads nothing it has written.
-        step = max(1, _STAGING_BYTES // max(1, self.block_bytes))
-        for start in range(0, len(moves.sources), step):
-            part = slice(start, start + step)
-            blocks = source.index_select(0, _indexes(moves.sources[part], source.device))
-            destination.index_copy_(
-                0,
-                _indexes(moves.destinations[part], destination.device),
-                blocks.to(destination.device),
-            )
-
-    def _allocate(
-        self, name: str, num_blocks: int, device: torch.device, pin_memory: bool
-    ) -> Tensor:
-        elements = self.block_bytes // self.dtype.itemsize
+    def _allocate(self, name: str, num_blocks: int, allocate: Callable[[int], Tensor]) -> Tensor:
+        """[N, bytes of a block] uint8."""
         try:
-            flat = _zeros(num_blocks * self.block_bytes, device, pin_memory)
-            return flat.view(self.dtype).view(num_blocks, elements)
+            memory = allocate(num_blocks * self.block_bytes)
         except (RuntimeError, MemoryError, ValueError) as error:
             raise OutOfMemory(
                 f"the {name} pool does not fit: {num_blocks} blocks of {self.block_bytes} bytes"
-                f" ({num_blocks * self.block_bytes / 2**30:.2f} GiB)"
+                f" ({num_blocks * self.block_bytes / 2**30:.2f} GiB); num_{name}_blocks can be less"
             ) from error
+        return memory.view(num_blocks, self.block_bytes)
 
 
-def _zeros(num_bytes: int, device: torch.device, pin_memory: bool) -> Tensor:
-    """[num_bytes] uint8. Zeros: a kernel may load a whole block and mask by multiplying.
+def _as_words(pool: Tensor) -> Tensor:
+    """`pool` [N, bytes] as [N, words], the widest there are: they move fastest."""
+    word = next(word for word in _WORDS if pool.shape[1] % word.itemsize == 0)
+    return pool.view(word)
 
-    Raises one of several errors if there is no memory.
-    """
-    if device.type == "cpu" and not pin_memory and num_bytes:
-        # Unlike torch, numpy leaves it to the system to hand out zeroed pages when they are first
-        # used: gigabytes cost no time at start.
-        return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8))
-    return torch.zeros(num_bytes, dtype=torch.uint8, device=device, pin_memory=pin_memory)
+
+def _move(source: Tensor, destination: Tensor, moves: BlockMoves) -> None:
+    """Copies blocks between pools that are separate memory, so their order does not matter."""
+    if not len(moves.sources):
+        return
+    breaks = (np.diff(moves.sources) != 1) | (np.diff(moves.destinations) != 1)
+    starts = [0, *(np.flatnonzero(breaks) + 1).tolist()]
+    for start, end in itertools.pairwise([*starts, len(moves.sources)]):
+        first, target = int(moves.sources[start]), int(moves.destinations[start])
+        blocks = source[first : first + end - start]
+        destination[target : target + end - start].copy_(blocks, non_blocking=True)
 
 
 def _layer_views(
@@ -141,9 +142,3 @@ def _layer_views(
             views.append(pool.narrow(1, start, size).view(shape))
             start += size
     return keys, values
-
-
-def _indexes(
-    block_ids: np.ndarray[tuple[int, ...], np.dtype[np.int32]], device: torch.device
-) -> Tensor:
-    return torch.from_numpy(block_ids.astype(np.int64)).to(device)

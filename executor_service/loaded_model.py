@@ -14,7 +14,7 @@ from splitserve_kernels.paged_batch import AttentionOptions
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A checked model on its device.
+    """A checked model on its device; `kv_dtype`: what the pools hold keys and values in.
 
     `attention_modules` and `layers` are parallel, in the order of the forward pass: the modules
     that attend, and the keys and values that each stores per token. Token ids are 0 ..
@@ -29,6 +29,7 @@ class LoadedModel:
     architecture: str
     digest: str
     dtype: torch.dtype
+    kv_dtype: torch.dtype
     device: torch.device
     attention_modules: tuple[nn.Module, ...]
     layers: tuple[LayerShape, ...]
@@ -49,3 +50,8 @@ class LoadedModel:
     def dtype_name(self) -> str:
         """Name in the handshake: "float32", "bfloat16" or "float16"."""
         return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def kv_dtype_name(self) -> str:
+        """Name in the handshake: that of `dtype`, or "float8_e4m3fn"."""
+        return str(self.kv_dtype).removeprefix("torch.")

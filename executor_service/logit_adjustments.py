@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from executor_service.host_copies import to_device
 from executor_service.step import Int32Array, SamplingParams
 
 
@@ -39,12 +40,12 @@ def adjust_logits(
         return logits
     logits = logits.clone()
     if suppressing:
-        rows, token_ids = _pairs(suppressing, [params[r].suppressed_token_ids for r in suppressing])
-        logits[rows.to(logits.device), token_ids.to(logits.device)] = -torch.inf
+        token_ids = [params[row].suppressed_token_ids for row in suppressing]
+        logits[_pairs(suppressing, token_ids, logits.device)] = -torch.inf
     if biased:
         _add_bias(logits, biased, params)
     if penalized:
-        selected = torch.tensor(penalized, device=logits.device)
+        selected = to_device(np.array(penalized), logits.device)
         logits[selected] = _penalize(
             logits[selected],
             [params[row] for row in penalized],
@@ -56,11 +57,11 @@ def adjust_logits(
 
 def _add_bias(logits: Tensor, biased: Sequence[int], params: Sequence[SamplingParams]) -> None:
     """Adds the `logit_bias` of the rows in `biased` to `logits` [S, V], in place."""
-    rows, token_ids = _pairs(biased, [list(params[row].logit_bias) for row in biased])
+    token_ids = [list(params[row].logit_bias) for row in biased]
     values = [value for row in biased for value in params[row].logit_bias.values()]
-    bias = torch.tensor(values, dtype=torch.float32, device=logits.device)
+    bias = to_device(np.array(values, dtype=np.float32), logits.device)
     # A token occurs once in a row, so nothing is accumulated twice.
-    logits[rows.to(logits.device), token_ids.to(logits.device)] += bias
+    logits[_pairs(biased, token_ids, logits.device)] += bias
 
 
 def _penalize(
@@ -75,16 +76,14 @@ def _penalize(
         tokens[start:] for tokens, start in zip(histories, num_prompt_tokens.tolist(), strict=True)
     ]
     seen = torch.zeros_like(logits, dtype=torch.bool)
-    rows, token_ids = _pairs(range(len(histories)), histories)
-    seen[rows.to(device), token_ids.to(device)] = True
+    seen[_pairs(range(len(histories)), histories, device)] = True
     counts = torch.zeros_like(logits)
-    rows, token_ids = _pairs(range(len(outputs)), outputs)
-    ones = torch.ones(len(rows), device=device)
+    pairs = _pairs(range(len(outputs)), outputs, device)
     # Sums of ones are exact in any order, so this is deterministic on every device.
-    counts.index_put_((rows.to(device), token_ids.to(device)), ones, accumulate=True)
+    counts.index_put_(pairs, torch.ones(len(pairs[0]), device=device), accumulate=True)
 
     def column(values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=device)[:, None]
+        return to_device(np.array(values, dtype=np.float32), device)[:, None]
 
     repetition = column([row.repetition_penalty for row in params])
     frequency = column([row.frequency_penalty for row in params])
@@ -101,9 +100,9 @@ def _tokens(history: Sequence[int] | None, num_tokens: int) -> np.ndarray:
 
 
 def _pairs(
-    rows: Sequence[int], token_ids: Sequence[Sequence[int] | np.ndarray]
+    rows: Sequence[int], token_ids: Sequence[Sequence[int] | np.ndarray], device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Index tensors (row, token) of all tokens of all rows; both [number of pairs] int64."""
     lengths = [len(tokens) for tokens in token_ids]
     flat = np.concatenate([np.asarray(tokens, dtype=np.int64) for tokens in token_ids])
-    return torch.from_numpy(np.repeat(np.asarray(rows), lengths)), torch.from_numpy(flat)
+    return to_device(np.repeat(np.asarray(rows), lengths), device), to_device(flat, device)

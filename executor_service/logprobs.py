@@ -1,6 +1,7 @@
 """Scores of tokens: logprob, rank and the most probable alternatives, from raw logits.
 
-Shape letters: K scored tokens, V tokens of the vocabulary, N alternatives over all scored tokens.
+Shape letters: K scored tokens, V tokens of the vocabulary, A alternatives of each while they are
+computed, N alternatives over all scored tokens.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from executor_service.step import Float32Array, Int32Array, LogprobColumns
+from executor_service.host_copies import Array
+from executor_service.step import BoolArray, Int32Array, LogprobColumns
 
 # Temporaries are as large as the logits they are made of; this many tokens at a time.
 _TOKENS_AT_A_TIME = 256
@@ -29,51 +31,61 @@ class ScoredTokens:
     token_ids: Int32Array
     num_top: Int32Array
 
+    def select(self, kept: BoolArray) -> ScoredTokens:
+        """Those of them where `kept` [K] holds."""
+        return ScoredTokens(
+            self.row_indexes[kept],
+            self.positions[kept],
+            self.token_ids[kept],
+            self.num_top[kept],
+        )
 
-def score_tokens(logits: Tensor, tokens: ScoredTokens) -> LogprobColumns:
-    """Scores `tokens` under `logits` [K, V] float32, raw and finite where it matters."""
-    num_tokens, vocab_size = logits.shape
-    num_top = np.minimum(tokens.num_top, vocab_size)
-    widest = int(num_top.max()) if num_tokens else 0
+
+def score(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, ...]:
+    """Scores on the device of `logits` [K, V] float32. `token_ids`: [K] int32.
+
+    `num_top`: A, or more than there are. Returns logprobs and ranks of the tokens, [K] float32 and
+    int32, ids and logprobs of the A best, [K, A] int32 and float32.
+    """
+    if len(logits) <= _TOKENS_AT_A_TIME:
+        return _score(logits, token_ids, num_top)
     parts = [
-        _score(logits[part], tokens.token_ids[part], widest)
-        for start in range(0, num_tokens, _TOKENS_AT_A_TIME)
-        for part in (slice(start, start + _TOKENS_AT_A_TIME),)
+        _score(*part, num_top)
+        for part in zip(
+            torch.split(logits, _TOKENS_AT_A_TIME),
+            torch.split(token_ids, _TOKENS_AT_A_TIME),
+            strict=True,
+        )
     ]
-    logprobs, ranks, top_ids, top_logprobs = (
-        np.concatenate(column) if parts else np.empty(0) for column in _columns(parts)
-    )
+    return tuple(torch.cat(column) for column in zip(*parts, strict=True))
+
+
+def make_columns(tokens: ScoredTokens, scores: tuple[Array, ...]) -> LogprobColumns:
+    """`scores`: what `score` returns for `tokens`, with A no less than the largest `num_top`."""
+    logprobs, ranks, top_ids, top_logprobs = scores
+    num_top = np.minimum(tokens.num_top, top_ids.shape[1])
     # Keeps the first num_top[i] of line i; boolean indexing goes line by line.
-    wanted = np.arange(widest)[None, :] < num_top[:, None]
+    wanted = np.arange(top_ids.shape[1])[None, :] < num_top[:, None]
     return LogprobColumns(
         row_indexes=tokens.row_indexes,
         positions=tokens.positions,
         token_ids=tokens.token_ids,
-        logprobs=logprobs.astype(np.float32),
-        ranks=ranks.astype(np.int32),
+        logprobs=logprobs,
+        ranks=ranks,
         top_offsets=np.concatenate([[0], np.cumsum(num_top)]).astype(np.int32),
-        top_token_ids=top_ids.reshape(wanted.shape)[wanted].astype(np.int32),
-        top_logprobs=top_logprobs.reshape(wanted.shape)[wanted].astype(np.float32),
+        top_token_ids=top_ids[wanted],
+        top_logprobs=top_logprobs[wanted],
     )
 
 
-_Part = tuple[Float32Array, np.ndarray, np.ndarray, Float32Array]
-
-
-def _columns(parts: list[_Part]) -> list[list[np.ndarray]]:
-    return [[part[column] for part in parts] for column in range(4)]
-
-
-def _score(logits: Tensor, token_ids: Int32Array, num_top: int) -> _Part:
-    """Logprobs and ranks of `token_ids`, ids and logprobs of the best; [k], [k], [k, n], [k, n]."""
-    targets = torch.from_numpy(token_ids.astype(np.int64)).to(logits.device)[:, None]
+def _score(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, ...]:
     normaliser = torch.logsumexp(logits, dim=-1, keepdim=True)
-    target_logits = logits.gather(-1, targets)
+    target_logits = logits.gather(-1, token_ids.to(torch.int64)[:, None])
     ranks = (logits > target_logits).sum(dim=-1) + 1
-    top_logits, top_ids = logits.topk(num_top, dim=-1)
+    top_logits, top_ids = logits.topk(min(num_top, logits.shape[-1]), dim=-1)
     return (
-        (target_logits - normaliser).squeeze(-1).cpu().numpy(),
-        ranks.cpu().numpy(),
-        top_ids.cpu().numpy(),
-        (top_logits - normaliser).cpu().numpy(),
+        (target_logits - normaliser).squeeze(-1),
+        ranks.to(torch.int32),
+        top_ids.to(torch.int32),
+        top_logits - normaliser,
     )

@@ -61,7 +61,7 @@ def build_runner(
 
     Raises OutOfMemory, with the numbers, if the pools or a single block do not fit.
     """
-    size = block_bytes(loaded.layers, cache_config.block_size, loaded.dtype)
+    size = block_bytes(loaded.layers, cache_config.block_size, loaded.kv_dtype)
     num_device_blocks = cache_config.num_device_blocks
     if num_device_blocks is None:
         fitting = _fitting_blocks(loaded.device, cache_config, size)
@@ -70,12 +70,14 @@ def build_runner(
     if num_host_blocks is None:
         fitting = _fitting_host_blocks(loaded.device, cache_config, size, num_device_blocks)
         num_host_blocks = min(fitting, num_device_blocks, cache_config.max_auto_blocks)
+    if loaded.device.type == "cuda":
+        _check_host_pool(num_host_blocks, size)
     cache = KVCache(
         layers=loaded.layers,
         block_size=cache_config.block_size,
         num_device_blocks=num_device_blocks,
         num_host_blocks=num_host_blocks,
-        dtype=loaded.dtype,
+        dtype=loaded.kv_dtype,
         device=loaded.device,
     )
     return ModelRunner(loaded, cache, make_model(loaded, cache), draw)
@@ -104,6 +106,16 @@ def _fitting_host_blocks(
     if device.type != "cuda":
         free -= num_device_blocks * size
     return max(0, int(free * cache_config.host_memory_ratio)) // size
+
+
+def _check_host_pool(num_blocks: int, size: int) -> None:
+    """Raises OutOfMemory. To pin memory is to use it all; too much of it ends the process."""
+    free = available_host_bytes()
+    if num_blocks * size > free:
+        raise OutOfMemory(
+            f"num_host_blocks: {num_blocks} blocks of {size} bytes"
+            f" ({num_blocks * size / 2**30:.2f} GiB) do not fit into {free} bytes that are free"
+        )
 
 
 def available_host_bytes() -> int:

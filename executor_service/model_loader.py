@@ -19,6 +19,7 @@ from executor_service.model_support import check_config, check_model_class, choo
 from executor_service.self_check import check_model
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_KV_DTYPES = {"fp8": torch.float8_e4m3fn}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class ModelConfig:
 
     `model`: a checkpoint directory, or a model id of the Hugging Face hub. `device`: as torch
     writes it. `dtype`: "float32", "bfloat16", "float16", or "auto" for that of the checkpoint.
+    `kv_cache_dtype`: "fp8", which GPUs can, or "auto" for that of the model.
     `max_model_len`: in tokens; None for all that the model has positions for. `name`: shown to
     clients; None for that of the directory.
     """
@@ -34,6 +36,7 @@ class ModelConfig:
     model: str
     device: str = "cpu"
     dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
     max_model_len: int | None = None
     name: str | None = None
 
@@ -44,6 +47,7 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
     Raises ModelUnreadable for a missing or broken checkpoint, ModelUnsupported for one that cannot
     be served, OutOfMemory for one that does not fit.
     """
+    _check_kv_cache_dtype(model_config)
     checkpoint = resolve_checkpoint(model_config.model)
     _silence_transformers()
     config = _read_config(checkpoint)
@@ -59,6 +63,7 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
         architecture=type(model).__name__,
         digest=checkpoint.digest(),
         dtype=model.dtype,
+        kv_dtype=_KV_DTYPES.get(model_config.kv_cache_dtype, model.dtype),
         device=torch.device(model.device),
         attention_modules=profile.modules,
         layers=profile.layers,
@@ -70,6 +75,15 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
         keeps_logits="logits_to_keep" in inspect.signature(model.forward).parameters,
         tokenizer_files=checkpoint.tokenizer_files,
     )
+
+
+def _check_kv_cache_dtype(model_config: ModelConfig) -> None:
+    name, device = model_config.kv_cache_dtype, torch.device(model_config.device)
+    allowed = ["auto"] if device.type == "cpu" else ["auto", *_KV_DTYPES]
+    if name not in allowed:
+        raise ModelUnsupported(
+            f"kv_cache_dtype {name}: not for {device.type}; allowed: {', '.join(allowed)}"
+        )
 
 
 def _silence_transformers() -> None:

@@ -5,20 +5,22 @@ Shape letters: R rows of the step, S rows that sample, P scored prompt tokens, V
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from executor_service.block_transfers import BlockTransfers
 from executor_service.device_errors import is_out_of_memory
+from executor_service.device_streams import streams_of
 from executor_service.errors import OutOfMemory, StepFailed
 from executor_service.forward_pass import ForwardPass, ForwardResult
+from executor_service.host_copies import Array, to_device, to_host
 from executor_service.kv_cache import KVCache
 from executor_service.loaded_model import LoadedModel
-from executor_service.logprobs import ScoredTokens, score_tokens
+from executor_service.logprobs import ScoredTokens, make_columns, score
 from executor_service.paged_model import PagedModel
 from executor_service.sampler import Draw, SamplingRows, draw_in_torch, sample
 from executor_service.step import (
@@ -66,6 +68,8 @@ class ModelRunner:
         self.cache = cache
         self._forward_pass = ForwardPass(loaded, cache, model)
         self._draw = draw
+        self._streams = streams_of(cache.device)
+        self._transfers = BlockTransfers(cache, self._streams)
 
     @torch.inference_mode()
     def execute(self, step: StepInput) -> StepOutput:
@@ -84,39 +88,32 @@ class ModelRunner:
             raise StepFailed(f"{type(error).__name__} while the step ran") from error
 
     def _execute(self, step: StepInput) -> StepOutput:
-        started = time.perf_counter()
-        self.cache.swap_out(step.swap_out)
-        self.cache.swap_in(step.swap_in)
-        self.cache.copy(step.copy)
-        moved = self._now()
+        self._transfers.begin(step)
         rows = _RowResults(
             statuses=np.full(step.num_rows, RowStatus.OK, dtype=np.uint8),
             token_ids=np.full(step.num_rows, -1, dtype=np.int32),
         )
         if step.num_rows == 0:
-            return StepOutput(rows.statuses, rows.token_ids, move_us=_us(started, moved))
+            return StepOutput(rows.statuses, rows.token_ids, move_us=self._transfers.finish())
+        forward_timer = self._streams.start_timer()
         forward = self._forward_pass.run(step)
-        computed = self._now()
+        forward_timer.stop()
+        sample_timer = self._streams.start_timer()
         for row, message in forward.row_errors.items():
             rows.fail([row], RowStatus.FAILED, message)
         prompt_logprobs = _score_prompts(step, forward, rows)
         logprobs = _sample(step, forward, rows, self._draw)
+        sample_timer.stop()
         return StepOutput(
             row_statuses=rows.statuses,
             sampled_token_ids=rows.token_ids,
             row_errors=rows.errors,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
-            move_us=_us(started, moved),
-            forward_us=_us(moved, computed),
-            sample_us=_us(computed, time.perf_counter()),
+            move_us=self._transfers.finish(),
+            forward_us=forward_timer.elapsed_us(),
+            sample_us=sample_timer.elapsed_us(),
         )
-
-    def _now(self) -> float:
-        """Seconds, once the device has done what was asked of it."""
-        if self.cache.device.type == "cuda":
-            torch.cuda.synchronize(self.cache.device)
-        return time.perf_counter()
 
 
 def _sample(
@@ -128,34 +125,35 @@ def _sample(
     if not len(sampling_rows):
         return None
     logits = _select(forward.sampling_logits, usable)
-    ends = (step.num_computed_tokens + step.num_new_tokens)[sampling_rows]
+    of_rows = _sampling_rows(step, sampling_rows)
+    token_ids = sample(logits, of_rows, draw)
+    num_top = np.array(
+        [-1 if row.num_logprobs is None else row.num_logprobs for row in of_rows.params], np.int32
+    )
+    is_scored = num_top >= 0
+    scores: tuple[Tensor, ...] = ()
+    if is_scored.any():
+        # A row without a token is scored too, and left out below.
+        scored_ids = _select(token_ids, is_scored).clamp(min=0)
+        scores = score(_select(logits, is_scored), scored_ids, int(num_top.max()))
+    sampled_ids, *columns = to_host(token_ids, *scores)
+    rows.token_ids[sampling_rows] = sampled_ids
+    is_valid = sampled_ids >= 0
+    rows.fail(sampling_rows[~is_valid].tolist(), RowStatus.INVALID_LOGITS, _INVALID_LOGITS)
+    tokens = ScoredTokens(sampling_rows.astype(np.int32), of_rows.positions, sampled_ids, num_top)
+    return _columns(tokens.select(is_scored), columns, is_valid[is_scored])
+
+
+def _sampling_rows(step: StepInput, sampling_rows: Int64Array) -> SamplingRows:
+    """What the sampler is to know of `sampling_rows`, indexes of rows."""
     indexes = sampling_rows.tolist()
-    params = [step.sampling_params[row] for row in indexes]
-    sampled = sample(
-        logits,
-        SamplingRows(
-            params=params,
-            seeds=step.seeds[sampling_rows],
-            positions=ends,
-            num_prompt_tokens=step.num_prompt_tokens[sampling_rows],
-            histories=[step.histories[row] for row in indexes],
-        ),
-        draw,
+    return SamplingRows(
+        params=[step.sampling_params[row] for row in indexes],
+        seeds=step.seeds[sampling_rows],
+        positions=(step.num_computed_tokens + step.num_new_tokens)[sampling_rows],
+        num_prompt_tokens=step.num_prompt_tokens[sampling_rows],
+        histories=[step.histories[row] for row in indexes],
     )
-    rows.token_ids[sampling_rows] = sampled.token_ids
-    invalid = sampling_rows[~sampled.is_valid]
-    rows.fail(invalid.tolist(), RowStatus.INVALID_LOGITS, _INVALID_LOGITS)
-    num_top = np.array([-1 if row.num_logprobs is None else row.num_logprobs for row in params])
-    scored = sampled.is_valid & (num_top >= 0)
-    if not scored.any():
-        return None
-    tokens = ScoredTokens(
-        row_indexes=sampling_rows[scored].astype(np.int32),
-        positions=ends[scored].astype(np.int32),
-        token_ids=sampled.token_ids[scored],
-        num_top=num_top[scored].astype(np.int32),
-    )
-    return score_tokens(_select(logits, scored), tokens)
 
 
 def _score_prompts(
@@ -165,12 +163,7 @@ def _score_prompts(
     readout, logits = forward.readout, forward.prompt_logits
     if not len(readout.prompt_rows):
         return None
-    is_valid = torch.isfinite(logits.max(dim=-1).values).cpu().numpy()
-    invalid = np.unique(readout.prompt_rows[~is_valid])
-    rows.fail(invalid.tolist(), RowStatus.INVALID_LOGITS, _INVALID_LOGITS)
-    usable = ~rows.failed[readout.prompt_rows]
-    prompt_rows = readout.prompt_rows[usable]
-    positions = readout.prompt_positions[usable]
+    prompt_rows, positions = readout.prompt_rows, readout.prompt_positions
     tokens = ScoredTokens(
         row_indexes=prompt_rows.astype(np.int32),
         positions=positions.astype(np.int32),
@@ -180,7 +173,20 @@ def _score_prompts(
             dtype=np.int32,
         ),
     )
-    return score_tokens(_select(logits, usable), tokens) if len(prompt_rows) else None
+    token_ids = to_device(tokens.token_ids, logits.device)
+    scores = score(logits, token_ids, int(tokens.num_top.max()))
+    is_valid, *columns = to_host(torch.isfinite(logits.max(dim=-1).values), *scores)
+    rows.fail(np.unique(prompt_rows[~is_valid]).tolist(), RowStatus.INVALID_LOGITS, _INVALID_LOGITS)
+    return _columns(tokens, columns, ~rows.failed[prompt_rows])
+
+
+def _columns(
+    tokens: ScoredTokens, scores: Sequence[Array], kept: BoolArray
+) -> LogprobColumns | None:
+    """The scores of those `tokens` that are `kept`; None if that is none."""
+    if not kept.any():
+        return None
+    return make_columns(tokens.select(kept), tuple(column[kept] for column in scores))
 
 
 def _history_tokens(step: StepInput, rows: Int64Array, positions: Int64Array) -> Int32Array:
@@ -194,10 +200,6 @@ def _history_tokens(step: StepInput, rows: Int64Array, positions: Int64Array) ->
     return tokens
 
 
-def _select(logits: Tensor, kept: BoolArray) -> Tensor:
-    """The lines of `logits` where `kept` holds; no copy if that is all of them."""
-    return logits if kept.all() else logits[torch.from_numpy(kept).to(logits.device)]
-
-
-def _us(start_s: float, end_s: float) -> int:
-    return int((end_s - start_s) * 1e6)
+def _select(lines: Tensor, kept: BoolArray) -> Tensor:
+    """The lines where `kept` holds; no copy if that is all of them."""
+    return lines if kept.all() else lines[to_device(np.flatnonzero(kept), lines.device)]

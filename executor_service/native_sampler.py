@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from executor_service.sampler import Draw, SamplingRows
-from executor_service.step import Int32Array
 from splitserve_kernels.cpu.library import NativeLibrary
 from splitserve_kernels.cpu.sampling import DrawRows, choose_tokens
 
@@ -15,10 +14,10 @@ from splitserve_kernels.cpu.sampling import DrawRows, choose_tokens
 def native_draw(library: NativeLibrary) -> Draw:
     """Chooses as `draw_in_torch` does, many times faster. Logits must be on the CPU."""
 
-    def draw(adjusted: Tensor, rows: SamplingRows) -> Int32Array:
+    def draw(adjusted: Tensor, rows: SamplingRows) -> Tensor:
         vocab_size, params = adjusted.shape[1], rows.params
         top_k = [vocab_size if row.top_k is None else min(row.top_k, vocab_size) for row in params]
-        tokens: Int32Array = choose_tokens(
+        return choose_tokens(
             library,
             adjusted,
             DrawRows(
@@ -29,7 +28,6 @@ def native_draw(library: NativeLibrary) -> Draw:
                 seeds=torch.from_numpy(rows.seeds.astype(np.int64)),
                 positions=torch.from_numpy(rows.positions.astype(np.int64)),
             ),
-        ).numpy()
-        return tokens
+        )
 
     return draw

@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from executor_service.host_copies import to_device
 from executor_service.logit_adjustments import adjust_logits
 from executor_service.random_bits import uniform
-from executor_service.step import BoolArray, Int32Array, Int64Array, SamplingParams
+from executor_service.step import Int32Array, Int64Array, SamplingParams
 from executor_service.truncation import truncate
 
 # The vocabulary is summed in blocks of this size before a token is looked for inside one block.
@@ -41,39 +42,29 @@ class SamplingRows:
     histories: Sequence[Sequence[int] | None]
 
 
-@dataclass(frozen=True, slots=True)
-class SampledTokens:
-    """`token_ids`: [S] int32, -1 where invalid. `is_valid`: [S]; False where no token can be told.
-
-    A row is invalid if its logits contain NaN or +inf, or -inf alone.
-    """
-
-    token_ids: Int32Array
-    is_valid: BoolArray
+# Adjusted logits [S, V] float32 and their rows -> token ids [S] int32, -1 where invalid, on the
+# device of the logits.
+Draw = Callable[[Tensor, SamplingRows], Tensor]
 
 
-# Adjusted logits [S, V] float32 and their rows -> token ids [S] int32, -1 where invalid.
-Draw = Callable[[Tensor, SamplingRows], Int32Array]
-
-
-def sample(logits: Tensor, rows: SamplingRows, draw: Draw | None = None) -> SampledTokens:
+def sample(logits: Tensor, rows: SamplingRows, draw: Draw | None = None) -> Tensor:
     """Chooses one token for each row. `logits`: [S, V] float32, not changed.
 
-    `draw` is what chooses once biases and penalties are applied; plain torch if it is None.
+    `draw` is what chooses once biases and penalties are applied; plain torch if it is None. Returns
+    [S] int32 on the device of `logits`: -1 where no token can be told, because a row of logits has
+    NaN or +inf, or -inf alone.
     """
     adjusted = adjust_logits(
         logits, rows.params, rows.positions, rows.num_prompt_tokens, rows.histories
     )
     token_ids = (draw or draw_in_torch)(adjusted, rows)
-    is_valid: BoolArray = token_ids >= 0
-    if adjusted is not logits:
-        # Suppression may have hidden an infinity.
-        is_valid &= torch.isfinite(logits.max(dim=-1).values).cpu().numpy()
-        token_ids = np.where(is_valid, token_ids, np.int32(-1))
-    return SampledTokens(token_ids, is_valid)
+    if adjusted is logits:
+        return token_ids
+    # Suppression may have hidden an infinity.
+    return torch.where(torch.isfinite(logits.max(dim=-1).values), token_ids, -1)
 
 
-def draw_in_torch(adjusted: Tensor, rows: SamplingRows) -> Int32Array:
+def draw_in_torch(adjusted: Tensor, rows: SamplingRows) -> Tensor:
     """See Draw."""
     # torch.max returns the first of equal maxima. Its value is NaN, +inf or -inf exactly for the
     # rows that are invalid.
@@ -82,24 +73,22 @@ def draw_in_torch(adjusted: Tensor, rows: SamplingRows) -> Int32Array:
     random_rows = np.flatnonzero(temperatures > 0)
     if random_rows.size:
         device = adjusted.device
-        selected = torch.from_numpy(random_rows).to(device)
+        selected = to_device(random_rows, device)
         scaled = _scale(adjusted, largest, selected, temperatures[random_rows])
         weights = truncate(scaled, [rows.params[row] for row in random_rows.tolist()])
         u = uniform(
-            torch.from_numpy(rows.seeds[random_rows].astype(np.int64)).to(device),
-            torch.from_numpy(rows.positions[random_rows].astype(np.int64)).to(device),
+            to_device(rows.seeds[random_rows].astype(np.int64), device),
+            to_device(rows.positions[random_rows].astype(np.int64), device),
         )
         token_ids[selected] = _draw(weights, u)
-    valid = torch.where(torch.isfinite(largest), token_ids, -1).to(torch.int32)
-    drawn: Int32Array = valid.cpu().numpy()
-    return drawn
+    return torch.where(torch.isfinite(largest), token_ids, -1).to(torch.int32)
 
 
 def _scale(adjusted: Tensor, largest: Tensor, selected: Tensor, temperatures: np.ndarray) -> Tensor:
     """Logits of the selected rows over their temperature, the largest of each row at 0."""
     # Softmax does not see a shift, and shifting first cannot overflow at a tiny temperature.
     shifted = adjusted[selected] - largest[selected, None]
-    return shifted / torch.from_numpy(temperatures).to(adjusted.device)[:, None]
+    return shifted / to_device(temperatures, adjusted.device)[:, None]
 
 
 def _draw(weights: Tensor, u: Tensor) -> Tensor:

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from executor_service.host_copies import to_device, to_host
 from executor_service.step import SamplingParams
 
 _NUM_CANDIDATES = (256, 4096)
@@ -32,9 +34,9 @@ class _Limits:
         """Columns of `params`; no top-k is top-k with the whole vocabulary."""
         top_k = [vocab_size if row.top_k is None else min(row.top_k, vocab_size) for row in params]
         return cls(
-            torch.tensor(top_k, device=device),
-            torch.tensor([row.top_p for row in params], dtype=torch.float64, device=device),
-            torch.tensor([row.min_p for row in params], dtype=torch.float32, device=device),
+            to_device(np.array(top_k), device),
+            to_device(np.array([row.top_p for row in params]), device),
+            to_device(np.array([row.min_p for row in params], dtype=np.float32), device),
         )
 
     def select(self, rows: Tensor) -> _Limits:
@@ -61,17 +63,26 @@ def truncate(scaled: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     if not limited:
         return weights
     limits = _Limits.of([params[row] for row in limited], vocab_size, scaled.device)
-    open_rows = torch.tensor(limited, device=scaled.device)
+    open_rows = to_device(np.array(limited), scaled.device)
     for num_candidates in (*(c for c in _NUM_CANDIDATES if c < vocab_size), vocab_size):
         part = scaled[open_rows]
         candidates = part.topk(num_candidates, dim=-1).values
         num_kept, is_settled = _count_kept(candidates, weights[open_rows], limits)
-        settled_rows = open_rows[is_settled]
-        keep = _keep_mask(part[is_settled], candidates[is_settled], num_kept[is_settled])
-        weights[settled_rows] = torch.where(keep, weights[settled_rows], 0.0)
-        open_rows, limits = open_rows[~is_settled], limits.select(~is_settled)
-        if open_rows.numel() == 0:
+        cut = candidates.gather(-1, (num_kept - 1)[:, None])
+        num_equal_kept = num_kept - (part > cut).sum(dim=-1)
+        has_excess = (part == cut).sum(dim=-1) > num_equal_kept
+        settled_lines, excess_lines = to_host(is_settled, has_excess)
+        keep = part >= cut
+        if excess_lines.any():
+            lines = to_device(np.flatnonzero(excess_lines), scaled.device)
+            keep[lines] = _keep_first(part[lines], cut[lines], num_equal_kept[lines])
+        lines = to_device(np.flatnonzero(settled_lines), scaled.device)
+        settled_rows = open_rows[lines]
+        weights[settled_rows] = torch.where(keep[lines], weights[settled_rows], 0.0)
+        if settled_lines.all():
             break
+        lines = to_device(np.flatnonzero(~settled_lines), scaled.device)
+        open_rows, limits = open_rows[lines], limits.select(lines)
     return weights
 
 
@@ -105,12 +116,7 @@ def _count_kept(candidates: Tensor, weights: Tensor, limits: _Limits) -> tuple[T
     return torch.minimum(num_kept, within_p), is_settled
 
 
-def _keep_mask(scaled: Tensor, candidates: Tensor, num_kept: Tensor) -> Tensor:
-    """Which tokens are the `num_kept` largest. [S, V], [S, C] falling, [S] -> [S, V] bool."""
-    cut = candidates.gather(-1, (num_kept - 1)[:, None])
-    above = scaled > cut
+def _keep_first(scaled: Tensor, cut: Tensor, num_equal_kept: Tensor) -> Tensor:
+    """What is above the cut, and the first of what equals it. [S, V], [S, 1], [S] -> [S, V]."""
     equal = scaled == cut
-    num_equal_kept = num_kept - above.sum(dim=-1)
-    if bool((equal.sum(dim=-1) > num_equal_kept).any()):
-        equal &= equal.cumsum(dim=-1) <= num_equal_kept[:, None]
-    return above | equal
+    return (scaled > cut) | (equal & (equal.cumsum(dim=-1) <= num_equal_kept[:, None]))

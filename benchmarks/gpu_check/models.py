@@ -34,6 +34,7 @@ def as_loaded(model: Any, shape: ModelShape) -> LoadedModel:  # noqa: ANN401
         architecture=type(model).__name__,
         digest="",
         dtype=model.dtype,
+        kv_dtype=model.dtype,
         device=torch.device(model.device),
         attention_modules=profile.modules,
         layers=profile.layers,

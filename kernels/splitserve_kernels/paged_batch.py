@@ -77,11 +77,16 @@ def build_paged_batch(
     positions = torch.arange(num_tokens) + (computed - query_starts[:-1])[row_of_token]
     blocks = block_tables[row_of_token, positions // block_size].to(torch.int64)
     slot_mapping = blocks * block_size + positions % block_size
+
+    def move(tensor: Tensor) -> Tensor:
+        # Of memory that is not pinned, what is to be copied has been read when this returns.
+        return tensor.to(device, non_blocking=True)
+
     return PagedBatch(
-        block_tables=block_tables.to(torch.int32).to(device),
-        num_computed_tokens=computed.to(torch.int32).to(device),
-        query_starts=query_starts.to(torch.int32).to(device),
-        slot_mapping=slot_mapping.to(device),
+        block_tables=move(block_tables.to(torch.int32)),
+        num_computed_tokens=move(computed.to(torch.int32)),
+        query_starts=move(query_starts.to(torch.int32)),
+        slot_mapping=move(slot_mapping),
         max_num_new_tokens=int(new.max()) if new.numel() else 0,
         max_num_tokens=int((computed + new).max()) if new.numel() else 0,
     )

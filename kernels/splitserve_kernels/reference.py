@@ -26,13 +26,17 @@ def write_kv(
     """Writes the keys and values of all input tokens into their slots.
 
     `key`: [T, G, D], `value`: [T, G, E]. `key_pool`: [N, B, G, D], `value_pool`: [N, B, G, E],
-    written in place; the blocks of a pool need not lie next to each other (stride(0) is free).
+    written in place; the blocks of a pool need not lie next to each other (stride(0) is free). A
+    float8 pool takes what is out of its range as its largest number.
     """
     block_size = key_pool.shape[1]
     blocks = batch.slot_mapping // block_size
     offsets = batch.slot_mapping % block_size
-    key_pool[blocks, offsets] = key
-    value_pool[blocks, offsets] = value
+    for pool, numbers in ((key_pool, key), (value_pool, value)):
+        if pool.dtype.itemsize == 1:
+            largest = torch.finfo(pool.dtype).max
+            numbers = numbers.clamp(-largest, largest).to(pool.dtype)
+        _indexable(pool)[blocks, offsets] = _indexable(numbers)
 
 
 def paged_attention(
@@ -98,7 +102,13 @@ def _gather(pool: Tensor, table: Tensor, first: int, end: int) -> Tensor:
     first_block = first // block_size
     blocks = table[first_block : -(-end // block_size)].to(torch.int64)
     skipped = first_block * block_size
-    return pool[blocks].flatten(0, 1)[first - skipped : end - skipped]
+    gathered = _indexable(pool)[blocks].flatten(0, 1)[first - skipped : end - skipped]
+    return gathered.view(pool.dtype)
+
+
+def _indexable(numbers: Tensor) -> Tensor:
+    """`numbers`, or their bits: float8 has no indexing."""
+    return numbers.view(torch.uint8) if numbers.dtype.itemsize == 1 else numbers
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:

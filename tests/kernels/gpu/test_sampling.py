@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from executor_service.random_bits import uniform
-from executor_service.sampler import SampledTokens, SamplingRows
+from executor_service.sampler import SamplingRows
 from executor_service.sampler import sample as sample_by_oracle
 from executor_service.step import SamplingParams
 
@@ -29,9 +29,7 @@ def _logits(num_rows: int, vocab_size: int, device: torch.device) -> Tensor:
     return torch.randn(num_rows, vocab_size + 5, generator=generator).to(device)[:, :-5] * 2
 
 
-def _oracle(
-    logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor
-) -> SampledTokens:
+def _oracle(logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     count = len(logits)
     rows = SamplingRows(
         params=[SamplingParams(temperature=float(t)) for t in temperatures.tolist()],
@@ -48,8 +46,8 @@ def _assert_equals_oracle(
 ) -> None:
     expected = _oracle(logits, temperatures, seeds, positions)
     token_ids, is_valid = sample(logits, temperatures, seeds, positions)
-    assert is_valid.tolist() == expected.is_valid.tolist()
-    assert token_ids.tolist() == expected.token_ids.tolist()
+    assert is_valid.tolist() == (expected >= 0).tolist()
+    assert token_ids.tolist() == expected.tolist()
 
 
 @triton.jit  # type: ignore[untyped-decorator]

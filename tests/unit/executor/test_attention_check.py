@@ -28,6 +28,7 @@ FAULTS = (
     "last_row",
     "heads",
 )
+FLOAT8 = torch.float8_e4m3fn
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,9 @@ class Faulty:
     ) -> None:
         if self.fault == "late_write":
             batch = replace(batch, slot_mapping=batch.slot_mapping.flip(0))
+        if self.fault == "cut_off":
+            # Rounds all numbers towards zero.
+            key, value = ((x.float() * (1 - 2**-4)).to(x.dtype) for x in (key, value))
         reference.write_kv(key, value, key_pool, value_pool, batch)
 
     def paged_attention(
@@ -79,8 +83,23 @@ def test_check_layer_passes_when_the_backend_is_right(
     check_layer(Faulty("none"), LayerKind(LAYER, NUM_HEADS, options), block_size, dtype, CPU)
 
 
+@pytest.mark.parametrize("kv_dtype", [None, FLOAT8])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_check_layer_raises_when_the_backend_is_wrong(fault: str, dtype: torch.dtype) -> None:
-    with pytest.raises(BackendWrong, match=f"allowed .* in {dtype}"):
-        check_layer(Faulty(fault), LayerKind(LAYER, NUM_HEADS, OPTIONS), 16, dtype, CPU)
+def test_check_layer_raises_when_the_backend_is_wrong(
+    fault: str, dtype: torch.dtype, kv_dtype: torch.dtype | None
+) -> None:
+    kind = LayerKind(LAYER, NUM_HEADS, OPTIONS)
+    with pytest.raises(BackendWrong, match=f"allowed .* in {dtype} over {kv_dtype or dtype}"):
+        check_layer(Faulty(fault), kind, 16, dtype, CPU, kv_dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_check_layer_passes_when_pools_are_float8(dtype: torch.dtype) -> None:
+    check_layer(Faulty("none"), LayerKind(LAYER, NUM_HEADS, OPTIONS), 16, dtype, CPU, FLOAT8)
+
+
+def test_check_layer_raises_when_float8_is_rounded_wrongly() -> None:
+    kind = LayerKind(LAYER, NUM_HEADS, OPTIONS)
+    with pytest.raises(BackendWrong, match="differs by"):
+        check_layer(Faulty("cut_off"), kind, 16, torch.bfloat16, CPU, FLOAT8)

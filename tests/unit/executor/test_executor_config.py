@@ -20,6 +20,7 @@ def test_config_has_all_options_when_they_are_parsed() -> None:
     [
         ("model", " "),
         ("dtype", "int8"),
+        ("kv_cache_dtype", "fp16"),
         ("device", "tpu"),
         ("quantization", "int4"),
         ("cuda_graphs", "on"),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from torch import Tensor
 
 from executor_service.attention import AttentionBackend
@@ -160,6 +162,16 @@ def test_candidates_pass_the_sinks_on_when_a_model_has_them(
     assert CANDIDATES[1].why_not(loaded, 256) == why_not_flash_attention(
         (16, 16), loaded.dtype, 256, has_sinks=True
     )
+
+
+def test_candidates_refuse_flash_attention_when_keys_and_values_have_8_bits(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = "executor_service.gpu_attention"
+    monkeypatch.setattr(f"{module}.why_no_flash_attention", lambda: None)
+    monkeypatch.setattr(f"{module}.why_unavailable", lambda: None)
+    reason = CANDIDATES[1].why_not(replace(loaded, kv_dtype=torch.float8_e4m3fn), 256)
+    assert reason == "flash-attn takes no float8_e4m3fn keys and values"
 
 
 def test_time_attention_takes_time(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import torch
 
 from executor_service.errors import OutOfMemory
 from executor_service.kv_cache import KVCache, LayerShape, block_bytes
+from executor_service.pool_memory import Bytes
 from executor_service.step import BlockMoves
 
 # Layers of unequal shape, as some models have them.
@@ -79,13 +80,24 @@ def test_swap_restores_blocks_when_they_come_back_elsewhere(cache: KVCache) -> N
     assert _owners(cache) == [[0], [2], [2], [1], [5], [0]]
 
 
-def test_swap_moves_every_block_when_staging_is_small(
-    cache: KVCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("executor_service.kv_cache._STAGING_BYTES", cache.block_bytes)
-    cache.swap_out(_moves((3, 0), (4, 1), (5, 2)))
-    cache.swap_in(_moves((2, 0), (1, 1), (0, 2)))
-    assert _owners(cache)[:3] == [[5], [4], [3]]
+def test_swap_moves_every_block_when_ids_follow_each_other_or_not(cache: KVCache) -> None:
+    cache.swap_out(_moves((3, 0), (4, 1), (5, 3), (3, 2)))
+    cache.swap_in(_moves((3, 0), (1, 1), (2, 2), (0, 5)))
+    assert _owners(cache) == [[5], [4], [3], [3], [4], [3]]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_moves_keep_all_bits_when_a_block_is_of_odd_size(dtype: torch.dtype) -> None:
+    layers, device = [LayerShape(1, 3, 2), LayerShape(1, 1, 1)], torch.device("cpu")
+    cache = KVCache(layers, 1, 3, 2, dtype, device)
+    pools = [*cache.key_pools, *cache.value_pools]
+    for number, pool in enumerate(pools):
+        pool[0] = float(number + 1)
+    cache.swap_out(_moves((0, 1)))
+    cache.swap_in(_moves((1, 1)))
+    cache.copy(_moves((1, 2)))
+    for number, pool in enumerate(pools):
+        assert set(pool.float().flatten().tolist()) == {number + 1}
 
 
 def test_moves_change_nothing_when_empty(cache: KVCache) -> None:
@@ -98,3 +110,25 @@ def test_cache_says_the_numbers_when_a_pool_does_not_fit() -> None:
     num_blocks = 2**45
     with pytest.raises(OutOfMemory, match=rf"device pool does not fit: {num_blocks} blocks of"):
         KVCache(LAYERS, BLOCK_SIZE, num_blocks, 0, torch.float32, torch.device("cpu"))
+
+
+def test_cache_names_the_option_when_the_host_pool_does_not_fit() -> None:
+    with pytest.raises(OutOfMemory, match=r"GiB\); num_host_blocks can be less"):
+        KVCache(LAYERS, BLOCK_SIZE, 1, 2**45, torch.float32, torch.device("cpu"))
+
+
+def test_cache_swaps_through_pageable_memory_when_it_cannot_be_pinned(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(memory: Bytes) -> None:
+        raise RuntimeError(f"no more than {memory.nbytes - 1} bytes")
+
+    monkeypatch.setattr("executor_service.kv_cache.pin_for", lambda _: refuse)
+    cache = KVCache(LAYERS, BLOCK_SIZE, 2, 3, torch.float32, torch.device("cpu"))
+    cache.key_pools[0][1] = 5.0
+    cache.swap_out(_moves((1, 2)))
+    cache.swap_in(_moves((2, 0)))
+    assert bool((cache.key_pools[0][0] == 5.0).all())
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 1
+    assert f"num_bytes={3 * cache.block_bytes} " in messages[0]

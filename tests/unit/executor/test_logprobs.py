@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from executor_service.logprobs import ScoredTokens, score_tokens
+from executor_service.host_copies import to_host
+from executor_service.logprobs import ScoredTokens, make_columns, score
 from executor_service.step import LogprobColumns
 
 
@@ -13,7 +14,8 @@ def _score(logits: torch.Tensor, token_ids: list[int], num_top: list[int]) -> Lo
     tokens = ScoredTokens(
         rows, rows + 5, np.array(token_ids, dtype=np.int32), np.array(num_top, dtype=np.int32)
     )
-    return score_tokens(logits, tokens)
+    scores = score(logits, torch.tensor(token_ids, dtype=torch.int32), max(num_top))
+    return make_columns(tokens, to_host(*scores))
 
 
 def test_score_tokens_gives_logprobs_and_ranks_when_tokens_differ() -> None:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from executor_service.errors import OutOfMemory
 from executor_service.loaded_model import LoadedModel
@@ -68,6 +70,16 @@ def test_build_runner_says_the_numbers_when_no_block_fits(
     _available(monkeypatch, BLOCK_BYTES)
     with pytest.raises(OutOfMemory, match=f"one takes {BLOCK_BYTES} bytes, {BLOCK_BYTES} bytes"):
         build_runner(loaded, CacheConfig(16))
+
+
+def test_build_runner_says_the_numbers_when_the_host_pool_of_a_gpu_does_not_fit(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _available(monkeypatch, 2 * BLOCK_BYTES)
+    on_gpu = replace(loaded, device=torch.device("cuda"))
+    message = f"num_host_blocks: 3 blocks of {BLOCK_BYTES} bytes .* into {2 * BLOCK_BYTES} bytes"
+    with pytest.raises(OutOfMemory, match=message):
+        build_runner(on_gpu, CacheConfig(16, num_device_blocks=1, num_host_blocks=3))
 
 
 def test_available_host_bytes_obeys_the_container_when_it_is_limited(

@@ -1,0 +1,131 @@
+"""The order of what a device is asked to do, and how long it takes.
+
+A step computes on one stream and swaps blocks on another, so that the two overlap where nothing
+forbids it. What is asked of one stream happens in that order; between streams only the waits that
+are named here are an order.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import torch
+
+# Its streams and events have no types.
+_cuda: Any = torch.cuda
+
+
+class Timer(Protocol):
+    """Runs from when its stream is done with what it was asked before."""
+
+    def stop(self) -> None:
+        """Ends it when its stream, which is in use, is done with what it was asked so far."""
+        ...
+
+    def elapsed_us(self) -> int:
+        """From start to end; waits for the end."""
+        ...
+
+
+class Streams(Protocol):
+    """The compute stream of a device, which is in use, and the swap stream beside it."""
+
+    def swapping(self) -> AbstractContextManager[object]:
+        """Inside, the swap stream is in use."""
+        ...
+
+    def swap_after_compute(self) -> None:
+        """What the swap stream is asked from now on waits for all that compute was asked so far."""
+        ...
+
+    def compute_after_swap(self) -> None:
+        """What compute is asked from now on waits for all that the swap stream was asked so far."""
+        ...
+
+    def start_timer(self) -> Timer:
+        """A timer of the stream in use."""
+        ...
+
+
+class HostStreams:
+    """A CPU has done what it is asked when it returns: all is in order."""
+
+    def swapping(self) -> AbstractContextManager[object]:
+        """See Streams."""
+        return nullcontext()
+
+    def swap_after_compute(self) -> None:
+        """See Streams."""
+
+    def compute_after_swap(self) -> None:
+        """See Streams."""
+
+    def start_timer(self) -> HostTimer:
+        """See Streams."""
+        return HostTimer()
+
+
+class HostTimer:
+    """By the monotonic clock."""
+
+    def __init__(self) -> None:
+        self._start_s = self._end_s = time.perf_counter()
+
+    def stop(self) -> None:
+        """See Timer."""
+        self._end_s = time.perf_counter()
+
+    def elapsed_us(self) -> int:
+        """See Timer."""
+        return int((self._end_s - self._start_s) * 1e6)
+
+
+class CudaStreams:
+    """The compute stream is the one that is current in torch; the swap stream is its own."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._swap = _cuda.Stream(device)
+
+    def swapping(self) -> AbstractContextManager[object]:
+        """See Streams."""
+        context: AbstractContextManager[object] = _cuda.stream(self._swap)
+        return context
+
+    def swap_after_compute(self) -> None:
+        """See Streams."""
+        self._swap.wait_stream(_cuda.current_stream(self._device))
+
+    def compute_after_swap(self) -> None:
+        """See Streams."""
+        _cuda.current_stream(self._device).wait_stream(self._swap)
+
+    def start_timer(self) -> CudaTimer:
+        """See Streams."""
+        return CudaTimer(self._device)
+
+
+class CudaTimer:
+    """By events of the device, so that nobody waits for it only to know what time it is."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._start = _cuda.Event(enable_timing=True)
+        self._end = _cuda.Event(enable_timing=True)
+        self._start.record(_cuda.current_stream(device))
+
+    def stop(self) -> None:
+        """See Timer."""
+        self._end.record(_cuda.current_stream(self._device))
+
+    def elapsed_us(self) -> int:
+        """See Timer."""
+        self._end.synchronize()
+        return int(self._start.elapsed_time(self._end) * 1e3)
+
+
+def streams_of(device: torch.device) -> Streams:
+    """The streams of `device`."""
+    return CudaStreams(device) if device.type == "cuda" else HostStreams()
