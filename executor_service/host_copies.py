@@ -22,6 +22,8 @@ def to_device(array: Array, device: torch.device) -> Tensor:
 
 def to_host(*tensors: Tensor) -> tuple[Array, ...]:
     """`tensors` of one device, of 32-bit or of boolean numbers, in one copy; waits for it."""
+    if len(tensors) == 1:
+        return (tensors[0].cpu().numpy(),)
     words = [(t.int() if t.dtype == torch.bool else t).contiguous() for t in tensors]
     packed = torch.cat([word.view(torch.int32).flatten() for word in words]).cpu().numpy()
     arrays, start = [], 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from executor_service.sampler import Draw, SamplingRows
@@ -21,12 +20,12 @@ def native_draw(library: NativeLibrary) -> Draw:
             library,
             adjusted,
             DrawRows(
-                temperatures=torch.tensor([row.temperature for row in params]),
-                top_k=torch.tensor(top_k, dtype=torch.int32),
-                top_p=torch.tensor([row.top_p for row in params], dtype=torch.float64),
-                min_p=torch.tensor([row.min_p for row in params]),
-                seeds=torch.from_numpy(rows.seeds.astype(np.int64)),
-                positions=torch.from_numpy(rows.positions.astype(np.int64)),
+                temperatures=np.array([row.temperature for row in params], np.float32),
+                top_k=np.array(top_k, np.int32),
+                top_p=np.array([row.top_p for row in params], np.float64),
+                min_p=np.array([row.min_p for row in params], np.float32),
+                seeds=rows.seeds.astype(np.int64),
+                positions=rows.positions.astype(np.int64),
             ),
         )
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+_CACHE_LINE = 64
 _PORTABLE = 1  # cudaHostRegisterPortable: for all contexts
 
 _log = logging.getLogger(__name__)
@@ -33,13 +34,16 @@ def device_memory(num_bytes: int, device: torch.device) -> Tensor:
 
 
 def host_memory(num_bytes: int, pin: Pin | None) -> Tensor:
-    """[num_bytes] uint8, zeros. What `pin` refuses stays pageable: slower, but it does.
+    """[num_bytes] uint8, zeros, from the start of a cache line on.
+
+    What `pin` refuses stays pageable: slower, but it does.
 
     Raises MemoryError or ValueError if there is no memory.
     """
     # Unlike torch, numpy leaves it to the system to hand out zeroed pages when they are first used:
     # gigabytes cost no time at start.
-    memory = np.zeros(num_bytes, dtype=np.uint8)
+    memory = np.zeros(num_bytes + _CACHE_LINE, dtype=np.uint8)
+    memory = memory[-memory.ctypes.data % _CACHE_LINE :][:num_bytes]
     if pin is not None and num_bytes:
         try:
             pin(memory)

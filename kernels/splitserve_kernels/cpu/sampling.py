@@ -8,6 +8,8 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -23,12 +25,12 @@ class DrawRows:
     what the random number is a function of.
     """
 
-    temperatures: Tensor
-    top_k: Tensor
-    top_p: Tensor
-    min_p: Tensor
-    seeds: Tensor
-    positions: Tensor
+    temperatures: npt.NDArray[np.float32]
+    top_k: npt.NDArray[np.int32]
+    top_p: npt.NDArray[np.float64]
+    min_p: npt.NDArray[np.float32]
+    seeds: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]
 
 
 def choose_tokens(library: NativeLibrary, logits: Tensor, rows: DrawRows) -> Tensor:
@@ -39,12 +41,12 @@ def choose_tokens(library: NativeLibrary, logits: Tensor, rows: DrawRows) -> Ten
     """
     tokens = torch.empty(logits.shape[0], dtype=torch.int32)
     c_rows = CSamplingRows(
-        pointer(rows.temperatures),
-        pointer(rows.top_k),
-        pointer(rows.top_p),
-        pointer(rows.min_p),
-        pointer(rows.seeds),
-        pointer(rows.positions),
+        rows.temperatures.ctypes.data,
+        rows.top_k.ctypes.data,
+        rows.top_p.ctypes.data,
+        rows.min_p.ctypes.data,
+        rows.seeds.ctypes.data,
+        rows.positions.ctypes.data,
     )
     library.call(
         "sample",

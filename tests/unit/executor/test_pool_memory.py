@@ -43,6 +43,12 @@ def test_host_memory_is_zero_and_pinned_once_when_it_can_be() -> None:
     assert [array.ctypes.data for array in pinned] == [memory.data_ptr()]
 
 
+@pytest.mark.parametrize("num_bytes", [1, 100, 2**20, 2**24 + 5])
+def test_host_memory_begins_with_a_cache_line(num_bytes: int) -> None:
+    memory = host_memory(num_bytes, None)
+    assert (len(memory), memory.data_ptr() % 64) == (num_bytes, 0)
+
+
 def test_host_memory_warns_once_with_the_size_when_it_cannot_be_pinned(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
