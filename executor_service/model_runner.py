@@ -140,6 +140,8 @@ def _sample(
     rows.token_ids[sampling_rows] = sampled_ids
     is_valid = sampled_ids >= 0
     rows.fail(sampling_rows[~is_valid].tolist(), RowStatus.INVALID_LOGITS, _INVALID_LOGITS)
+    if not scores:
+        return None
     tokens = ScoredTokens(sampling_rows.astype(np.int32), of_rows.positions, sampled_ids, num_top)
     return _columns(tokens.select(is_scored), columns, is_valid[is_scored])
 
