@@ -20,8 +20,8 @@ class LoadedModel:
     `vocab_size` - 1. `max_model_len` is in tokens. `layer_windows`: of each layer, how many tokens,
     itself included, a token attends to at most; None for all. `sliding_window`: the same of the
     whole model. `keeps_logits` says
-    whether the model computes logits only where it is told to. `tokenizer_files` are those that
-    exist.
+    whether the model computes logits only where it is told to. `weights_bytes`: of all parameters
+    and buffers, each counted once. `tokenizer_files` are those that exist.
     """
 
     model: nn.Module
@@ -38,6 +38,7 @@ class LoadedModel:
     sliding_window: int | None
     eos_token_ids: tuple[int, ...]
     keeps_logits: bool
+    weights_bytes: int
     tokenizer_files: tuple[Path, ...]
 
     @property

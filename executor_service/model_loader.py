@@ -68,6 +68,7 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
         sliding_window=profile.sliding_window,
         eos_token_ids=_eos_token_ids(model, text_config, vocab_size),
         keeps_logits="logits_to_keep" in inspect.signature(model.forward).parameters,
+        weights_bytes=_weights_bytes(model),
         tokenizer_files=checkpoint.tokenizer_files,
     )
 
@@ -159,6 +160,11 @@ def _load_error(checkpoint: Checkpoint, error: Exception) -> ExecutorError:
     if isinstance(error, (ImportError, NotImplementedError, ValueError)):
         return ModelUnsupported(line)
     return ModelUnreadable(line)
+
+
+def _weights_bytes(model: Any) -> int:  # noqa: ANN401
+    # Tied parameters come once.
+    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
 
 
 def _vocab_size(model: Any, text_config: Any) -> int:  # noqa: ANN401

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from executor_service.device_errors import is_out_of_memory
+from executor_service.device_errors import is_out_of_memory, release_cached_memory
 from executor_service.errors import OutOfMemory, StepFailed
 from executor_service.forward_pass import ForwardPass, ForwardResult
 from executor_service.kv_cache import KVCache
@@ -66,6 +66,7 @@ class ModelRunner:
         self.cache = cache
         self._forward_pass = ForwardPass(loaded, cache, model)
         self._draw = draw
+        self._ran_out_of_memory = False
 
     @torch.inference_mode()
     def execute(self, step: StepInput) -> StepOutput:
@@ -74,12 +75,17 @@ class ModelRunner:
         Raises StepFailed if no row can be answered; its `__cause__` is an OutOfMemory where memory
         ran out.
         """
+        if self._ran_out_of_memory:
+            # Not when it happened: the error still held the tensors of that step.
+            self._ran_out_of_memory = False
+            release_cached_memory(self.cache.device)
         try:
             return self._execute(step)
         except StepFailed:
             raise
         except Exception as error:
             if is_out_of_memory(error):
+                self._ran_out_of_memory = True
                 raise StepFailed("out of memory") from OutOfMemory(str(error))
             raise StepFailed(f"{type(error).__name__} while the step ran") from error
 
