@@ -5,8 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from executor_service.memory_probe import HostProbe
+from executor_service.memory_probe import CudaProbe, HostProbe
 
 SIZE = 64 * 2**20
 # Of what else the process does meanwhile, and of how the system counts.
@@ -64,3 +65,28 @@ def test_peak_bytes_passes_on_what_the_work_raises() -> None:
 
     with pytest.raises(MemoryError):
         HostProbe().peak_bytes(work)
+
+
+def test_peak_bytes_adds_what_is_beside_torch_when_it_is_a_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    events: list[str] = []
+    free, reserved = [1000], [200]
+    values = {
+        "mem_get_info": lambda _device: (free[0], 5000),
+        "memory_reserved": lambda _device: reserved[0],
+        "max_memory_reserved": lambda _device: 700,
+        "synchronize": lambda _device: events.append("synchronize"),
+        "empty_cache": lambda: events.append("empty_cache"),
+        "reset_peak_memory_stats": lambda _device: events.append("reset"),
+    }
+    for name, value in values.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+
+    def work() -> None:
+        events.append("work")
+        # Torch holds 300 more than before, and 40 are gone that it knows nothing of.
+        free[0], reserved[0] = 1000 - 340, 500
+
+    assert CudaProbe(torch.device("cuda")).peak_bytes(work) == 500 + 40
+    assert events == ["synchronize", "empty_cache", "reset", "work", "synchronize"]

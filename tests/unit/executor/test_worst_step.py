@@ -1,9 +1,23 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from executor_service.worst_step import StepSize, make_worst_step, num_worst_step_blocks
+from executor_service.kv_cache import KVCache
+from executor_service.memory import torch_model
+from executor_service.model_loader import ModelConfig, load_model
+from executor_service.model_runner import ModelRunner
+from executor_service.step import RowStatus, StepInput, StepOutput
+from executor_service.worst_step import (
+    StepSize,
+    make_worst_step,
+    measure_worst_step,
+    num_worst_step_blocks,
+)
+from tests.support.tiny_models import make_tiny_model
 
 VOCAB_SIZE = 50
 BLOCK_SIZE = 4
@@ -45,3 +59,45 @@ def test_make_worst_step_writes_blocks_of_its_own_when_a_row_attends_back() -> N
     step = make_worst_step(size, BLOCK_SIZE, VOCAB_SIZE)
     # Positions 14 to 19 are in the last two blocks; what lies before them is block 0.
     np.testing.assert_array_equal(step.block_tables, [[0, 0, 0, 1, 2]])
+
+
+class _Probe:
+    def peak_bytes(self, work: Callable[[], None]) -> int:
+        work()
+        return 7
+
+
+class _Listening:
+    """A runner, and what became of its steps."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self.runner = runner
+        self.outputs: list[StepOutput] = []
+
+    def execute(self, step: StepInput) -> StepOutput:
+        self.outputs.append(self.runner.execute(step))
+        return self.outputs[-1]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma2"])
+@pytest.mark.parametrize("attends_back", [False, True])
+def test_measure_worst_step_computes_every_row_when_the_model_is_real(
+    tmp_path: Path, architecture: str, attends_back: bool
+) -> None:
+    loaded = load_model(ModelConfig(str(make_tiny_model(architecture, tmp_path))))
+    size = StepSize(5, 70, loaded.max_model_len, attends_back)
+    cache = KVCache(
+        layers=loaded.layers,
+        block_size=BLOCK_SIZE,
+        num_device_blocks=num_worst_step_blocks(size, BLOCK_SIZE),
+        num_host_blocks=0,
+        dtype=loaded.dtype,
+        device=loaded.device,
+    )
+    runner = _Listening(ModelRunner(loaded, cache, torch_model(loaded, cache)))
+    assert measure_worst_step(size, cache, loaded.vocab_size, lambda: runner, _Probe()) == 7
+    [output] = runner.outputs
+    assert output.row_statuses.tolist() == [RowStatus.OK] * 5
+    assert (output.sampled_token_ids >= 0).all()
+    assert output.logprobs is not None
+    assert len(output.logprobs.token_ids) == 5
