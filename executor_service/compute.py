@@ -19,6 +19,7 @@ from executor_service.gpu_attention import CANDIDATES, DEFAULT_BLOCK_SIZE, choos
 from executor_service.kv_cache import KVCache
 from executor_service.loaded_model import LoadedModel
 from executor_service.memory import MakeModel, torch_model
+from executor_service.model_loader import weights_bytes
 from executor_service.native_model import NativePagedModel, build_native_model, why_not_native
 from executor_service.native_sampler import native_draw
 from executor_service.packed_linears import pack_linears
@@ -144,7 +145,7 @@ def _native(
     description = f"native attention ({library.variant})"
     draw, is_packed = native_draw(library), True
     try:
-        pack_linears(loaded, library, is_int8=is_int8)
+        loaded = pack_linears(loaded, library, is_int8=is_int8)
         description = f"native attention and matrices ({library.variant})"
     except ReplacementWrong as error:
         _log.error("packed_matrices_refused model=%s reason=%r", loaded.architecture, str(error))
@@ -158,6 +159,8 @@ def _native_decoder(
     loaded: LoadedModel, library: NativeLibrary, block_size: int, *, is_int8: bool
 ) -> Compute:
     native = build_native_model(loaded, library, is_int8=is_int8)
+    left_bytes = weights_bytes(loaded.model)
+    loaded = replace(loaded, weights_bytes=left_bytes + native.packed_bytes)
 
     def make_model(_loaded: LoadedModel, cache: KVCache) -> PagedModel:
         return NativePagedModel(native, cache)

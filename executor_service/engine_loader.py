@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
@@ -89,14 +89,12 @@ def _cache_config(config: ExecutorConfig, block_size: int) -> CacheConfig:
         block_size=block_size,
         num_device_blocks=config.num_device_blocks,
         num_host_blocks=config.num_host_blocks,
+        max_num_rows=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
     )
     if config.memory_fraction is None:
         return sizes
-    return CacheConfig(
-        block_size=block_size,
-        num_host_blocks=config.num_host_blocks,
-        memory_ratio=config.memory_fraction,
-    )
+    return replace(sizes, memory_ratio=config.memory_fraction, max_cpu_pool_bytes=None)
 
 
 def _describe(

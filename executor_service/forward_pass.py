@@ -52,18 +52,31 @@ class ForwardPass:
     def run(self, step: StepInput) -> ForwardResult:
         """Computes all rows of `step`, at least one.
 
-        A row whose computation raises fails alone. Raises StepFailed if there are several rows and
-        every one does; whatever no row explains (out of memory, a lost device) is passed on.
+        A row whose computation raises fails alone, and so does one that needs an adapter. Raises
+        StepFailed if there are several rows and every one raises; whatever no row explains (out of
+        memory, a lost device) is passed on.
         """
+        rows = np.arange(step.num_rows)
+        errors = _missing_adapters(step)
+        if not errors:
+            return self._run_apart(step, rows)
+        rows = np.delete(rows, list(errors))
+        if not len(rows):
+            return self._merge([], errors)
+        result = self._run_apart(step, rows)
+        return replace(result, row_errors=result.row_errors | errors)
+
+    def _run_apart(self, step: StepInput, rows: Int64Array) -> ForwardResult:
+        """Computes `rows`, one by one if it has to."""
         try:
-            return self._run_rows(step, np.arange(step.num_rows))
+            return self._run_rows(step, rows)
         except Exception as error:
             if is_beyond_rows(error):
                 raise
             _logger.exception("forward_failed step_id=%d num_rows=%d", step.step_id, step.num_rows)
-            if step.num_rows == 1:
-                return self._merge([], {0: _describe(error)})
-        return self._run_row_by_row(step)
+            if len(rows) == 1:
+                return self._merge([], {int(rows[0]): _describe(error)})
+        return self._run_row_by_row(step, rows)
 
     def _run_rows(self, step: StepInput, rows: Int64Array) -> ForwardResult:
         """Computes `rows` (indexes into the step) in one pass; passes on what the model raises."""
@@ -72,14 +85,14 @@ class ForwardPass:
         num_sampling = len(batch.readout.sampling_rows)
         return ForwardResult(batch.readout, logits[:num_sampling], logits[num_sampling:], {})
 
-    def _run_row_by_row(self, step: StepInput) -> ForwardResult:
+    def _run_row_by_row(self, step: StepInput, rows: Int64Array) -> ForwardResult:
         # A row may read what another row of this step writes. The writer's position then lies
         # before the reader's first input token, so in this order writers come first.
         results: dict[int, ForwardResult] = {}
         errors: dict[int, str] = {}
         spoiled_blocks: set[int] = set()
         raised: Exception | None = None
-        for row in np.argsort(step.num_computed_tokens, kind="stable").tolist():
+        for row in rows[np.argsort(step.num_computed_tokens[rows], kind="stable")].tolist():
             read, written = self._blocks(step, row)
             if spoiled_blocks.isdisjoint(read):
                 try:
@@ -122,6 +135,15 @@ class ForwardPass:
         first = 0 if window is None else max(0, computed - window + 1)
         read = table[first // block_size : -(-computed // block_size)].tolist()
         return read, table[computed // block_size : -(-end // block_size)].tolist()
+
+
+def _missing_adapters(step: StepInput) -> dict[int, str]:
+    """What to tell people of each row with an adapter: this executor can apply none."""
+    return {
+        row: f"adapter {name!r} is not here; available: none"
+        for row, name in enumerate(step.adapters)
+        if name
+    }
 
 
 def _copy(result: ForwardResult) -> ForwardResult:

@@ -21,7 +21,8 @@ class LoadedModel:
     `vocab_size` - 1. `max_model_len` is in tokens. `layer_options`: how each layer attends.
     `sliding_window`: how many tokens, itself included, a token of any layer attends to at most;
     None for all. `keeps_logits` says whether the model computes logits only where it is told to.
-    `tokenizer_files` are those that exist.
+    `weights_bytes`: of all parameters and buffers, each counted once. `tokenizer_files` are those
+    that exist.
     """
 
     model: nn.Module
@@ -39,6 +40,7 @@ class LoadedModel:
     sliding_window: int | None
     eos_token_ids: tuple[int, ...]
     keeps_logits: bool
+    weights_bytes: int
     tokenizer_files: tuple[Path, ...]
 
     @property

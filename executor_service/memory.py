@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import torch
 
-from executor_service.errors import OutOfMemory
+from executor_service.attention import unbind
+from executor_service.device_errors import is_out_of_memory, release_cached_memory
+from executor_service.errors import ExecutorError, OutOfMemory
+from executor_service.host_memory import available_host_bytes, format_bytes
 from executor_service.kv_cache import KVCache, block_bytes
 from executor_service.loaded_model import LoadedModel
+from executor_service.memory_probe import MemoryProbe, probe_of
 from executor_service.model_runner import ModelRunner
 from executor_service.paged_model import PagedModel, TransformersModel
 from executor_service.sampler import Draw, draw_in_torch
+from executor_service.worst_step import StepSize, measure_worst_step, num_worst_step_blocks
 from splitserve_kernels import reference
 
-_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
-_CGROUP_USED = Path("/sys/fs/cgroup/memory.current")
-_MEMINFO = Path("/proc/meminfo")
-_FALLBACK_BYTES = 2 * 2**30
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,23 +30,74 @@ class CacheConfig:
     """Sizes of the pools.
 
     `block_size`: tokens per block. `num_device_blocks`: None for as many as fit: on a GPU, what
-    `memory_ratio` of its memory leaves beside the weights; on a CPU, `memory_ratio` of the
-    memory that is available now, but no more than `max_cpu_pool_bytes`. `num_host_blocks`: None
-    for as many as on the device, but no more than `host_memory_ratio` of the host memory that is
-    available and that the device pool leaves; 0 for no swapping. A number that is not given stays
-    at or below `max_auto_blocks`: the scheduler keeps books on every block.
+    `memory_ratio` of its memory leaves beside the weights and the largest step; on a CPU,
+    `memory_ratio` of the memory that is available now, less that step, but no more than
+    `max_cpu_pool_bytes` (None: no such limit). `num_host_blocks`: None for as many as on the
+    device, but no more than `host_memory_ratio` of the host memory that is available and that the
+    device pool leaves; 0 for no swapping. A number that is not given stays at or below
+    `max_auto_blocks`: the scheduler keeps books on every block. `max_num_rows`,
+    `max_num_batched_tokens`: of a step; 0 for nothing to leave room for.
     """
 
     block_size: int = 16
     num_device_blocks: int | None = None
     num_host_blocks: int | None = None
     memory_ratio: float = 0.9
-    max_cpu_pool_bytes: int = 4 * 2**30
+    max_cpu_pool_bytes: int | None = 4 * 2**30
     host_memory_ratio: float = 0.25
     max_auto_blocks: int = 2**17
+    max_num_rows: int = 0
+    max_num_batched_tokens: int = 0
 
 
 MakeModel = Callable[[LoadedModel, KVCache], PagedModel]
+
+
+@dataclass(frozen=True, slots=True)
+class _Engine:
+    """What makes runners for `loaded`."""
+
+    loaded: LoadedModel
+    block_size: int
+    make_model: MakeModel
+    draw: Draw
+
+    @property
+    def block_bytes(self) -> int:
+        """Of one block."""
+        return block_bytes(self.loaded.layers, self.block_size, self.loaded.kv_dtype)
+
+    def cache(self, num_device_blocks: int, num_host_blocks: int) -> KVCache:
+        """Allocates the pools. Raises OutOfMemory."""
+        return KVCache(
+            layers=self.loaded.layers,
+            block_size=self.block_size,
+            num_device_blocks=num_device_blocks,
+            num_host_blocks=num_host_blocks,
+            dtype=self.loaded.kv_dtype,
+            device=self.loaded.device,
+        )
+
+    def runner(self, cache: KVCache) -> ModelRunner:
+        """A runner on the pools of `cache`."""
+        return ModelRunner(self.loaded, cache, self.make_model(self.loaded, cache), self.draw)
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """Memory where the model is, before the pools. `budget_bytes`: what pool and step may take.
+
+    `step_bytes`: what the largest step takes; None if it was not measured.
+    """
+
+    free_bytes: int
+    budget_bytes: int
+    step_bytes: int | None = None
+
+    @property
+    def pool_bytes(self) -> int:
+        """What the device pool may take."""
+        return self.budget_bytes - (self.step_bytes or 0)
 
 
 def torch_model(loaded: LoadedModel, cache: KVCache) -> PagedModel:
@@ -56,84 +110,145 @@ def build_runner(
     cache_config: CacheConfig,
     make_model: MakeModel = torch_model,
     draw: Draw = draw_in_torch,
+    probe: MemoryProbe | None = None,
 ) -> ModelRunner:
     """Allocates the pools and makes a runner for `loaded`, which `draw` chooses tokens for.
 
-    Raises OutOfMemory, with the numbers, if the pools or a single block do not fit.
+    Where the number of blocks is not given, it runs the largest step first, and `probe` measures
+    what that takes. Raises OutOfMemory, with the numbers, if the pools, that step or a single block
+    do not fit.
     """
-    size = block_bytes(loaded.layers, cache_config.block_size, loaded.kv_dtype)
-    num_device_blocks = cache_config.num_device_blocks
-    if num_device_blocks is None:
-        fitting = _fitting_blocks(loaded.device, cache_config, size)
-        num_device_blocks = min(fitting, cache_config.max_auto_blocks)
-    num_host_blocks = cache_config.num_host_blocks
-    if num_host_blocks is None:
-        fitting = _fitting_host_blocks(loaded.device, cache_config, size, num_device_blocks)
-        num_host_blocks = min(fitting, num_device_blocks, cache_config.max_auto_blocks)
-    if loaded.device.type == "cuda":
-        _check_host_pool(num_host_blocks, size)
-    cache = KVCache(
-        layers=loaded.layers,
-        block_size=cache_config.block_size,
-        num_device_blocks=num_device_blocks,
-        num_host_blocks=num_host_blocks,
-        dtype=loaded.kv_dtype,
-        device=loaded.device,
-    )
-    return ModelRunner(loaded, cache, make_model(loaded, cache), draw)
+    engine = _Engine(loaded, cache_config.block_size, make_model, draw)
+    room = _look_around(loaded.device, cache_config)
+    if _must_measure(loaded.device, cache_config, room):
+        step_bytes = _measure_step(engine, cache_config, room, probe or probe_of(loaded.device))
+        room = replace(room, step_bytes=step_bytes)
+        release_cached_memory(loaded.device)
+    num_device_blocks = _choose_device_blocks(engine, cache_config, room)
+    num_host_blocks = _choose_host_blocks(engine, cache_config, room, num_device_blocks)
+    cache = engine.cache(num_device_blocks, num_host_blocks)
+    _log_plan(loaded, cache, room)
+    return engine.runner(cache)
 
 
-def _fitting_blocks(device: torch.device, cache_config: CacheConfig, size: int) -> int:
+def _look_around(device: torch.device, cache_config: CacheConfig) -> _Room:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        # What the ratio leaves out is for activations and for other users of the device.
-        budget = int(free - (1 - cache_config.memory_ratio) * total)
-    else:
-        free = available_host_bytes()
-        budget = min(int(free * cache_config.memory_ratio), cache_config.max_cpu_pool_bytes)
-    if budget < size:
-        raise OutOfMemory(
-            f"no room for KV blocks: one takes {size} bytes, {free} bytes are free on {device} and"
-            f" {max(budget, 0)} of them may be used (memory ratio {cache_config.memory_ratio})"
-        )
-    return budget // size
+        # What the ratio leaves out is for other users of the device, and for what no step shows.
+        return _Room(free, int(free - (1 - cache_config.memory_ratio) * total))
+    free = available_host_bytes()
+    return _Room(free, int(free * cache_config.memory_ratio))
 
 
-def _fitting_host_blocks(
-    device: torch.device, cache_config: CacheConfig, size: int, num_device_blocks: int
+def _must_measure(device: torch.device, cache_config: CacheConfig, room: _Room) -> bool:
+    if cache_config.num_device_blocks is not None or not cache_config.max_num_batched_tokens:
+        return False
+    if device.type == "cuda" or cache_config.max_cpu_pool_bytes is None:
+        return True
+    # A large step takes a CPU seconds, which a start has not got. It is only worth them where the
+    # pool is not far smaller than what there is.
+    return room.budget_bytes < 2 * cache_config.max_cpu_pool_bytes
+
+
+def _measure_step(
+    engine: _Engine, cache_config: CacheConfig, room: _Room, probe: MemoryProbe
 ) -> int:
-    free = available_host_bytes()
-    if device.type != "cuda":
-        free -= num_device_blocks * size
-    return max(0, int(free * cache_config.host_memory_ratio)) // size
-
-
-def _check_host_pool(num_blocks: int, size: int) -> None:
-    """Raises OutOfMemory. To pin memory is to use it all; too much of it ends the process."""
-    free = available_host_bytes()
-    if num_blocks * size > free:
-        raise OutOfMemory(
-            f"num_host_blocks: {num_blocks} blocks of {size} bytes"
-            f" ({num_blocks * size / 2**30:.2f} GiB) do not fit into {free} bytes that are free"
-        )
-
-
-def available_host_bytes() -> int:
-    """Bytes that can still be allocated here: what the system has, within the container's limit."""
-    limits = [
-        int(line.split()[1]) * 1024
-        for line in _read(_MEMINFO).splitlines()
-        if line.startswith("MemAvailable:")
-    ]
-    limit, used = _read(_CGROUP_LIMIT).strip(), _read(_CGROUP_USED).strip()
-    if limit.isdigit() and used.isdigit():
-        limits.append(max(0, int(limit) - int(used)))
-    return min(limits, default=_FALLBACK_BYTES)
-
-
-def _read(path: Path) -> str:
-    """Content of a file of the kernel; empty where there is no such file."""
+    """Bytes that the largest step takes. Raises OutOfMemory."""
+    loaded, block_size = engine.loaded, engine.block_size
+    size = StepSize(
+        num_rows=max(1, cache_config.max_num_rows),
+        num_tokens=cache_config.max_num_batched_tokens,
+        max_model_len=loaded.max_model_len,
+        # That takes a GPU a moment and a CPU minutes. What attends on a CPU needs no more memory
+        # for it, up to a bound.
+        attends_back=loaded.device.type == "cuda",
+    )
+    started_s = time.perf_counter()
     try:
-        return path.read_text(encoding="ascii")
-    except OSError:
-        return ""
+        cache = engine.cache(num_worst_step_blocks(size, block_size), 0)
+        step_bytes = measure_worst_step(
+            size, cache, loaded.vocab_size, lambda: engine.runner(cache), probe
+        )
+    except ExecutorError as error:
+        if not is_out_of_memory(error.__cause__ or error):
+            raise
+        raise OutOfMemory(
+            f"the largest step does not fit: {size.num_tokens} tokens in {size.num_rows} rows,"
+            f" {_said(loaded, room)} ({error}); lower --max-num-batched-tokens or --max-num-seqs"
+        ) from error
+    finally:
+        # Else the model would hold on to the blocks of this step.
+        unbind(loaded.attention_modules)
+    _log.info("largest_step_measured seconds=%.2f", time.perf_counter() - started_s)
+    return step_bytes
+
+
+def _choose_device_blocks(engine: _Engine, cache_config: CacheConfig, room: _Room) -> int:
+    size = engine.block_bytes
+    asked = cache_config.num_device_blocks
+    if asked is not None:
+        if asked * size > room.free_bytes:
+            raise OutOfMemory(
+                f"the device pool does not fit: {asked} blocks of {size} bytes take"
+                f" {format_bytes(asked * size)}, {_said(engine.loaded, room)}; lower"
+                " --num-device-blocks"
+            )
+        return asked
+    limit = room.pool_bytes
+    if engine.loaded.device.type != "cuda" and cache_config.max_cpu_pool_bytes is not None:
+        limit = min(limit, cache_config.max_cpu_pool_bytes)
+    if limit < size:
+        raise OutOfMemory(
+            f"no room for KV blocks: one takes {size} bytes, {_said(engine.loaded, room)}, of which"
+            f" memory fraction {cache_config.memory_ratio} allows to use"
+            f" {format_bytes(max(room.budget_bytes, 0))}, and a step takes {_step_text(room)};"
+            " raise --memory-fraction, or lower --max-num-batched-tokens or --max-num-seqs"
+        )
+    return min(limit // size, cache_config.max_auto_blocks)
+
+
+def _choose_host_blocks(
+    engine: _Engine, cache_config: CacheConfig, room: _Room, num_device_blocks: int
+) -> int:
+    free, size = available_host_bytes(), engine.block_bytes
+    if engine.loaded.device.type != "cuda":
+        free -= num_device_blocks * size + (room.step_bytes or 0)
+    asked = cache_config.num_host_blocks
+    if asked is None:
+        fitting = max(0, int(free * cache_config.host_memory_ratio)) // size
+        return min(fitting, num_device_blocks, cache_config.max_auto_blocks)
+    if asked * size > free:
+        raise OutOfMemory(
+            f"the host pool does not fit: {asked} blocks of {size} bytes take"
+            f" {format_bytes(asked * size)}, {format_bytes(max(free, 0))} of host memory are left"
+            " beside the rest; lower --num-host-blocks"
+        )
+    return asked
+
+
+def _log_plan(loaded: LoadedModel, cache: KVCache, room: _Room) -> None:
+    """Says what went where."""
+    device_bytes = cache.num_device_blocks * cache.block_bytes
+    host_bytes = cache.num_host_blocks * cache.block_bytes
+    left = room.free_bytes - device_bytes - (room.step_bytes or 0)
+    if loaded.device.type != "cuda":
+        left -= host_bytes
+    _log.info(
+        "memory_planned device=%s weights=%r step=%r device_pool=%r host_pool=%r left=%r",
+        loaded.device,
+        format_bytes(loaded.weights_bytes),
+        _step_text(room),
+        format_bytes(device_bytes),
+        format_bytes(host_bytes),
+        format_bytes(left),
+    )
+
+
+def _said(loaded: LoadedModel, room: _Room) -> str:
+    """What is free, and what is not because of the weights."""
+    weights = format_bytes(loaded.weights_bytes)
+    return f"{room.free_bytes} bytes are free on {loaded.device} beside the weights ({weights})"
+
+
+def _step_text(room: _Room) -> str:
+    return "not measured" if room.step_bytes is None else format_bytes(room.step_bytes)

@@ -6,17 +6,24 @@
 from __future__ import annotations
 
 import inspect
+import logging
+import time
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from executor_service.checkpoint import Checkpoint, one_line, resolve_checkpoint
 from executor_service.device_errors import is_out_of_memory
 from executor_service.errors import ExecutorError, ModelUnreadable, ModelUnsupported, OutOfMemory
+from executor_service.host_memory import format_bytes
 from executor_service.loaded_model import LoadedModel
 from executor_service.model_support import check_config, check_model_class, choose_max_model_len
+from executor_service.progress import show_progress
 from executor_service.self_check import check_model
+
+_log = logging.getLogger(__name__)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _KV_DTYPES = {"fp8": torch.float8_e4m3fn}
@@ -54,7 +61,7 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
     text_config = config.get_text_config(decoder=True)
     max_model_len = choose_max_model_len(text_config, model_config.max_model_len)
     check_config(config, text_config, max_model_len)
-    model = _read_model(checkpoint, config, model_config)
+    model = read_model(checkpoint, config, model_config)
     profile = check_model(model, text_config, max_model_len)
     vocab_size = _vocab_size(model, text_config)
     return LoadedModel(
@@ -73,6 +80,7 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
         sliding_window=profile.sliding_window,
         eos_token_ids=_eos_token_ids(model, text_config, vocab_size),
         keeps_logits="logits_to_keep" in inspect.signature(model.forward).parameters,
+        weights_bytes=weights_bytes(model),
         tokenizer_files=checkpoint.tokenizer_files,
     )
 
@@ -106,8 +114,13 @@ def _read_config(checkpoint: Checkpoint) -> Any:  # noqa: ANN401
         raise ModelUnsupported(message) from error
 
 
-def _read_model(checkpoint: Checkpoint, config: Any, model_config: ModelConfig) -> Any:  # noqa: ANN401
-    """The model with its weights, on its device."""
+def read_model(checkpoint: Checkpoint, config: Any, model_config: ModelConfig) -> Any:  # noqa: ANN401
+    """The model of `transformers` with its weights, on its device.
+
+    On a CPU, weights whose dtype stays are those of the mapped files: they are read when they are
+    first used, and hold no memory of their own. Raises what `load_model` does.
+    """
+    started_s = time.perf_counter()
     auto_class = _auto_class(config)
     dtype = model_config.dtype
     if dtype != "auto" and dtype not in _DTYPES:
@@ -125,12 +138,17 @@ def _read_model(checkpoint: Checkpoint, config: Any, model_config: ModelConfig) 
             # Not to ignore them, but to name them below.
             ignore_mismatched_sizes=True,
         )
+        for parameter in show_progress(list(model.parameters()), "weights"):
+            parameter.data = parameter.data.to(model_config.device)
         model = model.to(model_config.device).eval()
     except Exception as error:
         raise _load_error(checkpoint, error) from error
     _check_loaded(checkpoint, type(model).__name__, info)
     if model.dtype not in _DTYPES.values():
         raise ModelUnsupported(f"{config.model_type}: dtype {model.dtype} is not supported")
+    num_files, seconds = len(checkpoint.weight_files), time.perf_counter() - started_s
+    size = format_bytes(weights_bytes(model))
+    _log.info("weights_loaded size=%r num_files=%d seconds=%.2f", size, num_files, seconds)
     return model
 
 
@@ -173,6 +191,11 @@ def _load_error(checkpoint: Checkpoint, error: Exception) -> ExecutorError:
     if isinstance(error, (ImportError, NotImplementedError, ValueError)):
         return ModelUnsupported(line)
     return ModelUnreadable(line)
+
+
+def weights_bytes(model: nn.Module) -> int:
+    """Of all parameters and buffers; tied ones count once."""
+    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
 
 
 def _vocab_size(model: Any, text_config: Any) -> int:  # noqa: ANN401

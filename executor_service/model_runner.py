@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from executor_service.block_transfers import BlockTransfers
-from executor_service.device_errors import is_out_of_memory
+from executor_service.device_errors import is_out_of_memory, release_cached_memory
 from executor_service.device_streams import streams_of
 from executor_service.errors import OutOfMemory, StepFailed
 from executor_service.forward_pass import ForwardPass, ForwardResult
@@ -70,6 +70,7 @@ class ModelRunner:
         self._draw = draw
         self._streams = streams_of(cache.device)
         self._transfers = BlockTransfers(cache, self._streams)
+        self._ran_out_of_memory = False
 
     @torch.inference_mode()
     def execute(self, step: StepInput) -> StepOutput:
@@ -78,12 +79,17 @@ class ModelRunner:
         Raises StepFailed if no row can be answered; its `__cause__` is an OutOfMemory where memory
         ran out.
         """
+        if self._ran_out_of_memory:
+            # Not when it happened: the error still held the tensors of that step.
+            self._ran_out_of_memory = False
+            release_cached_memory(self.cache.device)
         try:
             return self._execute(step)
         except StepFailed:
             raise
         except Exception as error:
             if is_out_of_memory(error):
+                self._ran_out_of_memory = True
                 raise StepFailed("out of memory") from OutOfMemory(str(error))
             raise StepFailed(f"{type(error).__name__} while the step ran") from error
 

@@ -18,6 +18,7 @@ from executor_service.attention_probe import PROBE_BLOCK_SIZE, num_probe_blocks,
 from executor_service.input_batch import InputBatch
 from executor_service.kv_cache import KVCache
 from executor_service.loaded_model import LoadedModel
+from executor_service.progress import show_progress
 from executor_service.self_check import check_replacement
 from splitserve_kernels.cpu.decoder import DecoderShape, LayerWeights, LinearWeights, NativeDecoder
 from splitserve_kernels.cpu.library import DTYPES, NativeLibrary
@@ -123,6 +124,11 @@ class NativeModel:
         if head.weight is not embedding.weight:
             _release(head)
 
+    @property
+    def packed_bytes(self) -> int:
+        """What the matrices take."""
+        return self._decoder.packed_bytes
+
     def run(
         self, input_ids: Tensor, positions: Tensor, paged: PagedBatch, index: Tensor, cache: KVCache
     ) -> Tensor:
@@ -187,7 +193,8 @@ class NativePagedModel:
 
 def _layers(loaded: LoadedModel) -> Iterator[LayerWeights]:
     model: Any = loaded.model
-    for layer, window in zip(model.model.layers, loaded.layer_windows, strict=True):
+    layers = list(zip(model.model.layers, loaded.layer_windows, strict=True))
+    for layer, window in show_progress(layers, "layers packed"):
         attention, mlp = layer.self_attn, layer.mlp
         yield LayerWeights(
             query=_linear(attention.q_proj),

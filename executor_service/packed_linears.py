@@ -5,12 +5,14 @@ For the models that the native decoder does not run.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from executor_service.attention_probe import probe_attention
 from executor_service.loaded_model import LoadedModel
+from executor_service.model_loader import weights_bytes
 from executor_service.self_check import check_replacement
 from splitserve_kernels.cpu.library import DTYPES, NativeLibrary
 from splitserve_kernels.cpu.linear import linear, pack
@@ -27,32 +29,39 @@ class PackedLinearModule(nn.Module):
         self._library = library
         self._packed = pack(library, module.weight, module.bias, is_int8=is_int8)
 
+    @property
+    def num_bytes(self) -> int:
+        """What the weights take."""
+        return self._packed.num_bytes
+
     def forward(self, rows: Tensor) -> Tensor:
         """[..., in_features] -> [..., out_features]."""
         output = linear(self._library, self._packed, rows.reshape(-1, self.in_features))
         return output.view(*rows.shape[:-1], self.out_features)
 
 
-def pack_linears(loaded: LoadedModel, library: NativeLibrary, *, is_int8: bool = False) -> int:
-    """Replaces the matrices of `loaded.model`; returns how many weights they have.
+def pack_linears(
+    loaded: LoadedModel, library: NativeLibrary, *, is_int8: bool = False
+) -> LoadedModel:
+    """Replaces the matrices of `loaded.model`.
 
     What is no plain `nn.Linear` (experts of a mixture, say) stays. Raises ReplacementWrong if the
     model computes something else then, or does not run any more; it is lost in that case.
     """
     model: Any = loaded.model
-    num_weights = 0
+    packed: list[PackedLinearModule] = []
 
     def compute(tokens: Tensor) -> Tensor:
-        nonlocal num_weights
         for parent in list(model.modules()):
             for name, module in list(parent.named_children()):
                 if _can_be_packed(module):
-                    num_weights += module.in_features * module.out_features
-                    setattr(parent, name, PackedLinearModule(library, module, is_int8=is_int8))
+                    packed.append(PackedLinearModule(library, module, is_int8=is_int8))
+                    setattr(parent, name, packed[-1])
         return probe_attention(model, tokens)[0]
 
     check_replacement(model, loaded.max_model_len, compute, is_int8=is_int8)
-    return num_weights
+    num_bytes = sum(module.num_bytes for module in packed)
+    return replace(loaded, weights_bytes=weights_bytes(model) + num_bytes)
 
 
 def _can_be_packed(module: nn.Module) -> bool:

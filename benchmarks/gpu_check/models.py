@@ -8,6 +8,7 @@ import torch
 
 from benchmarks.gpu_check.sizes import ModelShape, Sizes
 from executor_service.loaded_model import LoadedModel
+from executor_service.model_loader import weights_bytes
 from executor_service.self_check import check_model
 
 
@@ -44,6 +45,7 @@ def as_loaded(model: Any, shape: ModelShape) -> LoadedModel:  # noqa: ANN401
         sliding_window=profile.sliding_window,
         eos_token_ids=(),
         keeps_logits=True,
+        weights_bytes=weights_bytes(model),
         tokenizer_files=(),
     )
 

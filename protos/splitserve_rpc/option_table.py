@@ -222,10 +222,11 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "memory-fraction",
         Kind.NUMBER,
-        "share of the device's memory to use; not together with num-device-blocks",
+        "share of the device's memory to use, on a CPU of what is free; not together with"
+        " num-device-blocks",
         _MEMORY,
         _SERVE_EXECUTOR,
-        default_text="the executor's own choice",
+        default_text="0.9, on a CPU in at most 4 GiB",
         minimum=0,
         maximum=1,
         above=True,

@@ -96,6 +96,10 @@ async def test_executor_registers_computes_and_exits_with_0_when_it_is_terminate
         True,
     )
     assert (process.returncode, "Traceback" in errors) == (0, False), errors
+    assert re.search(r"weights_loaded size='.* KiB' num_files=1 seconds=", errors)
+    assert re.search(r"memory_planned device=cpu weights='.*' step='not measured' device", errors)
+    # A bar is for terminals only.
+    assert "\r" not in errors
     assert (info.num_device_blocks, info.limits.max_num_rows, info.model.name) == (8, 4, "llama")
 
 
@@ -104,6 +108,18 @@ def test_executor_exits_with_2_and_one_line_when_the_model_is_missing(tmp_path: 
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 2
     assert re.fullmatch(r"splitserve executor: .*none: no such directory.*\n", errors)
+
+
+def test_executor_exits_with_2_and_one_line_when_the_pool_does_not_fit(model: Path) -> None:
+    process = _start(f"--model={model}", "--num-device-blocks=2000000000", "--log-level=error")
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert re.fullmatch(
+        r"splitserve executor: the device pool does not fit: 2000000000 blocks of \d+ bytes take"
+        r" [\d.]+ GiB, \d+ bytes are free on cpu beside the weights \([\d.]+ KiB\);"
+        r" lower --num-device-blocks\n",
+        errors,
+    )
 
 
 def test_executor_exits_with_1_before_it_loads_when_the_port_is_in_use() -> None:

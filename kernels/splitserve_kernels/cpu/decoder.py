@@ -73,7 +73,7 @@ class NativeDecoder:
     """Weights, packed: float32, bfloat16 or integers. Norms, sums and the residual are float32.
 
     A sequence's logits are the same bits whatever shares its batch and however its tokens are cut
-    into steps.
+    into steps. `packed_bytes`: what the matrices take.
     """
 
     def __init__(
@@ -97,6 +97,7 @@ class NativeDecoder:
         self._embedding = embedding.detach().contiguous()
         self._logits = torch.empty(0)
         self._kept: list[object] = []  # what the C structures point to
+        self.packed_bytes = 0
         c_layers = [self._layer(layer) for layer in layers]
         self._layers = (CDecoderLayer * len(c_layers))(*c_layers)
         self._head = self._packed(head)
@@ -184,6 +185,7 @@ class NativeDecoder:
     def _packed(self, weights: LinearWeights) -> PackedLinear:
         packed = pack(self._library, weights.weight, weights.bias, is_int8=self._is_int8)
         self._kept.append(packed)
+        self.packed_bytes += packed.num_bytes
         return packed
 
 

@@ -29,6 +29,12 @@ class PackedLinear:
     num_inputs: int
     dtype: torch.dtype
 
+    @property
+    def num_bytes(self) -> int:
+        """Of all of it."""
+        tensors = (self.panels, self.bias, self.scales)
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
     def as_c(self) -> CLinear:
         """The structure that kernels take; it does not keep the tensors alive."""
         return CLinear(

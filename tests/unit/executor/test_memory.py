@@ -1,15 +1,21 @@
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
+import logging
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
 
-from executor_service.errors import OutOfMemory
+from executor_service.errors import OutOfMemory, StepFailed
+from executor_service.input_batch import InputBatch
+from executor_service.kv_cache import KVCache
 from executor_service.loaded_model import LoadedModel
-from executor_service.memory import CacheConfig, available_host_bytes, build_runner
+from executor_service.memory import CacheConfig, build_runner, torch_model
 from executor_service.model_loader import ModelConfig, load_model
+from executor_service.paged_model import PagedModel
 from tests.support.tiny_models import make_tiny_model
 
 # 2 layers x 2 heads x (16 + 16) numbers x 4 bytes x 16 tokens.
@@ -52,7 +58,7 @@ def test_build_runner_makes_no_host_pool_when_the_other_takes_all(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _available(monkeypatch, 10 * BLOCK_BYTES)
-    cache = build_runner(loaded, CacheConfig(16, num_device_blocks=20)).cache
+    cache = build_runner(loaded, CacheConfig(16, num_device_blocks=10)).cache
     assert cache.num_host_blocks == 0
 
 
@@ -72,32 +78,177 @@ def test_build_runner_says_the_numbers_when_no_block_fits(
         build_runner(loaded, CacheConfig(16))
 
 
-def test_build_runner_says_the_numbers_when_the_host_pool_of_a_gpu_does_not_fit(
+# -- with the largest step -------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Probe:
+    """Lets the step run and says what it is told to."""
+
+    step_bytes: int
+    num_runs: int = 0
+
+    def peak_bytes(self, work: Callable[[], None]) -> int:
+        work()
+        self.num_runs += 1
+        return self.step_bytes
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Makes models that note the batches they get, or raise `error`."""
+
+    error: Exception | None = None
+    batches: list[InputBatch] = field(default_factory=list)
+    caches: list[KVCache] = field(default_factory=list)
+
+    def make_model(self, loaded: LoadedModel, cache: KVCache) -> PagedModel:
+        self.caches.append(cache)
+        return _SeenModel(torch_model(loaded, cache), self)
+
+
+class _SeenModel:
+    def __init__(self, model: PagedModel, seen: _Seen) -> None:
+        self.model = model
+        self.seen = seen
+
+    def logits(self, batch: InputBatch) -> torch.Tensor:
+        self.seen.batches.append(batch)
+        if self.seen.error is not None:
+            raise self.seen.error
+        return self.model.logits(batch)
+
+
+def _stepping(**changes: Any) -> CacheConfig:  # noqa: ANN401
+    """Measures a step of 4 rows and 24 tokens, unless `changes` say otherwise."""
+    values = {"max_num_rows": 4, "max_num_batched_tokens": 24, "num_host_blocks": 0}
+    return CacheConfig(**{"block_size": 16, "memory_ratio": 0.5, **values, **changes})
+
+
+def test_build_runner_leaves_room_for_the_largest_step_when_it_was_measured(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _available(monkeypatch, 2 * BLOCK_BYTES)
-    on_gpu = replace(loaded, device=torch.device("cuda"))
-    message = f"num_host_blocks: 3 blocks of {BLOCK_BYTES} bytes .* into {2 * BLOCK_BYTES} bytes"
+    _available(monkeypatch, 100 * BLOCK_BYTES)
+    probe, seen = _Probe(20 * BLOCK_BYTES), _Seen()
+    runner = build_runner(loaded, _stepping(num_host_blocks=None), seen.make_model, probe=probe)
+    # 50 by ratio, less 20; the host pool gets a quarter of the 50 that both leave.
+    assert (runner.cache.num_device_blocks, runner.cache.num_host_blocks) == (30, 12)
+    [batch] = seen.batches
+    assert batch.input_ids.shape == (1, 24)
+    assert len(batch.readout.sampling_rows) == 4
+    assert seen.caches[-1] is runner.cache
+
+
+def test_build_runner_forgets_the_blocks_of_the_largest_step_when_it_was_measured(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _available(monkeypatch, 100 * BLOCK_BYTES)
+    caches: list[weakref.ref[KVCache]] = []
+
+    def make_model(loaded: LoadedModel, cache: KVCache) -> PagedModel:
+        assert all(earlier() is None for earlier in caches)
+        caches.append(weakref.ref(cache))
+        return torch_model(loaded, cache)
+
+    build_runner(loaded, _stepping(), make_model, probe=_Probe(0))
+    assert len(caches) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_runs"),
+    [
+        ({}, 1),
+        ({"num_device_blocks": 5}, 0),
+        ({"max_num_batched_tokens": 0}, 0),
+        # The cap leaves as much again.
+        ({"max_cpu_pool_bytes": 25 * BLOCK_BYTES}, 0),
+        ({"max_cpu_pool_bytes": 26 * BLOCK_BYTES}, 1),
+        ({"max_cpu_pool_bytes": None}, 1),
+    ],
+)
+def test_build_runner_measures_when_the_pool_takes_much_of_what_there_is(
+    loaded: LoadedModel,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+    num_runs: int,
+) -> None:
+    _available(monkeypatch, 100 * BLOCK_BYTES)
+    probe = _Probe(0)
+    build_runner(loaded, _stepping(**changes), probe=probe)
+    assert probe.num_runs == num_runs
+
+
+def test_build_runner_says_the_numbers_when_the_largest_step_leaves_no_block(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _available(monkeypatch, 100 * BLOCK_BYTES)
+    weights = f"{loaded.weights_bytes / 2**10:.2f} KiB"
+    with pytest.raises(OutOfMemory) as caught:
+        build_runner(loaded, _stepping(), probe=_Probe(50 * BLOCK_BYTES))
+    assert str(caught.value) == (
+        f"no room for KV blocks: one takes {BLOCK_BYTES} bytes, {100 * BLOCK_BYTES} bytes are free"
+        f" on cpu beside the weights ({weights}), of which memory fraction 0.5 allows to use"
+        " 400.00 KiB, and a step takes 400.00 KiB; raise --memory-fraction, or lower"
+        " --max-num-batched-tokens or --max-num-seqs"
+    )
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), torch.OutOfMemoryError("no"), RuntimeError("can't allocate memory")]
+)
+def test_build_runner_says_the_numbers_when_the_largest_step_does_not_fit(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    _available(monkeypatch, 100 * BLOCK_BYTES)
+    message = f"24 tokens in 4 rows, {100 * BLOCK_BYTES} bytes are free .* lower --max-num-batched"
     with pytest.raises(OutOfMemory, match=message):
-        build_runner(on_gpu, CacheConfig(16, num_device_blocks=1, num_host_blocks=3))
+        build_runner(loaded, _stepping(), _Seen(error).make_model, probe=_Probe(0))
 
 
-def test_available_host_bytes_obeys_the_container_when_it_is_limited(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_build_runner_does_not_call_it_memory_when_the_largest_step_fails_otherwise(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = {"_MEMINFO": "MemTotal: 9000 kB\nMemAvailable:    5000 kB\n"}
-    files |= {"_CGROUP_LIMIT": "3000000\n", "_CGROUP_USED": "1000000\n"}
-    for name, content in files.items():
-        (tmp_path / name).write_text(content)
-        monkeypatch.setattr(f"executor_service.memory.{name}", tmp_path / name)
-    assert available_host_bytes() == 2_000_000
-    (tmp_path / "_CGROUP_LIMIT").write_text("max\n")
-    assert available_host_bytes() == 5000 * 1024
+    _available(monkeypatch, 100 * BLOCK_BYTES)
+    with pytest.raises(StepFailed, match="every row failed, the last: ValueError"):
+        build_runner(loaded, _stepping(), _Seen(ValueError()).make_model, probe=_Probe(0))
 
 
-def test_available_host_bytes_is_modest_when_the_system_does_not_tell(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("option", "changes"),
+    [
+        ("device", {"num_device_blocks": 101}),
+        ("host", {"num_device_blocks": 60, "num_host_blocks": 41}),
+    ],
+)
+def test_build_runner_says_the_numbers_when_a_pool_does_not_fit(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch, option: str, changes: dict[str, Any]
 ) -> None:
-    for name in ("_MEMINFO", "_CGROUP_LIMIT", "_CGROUP_USED"):
-        monkeypatch.setattr(f"executor_service.memory.{name}", tmp_path / "missing")
-    assert available_host_bytes() == 2 * 2**30
+    _available(monkeypatch, 100 * BLOCK_BYTES)
+    blocks = changes[f"num_{option}_blocks"]
+    message = rf"{option} pool does not fit: {blocks} blocks of {BLOCK_BYTES} bytes take .*iB, "
+    with pytest.raises(OutOfMemory, match=rf"{message}.*; lower --num-{option}-blocks$"):
+        build_runner(loaded, CacheConfig(16, **changes))
+
+
+def test_build_runner_says_what_went_where_when_it_is_done(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _available(monkeypatch, 100 * BLOCK_BYTES)
+    with caplog.at_level(logging.INFO, "executor_service"):
+        build_runner(loaded, _stepping(num_host_blocks=3), probe=_Probe(10 * BLOCK_BYTES))
+    [line] = [text for text in caplog.messages if text.startswith("memory_planned")]
+    assert line == (
+        f"memory_planned device=cpu weights='{loaded.weights_bytes / 2**10:.2f} KiB'"
+        " step='80.00 KiB' device_pool='320.00 KiB' host_pool='24.00 KiB' left='376.00 KiB'"
+    )
+
+
+def test_build_runner_measures_for_real_when_it_is_not_told_how(
+    loaded: LoadedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache_config = _stepping(max_auto_blocks=4, max_cpu_pool_bytes=None)
+    with caplog.at_level(logging.INFO, "executor_service"):
+        runner = build_runner(loaded, cache_config)
+    assert runner.cache.num_device_blocks == 4
+    assert "largest_step_measured" in caplog.text
+    assert "not measured" not in caplog.text
