@@ -15,7 +15,7 @@ from executor_service.loaded_model import LoadedModel
 from executor_service.model_loader import weights_bytes
 from executor_service.self_check import check_replacement
 from splitserve_kernels.cpu.library import DTYPES, NativeLibrary
-from splitserve_kernels.cpu.linear import linear, pack
+from splitserve_kernels.cpu.linear import WeightRows, linear, pack
 
 
 class PackedLinearModule(nn.Module):
@@ -27,7 +27,7 @@ class PackedLinearModule(nn.Module):
         self.in_features = module.in_features
         self.out_features = module.out_features
         self._library = library
-        self._packed = pack(library, module.weight, module.bias, is_int8=is_int8)
+        self._packed = pack(library, WeightRows.of(module.weight), module.bias, is_int8=is_int8)
 
     @property
     def num_bytes(self) -> int:

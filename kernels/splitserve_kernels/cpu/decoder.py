@@ -10,6 +10,8 @@ import ctypes
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -21,7 +23,7 @@ from splitserve_kernels.cpu.library import (
     NativeLibrary,
     pointer,
 )
-from splitserve_kernels.cpu.linear import PackedLinear, pack
+from splitserve_kernels.cpu.linear import PackedLinear, WeightRows, pack
 from splitserve_kernels.paged_batch import PagedBatch
 
 
@@ -100,7 +102,7 @@ class NativeDecoder:
         self.packed_bytes = 0
         c_layers = [self._layer(layer) for layer in layers]
         self._layers = (CDecoderLayer * len(c_layers))(*c_layers)
-        self._head = self._packed(head)
+        self._head = self._packed(*_joined([head]))
         self._final_norm = _norm(final_norm)
         self._decoder = CDecoder(
             embedding=pointer(self._embedding),
@@ -165,58 +167,62 @@ class NativeDecoder:
 
     def _layer(self, layer: LayerWeights) -> CDecoderLayer:
         half = self._library.panel // 2
-        qkv = _joined([layer.query, layer.key, layer.value])
         norms = [
             None if norm is None else _norm(norm)
             for norm in (layer.input_norm, layer.mlp_norm, layer.query_norm, layer.key_norm)
         ]
         self._kept.append(norms)
         return CDecoderLayer(
-            self._packed(qkv).as_c(),
-            self._packed(layer.attention_output).as_c(),
-            self._packed(_interleaved(layer.gate, layer.up, half)).as_c(),
-            self._packed(layer.down).as_c(),
+            self._packed(*_joined([layer.query, layer.key, layer.value])).as_c(),
+            self._packed(*_joined([layer.attention_output])).as_c(),
+            self._packed(*_interleaved(layer.gate, layer.up, half)).as_c(),
+            self._packed(*_joined([layer.down])).as_c(),
             *(pointer(norm) for norm in norms),
             pointer(None),
             layer.sliding_window or 0,
             0.0,
         )
 
-    def _packed(self, weights: LinearWeights) -> PackedLinear:
-        packed = pack(self._library, weights.weight, weights.bias, is_int8=self._is_int8)
+    def _packed(self, rows: WeightRows, bias: Tensor | None) -> PackedLinear:
+        packed = pack(self._library, rows, bias, is_int8=self._is_int8)
         self._kept.append(packed)
         self.packed_bytes += packed.num_bytes
         return packed
 
 
-def _joined(parts: list[LinearWeights]) -> LinearWeights:
-    """Several matrices with the same input as one, outputs one after the other."""
-    weight = torch.cat([part.weight.detach() for part in parts])
+def _joined(parts: list[LinearWeights]) -> tuple[WeightRows, Tensor | None]:
+    """Several matrices with the same input as one, outputs one after the other; and their bias."""
+    rows = [WeightRows.of(part.weight) for part in parts]
+    sources = tuple(source for each in rows for source in each.sources)
+    joined = WeightRows(np.concatenate([each.addresses for each in rows]), sources)
     if all(part.bias is None for part in parts):
-        return LinearWeights(weight)
-    biases = [
-        torch.zeros(part.weight.shape[0]) if part.bias is None else part.bias.detach().float()
-        for part in parts
-    ]
-    return LinearWeights(weight, torch.cat(biases))
+        return joined, None
+    return joined, torch.cat([_bias(part) for part in parts])
 
 
-def _interleaved(gate: LinearWeights, up: LinearWeights, half: int) -> LinearWeights:
+def _interleaved(
+    gate: LinearWeights, up: LinearWeights, half: int
+) -> tuple[WeightRows, Tensor | None]:
     """Alternately `half` outputs of the gate and the same ones of the up projection."""
-    padding = -gate.weight.shape[0] % half
+    gate_rows, up_rows = WeightRows.of(gate.weight), WeightRows.of(up.weight)
+    padding = -len(gate_rows.addresses) % half
 
-    def halves(tensor: Tensor) -> Tensor:
-        padded = torch.nn.functional.pad(tensor, (0, 0, 0, padding))
-        return padded.view(-1, half, tensor.shape[1])
+    def halves(addresses: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return np.pad(addresses, (0, padding)).reshape(-1, half)
 
-    def mixed(a: Tensor, b: Tensor) -> Tensor:
-        return torch.stack([halves(a.detach()), halves(b.detach())], dim=1).view(-1, a.shape[1])
+    addresses = np.stack([halves(gate_rows.addresses), halves(up_rows.addresses)], axis=1)
+    rows = WeightRows(addresses.ravel(), gate_rows.sources + up_rows.sources)
+    if gate.bias is None and up.bias is None:
+        return rows, None
+    biases = [torch.nn.functional.pad(_bias(part), (0, padding)) for part in (gate, up)]
+    return rows, torch.stack([bias.view(-1, half) for bias in biases], dim=1).flatten()
 
-    weight = mixed(gate.weight, up.weight)
-    if gate.bias is None or up.bias is None:
-        return LinearWeights(weight)
-    bias = mixed(gate.bias.float()[:, None], up.bias.float()[:, None])
-    return LinearWeights(weight, bias[:, 0])
+
+def _bias(weights: LinearWeights) -> Tensor:
+    """[outputs] float32."""
+    if weights.bias is None:
+        return torch.zeros(weights.weight.shape[0])
+    return weights.bias.detach().float()
 
 
 def _norm(weight: Tensor) -> Tensor:

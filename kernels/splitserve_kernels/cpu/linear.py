@@ -8,6 +8,8 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -46,23 +48,47 @@ class PackedLinear:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class WeightRows:
+    """The rows of a weight matrix [N, K], wherever they lie.
+
+    `addresses`: [N] int64, 0 for a row of zeros. `sources`: the matrices, contiguous, that they are
+    rows of; of one dtype and with as many inputs.
+    """
+
+    addresses: npt.NDArray[np.int64]
+    sources: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, weight: Tensor) -> WeightRows:
+        """The rows of `weight` [N, K]."""
+        weight = weight.detach().contiguous()
+        row_bytes = weight.shape[1] * weight.itemsize
+        addresses = weight.data_ptr() + np.arange(weight.shape[0], dtype=np.int64) * row_bytes
+        return cls(addresses, (weight,))
+
+
 def pack(
-    library: NativeLibrary, weight: Tensor, bias: Tensor | None = None, *, is_int8: bool = False
+    library: NativeLibrary,
+    rows: WeightRows,
+    bias: Tensor | None = None,
+    *,
+    is_int8: bool = False,
 ) -> PackedLinear:
-    """Packs `weight` [N, K], float32 or bfloat16, and `bias` [N]; both are copied.
+    """Packs `rows` [N, K], float32 or bfloat16, and `bias` [N]; both are copied.
 
     K must be even for bfloat16. `is_int8`: weights are rounded to integers from -127 to 127, times
     one scale for each output. An output with a weight that is not finite will be NaN then.
     """
-    num_outputs, num_inputs = weight.shape
+    num_outputs, source = len(rows.addresses), rows.sources[0]
+    num_inputs = source.shape[1]
     padded = -(-num_outputs // library.panel) * library.panel
-    weight = weight.detach().contiguous()
-    panels = torch.empty(padded * num_inputs, dtype=torch.int8 if is_int8 else weight.dtype)
+    panels = torch.empty(padded * num_inputs, dtype=torch.int8 if is_int8 else source.dtype)
     scales = torch.empty(padded) if is_int8 else None
     library.call(
         "pack_int8" if is_int8 else "pack",
-        weight.dtype,
-        pointer(weight),
+        source.dtype,
+        ctypes.c_void_p(rows.addresses.ctypes.data),
         ctypes.c_int32(num_outputs),
         ctypes.c_int32(num_inputs),
         pointer(panels),
@@ -73,7 +99,7 @@ def pack(
     if bias is not None:
         padded_bias = torch.zeros(padded)
         padded_bias[:num_outputs] = bias.detach()
-    return PackedLinear(panels, padded_bias, scales, num_outputs, num_inputs, weight.dtype)
+    return PackedLinear(panels, padded_bias, scales, num_outputs, num_inputs, source.dtype)
 
 
 def linear(library: NativeLibrary, weights: PackedLinear, rows: Tensor) -> Tensor:

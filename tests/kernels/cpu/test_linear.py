@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from splitserve_kernels.cpu.library import NativeLibrary
-from splitserve_kernels.cpu.linear import linear, pack
+from splitserve_kernels.cpu.linear import PackedLinear, WeightRows, linear
+from splitserve_kernels.cpu.linear import pack as pack_rows
 
 # Relative to the size of an output (see _check): in float32 the rounding of sums of up to 5000
 # products, one after the other; in bfloat16 that of the result (2^-9), with as much for the sums.
@@ -34,6 +35,12 @@ SHAPES = (
 _SETTINGS = settings(
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
 )
+
+
+def pack(
+    library: NativeLibrary, weight: Tensor, bias: Tensor | None = None, *, is_int8: bool = False
+) -> PackedLinear:
+    return pack_rows(library, WeightRows.of(weight), bias, is_int8=is_int8)
 
 
 def _random(*shape: int, dtype: torch.dtype, seed: int) -> Tensor:

@@ -249,15 +249,16 @@ inline void multiply_task(const Linear& linear, int task, const T* input, size_t
   });
 }
 
-// Packs one panel of weights [N, K]; outputs beyond N are 0.
+// Packs one panel of a matrix whose `num_outputs` rows of `num_inputs` weights lie anywhere; null is
+// a row of zeros.
 template <class T>
-inline void pack_panel(const T* weights, int num_outputs, int num_inputs, int index,
+inline void pack_panel(const T* const* weights, int num_outputs, int num_inputs, int index,
                        uint32_t* panel) {
   for (int column = 0; column < kPanel; column += kLanes) {
     const T* rows[kLanes];
     for (int i = 0; i < kLanes; ++i) {
       const int output = index * kPanel + column + i;
-      rows[i] = output < num_outputs ? weights + size_t(output) * num_inputs : nullptr;
+      rows[i] = output < num_outputs ? weights[output] : nullptr;
     }
     transpose(rows, num_inputs / kPerWord<T>, panel + column, kPanel);
   }
@@ -265,7 +266,7 @@ inline void pack_panel(const T* weights, int num_outputs, int num_inputs, int in
 
 // The same as integers; `scales`: [kPanel], written.
 template <class T>
-inline void pack_int8_panel(const T* weights, int num_outputs, int num_inputs, int index,
+inline void pack_int8_panel(const T* const* weights, int num_outputs, int num_inputs, int index,
                             int8_t* panel, float* scales) {
   const int num_words = num_inputs / kPerWord<T>;
   std::vector<uint32_t> words(size_t(num_words) * kPanel);

@@ -22,7 +22,7 @@ void use_large_pages(void* begin, size_t size) {
 }
 
 template <class T>
-void pack(const T* weights, int num_outputs, int num_inputs, T* packed, int num_threads) {
+void pack(const T* const* weights, int num_outputs, int num_inputs, T* packed, int num_threads) {
   const int count = num_panels(num_outputs);
   const size_t panel_size = size_t(num_inputs) * kPanel;
   use_large_pages(packed, count * panel_size * sizeof(T));
@@ -35,8 +35,8 @@ void pack(const T* weights, int num_outputs, int num_inputs, T* packed, int num_
 }
 
 template <class T>
-void pack_int8(const T* weights, int num_outputs, int num_inputs, int8_t* packed, float* scales,
-               int num_threads) {
+void pack_int8(const T* const* weights, int num_outputs, int num_inputs, int8_t* packed,
+               float* scales, int num_threads) {
   const int count = num_panels(num_outputs);
   const size_t panel_size = size_t(num_inputs) * kPanel;
   use_large_pages(packed, count * panel_size);
@@ -124,23 +124,23 @@ extern "C" {
 
 EXPORT int32_t splitserve_panel() { return kPanel; }
 
-EXPORT void splitserve_pack_f32(const float* weights, int32_t n, int32_t k, float* packed,
+EXPORT void splitserve_pack_f32(const float* const* weights, int32_t n, int32_t k, float* packed,
                                 int32_t num_threads) {
   pack(weights, n, k, packed, num_threads);
 }
 
-EXPORT void splitserve_pack_bf16(const Bf16* weights, int32_t n, int32_t k, Bf16* packed,
+EXPORT void splitserve_pack_bf16(const Bf16* const* weights, int32_t n, int32_t k, Bf16* packed,
                                  int32_t num_threads) {
   pack(weights, n, k, packed, num_threads);
 }
 
-EXPORT void splitserve_pack_int8_f32(const float* weights, int32_t n, int32_t k, int8_t* packed,
-                                     float* scales, int32_t num_threads) {
+EXPORT void splitserve_pack_int8_f32(const float* const* weights, int32_t n, int32_t k,
+                                     int8_t* packed, float* scales, int32_t num_threads) {
   pack_int8(weights, n, k, packed, scales, num_threads);
 }
 
-EXPORT void splitserve_pack_int8_bf16(const Bf16* weights, int32_t n, int32_t k, int8_t* packed,
-                                      float* scales, int32_t num_threads) {
+EXPORT void splitserve_pack_int8_bf16(const Bf16* const* weights, int32_t n, int32_t k,
+                                      int8_t* packed, float* scales, int32_t num_threads) {
   pack_int8(weights, n, k, packed, scales, num_threads);
 }
 
