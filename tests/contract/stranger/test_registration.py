@@ -93,6 +93,7 @@ async def test_register_refuses_when_executor_does_not_match(
         ("address", "no port"),
         ("model.name", ""),
         ("model.kv_cache_dtype", ""),
+        ("model.kv_cache_dtype", "float8"),
         ("model.vocab_size", 0),
         ("model.max_model_len_tokens", 0),
         ("block_size_tokens", 0),
@@ -116,6 +117,12 @@ async def test_register_refuses_when_first_model_is_out_of_range(
 ) -> None:
     async with running_scheduler() as scheduler:
         await check_invalid(scheduler, info_of(cluster.executors[0], path, value), path)
+
+
+async def test_register_accepts_when_keys_and_values_have_8_bits(cluster: Cluster) -> None:
+    info = info_of(cluster.executors[0], "model.kv_cache_dtype", "float8_e4m3fn")
+    async with running_scheduler() as scheduler:
+        assert await register(scheduler.address, info) is None
 
 
 async def check_invalid(scheduler: Scheduler, info: executor_pb2.ExecutorInfo, path: str) -> None:
