@@ -36,7 +36,7 @@ _TOKENS_PAST_WINDOW = 16
 # Errors (see _error) that are taken for rounding without further question. Ordinary models of 2 to
 # 32 layers stay below half of it.
 _TOLERANCES = {torch.float32: 3e-4, torch.float16: 0.02, torch.bfloat16: 0.06}
-# What weights rounded to 8 bits may change. Ordinary models stay below a tenth of it.
+# What weights rounded to 8 bits may change. Models that were tried stay below a quarter of it.
 _INT8_TOLERANCE = 0.3
 # Deep mixtures in half precision may be noisier by themselves. Then this many times their own
 # noise is allowed, up to a bound: unrelated logits differ by 1.4.
