@@ -72,9 +72,10 @@ def build_paged_batch(
     be in its table.
     """
     # In numpy: an operation on a handful of numbers takes torch ten times as long.
-    tables, computed, new = (
-        tensor.numpy() for tensor in (block_tables, num_computed_tokens, num_new_tokens)
+    computed, new = (
+        tensor.numpy().astype(np.int64) for tensor in (num_computed_tokens, num_new_tokens)
     )
+    tables = block_tables.numpy()
     query_starts = np.zeros(len(new) + 1, np.int32)
     np.cumsum(new, out=query_starts[1:])
     row_of_token = np.repeat(np.arange(len(new)), new)
