@@ -19,7 +19,6 @@ from executor_service.gpu_attention import CANDIDATES, DEFAULT_BLOCK_SIZE, choos
 from executor_service.kv_cache import KVCache
 from executor_service.loaded_model import LoadedModel
 from executor_service.memory import MakeModel, torch_model
-from executor_service.model_loader import weights_bytes
 from executor_service.native_model import NativePagedModel, build_native_model, why_not_native
 from executor_service.native_sampler import native_draw
 from executor_service.packed_linears import pack_linears
@@ -159,8 +158,7 @@ def _native_decoder(
     loaded: LoadedModel, library: NativeLibrary, block_size: int, *, is_int8: bool
 ) -> Compute:
     native = build_native_model(loaded, library, is_int8=is_int8)
-    left_bytes = weights_bytes(loaded.model)
-    loaded = replace(loaded, weights_bytes=left_bytes + native.packed_bytes)
+    loaded = replace(loaded, weights_bytes=native.num_bytes)
 
     def make_model(_loaded: LoadedModel, cache: KVCache) -> PagedModel:
         return NativePagedModel(native, cache)

@@ -121,13 +121,13 @@ class NativeModel:
             is_int8=is_int8,
         )
         self._dtype = loaded.dtype
-        if head.weight is not embedding.weight:
-            _release(head)
+        # Each tensor that is left would keep all of the mapped file.
+        _release(model)
 
     @property
-    def packed_bytes(self) -> int:
-        """What the matrices take."""
-        return self._decoder.packed_bytes
+    def num_bytes(self) -> int:
+        """What the weights take."""
+        return self._decoder.num_bytes
 
     def run(
         self, input_ids: Tensor, positions: Tensor, paged: PagedBatch, index: Tensor, cache: KVCache

@@ -75,7 +75,7 @@ class NativeDecoder:
     """Weights, packed: float32, bfloat16 or integers. Norms, sums and the residual are float32.
 
     A sequence's logits are the same bits whatever shares its batch and however its tokens are cut
-    into steps. `packed_bytes`: what the matrices take.
+    into steps. `num_bytes`: what the weights take.
     """
 
     def __init__(
@@ -89,17 +89,17 @@ class NativeDecoder:
         *,
         is_int8: bool = False,
     ) -> None:
-        """Copies everything but `embedding` [V, W]; layers are taken one by one.
+        """Copies everything; layers are taken one by one. `embedding`: [V, W].
 
         `is_int8`: matrices are rounded, see `linear.pack`.
         """
         self._library = library
         self._is_int8 = is_int8
         self._shape = shape
-        self._embedding = embedding.detach().contiguous()
+        self._embedding = embedding.detach().clone(memory_format=torch.contiguous_format)
         self._logits = torch.empty(0)
         self._kept: list[object] = []  # what the C structures point to
-        self.packed_bytes = 0
+        self.num_bytes = self._embedding.nbytes
         c_layers = [self._layer(layer) for layer in layers]
         self._layers = (CDecoderLayer * len(c_layers))(*c_layers)
         self._head = self._packed(*_joined([head]))
@@ -186,7 +186,7 @@ class NativeDecoder:
     def _packed(self, rows: WeightRows, bias: Tensor | None) -> PackedLinear:
         packed = pack(self._library, rows, bias, is_int8=self._is_int8)
         self._kept.append(packed)
-        self.packed_bytes += packed.num_bytes
+        self.num_bytes += packed.num_bytes
         return packed
 
 
