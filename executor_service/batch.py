@@ -13,14 +13,8 @@ from enum import IntEnum
 import numpy as np
 
 from executor_service.errors import ExecutorError
-from executor_service.step import (
-    BlockMoves,
-    Int32Array,
-    Int64Array,
-    LogprobColumns,
-    SamplingParams,
-    UInt8Array,
-)
+from executor_service.sampling_params import SamplingParams
+from executor_service.step import BlockMoves, Int32Array, Int64Array, LogprobColumns, UInt8Array
 
 # What leaves the process about a bug: its details might quote a prompt.
 INTERNAL_ERROR_MESSAGE = "internal error; the executor's log has the details"

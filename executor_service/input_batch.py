@@ -91,7 +91,5 @@ def _input_tokens(step: StepInput, selected: Int64Array) -> Int64Array:
 
 
 def _scores_prompt(step: StepInput, selected: Int64Array) -> BoolArray:
-    return np.array(
-        [step.sampling_params[row].num_prompt_logprobs is not None for row in selected.tolist()],
-        dtype=np.bool_,
-    )
+    scores: BoolArray = step.sampling_params.num_prompt_logprobs[selected] >= 0
+    return scores

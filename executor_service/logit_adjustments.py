@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from executor_service.host_copies import to_device
-from executor_service.step import Int32Array, SamplingParams
+from executor_service.sampling_params import ParamRows, SamplingParams
+from executor_service.step import Int32Array
 
 
 def adjust_logits(
     logits: Tensor,
-    params: Sequence[SamplingParams],
+    params: ParamRows,
     positions: Int32Array,
     num_prompt_tokens: Int32Array,
     histories: Sequence[Sequence[int] | None],
@@ -28,14 +29,15 @@ def adjust_logits(
     `num_prompt_tokens`: [S] int32. Returns `logits` itself if no row asks for anything, otherwise a
     changed copy.
     """
+    adjusting = np.flatnonzero(params.adjusts_logits).tolist()
     num_output_tokens = positions - num_prompt_tokens
     suppressing = [
         row
-        for row, row_params in enumerate(params)
-        if row_params.suppressed_token_ids and row_params.min_tokens > num_output_tokens[row]
+        for row in adjusting
+        if params[row].suppressed_token_ids and params[row].min_tokens > num_output_tokens[row]
     ]
-    biased = [row for row, row_params in enumerate(params) if row_params.logit_bias]
-    penalized = [row for row, row_params in enumerate(params) if row_params.uses_penalties]
+    biased = [row for row in adjusting if params[row].logit_bias]
+    penalized = [row for row in adjusting if params[row].uses_penalties]
     if not (suppressing or biased or penalized):
         return logits
     logits = logits.clone()
@@ -55,7 +57,7 @@ def adjust_logits(
     return logits
 
 
-def _add_bias(logits: Tensor, biased: Sequence[int], params: Sequence[SamplingParams]) -> None:
+def _add_bias(logits: Tensor, biased: Sequence[int], params: ParamRows) -> None:
     """Adds the `logit_bias` of the rows in `biased` to `logits` [S, V], in place."""
     token_ids = [list(params[row].logit_bias) for row in biased]
     values = [value for row in biased for value in params[row].logit_bias.values()]

@@ -133,9 +133,7 @@ def _sample(
     logits = _select(forward.sampling_logits, usable)
     of_rows = _sampling_rows(step, sampling_rows)
     token_ids = sample(logits, of_rows, draw)
-    num_top = np.array(
-        [-1 if row.num_logprobs is None else row.num_logprobs for row in of_rows.params], np.int32
-    )
+    num_top = of_rows.params.num_logprobs
     is_scored = num_top >= 0
     scores: tuple[Tensor, ...] = ()
     if is_scored.any():
@@ -154,13 +152,12 @@ def _sample(
 
 def _sampling_rows(step: StepInput, sampling_rows: Int64Array) -> SamplingRows:
     """What the sampler is to know of `sampling_rows`, indexes of rows."""
-    indexes = sampling_rows.tolist()
     return SamplingRows(
-        params=[step.sampling_params[row] for row in indexes],
+        params=step.sampling_params.take(sampling_rows),
         seeds=step.seeds[sampling_rows],
         positions=(step.num_computed_tokens + step.num_new_tokens)[sampling_rows],
         num_prompt_tokens=step.num_prompt_tokens[sampling_rows],
-        histories=[step.histories[row] for row in indexes],
+        histories=[step.histories[row] for row in sampling_rows.tolist()],
     )
 
 
@@ -176,10 +173,7 @@ def _score_prompts(
         row_indexes=prompt_rows.astype(np.int32),
         positions=positions.astype(np.int32),
         token_ids=_history_tokens(step, prompt_rows, positions),
-        num_top=np.array(
-            [step.sampling_params[row].num_prompt_logprobs for row in prompt_rows.tolist()],
-            dtype=np.int32,
-        ),
+        num_top=step.sampling_params.num_prompt_logprobs[prompt_rows],
     )
     token_ids = to_device(tokens.token_ids, logits.device)
     scores = score(logits, token_ids, int(tokens.num_top.max()))

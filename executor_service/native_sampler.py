@@ -14,16 +14,15 @@ def native_draw(library: NativeLibrary) -> Draw:
     """Chooses as `draw_in_torch` does, many times faster. Logits must be on the CPU."""
 
     def draw(adjusted: Tensor, rows: SamplingRows) -> Tensor:
-        vocab_size, params = adjusted.shape[1], rows.params
-        top_k = [vocab_size if row.top_k is None else min(row.top_k, vocab_size) for row in params]
+        params = rows.params
         return choose_tokens(
             library,
             adjusted,
             DrawRows(
-                temperatures=np.array([row.temperature for row in params], np.float32),
-                top_k=np.array(top_k, np.int32),
-                top_p=np.array([row.top_p for row in params], np.float64),
-                min_p=np.array([row.min_p for row in params], np.float32),
+                temperatures=params.temperatures,
+                top_k=params.top_k(adjusted.shape[1]),
+                top_p=params.top_p,
+                min_p=params.min_p,
                 seeds=rows.seeds.astype(np.int64),
                 positions=rows.positions.astype(np.int64),
             ),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from executor_service.batch import NewCross, NewRows
-from executor_service.step import SamplingParams
+from executor_service.sampling_params import SamplingParams
 from executor_service.wire_columns import (
     read_int32,
     read_int64,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from executor_service.batch import BatchRefused, Feature, StepErrorReason
 from executor_service.executor_info import ExecutorInfo
-from executor_service.step import SamplingParams
+from executor_service.sampling_params import SamplingParams
 
 
 def check_sampling_params(params: SamplingParams, info: ExecutorInfo, path: str) -> None:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from executor_service.batch import NewCross, NewRows, TableWrites
-from executor_service.step import BoolArray, CrossInput, Int32Array, Int64Array, SamplingParams
+from executor_service.sampling_params import ParamRows
+from executor_service.step import BoolArray, CrossInput, Int32Array, Int64Array
 
 _NO_BLOCK = -1
 _NO_TOKEN = -1
@@ -50,7 +51,7 @@ class RowTable:
         self._tables = np.full((max_num_rows, _INITIAL_CAPACITY), _NO_BLOCK, np.int32)
         self._num_prompt_tokens = np.zeros(max_num_rows, np.int32)
         self._seeds = np.zeros(max_num_rows, np.int64)
-        self._params = np.empty(max_num_rows, np.object_)
+        self._params = ParamRows.empty(max_num_rows)
         self._histories = np.empty(max_num_rows, np.object_)
         self._has_history = np.zeros(max_num_rows, np.bool_)
         self._adapters = np.full(max_num_rows, "", np.object_)
@@ -87,10 +88,9 @@ class RowTable:
         seeds: Int64Array = self._seeds.take(row_ids)
         return seeds
 
-    def sampling_params(self, row_ids: Int32Array) -> Sequence[SamplingParams]:
+    def sampling_params(self, row_ids: Int32Array) -> ParamRows:
         """R parameter sets."""
-        params: list[SamplingParams] = self._params.take(row_ids).tolist()
-        return params
+        return self._params.take(row_ids)
 
     def histories(self, row_ids: Int32Array) -> Sequence[Sequence[int] | None]:
         """R histories, None for rows without; they grow with `record_sampled`."""
@@ -154,7 +154,7 @@ class RowTable:
         self.exists[row_ids] = False
         self.num_blocks[row_ids] = 0
         self._tables[row_ids] = _NO_BLOCK
-        self._params[row_ids] = None
+        self._params.forget(row_ids)
         self._histories[row_ids] = None
         self._has_history[row_ids] = False
         self.last_missing[row_ids] = -1
@@ -172,12 +172,11 @@ class RowTable:
         self._num_prompt_tokens[row_ids] = rows.num_prompt_tokens
         starts = np.zeros(len(row_ids), np.int32)
         self.write_tables(TableWrites(row_ids, starts, rows.block_offsets, rows.block_ids))
+        params = ParamRows.of(rows.sampling_params).take(rows.sampling_params_indexes)
+        self._params.put(row_ids, params)
         offsets = rows.history_offsets.tolist()
-        indexes = rows.sampling_params_indexes.tolist()
         for i, row_id in enumerate(row_ids.tolist()):
-            params = rows.sampling_params[indexes[i]]
-            self._params[row_id] = params
-            if params.needs_history:
+            if params[i].needs_history:
                 tokens = rows.history_token_ids[offsets[i] : offsets[i + 1]]
                 self._histories[row_id] = tokens.tolist()
                 self._has_history[row_id] = True

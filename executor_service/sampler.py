@@ -19,7 +19,8 @@ from torch import Tensor
 from executor_service.host_copies import to_device
 from executor_service.logit_adjustments import adjust_logits
 from executor_service.random_bits import uniform
-from executor_service.step import Int32Array, Int64Array, SamplingParams
+from executor_service.sampling_params import ParamRows
+from executor_service.step import Int32Array, Int64Array
 from executor_service.truncation import truncate
 
 # The vocabulary is summed in blocks of this size before a token is looked for inside one block.
@@ -35,7 +36,7 @@ class SamplingRows:
     `num_prompt_tokens`: [S] int32.
     """
 
-    params: Sequence[SamplingParams]
+    params: ParamRows
     seeds: Int64Array
     positions: Int32Array
     num_prompt_tokens: Int32Array
@@ -69,13 +70,13 @@ def draw_in_torch(adjusted: Tensor, rows: SamplingRows) -> Tensor:
     # torch.max returns the first of equal maxima. Its value is NaN, +inf or -inf exactly for the
     # rows that are invalid.
     largest, token_ids = adjusted.max(dim=-1)
-    temperatures = np.array([params.temperature for params in rows.params], dtype=np.float32)
+    temperatures = rows.params.temperatures
     random_rows = np.flatnonzero(temperatures > 0)
     if random_rows.size:
         device = adjusted.device
         selected = to_device(random_rows, device)
         scaled = _scale(adjusted, largest, selected, temperatures[random_rows])
-        weights = truncate(scaled, [rows.params[row] for row in random_rows.tolist()])
+        weights = truncate(scaled, rows.params.take(random_rows))
         u = uniform(
             to_device(rows.seeds[random_rows].astype(np.int64), device),
             to_device(rows.positions[random_rows].astype(np.int64), device),

@@ -15,6 +15,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from executor_service.sampling_params import ParamRows
+
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 UInt8Array = npt.NDArray[np.uint8]
@@ -29,38 +31,6 @@ class RowStatus(IntEnum):
     INVALID_LOGITS = 2
     INPUT_UNAVAILABLE = 3
     FAILED = 4
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How a token is chosen; meaning and order of application as in `executor.proto`."""
-
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    min_tokens: int = 0
-    suppressed_token_ids: tuple[int, ...] = ()
-    num_logprobs: int | None = None
-    num_prompt_logprobs: int | None = None
-
-    @property
-    def uses_penalties(self) -> bool:
-        """Whether the logits depend on the tokens so far."""
-        return (
-            self.repetition_penalty != 1.0
-            or self.presence_penalty != 0.0
-            or self.frequency_penalty != 0.0
-        )
-
-    @property
-    def needs_history(self) -> bool:
-        """Whether the executor must know the tokens of the sequence."""
-        return self.uses_penalties or self.num_prompt_logprobs is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +82,7 @@ class StepInput:
     block_tables: Int32Array
     num_prompt_tokens: Int32Array
     seeds: Int64Array
-    sampling_params: Sequence[SamplingParams]
+    sampling_params: ParamRows
     histories: Sequence[Sequence[int] | None]
     adapters: Sequence[str] = ()
     cross: CrossInput | None = None

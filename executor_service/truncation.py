@@ -9,14 +9,12 @@ Shape letters: S rows that sample, V tokens of the vocabulary, C candidates.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from executor_service.host_copies import to_device, to_host
-from executor_service.step import SamplingParams
+from executor_service.sampling_params import ParamRows
 
 _NUM_CANDIDATES = (256, 4096)
 
@@ -30,13 +28,12 @@ class _Limits:
         self.min_p = min_p
 
     @classmethod
-    def of(cls, params: Sequence[SamplingParams], vocab_size: int, device: torch.device) -> _Limits:
+    def of(cls, params: ParamRows, vocab_size: int, device: torch.device) -> _Limits:
         """Columns of `params`; no top-k is top-k with the whole vocabulary."""
-        top_k = [vocab_size if row.top_k is None else min(row.top_k, vocab_size) for row in params]
         return cls(
-            to_device(np.array(top_k), device),
-            to_device(np.array([row.top_p for row in params]), device),
-            to_device(np.array([row.min_p for row in params], dtype=np.float32), device),
+            to_device(params.top_k(vocab_size).astype(np.int64), device),
+            to_device(params.top_p, device),
+            to_device(params.min_p, device),
         )
 
     def select(self, rows: Tensor) -> _Limits:
@@ -44,7 +41,7 @@ class _Limits:
         return _Limits(self.top_k[rows], self.top_p[rows], self.min_p[rows])
 
 
-def truncate(scaled: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+def truncate(scaled: Tensor, params: ParamRows) -> Tensor:
     """Weights of the tokens that stay eligible, 0 for the others.
 
     `scaled`: [S, V] float32, logits over temperature, the largest of each row at 0. Returns [S, V]
@@ -53,17 +50,13 @@ def truncate(scaled: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """
     vocab_size = scaled.shape[-1]
     weights = torch.exp(scaled)
-    limited = [
-        row
-        for row, row_params in enumerate(params)
-        if row_params.top_p < 1
-        or row_params.min_p > 0
-        or (row_params.top_k is not None and row_params.top_k < vocab_size)
-    ]
-    if not limited:
+    limited = np.flatnonzero(
+        (params.top_p < 1) | (params.min_p > 0) | (params.top_k(vocab_size) < vocab_size)
+    )
+    if not len(limited):
         return weights
-    limits = _Limits.of([params[row] for row in limited], vocab_size, scaled.device)
-    open_rows = to_device(np.array(limited), scaled.device)
+    limits = _Limits.of(params.take(limited), vocab_size, scaled.device)
+    open_rows = to_device(limited, scaled.device)
     for num_candidates in (*(c for c in _NUM_CANDIDATES if c < vocab_size), vocab_size):
         part = scaled[open_rows]
         candidates = part.topk(num_candidates, dim=-1).values

@@ -13,7 +13,8 @@ import numpy as np
 from executor_service.errors import StepFailed
 from executor_service.kv_cache import KVCache
 from executor_service.memory_probe import MemoryProbe
-from executor_service.step import BlockMoves, RowStatus, Runner, SamplingParams, StepInput
+from executor_service.sampling_params import ParamRows, SamplingParams
+from executor_service.step import BlockMoves, RowStatus, Runner, StepInput
 
 _NO_BLOCKS = np.empty(0, np.int32)
 _NO_MOVES = BlockMoves(_NO_BLOCKS, _NO_BLOCKS)
@@ -69,7 +70,7 @@ def make_worst_step(size: StepSize, block_size: int, vocab_size: int) -> StepInp
         block_tables=_block_tables(computed, ends, block_size),
         num_prompt_tokens=np.ones(len(num_new), np.int32),
         seeds=np.arange(len(num_new), dtype=np.int64),
-        sampling_params=[_COSTLY_PARAMS] * len(num_new),
+        sampling_params=ParamRows.of([_COSTLY_PARAMS] * len(num_new)),
         histories=[histories] * len(num_new),
     )
 

@@ -22,7 +22,8 @@ from executor_service.decode_graphs import with_decode_graphs
 from executor_service.kv_cache import block_bytes
 from executor_service.memory import CacheConfig, build_runner
 from executor_service.model_runner import ModelRunner
-from executor_service.step import BlockMoves, SamplingParams, StepInput, StepOutput
+from executor_service.sampling_params import ParamRows, SamplingParams
+from executor_service.step import BlockMoves, StepInput, StepOutput
 
 _NUM_WARM_UPS = 3
 _NO_IDS = np.empty(0, dtype=np.int32)
@@ -130,7 +131,7 @@ def _step(block_size: int, sizes: Sizes, rows: int, computed: int, new: int) -> 
         block_tables=np.arange(rows * width, dtype=np.int32).reshape(rows, width),
         num_prompt_tokens=np.ones(rows, dtype=np.int32),
         seeds=np.zeros(rows, dtype=np.int64),
-        sampling_params=[_GREEDY] * rows,
+        sampling_params=ParamRows.of([_GREEDY] * rows),
         histories=[None] * rows,
     )
 

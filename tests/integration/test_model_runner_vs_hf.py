@@ -13,7 +13,7 @@ import torch
 from executor_service.loaded_model import LoadedModel
 from executor_service.memory import CacheConfig, build_runner
 from executor_service.model_loader import ModelConfig, load_model
-from executor_service.step import SamplingParams
+from executor_service.sampling_params import SamplingParams
 from tests.support.step_driver import DrivenSequence, drive
 from tests.support.tiny_models import VOCAB_SIZE, make_tiny_model
 

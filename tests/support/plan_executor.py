@@ -10,14 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from executor_service.step import (
-    CrossInput,
-    Int32Array,
-    RowStatus,
-    SamplingParams,
-    StepInput,
-    StepOutput,
-)
+from executor_service.sampling_params import ParamRows, SamplingParams
+from executor_service.step import CrossInput, Int32Array, RowStatus, StepInput, StepOutput
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import NewRow, StepOutcome, StepPlan, StepStatus
 from scheduler_service.core.request import Request
@@ -187,7 +181,7 @@ class PlanExecutor:
             block_tables=padded_tables([row.table for row in rows]),
             num_prompt_tokens=np.array([row.num_prompt_tokens for row in rows], np.int32),
             seeds=np.array([row.seed for row in rows], np.int64),
-            sampling_params=[row.params for row in rows],
+            sampling_params=ParamRows.of([row.params for row in rows]),
             histories=[row.history for row in rows],
             adapters=[row.adapter for row in rows],
             cross=_cross(rows),

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from executor_service.sampling_params import ParamRows, SamplingParams
 from executor_service.step import (
     BlockMoves,
     CrossInput,
     Int32Array,
     LogprobColumns,
     Runner,
-    SamplingParams,
     StepInput,
     StepOutput,
 )
@@ -94,7 +94,7 @@ def make_step(
         block_tables=_tables([row.block_table for row in rows]),
         num_prompt_tokens=np.array([row.num_prompt_tokens for row in rows], dtype=np.int32),
         seeds=np.array([row.seed for row in rows], dtype=np.int64),
-        sampling_params=[row.params for row in rows],
+        sampling_params=ParamRows.of([row.params for row in rows]),
         histories=[row.history for row in rows],
         adapters=[row.adapter for row in rows] if any(row.adapter for row in rows) else (),
         cross=_cross(rows) if any(row.cross_blocks for row in rows) else None,

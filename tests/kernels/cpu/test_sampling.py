@@ -11,7 +11,7 @@ from torch import Tensor
 
 from executor_service.native_sampler import native_draw
 from executor_service.sampler import SamplingRows, draw_in_torch
-from executor_service.step import SamplingParams
+from executor_service.sampling_params import ParamRows, SamplingParams
 from splitserve_kernels.cpu.library import NativeLibrary
 
 VOCAB_SIZES = (1, 7, 511, 512, 513, 3000)
@@ -57,7 +57,7 @@ def problems(draw: st.DrawFn) -> tuple[Tensor, SamplingRows]:
 def make_rows(params: list[SamplingParams], first_seed: int) -> SamplingRows:
     count = len(params)
     return SamplingRows(
-        params=params,
+        params=ParamRows.of(params),
         seeds=np.arange(first_seed, first_seed + count, dtype=np.int64),
         positions=np.arange(count, dtype=np.int32) * 1000,
         num_prompt_tokens=np.zeros(count, np.int32),

@@ -15,7 +15,7 @@ from executor_service.kv_cache import KVCache, LayerShape
 from executor_service.loaded_model import LoadedModel
 from executor_service.model_loader import ModelConfig, load_model
 from executor_service.paged_model import TransformersModel
-from executor_service.step import SamplingParams
+from executor_service.sampling_params import SamplingParams
 from splitserve_kernels import reference
 from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch
 from tests.support.step_driver import Row, make_step

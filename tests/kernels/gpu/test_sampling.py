@@ -10,7 +10,7 @@ from torch import Tensor
 from executor_service.random_bits import uniform
 from executor_service.sampler import SamplingRows
 from executor_service.sampler import sample as sample_by_oracle
-from executor_service.step import SamplingParams
+from executor_service.sampling_params import ParamRows, SamplingParams
 
 pytest.importorskip("triton", reason="triton is not installed")
 
@@ -32,7 +32,7 @@ def _logits(num_rows: int, vocab_size: int, device: torch.device) -> Tensor:
 def _oracle(logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     count = len(logits)
     rows = SamplingRows(
-        params=[SamplingParams(temperature=float(t)) for t in temperatures.tolist()],
+        params=ParamRows.of([SamplingParams(temperature=t) for t in temperatures.tolist()]),
         seeds=seeds.cpu().numpy(),
         positions=positions.cpu().numpy().astype(np.int32),
         num_prompt_tokens=np.zeros(count, dtype=np.int32),

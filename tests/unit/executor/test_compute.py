@@ -15,7 +15,7 @@ from executor_service.kv_cache import KVCache
 from executor_service.loaded_model import LoadedModel
 from executor_service.model_loader import ModelConfig, load_model
 from executor_service.packed_linears import PackedLinearModule
-from executor_service.step import SamplingParams
+from executor_service.sampling_params import SamplingParams
 from splitserve_kernels.cpu.attention import NativeAttention
 from splitserve_kernels.cpu.build import BuildFailed
 from splitserve_kernels.cpu.library import NativeLibrary, load_library

@@ -20,7 +20,7 @@ from executor_service.loaded_model import LoadedModel
 from executor_service.memory import CacheConfig, build_runner, torch_model
 from executor_service.model_loader import ModelConfig, load_model
 from executor_service.paged_model import PagedModel, TransformersModel
-from executor_service.step import SamplingParams
+from executor_service.sampling_params import SamplingParams
 from tests.support.recorded_ops import RecordedOps, StaticAttention
 from tests.support.step_driver import DrivenSequence, Row, drive, make_step
 from tests.support.tiny_models import make_tiny_model

@@ -21,7 +21,8 @@ from executor_service.loaded_model import LoadedModel
 from executor_service.memory import CacheConfig, build_runner
 from executor_service.model_loader import ModelConfig, load_model
 from executor_service.model_runner import ModelRunner
-from executor_service.step import RowStatus, SamplingParams
+from executor_service.sampling_params import SamplingParams
+from executor_service.step import RowStatus
 from tests.support.step_driver import GREEDY, Row, make_step
 from tests.support.tiny_models import make_tiny_model
 

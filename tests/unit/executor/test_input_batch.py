@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 from executor_service.input_batch import InputBatch, build_input_batch
-from executor_service.step import SamplingParams
+from executor_service.sampling_params import SamplingParams
 from tests.support.step_driver import Row, make_step
 
 BLOCK_SIZE = 4

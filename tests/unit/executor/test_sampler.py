@@ -13,7 +13,7 @@ import torch
 
 from executor_service.random_bits import uniform
 from executor_service.sampler import SamplingRows, sample
-from executor_service.step import SamplingParams
+from executor_service.sampling_params import ParamRows, SamplingParams
 
 Floats = npt.NDArray[np.float32]
 VOCAB_SIZE = 701
@@ -29,7 +29,7 @@ def _rows(
 ) -> SamplingRows:
     count = len(params)
     return SamplingRows(
-        params=params,
+        params=ParamRows.of(params),
         seeds=np.array(range(count) if seeds is None else seeds, dtype=np.int64),
         positions=np.array([9] * count if positions is None else positions, dtype=np.int32),
         num_prompt_tokens=np.array(
