@@ -30,7 +30,13 @@ from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import SamplingParams as CoreParams
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.step_codec import encode_plan
-from splitserve_client import AsyncClient, Finish, SamplingParams, SplitserveError
+from splitserve_client import (
+    AsyncClient,
+    Finish,
+    SamplingParams,
+    SchedulingParams,
+    SplitserveError,
+)
 from splitserve_rpc import options
 
 Prompts = list[list[int]]
@@ -76,11 +82,14 @@ async def wait_until_connected(address: str) -> None:
 async def served(address: str, prompts: Prompts, num_tokens: int) -> tuple[float, int]:
     """Tokens per second through the services, and the number of steps."""
     params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+    # Each run is to compute what the runner alone computes.
+    scheduling = SchedulingParams(bypass_prefix_cache=True)
     async with AsyncClient(address) as client, client.session() as session:
         steps_before = (await client.list_executors()).executors[0].num_steps
         start = time.perf_counter()
         num_output_tokens = 0
-        for request in [session.submit(prompt, params) for prompt in prompts]:
+        requests = [session.submit(prompt, params, scheduling=scheduling) for prompt in prompts]
+        for request in requests:
             async for event in request:
                 if isinstance(event, Finish):
                     num_output_tokens += event.usage.num_output_tokens
