@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import google.protobuf
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 ROOT = Path(__file__).resolve().parent.parent / "protos"
@@ -64,7 +65,8 @@ def filled_message(kind: type[Message], depth: int = 0) -> Message:
         if field.message_type is None:
             _fill_scalar(message, field.name)
         elif field.message_type.GetOptions().map_entry:
-            target[7] = 0.5
+            key, value = (field.message_type.fields_by_name[part] for part in ("key", "value"))
+            target[_scalar(key)] = _scalar(value)
         elif depth < MAX_DEPTH:
             is_list = hasattr(target, "add")
             child = target.add() if is_list else target
@@ -72,15 +74,16 @@ def filled_message(kind: type[Message], depth: int = 0) -> Message:
     return message
 
 
-def _fill_scalar(message: Message, name: str) -> None:
-    field = message.DESCRIPTOR.fields_by_name[name]
-    value: object
+def _scalar(field: FieldDescriptor) -> object:
     if field.enum_type is not None:
-        value = field.enum_type.values[-1].number
-    elif field.type == field.TYPE_BYTES:
-        value = bytes(range(field.number))
-    else:
-        value = _SCALARS[field.cpp_type](field.number)
+        return field.enum_type.values[-1].number
+    if field.type == field.TYPE_BYTES:
+        return bytes(range(field.number))
+    return _SCALARS[field.cpp_type](field.number)
+
+
+def _fill_scalar(message: Message, name: str) -> None:
+    value = _scalar(message.DESCRIPTOR.fields_by_name[name])
     target = getattr(message, name)
     if hasattr(target, "append"):
         target.extend([value, value])
