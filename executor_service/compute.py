@@ -83,7 +83,7 @@ def choose_compute(
     if is_int8 and not compute.is_int8:
         raise BackendUnavailable(
             f"quantization int8: {compute.loaded.architecture} runs with {compute.description};"
-            " allowed: what the native kernels of CPUs run"
+            " allowed: float32 or bfloat16 on a CPU, with --attention-backend auto or native"
         )
     if is_deterministic and not compute.is_batch_invariant:
         raise BackendUnavailable(

@@ -16,7 +16,7 @@ from splitserve_client.serve_checks import CannotServe, check_model, reachable_a
 from splitserve_client.supervisor import ServeConfig, Supervisor
 from splitserve_rpc import options
 from splitserve_rpc.addresses import CannotListen, claim_address
-from splitserve_rpc.option_table import ENV_PREFIX, Command, Kind
+from splitserve_rpc.option import ENV_PREFIX, Command, Kind
 from splitserve_rpc.options import Value
 
 # What each process of ours gets told otherwise than by the options of the same name.

@@ -6,7 +6,7 @@ import importlib.util
 import re
 from pathlib import Path
 
-from splitserve_rpc.option_table import BUNDLED_MODEL
+from splitserve_rpc.option import BUNDLED_MODEL
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}

@@ -17,16 +17,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from splitserve_rpc.option_table import (
+from splitserve_rpc.option import (
     CLIENT_ENV,
     COMMANDS,
     CONFIG_ENV,
     ENV_PREFIX,
-    OPTIONS,
     Command,
     Kind,
     Option,
 )
+from splitserve_rpc.option_table import OPTIONS
 
 Value = str | int | float | bool | None
 

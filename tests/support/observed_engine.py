@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from executor_service.compute import Compute
 from executor_service.memory import CacheConfig, build_runner
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import StepEvents, StepPlan
@@ -79,7 +80,8 @@ class ObservedEngine(InProcessEngine):
     """A tiny model behind an observed core; every step has to succeed.
 
     `us_per_block`: the core is told that a move takes this long, and a token 1000 us; without it,
-    what they really take. `options` are those of SchedulerConfig that matter to the test.
+    what they really take. `compute`: what runs the model, instead of plain torch. `options` are
+    those of SchedulerConfig that matter to the test.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class ObservedEngine(InProcessEngine):
         depth: int = 2,
         preempt_at: Iterable[int] = (),
         us_per_block: float | None = None,
+        compute: Compute | None = None,
         **options: object,
     ) -> None:
         self._us_per_block = us_per_block
@@ -108,7 +111,10 @@ class ObservedEngine(InProcessEngine):
             num_device_blocks=_int(values["num_device_blocks"]),
             num_host_blocks=_int(values["num_host_blocks"]),
         )
-        runner = build_runner(pair.served, pools)
+        if compute is None:
+            runner = build_runner(pair.served, pools)
+        else:
+            runner = build_runner(compute.loaded, pools, compute.make_model, compute.draw)
         values["block_bytes"] = runner.cache.block_bytes
         config = SchedulerConfig(**values)  # type: ignore[arg-type]
         super().__init__(

@@ -93,7 +93,7 @@ def library_path(variant: Variant, openmp: Path | None) -> Path:
 
 
 def _compile(compiler: str, variant: Variant, openmp: Path | None, target: Path) -> Path:
-    _log.warning("compiling the CPU kernels for %s, once; this takes about 15 s", variant.name)
+    _log.warning("compiling the CPU kernels for %s, once; this takes about 10 s", variant.name)
     started = time.monotonic()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

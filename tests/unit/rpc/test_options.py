@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from splitserve_rpc import options
-from splitserve_rpc.option_table import COMMANDS, OPTIONS
+from splitserve_rpc.option import COMMANDS
+from splitserve_rpc.option_table import OPTIONS
 from splitserve_rpc.options import OptionError, resolve
 
 

@@ -183,33 +183,47 @@ inline int num_tasks(const Linear& linear, int num_rows) {
   return num_row_blocks(num_rows) * num_panels(linear.num_outputs);
 }
 
-// Calls use(source, whether it is the last) for the words of a panel, part by part, as `num_rows`
-// rows are to be multiplied with them.
-template <class T, class Use>
-inline void for_parts(const Linear& linear, int panel_index, int num_rows, Use use) {
+// sums[i] += row i times the words of `source`, [num_rows][kPanel]; = if it is the first one.
+template <class T, class Source>
+inline void accumulate(const Source& source, const T* const* rows, int num_rows, bool is_first,
+                       float* sums) {
+  multiply(&source, 1, rows, num_rows, is_first ? nullptr : sums, [&](int i, const Floats* of_row) {
+    for (int v = 0; v < kPanelVectors; ++v) store(sums + i * kPanel + v * kLanes, of_row[v]);
+  });
+}
+
+// `num_rows` rows times one panel, without scales and bias: `sums` [num_rows][kPanel]. Advances
+// `rows`. One function for all that is done with the sums: it is large.
+template <class T>
+__attribute__((noinline)) void multiply_panel(const Linear& linear, int panel_index, const T** rows,
+                                              int num_rows, float* sums) {
   const int num_words = linear.num_inputs / kPerWord<T>;
   const size_t first = size_t(panel_index) * num_words * kPanel;
+  const auto advance = [&](int count) {
+    for (int i = 0; i < num_rows; ++i) rows[i] += count * kPerWord<T>;
+  };
   if (!linear.scales) {
     const uint32_t* panel = static_cast<const uint32_t*>(linear.panels) + first;
     constexpr int kWords = kInputBlock / kPerWord<T>;
     for (int word = 0; word < num_words; word += kWords) {
-      const int end = std::min(word + kWords, num_words);
-      use(PanelWords{panel + size_t(word) * kPanel, end - word}, end == num_words);
+      const PanelWords part{panel + size_t(word) * kPanel, std::min(kWords, num_words - word)};
+      accumulate(part, rows, num_rows, word == 0, sums);
+      advance(part.num_words);
     }
     return;
   }
   const int8_t* panel = static_cast<const int8_t*>(linear.panels) + first * kPerWord<T>;
   if (num_rows <= kMaxRows) {
-    use(Int8Words<T>{panel, num_words}, true);
+    accumulate(Int8Words<T>{panel, num_words}, rows, num_rows, true, sums);
     return;
   }
   alignas(64) uint32_t widened[kWidenedWords * kPanel];
   for (int word = 0; word < num_words; word += kWidenedWords) {
-    const int end = std::min(word + kWidenedWords, num_words);
-    const int num_vectors = (end - word) * kPanelVectors;
-    widen_vectors<T>(panel, num_vectors, widened);
-    panel += num_vectors * kVectorBytes<T>;
-    use(WidenedWords<T>{widened, panel, end - word}, end == num_words);
+    const int count = std::min(kWidenedWords, num_words - word);
+    widen_vectors<T>(panel, count * kPanelVectors, widened);
+    panel += size_t(count) * kPanelVectors * kVectorBytes<T>;
+    accumulate(WidenedWords<T>{widened, panel, count}, rows, num_rows, word == 0, sums);
+    advance(count);
   }
 }
 
@@ -222,31 +236,23 @@ inline void multiply_task(const Linear& linear, int task, const T* input, size_t
   const int block = task / num_panels(linear.num_outputs), num_blocks = num_row_blocks(num_rows);
   const int first = int(int64_t{num_rows} * block / num_blocks);
   const int count = int(int64_t{num_rows} * (block + 1) / num_blocks) - first;
+  const T* rows[kRowBlock];
+  for (int i = 0; i < count; ++i) rows[i] = input + (first + i) * stride;
+  alignas(64) float sums[kRowBlock * kPanel];
+  multiply_panel(linear, panel_index, rows, count, sums);
   const int output = panel_index * kPanel;
   Floats bias[kPanelVectors] = {}, scales[kPanelVectors];
   for (int v = 0; v < kPanelVectors; ++v) {
     if (linear.bias) bias[v] = load(linear.bias + output + v * kLanes);
     scales[v] = linear.scales ? load(linear.scales + output + v * kLanes) : splat(1.0f);
   }
-  const T* rows[kRowBlock];
-  for (int i = 0; i < count; ++i) rows[i] = input + (first + i) * stride;
-  alignas(64) float partial[kRowBlock * kPanel];
-  const float* start = nullptr;
-  for_parts<T>(linear, panel_index, count, [&](const auto& source, bool is_last) {
-    if (is_last) {
-      multiply(&source, 1, rows, count, start, [&](int i, const Floats* sums) {
-        Floats finished[kPanelVectors];
-        for (int v = 0; v < kPanelVectors; ++v) finished[v] = sums[v] * scales[v] + bias[v];
-        finish(first + i, output, finished);
-      });
-      return;
+  for (int i = 0; i < count; ++i) {
+    Floats finished[kPanelVectors];
+    for (int v = 0; v < kPanelVectors; ++v) {
+      finished[v] = load(sums + i * kPanel + v * kLanes) * scales[v] + bias[v];
     }
-    multiply(&source, 1, rows, count, start, [&](int i, const Floats* sums) {
-      for (int v = 0; v < kPanelVectors; ++v) store(partial + i * kPanel + v * kLanes, sums[v]);
-    });
-    start = partial;
-    for (int i = 0; i < count; ++i) rows[i] += source.num_words * kPerWord<T>;
-  });
+    finish(first + i, output, finished);
+  }
 }
 
 // Packs one panel of a matrix whose `num_outputs` rows of `num_inputs` weights lie anywhere; null is

@@ -1,0 +1,93 @@
+"""What an option is."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Literal
+
+Command = Literal["serve", "scheduler", "executor"]
+
+COMMANDS: tuple[Command, ...] = ("serve", "scheduler", "executor")
+BUNDLED_MODEL = "bundled"
+DEFAULT_ADDRESS = "127.0.0.1:50051"
+ENV_PREFIX = "SPLITSERVE_"
+CONFIG_ENV = "SPLITSERVE_CONFIG"
+# Variables of the same prefix that are read elsewhere: by the client commands.
+CLIENT_ENV = ("SPLITSERVE_ADDRESS",)
+
+
+class Kind(enum.Enum):
+    """How the value of an option is written."""
+
+    TEXT = "text"
+    INTEGER = "integer"
+    NUMBER = "number"
+    CHOICE = "choice"
+    ADDRESS = "host:port"
+    SWITCH = "true or false"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option. `default` None means: not set; `default_text` then tells what happens.
+
+    `minimum` and `maximum`, given together, are inclusive, the minimum unless `above` is set.
+    `default_of` has the commands whose default is another one.
+    """
+
+    name: str
+    kind: Kind
+    help: str
+    group: str
+    commands: tuple[Command, ...] = COMMANDS
+    default: str | int | float | bool | None = None
+    default_of: tuple[tuple[Command, str | float], ...] = ()
+    default_text: str = ""
+    minimum: float | None = None
+    maximum: float | None = None
+    above: bool = False
+    choices: tuple[str, ...] = ()
+    metavar: str = ""
+    hidden: bool = False
+
+    @property
+    def key(self) -> str:
+        """The name in Python and in a parsed result."""
+        return self.name.replace("-", "_")
+
+    @property
+    def flag(self) -> str:
+        """The name on a command line."""
+        return f"--{self.name}"
+
+    @property
+    def env(self) -> str:
+        """The name in the environment."""
+        return ENV_PREFIX + self.key.upper()
+
+    def default_for(self, command: Command) -> str | int | float | bool | None:
+        """The value that `command` gets when nobody sets it."""
+        return dict(self.default_of).get(command, self.default)
+
+    @property
+    def allowed(self) -> str:
+        """The values allowed, for people."""
+        match self.kind:
+            case Kind.CHOICE:
+                return "one of " + ", ".join(self.choices)
+            case Kind.INTEGER | Kind.NUMBER:
+                return f"{'an integer' if self.kind is Kind.INTEGER else 'a number'}{self._range}"
+            case Kind.ADDRESS:
+                return "host:port"
+            case Kind.SWITCH:
+                return "true or false"
+            case Kind.TEXT:
+                return "a text that is not empty"
+
+    @property
+    def _range(self) -> str:
+        if self.minimum is None or self.maximum is None:
+            return ""
+        start = f"above {self.minimum} and up" if self.above else f"from {self.minimum}"
+        return f" {start} to {self.maximum}"
