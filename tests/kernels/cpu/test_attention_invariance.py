@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,6 +18,8 @@ from tests.kernels.cpu.problems import (
     TOLERANCES,
     Shape,
     Tokens,
+    assert_close,
+    attend_both,
     joined,
     make_batch,
     make_pools,
@@ -134,3 +137,21 @@ def test_attention_gives_the_same_bits_when_threads_are_more(
         torch.set_num_threads(count)
         outputs.append(_serve(library, shape, OPTIONS[0], sequences, cuts))
     assert all(map(torch.equal, *outputs))
+
+
+@pytest.mark.usefixtures("num_threads")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 100, 2500])
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"blocks_of_{shape.block_size}")
+def test_decodes_give_the_same_bits_when_many_threads_share_a_long_context(
+    library: NativeLibrary, shape: Shape, dtype: torch.dtype, window: int | None
+) -> None:
+    rows, options = ((4999, 1), (3071, 1), (39, 1)), AttentionOptions(0.3, sliding_window=window)
+    outputs = []
+    for count in (1, 2, 16):
+        torch.set_num_threads(count)
+        problem = replace(shape, rows=rows)
+        outputs.append(attend_both(NativeAttention(library), problem, options, dtype))
+    for actual, expected in outputs:
+        assert torch.equal(actual, outputs[0][0])
+        assert_close(actual, expected)

@@ -23,7 +23,6 @@
 
 namespace splitserve {
 
-constexpr int kPartition = 1024;
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
 // What all rows of a layer share. `keys`, `values`: pools, blocks `key_stride` and `value_stride`
@@ -84,43 +83,68 @@ class AttentionScratch {
   }
 };
 
-// One thread's work on one task.
+// Numbers of a slot that holds the softmax of `group` query rows over a partition.
+inline size_t slot_size(int group, int value_dim) {
+  return size_t(group) * (1 + kLanes + padded(value_dim, kPanel));
+}
+
+// One thread's work on one task, or on one join. Query rows are those of the first head, part after
+// part, then those of the next.
 template <class T>
 class AttentionWorker {
  public:
+  // `slots`: room for those of the plan, slot_size() numbers each.
   AttentionWorker(const AttentionLayer<T>& layer, const AttentionRows& rows,
-                  const AttentionPlan& plan, const AttentionTask& task, AttentionScratch<T>& scratch)
+                  const AttentionPlan& plan, const AttentionTask& task, float* slots,
+                  AttentionScratch<T>& scratch)
       : layer_(layer),
         rows_(rows),
         task_(task),
         parts_(plan.parts.data() + task.first_part),
+        slots_(slots),
         scratch_(scratch),
         group_(layer.num_heads / layer.num_kv_heads),
-        width_(padded(layer.value_dim, kPanel)) {
-    for (int i = 0; i < task.num_parts; ++i) num_rows_ += parts_[i].num_tokens * group_;
+        width_(padded(layer.value_dim, kPanel)),
+        reader_(layer.blocks(), layer.keys, layer.values, layer.key_stride, layer.value_stride,
+                scratch.tiles) {
+    for (int i = 0; i < task.num_parts; ++i) rows_of_head_ += parts_[i].num_tokens * group_;
+    num_rows_ = rows_of_head_ * task.num_heads;
     scratch.reserve(num_rows_, layer.value_dim);
-    for (int i = 0, row = 0; i < task.num_parts; ++i) {
-      const AttentionPart& part = parts_[i];
-      for (int j = 0; j < part.num_tokens * group_; ++j, ++row) {
-        const int token = part.first_token + j / group_, head = task.kv_head * group_ + j % group_;
-        scratch.rows[row] = layer.query + token * layer.query_stride + head * layer.head_dim;
-        scratch.weight_rows[row] = scratch.weights.data() + row * kTile;
-        scratch.positions[row] = first_position(part) + j / group_;
+    int row = 0;
+    for (int head = task.first_head; head < task.first_head + task.num_heads; ++head) {
+      for (int i = 0; i < task.num_parts; ++i) {
+        for (int j = 0; j < parts_[i].num_tokens * group_; ++j, ++row) add_row(row, i, j, head);
       }
     }
   }
 
   void attend() {
+    begin();
+    Visit visit = first_visit();
+    if (!visit.is_there) return;
+    reader_.find(tokens_of(visit), visit.start, visit.head, tiles_[0]);
+    for (int index = 0; visit.is_there; index = 1 - index) {
+      const Visit next = visit_after(visit);
+      Tile &tile = tiles_[index], &next_tile = tiles_[1 - index];
+      fetcher_.begin(next_tile.regions, 0);
+      if (next.is_there) {
+        reader_.find(tokens_of(next), next.start, next.head, next_tile);
+        fetcher_.begin(next_tile.regions, next_tile.num_regions);
+      }
+      attend_tile(tile, visit);
+      while (fetcher_.fetch()) {
+      }
+      visit = next;
+    }
+    if (task_.first_slot < 0) finish_all();
+  }
+
+  // Joins the slots of a row that was cut; the task is of that row and head.
+  void join(const AttentionJoin& join) {
     const Span all{0, num_rows_};
     clear(whole(), all);
-    clear(part(), all);
-    attend_shared(all);
-    for (int i = 0, row = 0; i < task_.num_parts; ++i) {
-      const Span span{row, row + parts_[i].num_tokens * group_};
-      attend_own(parts_[i], span);
-      finish(parts_[i], span);
-      row = span.end;
-    }
+    for (int i = 0; i < join.num_slots; ++i) merge(slot(join.first_slot + i), all);
+    finish_all();
   }
 
  private:
@@ -129,56 +153,98 @@ class AttentionWorker {
     int begin, end;
   };
 
+  // A tile of one part, or of all parts (-1), with one head: from `start` on, up to `end` at most.
+  struct Visit {
+    bool is_there;
+    int part, start, end, head;
+  };
+
+  void add_row(int row, int part_index, int index_in_part, int head_of_group) {
+    const AttentionPart& part = parts_[part_index];
+    const int token = part.first_token + index_in_part / group_;
+    const int head = head_of_group * group_ + index_in_part % group_;
+    scratch_.rows[row] = layer_.query + token * layer_.query_stride + head * layer_.head_dim;
+    scratch_.weight_rows[row] = scratch_.weights.data() + row * kTile;
+    scratch_.positions[row] = first_position(part) + index_in_part / group_;
+  }
+
   int first_position(const AttentionPart& part) const {
     return rows_.num_computed[part.row] + part.first_token - rows_.query_starts[part.row];
   }
 
-  TileReader<T> reader(int row) {
-    const int computed = rows_.num_computed[row];
-    return {layer_.blocks(), layer_.keys, layer_.values, layer_.key_stride, layer_.value_stride,
-            rows_.table(row), task_.kv_head, first_in_sight(computed, layer_.sliding_window),
-            computed + rows_.num_new(row), scratch_.tiles};
+  // -- the tiles of a task, one after the other --------------------------------------------------
+
+  Visit first_visit() const {
+    if (task_.num_shared) return {true, -1, 0, task_.num_shared, task_.first_head};
+    return first_visit_of(0);
   }
 
-  // Whole tiles that all parts see from end to end.
-  void attend_shared(Span all) {
-    if (!task_.num_shared) return;
-    TileReader<T> tiles = reader(parts_[0].row);
-    for (int begin = 0; begin < task_.num_shared; begin += kPartition) {
-      const int end = begin + kPartition;
-      attend_tiles(tiles, begin, std::min(end, task_.num_shared), all);
-      if (end <= task_.num_shared) merge(all);
-    }
-  }
-
-  // The rest of one part, from its first tile or from the partition on that the shared tiles began.
-  void attend_own(const AttentionPart& part, Span span) {
-    TileReader<T> tiles = reader(part.row);
+  // Of one part: what is not shared of what its first token sees, up to its last token.
+  Visit first_visit_of(int part_index) const {
+    if (part_index == task_.num_parts) return {};
+    const AttentionPart& part = parts_[part_index];
     const int first = first_in_sight(first_position(part), layer_.sliding_window);
-    const int last = first_position(part) + part.num_tokens;
-    int begin = std::max(task_.num_shared, first / kTile * kTile);
-    while (begin < last) {
-      const int end = (begin / kPartition + 1) * kPartition;
-      attend_tiles(tiles, begin, std::min(end, last), span);
-      merge(span);
-      begin = end;
-    }
+    const int start = std::max({task_.num_shared, task_.begin, first / kTile * kTile});
+    const int end = std::min(task_.end, first_position(part) + part.num_tokens);
+    if (start >= end) return first_visit_of(part_index + 1);
+    return {true, part_index, start, end, task_.first_head};
   }
 
-  void attend_tiles(TileReader<T>& tiles, int begin, int end, Span span) {
-    const Tile* tile = &tiles.find(begin);
-    for (int start = begin; start < end; start += kTile) {
-      const Tile* next = start + kTile < end ? &tiles.find(start + kTile) : tile;
-      score(*tile, *next, span);
-      weigh(start, span);
-      add_values(*tile, *next, span);
-      tile = next;
-    }
+  Visit visit_after(Visit visit) const {
+    if (++visit.head < task_.first_head + task_.num_heads) return visit;
+    visit.head = task_.first_head;
+    visit.start += kTile;
+    return visit.start < visit.end ? visit : first_visit_of(visit.part + 1);
   }
 
-  // Joins the partition to the whole, and begins another.
-  void merge(Span span) {
-    const SoftmaxState part = this->part(), whole = this->whole();
+  RowTokens tokens_of(const Visit& visit) const {
+    const int row = parts_[std::max(visit.part, 0)].row, computed = rows_.num_computed[row];
+    return {rows_.table(row), first_in_sight(computed, layer_.sliding_window),
+            computed + rows_.num_new(row)};
+  }
+
+  Span span_of(const Visit& visit) const {
+    const int begin = (visit.head - task_.first_head) * rows_of_head_;
+    return visit.part < 0 ? Span{begin, begin + rows_of_head_} : span_of(visit.part, begin);
+  }
+
+  Span span_of(int part, int begin) const {
+    for (int i = 0; i < part; ++i) begin += parts_[i].num_tokens * group_;
+    return {begin, begin + parts_[part].num_tokens * group_};
+  }
+
+  void attend_tile(Tile& tile, const Visit& visit) {
+    const Span span = span_of(visit);
+    const bool is_cut = task_.first_slot >= 0;
+    const SoftmaxState state =
+        is_cut ? slot(task_.first_slot + (visit.start - task_.begin) / kPartition) : part();
+    reader_.load(tile, &fetcher_);
+    score(tile, span);
+    weigh(visit.start, state, span);
+    add_values(tile, state, span);
+    const int end = visit.start + kTile;
+    const bool is_last = visit.part >= 0 && end >= visit.end;
+    if (is_cut || !(is_last || end % kPartition == 0)) return;
+    merge(state, span);
+    clear(state, span);
+  }
+
+  // -- the softmax -------------------------------------------------------------------------------
+
+  void begin() {
+    const Span all{0, num_rows_};
+    if (task_.first_slot < 0) {
+      clear(whole(), all);
+      clear(part(), all);
+      return;
+    }
+    const int num_slots = (task_.end - task_.begin) / kPartition;
+    for (int i = 0; i < num_slots; ++i) clear(slot(task_.first_slot + i), all);
+  }
+
+  // Joins a partition to the whole.
+  void merge(const SoftmaxState& part, Span span) {
+    const SoftmaxState whole = this->whole();
     for (int i = span.begin; i < span.end; ++i) {
       const float* total_of_part = part.total + i * kLanes;
       // Nothing in sight; the total of NaN scores is NaN.
@@ -195,15 +261,22 @@ class AttentionWorker {
         store(to, load(to) * of_whole + load(part.values + i * width_ + column) * of_part);
       }
     }
-    clear(part, span);
+  }
+
+  void finish_all() {
+    for (int head = 0; head < task_.num_heads; ++head) {
+      for (int i = 0; i < task_.num_parts; ++i) {
+        finish(parts_[i], task_.first_head + head, span_of(i, head * rows_of_head_));
+      }
+    }
   }
 
   // Divides by the total weight and stores the output.
-  void finish(const AttentionPart& part, Span span) {
+  void finish(const AttentionPart& part, int kv_head, Span span) {
     const SoftmaxState state = whole();
     for (int i = span.begin; i < span.end; ++i) {
       const int token = part.first_token + (i - span.begin) / group_;
-      const int head = task_.kv_head * group_ + (i - span.begin) % group_;
+      const int head = kv_head * group_ + (i - span.begin) % group_;
       float total = sum(load(state.total + i * kLanes)), factor = 1;
       if (layer_.sinks) {
         // A sink is one more key without a value.
@@ -234,6 +307,12 @@ class AttentionWorker {
             scratch_.sums.data() + size_t(index) * num_rows_ * width_};
   }
 
+  // The slots of a plan; a task that has some has the query rows of one.
+  SoftmaxState slot(int index) const {
+    float* maximum = slots_ + index * slot_size(group_, layer_.value_dim);
+    return {maximum, maximum + group_, maximum + group_ * (1 + kLanes)};
+  }
+
   void clear(const SoftmaxState& state, Span span) const {
     const int count = span.end - span.begin;
     std::fill_n(state.maximum + span.begin, count, kNone);
@@ -241,10 +320,10 @@ class AttentionWorker {
     std::fill_n(state.values + size_t(span.begin) * width_, size_t(count) * width_, 0.0f);
   }
 
-  void score(const Tile& tile, const Tile& next, Span span) {
+  void score(const Tile& tile, Span span) {
     const int num_words = layer_.head_dim / kPerWord<T>;
     for (int group = 0; group < kGroups; group += kPanelVectors) {
-      const KeyWords words{tile.groups + group, next.groups + group, num_words};
+      const KeyWords words{tile.groups + group, &fetcher_, num_words};
       multiply(&words, 1, scratch_.rows.data() + span.begin, span.end - span.begin, nullptr,
                [&](int i, const Floats* sums) {
                  float* to = scratch_.scores.data() + (span.begin + i) * kTile + group * kLanes;
@@ -254,9 +333,8 @@ class AttentionWorker {
   }
 
   // Scores to weights; what was summed before is to be multiplied by `rescale`.
-  void weigh(int tile, Span span) {
+  void weigh(int tile, const SoftmaxState& state, Span span) {
     constexpr int kVectors = kTile / kLanes;
-    const SoftmaxState state = part();
     for (int i = span.begin; i < span.end; ++i) {
       const int low = first_in_sight(scratch_.positions[i], layer_.sliding_window) - tile;
       const int high = scratch_.positions[i] + 1 - tile;
@@ -307,15 +385,12 @@ class AttentionWorker {
     return (lane >= low) & (lane < high) ? scores : splat(kNone);
   }
 
-  void add_values(const Tile& tile, const Tile& next, Span span) {
-    const SoftmaxState state = part();
+  void add_values(const Tile& tile, const SoftmaxState& state, Span span) {
     for (int column = 0; column < width_; column += kPanel) {
       ValueWords runs[kTile];
       for (int i = 0; i < tile.num_runs; ++i) {
         runs[i] = tile.runs[i];
-        if (next.is_in_place && i < next.num_runs) runs[i].next = next.runs[i].first;
         runs[i].first += column;
-        runs[i].next += column;
       }
       multiply(runs, tile.num_runs, scratch_.weight_rows.data() + span.begin,
                span.end - span.begin, nullptr, [&](int part_row, const Floats* sums) {
@@ -333,9 +408,30 @@ class AttentionWorker {
   const AttentionRows& rows_;
   const AttentionTask& task_;
   const AttentionPart* parts_;
+  float* slots_;
   AttentionScratch<T>& scratch_;
   const int group_, width_;
-  int num_rows_ = 0;
+  TileReader<T> reader_;
+  Tile tiles_[2];
+  Fetcher fetcher_;
+  int rows_of_head_ = 0, num_rows_ = 0;
 };
+
+// All of a plan: run_phase(count, run) calls run(0) .. run(count - 1) on any thread and returns when
+// all are done; every thread of a region calls this.
+template <class T, class RunPhase>
+void attend(const AttentionLayer<T>& layer, const AttentionRows& rows, const AttentionPlan& plan,
+            float* slots, RunPhase run_phase) {
+  thread_local AttentionScratch<T> scratch;
+  run_phase(int(plan.tasks.size()), [&](int i) {
+    AttentionWorker<T>(layer, rows, plan, plan.tasks[i], slots, scratch).attend();
+  });
+  if (plan.joins.empty()) return;
+  run_phase(int(plan.joins.size()), [&](int i) {
+    const AttentionJoin& join = plan.joins[i];
+    const AttentionTask task{join.part, 1, join.head, 1, 0};
+    AttentionWorker<T>(layer, rows, plan, task, slots, scratch).join(join);
+  });
+}
 
 }  // namespace splitserve

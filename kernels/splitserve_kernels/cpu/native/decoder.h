@@ -55,10 +55,12 @@ struct DecoderStep {
 template <class T>
 struct DecoderScratch {
   std::vector<float> residual;                // [T, W]
+  std::vector<float> slots;                   // of the attention plan
   std::vector<T> normed, qkv, attended, mlp;  // [T, W], [T, (H + 2G) D], [T, H D], [T, I]
 
-  void reserve(const Decoder& decoder, int num_tokens, int num_logits) {
+  void reserve(const Decoder& decoder, int num_tokens, int num_logits, int num_slots) {
     const size_t tokens = num_tokens;
+    grow(slots, num_slots * slot_size(decoder.num_heads / decoder.num_kv_heads, decoder.head_dim));
     grow(residual, tokens * decoder.width);
     grow(normed, std::max<size_t>(tokens, num_logits) * decoder.width);
     const int num_heads = decoder.num_heads + 2 * decoder.num_kv_heads;
@@ -85,7 +87,7 @@ class DecoderWorker {
     qkv_width_ = num_heads * decoder.head_dim;
   }
 
-  static int num_phases(const Decoder& decoder) { return decoder.num_layers * 8 + 3; }
+  static int num_phases(const Decoder& decoder) { return decoder.num_layers * 9 + 3; }
 
   void run() {
     embed();
@@ -193,10 +195,8 @@ class DecoderWorker {
     attention.sliding_window = layer.sliding_window;
     attention.scale = decoder_.scale;
     attention.softcap = layer.softcap;
-    thread_local AttentionScratch<T> scratch;
-    run_phase(int(plan_.tasks.size()), [&](int task) {
-      AttentionWorker<T>(attention, step_.rows, plan_, plan_.tasks[task], scratch).attend();
-    });
+    splitserve::attend(attention, step_.rows, plan_, scratch_.slots.data(),
+                       [&](int count, auto run) { run_phase(count, run); });
   }
 
   void add_projection(const Linear& linear, const T* input, int input_width) {

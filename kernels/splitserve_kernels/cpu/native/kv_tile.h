@@ -16,159 +16,208 @@ namespace splitserve {
 constexpr int kTile = 64;
 constexpr int kGroups = kTile / kLanes;
 
-// How many tiles ahead of the multiplication memory is asked for the next ones.
-// Into the second level of the cache: the first is too small for tiles in waiting.
-inline void fetch_later(const void* at) { __builtin_prefetch(at, 0, 2); }
+// Memory that is read from `begin` to `end`.
+struct Region {
+  const char *begin, *end;
+};
 
-// Keys of a panel: a group of kLanes tokens for each vector. `next`: those of the tile
-// after it.
+// Asks for the memory of a tile while another one is multiplied with, so that neither waits for the
+// other: a little for each word of that one.
+class Fetcher {
+ public:
+  // Goes on with `num_regions` regions; whoever gives them keeps them.
+  void begin(const Region* regions, int num_regions) {
+    next_ = regions;
+    last_ = regions + num_regions;
+    at_ = end_ = nullptr;
+  }
+
+  // As many bytes as a word of a panel has. Returns false once all was asked for.
+  SPLITSERVE_INLINE bool fetch() {
+    constexpr int kBytes = kPanel * sizeof(uint32_t), kLine = 64;
+    if (at_ >= end_) {
+      if (next_ == last_) return false;
+      at_ = next_->begin;
+      end_ = next_++->end;
+    }
+    // Into the second level of the cache: the first is too small for tiles in waiting.
+    for (int i = 0; i < kBytes; i += kLine) __builtin_prefetch(at_ + i, 0, 2);
+    at_ += kBytes;
+    return true;
+  }
+
+ private:
+  const Region *next_ = nullptr, *last_ = nullptr;
+  const char *at_ = nullptr, *end_ = nullptr;
+};
+
+// Keys of a panel: a group of kLanes tokens for each vector.
 struct KeyWords {
   const uint32_t* const* groups;
-  const uint32_t* const* next;
+  Fetcher* fetcher;
   int num_words;
 
   Words load(int v, size_t k) const { return load_as<Words>(groups[v] + k * kLanes); }
   template <int>
-  void fetch(int v, size_t k) const {
-    fetch_later(next[v] + k * kLanes);
+  void fetch(int v, size_t) const {
+    if (v == 0) fetcher->fetch();
   }
 };
 
-// Values of consecutive tokens, words `stride` apart, from one column on. `next`: as above.
+// Values of consecutive tokens, words `stride` apart, from one column on.
 struct ValueWords {
   const uint32_t* first;
-  const uint32_t* next;
+  Fetcher* fetcher;
   size_t stride;
   int num_words;
 
   Words load(int v, size_t k) const { return load_as<Words>(first + k * stride + v * kLanes); }
   template <int>
-  void fetch(int v, size_t k) const {
-    fetch_later(next + k * stride + v * kLanes);
+  void fetch(int v, size_t) const {
+    if (v == 0) fetcher->fetch();
   }
+};
+
+// The positions of a row that may be read are `first` to `end` - 1; `table` are its blocks.
+struct RowTokens {
+  const int32_t* table;
+  int first, end;
+
+  bool has(int position) const { return position >= first && position < end; }
 };
 
 // Where a tile is. Values are `num_runs` runs of words; all words together are those of the tile, or
-// as many as somebody may look at.
+// as many as somebody may look at. `regions`: what of the blocks will be read.
 struct Tile {
+  RowTokens row;
+  int start, kv_head;
   const uint32_t* groups[kGroups];
   ValueWords runs[kTile];
-  int num_runs;
-  bool is_in_place;
+  Region regions[kGroups + kTile];
+  int num_runs, num_regions;
+  bool has_values;
 };
 
-// Reads the tiles of one key/value head of one row.
+// Finds tiles in the blocks of a layer.
 template <class T>
 class TileReader {
  public:
-  // The positions that may be read are `first` to `end` - 1. `copies`: memory for tiles.
+  // `copies`: memory for what is copied.
   TileReader(const KVBlocks<T>& blocks, const T* keys, const T* values, int64_t key_stride,
-             int64_t value_stride, const int32_t* table, int kv_head, int first, int end,
-             std::vector<uint32_t>& copies)
+             int64_t value_stride, std::vector<uint32_t>& copies)
       : blocks_(blocks), keys_(keys), values_(values), key_stride_(key_stride),
-        value_stride_(value_stride), table_(table), kv_head_(kv_head), first_(first), end_(end),
-        width_(padded(blocks.value_dim, kPanel)) {
+        value_stride_(value_stride), width_(padded(blocks.value_dim, kPanel)) {
     const size_t size = size_t(blocks.key_words()) * kTile + size_t(width_) * kTile / kPair;
-    if (copies.size() < kNumTiles * size) copies.resize(kNumTiles * size);
-    for (int i = 0; i < kNumTiles; ++i) copies_[i] = copies.data() + i * size;
+    if (copies.size() < size) copies.resize(size);
+    copies_ = copies.data();
   }
 
-  // The tile that begins at `start`, some of which may be read. Valid until the call after the next.
-  const Tile& find(int start) {
-    current_ = (current_ + 1) % kNumTiles;
-    Tile& tile = tiles_[current_];
-    if (blocks_.has_full_groups()) {
-      find_keys(start, tile);
-    } else {
-      copy_keys(start, tile);
-    }
-    const bool is_full = start >= first_ && start + kTile <= end_;
-    tile.is_in_place = is_full && blocks_.has_pairs() && blocks_.value_dim % kPanel == 0;
-    if (tile.is_in_place) {
-      find_values(start, tile);
-    } else {
-      copy_values(start, tile);
-    }
-    return tile;
+  // Where the tile is that begins at `start`, some of which may be read. Reads no block yet.
+  void find(const RowTokens& row, int start, int kv_head, Tile& tile) const {
+    tile.row = row;
+    tile.start = start;
+    tile.kv_head = kv_head;
+    tile.num_regions = 0;
+    if (blocks_.has_full_groups()) find_keys(tile);
+    tile.has_values = start >= row.first && start + kTile <= row.end && blocks_.has_pairs() &&
+                      blocks_.value_dim % kPanel == 0;
+    find_values(tile);
+  }
+
+  // Makes `tile` ready; valid until the next one is. `fetcher` is called for each of its words.
+  void load(Tile& tile, Fetcher* fetcher) {
+    if (!blocks_.has_full_groups()) copy_keys(tile);
+    if (!tile.has_values) copy_values(tile);
+    for (int i = 0; i < tile.num_runs; ++i) tile.runs[i].fetcher = fetcher;
   }
 
  private:
   static constexpr int kPair = kPerWord<T>;
-  static constexpr int kNumTiles = 2;
 
-  bool may_read(int position) const { return position >= first_ && position < end_; }
-
-  const T* key_block(int position) const {
-    return keys_ + table_[position / blocks_.block_size] * key_stride_;
+  const T* key_block(const RowTokens& row, int index) const {
+    return keys_ + row.table[index] * key_stride_;
   }
 
-  const T* value_block(int position) const {
-    return values_ + table_[position / blocks_.block_size] * value_stride_;
+  const T* value_block(const RowTokens& row, int index) const {
+    return values_ + row.table[index] * value_stride_;
   }
 
-  void find_keys(int start, Tile& tile) const {
+  static void add_region(Tile& tile, const void* begin, size_t size) {
+    const char* from = static_cast<const char*>(begin);
+    tile.regions[tile.num_regions++] = {from, from + size};
+  }
+
+  void find_keys(Tile& tile) const {
     const uint32_t* some = nullptr;
+    int index = tile.start / blocks_.block_size, offset = tile.start % blocks_.block_size;
     for (int i = 0; i < kGroups; ++i) {
-      const int position = start + i * kLanes;
-      const bool is_readable = position < end_ && position + kLanes > first_;
-      const int offset = position % blocks_.block_size;
-      tile.groups[i] =
-          is_readable ? blocks_.key(key_block(position), kv_head_, offset) : nullptr;
-      if (is_readable) some = tile.groups[i];
+      const int position = tile.start + i * kLanes;
+      const bool is_readable = position < tile.row.end && position + kLanes > tile.row.first;
+      tile.groups[i] = nullptr;
+      if (is_readable) {
+        some = tile.groups[i] = blocks_.key(key_block(tile.row, index), tile.kv_head, offset);
+        add_region(tile, some, size_t(blocks_.key_words()) * kLanes * sizeof(uint32_t));
+      }
+      offset += kLanes;
+      if (offset == blocks_.block_size) offset = 0, ++index;
     }
     // Nobody looks at the scores of a group that is not there.
     for (const uint32_t*& group : tile.groups) group = group ? group : some;
   }
 
-  void copy_keys(int start, Tile& tile) const {
+  void copy_keys(Tile& tile) {
     const int num_words = blocks_.key_words(), step = blocks_.group();
-    for (int i = 0; i < kGroups; ++i) tile.groups[i] = copies_[current_] + i * num_words * kLanes;
-    for (int i = std::max(0, first_ - start); i < std::min(kTile, end_ - start); ++i) {
-      const int offset = (start + i) % blocks_.block_size;
-      const uint32_t* from = blocks_.key(key_block(start + i), kv_head_, offset);
-      uint32_t* to = copies_[current_] + i / kLanes * num_words * kLanes + i % kLanes;
+    for (int i = 0; i < kGroups; ++i) tile.groups[i] = copies_ + i * num_words * kLanes;
+    for (int i = 0; i < kTile; ++i) {
+      const int position = tile.start + i, offset = position % blocks_.block_size;
+      if (!tile.row.has(position)) continue;
+      const T* block = key_block(tile.row, position / blocks_.block_size);
+      const uint32_t* from = blocks_.key(block, tile.kv_head, offset);
+      uint32_t* to = copies_ + i / kLanes * num_words * kLanes + i % kLanes;
       for (int word = 0; word < num_words; ++word) to[word * kLanes] = from[word * step];
     }
   }
 
-  void find_values(int start, Tile& tile) const {
+  void find_values(Tile& tile) const {
     tile.num_runs = 0;
-    for (int position = start; position < start + kTile;) {
-      const int offset = position % blocks_.block_size;
-      const int count = std::min(blocks_.block_size - offset, start + kTile - position);
-      const T* first = blocks_.value(value_block(position), kv_head_, offset);
-      const auto* words = reinterpret_cast<const uint32_t*>(first);
-      tile.runs[tile.num_runs++] = {words, words, size_t(blocks_.value_dim), count / kPair};
+    int index = tile.start / blocks_.block_size, offset = tile.start % blocks_.block_size;
+    for (int position = tile.start; position < tile.start + kTile; offset = 0, ++index) {
+      const int count = std::min(blocks_.block_size - offset, tile.start + kTile - position);
+      if (position < tile.row.end && position + count > tile.row.first) {
+        const T* first = blocks_.value(value_block(tile.row, index), tile.kv_head, offset);
+        add_region(tile, first, size_t(count) * blocks_.value_dim * sizeof(T));
+        const auto* words = reinterpret_cast<const uint32_t*>(first);
+        tile.runs[tile.num_runs++] = {words, nullptr, size_t(blocks_.value_dim), count / kPair};
+      }
       position += count;
     }
   }
 
-  void copy_values(int start, Tile& tile) const {
-    uint32_t* to = copies_[current_] + size_t(blocks_.key_words()) * kTile;
-    const int end = std::min(kTile, end_ - start), num_words = (end + kPair - 1) / kPair;
+  void copy_values(Tile& tile) {
+    uint32_t* to = copies_ + size_t(blocks_.key_words()) * kTile;
+    const int end = std::min(kTile, tile.row.end - tile.start);
+    const int num_words = (end + kPair - 1) / kPair;
     tile.num_runs = 1;
-    tile.runs[0] = {to, to, size_t(width_), num_words};
+    tile.runs[0] = {to, nullptr, size_t(width_), num_words};
     for (int word = 0; word < num_words; ++word, to += width_) {
       if (blocks_.has_pairs()) {
-        copy_words(start + word * kPair, to);
+        copy_words(tile, tile.start + word * kPair, to);
       } else {
-        copy_numbers(start + word * kPair, to);
+        copy_numbers(tile, tile.start + word * kPair, to);
       }
     }
   }
 
   // The values of kPair tokens, of which one block has all.
-  void copy_words(int position, uint32_t* to) const {
+  void copy_words(const Tile& tile, int position, uint32_t* to) const {
     uint32_t mask = 0;
-    int readable = position;
     for (int i = 0; i < kPair; ++i) {
-      if (!may_read(position + i)) continue;
+      if (!tile.row.has(position + i)) continue;
       mask |= (~0u >> (32 - 32 / kPair)) << (i * (32 / kPair));
-      readable = position + i;
     }
     // Columns beyond the values are multiplied, too, but nobody looks at what becomes of them.
-    const int dim = mask ? blocks_.value_dim : 0, offset = position % blocks_.block_size;
-    const T* from = mask ? blocks_.value(value_block(readable), kv_head_, offset) : nullptr;
+    const int dim = mask ? blocks_.value_dim : 0;
+    const T* from = mask ? value(tile, position) : nullptr;
     int i = 0;
     for (; i + kLanes <= dim; i += kLanes) {
       store_as(to + i, load_as<Words>(from + i * kPair) & mask);
@@ -178,25 +227,27 @@ class TileReader {
   }
 
   // The same where each token's values lie by themselves.
-  void copy_numbers(int position, uint32_t* to) const {
+  void copy_numbers(const Tile& tile, int position, uint32_t* to) const {
     std::fill_n(to, width_, 0u);
     for (int i = 0; i < kPair; ++i) {
-      if (!may_read(position + i)) continue;
-      const int offset = (position + i) % blocks_.block_size;
-      const T* from = blocks_.value(value_block(position + i), kv_head_, offset);
+      if (!tile.row.has(position + i)) continue;
+      const T* from = value(tile, position + i);
       T* numbers = reinterpret_cast<T*>(to) + i;
       for (int j = 0; j < blocks_.value_dim; ++j) numbers[j * kPair] = from[j];
     }
   }
 
+  // See KVBlocks::value.
+  const T* value(const Tile& tile, int position) const {
+    const int index = position / blocks_.block_size, offset = position % blocks_.block_size;
+    return blocks_.value(value_block(tile.row, index), tile.kv_head, offset);
+  }
+
   const KVBlocks<T> blocks_;
   const T *keys_, *values_;
   const int64_t key_stride_, value_stride_;
-  const int32_t* table_;
-  const int kv_head_, first_, end_, width_;
-  Tile tiles_[kNumTiles];
-  uint32_t* copies_[kNumTiles];
-  int current_ = 0;
+  const int width_;
+  uint32_t* copies_;
 };
 
 }  // namespace splitserve

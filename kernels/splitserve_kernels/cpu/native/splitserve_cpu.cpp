@@ -70,13 +70,14 @@ void attention(const AttentionLayer<T>& layer, const AttentionRows& rows, int nu
   const auto plan = AttentionPlanner(rows, layer.num_kv_heads, layer.num_heads / layer.num_kv_heads,
                                      layer.block_size, !layer.sliding_window, num_threads)
                         .plan();
-  Phases phases(1);
+  std::vector<float> slots(plan.num_slots *
+                           slot_size(layer.num_heads / layer.num_kv_heads, layer.value_dim));
+  Phases phases(2);
 #pragma omp parallel num_threads(num_threads)
   {
-    thread_local AttentionScratch<T> scratch;
-    phases.run(0, int(plan.tasks.size()), [&](int task) {
-      AttentionWorker<T>(layer, rows, plan, plan.tasks[task], scratch).attend();
-    });
+    int phase = 0;
+    attend(layer, rows, plan, slots.data(),
+           [&](int count, auto run) { phases.run(phase++, count, run); });
   }
 }
 
@@ -103,7 +104,6 @@ template <class T>
 void decode(const Decoder& decoder, const DecoderStep& step) {
   thread_local DecoderScratch<T> of_caller;
   DecoderScratch<T>& scratch = of_caller;  // in the region the name would mean each thread's own
-  scratch.reserve(decoder, step.num_tokens, step.num_logits);
   const bool has_windows =
       std::any_of(decoder.layers, decoder.layers + decoder.num_layers,
                   [](const DecoderLayer& layer) { return layer.sliding_window > 0; });
@@ -111,6 +111,7 @@ void decode(const Decoder& decoder, const DecoderStep& step) {
                                      decoder.num_heads / decoder.num_kv_heads, step.block_size,
                                      !has_windows, step.num_threads)
                         .plan();
+  scratch.reserve(decoder, step.num_tokens, step.num_logits, plan.num_slots);
   Phases phases(DecoderWorker<T>::num_phases(decoder));
 #pragma omp parallel num_threads(step.num_threads)
   DecoderWorker<T>(decoder, step, plan, scratch, phases).run();
