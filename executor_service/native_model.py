@@ -20,7 +20,13 @@ from executor_service.kv_cache import KVCache
 from executor_service.loaded_model import LoadedModel
 from executor_service.progress import show_progress
 from executor_service.self_check import check_replacement
-from splitserve_kernels.cpu.decoder import DecoderShape, LayerWeights, LinearWeights, NativeDecoder
+from splitserve_kernels.cpu.decoder import (
+    DecoderPools,
+    DecoderShape,
+    LayerWeights,
+    LinearWeights,
+    NativeDecoder,
+)
 from splitserve_kernels.cpu.library import DTYPES, NativeLibrary
 from splitserve_kernels.paged_batch import PagedBatch
 
@@ -77,7 +83,7 @@ def build_native_model(
     def compute(tokens: Tensor) -> Tensor:
         native = NativeModel(loaded, library, is_int8=is_int8)
         built.append(native)
-        cache = KVCache(
+        probe_cache = KVCache(
             loaded.layers,
             PROBE_BLOCK_SIZE,
             num_probe_blocks(tokens),
@@ -86,8 +92,10 @@ def build_native_model(
             loaded.device,
         )
 
+        pools = pools_of(probe_cache)
+
         def forward(input_ids: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
-            return native.run(input_ids, positions, batch, torch.arange(len(input_ids)), cache)
+            return native.run(input_ids, positions, batch, torch.arange(len(input_ids)), pools)
 
         return probe_steps(tokens, forward)
 
@@ -130,29 +138,32 @@ class NativeModel:
         return self._decoder.num_bytes
 
     def run(
-        self, input_ids: Tensor, positions: Tensor, paged: PagedBatch, index: Tensor, cache: KVCache
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        paged: PagedBatch,
+        index: Tensor,
+        pools: DecoderPools,
     ) -> Tensor:
         """Logits [S, V] float32. `input_ids`, `positions`: [T] int64. `index`: [S] int64."""
         logits = self._decoder.run(
-            input_ids.to(torch.int32),
-            self._rotation_at(positions),
+            input_ids,
+            positions,
+            self._rotation_up_to(paged.max_num_tokens),
             paged,
-            cache.key_pools,
-            cache.value_pools,
-            index.to(torch.int32),
+            pools,
+            index,
         )
         return logits[:, : self._vocab_size]
 
-    def _rotation_at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of the positions, [T, rotary_dim / 2] each."""
-        last = int(positions.max())
-        known = self._rotation[0].shape[0]
-        if last >= known:
-            more = self._compute_rotation(known, last + _ROTATION_STEP)
-            cosines, sines = self._rotation
-            self._rotation = torch.cat([cosines, more[0]]), torch.cat([sines, more[1]])
+    def _rotation_up_to(self, num_positions: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of so many positions or more, [.., rotary_dim / 2] each."""
         cosines, sines = self._rotation
-        return cosines[positions], sines[positions]
+        known = cosines.shape[0]
+        if num_positions > known:
+            more = self._compute_rotation(known, num_positions + _ROTATION_STEP)
+            self._rotation = torch.cat([cosines, more[0]]), torch.cat([sines, more[1]])
+        return self._rotation
 
     def _compute_rotation(self, start: int, end: int) -> tuple[Tensor, Tensor]:
         # Beyond the longest sequence the angles of some models would change for all positions.
@@ -182,13 +193,18 @@ class NativePagedModel:
 
     def __init__(self, model: NativeModel, cache: KVCache) -> None:
         self._model = model
-        self._cache = cache
+        self._pools = pools_of(cache)
 
     def logits(self, batch: InputBatch) -> Tensor:
         """See PagedModel."""
         return self._model.run(
-            batch.input_ids[0], batch.position_ids[0], batch.paged, batch.logits_index, self._cache
+            batch.input_ids[0], batch.position_ids[0], batch.paged, batch.logits_index, self._pools
         )
+
+
+def pools_of(cache: KVCache) -> DecoderPools:
+    """The pools of a cache that stays where it is."""
+    return DecoderPools(cache.key_pools, cache.value_pools)
 
 
 def _layers(loaded: LoadedModel) -> Iterator[LayerWeights]:

@@ -71,6 +71,18 @@ class LayerWeights:
     sliding_window: int | None = None
 
 
+class DecoderPools:
+    """The KV pools of all layers, [N, B, G, D] for keys and for values, as a step is given them."""
+
+    def __init__(self, key_pools: Sequence[Tensor], value_pools: Sequence[Tensor]) -> None:
+        """All have the same stride(0)."""
+        self.keys = _pointers(key_pools)
+        self.values = _pointers(value_pools)
+        self.block_stride = key_pools[0].stride(0)
+        self.block_size = key_pools[0].shape[1]
+        self._kept = (key_pools, value_pools)
+
+
 class NativeDecoder:
     """Weights, packed: float32, bfloat16 or integers. Norms, sums and the residual are float32.
 
@@ -123,36 +135,34 @@ class NativeDecoder:
     def run(
         self,
         token_ids: Tensor,
+        positions: Tensor,
         rotation: tuple[Tensor, Tensor],
         batch: PagedBatch,
-        key_pools: Sequence[Tensor],
-        value_pools: Sequence[Tensor],
+        pools: DecoderPools,
         logits_index: Tensor,
     ) -> Tensor:
         """Computes all tokens of `batch`, writes their keys and values, returns logits [S, V].
 
-        `token_ids`: [T] int32. `rotation`: cosines and sines, [T, rotary_dim / 2] float32 each.
-        `key_pools`, `value_pools`: [N, B, G, D] for each layer, all with the same stride(0).
-        `logits_index`: [S] int32, tokens of the batch. The result is float32, and overwritten by
-        the next call.
+        `token_ids`, `positions`: [T] int64. `rotation`: cosines and sines of all positions up to
+        the last one of the batch, [P, rotary_dim / 2] float32 each. `logits_index`: [S] int64,
+        tokens of the batch. The result is float32, and overwritten by the next call.
         """
-        key_pointers = _pointers(key_pools)
-        value_pointers = _pointers(value_pools)
         logits = self._logits_buffer(len(logits_index))
         step = CDecoderStep(
             token_ids=pointer(token_ids),
+            positions=pointer(positions),
+            slots=pointer(batch.slot_mapping),
+            logits_index=pointer(logits_index),
             cosines=pointer(rotation[0]),
             sines=pointer(rotation[1]),
-            slots=pointer(batch.slot_mapping),
             rows=rows_as_c(batch),
-            key_pools=ctypes.cast(key_pointers, ctypes.c_void_p),
-            value_pools=ctypes.cast(value_pointers, ctypes.c_void_p),
-            block_stride=key_pools[0].stride(0),
-            logits_index=pointer(logits_index),
+            key_pools=ctypes.addressof(pools.keys),
+            value_pools=ctypes.addressof(pools.values),
+            block_stride=pools.block_stride,
             logits=pointer(logits),
             num_tokens=len(token_ids),
             num_logits=len(logits_index),
-            block_size=key_pools[0].shape[1],
+            block_size=pools.block_size,
             num_threads=torch.get_num_threads(),
         )
         dtype = self._embedding.dtype

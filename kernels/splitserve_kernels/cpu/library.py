@@ -124,14 +124,15 @@ class CDecoderStep(ctypes.Structure):
 
     _fields_ = (
         ("token_ids", _Pointer),
+        ("positions", _Pointer),
+        ("slots", _Pointer),
+        ("logits_index", _Pointer),
         ("cosines", _Pointer),
         ("sines", _Pointer),
-        ("slots", _Pointer),
         ("rows", CAttentionRows),
         ("key_pools", _Pointer),
         ("value_pools", _Pointer),
         ("block_stride", _I64),
-        ("logits_index", _Pointer),
         ("logits", _Pointer),
         ("num_tokens", _I32),
         ("num_logits", _I32),

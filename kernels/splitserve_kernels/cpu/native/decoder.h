@@ -35,18 +35,17 @@ struct Decoder {
   float epsilon, scale;
 };
 
-// One step. `token_ids`: [T]. `cosines`, `sines`: [T, rotary_dim / 2]. `slots`: [T]. `key_pools`,
+// One step. `token_ids`, `positions`, `slots`: [T]. `cosines`, `sines`: [P, rotary_dim / 2], for all
+// positions up to the last one of the step. `key_pools`,
 // `value_pools`: the first block of each layer's pool, blocks `block_stride` numbers apart.
 // `logits_index`: [S], tokens whose logits are wanted; `logits`: [S, V], written.
 struct DecoderStep {
-  const int32_t* token_ids;
+  const int64_t *token_ids, *positions, *slots, *logits_index;
   const float *cosines, *sines;
-  const int64_t* slots;
   AttentionRows rows;
   void* const* key_pools;
   void* const* value_pools;
   int64_t block_stride;
-  const int32_t* logits_index;
   float* logits;
   int32_t num_tokens, num_logits, block_size, num_threads;
 };
@@ -162,12 +161,12 @@ class DecoderWorker {
     T* value_pool = static_cast<T*>(step_.value_pools[index]);
     for_tokens(step_.num_tokens, [&](int token) {
       T* heads = scratch_.qkv.data() + size_t(token) * qkv_width_;
+      const size_t angles = size_t(step_.positions[token]) * half;
       for (int head = 0; head < num_heads + num_kv_heads; ++head) {
         T* at = heads + head * dim;
         const float* norm = head < num_heads ? layer.query_norm : layer.key_norm;
         if (norm) rms_norm(at, norm, decoder_.epsilon, dim, at);
-        rotate_head(at, step_.cosines + token * half, step_.sines + token * half,
-                    decoder_.rotary_dim);
+        rotate_head(at, step_.cosines + angles, step_.sines + angles, decoder_.rotary_dim);
       }
       const int64_t block = step_.slots[token] / step_.block_size * step_.block_stride;
       const int offset = step_.slots[token] % step_.block_size;
