@@ -183,6 +183,8 @@ class StepExecutor:
         try:
             prepared, pending = self._begin_computing(step_id, content)
         except Exception as error:
+            # At once: the error may hold memory that the next step needs.
+            self.finish()
             pending = FailedStep(error)
         else:
             self._rows.expect_sampled(prepared.sampling_row_ids, step_id)

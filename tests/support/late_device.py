@@ -43,8 +43,8 @@ class LateStreams:
         self._changed = threading.Condition()
         self._compute, self._swap = _Stream(), _Stream()
         self._current = self._compute
-        # Timers that ended: each step with rows has two for computing.
-        self.num_waits = 0
+        # How often the host waited for what was not done, and asked for a copy.
+        self.num_waits = self.num_copies = 0
 
     # -- Streams ---------------------------------------------------------------------------------
 
@@ -68,6 +68,7 @@ class LateStreams:
             copy = torch.full_like(tensor, RUBBISH, dtype=torch.int32)
             stream = self._current
             stream.num_asked += 1
+            self.num_copies += 1
             stream.copies.append((stream.num_asked, copy, tensor.clone().view(torch.int32)))
             self._changed.notify_all()
             return copy
