@@ -25,11 +25,15 @@ _PATIENCE_S = 30.0
 
 @dataclass(slots=True)
 class _Stream:
-    """`num_asked`, `num_done`: operations. `copies`: what arrives with which operation."""
+    """`num_asked`, `num_done`: operations. `copies`: what arrives with which operation.
+
+    `ends`: of steps that sample, the operations at whose end they are over.
+    """
 
     num_asked: int = 0
     num_done: int = 0
     copies: list[tuple[int, Tensor, Tensor]] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
 
 
 class LateStreams:
@@ -81,6 +85,13 @@ class LateStreams:
         with self._changed:
             self._do(stream, num_operations)
 
+    def release(self) -> None:
+        """Lets all be done that is asked for, from now on as soon as the host waits."""
+        with self._changed:
+            self._is_held = False
+        self.advance()
+        self.advance(swap=True)
+
     def wait_until(self, stream: _Stream, number: int) -> None:
         """The host waits."""
         with self._changed:
@@ -91,13 +102,31 @@ class LateStreams:
             is_over = self._changed.wait_for(lambda: stream.num_done >= number, _PATIENCE_S)
             assert is_over, "the test forgot to say that it is over"
 
-    def wait_for_copies(self, number: int) -> None:
-        """Until the host has asked for as many copies that did not arrive."""
+    def wait_for_steps(self, number: int) -> None:
+        """Until as many steps have begun that sample and are not over."""
         with self._changed:
-            is_asked = self._changed.wait_for(
-                lambda: len(self._compute.copies) >= number, _PATIENCE_S
+            has_begun = self._changed.wait_for(
+                lambda: len(self._unfinished()) >= number, _PATIENCE_S
             )
-            assert is_asked, "the step did not begin"
+            assert has_begun, "the step did not begin"
+
+    def finish_step(self) -> None:
+        """Does what the oldest step that samples has asked of the compute stream."""
+        with self._changed:
+            self._do(self._compute, self._unfinished()[0] - self._compute.num_done)
+
+    def end_timer(self, stream: _Stream) -> int:
+        """Returns the operation at whose end it ends."""
+        with self._changed:
+            is_end = bool(stream.copies) and stream.copies[-1][0] == stream.num_asked
+            stream.num_asked += 1
+            if is_end:
+                stream.ends.append(stream.num_asked)
+            self._changed.notify_all()
+            return stream.num_asked
+
+    def _unfinished(self) -> list[int]:
+        return [end for end in self._compute.ends if end > self._compute.num_done]
 
     @torch.inference_mode()
     def _do(self, stream: _Stream, num_operations: int | None) -> None:
@@ -118,8 +147,7 @@ class LateTimer:
         self._number = 0
 
     def stop(self) -> None:
-        self._stream.num_asked += 1
-        self._number = self._stream.num_asked
+        self._number = self._streams.end_timer(self._stream)
 
     @property
     def is_over(self) -> bool:
