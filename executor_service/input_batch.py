@@ -98,7 +98,7 @@ def _input_ids(
 ) -> Tensor:
     """The input tokens of the selected rows, which end at `ends`: [T] int64, on `device`."""
     awaited = step.awaited
-    if awaited is None:
+    if awaited is None or not np.isin(awaited.rows, selected).any():
         return to_device(_input_tokens(step, selected), device)
     assert sampled is not None, "there is something to take what is awaited from"
     is_selected = np.isin(awaited.rows, selected)
