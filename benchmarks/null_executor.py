@@ -17,7 +17,7 @@ from executor_service.batch import Batch, BatchContent, StepAnswer, StepRows, St
 from executor_service.codec import decode_batch, encode_answer, encode_info
 from executor_service.executor_info import ExecutorInfo, ExecutorLimits, ModelInfo
 from executor_service.servicer import SERVICE, Engine, ExecutorServicer
-from executor_service.step import RowStatus, StepInput, StepOutput
+from executor_service.step import FinishedStep, RowStatus, StepInput, StepOutput
 from executor_service.step_executor import StepExecutor
 from executor_service.step_worker import StepWorker
 from splitserve.executor.v1 import executor_pb2 as pb
@@ -28,11 +28,13 @@ from splitserve_rpc.server import bind_server
 class NullRunner:
     """Samples token 7 for every row that samples."""
 
-    def execute(self, step: StepInput) -> StepOutput:
+    def begin(self, step: StepInput) -> FinishedStep:
         """Touches nothing."""
-        return StepOutput(
-            np.full(step.num_rows, RowStatus.OK, np.uint8),
-            np.where(step.samples, 7, -1).astype(np.int32),
+        return FinishedStep(
+            StepOutput(
+                np.full(step.num_rows, RowStatus.OK, np.uint8),
+                np.where(step.samples, 7, -1).astype(np.int32),
+            )
         )
 
 

@@ -22,7 +22,7 @@ from benchmarks.report import emit
 from executor_service.codec import decode_batch
 from executor_service.config import ExecutorConfig
 from executor_service.engine_loader import LoadedEngine, load_engine
-from executor_service.step import StepInput, StepOutput
+from executor_service.step import PendingStep, StepInput
 from executor_service.step_executor import StepExecutor
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import StepOutcome, StepStatus
@@ -105,10 +105,10 @@ class Recorder:
         self._runner = engine.runner
         self.steps: list[StepInput] = []
 
-    def execute(self, step: StepInput) -> StepOutput:
-        """Executes `step`."""
+    def begin(self, step: StepInput) -> PendingStep | None:
+        """See Runner."""
         self.steps.append(step)
-        return self._runner.execute(step)
+        return self._runner.begin(step)
 
 
 def record(engine: LoadedEngine, prompts: Prompts, num_tokens: int) -> list[StepInput]:

@@ -8,13 +8,13 @@ swap stream alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from executor_service.device_streams import Streams, Timer
 from executor_service.kv_cache import KVCache
 from executor_service.step import Int32Array, StepInput
-
-_NO_IDS = np.empty(0, np.int32)
 
 
 class BlockTransfers:
@@ -23,45 +23,52 @@ class BlockTransfers:
     def __init__(self, cache: KVCache, streams: Streams) -> None:
         self._cache = cache
         self._streams = streams
-        self._swap_timer: Timer | None = None
-        self._copy_timer: Timer | None = None
-        # Device blocks that a swap-out may still be reading.
-        self._leaving = _NO_IDS
+        # Device blocks that swap-outs may still be reading, beside the timers of these.
+        self._leaving: list[tuple[Timer, Int32Array]] = []
 
-    def begin(self, step: StepInput) -> None:
-        """Asks for all moves of `step`. What compute is asked from now on finds them done."""
-        self._swap_timer = self._copy_timer = None
+    def begin(self, step: StepInput) -> list[Timer]:
+        """Asks for all moves of `step`. What compute is asked from now on finds them done.
+
+        Returns what times the moves; they are over when these are.
+        """
+        timers: list[Timer] = []
         if len(step.swap_out.sources) or len(step.swap_in.sources):
-            self._swap_timer = self._swap(step)
+            timers.append(self._swap(step))
         if len(step.swap_in.sources) or self._overwrites_leaving(step):
             self._streams.compute_after_swap()
-            self._leaving = _NO_IDS
+            self._leaving.clear()
         if len(step.copy.sources):
-            self._copy_timer = self._streams.start_timer()
+            timer = self._streams.start_timer()
             self._cache.copy(step.copy)
-            self._copy_timer.stop()
+            timer.stop()
+            timers.append(timer)
+        return timers
 
-    def finish(self) -> int:
-        """Waits for the moves of the step; returns how long they took, in microseconds."""
-        move_us = 0 if self._copy_timer is None else self._copy_timer.elapsed_us()
-        if self._swap_timer is not None:
-            move_us += self._swap_timer.elapsed_us()
-            # Over, and with it those of earlier steps that broke off.
-            self._leaving = _NO_IDS
+    def finish(self, timers: Sequence[Timer]) -> int:
+        """Waits for the moves that `timers` time; returns how long they took, in microseconds."""
+        move_us = sum(timer.elapsed_us() for timer in timers)
+        for number, (timer, _) in enumerate(self._leaving):
+            if timer in timers:
+                # Swaps are done in order: those of earlier steps, which may have broken off, too.
+                del self._leaving[: number + 1]
+                break
         return move_us
 
     def _swap(self, step: StepInput) -> Timer:
-        self._leaving = np.concatenate([self._leaving, step.swap_out.sources])
         self._streams.swap_after_compute()
         with self._streams.swapping():
             timer = self._streams.start_timer()
+            self._leaving.append((timer, step.swap_out.sources))
             self._cache.swap_out(step.swap_out)
             self._cache.swap_in(step.swap_in)
             timer.stop()
         return timer
 
     def _overwrites_leaving(self, step: StepInput) -> bool:
-        return len(self._leaving) > 0 and bool(np.isin(self._leaving, _touched(step)).any())
+        if not self._leaving:
+            return False
+        leaving = np.concatenate([blocks for _, blocks in self._leaving])
+        return bool(np.isin(leaving, _touched(step)).any())
 
 
 def _touched(step: StepInput) -> Int32Array:

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 # Its streams and events have no types.
 _cuda: Any = torch.cuda
@@ -22,6 +23,15 @@ class Timer(Protocol):
 
     def stop(self) -> None:
         """Ends it when its stream, which is in use, is done with what it was asked so far."""
+        ...
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the end has come."""
+        ...
+
+    def wait(self) -> None:
+        """Waits for the end. May be called in any thread."""
         ...
 
     def elapsed_us(self) -> int:
@@ -48,6 +58,10 @@ class Streams(Protocol):
         """A timer of the stream in use."""
         ...
 
+    def copy_to_host(self, tensor: Tensor) -> Tensor:
+        """Asks the stream in use for `tensor` on the host; to be read when that is done."""
+        ...
+
 
 class HostStreams:
     """A CPU has done what it is asked when it returns: all is in order."""
@@ -66,6 +80,10 @@ class HostStreams:
         """See Streams."""
         return HostTimer()
 
+    def copy_to_host(self, tensor: Tensor) -> Tensor:
+        """See Streams."""
+        return tensor
+
 
 class HostTimer:
     """By the monotonic clock."""
@@ -76,6 +94,14 @@ class HostTimer:
     def stop(self) -> None:
         """See Timer."""
         self._end_s = time.perf_counter()
+
+    @property
+    def is_over(self) -> bool:
+        """See Timer."""
+        return True
+
+    def wait(self) -> None:
+        """See Timer."""
 
     def elapsed_us(self) -> int:
         """See Timer."""
@@ -106,6 +132,12 @@ class CudaStreams:
         """See Streams."""
         return CudaTimer(self._device)
 
+    def copy_to_host(self, tensor: Tensor) -> Tensor:
+        """See Streams."""
+        # Into pageable memory it would wait for all that the stream was asked before.
+        copy = torch.empty_like(tensor, device="cpu", pin_memory=True)
+        return copy.copy_(tensor, non_blocking=True)
+
 
 class CudaTimer:
     """By events of the device, so that nobody waits for it only to know what time it is."""
@@ -119,6 +151,16 @@ class CudaTimer:
     def stop(self) -> None:
         """See Timer."""
         self._end.record(_cuda.current_stream(self._device))
+
+    @property
+    def is_over(self) -> bool:
+        """See Timer."""
+        is_over: bool = self._end.query()
+        return is_over
+
+    def wait(self) -> None:
+        """See Timer."""
+        self._end.synchronize()
 
     def elapsed_us(self) -> int:
         """See Timer."""

@@ -19,6 +19,7 @@ from executor_service.input_batch import Readout, build_input_batch
 from executor_service.kv_cache import KVCache
 from executor_service.loaded_model import LoadedModel
 from executor_service.paged_model import PagedModel
+from executor_service.sampled_tokens import SampledTokens
 from executor_service.step import Int64Array, StepInput
 
 _logger = logging.getLogger(__name__)
@@ -43,11 +44,21 @@ class ForwardResult:
 class ForwardPass:
     """Runs the model over the rows of a step, reading and writing the KV pools."""
 
-    def __init__(self, loaded: LoadedModel, cache: KVCache, model: PagedModel) -> None:
-        """`model` works on the pools of `cache`."""
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        cache: KVCache,
+        model: PagedModel,
+        sampled: SampledTokens | None = None,
+    ) -> None:
+        """`model` works on the pools of `cache`.
+
+        `sampled` has the tokens that a step awaits; None if none ever will.
+        """
         self._loaded = loaded
         self._cache = cache
         self._model = model
+        self._sampled = sampled
 
     def run(self, step: StepInput) -> ForwardResult:
         """Computes all rows of `step`, at least one.
@@ -80,7 +91,8 @@ class ForwardPass:
 
     def _run_rows(self, step: StepInput, rows: Int64Array) -> ForwardResult:
         """Computes `rows` (indexes into the step) in one pass; passes on what the model raises."""
-        batch = build_input_batch(step, rows, self._cache.block_size, self._cache.device)
+        cache = self._cache
+        batch = build_input_batch(step, rows, cache.block_size, cache.device, self._sampled)
         logits = self._model.logits(batch)
         num_sampling = len(batch.readout.sampling_rows)
         return ForwardResult(batch.readout, logits[:num_sampling], logits[num_sampling:], {})

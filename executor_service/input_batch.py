@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from executor_service.host_copies import to_device
+from executor_service.sampled_tokens import SampledTokens
 from executor_service.step import BoolArray, Int64Array, StepInput
 from splitserve_kernels.paged_batch import PagedBatch, build_paged_batch
 
@@ -47,9 +48,16 @@ class InputBatch:
 
 
 def build_input_batch(
-    step: StepInput, rows: Sequence[int] | Int64Array, block_size: int, device: torch.device
+    step: StepInput,
+    rows: Sequence[int] | Int64Array,
+    block_size: int,
+    device: torch.device,
+    sampled: SampledTokens | None = None,
 ) -> InputBatch:
-    """The forward pass that computes `rows` (indexes into the rows of `step`, rising)."""
+    """The forward pass that computes `rows` (indexes into the rows of `step`, rising).
+
+    `sampled` has the tokens that the step awaits; None if there are none.
+    """
     selected = np.asarray(rows, dtype=np.int64)
     computed = step.num_computed_tokens[selected].astype(np.int64)
     new = step.num_new_tokens[selected].astype(np.int64)
@@ -63,7 +71,7 @@ def build_input_batch(
     is_scored &= positions + 1 < step.num_prompt_tokens[selected][row_of_token]
     scored = np.flatnonzero(is_scored)
     return InputBatch(
-        input_ids=to_device(_input_tokens(step, selected)[None], device),
+        input_ids=_input_ids(step, selected, ends, device, sampled)[None],
         position_ids=to_device(positions[None], device),
         paged=build_paged_batch(
             torch.from_numpy(step.block_tables[selected]),
@@ -79,6 +87,29 @@ def build_input_batch(
             prompt_positions=positions[scored] + 1,
         ),
     )
+
+
+def _input_ids(
+    step: StepInput,
+    selected: Int64Array,
+    ends: Int64Array,
+    device: torch.device,
+    sampled: SampledTokens | None,
+) -> Tensor:
+    """The input tokens of the selected rows, which end at `ends`: [T] int64, on `device`."""
+    awaited = step.awaited
+    if awaited is None or not np.isin(awaited.rows, selected).any():
+        return to_device(_input_tokens(step, selected), device)
+    assert sampled is not None, "there is something to take what is awaited from"
+    is_selected = np.isin(awaited.rows, selected)
+    rows = awaited.rows[is_selected]
+    token_ids = sampled.take(awaited.step_ids[is_selected], step.row_ids[rows])
+    if len(rows) == len(selected):
+        return token_ids
+    input_ids = to_device(_input_tokens(step, selected), device)
+    places = ends[np.searchsorted(selected, rows)] - 1
+    input_ids[to_device(places, device)] = token_ids
+    return input_ids
 
 
 def _input_tokens(step: StepInput, selected: Int64Array) -> Int64Array:

@@ -1,7 +1,7 @@
 """The row table: what the executor remembers of each sequence between steps.
 
-Shape letters: N row ids (`max_num_rows`), C blocks the tables have room for (grows), D steps whose
-tokens are remembered (`max_inflight_steps`), R rows of a step, W blocks of their longest table, X
+Shape letters: N row ids (`max_num_rows`), C blocks the tables have room for (grows), D steps that
+may be unfinished (`max_inflight_steps`), R rows of a step, W blocks of their longest table, X
 blocks of their longest cross table.
 """
 
@@ -18,6 +18,8 @@ from executor_service.step import BoolArray, CrossInput, Int32Array, Int64Array
 
 _NO_BLOCK = -1
 _NO_TOKEN = -1
+# Stands for a token that is not known yet.
+_ANY_TOKEN = 0
 _NO_STEP = np.iinfo(np.int64).min
 _INITIAL_CAPACITY = 16
 _NO_IDS = np.empty(0, np.int32)
@@ -42,8 +44,8 @@ class RowTable:
     int32, the last index of a table whose entry is -1, and -1 where none is.
     """
 
-    def __init__(self, max_num_rows: int, num_remembered_steps: int) -> None:
-        """`num_remembered_steps`: D."""
+    def __init__(self, max_num_rows: int, max_inflight_steps: int) -> None:
+        """`max_inflight_steps`: D."""
         self.exists: BoolArray = np.zeros(max_num_rows, np.bool_)
         self.num_blocks: Int32Array = np.zeros(max_num_rows, np.int32)
         self.last_missing: Int32Array = np.full(max_num_rows, -1, np.int32)
@@ -58,9 +60,11 @@ class RowTable:
         self._has_adapter = np.zeros(max_num_rows, np.bool_)
         self._crosses = np.full(max_num_rows, _NO_CROSS, np.object_)
         self._has_cross = np.zeros(max_num_rows, np.bool_)
-        # What was sampled in step k is in line k % D, with k beside it.
-        self._sampled_tokens = np.full((num_remembered_steps, max_num_rows), _NO_TOKEN, np.int32)
-        self._sampled_steps = np.full((num_remembered_steps, max_num_rows), _NO_STEP, np.int64)
+        # What was sampled in step k is in line k % 2D, with k beside it. The source of a step is
+        # less than D before it; what begins before it is finished is less than D behind.
+        shape = (2 * max_inflight_steps, max_num_rows)
+        self._sampled_tokens = np.full(shape, _NO_TOKEN, np.int32)
+        self._sampled_steps = np.full(shape, _NO_STEP, np.int64)
 
     # -- what is asked ---------------------------------------------------------------------------
 
@@ -125,7 +129,8 @@ class RowTable:
     ) -> Int32Array:
         """The token row i sampled `steps_back[i]` steps before `step_id`, -1 if none then; [R].
 
-        Of each row, the tokens of its last D steps at least are known.
+        Of each row, the tokens of its last D steps at least are known. What it samples in a step
+        that is not recorded yet is some token.
         """
         first = int(steps_back[0])
         if np.count_nonzero(steps_back == first) == len(steps_back):
@@ -140,6 +145,22 @@ class RowTable:
             found_steps = self._sampled_steps[lines, row_ids]
         tokens[found_steps != wanted] = _NO_TOKEN
         return tokens
+
+    def tokens_recorded(self, row_ids: Int32Array, step_ids: Int64Array) -> Int32Array:
+        """What was recorded for row i in step `step_ids[i]`, even if the row is gone since; [R].
+
+        All of these steps were recorded, fewer than 2D steps before the latest expected.
+        """
+        tokens: Int32Array = self._sampled_tokens[step_ids % len(self._sampled_tokens), row_ids]
+        return tokens
+
+    def reads_history(self, row_ids: Int32Array) -> bool:
+        """Whether logits of any of the rows depend on what it sampled before."""
+        # Others with a history, which want prompt logprobs, read the prompt only.
+        if not np.count_nonzero(self._has_history):
+            return False
+        rows = row_ids[self._has_history.take(row_ids)]
+        return bool(np.count_nonzero(self._params.take(rows).adjusts_logits))
 
     # -- what changes ----------------------------------------------------------------------------
 
@@ -226,17 +247,27 @@ class RowTable:
                 missing = np.flatnonzero(self.block_table(row_id) < 0)
                 self.last_missing[row_id] = missing[-1] if len(missing) else -1
 
-    def record_sampled(self, row_ids: Int32Array, step_id: int, token_ids: Int32Array) -> None:
-        """Remembers that the rows sampled `token_ids` [R] in `step_id`; -1: nothing."""
+    def expect_sampled(self, row_ids: Int32Array, step_id: int) -> None:
+        """Remembers that the rows sample in `step_id`, which is yet to be recorded."""
         line = step_id % len(self._sampled_steps)
-        has_history = self._has_history.take(row_ids)
         # Assigning through 32-bit indexes is several times slower.
         indexes = row_ids.astype(np.intp)
         self._sampled_steps[line][indexes] = step_id
+        self._sampled_tokens[line][indexes] = _ANY_TOKEN
+
+    def record_sampled(self, row_ids: Int32Array, step_id: int, token_ids: Int32Array) -> None:
+        """Remembers that the rows sampled `token_ids` [R] in `step_id`; -1: nothing.
+
+        A row that was removed since, and may be another by now, knows nothing of it.
+        """
+        line = step_id % len(self._sampled_steps)
+        indexes = row_ids.astype(np.intp)
         self._sampled_tokens[line][indexes] = token_ids
-        if not np.count_nonzero(has_history):
+        if not np.count_nonzero(self._has_history):
             return
-        for index in np.flatnonzero(has_history & (token_ids >= 0)).tolist():
+        is_known = self._sampled_steps[line].take(row_ids) == step_id
+        is_known &= self._has_history.take(row_ids) & (token_ids >= 0)
+        for index in np.flatnonzero(is_known).tolist():
             self._histories[row_ids[index]].append(int(token_ids[index]))
 
     def _grow_to(self, num_blocks: int) -> None:

@@ -1,13 +1,18 @@
 """Executes batches: decides whether to run one, runs it, remembers what was answered.
 
-Synchronous and deterministic; one thread at a time. Shape letters: R rows of the batch, K rows of
-it whose input is available, T input tokens.
+Synchronous and deterministic; one thread at a time. A step begins when its batch is taken, and is
+finished in its turn, perhaps after others have begun; until then its row changes are seen, and what
+it samples is awaited.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
 
 from executor_service.batch import (
     INTERNAL_ERROR_MESSAGE,
@@ -26,12 +31,26 @@ from executor_service.batch_checks import check_batch
 from executor_service.errors import ExecutorError, OutOfMemory
 from executor_service.executor_info import ExecutorInfo
 from executor_service.row_table import RowTable
-from executor_service.step import Runner
-from executor_service.step_input import prepare_step
+from executor_service.step import FailedStep, Int32Array, PendingStep, Runner, StepOutput
+from executor_service.step_input import PreparedStep, prepare_step
 
 _NO_TIMINGS = StepTimings()
+_BUG = StepError(StepErrorReason.INTERNAL, "", INTERNAL_ERROR_MESSAGE)
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class RunningStep:
+    """A step that has begun. `prepared`: None if it failed before."""
+
+    identity: StepIdentity
+    row_ids: Int32Array
+    queue_us: int
+    then: Callable[[StepAnswer], None]
+    prepared: PreparedStep | None
+    pending: PendingStep
+    is_finished: bool = False
 
 
 class StepExecutor:
@@ -43,6 +62,7 @@ class StepExecutor:
         self._scheduler_epoch = 0
         self._rows = RowTable(info.limits.max_num_rows, info.limits.max_inflight_steps)
         self._answers: OrderedDict[int, StepAnswer] = OrderedDict()
+        self._running: deque[RunningStep] = deque()
         # L of the identity rules; the row table is what step `_base_step_id` left.
         self._last_step_id: int | None = None
         self._base_step_id: int | None = None
@@ -50,6 +70,7 @@ class StepExecutor:
     def adopt_scheduler_epoch(self, scheduler_epoch: int) -> None:
         """Forgets everything said by older schedulers, if `scheduler_epoch` is a newer one."""
         if scheduler_epoch > self._scheduler_epoch:
+            self.finish()
             _log.info("scheduler_epoch_adopted scheduler_epoch=%d", scheduler_epoch)
             self._scheduler_epoch = scheduler_epoch
             self._rows.clear()
@@ -57,22 +78,48 @@ class StepExecutor:
             self._last_step_id = self._base_step_id = None
 
     def execute(self, batch: Batch, queue_us: int = 0) -> StepAnswer:
-        """Answers `batch`; raises nothing. `queue_us`: how long it waited, for its timings."""
+        """Answers `batch` and all before it; raises nothing. `queue_us`: see `begin`."""
+        answers: list[StepAnswer] = []
+        self.begin(batch, answers.append, queue_us)
+        self.finish()
+        return answers[0]
+
+    def begin(
+        self, batch: Batch, then: Callable[[StepAnswer], None], queue_us: int = 0
+    ) -> RunningStep | None:
+        """Begins the step of `batch`, or answers it without; raises nothing.
+
+        `then` gets the answer, after those to all batches before: here or, if a step is returned,
+        when that is finished. It must not raise. `queue_us`: how long the batch waited.
+        """
         identity = batch.identity
+        running: RunningStep | None = None
         try:
             answer = self._answer_by_identity(identity)
             if answer is None:
-                answer = self._run(identity, self._checked_content(batch), queue_us)
-                self._store(answer, base_step_id=answer.step_id)
+                running = self._begin(identity, self._checked_content(batch), queue_us, then)
         except BatchRefused as refusal:
             answer = self._refuse(identity, refusal.error)
         except Exception:
             # A bug of ours. How far it got is unknown, so no delta may build on this step.
             _log.exception("step_broken step_id=%d", identity.step_id)
-            error = StepError(StepErrorReason.INTERNAL, "", INTERNAL_ERROR_MESSAGE)
-            answer = self._answer(identity, StepStatus.FAILED, error=error)
-            self._store(answer, base_step_id=None)
-        return answer
+            self._apply(identity.step_id, base_step_id=None)
+            self.finish()
+            answer = self._answer(identity, StepStatus.FAILED, error=_BUG)
+            self._store(answer)
+        if running is not None:
+            self._finish_what_is_done()
+            return None if running.is_finished else running
+        assert answer is not None, "what did not begin has its answer"
+        self.finish()
+        then(answer)
+        return None
+
+    def finish(self, last: RunningStep | None = None) -> None:
+        """Finishes all steps up to `last` and what is done then; waits. None: all there are."""
+        while self._running and not (last is not None and last.is_finished):
+            self._finish_oldest()
+        self._finish_what_is_done()
 
     # -- identity ------------------------------------------------------------------------------
 
@@ -94,6 +141,7 @@ class StepExecutor:
         self.adopt_scheduler_epoch(identity.scheduler_epoch)
         step_id, last_step_id = identity.step_id, self._last_step_id
         if last_step_id is not None and step_id <= last_step_id:
+            self.finish()
             if step_id in self._answers:
                 return self._answers[step_id]
             raise BatchRefused(
@@ -120,22 +168,89 @@ class StepExecutor:
 
     # -- execution -----------------------------------------------------------------------------
 
-    def _run(self, identity: StepIdentity, content: BatchContent, queue_us: int) -> StepAnswer:
-        """Changes the rows, computes and samples. Raises only what is a bug of ours."""
+    def _begin(
+        self,
+        identity: StepIdentity,
+        content: BatchContent,
+        queue_us: int,
+        then: Callable[[StepAnswer], None],
+    ) -> RunningStep:
+        """Changes the rows and begins to compute. Raises only what is a bug of ours."""
+        step_id, row_ids = identity.step_id, content.work.row_ids
         self._change_rows(content, is_snapshot=identity.base_step_id is None)
-        prepared = prepare_step(identity.step_id, content, self._rows)
-        self._rows.forget_encoder_tokens(content.work.row_ids)
+        prepared: PreparedStep | None = None
+        pending: PendingStep
         try:
-            output = self._runner.execute(prepared.step)
+            prepared, pending = self._begin_computing(step_id, content)
         except Exception as error:
+            # At once: the error may hold memory that the next step needs.
+            self.finish()
+            pending = FailedStep(error)
+        else:
+            self._rows.expect_sampled(prepared.sampling_row_ids, step_id)
+        self._rows.forget_encoder_tokens(row_ids)
+        self._apply(step_id, base_step_id=step_id)
+        running = RunningStep(identity, row_ids, queue_us, then, prepared, pending)
+        self._running.append(running)
+        return running
+
+    def _begin_computing(
+        self, step_id: int, content: BatchContent
+    ) -> tuple[PreparedStep, PendingStep]:
+        """Finishes steps before where this one needs to know what they sampled."""
+        if self._running and (
+            step_id - self._running[0].identity.step_id >= self._info.limits.max_inflight_steps
+            or self._rows.reads_history(content.work.row_ids)
+        ):
+            self.finish()
+        oldest = self._running[0].identity.step_id if self._running else None
+        prepared = prepare_step(step_id, content, self._rows, oldest)
+        pending = self._runner.begin(prepared.step)
+        if pending is None:
+            self.finish()
+            prepared = prepare_step(step_id, content, self._rows)
+            pending = self._runner.begin(prepared.step)
+            assert pending is not None, "there is no step to wait for"
+        return prepared, pending
+
+    def _finish_what_is_done(self) -> None:
+        while self._running and self._running[0].pending.is_done:
+            self._finish_oldest()
+
+    def _finish_oldest(self) -> None:
+        running = self._running.popleft()
+        answer = self._finish_step(running)
+        if answer.rows is None:
+            nothing = np.full(len(running.row_ids), -1, np.int32)
+            self._rows.record_sampled(running.row_ids, answer.step_id, nothing)
+        self._store(answer)
+        running.is_finished = True
+        running.then(answer)
+
+    def _finish_step(self, running: RunningStep) -> StepAnswer:
+        identity = running.identity
+        error = _BUG
+        try:
+            output = running.pending.finish()
+        except Exception as raised:
             _log.exception("step_failed step_id=%d", identity.step_id)
-            timings = StepTimings(queue_us)
-            return self._answer(
-                identity, StepStatus.FAILED, error=_describe(error), timings=timings
-            )
-        rows = prepared.merge(output)
-        self._rows.record_sampled(content.work.row_ids, identity.step_id, rows.sampled_token_ids)
-        timings = StepTimings(queue_us, output.move_us, output.forward_us, output.sample_us)
+            error = _describe(raised)
+        else:
+            try:
+                return self._answer_rows(running, output)
+            except Exception:
+                # A bug of ours; what the row table remembers is unknown.
+                _log.exception("step_broken step_id=%d", identity.step_id)
+                self._base_step_id = None
+        timings = StepTimings(running.queue_us)
+        return self._answer(identity, StepStatus.FAILED, error=error, timings=timings)
+
+    def _answer_rows(self, running: RunningStep, output: StepOutput) -> StepAnswer:
+        assert running.prepared is not None, "what was computed was prepared"
+        identity = running.identity
+        rows = running.prepared.merge(output, self._rows)
+        self._rows.record_sampled(running.row_ids, identity.step_id, rows.sampled_token_ids)
+        timings = StepTimings(running.queue_us, output.move_us, output.forward_us, output.sample_us)
         return self._answer(identity, StepStatus.OK, rows=rows, timings=timings)
 
     def _change_rows(self, content: BatchContent, *, is_snapshot: bool) -> None:
@@ -178,10 +293,13 @@ class StepExecutor:
             timings,
         )
 
-    def _store(self, answer: StepAnswer, base_step_id: int | None) -> None:
-        """Remembers the answer of a step that was applied; it becomes L of the identity rules."""
-        self._last_step_id = max(answer.step_id, self._last_step_id or answer.step_id)
+    def _apply(self, step_id: int, base_step_id: int | None) -> None:
+        """The step becomes L of the identity rules."""
+        self._last_step_id = max(step_id, self._last_step_id or step_id)
         self._base_step_id = base_step_id
+
+    def _store(self, answer: StepAnswer) -> None:
+        """Remembers the answer of a step that was applied."""
         self._answers[answer.step_id] = answer
         while len(self._answers) > self._info.limits.max_inflight_steps:
             self._answers.popitem(last=False)

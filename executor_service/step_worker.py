@@ -1,4 +1,8 @@
-"""The one thread that executes steps, and the way to it and back."""
+"""The one thread that executes steps, and the way to it and back.
+
+A step that is not done when it has begun is waited for in a second thread, so that the first can
+begin what comes next.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,17 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 
 from executor_service.batch import StepAnswer
 from executor_service.codec import decode_batch, encode_answer, encode_internal_error
-from executor_service.step_executor import StepExecutor
+from executor_service.step_executor import RunningStep, StepExecutor
 from splitserve.executor.v1 import executor_pb2 as pb
 
 _log = logging.getLogger(__name__)
+
+Encode = Callable[[], pb.StepResult]
 
 
 class StepWorker:
@@ -22,6 +29,9 @@ class StepWorker:
     def __init__(self, step_executor: StepExecutor) -> None:
         self._step_executor = step_executor
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        # Begun steps in their order, for the thread that waits; it starts with the first.
+        self._pending: SimpleQueue[RunningStep | None] = SimpleQueue()
+        self._waiter: threading.Thread | None = None
         self._thread = threading.Thread(target=self._work, name="step-worker", daemon=True)
         self._thread.start()
 
@@ -30,9 +40,7 @@ class StepWorker:
         """Jobs that have not begun."""
         return self._jobs.qsize()
 
-    def submit(
-        self, batch: pb.ScheduleBatch, then: Callable[[Callable[[], pb.StepResult]], None]
-    ) -> None:
+    def submit(self, batch: pb.ScheduleBatch, then: Callable[[Encode], None]) -> None:
         """Executes `batch`, whatever becomes of the caller.
 
         `then` is called in the thread, with a function that makes the result: to be called
@@ -42,35 +50,61 @@ class StepWorker:
         received_ns = time.monotonic_ns()
         decoded = decode_batch(batch)
 
-        def execute() -> None:
+        def deliver(encode: Encode) -> None:
+            try:
+                then(encode)
+            except Exception:
+                # Whoever was to hear of it is gone; those of other batches are not.
+                _log.exception("step_result_undeliverable step_id=%d", batch.step_id)
+
+        def begin() -> None:
             queue_us = (time.monotonic_ns() - received_ns) // 1000
             try:
-                answer = self._step_executor.execute(decoded, queue_us)
+                running = self._step_executor.begin(
+                    decoded, lambda answer: deliver(lambda: _encode(batch, answer)), queue_us
+                )
             except Exception:
                 # A bug of ours; even so each batch gets its result, or the scheduler would wait.
                 _log.exception("step_unanswerable step_id=%d", batch.step_id)
-                then(lambda: encode_internal_error(batch))
+                deliver(lambda: encode_internal_error(batch))
             else:
-                then(lambda: _encode(batch, answer))
+                if running is not None:
+                    self._wait_for(running)
 
-        self._jobs.put(execute)
+        self._jobs.put(begin)
 
     def adopt_scheduler_epoch(self, scheduler_epoch: int) -> None:
         """See StepExecutor; takes its turn after the batches submitted before."""
         self._jobs.put(lambda: self._step_executor.adopt_scheduler_epoch(scheduler_epoch))
 
     def finish(self) -> None:
-        """Finishes what was submitted and ends the thread; returns then."""
+        """Finishes what was submitted and ends the threads; returns then."""
+        self._jobs.put(self._step_executor.finish)
         self._jobs.put(None)
         self._thread.join()
+        if self._waiter is not None:
+            self._pending.put(None)
+            self._waiter.join()
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
                 job()
             except Exception:
-                # Whoever was to hear of it is gone; the next job is not.
+                # The next job has nothing to do with it.
                 _log.exception("step_worker_job_broken")
+
+    def _wait_for(self, running: RunningStep) -> None:
+        """Finishes the step as soon as it is done and the jobs before are."""
+        if self._waiter is None:
+            self._waiter = threading.Thread(target=self._wait, name="step-waiter", daemon=True)
+            self._waiter.start()
+        self._pending.put(running)
+
+    def _wait(self) -> None:
+        while (running := self._pending.get()) is not None:
+            running.pending.wait()
+            self._jobs.put(partial(self._step_executor.finish, running))
 
 
 def _encode(batch: pb.ScheduleBatch, answer: StepAnswer) -> pb.StepResult:

@@ -14,7 +14,7 @@ from executor_service.errors import StepFailed
 from executor_service.kv_cache import KVCache
 from executor_service.memory_probe import MemoryProbe
 from executor_service.sampling_params import ParamRows, SamplingParams
-from executor_service.step import BlockMoves, RowStatus, Runner, StepInput
+from executor_service.step import BlockMoves, RowStatus, Runner, StepInput, execute_step
 
 _NO_BLOCKS = np.empty(0, np.int32)
 _NO_MOVES = BlockMoves(_NO_BLOCKS, _NO_BLOCKS)
@@ -98,7 +98,7 @@ def measure_worst_step(
     step = make_worst_step(size, cache.block_size, vocab_size)
 
     def run() -> None:
-        output = make_runner().execute(step)
+        output = execute_step(make_runner(), step)
         for row, message in output.row_errors.items():
             if output.row_statuses[row] == RowStatus.FAILED:
                 raise StepFailed(f"the largest step cannot be run: {message}")

@@ -45,13 +45,14 @@ def mistral(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     return load_tiny_model("mistral", directory, {"sliding_window": SLIDING_WINDOW})
 
 
-@pytest.fixture(params=["fake", "real"])
+@pytest.fixture(params=["fake", "real", "late"])
 def backend(request: pytest.FixtureRequest) -> Backend:
     if request.param == "fake":
         return make_fake_backend()
     from tests.contract.served_model import make_model_backend
 
-    return make_model_backend(request.getfixturevalue("llama"))
+    llama: TinyModel = request.getfixturevalue("llama")
+    return make_model_backend(llama, is_late=request.param == "late")
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from executor_service.executor_info import (
     ExecutorLimits,
     ModelInfo,
 )
-from executor_service.step import RowStatus, Runner, StepInput, StepOutput
+from executor_service.step import PendingStep, RowStatus, Runner, StepInput
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.executor.v1 import executor_pb2_grpc
 from tests.support.batches import NewRow, Sender, WorkRow, tokens_of
@@ -70,11 +70,11 @@ class GatedRunner:
     def __post_init__(self) -> None:
         self._gate.set()
 
-    def execute(self, step: StepInput) -> StepOutput:
+    def begin(self, step: StepInput) -> PendingStep | None:
         self.num_steps += 1
         self.entered.set()
         self._gate.wait()
-        return self.runner.execute(step)
+        return self.runner.begin(step)
 
     def shut(self) -> None:
         """Holds up the steps that follow."""

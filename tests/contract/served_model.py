@@ -24,6 +24,7 @@ from tests.contract.served import (
 )
 from tests.support import tiny_models
 from tests.support.hugging_face import load_reference
+from tests.support.late_device import LateStreams, late_runner
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,11 @@ def load_tiny_model(
     return TinyModel(loaded, load_reference(path))
 
 
-def make_model_backend(tiny: TinyModel) -> Backend:
-    """A backend with pools of its own; it takes the model over from the one made before."""
+def make_model_backend(tiny: TinyModel, *, is_late: bool = False) -> Backend:
+    """A backend with pools of its own; it takes the model over from the one made before.
+
+    `is_late`: its steps are done some time after they have begun, as on a GPU.
+    """
     cache_config = CacheConfig(
         block_size=BLOCK_SIZE,
         num_device_blocks=NUM_DEVICE_BLOCKS,
@@ -61,8 +65,12 @@ def make_model_backend(tiny: TinyModel) -> Backend:
             logits = tiny.plain(input_ids=torch.tensor([list(tokens)])).logits
         return int(logits[0, -1].argmax())
 
+    if is_late:
+        runner = late_runner(tiny.loaded, cache_config, LateStreams())
+    else:
+        runner = build_runner(tiny.loaded, cache_config)
     return Backend(
-        build_runner(tiny.loaded, cache_config),
+        runner,
         VOCAB_SIZE,
         next_token,
         sliding_window=tiny.loaded.sliding_window,

@@ -7,6 +7,7 @@ block of which one writes must be ordered by theirs.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executor_service.block_transfers import BlockTransfers
+from executor_service.device_streams import Timer
 from executor_service.step import BlockMoves, StepInput
 from tests.support.step_driver import Row, make_step
 
@@ -123,7 +125,7 @@ class FakeDevice:
         self.access(name, reads, {(target, block) for block in moves.destinations.tolist()})
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class FakeTimer:
     device: FakeDevice
     end: list[int] | None = None
@@ -151,14 +153,21 @@ def _compute(device: FakeDevice, step: StepInput) -> None:
         device.access("compute", reads, writes)
 
 
-def _run(device: FakeDevice, steps: list[StepInput], breaks_off: list[bool]) -> None:
+NEVER = 99
+
+
+def _run(device: FakeDevice, steps: list[StepInput], lags: list[int]) -> None:
+    """Finishes each step when as many more have begun; NEVER: it breaks off."""
     fake: Any = device
     transfers = BlockTransfers(fake, fake)
-    for step, is_broken in zip(steps, breaks_off, strict=True):
-        transfers.begin(step)
+    unfinished: deque[tuple[int, list[Timer]]] = deque()
+    for number, (step, lag) in enumerate(zip(steps, lags, strict=True)):
+        timers = transfers.begin(step)
         _compute(device, step)
-        if not is_broken:
-            transfers.finish()
+        if lag != NEVER:
+            unfinished.append((number + lag, timers))
+        while unfinished and unfinished[0][0] <= number:
+            transfers.finish(unfinished.popleft()[1])
 
 
 def _moves(*pairs: tuple[int, int]) -> BlockMoves:
@@ -191,12 +200,12 @@ _STEPS = st.builds(
 )
 
 
-@given(st.lists(st.tuples(_STEPS, st.booleans()), min_size=1, max_size=6))
+@given(st.lists(st.tuples(_STEPS, st.sampled_from([0, 1, 2, NEVER])), min_size=1, max_size=6))
 def test_accesses_to_a_block_are_ordered_when_one_of_them_writes(
-    steps: list[tuple[StepInput, bool]],
+    steps: list[tuple[StepInput, int]],
 ) -> None:
     device = FakeDevice()
-    _run(device, [step for step, _ in steps], [breaks_off for _, breaks_off in steps])
+    _run(device, [step for step, _ in steps], [lag for _, lag in steps])
     assert device.races() == []
 
 
@@ -218,7 +227,7 @@ SWAPS = [
 @pytest.mark.parametrize("wait", ["swap_after_compute", "compute_after_swap"])
 def test_a_race_is_seen_when_a_wait_is_lost(wait: str) -> None:
     device = FakeDevice(lost_waits=frozenset([wait]))
-    _run(device, SWAPS, [True] * len(SWAPS))
+    _run(device, SWAPS, [NEVER] * len(SWAPS))
     assert device.races()
 
 
@@ -243,13 +252,13 @@ def test_computing_goes_on_beside_a_swap_out_when_it_leaves_its_blocks_alone(
     step: StepInput, expected: bool
 ) -> None:
     device = FakeDevice()
-    _run(device, [step], [False])
+    _run(device, [step], [0])
     assert _is_beside(device) is expected
 
 
 def test_computing_waits_for_nothing_when_a_swap_out_is_over() -> None:
     device = FakeDevice(lost_waits=frozenset(["compute_after_swap"]))
     swap_out = make_step([_row(1)], swap_out=_moves((0, 0)))
-    _run(device, [swap_out, make_step([_row(0)])], [False, False])
+    _run(device, [swap_out, make_step([_row(0)])], [0, 0])
     # Who waited was the host, for the timings.
     assert device.races() == []

@@ -27,7 +27,7 @@ from executor_service.executor_info import (
     ModelInfo,
 )
 from executor_service.registration import GrpcRegistry, Pacing, Registrar
-from executor_service.step import StepInput, StepOutput
+from executor_service.step import FinishedStep, StepInput
 from splitserve_rpc.domain_error import DomainError
 from tests.support.executor_server import ExecutorServer, start_executor
 from tests.support.fake_runner import FakeRunner, StepFault, no_fault
@@ -196,6 +196,6 @@ class _Counted:
     executor: FakeExecutor
     runner: FakeRunner
 
-    def execute(self, step: StepInput) -> StepOutput:
+    def begin(self, step: StepInput) -> FinishedStep:
         self.executor.num_steps += 1
-        return self.runner.execute(step)
+        return self.runner.begin(step)

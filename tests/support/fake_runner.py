@@ -20,6 +20,7 @@ import numpy as np
 from executor_service.step import (
     BlockMoves,
     BoolArray,
+    FinishedStep,
     Int32Array,
     Int64Array,
     RowStatus,
@@ -99,8 +100,12 @@ class FakeRunner:
         chains: Int64Array = self._host[:, :, 0]
         return chains
 
-    def execute(self, step: StepInput) -> StepOutput:
+    def begin(self, step: StepInput) -> FinishedStep:
         """See Runner."""
+        return FinishedStep(self.execute(step))
+
+    def execute(self, step: StepInput) -> StepOutput:
+        """Runs `step` at once."""
         self.steps.append(step.step_id)
         fault = self.fault(step)
         _move(self._device, self._host, step.swap_out)

@@ -17,6 +17,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from executor_service.input_batch import InputBatch
+from executor_service.kv_cache import KVCache
+from executor_service.loaded_model import LoadedModel
+from executor_service.memory import torch_model
+from executor_service.paged_model import PagedModel, TransformersModel
 from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch
 
 _READS_ON_HOST = ("_local_scalar_dense", "nonzero", "is_nonzero", "masked_select", "unique")
@@ -113,3 +118,15 @@ class StaticAttention:
         is_behind = torch.arange(keys.shape[1])[None, :] > batch.num_computed_tokens[:, None]
         scores = scores.masked_fill(is_behind[:, None, :], -torch.inf)
         return torch.einsum("thc,tchd->thd", torch.softmax(scores, dim=-1), values)
+
+
+def mixed_model(loaded: LoadedModel, cache: KVCache) -> PagedModel:
+    """Decodes by StaticAttention, all else in plain torch."""
+
+    class Mixed:
+        def logits(self, batch: InputBatch) -> Tensor:
+            if batch.paged.max_num_new_tokens == 1:
+                return TransformersModel(loaded, cache, StaticAttention()).logits(batch)
+            return torch_model(loaded, cache).logits(batch)
+
+    return Mixed()

@@ -18,6 +18,7 @@ from executor_service.step import (
     Runner,
     StepInput,
     StepOutput,
+    execute_step,
 )
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -141,7 +142,7 @@ def drive(
             return
         joined = [s for s in sequences if s.start_step <= step_id and not s.is_finished]
         rows = [_next_row(sequence, chunk_size) for sequence in joined]
-        output = runner.execute(make_step(rows, step_id=step_id + 1))
+        output = execute_step(runner, make_step(rows, step_id=step_id + 1))
         _apply(joined, rows, output)
 
 

@@ -65,14 +65,15 @@ def test_blocks_hold_what_they_should_when_swaps_overlap_computing(
         first, second = chance.sample(range(NUM_DEVICE_BLOCKS), 2)
         copied = [(first, second)] if chance.random() < 0.3 else []
         rows = [Row([0], 0, (block,), 1) for block in (first, second)]
-        transfers.begin(make_step(rows, _moves(swap_out), _moves(swap_in), _moves(copied)))
+        step = make_step(rows, _moves(swap_out), _moves(swap_in), _moves(copied))
+        timers = transfers.begin(step)
         numbers.move(swap_out, swap_in, copied)
         for block in (first, second):
             numbers.device[block] = (numbers.device[block] + block + 1) % LARGEST
             for pool in (cache.key_pools[0], cache.value_pools[0]):
                 pool[block].add_(block + 1).remainder_(LARGEST)
         if chance.random() < 0.5:
-            assert transfers.finish() >= 0
+            assert transfers.finish(timers) >= 0
     expected = torch.tensor(numbers.device, dtype=torch.float32)[:, None]
     for pool in (cache.key_pools[0], cache.value_pools[0]):
         assert bool((pool.flatten(1).cpu() == expected).all())

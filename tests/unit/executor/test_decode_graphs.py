@@ -21,7 +21,7 @@ from executor_service.memory import CacheConfig, build_runner, torch_model
 from executor_service.model_loader import ModelConfig, load_model
 from executor_service.paged_model import PagedModel, TransformersModel
 from executor_service.sampling_params import SamplingParams
-from tests.support.recorded_ops import RecordedOps, StaticAttention
+from tests.support.recorded_ops import RecordedOps, StaticAttention, mixed_model
 from tests.support.step_driver import DrivenSequence, Row, drive, make_step
 from tests.support.tiny_models import make_tiny_model
 
@@ -279,7 +279,7 @@ def test_graphs_say_an_error_and_serve_without_when_a_replay_is_wrong(
 
 def test_runner_samples_the_same_tokens_when_decodes_are_recorded(loaded: LoadedModel) -> None:
     outputs = []
-    for make_model in (torch_model, with_decode_graphs(_mixed_model, 4, RecordedOps)):
+    for make_model in (torch_model, with_decode_graphs(mixed_model, 4, RecordedOps)):
         config = CacheConfig(BLOCK_SIZE, num_device_blocks=60, num_host_blocks=0)
         runner = build_runner(loaded, config, make_model)
         sequences = [
@@ -289,19 +289,6 @@ def test_runner_samples_the_same_tokens_when_decodes_are_recorded(loaded: Loaded
         drive(runner, sequences, block_size=BLOCK_SIZE, num_blocks=60, chunk_size=5)
         outputs.append([sequence.output for sequence in sequences])
     assert outputs[0] == outputs[1]
-
-
-def _mixed_model(loaded: LoadedModel, cache: KVCache) -> PagedModel:
-    """Decodes by StaticAttention, all else in plain torch."""
-    decodes, others = StaticAttention(), torch_model
-
-    class Mixed:
-        def logits(self, batch: InputBatch) -> Tensor:
-            if batch.paged.max_num_new_tokens == 1:
-                return TransformersModel(loaded, cache, decodes).logits(batch)
-            return others(loaded, cache).logits(batch)
-
-    return Mixed()
 
 
 @pytest.mark.parametrize(

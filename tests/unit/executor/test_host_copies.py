@@ -1,11 +1,11 @@
-"""How often a step waits for its device once the model has been asked for logits."""
+"""Whether a step waits for its device once the model has been asked for logits."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from executor_service.host_copies import to_device, to_host
 from executor_service.input_batch import InputBatch
 from executor_service.loaded_model import LoadedModel
-from executor_service.memory import CacheConfig, build_runner
+from executor_service.memory import CacheConfig
 from executor_service.model_loader import ModelConfig, load_model
 from executor_service.model_runner import ModelRunner
 from executor_service.sampling_params import SamplingParams
-from executor_service.step import RowStatus
+from executor_service.step import AwaitedTokens, RowStatus
+from tests.support.late_device import LateStreams, late_runner
 from tests.support.step_driver import GREEDY, Row, make_step
 from tests.support.tiny_models import make_tiny_model
 
@@ -105,8 +106,13 @@ def model(loaded: LoadedModel) -> Iterator[CountingModel]:
 
 
 @pytest.fixture
-def runner(loaded: LoadedModel, model: CountingModel) -> ModelRunner:
-    return build_runner(loaded, CacheConfig(4, 20, 0), lambda *_: model)
+def streams() -> LateStreams:
+    return LateStreams()
+
+
+@pytest.fixture
+def runner(loaded: LoadedModel, model: CountingModel, streams: LateStreams) -> ModelRunner:
+    return late_runner(loaded, CacheConfig(4, 20, 0), streams, lambda *_: model)
 
 
 def _row(params: SamplingParams) -> Row:
@@ -119,29 +125,39 @@ PENALIZED = SamplingParams(repetition_penalty=1.5, logit_bias={3: 1.0})
 
 
 @pytest.mark.parametrize(
-    ("params", "num_copies"),
+    ("params", "waits"),
     [
-        ([GREEDY], 1),
-        ([GREEDY, RANDOM, GREEDY, RANDOM], 1),
-        ([PENALIZED, GREEDY], 1),
-        ([GREEDY, SamplingParams(num_logprobs=3)], 1),
-        # One more for the scores of the prompt, one for where top-p cuts.
-        ([GREEDY, SamplingParams(num_prompt_logprobs=2)], 2),
-        ([SamplingParams(top_p=0.9), SamplingParams(top_k=4)], 2),
+        ([GREEDY], {}),
+        ([GREEDY, RANDOM, GREEDY, RANDOM], {}),
+        ([PENALIZED, GREEDY], {}),
+        ([GREEDY, SamplingParams(num_logprobs=3)], {}),
+        ([GREEDY, SamplingParams(num_logprobs=3, num_prompt_logprobs=2)], {}),
+        # For where top-p cuts.
+        ([SamplingParams(top_p=0.9), SamplingParams(top_k=4)], {"cpu": 1}),
     ],
 )
-def test_execute_waits_once_for_its_tokens_when_rows_sample(
-    runner: ModelRunner, model: CountingModel, params: list[SamplingParams], num_copies: int
+def test_begin_copies_once_and_waits_for_nothing_when_rows_sample(
+    runner: ModelRunner,
+    model: CountingModel,
+    streams: LateStreams,
+    params: list[SamplingParams],
+    waits: dict[str, int],
 ) -> None:
-    output = runner.execute(make_step([_row(row_params) for row_params in params]))
-    assert model.waits == {"cpu": num_copies}
-    assert (output.sampled_token_ids >= 0).all()
+    pending = runner.begin(make_step([_row(row_params) for row_params in params]))
+    assert pending is not None
+    assert (model.waits, streams.num_waits, streams.num_copies) == (waits, 0, 1)
+    assert (pending.finish().sampled_token_ids >= 0).all()
 
 
-def test_execute_waits_for_nothing_when_no_row_samples(
+def test_begin_waits_for_nothing_when_it_takes_tokens_from_the_device(
     runner: ModelRunner, model: CountingModel
 ) -> None:
-    runner.execute(make_step([Row([5, 6], 0, (0,), 3, samples=False)]))
+    runner.begin(make_step([_row(GREEDY), _row(RANDOM)]))
+    row = Row([0], 3, (0,), 3)
+    both = AwaitedTokens(np.array([0, 1]), np.array([1, 1]))
+    runner.begin(replace(make_step([row, row], step_id=2), awaited=both))
+    mixed = AwaitedTokens(np.array([0, 2]), np.array([2, 1]))
+    runner.begin(replace(make_step([row, _row(GREEDY), row], step_id=3), awaited=mixed))
     assert not model.waits
 
 
@@ -150,7 +166,6 @@ def test_execute_leaves_scores_out_when_a_row_has_no_token(
 ) -> None:
     model.nan_line = 1
     output = runner.execute(make_step([_row(SamplingParams(num_logprobs=2))] * 3))
-    assert model.waits == {"cpu": 1}
     assert output.row_statuses[1] == RowStatus.INVALID_LOGITS
     assert output.logprobs is not None
     assert output.logprobs.row_indexes.tolist() == [0, 2]

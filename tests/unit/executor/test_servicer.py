@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import grpc.aio
@@ -9,7 +9,7 @@ import pytest
 from executor_service.batch import Batch, StepAnswer
 from executor_service.executor_info import ExecutorInfo, ModelInfo
 from executor_service.servicer import Engine, ExecutorServicer
-from executor_service.step_executor import StepExecutor
+from executor_service.step_executor import RunningStep, StepExecutor
 from executor_service.step_worker import StepWorker
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.executor.v1 import executor_pb2_grpc
@@ -85,7 +85,9 @@ async def test_nobody_watches_when_the_only_stream_was_closed(servicer_and_stub:
 
 
 class _Broken(StepExecutor):
-    def execute(self, batch: Batch, queue_us: int = 0) -> StepAnswer:
+    def begin(
+        self, batch: Batch, then: Callable[[StepAnswer], None], queue_us: int = 0
+    ) -> RunningStep | None:
         raise RuntimeError("a bug of ours")
 
 

@@ -12,7 +12,7 @@ from executor_service.batch import Feature, StepAnswer, StepErrorReason, StepSta
 from executor_service.codec import decode_batch
 from executor_service.errors import OutOfMemory, StepFailed
 from executor_service.executor_info import ExecutorInfo, ModelInfo
-from executor_service.step import StepInput, StepOutput
+from executor_service.step import FinishedStep, PendingStep, StepInput, StepOutput
 from executor_service.step_executor import StepExecutor
 from tests.support.batches import NewRow, Sender, WorkRow
 from tests.support.fake_runner import FakeRunner, expected_tokens
@@ -36,11 +36,11 @@ class _Runner:
         self.first: Callable[[StepInput], StepOutput] | None = first
         self.fake = FakeRunner(block_size=4, num_device_blocks=16)
 
-    def execute(self, step: StepInput) -> StepOutput:
+    def begin(self, step: StepInput) -> PendingStep:
         if self.first is not None:
             first, self.first = self.first, None
-            return first(step)
-        return self.fake.execute(step)
+            return FinishedStep(first(step))
+        return self.fake.begin(step)
 
 
 def _raises(error: BaseException, cause: BaseException | None = None) -> _Runner:

@@ -10,7 +10,7 @@ from executor_service.kv_cache import KVCache
 from executor_service.memory import torch_model
 from executor_service.model_loader import ModelConfig, load_model
 from executor_service.model_runner import ModelRunner
-from executor_service.step import RowStatus, StepInput, StepOutput
+from executor_service.step import FinishedStep, RowStatus, StepInput, StepOutput
 from executor_service.worst_step import (
     StepSize,
     make_worst_step,
@@ -74,9 +74,9 @@ class _Listening:
         self.runner = runner
         self.outputs: list[StepOutput] = []
 
-    def execute(self, step: StepInput) -> StepOutput:
+    def begin(self, step: StepInput) -> FinishedStep:
         self.outputs.append(self.runner.execute(step))
-        return self.outputs[-1]
+        return FinishedStep(self.outputs[-1])
 
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma2"])

@@ -1,0 +1,120 @@
+"""A device that is late, behind the real worker and the real scheduler: the tokens are the same.
+
+Two steps are in flight, and the first is over only when the second has begun: all that a decode is
+fed comes from the device. With recorded decodes both share the recordings' buffers.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from queue import SimpleQueue
+
+import pytest
+
+from executor_service.decode_graphs import with_decode_graphs
+from executor_service.loaded_model import LoadedModel
+from executor_service.memory import CacheConfig, MakeModel, build_runner, torch_model
+from executor_service.model_loader import ModelConfig, load_model
+from executor_service.step_executor import StepExecutor
+from executor_service.step_worker import Encode, StepWorker
+from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.request import Request
+from scheduler_service.core.sampling_params import SamplingParams
+from scheduler_service.core.scheduler import Scheduler
+from scheduler_service.step_codec import decode_result, encode_plan
+from splitserve.executor.v1 import executor_pb2 as pb
+from tests.support.hugging_face import generate_greedily, load_reference
+from tests.support.in_process import InProcessEngine, executor_info, output_token_ids
+from tests.support.late_device import LateStreams, late_runner
+from tests.support.recorded_ops import RecordedOps, mixed_model
+from tests.support.tiny_models import VOCAB_SIZE, make_tiny_model
+
+PATIENCE_S = 30.0
+NUM_OUTPUT_TOKENS = 10
+MAX_MODEL_LEN = 64
+CONFIG = SchedulerConfig(
+    block_size=4,
+    num_device_blocks=60,
+    max_num_seqs=6,
+    max_num_batched_tokens=24,
+    max_model_len=MAX_MODEL_LEN,
+    max_num_waiting=20,
+    vocab_size=VOCAB_SIZE,
+    eos_token_ids=frozenset(),
+)
+CACHE = CacheConfig(CONFIG.block_size, CONFIG.num_device_blocks, num_host_blocks=0)
+PROMPTS = [
+    [random.Random(length).randrange(3, VOCAB_SIZE) for _ in range(length)]
+    for length in (5, 33, 12, 1, 20, 7, 9, 3)
+]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_OUTPUT_TOKENS, ignore_eos=True)
+RANDOM = SamplingParams(temperature=0.9, max_tokens=NUM_OUTPUT_TOKENS, ignore_eos=True)
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "recorded"])
+def make_model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> MakeModel:
+    if not request.param:
+        return torch_model
+    # What transformers asks in order to leave out its own reads on the host.
+    monkeypatch.setattr("transformers.utils.import_utils.is_cuda_stream_capturing", lambda: True)
+    return with_decode_graphs(mixed_model, CONFIG.max_num_seqs, RecordedOps)
+
+
+def _requests(params: SamplingParams) -> list[Request]:
+    return [
+        Request.create(str(number), prompt, params, arrival=number, seed=number)
+        for number, prompt in enumerate(PROMPTS)
+    ]
+
+
+def _generate_late(
+    loaded: LoadedModel, make_model: MakeModel, params: SamplingParams
+) -> list[list[int]]:
+    streams = LateStreams(is_held=True)
+    runner = late_runner(loaded, CACHE, streams, make_model)
+    worker = StepWorker(StepExecutor(executor_info(CONFIG, epoch=1), runner))
+    scheduler, requests = Scheduler(CONFIG), _requests(params)
+    for request in requests:
+        scheduler.add(request)
+    results: SimpleQueue[pb.StepResult] = SimpleQueue()
+    in_flight: deque[int] = deque()
+
+    def deliver(encode: Encode) -> None:
+        results.put(encode())
+
+    while True:
+        while len(in_flight) < 2 and (plan := scheduler.schedule()) is not None:
+            worker.submit(encode_plan(plan, scheduler_epoch=1, executor_epoch=1), deliver)
+            in_flight.append(len(plan.work.row_ids))
+        if not in_flight:
+            worker.finish()
+            return [output_token_ids(request) for request in requests]
+        streams.wait_for_steps(len(in_flight))
+        assert results.empty()
+        streams.finish_step()
+        result = results.get(timeout=PATIENCE_S)
+        scheduler.apply(decode_result(result, in_flight.popleft()))
+
+
+def test_tokens_are_those_of_hugging_face_when_the_device_is_late(
+    make_model: MakeModel, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    directory = make_tiny_model("llama", tmp_path_factory.mktemp("llama"), seed=6)
+    loaded = load_model(ModelConfig(str(directory), max_model_len=MAX_MODEL_LEN))
+    outputs = _generate_late(loaded, make_model, GREEDY)
+    reference = load_reference(directory)
+    assert outputs == [generate_greedily(reference, p, NUM_OUTPUT_TOKENS) for p in PROMPTS]
+
+
+def test_random_tokens_are_the_same_when_the_device_is_late(
+    make_model: MakeModel, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    directory = make_tiny_model("qwen3", tmp_path_factory.mktemp("qwen3"), seed=6)
+    loaded = load_model(ModelConfig(str(directory), max_model_len=MAX_MODEL_LEN))
+    outputs = _generate_late(loaded, make_model, RANDOM)
+    engine = InProcessEngine(CONFIG, build_runner(loaded, CACHE), epoch=1, depth=1)
+    for request in _requests(RANDOM):
+        engine.add(request)
+    expected = engine.run()
+    assert outputs == [expected[str(number)] for number in range(len(PROMPTS))]
