@@ -9,6 +9,9 @@ from pathlib import Path
 
 import torch
 
+# Loading a model imports it in any case. Here it is part of the imports, which __main__ wraps.
+import transformers.modeling_utils  # noqa: F401
+
 from executor_service.compute import AttentionBackendName, choose_compute
 from executor_service.config import ExecutorConfig
 from executor_service.decode_graphs import with_decode_graphs
