@@ -79,7 +79,7 @@ async def serve(config: ExecutorConfig) -> None:
 
 
 def _load(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
-    # Torch takes seconds to import; by now the port is bound and health is answered. What its modules
+    # Torch takes seconds to import; by now the port is bound and health is answered. What modules
     # are made of stays: to have the collector go over it as it grows costs another second.
     gc.disable()
     from executor_service.engine_loader import load_engine

@@ -150,6 +150,7 @@ class NativeDecoder:
             block_stride=key_pools[0].stride(0),
             logits_index=pointer(logits_index),
             logits=pointer(logits),
+            part_ns=pointer(self._library.part_ns),
             num_tokens=len(token_ids),
             num_logits=len(logits_index),
             block_size=key_pools[0].shape[1],

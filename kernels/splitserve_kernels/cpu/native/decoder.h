@@ -11,6 +11,7 @@
 #include "attention.h"
 #include "elementwise.h"
 #include "gemm.h"
+#include "step_clock.h"
 #include "tasks.h"
 
 namespace splitserve {
@@ -37,7 +38,8 @@ struct Decoder {
 
 // One step. `token_ids`: [T]. `cosines`, `sines`: [T, rotary_dim / 2]. `slots`: [T]. `key_pools`,
 // `value_pools`: the first block of each layer's pool, blocks `block_stride` numbers apart.
-// `logits_index`: [S], tokens whose logits are wanted; `logits`: [S, V], written.
+// `logits_index`: [S], tokens whose logits are wanted; `logits`: [S, V], written. `part_ns`: see
+// StepClock.
 struct DecoderStep {
   const int32_t* token_ids;
   const float *cosines, *sines;
@@ -48,6 +50,7 @@ struct DecoderStep {
   int64_t block_stride;
   const int32_t* logits_index;
   float* logits;
+  int64_t* part_ns;
   int32_t num_tokens, num_logits, block_size, num_threads;
 };
 
@@ -78,9 +81,14 @@ struct DecoderScratch {
 template <class T>
 class DecoderWorker {
  public:
-  DecoderWorker(const Decoder& decoder, const DecoderStep& step,
-                const AttentionPlan& plan, DecoderScratch<T>& scratch, Phases& phases)
-      : decoder_(decoder), step_(step), plan_(plan), scratch_(scratch), phases_(phases) {
+  DecoderWorker(const Decoder& decoder, const DecoderStep& step, const AttentionPlan& plan,
+                DecoderScratch<T>& scratch, Phases& phases, StepClock clock)
+      : decoder_(decoder),
+        step_(step),
+        plan_(plan),
+        scratch_(scratch),
+        phases_(phases),
+        clock_(clock) {
     const int num_heads = decoder.num_heads + 2 * decoder.num_kv_heads;
     qkv_width_ = num_heads * decoder.head_dim;
   }
@@ -89,19 +97,29 @@ class DecoderWorker {
 
   void run() {
     embed();
+    clock_.lap(kNorms);
     for (int i = 0; i < decoder_.num_layers; ++i) {
       const DecoderLayer& layer = decoder_.layers[i];
       normalize(layer.input_norm);
+      clock_.lap(kNorms);
       project_qkv(layer);
+      clock_.lap(kQkv);
       store_keys_and_values(layer, i);
+      clock_.lap(kKvWrite);
       attend(layer, i);
+      clock_.lap(kAttention);
       add_projection(layer.attention_output, scratch_.attended.data(),
                      decoder_.num_heads * decoder_.head_dim);
+      clock_.lap(kAttentionOutput);
       normalize(layer.mlp_norm);
+      clock_.lap(kNorms);
       project_gate_up(layer);
+      clock_.lap(kGateUp);
       add_projection(layer.down, scratch_.mlp.data(), decoder_.mlp_width);
+      clock_.lap(kDown);
     }
     read_out();
+    clock_.lap(kHead);
   }
 
  private:
@@ -253,6 +271,7 @@ class DecoderWorker {
   const AttentionPlan& plan_;
   DecoderScratch<T>& scratch_;
   Phases& phases_;
+  StepClock clock_;
   int qkv_width_, phase_ = 0;
 };
 
