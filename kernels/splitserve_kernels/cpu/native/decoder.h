@@ -97,29 +97,29 @@ class DecoderWorker {
 
   void run() {
     embed();
-    clock_.lap(kNorms);
+    lap(kNorms);
     for (int i = 0; i < decoder_.num_layers; ++i) {
       const DecoderLayer& layer = decoder_.layers[i];
       normalize(layer.input_norm);
-      clock_.lap(kNorms);
+      lap(kNorms);
       project_qkv(layer);
-      clock_.lap(kQkv);
+      lap(kQkv);
       store_keys_and_values(layer, i);
-      clock_.lap(kKvWrite);
+      lap(kKvWrite);
       attend(layer, i);
-      clock_.lap(kAttention);
+      lap(kAttention);
       add_projection(layer.attention_output, scratch_.attended.data(),
                      decoder_.num_heads * decoder_.head_dim);
-      clock_.lap(kAttentionOutput);
+      lap(kAttentionOutput);
       normalize(layer.mlp_norm);
-      clock_.lap(kNorms);
+      lap(kNorms);
       project_gate_up(layer);
-      clock_.lap(kGateUp);
+      lap(kGateUp);
       add_projection(layer.down, scratch_.mlp.data(), decoder_.mlp_width);
-      clock_.lap(kDown);
+      lap(kDown);
     }
     read_out();
-    clock_.lap(kHead);
+    lap(kHead);
   }
 
  private:
@@ -128,6 +128,11 @@ class DecoderWorker {
   template <class Task>
   void run_phase(int num_tasks, Task task) {
     phases_.run(phase_++, num_tasks, task);
+  }
+
+  // The phases since the last lap were `part`.
+  void lap(StepPart part) {
+    if (clock_.is_running()) clock_.lap(part, phases_.end_ns(phase_ - 1));
   }
 
   template <class Each>

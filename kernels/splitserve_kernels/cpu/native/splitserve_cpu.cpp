@@ -112,8 +112,8 @@ void decode(const Decoder& decoder, const DecoderStep& step) {
                                      decoder.num_heads / decoder.num_kv_heads, step.block_size,
                                      !has_windows, step.num_threads)
                         .plan();
-  Phases phases(DecoderWorker<T>::num_phases(decoder));
-  clock.lap(kPlan);
+  Phases phases(DecoderWorker<T>::num_phases(decoder), clock.is_running());
+  if (clock.is_running()) clock.lap(kPlan, now_ns());
 #pragma omp parallel num_threads(step.num_threads)
   {
     const StepClock of_thread = omp_get_thread_num() == 0 ? clock : StepClock(nullptr);
