@@ -1,10 +1,10 @@
 // Many small tasks, phase after phase, on the threads of one OpenMP region.
 //
-// OpenMP is torch's own pool, so nothing is added to the machine's threads. Within a region a thread
-// takes the next task when it is free. A phase ends when its tasks are done, not when all threads
-// have come: one that the system has put to sleep between two tasks holds nobody up. With a static
-// division of the work and a barrier after each operation, a single foreign process on one of two
-// cores makes a step fifty times slower.
+// OpenMP is torch's own pool, so nothing is added to the machine's threads. Within a region a
+// thread takes the next task when it is free. A phase ends when its tasks are done, not when all
+// threads have come: one that the system has put to sleep between two tasks holds nobody up. With a
+// static division of the work and a barrier after each operation, a single foreign process on one
+// of two cores makes a step fifty times slower.
 #pragma once
 
 #include <atomic>
