@@ -23,6 +23,7 @@ from executor_service.loaded_model import LoadedModel
 from executor_service.logprobs import ScoredTokens, make_columns, score
 from executor_service.paged_model import PagedModel
 from executor_service.sampler import Draw, SamplingRows, draw_in_torch, sample
+from executor_service.scored_parts import run_in_parts
 from executor_service.step import (
     BoolArray,
     Int32Array,
@@ -84,7 +85,7 @@ class ModelRunner:
             self._ran_out_of_memory = False
             release_cached_memory(self.cache.device)
         try:
-            return self._execute(step)
+            return run_in_parts(step, self._execute)
         except StepFailed:
             raise
         except Exception as error:

@@ -22,8 +22,8 @@ from splitserve_rpc.server import channel_options
 _PERIOD_S = 1.0
 _FIRST_RETRY_S = 0.25
 _MAX_RETRY_S = 2.0
-# A scheduler that restarts, or that stops before we do, is gone for a moment: no news before we wait
-# this long for the next attempt.
+# A scheduler that restarts, or that stops before we do, is gone for a moment: no news before we
+# wait this long for the next attempt.
 _QUIET_BELOW_S = 1.0
 _JITTER_RATIO = 0.2
 _CALL_TIMEOUT_S = 5.0
