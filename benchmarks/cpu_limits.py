@@ -1,8 +1,4 @@
-"""What a CPU can do, as far as plain torch gets it to, and what the parts of a step ask of it.
-
-Shape letters: T input tokens, S rows of logits, H query heads, G key/value heads, D head size, W
-width of the model, I width of the MLP, V vocabulary.
-"""
+"""What a CPU can do, as far as plain torch gets it to, and what the parts of a step ask of it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Where the time of a step goes on a CPU, beside what the machine could do.
 
-Three kinds of decode steps, of few rows and of many behind a context, and a step that computes a
-prompt, all of them for a model that the native decoder runs. `of limit` is the share of its time
+Decode steps of few rows and of many, behind a context, and a step that computes a prompt, all of
+them for a model that the native decoder runs. `of limit` is the share of its time
 that a part would take if all it reads came at the memory bandwidth and all it computes at the rate
 of matrix products, whichever takes longer; both are measured in this run, by plain torch. Prints a
 JSON object for each part of each step, and tables.
