@@ -15,7 +15,6 @@ import asyncio
 import json
 import os
 import statistics
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -26,7 +25,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.report import emit
+from benchmarks.report import emit, print_table
 from benchmarks.serving import serving, wait_until_connected
 from splitserve_client import AsyncClient, Finish, SamplingParams
 
@@ -161,11 +160,10 @@ def read_peer(path: Path) -> Figures:
     return figures
 
 
-def print_table(engines: dict[str, Figures]) -> None:
+def print_engines(engines: dict[str, Figures]) -> None:
     """Medians, and in brackets the smallest and the largest."""
     names = list(dict.fromkeys(name for each in engines.values() for name in each.tokens_per_s))
-    header = ["", *engines]
-    lines = [header]
+    lines = [["", *engines]]
     for name in names:
         lines.append(
             [f"{name}, tokens/s", *(_range(e.tokens_per_s, name) for e in engines.values())]
@@ -175,10 +173,7 @@ def print_table(engines: dict[str, Figures]) -> None:
         )
     lines.append(["start to first token, s", *(f"{e.start_s:.1f}" for e in engines.values())])
     lines.append(["peak memory, MiB", *(f"{e.peak_mib:.0f}" for e in engines.values())])
-    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
-    for line in lines:
-        row = "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True))
-        sys.stdout.write(row.rstrip() + "\n")
+    print_table(lines)
 
 
 def _range(values: dict[str, list[float]], name: str) -> str:
@@ -216,7 +211,7 @@ def main() -> None:
         )
     peers = dict(peer.split("=", 1) for peer in arguments.peer)
     engines = {name: read_peer(Path(path)) for name, path in peers.items()}
-    print_table({"splitserve": figures, **engines})
+    print_engines({"splitserve": figures, **engines})
 
 
 if __name__ == "__main__":

@@ -18,6 +18,14 @@ def emit(bench: str, **values: object) -> None:
     sys.stdout.flush()
 
 
+def print_table(lines: Sequence[Sequence[str]]) -> None:
+    """Prints lines of equally many columns, each as wide as its longest entry."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        row = "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True))
+        sys.stdout.write(row.rstrip() + "\n")
+
+
 def percentile(values: Sequence[float], percent: float) -> float:
     """The percentile of `values`, rounded to a tenth."""
     return round(float(np.percentile(values, percent)), 1)

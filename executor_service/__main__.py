@@ -79,11 +79,15 @@ async def serve(config: ExecutorConfig) -> None:
 
 
 def _load(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
-    # Torch takes seconds to import; by now the port is bound and health is answered.
+    # Torch takes seconds to import; by now the port is bound and health is answered. What modules
+    # are made of stays: to have the collector go over it as it grows costs another second.
+    gc.disable()
     from executor_service.engine_loader import load_engine
 
+    gc.freeze()
+    gc.enable()
     loaded = load_engine(config, executor_epoch)
-    # What torch and the model are made of stays; the collector need not look at it in every step.
+    # So does what the model is made of; the collector need not look at it in every step.
     gc.collect()
     gc.freeze()
     return loaded

@@ -90,7 +90,10 @@ def choose_compute(
             f"deterministic: {compute.loaded.architecture} runs with {compute.description}, whose"
             " results depend on the batch; allowed: what the native decoder of CPUs runs"
         )
-    return replace(compute, description=f"{compute.description}, int8") if is_int8 else compute
+    description = f"{compute.description}, int8" if is_int8 else compute.description
+    # Nothing will replace the model any more.
+    loaded = replace(compute.loaded, probe=None)
+    return replace(compute, loaded=loaded, description=description)
 
 
 def _choose(

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import torch
 
+# Loading a model imports it in any case. Here it is part of the imports, which __main__ wraps.
+import transformers.modeling_utils  # noqa: F401
+
 from executor_service.compute import AttentionBackendName, choose_compute
 from executor_service.config import ExecutorConfig
 from executor_service.decode_graphs import with_decode_graphs
@@ -20,7 +23,7 @@ from executor_service.model_runner import ModelRunner
 from splitserve_rpc.server import MAX_MESSAGE_BYTES
 
 _BUNDLED = "bundled"
-_BUNDLED_DIRECTORY = Path(__file__).parent / "bundled_model"
+BUNDLED_DIRECTORY = Path(__file__).parent / "bundled_model"
 _MAX_INFLIGHT_STEPS = 8
 
 
@@ -69,7 +72,7 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
 def _model_config(config: ExecutorConfig) -> ModelConfig:
     is_bundled = config.model == _BUNDLED
     return ModelConfig(
-        model=str(_BUNDLED_DIRECTORY) if is_bundled else config.model,
+        model=str(BUNDLED_DIRECTORY) if is_bundled else config.model,
         device=_device(config.device),
         dtype=config.dtype,
         kv_cache_dtype=config.kv_cache_dtype,

@@ -1,4 +1,7 @@
-"""A model that is ready to be run."""
+"""A model that is ready to be run.
+
+Shape letters: Q probe sequences, L tokens of each, V vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from executor_service.kv_cache import LayerShape
 from splitserve_kernels.paged_batch import AttentionOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What a model said through paged attention: float32 `logits` [Q, L, V] of `tokens` [Q, L]."""
+
+    tokens: Tensor
+    logits: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +33,7 @@ class LoadedModel:
     `sliding_window`: how many tokens, itself included, a token of any layer attends to at most;
     None for all. `keeps_logits` says whether the model computes logits only where it is told to.
     `weights_bytes`: of all parameters and buffers, each counted once. `tokenizer_files` are those
-    that exist.
+    that exist. `probe`: what is to replace the model must say the same; None once that is settled.
     """
 
     model: nn.Module
@@ -42,6 +53,7 @@ class LoadedModel:
     keeps_logits: bool
     weights_bytes: int
     tokenizer_files: tuple[Path, ...]
+    probe: Probe | None = None
 
     @property
     def layer_windows(self) -> tuple[int | None, ...]:

@@ -82,6 +82,7 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
         keeps_logits="logits_to_keep" in inspect.signature(model.forward).parameters,
         weights_bytes=weights_bytes(model),
         tokenizer_files=checkpoint.tokenizer_files,
+        probe=profile.probe,
     )
 
 

@@ -26,7 +26,8 @@ from executor_service.paged_model import PagedModel
 from executor_service.pending_sampling import PendingSampling
 from executor_service.sampled_tokens import SampledTokens
 from executor_service.sampler import Draw, draw_in_torch
-from executor_service.step import StepInput, StepOutput, execute_step
+from executor_service.scored_parts import run_in_parts, scores_too_much
+from executor_service.step import FinishedStep, PendingStep, StepInput, StepOutput, execute_step
 from executor_service.truncation import find_limited
 
 _NO_ROWS = StepOutput(np.empty(0, np.uint8), np.empty(0, np.int32))
@@ -70,11 +71,17 @@ class ModelRunner:
         """Begins and finishes `step`; all steps before are finished. Raises StepFailed."""
         return execute_step(self, step)
 
-    @torch.inference_mode()
-    def begin(self, step: StepInput) -> PendingModelStep | None:
+    def begin(self, step: StepInput) -> PendingStep | None:
         """See Runner. The `__cause__` of StepFailed is an OutOfMemory where memory ran out."""
-        if self._unfinished and self._waits_to_draw(step):
+        is_cut = scores_too_much(step)
+        if self._unfinished and (is_cut or self._waits_to_draw(step)):
             return None
+        if is_cut:
+            return FinishedStep(run_in_parts(step, lambda part: self._begin(part).finish()))
+        return self._begin(step)
+
+    @torch.inference_mode()
+    def _begin(self, step: StepInput) -> PendingModelStep:
         if self._ran_out_of_memory:
             # Not when it happened: the error still held the tensors of that step.
             self._ran_out_of_memory = False

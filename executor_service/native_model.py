@@ -99,7 +99,7 @@ def build_native_model(
 
         return probe_steps(tokens, forward)
 
-    check_replacement(loaded.model, loaded.max_model_len, compute, is_int8=is_int8)
+    check_replacement(loaded, compute, is_int8=is_int8)
     return built[0]
 
 

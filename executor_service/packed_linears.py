@@ -59,7 +59,7 @@ def pack_linears(
                     setattr(parent, name, packed[-1])
         return probe_attention(model, tokens)[0]
 
-    check_replacement(model, loaded.max_model_len, compute, is_int8=is_int8)
+    check_replacement(loaded, compute, is_int8=is_int8)
     num_bytes = sum(module.num_bytes for module in packed)
     return replace(loaded, weights_bytes=weights_bytes(model) + num_bytes)
 

@@ -22,6 +22,9 @@ from splitserve_rpc.server import channel_options
 _PERIOD_S = 1.0
 _FIRST_RETRY_S = 0.25
 _MAX_RETRY_S = 2.0
+# A scheduler that restarts, or that stops before we do, is gone for a moment: no news before we
+# wait this long for the next attempt.
+_QUIET_BELOW_S = 1.0
 _JITTER_RATIO = 0.2
 _CALL_TIMEOUT_S = 5.0
 _RECONNECT_OPTIONS = [
@@ -29,18 +32,18 @@ _RECONNECT_OPTIONS = [
     ("grpc.min_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2000),
 ]
+_UNREACHABLE = "scheduler_unreachable"
 _WILDCARD_HOSTS = ("", "0.0.0.0", "[::]", "::", "*")
 
 _log = logging.getLogger(__name__)
 
 
 class RegistrationFailed(Exception):
-    """One attempt failed. `event`: its name in the log. `details`: what it says there."""
+    """One attempt failed. `event`: its name in the log, where `details` follow it."""
 
     def __init__(self, event: str, details: str) -> None:
         super().__init__(f"{event} {details}")
         self.event = event
-        self.details = details
 
 
 class Registry(Protocol):
@@ -89,7 +92,7 @@ class GrpcRegistry:
             )
         # The text of a transport error changes from try to try; its code does not.
         return RegistrationFailed(
-            "scheduler_unreachable", f"scheduler={self._scheduler} code={failure.code.name}"
+            _UNREACHABLE, f"scheduler={self._scheduler} code={failure.code.name}"
         )
 
 
@@ -132,26 +135,25 @@ class Registrar:
         retry_s = _FIRST_RETRY_S
         while True:
             await self._wait_unwatched()
-            if await self._register():
+            try:
+                await self._register()
                 delay_s, retry_s = _PERIOD_S, _FIRST_RETRY_S
-            else:
+            except RegistrationFailed as failure:
+                if failure.event != _UNREACHABLE or retry_s >= _QUIET_BELOW_S:
+                    self._log_change(logging.WARNING, str(failure))
                 delay_s, retry_s = retry_s, min(2 * retry_s, _MAX_RETRY_S)
             await self._pacing.sleep(self._pacing.jittered(delay_s))
 
-    async def _register(self) -> bool:
+    async def _register(self) -> None:
+        """Raises RegistrationFailed."""
         try:
             info = await self._describe()
             scheduler_epoch = await self._registry.register(info)
-        except RegistrationFailed as failure:
-            self._log_change(logging.WARNING, f"{failure.event} {failure.details}")
-            return False
         except OSError as error:
-            self._log_change(logging.WARNING, f"scheduler_unreachable problem={str(error)!r}")
-            return False
+            raise RegistrationFailed(_UNREACHABLE, f"problem={str(error)!r}") from error
         self._adopt_scheduler_epoch(scheduler_epoch)
         line = f"registered address={info.address} scheduler_epoch={scheduler_epoch}"
         self._log_change(logging.INFO, line)
-        return True
 
     def _log_change(self, level: int, line: str) -> None:
         if line != self._last_line:

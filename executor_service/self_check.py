@@ -23,6 +23,7 @@ from executor_service.checkpoint import one_line
 from executor_service.device_errors import is_out_of_memory
 from executor_service.errors import ModelUnsupported, OutOfMemory
 from executor_service.kv_cache import LayerShape
+from executor_service.loaded_model import LoadedModel, Probe
 from executor_service.model_support import expected_windows
 from splitserve_kernels.paged_batch import AttentionOptions
 
@@ -52,12 +53,13 @@ class ReplacementWrong(Exception):
 class AttentionProfile:
     """What a model's attention is made of: parallel, in the order of the forward pass.
 
-    `options`: as each module passes them to the attention.
+    `options`: as each module passes them to the attention. `probe`: what came of it.
     """
 
     modules: tuple[nn.Module, ...]
     layers: tuple[LayerShape, ...]
     options: tuple[AttentionOptions, ...]
+    probe: Probe
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -92,24 +94,19 @@ def check_model(model: Any, text_config: Any, max_model_len: int) -> AttentionPr
 
 @torch.inference_mode()
 def check_replacement(
-    model: Any,  # noqa: ANN401
-    max_model_len: int,
-    compute: Callable[[Tensor], Tensor],
-    *,
-    is_int8: bool = False,
+    loaded: LoadedModel, compute: Callable[[Tensor], Tensor], *, is_int8: bool = False
 ) -> None:
-    """Compares a replacement of `model`, which was checked itself, with it.
+    """Compares a replacement of `loaded.model` with what that said of the probe tokens.
 
-    `compute`: the replacement's logits [Q, L, V] of probe tokens [Q, L]; it is called once the
-    model has been tried, and may then take it apart. `is_int8`: the replacement's weights are
-    rounded. Raises ReplacementWrong if its logits are others, or it raises something.
+    `compute`: the replacement's logits [Q, L, V] of probe tokens [Q, L]; it may take the model
+    apart. `is_int8`: the replacement's weights are rounded. Raises ReplacementWrong if its logits
+    are others, or it raises something.
     """
-    text_config = model.config.get_text_config(decoder=True)
-    tokens = _probe_tokens(model, text_config, max_model_len)
-    expected, _ = probe_attention(model, tokens)
-    tolerance = _INT8_TOLERANCE if is_int8 else _TOLERANCES[model.dtype]
+    assert loaded.probe is not None, "models are replaced before it is settled what runs them"
+    expected = loaded.probe.logits
+    tolerance = _INT8_TOLERANCE if is_int8 else _TOLERANCES[loaded.dtype]
     try:
-        actual = compute(tokens)
+        actual = compute(loaded.probe.tokens)
     except Exception as error:
         # Models may look into their parts in any way.
         raise ReplacementWrong(f"{type(error).__name__}: {one_line(error)}") from error
@@ -133,7 +130,10 @@ def _check(model: Any, text_config: Any, max_model_len: int) -> AttentionProfile
     if not context.pools:
         raise ModelUnsupported("it bypasses transformers' attention interface")
     profile = AttentionProfile(
-        tuple(context.pools), context.layers, tuple(context.options.values())
+        tuple(context.pools),
+        context.layers,
+        tuple(context.options.values()),
+        Probe(tokens, actual),
     )
     _check_windows(text_config, max_model_len, profile.windows)
     _check_agreement(model, tokens, expected, actual)

@@ -14,6 +14,7 @@ from executor_service.errors import StepFailed
 from executor_service.kv_cache import KVCache
 from executor_service.memory_probe import MemoryProbe
 from executor_service.sampling_params import ParamRows, SamplingParams
+from executor_service.scored_parts import MAX_SCORED_TOKENS
 from executor_service.step import BlockMoves, RowStatus, Runner, StepInput, execute_step
 
 _NO_BLOCKS = np.empty(0, np.int32)
@@ -26,6 +27,7 @@ _COSTLY_PARAMS = SamplingParams(
     presence_penalty=0.1,
     frequency_penalty=0.1,
     num_logprobs=20,
+    num_prompt_logprobs=20,
 )
 
 
@@ -47,8 +49,7 @@ class StepSize:
 def make_worst_step(size: StepSize, block_size: int, vocab_size: int) -> StepInput:
     """All rows sample, with everything that takes memory, and have all tokens between them.
 
-    Prompt logprobs are left out: for whole chunks of a large vocabulary they would take as much as
-    a small model.
+    As many prompt tokens are scored as ever are at a time.
 
     It needs the blocks 0 .. `num_worst_step_blocks` - 1. Rows write over each other, and read what
     was never written: its results mean nothing.
@@ -56,7 +57,8 @@ def make_worst_step(size: StepSize, block_size: int, vocab_size: int) -> StepInp
     num_new = _num_new_tokens(size)
     ends = np.full_like(num_new, size.max_model_len) if size.attends_back else num_new
     computed = ends - num_new
-    histories = [0] * int(ends.max())
+    # What is scored last is the token after the input.
+    history = [0] * (int(ends.max()) + 1)
     return StepInput(
         step_id=1,
         swap_out=_NO_MOVES,
@@ -68,10 +70,10 @@ def make_worst_step(size: StepSize, block_size: int, vocab_size: int) -> StepInp
         token_ids=(np.arange(num_new.sum()) % vocab_size).astype(np.int32),
         samples=np.ones(len(num_new), np.bool_),
         block_tables=_block_tables(computed, ends, block_size),
-        num_prompt_tokens=np.ones(len(num_new), np.int32),
+        num_prompt_tokens=_num_prompt_tokens(computed, num_new),
         seeds=np.arange(len(num_new), dtype=np.int64),
         sampling_params=ParamRows.of([_COSTLY_PARAMS] * len(num_new)),
-        histories=[histories] * len(num_new),
+        histories=[history] * len(num_new),
     )
 
 
@@ -112,6 +114,13 @@ def _num_new_tokens(size: StepSize) -> np.ndarray:
     most = size.max_model_len - 1
     rest = size.num_tokens - num_rows - most * np.arange(num_rows)
     return np.asarray(1 + np.clip(rest, 0, most))
+
+
+def _num_prompt_tokens(computed: np.ndarray, num_new: np.ndarray) -> np.ndarray:
+    """[R] int32: those of the first rows are so many that MAX_SCORED_TOKENS are scored."""
+    num_before = np.cumsum(num_new) - num_new
+    num_scored = np.clip(MAX_SCORED_TOKENS - num_before, 0, num_new)
+    return np.asarray(computed + num_scored + 1, np.int32)
 
 
 def _block_tables(computed: np.ndarray, ends: np.ndarray, block_size: int) -> np.ndarray:

@@ -11,7 +11,10 @@ _MIN_PREFILL_TOKENS = 16
 
 
 class PreemptionCosts:
-    """Running averages of the executor's own timings, and the choice between swap and recompute."""
+    """Running averages of the executor's own timings, and the choice between swap and recompute.
+
+    `step_us`: what a step takes at least.
+    """
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._mode = config.preemption_mode
@@ -28,7 +31,8 @@ class PreemptionCosts:
         if num_moves and move_us:
             self._us_per_block = _average(self._us_per_block, move_us / num_moves)
         if compute_us:
-            self.step_us = _average(self.step_us, move_us + compute_us)
+            # At least: moves may go on beside the computing, or before it.
+            self.step_us = _average(self.step_us, max(move_us, compute_us))
             if num_tokens - num_rows >= _MIN_PREFILL_TOKENS:
                 self.prefill_us = float(compute_us)
                 self._us_per_token = _average(self._us_per_token, compute_us / num_tokens)

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from splitserve_kernels.cpu.library import STEP_PARTS
+
 ROOT = Path(__file__).parents[2]
 _PATHS = (ROOT, ROOT / "protos", ROOT / "kernels", ROOT / "clients")
 
@@ -51,6 +53,20 @@ def test_benchmark_prints_its_figures_when_it_is_run(
     results, _ = _run(name, *arguments.split())
     assert results
     assert all(figures <= result.keys() for result in results)
+
+
+def test_profile_names_every_part_when_it_takes_steps_apart() -> None:
+    sizes = ("--rows", "2", "--context", "20", "--prompt", "20")
+    results, output = _run("profile", "--steps", "1", *sizes)
+    limits, *parts = results
+    assert limits["gb_per_s"] > 0
+    assert limits["gflops"] > 0
+    for step in ("2 decodes behind 20 tokens", "a prompt of 20 tokens"):
+        figures = {result["part"]: result for result in parts if result["step"] == step}
+        assert {"messages", "inputs", *STEP_PARTS, "sampling", "step"} == figures.keys()
+        assert figures["attention"]["of_limit"] > 0
+        assert figures["step"]["share"] == 1
+        assert f"\n{step} " in output
 
 
 def test_accuracy_finds_no_difference_when_no_option_is_changed() -> None:

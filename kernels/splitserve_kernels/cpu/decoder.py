@@ -160,6 +160,7 @@ class NativeDecoder:
             value_pools=ctypes.addressof(pools.values),
             block_stride=pools.block_stride,
             logits=pointer(logits),
+            part_ns=pointer(self._library.part_ns),
             num_tokens=len(token_ids),
             num_logits=len(logits_index),
             block_size=pools.block_size,

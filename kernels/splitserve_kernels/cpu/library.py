@@ -22,6 +22,19 @@ _F32 = ctypes.c_float
 _SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 DTYPES = frozenset(_SUFFIXES)
 
+# What a step of the decoder consists of: `StepPart` in step_clock.h.
+STEP_PARTS = (
+    "plan",
+    "norms",
+    "qkv",
+    "kv_write",
+    "attention",
+    "attention_output",
+    "gate_up",
+    "down",
+    "head",
+)
+
 
 class CLinear(ctypes.Structure):
     """`Linear` in gemm.h."""
@@ -134,6 +147,7 @@ class CDecoderStep(ctypes.Structure):
         ("value_pools", _Pointer),
         ("block_stride", _I64),
         ("logits", _Pointer),
+        ("part_ns", _Pointer),
         ("num_tokens", _I32),
         ("num_logits", _I32),
         ("block_size", _I32),
@@ -155,11 +169,16 @@ class CSamplingRows(ctypes.Structure):
 
 
 class NativeLibrary:
-    """A compiled library. Its functions come in one kind for each of DTYPES."""
+    """A compiled library. Its functions come in one kind for each of DTYPES.
+
+    `part_ns`: [STEP_PARTS] int64; steps of decoders add to it what each part takes. None, as it is
+    at first: that is not measured.
+    """
 
     def __init__(self, path: Path, variant: str) -> None:
         """Raises OSError if it cannot be loaded. `variant`: the name of its instruction set."""
         self.variant = variant
+        self.part_ns: Tensor | None = None
         self._library = ctypes.CDLL(str(path))
         self.panel = int(self._library.splitserve_panel())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from executor_service.compute import AttentionBackendName, choose_compute
 from executor_service.kv_cache import KVCache
 from executor_service.memory import CacheConfig, build_runner
 from executor_service.native_model import build_native_model, pools_of, why_not_native
-from splitserve_kernels.cpu.library import NativeLibrary
+from splitserve_kernels.cpu.library import STEP_PARTS, NativeLibrary
 from splitserve_kernels.paged_batch import PagedBatch
 from tests.kernels.cpu.tiny_decoders import (
     DECODERS,
@@ -66,6 +67,17 @@ def _native_logits(library: NativeLibrary, directory: Path, tokens: torch.Tensor
         return native.run(input_ids, positions, batch, index, pools_of(cache)).clone()
 
     return probe_steps(tokens, forward)
+
+
+def test_decoder_says_what_each_part_of_a_step_takes_when_it_is_asked(
+    library: NativeLibrary, directory_of: DirectoryOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part_ns = torch.zeros(len(STEP_PARTS), dtype=torch.int64)
+    monkeypatch.setattr(library, "part_ns", part_ns)
+    started_ns = time.perf_counter_ns()
+    _native_logits(library, directory_of("llama"), torch.tensor([random_tokens(40, seed=1)]))
+    assert bool((part_ns > 0).all())
+    assert int(part_ns.sum()) < time.perf_counter_ns() - started_ns
 
 
 @pytest.mark.parametrize("name", DECODERS)

@@ -83,6 +83,16 @@ def test_build_native_model_holds_weights_once_when_it_is_done(
     assert not kept
 
 
+def test_build_native_model_does_not_run_the_model_again_when_loading_has_probed_it(
+    tmp_path: Path, native_library: NativeLibrary
+) -> None:
+    loaded = _load(tmp_path)
+    calls: list[object] = []
+    loaded.model.register_forward_pre_hook(lambda *call: calls.append(call))
+    build_native_model(loaded, native_library)
+    assert not calls
+
+
 class _FailingTogether:
     """A native model that raises for more than one row."""
 

@@ -115,7 +115,7 @@ async def test_registrar_adopts_epoch_when_it_is_registered() -> None:
 
 async def test_registrar_logs_once_when_nothing_changes(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    await _Script([UNREACHABLE, UNREACHABLE, 5, 5, REFUSED, REFUSED, 5, 6]).run()
+    await _Script([*[UNREACHABLE] * 5, 5, 5, REFUSED, REFUSED, 5, 6]).run()
     assert _lines(caplog) == [
         "scheduler_unreachable",
         "registered",
@@ -123,6 +123,14 @@ async def test_registrar_logs_once_when_nothing_changes(caplog: pytest.LogCaptur
         "registered",
         "registered",
     ]
+
+
+async def test_registrar_logs_nothing_when_the_scheduler_is_gone_for_a_moment(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    await _Script([5, UNREACHABLE, UNREACHABLE, 5]).run()
+    assert _lines(caplog) == ["registered"]
 
 
 async def test_registrar_goes_on_when_the_scheduler_name_is_unknown(

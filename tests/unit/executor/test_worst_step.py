@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from executor_service import scored_parts, worst_step
 from executor_service.kv_cache import KVCache
 from executor_service.memory import torch_model
 from executor_service.model_loader import ModelConfig, load_model
@@ -82,8 +83,10 @@ class _Listening:
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma2"])
 @pytest.mark.parametrize("attends_back", [False, True])
 def test_measure_worst_step_computes_every_row_when_the_model_is_real(
-    tmp_path: Path, architecture: str, attends_back: bool
+    tmp_path: Path, architecture: str, attends_back: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for module in (scored_parts, worst_step):
+        monkeypatch.setattr(module, "MAX_SCORED_TOKENS", 50)
     loaded = load_model(ModelConfig(str(make_tiny_model(architecture, tmp_path))))
     size = StepSize(5, 70, loaded.max_model_len, attends_back)
     cache = KVCache(
@@ -101,3 +104,5 @@ def test_measure_worst_step_computes_every_row_when_the_model_is_real(
     assert (output.sampled_token_ids >= 0).all()
     assert output.logprobs is not None
     assert len(output.logprobs.token_ids) == 5
+    assert output.prompt_logprobs is not None
+    assert len(output.prompt_logprobs.token_ids) == 50

@@ -11,6 +11,7 @@
 #include "attention.h"
 #include "elementwise.h"
 #include "gemm.h"
+#include "step_clock.h"
 #include "tasks.h"
 
 namespace splitserve {
@@ -38,7 +39,8 @@ struct Decoder {
 // One step. `token_ids`, `positions`, `slots`: [T]. `cosines`, `sines`: [P, rotary_dim / 2], for all
 // positions up to the last one of the step. `key_pools`,
 // `value_pools`: the first block of each layer's pool, blocks `block_stride` numbers apart.
-// `logits_index`: [S], tokens whose logits are wanted; `logits`: [S, V], written.
+// `logits_index`: [S], tokens whose logits are wanted; `logits`: [S, V], written. `part_ns`: see
+// StepClock.
 struct DecoderStep {
   const int64_t *token_ids, *positions, *slots, *logits_index;
   const float *cosines, *sines;
@@ -47,6 +49,7 @@ struct DecoderStep {
   void* const* value_pools;
   int64_t block_stride;
   float* logits;
+  int64_t* part_ns;
   int32_t num_tokens, num_logits, block_size, num_threads;
 };
 
@@ -79,9 +82,14 @@ struct DecoderScratch {
 template <class T>
 class DecoderWorker {
  public:
-  DecoderWorker(const Decoder& decoder, const DecoderStep& step,
-                const AttentionPlan& plan, DecoderScratch<T>& scratch, Phases& phases)
-      : decoder_(decoder), step_(step), plan_(plan), scratch_(scratch), phases_(phases) {
+  DecoderWorker(const Decoder& decoder, const DecoderStep& step, const AttentionPlan& plan,
+                DecoderScratch<T>& scratch, Phases& phases, StepClock clock)
+      : decoder_(decoder),
+        step_(step),
+        plan_(plan),
+        scratch_(scratch),
+        phases_(phases),
+        clock_(clock) {
     const int num_heads = decoder.num_heads + 2 * decoder.num_kv_heads;
     qkv_width_ = num_heads * decoder.head_dim;
   }
@@ -90,19 +98,29 @@ class DecoderWorker {
 
   void run() {
     embed();
+    lap(kNorms);
     for (int i = 0; i < decoder_.num_layers; ++i) {
       const DecoderLayer& layer = decoder_.layers[i];
       normalize(layer.input_norm);
+      lap(kNorms);
       project_qkv(layer);
+      lap(kQkv);
       store_keys_and_values(layer, i);
+      lap(kKvWrite);
       attend(layer, i);
+      lap(kAttention);
       add_projection(layer.attention_output, scratch_.attended.data(),
                      decoder_.num_heads * decoder_.head_dim);
+      lap(kAttentionOutput);
       normalize(layer.mlp_norm);
+      lap(kNorms);
       project_gate_up(layer);
+      lap(kGateUp);
       add_projection(layer.down, scratch_.mlp.data(), decoder_.mlp_width);
+      lap(kDown);
     }
     read_out();
+    lap(kHead);
   }
 
  private:
@@ -111,6 +129,11 @@ class DecoderWorker {
   template <class Task>
   void run_phase(int num_tasks, Task task) {
     phases_.run(phase_++, num_tasks, task);
+  }
+
+  // The phases since the last lap were `part`.
+  void lap(StepPart part) {
+    if (clock_.is_running()) clock_.lap(part, phases_.end_ns(phase_ - 1));
   }
 
   template <class Each>
@@ -252,6 +275,7 @@ class DecoderWorker {
   const AttentionPlan& plan_;
   DecoderScratch<T>& scratch_;
   Phases& phases_;
+  StepClock clock_;
   int qkv_width_, phase_ = 0;
 };
 

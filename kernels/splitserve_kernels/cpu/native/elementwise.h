@@ -41,7 +41,7 @@ inline void rms_norm(const In* input, const float* weight, float epsilon, int si
 }
 
 // Rotates the first `rotary_dim` numbers of a head, in place: pairs (i, i + rotary_dim / 2), the
-// convention of the Hugging Face checkpoints. `cosines`, `sines`: [rotary_dim / 2]. Source: Su 2021.
+// convention of Hugging Face checkpoints. `cosines`, `sines`: [rotary_dim / 2]. Source: Su 2021.
 template <class T>
 inline void rotate_head(T* head, const float* cosines, const float* sines, int rotary_dim) {
   const int half = rotary_dim / 2;

@@ -48,8 +48,8 @@ SPLITSERVE_INLINE Floats multiply_add(const Bf16* x, Words weights, Floats sum) 
 #endif
 }
 
-// How far ahead of their use words are fetched. One or two rows are multiplied at the memory's pace,
-// more take longer for a word.
+// How far ahead of their use words are fetched. One or two rows are multiplied at the memory's
+// pace, more take longer for a word.
 template <int R>
 constexpr size_t kBytesAhead = R <= 2 ? 4096 : 1024;
 
@@ -255,8 +255,8 @@ inline void multiply_task(const Linear& linear, int task, const T* input, size_t
   }
 }
 
-// Packs one panel of a matrix whose `num_outputs` rows of `num_inputs` weights lie anywhere; null is
-// a row of zeros.
+// Packs one panel of a matrix whose `num_outputs` rows of `num_inputs` weights lie anywhere; null
+// is a row of zeros.
 template <class T>
 inline void pack_panel(const T* const* weights, int num_outputs, int num_inputs, int index,
                        uint32_t* panel) {

@@ -4,10 +4,10 @@
 //
 // To attention a block is opaque memory of B * G * D and B * G * E numbers. Keys of a head lie like
 // packed weights (gemm.h) whose outputs are tokens: groups of kLanes tokens, in a group one 32-bit
-// word of all tokens after the other, [B / kLanes][D words][kLanes]. Values of a head lie like packed
-// weights whose inputs are tokens: [B words][E], where a word has the numbers of two tokens if they
-// are Bf16. Where B is no multiple of what that needs, a group is the block, or a word has no pair;
-// then attention repacks.
+// word of all tokens after the other, [B / kLanes][D words][kLanes]. Values of a head lie like
+// packed weights whose inputs are tokens: [B words][E], where a word has the numbers of two tokens
+// if they are Bf16. Where B is no multiple of what that needs, a group is the block, or a word has
+// no pair; then attention repacks.
 #pragma once
 
 #include "simd.h"

@@ -1,5 +1,6 @@
 // From logits to a token, one row at a time. What is computed is defined by `SamplingParams` in
-// executor.proto: temperature, then top-k, min-p and top-p, then a draw with a counter-based number.
+// executor.proto: temperature, then top-k, min-p and top-p, then a draw with a counter-based
+// number.
 //
 // Shape letter: V vocabulary.
 #pragma once

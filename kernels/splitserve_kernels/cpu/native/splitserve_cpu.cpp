@@ -102,6 +102,7 @@ void store_kv(const KVBlocks<T>& blocks, const T* keys, const T* values, const i
 
 template <class T>
 void decode(const Decoder& decoder, const DecoderStep& step) {
+  StepClock clock(step.part_ns);
   thread_local DecoderScratch<T> of_caller;
   DecoderScratch<T>& scratch = of_caller;  // in the region the name would mean each thread's own
   const bool has_windows =
@@ -112,9 +113,13 @@ void decode(const Decoder& decoder, const DecoderStep& step) {
                                      !has_windows, step.num_threads)
                         .plan();
   scratch.reserve(decoder, step.num_tokens, step.num_logits, plan.num_slots);
-  Phases phases(DecoderWorker<T>::num_phases(decoder));
+  Phases phases(DecoderWorker<T>::num_phases(decoder), clock.is_running());
+  if (clock.is_running()) clock.lap(kPlan, now_ns());
 #pragma omp parallel num_threads(step.num_threads)
-  DecoderWorker<T>(decoder, step, plan, scratch, phases).run();
+  {
+    const StepClock of_thread = omp_get_thread_num() == 0 ? clock : StepClock(nullptr);
+    DecoderWorker<T>(decoder, step, plan, scratch, phases, of_thread).run();
+  }
 }
 
 }  // namespace
