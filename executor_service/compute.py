@@ -14,12 +14,13 @@ from enum import Enum
 
 from executor_service.attention import AttentionBackend
 from executor_service.attention_check import BackendWrong, check_backend
+from executor_service.decoder_model import DecoderModel
 from executor_service.errors import BackendUnavailable
 from executor_service.gpu_attention import CANDIDATES, DEFAULT_BLOCK_SIZE, choose_gpu_attention
 from executor_service.kv_cache import KVCache
 from executor_service.loaded_model import LoadedModel
 from executor_service.memory import MakeModel, torch_model
-from executor_service.native_model import NativePagedModel, build_native_model, why_not_native
+from executor_service.native_model import build_native_model, why_not_native
 from executor_service.native_sampler import native_draw
 from executor_service.packed_linears import pack_linears
 from executor_service.paged_model import PagedModel, TransformersModel
@@ -161,7 +162,7 @@ def _native_decoder(
     loaded = replace(loaded, weights_bytes=native.num_bytes)
 
     def make_model(_loaded: LoadedModel, cache: KVCache) -> PagedModel:
-        return NativePagedModel(native, cache)
+        return DecoderModel(native, cache)
 
     return Compute(
         loaded,

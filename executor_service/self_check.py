@@ -97,12 +97,13 @@ def check_replacement(
     compute: Callable[[Tensor], Tensor],
     *,
     is_int8: bool = False,
-) -> None:
+) -> float:
     """Compares a replacement of `model`, which was checked itself, with it.
 
     `compute`: the replacement's logits [Q, L, V] of probe tokens [Q, L]; it is called once the
     model has been tried, and may then take it apart. `is_int8`: the replacement's weights are
-    rounded. Raises ReplacementWrong if its logits are others, or it raises something.
+    rounded. Returns the relative error of its logits. Raises ReplacementWrong if they are others,
+    or it raises something.
     """
     text_config = model.config.get_text_config(decoder=True)
     tokens = _probe_tokens(model, text_config, max_model_len)
@@ -120,6 +121,7 @@ def check_replacement(
         )
     if is_int8:
         _log.info("int8_checked relative_error_of_logits=%.2g", difference)
+    return difference
 
 
 def _check(model: Any, text_config: Any, max_model_len: int) -> AttentionProfile:  # noqa: ANN401

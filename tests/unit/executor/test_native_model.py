@@ -8,17 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from executor_service.decoder_model import DecoderModel
 from executor_service.forward_pass import ForwardPass
 from executor_service.input_batch import InputBatch
 from executor_service.kv_cache import KVCache
 from executor_service.loaded_model import LoadedModel
 from executor_service.model_loader import ModelConfig, load_model
-from executor_service.native_model import (
-    NativeModel,
-    NativePagedModel,
-    build_native_model,
-    why_not_native,
-)
+from executor_service.native_model import NativeModel, build_native_model, why_not_native
 from executor_service.self_check import ReplacementWrong
 from splitserve_kernels.cpu.build import BuildFailed
 from splitserve_kernels.cpu.library import NativeLibrary, load_library
@@ -86,7 +82,7 @@ def test_build_native_model_holds_weights_once_when_it_is_done(
 class _FailingTogether:
     """A native model that raises for more than one row."""
 
-    def __init__(self, model: NativePagedModel) -> None:
+    def __init__(self, model: DecoderModel) -> None:
         self._model = model
 
     def logits(self, batch: InputBatch) -> torch.Tensor:
@@ -102,7 +98,7 @@ def test_forward_pass_keeps_every_rows_logits_when_it_repeats_them_one_by_one(
     loaded = _load(tmp_path)
     native = build_native_model(loaded, native_library)
     cache = KVCache(loaded.layers, 16, len(PROMPTS), 0, loaded.dtype, loaded.device)
-    model = NativePagedModel(native, cache)
+    model = DecoderModel(native, cache)
     step = make_step([Row(p, 0, (block,), len(p)) for block, p in enumerate(PROMPTS)])
     expected = ForwardPass(loaded, cache, model).run(step).sampling_logits.clone()
     result = ForwardPass(loaded, cache, _FailingTogether(model)).run(step)
