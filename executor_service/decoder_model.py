@@ -14,9 +14,8 @@ from torch import Tensor
 from executor_service.attention_probe import PROBE_BLOCK_SIZE, num_probe_blocks, probe_steps
 from executor_service.input_batch import InputBatch
 from executor_service.kv_cache import KVCache
-from executor_service.llama_parts import release
 from executor_service.loaded_model import LoadedModel
-from executor_service.self_check import ReplacementWrong, check_replacement
+from executor_service.self_check import check_replacement
 from splitserve_kernels.paged_batch import PagedBatch
 
 
@@ -66,12 +65,7 @@ def try_decoder(
 
         return probe_steps(tokens, forward, block_size)
 
-    try:
-        check_replacement(loaded.model, loaded.max_model_len, compute, is_int8=is_int8)
-    except ReplacementWrong:
-        # It may have been raised half-way.
-        release(loaded.model)
-        raise
+    check_replacement(loaded.model, loaded.max_model_len, compute, is_int8=is_int8)
     return made[0]
 
 

@@ -3,8 +3,8 @@
 Against the model of `transformers` it makes one product of queries, keys and values and one of gate
 and up projection, turns and writes keys in one kernel, and keeps tables of the rotary embedding. It
 rounds where the model rounds, but for the rotary embedding, which is float32 here and rounded once.
-What it launches depends on shapes alone, and it never waits for the device, so that a CUDA graph can
-record it.
+What it launches depends on shapes alone, and it never waits for the device: a CUDA graph can record
+it.
 
 Shape letters: T input tokens, S rows of logits, V vocabulary, H query heads, G key/value heads, D
 head size, W width of the model, I width of the MLP, L longest sequence, R turned dimensions.
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from executor_service.attention import AttentionBackend
 from executor_service.decoder_model import try_decoder
@@ -110,14 +110,14 @@ class GpuDecoder:
         # A position beyond the last is nobody's, and is not to be an access beyond the tables.
         places = positions.clamp(max=self._cosines.shape[0] - 1)
         rotary = RotaryTables(self._cosines[places], self._sines[places])
-        hidden = F.embedding(input_ids, self._embedding)  # [T, W]
+        hidden = functional.embedding(input_ids, self._embedding)  # [T, W]
         pools = zip(cache.key_pools, cache.value_pools, strict=True)
         for layer, (key_pool, value_pool) in zip(self._layers, pools, strict=True):
             layer_pools = LayerPools(key_pool, value_pool)
             normed = self._norm(hidden, layer.input_norm)
             hidden = hidden + self._attend(layer, normed, rotary, paged, layer_pools)
             gate, up = _apply(layer.gate_up, self._norm(hidden, layer.mlp_norm)).chunk(2, dim=-1)
-            hidden = hidden + _apply(layer.down, F.silu(gate) * up)
+            hidden = hidden + _apply(layer.down, functional.silu(gate) * up)
         last = self._norm(hidden[index], self._final_norm)  # [S, W]
         return _apply(self._head, last)[:, : self._vocab_size].float()
 
@@ -131,13 +131,12 @@ class GpuDecoder:
     ) -> Tensor:
         """[T, W] -> [T, W]."""
         shape = self._shape
-        heads = _apply(layer.qkv, hidden).unflatten(-1, (-1, shape.head_dim))  # [T, H + 2G, D]
-        turned, value = heads.split(
-            [shape.num_heads + shape.num_kv_heads, shape.num_kv_heads], dim=1
-        )
+        num_heads, num_kv_heads = shape.num_heads, shape.num_kv_heads
+        heads = _apply(layer.qkv, hidden).view(len(hidden), -1, shape.head_dim)  # [T, H + 2G, D]
+        turned, value = torch.split(heads, [num_heads + num_kv_heads, num_kv_heads], dim=1)
         if layer.head_norms is not None:
             turned = self._norm(turned, layer.head_norms)
-        query, key = turned.split([shape.num_heads, shape.num_kv_heads], dim=1)
+        query, key = torch.split(turned, [num_heads, num_kv_heads], dim=1)
         query = rotary_kv_write((query, key, value), rotary, pools, paged.slot_mapping)
         attended = self._backend.paged_attention(
             query, pools.key, pools.value, paged, layer.options
@@ -146,7 +145,7 @@ class GpuDecoder:
 
     def _norm(self, numbers: Tensor, weight: Tensor) -> Tensor:
         """RMSNorm over the last dimension; what is normalised is rounded before it is weighted."""
-        return weight * F.rms_norm(numbers, numbers.shape[-1:], eps=self._shape.epsilon)
+        return weight * functional.rms_norm(numbers, numbers.shape[-1:], eps=self._shape.epsilon)
 
     def _fused(self, layer: LayerWeights, options: AttentionOptions) -> _Layer:
         return _Layer(
@@ -185,4 +184,4 @@ def _bias(part: LinearWeights) -> Tensor:
 
 
 def _apply(linear: LinearWeights, numbers: Tensor) -> Tensor:
-    return F.linear(numbers, linear.weight, linear.bias)
+    return functional.linear(numbers, linear.weight, linear.bias)

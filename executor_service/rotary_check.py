@@ -61,7 +61,7 @@ def _excesses(write: RotaryWrite, loaded: LoadedModel, block_size: int) -> dict[
     # Next to each other, as one product makes them.
     shape = (_NUM_TOKENS, num_heads + 2 * num_kv_heads, kind.layer.key_dim)
     heads = (3 * torch.randn(shape, generator=generator)).to(device, loaded.dtype)
-    query, key, value = heads.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    query, key, value = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
     half = rotation(loaded, 0, 1)[0].shape[1]
     angles = (9 * torch.randn(_NUM_TOKENS, half, generator=generator)).to(device)
 
@@ -82,7 +82,7 @@ def _excesses(write: RotaryWrite, loaded: LoadedModel, block_size: int) -> dict[
 def _turned(heads: Tensor, rotary: RotaryTables) -> Tensor:
     """[T, .., D] -> the same in float32, the first R dimensions turned."""
     half = rotary.cosine.shape[1]
-    x, y, rest = heads.float().split([half, half, heads.shape[-1] - 2 * half], dim=-1)
+    x, y, rest = torch.split(heads.float(), [half, half, heads.shape[-1] - 2 * half], dim=-1)
     cosine, sine = rotary.cosine[:, None], rotary.sine[:, None]
     return torch.cat([x * cosine - y * sine, y * cosine + x * sine, rest], dim=-1)
 

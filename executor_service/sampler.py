@@ -42,6 +42,16 @@ class SamplingRows:
     num_prompt_tokens: Int32Array
     histories: Sequence[Sequence[int] | None]
 
+    def take(self, indexes: Int64Array) -> SamplingRows:
+        """Those at `indexes`."""
+        return SamplingRows(
+            params=self.params.take(indexes),
+            seeds=self.seeds[indexes],
+            positions=self.positions[indexes],
+            num_prompt_tokens=self.num_prompt_tokens[indexes],
+            histories=[self.histories[index] for index in indexes.tolist()],
+        )
+
 
 # Adjusted logits [S, V] float32 and their rows -> token ids [S] int32, -1 where invalid, on the
 # device of the logits.
