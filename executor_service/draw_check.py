@@ -16,7 +16,7 @@ from executor_service.sampling_params import ParamRows, SamplingParams
 
 # By so much of all weight may a running sum of V weights be off: they are float32, and where the
 # number u falls between two tokens but for that, either may be drawn.
-_TOLERANCE = 1e-5
+DRAW_TOLERANCE = 1e-5
 _PARAMS = (
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=1.0),
@@ -51,8 +51,10 @@ def check_draw(draw: Draw, vocab_size: int, device: torch.device) -> float:
             f" (row {row} of {_NUM_ROWS}, {rows.params[row]})"
         )
     missed = _missed_weight(logits, rows, actual.to(device), np.flatnonzero(is_open))
-    if not missed <= _TOLERANCE:
-        raise KernelWrong(f"tokens are off by {missed:.2g} of all weight, allowed {_TOLERANCE:g}")
+    if not missed <= DRAW_TOLERANCE:
+        raise KernelWrong(
+            f"tokens are off by {missed:.2g} of all weight, allowed {DRAW_TOLERANCE:g}"
+        )
     return missed
 
 

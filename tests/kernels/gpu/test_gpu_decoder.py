@@ -33,6 +33,7 @@ from executor_service import gpu_decoder
 from executor_service.gpu_decoder import GpuDecoder, build_gpu_decoder
 from splitserve_kernels import reference
 from splitserve_kernels.gpu import backend
+from splitserve_kernels.gpu.rotary_kv_write import rotary_kv_write
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_MODEL_LEN = 4, 60, 96
 NUM_OUTPUT_TOKENS = 5
@@ -198,10 +199,8 @@ def test_decoder_holds_weights_once_when_it_is_made(case: Case) -> None:
 def test_build_gpu_decoder_raises_when_keys_are_written_elsewhere(
     llama: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = gpu_decoder.rotary_kv_write
-
     def write_wrongly(heads: Any, rotary: Any, pools: Any, slots: Tensor) -> Tensor:  # noqa: ANN401
-        return right(heads, rotary, pools, slots.flip(0))
+        return rotary_kv_write(heads, rotary, pools, slots.flip(0))
 
     monkeypatch.setattr(gpu_decoder, "rotary_kv_write", write_wrongly)
     with pytest.raises(ReplacementWrong, match="turning and writing heads: the key differs by"):
