@@ -6,10 +6,11 @@ Shape letters: S rows that sample, V tokens of the vocabulary.
 from __future__ import annotations
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from executor_service.host_copies import to_device
-from executor_service.sampler import SamplingRows, draw_in_torch
+from executor_service.sampler import SamplingRows, draw_in_torch, draw_random_rows
 from executor_service.truncation import is_limited
 from splitserve_kernels.gpu.sampling import greedy, sample
 
@@ -33,5 +34,7 @@ def triton_draw(adjusted: Tensor, rows: SamplingRows) -> Tensor:
     if is_cut.any():
         cut = np.flatnonzero(is_cut)
         lines = to_device(cut, device)
-        token_ids[lines] = draw_in_torch(adjusted[lines], rows.take(cut))
+        # A copy of their logits would be memory that the step it is measured with does not take.
+        drawn = draw_random_rows(adjusted, adjusted.amax(dim=-1), rows, cut)
+        token_ids[lines] = torch.where(token_ids[lines] >= 0, drawn, -1).to(torch.int32)
     return token_ids
