@@ -217,6 +217,16 @@ def test_build_gpu_decoder_raises_when_the_whole_computes_something_else(
         build_gpu_decoder(llama.load(), reference, BLOCK_SIZE)
 
 
+@torch.inference_mode()
+def test_decoder_reads_no_further_than_its_tables_when_a_position_is_too_large(llama: Case) -> None:
+    """On a GPU that would be the end of the process."""
+    loaded = llama.load()
+    decoder, cache = GpuDecoder(loaded, reference), _cache(loaded)
+    batch = build_input_batch(make_step([Row([9], 2, (0,), 1)]), [0], BLOCK_SIZE, loaded.device)
+    batch.position_ids.fill_(10 * MAX_MODEL_LEN)
+    assert bool(DecoderModel(decoder, cache).logits(batch).isfinite().all())
+
+
 def _decode_rows() -> list[Row]:
     return [Row([9 + i], 5 + 2 * i, (3 * i, 3 * i + 1, 3 * i + 2), 1) for i in range(3)]
 
