@@ -82,23 +82,24 @@ class ProbeContext:
         return heads.new_zeros(self.num_blocks, PROBE_BLOCK_SIZE, *heads.shape[1:])
 
 
-def num_probe_blocks(tokens: Tensor) -> int:
-    """Blocks of PROBE_BLOCK_SIZE that `probe_steps` uses for `tokens` [Q, L]."""
-    return tokens.shape[0] * -(-tokens.shape[1] // PROBE_BLOCK_SIZE)
+def num_probe_blocks(tokens: Tensor, block_size: int = PROBE_BLOCK_SIZE) -> int:
+    """Blocks that `probe_steps` uses for `tokens` [Q, L]."""
+    return tokens.shape[0] * -(-tokens.shape[1] // block_size)
 
 
-def probe_steps(tokens: Tensor, forward: Forward) -> Tensor:
+def probe_steps(tokens: Tensor, forward: Forward, block_size: int = PROBE_BLOCK_SIZE) -> Tensor:
     """Float32 logits [Q, L, V] of `tokens` [Q, L], computed in two steps, sequences side by side.
 
-    Block tables are a shuffle of blocks 0 .. `num_probe_blocks(tokens)` - 1.
+    Block tables are a shuffle of blocks 0 .. `num_probe_blocks(tokens, block_size)` - 1.
     """
     num_sequences, length = tokens.shape
-    block_ids = torch.randperm(num_probe_blocks(tokens), generator=torch.Generator().manual_seed(1))
+    num_blocks = num_probe_blocks(tokens, block_size)
+    block_ids = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1))
     block_tables = block_ids.view(num_sequences, -1)
     computed = torch.zeros(num_sequences, dtype=torch.int64)
     logits: list[list[Tensor]] = [[] for _ in range(num_sequences)]
     for new in _chunks(num_sequences, length):
-        batch = build_paged_batch(block_tables, computed, new, PROBE_BLOCK_SIZE, tokens.device)
+        batch = build_paged_batch(block_tables, computed, new, block_size, tokens.device)
         spans = list(zip(computed.tolist(), (computed + new).tolist(), strict=True))
         positions = torch.cat([torch.arange(*span) for span in spans]).to(tokens.device)
         input_ids = torch.cat([tokens[q, start:end] for q, (start, end) in enumerate(spans)])

@@ -1,8 +1,8 @@
 """Which code computes a model: the fastest there is that computes the same as plain torch.
 
-On a GPU: attention in Triton or by flash-attn. On the CPU: native kernels, with the whole decoder
-in one call for models of the Llama kind. Whatever is chosen was tried on this machine first; what
-fails its trial is refused, loudly.
+On a GPU: attention in Triton or by flash-attn, and for models of the Llama kind a decoder of our
+own around it. On the CPU: native kernels, with the whole decoder in one call for these models.
+Whatever is chosen was tried on this machine first; what fails its trial is refused, loudly.
 """
 
 from __future__ import annotations
@@ -14,12 +14,21 @@ from enum import Enum
 
 from executor_service.attention import AttentionBackend
 from executor_service.attention_check import BackendWrong, check_backend
+from executor_service.decoder_model import Decoder, DecoderModel
+from executor_service.device_errors import release_cached_memory
 from executor_service.errors import BackendUnavailable
-from executor_service.gpu_attention import CANDIDATES, DEFAULT_BLOCK_SIZE, choose_gpu_attention
-from executor_service.kv_cache import KVCache
+from executor_service.gpu_attention import (
+    CANDIDATES,
+    DEFAULT_BLOCK_SIZE,
+    GpuAttention,
+    choose_gpu_attention,
+)
+from executor_service.gpu_kernels import choose_gpu_copy, choose_gpu_draw
+from executor_service.kv_cache import CopyBlocks, KVCache, copy_in_torch
+from executor_service.llama_parts import release, why_not_llama
 from executor_service.loaded_model import LoadedModel
 from executor_service.memory import MakeModel, torch_model
-from executor_service.native_model import NativePagedModel, build_native_model, why_not_native
+from executor_service.native_model import build_native_model, why_not_native
 from executor_service.native_sampler import native_draw
 from executor_service.packed_linears import pack_linears
 from executor_service.paged_model import PagedModel, TransformersModel
@@ -50,9 +59,10 @@ class AttentionBackendName(Enum):
 class Compute:
     """`make_model` makes what runs `loaded`, `draw` chooses tokens. `description`: for people.
 
-    `block_size`: tokens of a KV block. `is_batch_invariant`: a sequence's logits are the same bits
-    whatever shares its batch, and however its tokens are cut into steps. `is_int8`: matrices are
-    rounded to 8 bits. `is_recordable`: a CUDA graph can record its decodes.
+    `block_size`: tokens of a KV block. `copy_blocks`: copies them within the device pool.
+    `is_batch_invariant`: a sequence's logits are the same bits whatever shares its batch, and
+    however its tokens are cut into steps. `is_int8`: matrices are rounded to 8 bits.
+    `is_recordable`: a CUDA graph can record its decodes.
     """
 
     loaded: LoadedModel
@@ -60,6 +70,7 @@ class Compute:
     description: str
     block_size: int
     draw: Draw = draw_in_torch
+    copy_blocks: CopyBlocks = copy_in_torch
     is_batch_invariant: bool = False
     is_int8: bool = False
     is_recordable: bool = False
@@ -115,7 +126,8 @@ def _choose(
     try:
         if is_for_cpu:
             return _native(load, loaded, block_size or DEFAULT_BLOCK_SIZE, is_int8=is_int8)
-        return _on_gpu(loaded, name, block_size)
+        only = None if name is AttentionBackendName.AUTO else name.value
+        return compute_on_gpu(load, loaded, only, block_size)
     except (BuildFailed, BackendWrong, BackendUnavailable) as error:
         if name is not AttentionBackendName.AUTO:
             raise BackendUnavailable(f"{name.value}: {error}") from error
@@ -152,7 +164,7 @@ def _native(
     except ReplacementWrong as error:
         _log.error("packed_matrices_refused model=%s reason=%r", loaded.architecture, str(error))
         loaded, is_packed = load(), False
-    make_model = _attending_with(backend)
+    make_model = attending_with(backend)
     is_int8 &= is_packed
     return Compute(loaded, make_model, description, block_size, draw, is_int8=is_int8)
 
@@ -164,7 +176,7 @@ def _native_decoder(
     loaded = replace(loaded, weights_bytes=native.num_bytes)
 
     def make_model(_loaded: LoadedModel, cache: KVCache) -> PagedModel:
-        return NativePagedModel(native, cache)
+        return DecoderModel(native, cache)
 
     return Compute(
         loaded,
@@ -177,13 +189,57 @@ def _native_decoder(
     )
 
 
-def _on_gpu(loaded: LoadedModel, name: AttentionBackendName, block_size: int | None) -> Compute:
-    only = None if name is AttentionBackendName.AUTO else name.value
+def compute_on_gpu(
+    load: Callable[[], LoadedModel], loaded: LoadedModel, only: str | None, block_size: int | None
+) -> Compute:
+    """What runs `loaded` by Triton's kernels, or where these are interpreted, as on a GPU.
+
+    `load` loads it again. For `only`, `block_size` and what is raised see `choose_gpu_attention`.
+    """
     chosen = choose_gpu_attention(loaded, only, block_size, CANDIDATES)
-    make_model, description = _attending_with(chosen.backend), f"{chosen.name} attention"
-    is_recordable = loaded.device.type == "cuda"
-    return Compute(loaded, make_model, description, chosen.block_size, is_recordable=is_recordable)
+    compute = Compute(
+        loaded,
+        attending_with(chosen.backend),
+        f"{chosen.name} attention",
+        chosen.block_size,
+        choose_gpu_draw(loaded.vocab_size, loaded.device),
+        choose_gpu_copy(loaded.device),
+        is_recordable=loaded.device.type == "cuda",
+    )
+    reason = why_not_llama(loaded)
+    if reason is not None:
+        _log.info("gpu_decoder_not_used model=%s reason=%r", loaded.architecture, reason)
+        return compute
+    decoder = _gpu_decoder(loaded, chosen)
+    if decoder is not None:
+        return _with_decoder(compute, decoder)
+    # Memory need not hold the model twice. (By now the error does not hold on to its parts either.)
+    release(loaded.model)
+    release_cached_memory(loaded.device)
+    return replace(compute, loaded=load())
 
 
-def _attending_with(backend: AttentionBackend) -> MakeModel:
+def _gpu_decoder(loaded: LoadedModel, chosen: GpuAttention) -> Decoder | None:
+    """None if it was refused; the model may be lost then."""
+    # It needs Triton already when it is imported.
+    from executor_service.gpu_decoder import build_gpu_decoder
+
+    try:
+        return build_gpu_decoder(loaded, chosen.backend, chosen.block_size)
+    except ReplacementWrong as error:
+        _log.error("gpu_decoder_refused model=%s reason=%r", loaded.architecture, str(error))
+        return None
+
+
+def _with_decoder(compute: Compute, decoder: Decoder) -> Compute:
+    return replace(
+        compute,
+        loaded=replace(compute.loaded, weights_bytes=decoder.num_bytes),
+        make_model=lambda _loaded, cache: DecoderModel(decoder, cache),
+        description=f"GPU decoder, {compute.description}",
+    )
+
+
+def attending_with(backend: AttentionBackend) -> MakeModel:
+    """Makes the model as `transformers` has it, attending by `backend`."""
     return lambda loaded, cache: TransformersModel(loaded, cache, backend)

@@ -12,7 +12,7 @@ import torch
 # Loading a model imports it in any case. Here it is part of the imports, which __main__ wraps.
 import transformers.modeling_utils  # noqa: F401
 
-from executor_service.compute import AttentionBackendName, choose_compute
+from executor_service.compute import AttentionBackendName, Compute, choose_compute
 from executor_service.config import ExecutorConfig
 from executor_service.decode_graphs import with_decode_graphs
 from executor_service.executor_info import ExecutorInfo, ExecutorLimits, ModelInfo
@@ -54,7 +54,7 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
         is_int8=config.quantization == "int8",
     )
     loaded = compute.loaded
-    cache_config = _cache_config(config, compute.block_size)
+    cache_config = _cache_config(config, compute)
     make_model = compute.make_model
     if compute.is_recordable and config.cuda_graphs == "auto":
         make_model = with_decode_graphs(make_model, config.max_num_seqs)
@@ -87,13 +87,14 @@ def _device(device: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _cache_config(config: ExecutorConfig, block_size: int) -> CacheConfig:
+def _cache_config(config: ExecutorConfig, compute: Compute) -> CacheConfig:
     sizes = CacheConfig(
-        block_size=block_size,
+        block_size=compute.block_size,
         num_device_blocks=config.num_device_blocks,
         num_host_blocks=config.num_host_blocks,
         max_num_rows=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
+        copy_blocks=compute.copy_blocks,
     )
     if config.memory_fraction is None:
         return sizes

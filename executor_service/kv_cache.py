@@ -23,6 +23,10 @@ from executor_service.host_copies import to_device
 from executor_service.pool_memory import device_memory, host_memory, pin_for
 from executor_service.step import BlockMoves
 
+# Copies blocks [P] of a pool [N, W] over blocks [P] of it, int64 each. No block is both, none is
+# copied over twice: `batch_checks.py` refuses such a batch.
+CopyBlocks = Callable[[Tensor, Tensor, Tensor], None]
+
 _WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
@@ -56,17 +60,20 @@ class KVCache:
         num_host_blocks: int,
         dtype: torch.dtype,
         device: torch.device,
+        copy_blocks: CopyBlocks | None = None,
     ) -> None:
         """Allocates both pools, zeroed; the host pool is pinned where the device is a GPU.
 
-        A host pool that cannot be pinned is said in the log. Raises OutOfMemory, with the numbers,
-        if a pool does not fit.
+        `copy_blocks`: what copies within the device pool; plain torch if it is None. A host pool
+        that cannot be pinned is said in the log. Raises OutOfMemory, with the numbers, if a pool
+        does not fit.
         """
         self.block_size = block_size
         self.num_device_blocks = num_device_blocks
         self.num_host_blocks = num_host_blocks
         self.block_bytes = block_bytes(layers, block_size, dtype)
         self.dtype = dtype
+        self._copy_blocks = copy_blocks or copy_in_torch
         pool = self._allocate("device", num_device_blocks, partial(device_memory, device=device))
         host_pool = self._allocate(
             "host", num_host_blocks, partial(host_memory, pin=pin_for(device))
@@ -91,12 +98,13 @@ class KVCache:
         _move(self._host_pool, self._device_pool, moves)
 
     def copy(self, moves: BlockMoves) -> None:
-        """Copies device blocks over device blocks, as if every source were read first."""
+        """Copies device blocks over device blocks; see CopyBlocks."""
         if len(moves.sources):
-            pool = self._device_pool
-            blocks = pool.index_select(0, to_device(moves.sources.astype(np.int64), pool.device))
-            destinations = to_device(moves.destinations.astype(np.int64), pool.device)
-            pool.index_copy_(0, destinations, blocks)
+            sources, destinations = (
+                to_device(ids.astype(np.int64), self.device)
+                for ids in (moves.sources, moves.destinations)
+            )
+            self._copy_blocks(self._device_pool, sources, destinations)
 
     def _allocate(self, name: str, num_blocks: int, allocate: Callable[[int], Tensor]) -> Tensor:
         """[N, bytes of a block] uint8."""
@@ -108,6 +116,11 @@ class KVCache:
                 f" ({num_blocks * self.block_bytes / 2**30:.2f} GiB); num_{name}_blocks can be less"
             ) from error
         return memory.view(num_blocks, self.block_bytes)
+
+
+def copy_in_torch(pool: Tensor, sources: Tensor, destinations: Tensor) -> None:
+    """See CopyBlocks. Every source is read before anything is written."""
+    pool.index_copy_(0, destinations, pool.index_select(0, sources))
 
 
 def _as_words(pool: Tensor) -> Tensor:

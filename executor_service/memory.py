@@ -13,7 +13,7 @@ from executor_service.attention import unbind
 from executor_service.device_errors import is_out_of_memory, release_cached_memory
 from executor_service.errors import ExecutorError, OutOfMemory
 from executor_service.host_memory import available_host_bytes, format_bytes
-from executor_service.kv_cache import KVCache, block_bytes
+from executor_service.kv_cache import CopyBlocks, KVCache, block_bytes, copy_in_torch
 from executor_service.loaded_model import LoadedModel
 from executor_service.memory_probe import MemoryProbe, probe_of
 from executor_service.model_runner import ModelRunner
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
-    """Sizes of the pools.
+    """How the pools are made.
 
     `block_size`: tokens per block. `num_device_blocks`: None for as many as fit: on a GPU, what
     `memory_ratio` of its memory leaves beside the weights and the largest step; on a CPU,
@@ -36,7 +36,8 @@ class CacheConfig:
     device, but no more than `host_memory_ratio` of the host memory that is available and that the
     device pool leaves; 0 for no swapping. A number that is not given stays at or below
     `max_auto_blocks`: the scheduler keeps books on every block. `max_num_rows`,
-    `max_num_batched_tokens`: of a step; 0 for nothing to leave room for.
+    `max_num_batched_tokens`: of a step; 0 for nothing to leave room for. `copy_blocks`: what copies
+    within the device pool.
     """
 
     block_size: int = 16
@@ -48,6 +49,7 @@ class CacheConfig:
     max_auto_blocks: int = 2**17
     max_num_rows: int = 0
     max_num_batched_tokens: int = 0
+    copy_blocks: CopyBlocks = copy_in_torch
 
 
 MakeModel = Callable[[LoadedModel, KVCache], PagedModel]
@@ -58,24 +60,25 @@ class _Engine:
     """What makes runners for `loaded`."""
 
     loaded: LoadedModel
-    block_size: int
+    cache_config: CacheConfig
     make_model: MakeModel
     draw: Draw
 
     @property
     def block_bytes(self) -> int:
         """Of one block."""
-        return block_bytes(self.loaded.layers, self.block_size, self.loaded.kv_dtype)
+        return block_bytes(self.loaded.layers, self.cache_config.block_size, self.loaded.kv_dtype)
 
     def cache(self, num_device_blocks: int, num_host_blocks: int) -> KVCache:
         """Allocates the pools. Raises OutOfMemory."""
         return KVCache(
             layers=self.loaded.layers,
-            block_size=self.block_size,
+            block_size=self.cache_config.block_size,
             num_device_blocks=num_device_blocks,
             num_host_blocks=num_host_blocks,
             dtype=self.loaded.kv_dtype,
             device=self.loaded.device,
+            copy_blocks=self.cache_config.copy_blocks,
         )
 
     def runner(self, cache: KVCache) -> ModelRunner:
@@ -118,7 +121,7 @@ def build_runner(
     what that takes. Raises OutOfMemory, with the numbers, if the pools, that step or a single block
     do not fit.
     """
-    engine = _Engine(loaded, cache_config.block_size, make_model, draw)
+    engine = _Engine(loaded, cache_config, make_model, draw)
     room = _look_around(loaded.device, cache_config)
     if _must_measure(loaded.device, cache_config, room):
         step_bytes = _measure_step(engine, cache_config, room, probe or probe_of(loaded.device))
@@ -154,7 +157,7 @@ def _measure_step(
     engine: _Engine, cache_config: CacheConfig, room: _Room, probe: MemoryProbe
 ) -> int:
     """Bytes that the largest step takes. Raises OutOfMemory."""
-    loaded, block_size = engine.loaded, engine.block_size
+    loaded, block_size = engine.loaded, cache_config.block_size
     size = StepSize(
         num_rows=max(1, cache_config.max_num_rows),
         num_tokens=cache_config.max_num_batched_tokens,

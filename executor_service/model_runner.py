@@ -28,7 +28,7 @@ from executor_service.sampled_tokens import SampledTokens
 from executor_service.sampler import Draw, draw_in_torch
 from executor_service.scored_parts import run_in_parts, scores_too_much
 from executor_service.step import FinishedStep, PendingStep, StepInput, StepOutput, execute_step
-from executor_service.truncation import find_limited
+from executor_service.truncation import is_limited
 
 _NO_ROWS = StepOutput(np.empty(0, np.uint8), np.empty(0, np.int32))
 
@@ -122,11 +122,9 @@ class ModelRunner:
 
     def _waits_to_draw(self, step: StepInput) -> bool:
         """Whether drawing looks at what the device has computed, to know how to go on."""
-        if self._draw is not draw_in_torch:
-            return False
         sampling = step.sampling_params.take(np.flatnonzero(step.samples))
         random = sampling.take(np.flatnonzero(sampling.temperatures > 0))
-        return len(find_limited(random, self._vocab_size)) > 0
+        return bool(is_limited(random, self._vocab_size).any())
 
     @contextmanager
     def _failing_the_step(self) -> Iterator[None]:

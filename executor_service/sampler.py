@@ -70,19 +70,30 @@ def draw_in_torch(adjusted: Tensor, rows: SamplingRows) -> Tensor:
     # torch.max returns the first of equal maxima. Its value is NaN, +inf or -inf exactly for the
     # rows that are invalid.
     largest, token_ids = adjusted.max(dim=-1)
-    temperatures = rows.params.temperatures
-    random_rows = np.flatnonzero(temperatures > 0)
+    random_rows = np.flatnonzero(rows.params.temperatures > 0)
     if random_rows.size:
-        device = adjusted.device
-        selected = to_device(random_rows, device)
-        scaled = _scale(adjusted, largest, selected, temperatures[random_rows])
-        weights = truncate(scaled, rows.params.take(random_rows))
-        u = uniform(
-            to_device(rows.seeds[random_rows].astype(np.int64), device),
-            to_device(rows.positions[random_rows].astype(np.int64), device),
-        )
-        token_ids[selected] = _draw(weights, u)
+        selected = to_device(random_rows, adjusted.device)
+        token_ids[selected] = draw_random_rows(adjusted, largest, rows, random_rows)
     return torch.where(torch.isfinite(largest), token_ids, -1).to(torch.int32)
+
+
+def draw_random_rows(
+    adjusted: Tensor, largest: Tensor, rows: SamplingRows, chosen: Int64Array
+) -> Tensor:
+    """Tokens of the rows `chosen`, indexes; their temperatures are above 0.
+
+    `adjusted`: [S, V], `largest`: [S], the largest logits of its rows. Returns int64; invalid rows
+    get some id below V.
+    """
+    device = adjusted.device
+    temperatures = rows.params.temperatures[chosen]
+    scaled = _scale(adjusted, largest, to_device(chosen, device), temperatures)
+    weights = truncate(scaled, rows.params.take(chosen))
+    u = uniform(
+        to_device(rows.seeds[chosen].astype(np.int64), device),
+        to_device(rows.positions[chosen].astype(np.int64), device),
+    )
+    return _draw(weights, u)
 
 
 def _scale(adjusted: Tensor, largest: Tensor, selected: Tensor, temperatures: np.ndarray) -> Tensor:

@@ -95,12 +95,12 @@ def check_model(model: Any, text_config: Any, max_model_len: int) -> AttentionPr
 @torch.inference_mode()
 def check_replacement(
     loaded: LoadedModel, compute: Callable[[Tensor], Tensor], *, is_int8: bool = False
-) -> None:
+) -> float:
     """Compares a replacement of `loaded.model` with what that said of the probe tokens.
 
     `compute`: the replacement's logits [Q, L, V] of probe tokens [Q, L]; it may take the model
-    apart. `is_int8`: the replacement's weights are rounded. Raises ReplacementWrong if its logits
-    are others, or it raises something.
+    apart. `is_int8`: the replacement's weights are rounded. Returns the relative error
+    of its logits. Raises ReplacementWrong if they are others, or it raises something.
     """
     assert loaded.probe is not None, "models are replaced before it is settled what runs them"
     expected = loaded.probe.logits
@@ -117,6 +117,7 @@ def check_replacement(
         )
     if is_int8:
         _log.info("int8_checked relative_error_of_logits=%.2g", difference)
+    return difference
 
 
 def _check(model: Any, text_config: Any, max_model_len: int) -> AttentionProfile:  # noqa: ANN401

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from executor_service.host_copies import to_device, to_host
 from executor_service.sampling_params import ParamRows
-from executor_service.step import Int64Array
+from executor_service.step import BoolArray
 
 _NUM_CANDIDATES = (256, 4096)
 
@@ -42,10 +42,11 @@ class _Limits:
         return _Limits(self.top_k[rows], self.top_p[rows], self.min_p[rows])
 
 
-def find_limited(params: ParamRows, vocab_size: int) -> Int64Array:
-    """Indexes of the rows of which `truncate` may cut tokens off; for these it waits."""
-    limits = (params.top_p < 1) | (params.min_p > 0) | (params.top_k(vocab_size) < vocab_size)
-    return np.flatnonzero(limits)
+def is_limited(params: ParamRows, vocab_size: int) -> BoolArray:
+    """[S]; whether not all tokens stay eligible."""
+    is_cut: BoolArray = (params.top_p < 1) | (params.min_p > 0)
+    is_cut |= params.top_k(vocab_size) < vocab_size
+    return is_cut
 
 
 def truncate(scaled: Tensor, params: ParamRows) -> Tensor:
@@ -57,7 +58,7 @@ def truncate(scaled: Tensor, params: ParamRows) -> Tensor:
     """
     vocab_size = scaled.shape[-1]
     weights = torch.exp(scaled)
-    limited = find_limited(params, vocab_size)
+    limited = np.flatnonzero(is_limited(params, vocab_size))
     if not len(limited):
         return weights
     limits = _Limits.of(params.take(limited), vocab_size, scaled.device)

@@ -84,7 +84,7 @@ def check_executor_info(info: executor.ExecutorInfo, model: executor.ModelInfo |
         if not 0 <= token_id < info.model.vocab_size:
             raise _invalid("model.eos_token_ids", token_id, f"0 to {info.model.vocab_size - 1}")
     _check_optional(info)
-    for path in ("digest", "dtype"):
+    for path in ("digest", "dtype", "kv_cache_dtype"):
         if model is not None and getattr(model, path) != getattr(info.model, path):
             raise DomainError(
                 "MODEL_MISMATCH",

@@ -20,7 +20,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make gpu-check", description=__doc__)
     parser.add_argument("--smoke", action="store_true", help="tiny, on the CPU: does it all run?")
     parser.add_argument("--out", type=Path, default=_RESULTS, help="directory of the result file")
-    parser.add_argument("--only", nargs="*", help="these parts: kernels, speed, models, tests")
+    parser.add_argument(
+        "--only", nargs="*", help="these parts: kernels, speed, decoder, models, tests"
+    )
     arguments = parser.parse_args()
     if arguments.smoke:
         # Triton reads it when it is imported.
@@ -37,7 +39,9 @@ def _run(arguments: argparse.Namespace) -> int:
     import torch
 
     from benchmarks.gpu_check.correctness import check_kernels
+    from benchmarks.gpu_check.decoder import measure_decoder
     from benchmarks.gpu_check.engine import measure_model
+    from benchmarks.gpu_check.kernels import measure_kernels
     from benchmarks.gpu_check.results import Measurement, Section, run_sections, save
     from benchmarks.gpu_check.sizes import full_sizes, smoke_sizes
     from benchmarks.gpu_check.speed import measure_attention
@@ -52,6 +56,8 @@ def _run(arguments: argparse.Namespace) -> int:
     sections: dict[str, Section] = {
         "kernels": lambda: check_kernels(sizes),
         "speed": lambda: measure_attention(sizes),
+        "speed of kernels": lambda: measure_kernels(sizes),
+        "decoder": lambda: measure_decoder(sizes.models[0], sizes),
         **{f"models, {shape.name}": partial(measure_model, shape, sizes) for shape in sizes.models},
         "tests": kernel_tests,
     }

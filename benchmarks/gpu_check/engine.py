@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import gc
 import statistics
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.gpu_check.models import as_loaded, decode_bytes, make_model, prompt_flops
+from benchmarks.gpu_check.models import decode_bytes, load_random, make_model, prompt_flops
 from benchmarks.gpu_check.results import Measurement
 from benchmarks.gpu_check.sizes import ModelShape, Sizes
 from benchmarks.gpu_check.speed import copy_bandwidth
@@ -47,42 +48,60 @@ class StepTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
-    """Bytes per second of a copy; bytes of weights that a step reads, and of a cached token."""
+class ModelWork:
+    """Bytes of weights that a step of decodes reads, and operations of a prompt."""
 
+    decode_bytes: int
+    prompt_flops: int
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Bytes per second of a copy, and bytes of a cached token."""
+
+    work: ModelWork
     bandwidth: float
-    weight_bytes: int
     token_bytes: int
 
     def roofline_s(self, batch: int, context: int) -> float:
         """A step of decodes, if memory were all that takes time."""
-        return (self.weight_bytes + batch * context * self.token_bytes) / self.bandwidth
+        return (self.work.decode_bytes + batch * context * self.token_bytes) / self.bandwidth
 
 
 def measure_model(shape: ModelShape, sizes: Sizes) -> Iterator[Measurement]:
     """Tokens per second of decodes, the parts of a step, and the rate of prompts."""
+    release_models()
+    work = yield from _measure_generate(shape, sizes)
+    release_models()
+    compute = choose_compute(partial(load_random, shape, sizes), sizes.backend, None)
+    yield Measurement("model", f"{shape.name} runs with", compute.description)
+    token_bytes = block_bytes(compute.loaded.layers, 1, compute.loaded.dtype)
+    costs = Costs(work, copy_bandwidth(sizes), token_bytes)
+    for is_recorded in (False, True) if compute.is_recordable else (False,):
+        yield from _measure_runner(shape.name, compute, costs, sizes, is_recorded=is_recorded)
+
+
+def release_models() -> None:
+    """Gives back the memory of those that nobody uses any more."""
     gc.collect()  # models hold themselves
     torch.cuda.empty_cache()
+
+
+def _measure_generate(shape: ModelShape, sizes: Sizes) -> Generator[Measurement, None, ModelWork]:
     model = make_model(shape, sizes)
     for batch in sizes.batches:
         rate = _generate_rate(model, batch, sizes)
         yield Measurement("model", f"{shape.name}, {batch} rows, generate", rate, "tokens/s")
-    loaded = as_loaded(model, shape)
-    compute = choose_compute(lambda: loaded, sizes.backend, None)
-    yield Measurement("model", f"{shape.name} runs with", compute.description)
-    token_bytes = block_bytes(loaded.layers, 1, loaded.dtype)
-    costs = Costs(copy_bandwidth(sizes), decode_bytes(model), token_bytes)
-    for is_recorded in (False, True) if compute.is_recordable else (False,):
-        yield from _measure_runner(shape.name, compute, costs, sizes, is_recorded=is_recorded)
+    return ModelWork(decode_bytes(model), prompt_flops(model, sizes.num_prompt_tokens))
 
 
 def _measure_runner(
     model_name: str, compute: Compute, costs: Costs, sizes: Sizes, *, is_recorded: bool
 ) -> Iterator[Measurement]:
-    runner = _make_runner(compute, sizes, is_recorded=is_recorded)
+    runner = make_runner(compute, sizes, is_recorded=is_recorded)
     kind = "graphs" if is_recorded else "no graphs"
     for batch in sizes.batches:
-        times = _decode_times(runner, batch, sizes)
+        times = decode_times(runner, batch, sizes)
         share = costs.roofline_s(batch, sizes.model_context) / times.wall_s
         name = f"{model_name}, {batch} rows, {kind}"
         note = f"{share:.0%} of what memory allows"
@@ -90,21 +109,23 @@ def _measure_runner(
         parts = (times.move_s, times.forward_s, times.sample_s, times.gap_s)
         for part, seconds in zip(("moves", "forward", "sampling", "gap"), parts, strict=True):
             yield Measurement("step", f"{name}, {part}", seconds * 1e3, "ms")
-    num_tokens = sizes.num_prompt_tokens
-    rate = prompt_flops(compute.loaded.model, num_tokens) / _prompt_s(runner, sizes)
-    name = f"{model_name}, {num_tokens} prompt tokens, {kind}"
+    rate = costs.work.prompt_flops / _prompt_s(runner, sizes)
+    name = f"{model_name}, {sizes.num_prompt_tokens} prompt tokens, {kind}"
     yield Measurement("step", name, rate / 1e12, "TFLOP/s")
     # The modules would keep the pools until the next ones are there.
     unbind(compute.loaded.attention_modules)
 
 
-def _make_runner(compute: Compute, sizes: Sizes, *, is_recorded: bool) -> ModelRunner:
+def make_runner(compute: Compute, sizes: Sizes, *, is_recorded: bool) -> ModelRunner:
+    """With room for `sizes.batches`; its pools hold random numbers."""
     most_rows = max(sizes.batches)
     make = compute.make_model
     if is_recorded:
         make = with_decode_graphs(make, most_rows)
     width = _table_width(compute.block_size, sizes)
-    config = CacheConfig(compute.block_size, most_rows * width, num_host_blocks=0)
+    config = CacheConfig(
+        compute.block_size, most_rows * width, num_host_blocks=0, copy_blocks=compute.copy_blocks
+    )
     runner = build_runner(compute.loaded, config, make, compute.draw)
     for pool in (*runner.cache.key_pools, *runner.cache.value_pools):
         pool.normal_()
@@ -116,7 +137,8 @@ def _table_width(block_size: int, sizes: Sizes) -> int:
     return -(-max(decoded, sizes.num_prompt_tokens) // block_size)
 
 
-def _step(block_size: int, sizes: Sizes, rows: int, computed: int, new: int) -> StepInput:
+def make_step(block_size: int, sizes: Sizes, rows: int, computed: int, new: int) -> StepInput:
+    """So many greedy rows with blocks of their own, `new` tokens each behind `computed`."""
     width = _table_width(block_size, sizes)
     return StepInput(
         step_id=1,
@@ -136,11 +158,12 @@ def _step(block_size: int, sizes: Sizes, rows: int, computed: int, new: int) -> 
     )
 
 
-def _decode_times(runner: ModelRunner, batch: int, sizes: Sizes) -> StepTimes:
+def decode_times(runner: ModelRunner, batch: int, sizes: Sizes) -> StepTimes:
+    """Of steps of `batch` decodes."""
     outputs: list[StepOutput] = []
     walls = []
     for index in range(_NUM_WARM_UPS + sizes.num_steps):
-        step = _step(runner.cache.block_size, sizes, batch, sizes.model_context + index, 1)
+        step = make_step(runner.cache.block_size, sizes, batch, sizes.model_context + index, 1)
         started = now_s(runner.cache.device)
         output = runner.execute(step)
         if index >= _NUM_WARM_UPS:
@@ -155,7 +178,7 @@ def _decode_times(runner: ModelRunner, batch: int, sizes: Sizes) -> StepTimes:
 
 
 def _prompt_s(runner: ModelRunner, sizes: Sizes) -> float:
-    step = _step(runner.cache.block_size, sizes, 1, 0, sizes.num_prompt_tokens)
+    step = make_step(runner.cache.block_size, sizes, 1, 0, sizes.num_prompt_tokens)
     runner.execute(step)
     times_us = [runner.execute(step).forward_us for _ in range(sizes.num_runs)]
     return statistics.median(times_us) / 1e6

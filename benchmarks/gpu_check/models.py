@@ -24,8 +24,9 @@ def make_model(shape: ModelShape, sizes: Sizes) -> Any:  # noqa: ANN401
     return model.to(sizes.device).eval()
 
 
-def as_loaded(model: Any, shape: ModelShape) -> LoadedModel:  # noqa: ANN401
-    """Switches `model` to paged attention, as loading does. Raises ModelUnsupported."""
+def load_random(shape: ModelShape, sizes: Sizes) -> LoadedModel:
+    """Such a model, switched to paged attention as loading does. Raises ModelUnsupported."""
+    model = make_model(shape, sizes)
     text_config = model.config.get_text_config(decoder=True)
     max_model_len = int(text_config.max_position_embeddings)
     profile = check_model(model, text_config, max_model_len)

@@ -21,13 +21,11 @@ from benchmarks.gpu_check.problems import (
     make_problem,
 )
 from benchmarks.gpu_check.sizes import Sizes
-from executor_service.random_bits import uniform
+from executor_service.draw_check import DRAW_TOLERANCE, check_draw
 from splitserve_kernels import reference
 
 # Turned heads are rounded once, to 8 bits, and are below 8.
 _ROTARY_TOLERANCE = 2**-5
-# By so much of all weight may a running sum of V weights be off.
-_DRAW_TOLERANCE = 1e-5
 
 
 def operations(sizes: Sizes) -> dict[str, tuple[Callable[[], float], float]]:
@@ -37,7 +35,7 @@ def operations(sizes: Sizes) -> dict[str, tuple[Callable[[], float], float]]:
         "rotary_kv_write": (partial(_rotary_error, sizes), _ROTARY_TOLERANCE),
         "copy, gather and scatter of blocks": (partial(_copy_error, sizes), 0.0),
         "greedy": (partial(_greedy_error, sizes), 0.0),
-        "sample": (partial(_draw_error, sizes), _DRAW_TOLERANCE),
+        "draw of rows of all kinds": (partial(_draw_error, sizes), DRAW_TOLERANCE),
     }
 
 
@@ -123,16 +121,7 @@ def _greedy_error(sizes: Sizes) -> float:
 
 
 def _draw_error(sizes: Sizes) -> float:
-    """How far u is from the weights of the token that was drawn, of all weight."""
-    from splitserve_kernels.gpu.sampling import sample
+    """See `check_draw`, which raises for what is not a matter of rounding."""
+    from executor_service.gpu_sampler import triton_draw
 
-    logits = _logits(sizes)
-    rows = torch.arange(len(logits), device=sizes.device)
-    temperatures = torch.linspace(0.3, 1.5, len(logits), device=sizes.device)
-    seeds, positions = rows * 7919, rows + 100
-    tokens = sample(logits, temperatures, seeds, positions)[0].long()[:, None]
-    weights = torch.softmax(logits.double() / temperatures.double()[:, None], dim=-1)
-    above = weights.cumsum(dim=-1).gather(1, tokens)
-    below = above - weights.gather(1, tokens)
-    u = uniform(seeds, positions).double()[:, None]
-    return float(torch.maximum(below - u, u - above).max().clamp(min=0))
+    return check_draw(triton_draw, sizes.vocab_size, sizes.device)

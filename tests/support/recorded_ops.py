@@ -10,7 +10,7 @@ recorded stays decided. Between replays, what a recording allocated for itself i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -23,6 +23,10 @@ from executor_service.loaded_model import LoadedModel
 from executor_service.memory import torch_model
 from executor_service.paged_model import PagedModel, TransformersModel
 from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch
+
+if TYPE_CHECKING:
+    from splitserve_kernels.gpu.layer_pools import LayerPools
+    from splitserve_kernels.gpu.rotary_kv_write import RotaryTables
 
 _READS_ON_HOST = ("_local_scalar_dense", "nonzero", "is_nonzero", "masked_select", "unique")
 
@@ -76,6 +80,15 @@ class RecordedOps:
         return replay
 
 
+class RunAgain:
+    """A Recorder that records nothing, for kernels that are no operations of torch."""
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        """See executor_service.decode_graphs.Recorder."""
+        run()
+        return run
+
+
 def _tensors(output: object) -> Iterator[Tensor]:
     return (leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
 
@@ -92,14 +105,8 @@ class StaticAttention:
         batch: PagedBatch,
     ) -> None:
         """Slots below 0 are not written. `key`: [T, G, D]; pools: [N, B, G, D]."""
-        num_slots = key_pool.shape[0] * key_pool.shape[1]
-        slots = torch.arange(num_slots)
-        hits = slots[:, None] == batch.slot_mapping[None, :]
-        writer = hits.to(torch.int64).argmax(dim=1)
-        is_written = hits.any(dim=1)[:, None, None]
-        for pool, heads in ((key_pool, key), (value_pool, value)):
-            flat = pool.reshape(num_slots, *pool.shape[2:])
-            pool.copy_(torch.where(is_written, heads[writer], flat).view(pool.shape))
+        _write(key, key_pool, batch.slot_mapping)
+        _write(value, value_pool, batch.slot_mapping)
 
     def paged_attention(
         self,
@@ -130,3 +137,32 @@ def mixed_model(loaded: LoadedModel, cache: KVCache) -> PagedModel:
             return torch_model(loaded, cache).logits(batch)
 
     return Mixed()
+
+
+def write_turned(
+    heads: tuple[Tensor, Tensor, Tensor], rotary: RotaryTables, pools: LayerPools, slots: Tensor
+) -> Tensor:
+    """`rotary_kv_write` of plain torch operations that depend on shapes only."""
+    query, key, value = heads
+    _write(_turned(key, rotary), pools.key, slots)
+    _write(value, pools.value, slots)
+    return _turned(query, rotary)
+
+
+def _turned(heads: Tensor, rotary: RotaryTables) -> Tensor:
+    """[T, .., D]."""
+    half = rotary.cosine.shape[1]
+    x, y, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
+    cosine, sine = rotary.cosine[:, None], rotary.sine[:, None]
+    turned = torch.cat([x * cosine - y * sine, y * cosine + x * sine, rest], dim=-1)
+    return turned.to(heads.dtype)
+
+
+def _write(heads: Tensor, pool: Tensor, slots: Tensor) -> None:
+    """`heads`: [T, G, D], `pool`: [N, B, G, D]."""
+    num_slots = pool.shape[0] * pool.shape[1]
+    hits = torch.arange(num_slots)[:, None] == slots[None, :]
+    writer = hits.to(torch.int64).argmax(dim=1)
+    flat = pool.reshape(num_slots, *pool.shape[2:])
+    is_written = hits.any(dim=1)[:, None, None]
+    pool.copy_(torch.where(is_written, heads[writer], flat).view(pool.shape))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -24,63 +23,19 @@ from splitserve_kernels.cpu.library import (
     pointer,
 )
 from splitserve_kernels.cpu.linear import PackedLinear, WeightRows, pack
+from splitserve_kernels.decoder_weights import DecoderShape, LayerWeights, LinearWeights
 from splitserve_kernels.paged_batch import PagedBatch
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderShape:
-    """Sizes that all layers share.
-
-    The rotary embedding turns the first `rotary_dim` of D numbers of a head, in pairs
-    (i, i + rotary_dim / 2). `scale` multiplies attention scores.
-    """
-
-    width: int
-    mlp_width: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rotary_dim: int
-    epsilon: float
-    scale: float
-
-
-@dataclass(frozen=True, slots=True)
-class LinearWeights:
-    """`weight`: [outputs, inputs]. `bias`: [outputs] or None."""
-
-    weight: Tensor
-    bias: Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """One layer. Norms: [W]; `query_norm`, `key_norm`: [D] or None. `sinks`: [H] or None."""
-
-    query: LinearWeights
-    key: LinearWeights
-    value: LinearWeights
-    attention_output: LinearWeights
-    gate: LinearWeights
-    up: LinearWeights
-    down: LinearWeights
-    input_norm: Tensor
-    mlp_norm: Tensor
-    query_norm: Tensor | None = None
-    key_norm: Tensor | None = None
-    sliding_window: int | None = None
 
 
 class DecoderPools:
     """The KV pools of all layers, [N, B, G, D] for keys and for values, as a step is given them."""
 
     def __init__(self, key_pools: Sequence[Tensor], value_pools: Sequence[Tensor]) -> None:
-        """All have the same stride(0)."""
+        """All have the same stride(0). Whoever uses this keeps them."""
         self.keys = _pointers(key_pools)
         self.values = _pointers(value_pools)
         self.block_stride = key_pools[0].stride(0)
         self.block_size = key_pools[0].shape[1]
-        self._kept = (key_pools, value_pools)
 
 
 class NativeDecoder:

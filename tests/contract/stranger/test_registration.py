@@ -68,6 +68,7 @@ async def register(address: str, info: executor_pb2.ExecutorInfo) -> ErrorDetail
         ("contract_version.major", 2, "CONTRACT_VERSION_MISMATCH"),
         ("model.digest", "cd" * 32, "MODEL_MISMATCH"),
         ("model.dtype", "bfloat16", "MODEL_MISMATCH"),
+        ("model.kv_cache_dtype", "float8_e4m3fn", "MODEL_MISMATCH"),
     ],
 )
 async def test_register_refuses_when_executor_does_not_match(

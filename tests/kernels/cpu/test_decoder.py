@@ -13,7 +13,7 @@ from executor_service.attention_probe import PROBE_BLOCK_SIZE, num_probe_blocks,
 from executor_service.compute import AttentionBackendName, choose_compute
 from executor_service.kv_cache import KVCache
 from executor_service.memory import CacheConfig, build_runner
-from executor_service.native_model import build_native_model, pools_of, why_not_native
+from executor_service.native_model import build_native_model, why_not_native
 from splitserve_kernels.cpu.library import STEP_PARTS, NativeLibrary
 from splitserve_kernels.paged_batch import PagedBatch
 from tests.kernels.cpu.tiny_decoders import (
@@ -64,7 +64,7 @@ def _native_logits(library: NativeLibrary, directory: Path, tokens: torch.Tensor
         input_ids: torch.Tensor, positions: torch.Tensor, batch: PagedBatch
     ) -> torch.Tensor:
         index = torch.arange(len(input_ids))
-        return native.run(input_ids, positions, batch, index, pools_of(cache)).clone()
+        return native.run(input_ids, positions, batch, index, cache).clone()
 
     return probe_steps(tokens, forward)
 

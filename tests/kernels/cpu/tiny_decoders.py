@@ -16,7 +16,7 @@ from torch import Tensor
 from executor_service.kv_cache import KVCache
 from executor_service.loaded_model import LoadedModel
 from executor_service.model_loader import ModelConfig, load_model
-from executor_service.native_model import NativeModel, pools_of
+from executor_service.native_model import NativeModel
 from splitserve_kernels.paged_batch import build_paged_batch
 from tests.support.tiny_models import VOCAB_SIZE, make_tiny_model
 
@@ -107,7 +107,7 @@ def _run(
     ids = [row.tokens[slice(*span)] for row, span in zip(rows, spans, strict=True)]
     positions = torch.cat([torch.arange(*span) for span in spans])
     input_ids = torch.tensor([token for part in ids for token in part])
-    logits = native.run(input_ids, positions, batch, torch.arange(len(input_ids)), pools_of(cache))
+    logits = native.run(input_ids, positions, batch, torch.arange(len(input_ids)), cache)
     # They are overwritten by the next call.
     for row, part, (_, end) in zip(rows, torch.split(logits.clone(), new), spans, strict=True):
         row.logits.append(part)

@@ -96,7 +96,7 @@ def main() -> None:
             _compile_attention(layer, PLAIN, num_new)
         _compile_writes(layer)
     pool, ids = torch.zeros(8, 5000, dtype=BFLOAT16), torch.arange(3)
-    copy_blocks(pool, ids, ids)
+    copy_blocks(pool.view(torch.int64), ids, ids)
     gather_blocks(pool, ids, pool)
     scatter_blocks(pool, pool, ids)
     logits = torch.zeros(3, 32000)

@@ -10,7 +10,7 @@ import torch
 
 from executor_service.block_transfers import BlockTransfers
 from executor_service.device_streams import streams_of
-from executor_service.kv_cache import KVCache, LayerShape
+from executor_service.kv_cache import CopyBlocks, KVCache, LayerShape, copy_in_torch
 from executor_service.step import BlockMoves
 from tests.support.step_driver import Row, make_step
 
@@ -27,6 +27,13 @@ def _choose(chance: random.Random, num_sources: int, num_targets: int) -> Pairs:
 def _moves(pairs: Pairs) -> BlockMoves:
     columns = np.array(pairs, dtype=np.int32).reshape(-1, 2)
     return BlockMoves(columns[:, 0].copy(), columns[:, 1].copy())
+
+
+def _triton_copy() -> CopyBlocks:
+    pytest.importorskip("triton", reason="triton is not installed")
+    from splitserve_kernels.gpu.block_copy import copy_blocks
+
+    return copy_blocks
 
 
 class Numbers:
@@ -46,18 +53,21 @@ class Numbers:
                 target[target_block] = source[source_block]
 
 
-def _make_cache(device: torch.device) -> KVCache:
+def _make_cache(device: torch.device, copy_blocks: CopyBlocks = copy_in_torch) -> KVCache:
     # Megabytes on a GPU, so that a copy takes longer than to ask for what comes next.
     size = 2**18 if device.type == "cuda" else 8
     layers = [LayerShape(1, size, size)]
-    return KVCache(layers, 2, NUM_DEVICE_BLOCKS, NUM_HOST_BLOCKS, torch.float32, device)
+    sizes = (2, NUM_DEVICE_BLOCKS, NUM_HOST_BLOCKS)
+    return KVCache(layers, *sizes, torch.float32, device, copy_blocks)
 
 
+@pytest.mark.parametrize("is_triton", [False, True])
 @pytest.mark.parametrize("seed", range(3))
 def test_blocks_hold_what_they_should_when_swaps_overlap_computing(
-    seed: int, device: torch.device
+    seed: int, is_triton: bool, device: torch.device
 ) -> None:
-    chance, numbers, cache = random.Random(seed), Numbers(), _make_cache(device)
+    chance, numbers = random.Random(seed), Numbers()
+    cache = _make_cache(device, _triton_copy() if is_triton else copy_in_torch)
     transfers = BlockTransfers(cache, streams_of(device))
     for _ in range(NUM_STEPS):
         swap_out = _choose(chance, NUM_DEVICE_BLOCKS, NUM_HOST_BLOCKS)

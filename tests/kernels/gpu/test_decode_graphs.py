@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from executor_service.loaded_model import LoadedModel
 from executor_service.memory import CacheConfig, build_runner, torch_model
 from executor_service.model_loader import ModelConfig, load_model
 from executor_service.paged_model import PagedModel, TransformersModel
+from tests.support.recorded_ops import RunAgain
 from tests.support.step_driver import DrivenSequence, drive
 from tests.support.tiny_models import make_tiny_model
 
@@ -24,14 +24,6 @@ from splitserve_kernels.gpu import backend
 BLOCK_SIZE = 4
 NUM_BLOCKS = 60
 MAX_NUM_ROWS = 3
-
-
-class RunAgain:
-    """A Recorder that records nothing."""
-
-    def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        run()
-        return run
 
 
 def _triton_model(loaded: LoadedModel, cache: KVCache) -> PagedModel:

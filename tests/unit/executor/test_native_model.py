@@ -8,17 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from executor_service.decoder_model import DecoderModel
 from executor_service.forward_pass import ForwardPass
 from executor_service.input_batch import InputBatch
 from executor_service.kv_cache import KVCache
 from executor_service.loaded_model import LoadedModel
 from executor_service.model_loader import ModelConfig, load_model
-from executor_service.native_model import (
-    NativeModel,
-    NativePagedModel,
-    build_native_model,
-    why_not_native,
-)
+from executor_service.native_model import NativeModel, build_native_model, why_not_native
 from executor_service.self_check import ReplacementWrong
 from splitserve_kernels.cpu.build import BuildFailed
 from splitserve_kernels.cpu.library import NativeLibrary, load_library
@@ -96,7 +92,7 @@ def test_build_native_model_does_not_run_the_model_again_when_loading_has_probed
 class _FailingTogether:
     """A native model that raises for more than one row."""
 
-    def __init__(self, model: NativePagedModel) -> None:
+    def __init__(self, model: DecoderModel) -> None:
         self._model = model
 
     def logits(self, batch: InputBatch) -> torch.Tensor:
@@ -112,7 +108,7 @@ def test_forward_pass_keeps_every_rows_logits_when_it_repeats_them_one_by_one(
     loaded = _load(tmp_path)
     native = build_native_model(loaded, native_library)
     cache = KVCache(loaded.layers, 16, len(PROMPTS), 0, loaded.dtype, loaded.device)
-    model = NativePagedModel(native, cache)
+    model = DecoderModel(native, cache)
     step = make_step([Row(p, 0, (block,), len(p)) for block, p in enumerate(PROMPTS)])
     expected = ForwardPass(loaded, cache, model).run(step).sampling_logits.clone()
     result = ForwardPass(loaded, cache, _FailingTogether(model)).run(step)
@@ -132,9 +128,9 @@ def test_rotation_is_that_of_the_model_when_it_depends_on_the_longest_position(
     positions = torch.tensor([4, 4095, 4096, 4999])
     cosines, sines = model.model.rotary_emb(torch.zeros(1), positions[None])
     half = cosines.shape[-1] // 2
-    actual = native._rotation_at(positions)
-    torch.testing.assert_close(actual[0], cosines[0, :, :half])
-    torch.testing.assert_close(actual[1], sines[0, :, :half])
+    actual = native._rotation_up_to(5000)
+    torch.testing.assert_close(actual[0][positions], cosines[0, :, :half])
+    torch.testing.assert_close(actual[1][positions], sines[0, :, :half])
 
 
 @torch.inference_mode()
@@ -148,4 +144,5 @@ def test_rotation_grows_when_positions_are_beyond_its_table(
         positions = torch.tensor([last, 3, last // 2])
         cosines, _ = model.model.rotary_emb(torch.zeros(1), positions[None])
         half = cosines.shape[-1] // 2
-        torch.testing.assert_close(native._rotation_at(positions)[0], cosines[0, :, :half])
+        actual, _ = native._rotation_up_to(last + 1)
+        torch.testing.assert_close(actual[positions], cosines[0, :, :half])

@@ -119,5 +119,6 @@ def test_the_runner_cuts_steps_that_score_much(loaded: LoadedModel) -> None:
     whole = _Recorder(loaded).execute(step)
     cut = build_runner(loaded, config).execute(step)
     assert cut.sampled_token_ids.tolist() == whole.sampled_token_ids.tolist()
-    assert cut.prompt_logprobs is not None and whole.prompt_logprobs is not None
+    assert cut.prompt_logprobs is not None
+    assert whole.prompt_logprobs is not None
     assert cut.prompt_logprobs.token_ids.tolist() == whole.prompt_logprobs.token_ids.tolist()

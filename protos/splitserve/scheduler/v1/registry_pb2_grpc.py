@@ -54,8 +54,9 @@ class RegistryServiceServicer(object):
         address replaces the old one, whose requests are recomputed.
         Errors (with ErrorInfo, domain "splitserve"; the message names the field and both values):
         FAILED_PRECONDITION  CONTRACT_VERSION_MISMATCH  another contract major;
-        MODEL_MISMATCH             another model digest or dtype than the
-        first executor this scheduler accepted;
+        MODEL_MISMATCH             another model digest, dtype or
+        kv_cache_dtype than the first executor this
+        scheduler accepted;
         INVALID_ARGUMENT     EXECUTOR_INFO_INVALID      a field that is missing or out of range;
         UNAVAILABLE          DRAINING                   the scheduler is shutting down.
         After an error the executor may try again, at a pace of seconds.
