@@ -220,7 +220,8 @@ class StepExecutor:
     def _finish_oldest(self) -> None:
         running = self._running.popleft()
         answer = self._finish_step(running)
-        if answer.rows is None:
+        if answer.rows is None and running.prepared is not None:
+            # What was expected of it.
             nothing = np.full(len(running.row_ids), -1, np.int32)
             self._rows.record_sampled(running.row_ids, answer.step_id, nothing)
         self._store(answer)
