@@ -5,4 +5,12 @@ from __future__ import annotations
 import os
 
 # Tiny tensors: a second thread costs more than it gives, most of all while other tests run beside.
+# Torch looks when it is imported.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+import torch  # noqa: E402
+
+if not torch.cuda.is_available():
+    # Triton's kernels are tested in its interpreter. It looks when it is imported, and whoever
+    # imports transformers imports it.
+    os.environ["TRITON_INTERPRET"] = "1"

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    # Read by Triton when a kernel is defined, so before the first import of a kernel.
-    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(scope="session")
