@@ -8,7 +8,7 @@ import os
 # Torch looks when it is imported.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-import torch  # noqa: E402
+import torch
 
 if not torch.cuda.is_available():
     # Triton's kernels are tested in its interpreter. It looks when it is imported, and whoever
