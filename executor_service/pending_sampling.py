@@ -144,11 +144,17 @@ def _sample(logits: Tensor, rows: SamplingRows, draw: Draw) -> tuple[Tensor, tup
 
 
 def _sampling_rows(step: StepInput, sampling_rows: Int64Array) -> SamplingRows:
-    """What the sampler is to know of `sampling_rows`, indexes of rows."""
+    """What the sampler is to know of `sampling_rows`, rising indexes of rows."""
+    positions = step.num_computed_tokens + step.num_new_tokens
+    if len(sampling_rows) == step.num_rows:
+        # As a rule; a dozen columns need not be copied then.
+        return SamplingRows(
+            step.sampling_params, step.seeds, positions, step.num_prompt_tokens, step.histories
+        )
     return SamplingRows(
         params=step.sampling_params.take(sampling_rows),
         seeds=step.seeds[sampling_rows],
-        positions=(step.num_computed_tokens + step.num_new_tokens)[sampling_rows],
+        positions=positions[sampling_rows],
         num_prompt_tokens=step.num_prompt_tokens[sampling_rows],
         histories=[step.histories[row] for row in sampling_rows.tolist()],
     )
