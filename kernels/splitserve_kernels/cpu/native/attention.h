@@ -14,79 +14,11 @@
 #pragma once
 
 #include <algorithm>
-#include <limits>
-#include <vector>
 
 #include "attention_plan.h"
-#include "gemm.h"
-#include "simd.h"
+#include "attention_state.h"
 
 namespace splitserve {
-
-constexpr float kNone = -std::numeric_limits<float>::infinity();
-
-// What all rows of a layer share. `keys`, `values`: pools, blocks `key_stride` and `value_stride`
-// numbers apart. `query`: [T, H, D] with tokens `query_stride` numbers apart; `output`: [T, H, E],
-// contiguous. `sinks`: [H] or null. `sliding_window`: 0 for none; `softcap`: 0 for none.
-template <class T>
-struct AttentionLayer {
-  const T* query;
-  const T* keys;
-  const T* values;
-  T* output;
-  const float* sinks;
-  int64_t query_stride, key_stride, value_stride;
-  int32_t num_heads, num_kv_heads, head_dim, value_dim, block_size, sliding_window;
-  float scale, softcap;
-
-  KVBlocks<T> blocks() const { return {block_size, num_kv_heads, head_dim, value_dim}; }
-};
-
-// The softmax of query rows over some keys: maximum, sum of weights, weighted sum of values.
-struct SoftmaxState {
-  float* maximum;  // [M]
-  float* total;    // [M, kLanes], to be added up
-  float* values;   // [M, padded E]
-};
-
-inline int first_in_sight(int position, int sliding_window) {
-  return sliding_window ? std::max(0, position - sliding_window + 1) : 0;
-}
-
-// Memory of one thread, kept from step to step.
-template <class T>
-class AttentionScratch {
- public:
-  void reserve(int num_rows, int value_dim) {
-    const size_t width = padded(value_dim, kPanel);
-    grow(scores, size_t(num_rows) * kTile);
-    grow(weights, size_t(num_rows) * kTile);
-    grow(statistics, size_t(num_rows) * 2 * (1 + kLanes));
-    grow(sums, size_t(num_rows) * width * 2);
-    grow(rescale, size_t(num_rows) + kLanes);
-    grow(totals, size_t(num_rows) * kLanes);
-    grow(rows, size_t(num_rows));
-    grow(weight_rows, size_t(num_rows));
-    grow(positions, size_t(num_rows));
-  }
-
-  std::vector<uint32_t> tiles;
-  std::vector<float> scores, statistics, sums, rescale, totals;
-  std::vector<T> weights;
-  std::vector<const T*> rows, weight_rows;
-  std::vector<int> positions;
-
- private:
-  template <class V>
-  static void grow(std::vector<V>& buffer, size_t size) {
-    if (buffer.size() < size) buffer.resize(size);
-  }
-};
-
-// Numbers of a slot that holds the softmax of `group` query rows over a partition.
-inline size_t slot_size(int group, int value_dim) {
-  return size_t(group) * (1 + kLanes + padded(value_dim, kPanel));
-}
 
 // One thread's work on one task, or on one join. Query rows are those of the first head, part after
 // part, then those of the next.
@@ -341,8 +273,8 @@ class AttentionWorker {
       Floats scores[kVectors];
       Floats most = splat(kNone);
       for (int v = 0; v < kVectors; ++v) {
-        scores[v] = masked(capped(load(scratch_.scores.data() + i * kTile + v * kLanes)), v * kLanes,
-                           low, high);
+        const Floats dots = load(scratch_.scores.data() + i * kTile + v * kLanes);
+        scores[v] = masked(capped(dots), v * kLanes, low, high);
         most = max(most, scores[v]);
       }
       const float maximum = std::max(state.maximum[i], largest(most));
@@ -417,8 +349,8 @@ class AttentionWorker {
   int rows_of_head_ = 0, num_rows_ = 0;
 };
 
-// All of a plan: run_phase(count, run) calls run(0) .. run(count - 1) on any thread and returns when
-// all are done; every thread of a region calls this.
+// All of a plan: run_phase(count, run) calls run(0) .. run(count - 1) on any thread and returns
+// when all are done; every thread of a region calls this.
 template <class T, class RunPhase>
 void attend(const AttentionLayer<T>& layer, const AttentionRows& rows, const AttentionPlan& plan,
             float* slots, RunPhase run_phase) {

@@ -1,7 +1,7 @@
 // Which thread attends to what: the rows of a step, cut into tasks of about the same work.
 //
-// Decodes whose block tables begin alike attend to the blocks they share together: one read of a long
-// common prompt serves them all. That changes no bit of any result (attention.h).
+// Decodes whose block tables begin alike attend to the blocks they share together: one read of a
+// long common prompt serves them all. That changes no bit of any result (attention.h).
 #pragma once
 
 #include <algorithm>
@@ -42,10 +42,10 @@ struct AttentionPart {
   int32_t row, first_token, num_tokens;
 };
 
-// Some parts attend with the heads of `num_heads` key/value heads. They share the blocks of the first
-// `num_shared` tokens, a multiple of kTile. A task of a row that is cut attends to the positions
-// `begin` to `end` - 1, whole partitions, and leaves the results in slots from `first_slot` on; else
-// `first_slot` is -1.
+// Some parts attend with the heads of `num_heads` key/value heads. They share the blocks of the
+// first `num_shared` tokens, a multiple of kTile. A task of a row that is cut attends to the
+// positions `begin` to `end` - 1, whole partitions, and leaves the results in slots from
+// `first_slot` on; else `first_slot` is -1.
 struct AttentionTask {
   int32_t first_part, num_parts, first_head, num_heads, num_shared;
   int32_t begin = 0, end = std::numeric_limits<int32_t>::max(), first_slot = -1;

@@ -36,11 +36,10 @@ struct Decoder {
   float epsilon, scale;
 };
 
-// One step. `token_ids`, `positions`, `slots`: [T]. `cosines`, `sines`: [P, rotary_dim / 2], for all
-// positions up to the last one of the step. `key_pools`,
-// `value_pools`: the first block of each layer's pool, blocks `block_stride` numbers apart.
-// `logits_index`: [S], tokens whose logits are wanted; `logits`: [S, V], written. `part_ns`: see
-// StepClock.
+// One step. `token_ids`, `positions`, `slots`: [T]. `cosines`, `sines`: [P, rotary_dim / 2], for
+// all positions up to the last one of the step. `key_pools`, `value_pools`: the first block of
+// each layer's pool, blocks `block_stride` numbers apart. `logits_index`: [S], tokens whose logits
+// are wanted; `logits`: [S, V], written. `part_ns`: see StepClock.
 struct DecoderStep {
   const int64_t *token_ids, *positions, *slots, *logits_index;
   const float *cosines, *sines;

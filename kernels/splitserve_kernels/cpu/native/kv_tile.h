@@ -1,8 +1,8 @@
 // The keys and values of kTile consecutive positions of a row, ready to be multiplied with.
 //
-// Where blocks lie right for that they are read in place, else a tile is copied first. What a row has
-// not written is never multiplied with: its keys are masked by whoever asked (attention.h), its values
-// are replaced by zeros here, as 0 times NaN is NaN.
+// Where blocks lie right for that they are read in place, else a tile is copied first. What a row
+// has not written is never multiplied with: its keys are masked by whoever asked (attention.h), its
+// values are replaced by zeros here, as 0 times NaN is NaN.
 #pragma once
 
 #include <algorithm>
@@ -86,8 +86,9 @@ struct RowTokens {
   bool has(int position) const { return position >= first && position < end; }
 };
 
-// Where a tile is. Values are `num_runs` runs of words; all words together are those of the tile, or
-// as many as somebody may look at. `regions`: what of the blocks will be read.
+// Where a tile is. Values are `num_runs` runs of words; all words together are those of the tile,
+// or as many as somebody may look at. `has_values`: they lie right, and all may be read.
+// `regions`: what of the blocks will be read.
 struct Tile {
   RowTokens row;
   int start, kv_head;
