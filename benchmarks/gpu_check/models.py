@@ -48,6 +48,7 @@ def load_random(shape: ModelShape, sizes: Sizes) -> LoadedModel:
         keeps_logits=True,
         weights_bytes=weights_bytes(model),
         tokenizer_files=(),
+        probe=profile.probe,
     )
 
 
