@@ -18,6 +18,7 @@ class PolicyConfig:
 
     prefix_caching: bool = True
     host_prefix_cache: bool = True
+    separates_tenants: bool = True
     num_lookahead_slots: int = 0
     preemption_mode: PreemptionMode = PreemptionMode.AUTO
     batch_policy: BatchPolicyName = BatchPolicyName.MIXED
@@ -82,6 +83,7 @@ def _policies(values: Mapping[str, Any]) -> PolicyConfig:
     return PolicyConfig(
         prefix_caching=not values["no_prefix_caching"],
         host_prefix_cache=not values["no_host_prefix_cache"],
+        separates_tenants=not values["share_prefixes_across_tenants"],
         num_lookahead_slots=values["num_lookahead_slots"],
         preemption_mode=PreemptionMode(values["preemption_mode"]),
         batch_policy=BatchPolicyName(values["batch_policy"]),

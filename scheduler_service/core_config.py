@@ -42,6 +42,7 @@ def core_config(info: executor.ExecutorInfo, config: ClusterConfig) -> Scheduler
         model_digest=model.digest,
         prefix_caching=policies.prefix_caching,
         host_prefix_cache=policies.host_prefix_cache,
+        separates_tenants=policies.separates_tenants,
         num_lookahead_slots=policies.num_lookahead_slots,
         preemption_mode=policies.preemption_mode,
         batch_policy=policies.batch_policy,

@@ -150,6 +150,14 @@ OPTIONS: tuple[Option, ...] = (
         False,
     ),
     Option(
+        "share-prefixes-across-tenants",
+        Kind.SWITCH,
+        "let requests use cached prompts of other tenants, which tells them what others asked",
+        _POLICY,
+        _SERVE_SCHEDULER,
+        False,
+    ),
+    Option(
         "num-lookahead-slots",
         Kind.INTEGER,
         "KV slots that each sequence holds beyond its tokens, where there is room",

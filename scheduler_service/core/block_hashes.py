@@ -1,27 +1,30 @@
 """Names of blocks by what they hold: hashes chained from block to block.
 
 A block's keys and values depend on all tokens before it, on the model, on the adapter and, for
-encoder-decoder models, on the encoder's input. Each is hashed as a field of its own, so that no two
-different contexts have the same name. BLAKE2b: more collision resistant than SHA-256, and not slow
-on processors without instructions for that; a parent and 16 tokens are one of its input blocks.
+encoder-decoder models, on the encoder's input. Tenant and cache salt keep apart who may not learn
+of each other. Each is hashed as a field of its own, so that no two different contexts have the same
+name. BLAKE2b: more collision resistant than SHA-256, and not slow on processors without
+instructions for that; a parent and 16 tokens are one of its input blocks.
 """
 
 from __future__ import annotations
 
 from hashlib import blake2b
 
+from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.request import Int32Array, Request
 
 _LENGTH_BYTES = 8
 
 
-def root_hash(model_digest: str, request: Request) -> bytes:
+def root_hash(config: SchedulerConfig, request: Request) -> bytes:
     """The parent of the first block: everything but tokens that tells contexts apart."""
-    encoder = request.encoder_token_ids
+    encoder, scheduling = request.encoder_token_ids, request.scheduling
     fields = (
-        model_digest.encode(),
-        request.scheduling.adapter.encode(),
-        request.scheduling.cache_salt.encode(),
+        config.model_digest.encode(),
+        scheduling.tenant.encode() if config.separates_tenants else b"",
+        scheduling.adapter.encode(),
+        scheduling.cache_salt.encode(),
         b"" if encoder is None else encoder.tobytes(),
     )
     root = blake2b(person=b"root")

@@ -38,8 +38,8 @@ class SchedulerConfig:
     """The executor's pools, the model's numbers, the limits of a step and of the queue, policies.
 
     `sliding_window`: every layer attends to that many tokens at most; None without. `max_adapters`:
-    distinct adapters of one step. Raises ValueError that names the field, its value and what is
-    allowed.
+    distinct adapters of one step. `separates_tenants`: the prefix cache never shares a block of one
+    tenant with another. Raises ValueError that names the field, its value and what is allowed.
     """
 
     block_size: int
@@ -60,6 +60,7 @@ class SchedulerConfig:
     model_digest: str = ""
     prefix_caching: bool = True
     host_prefix_cache: bool = True
+    separates_tenants: bool = True
     num_lookahead_slots: int = 0
     preemption_mode: PreemptionMode = PreemptionMode.AUTO
     batch_policy: BatchPolicyName = BatchPolicyName.MIXED

@@ -103,7 +103,7 @@ class PrefixCache:
     def chain(self, sequence: Sequence, token_ids: Int32Array, num_blocks: int) -> list[bytes]:
         """The hashes of a sequence: its root, and those of `num_blocks` blocks or more."""
         if not sequence.block_hashes:
-            sequence.block_hashes.append(root_hash(self._config.model_digest, sequence.request))
+            sequence.block_hashes.append(root_hash(self._config, sequence.request))
         extend_chain(sequence.block_hashes, token_ids, num_blocks, self._config.block_size)
         return sequence.block_hashes
 

@@ -82,14 +82,15 @@ async def test_usage_counts_outputs_of_earlier_requests_when_a_conversation_goes
         SchedulingParams(cache_salt="pepper"),
         SchedulingParams(adapter="style"),
         SchedulingParams(adapter="style", cache_salt="pepper"),
+        SchedulingParams(tenant="somebody else"),
     ],
-    ids=["bypass", "salt", "adapter", "both"],
+    ids=["bypass", "salt", "adapter", "both", "tenant"],
 )
 async def test_nothing_is_shared_when_the_context_differs(
     service: FakeService, other: SchedulingParams
 ) -> None:
     prompt = [*prompt_of(4), len(other.cache_salt), len(other.adapter)]
-    prompt[0] = 20 + len(other.cache_salt) + 2 * len(other.adapter)
+    prompt[0] = 20 + len(other.cache_salt) + 2 * len(other.adapter) + 3 * len(other.tenant)
     assert await ask(service, prompt) == 0
     assert await ask(service, prompt, other) == 0
     assert await ask(service, prompt) == 28
@@ -106,13 +107,18 @@ async def test_bypassing_request_leaves_nothing_behind_when_it_ends(service: Fak
     assert await ask(service, prompt) == 0
 
 
-async def test_tenants_and_priorities_share_when_their_salt_is_the_same(
-    service: FakeService,
-) -> None:
+async def test_priorities_share_when_tenant_and_salt_are_the_same(service: FakeService) -> None:
     prompt = prompt_of(6)
     assert await ask(service, prompt, SchedulingParams(tenant="a", cache_salt="s")) == 0
-    other = SchedulingParams(tenant="b", priority=-3, cache_salt="s", deadline_s=60.0)
+    other = SchedulingParams(tenant="a", priority=-3, cache_salt="s", deadline_s=60.0)
     assert await ask(service, prompt, other) == 28
+
+
+async def test_tenants_share_when_the_operator_says_so() -> None:
+    async with fake_service(FakeExecutor(), share_prefixes_across_tenants=True) as service:
+        prompt = prompt_of(1)
+        assert await ask(service, prompt, SchedulingParams(tenant="a")) == 0
+        assert await ask(service, prompt, SchedulingParams(tenant="b")) == 28
 
 
 async def test_prompt_logprobs_come_from_computing_when_the_prompt_is_cached(

@@ -76,6 +76,7 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
         max_adapters=max_adapters,
         prefix_caching=draw(st.sampled_from([True, True, True, False])),
         host_prefix_cache=draw(st.booleans()),
+        separates_tenants=draw(st.booleans()),
         num_lookahead_slots=draw(st.sampled_from([0, 0, 3])),
         preemption_mode=draw(st.sampled_from(_PREEMPTION_MODES)),
         batch_policy=draw(st.sampled_from(BatchPolicyName)),

@@ -158,7 +158,7 @@ class Oracle:
             return
         block_size, tokens = self._config.block_size, (*spec.prompt, *output)
         num_blocks = len(tokens) // block_size
-        hashes = [root_hash(self._config.model_digest, request)]
+        hashes = [root_hash(self._config, request)]
         extend_chain(hashes, np.array(tokens, np.int32), num_blocks, block_size)
         adapter = spec.scheduling.adapter
         start = chain = adapter_chain(adapter) ^ encoder_chain(spec.encoder, adapter)

@@ -10,21 +10,29 @@ import pytest
 from scheduler_service.core.block_hashes import extend_chain, root_hash
 from scheduler_service.core.request import Request, SchedulingParams, token_array
 from scheduler_service.core.sampling_params import SamplingParams
+from tests.support.core_driver import make_config
 
 
 def root(
-    model: str = "m", adapter: str = "a", salt: str = "s", encoder: Items[int] | None = (1, 2)
+    model: str = "m",
+    tenant: str = "t",
+    adapter: str = "a",
+    salt: str = "s",
+    encoder: Items[int] | None = (1, 2),
+    *,
+    separates_tenants: bool = True,
 ) -> bytes:
+    config = make_config(model_digest=model, separates_tenants=separates_tenants)
     request = Request.create(
         "r",
         [1],
         SamplingParams(),
         arrival=1,
         seed=0,
-        scheduling=SchedulingParams(adapter=adapter, cache_salt=salt),
+        scheduling=SchedulingParams(tenant=tenant, adapter=adapter, cache_salt=salt),
         encoder_token_ids=encoder,
     )
-    return root_hash(model, request)
+    return root_hash(config, request)
 
 
 def chain(tokens: list[int], block_size: int = 2, start: bytes = b"root") -> list[bytes]:
@@ -38,17 +46,23 @@ def test_root_hash_is_the_same_when_the_context_is() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"model": "n"}, {"adapter": "b"}, {"salt": "t"}, {"encoder": [1, 3]}]
+    "change",
+    [{"model": "n"}, {"tenant": "u"}, {"adapter": "b"}, {"salt": "t"}, {"encoder": [1, 3]}],
 )
 def test_root_hash_differs_when_one_field_does(change: dict[str, str]) -> None:
     assert root(**change) != root()  # type: ignore[arg-type]
 
 
+def test_root_hash_is_the_same_for_tenants_when_they_share() -> None:
+    assert root(tenant="a", separates_tenants=False) == root(tenant="b", separates_tenants=False)
+
+
 @pytest.mark.parametrize(
     ("left", "right"),
     [
-        ({"model": "ab", "adapter": "c"}, {"model": "a", "adapter": "bc"}),
-        ({"model": "", "adapter": "x"}, {"model": "x", "adapter": ""}),
+        ({"model": "ab", "tenant": "c"}, {"model": "a", "tenant": "bc"}),
+        ({"tenant": "ab", "adapter": "c"}, {"tenant": "a", "adapter": "bc"}),
+        ({"tenant": "", "adapter": "x"}, {"tenant": "x", "adapter": ""}),
         ({"adapter": "ab", "salt": "c"}, {"adapter": "a", "salt": "bc"}),
         ({"adapter": "", "salt": "x"}, {"adapter": "x", "salt": ""}),
         ({"salt": "\x01\0\0\0", "encoder": None}, {"salt": "", "encoder": [1]}),

@@ -40,6 +40,7 @@ CONFIG = make_config(
     model_digest="abc",
     prefix_caching=False,
     host_prefix_cache=False,
+    separates_tenants=False,
     num_lookahead_slots=4,
     preemption_mode=PreemptionMode.SWAP,
     batch_policy=BatchPolicyName.PREFILL_FIRST,

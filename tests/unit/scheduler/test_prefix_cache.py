@@ -49,11 +49,17 @@ def test_find_leaves_a_token_to_be_computed_when_the_prompt_ends_with_a_block(
     assert find(tables, PROMPT[:num_tokens]).num_tokens == num_found
 
 
-@pytest.mark.parametrize("scheduling", [{"cache_salt": "s"}, {"adapter": "a"}])
+@pytest.mark.parametrize("scheduling", [{"cache_salt": "s"}, {"adapter": "a"}, {"tenant": "t"}])
 def test_find_returns_nothing_when_the_context_is_another(scheduling: dict[str, str]) -> None:
     tables = Tables()
     tables.place_published(PROMPT)
     assert find(tables, PROMPT, **scheduling) == NO_HIT
+
+
+def test_find_returns_blocks_of_another_tenant_when_tenants_share() -> None:
+    tables = Tables(separates_tenants=False)
+    tables.place_published(PROMPT)
+    assert find(tables, PROMPT, tenant="t").num_tokens == 12
 
 
 def test_find_returns_nothing_when_the_encoder_tokens_are_others() -> None:
