@@ -68,24 +68,16 @@ class RunningRows:
 
     def _extend_rows(self, row_ids: Int64Array) -> None:
         device = self._blocks.device
+        if len(row_ids) > device.num_free:
+            self._return_spare(len(row_ids) - device.num_free)
         if len(row_ids) <= device.num_free:
-            self._extend_each(row_ids)
+            self._rows.extend_each(row_ids, device.allocate(len(row_ids)))
             return
         for row_id in row_ids.tolist():
             sequence = self._rows.sequences[row_id]
             # A row may have been preempted for a more urgent one.
             if sequence is not None and self.make_room(1, sequence.request):
-                self._extend_each(np.array([row_id]))
-
-    def _extend_each(self, row_ids: Int64Array) -> None:
-        blocks = self._blocks.device.allocate(len(row_ids))
-        indexes: list[int] = self._rows.extend_each(row_ids, blocks).tolist()
-        changes = self._placement.changes
-        if not changes.new and not changes.table_writes:
-            changes.table_writes.add_each(row_ids.tolist(), indexes, blocks)
-            return
-        for row_id, index, block in zip(row_ids.tolist(), indexes, blocks, strict=True):
-            changes.extend(row_id, index, [block])
+                self._blocks.extend(row_id, 1)
 
     def make_room(self, num_blocks: int, request: Request, *, is_joining: bool = False) -> bool:
         """Frees blocks for a running request until there are `num_blocks`.
@@ -96,12 +88,12 @@ class RunningRows:
         """
         placement, blocks = self._placement, self._blocks
         while blocks.device.num_free < num_blocks:
-            if self._return_spare():
+            if self._return_spare(num_blocks - blocks.device.num_free):
                 continue
             if blocks.num_deferred or blocks.has_pinned:
                 return False
-            victim = self._rows.sequence(int(self._rows.order[-1])).request
-            is_alone = victim is request and all(s.request is request for s in self._rows.running)
+            victim = self._rows.least_urgent.request
+            is_alone = self._rows.are_all_of(request)
             if victim is request and is_joining and not (is_alone and self._is_idle()):
                 return False
             if is_alone:
@@ -135,23 +127,24 @@ class RunningRows:
         assert window is not None
         num_computed = rows.num_computed[order]
         num_behind = np.maximum(num_computed - window + 1, 0) // block_size
-        for row_id in order[num_behind > rows.num_released[order]].tolist():
-            self._placement.release_behind_window(row_id)
+        is_behind = num_behind > rows.num_released[order]
+        if np.count_nonzero(is_behind):
+            self._placement.release_behind_windows(order[is_behind], num_behind[is_behind])
         reach = num_computed + self._config.max_num_batched_tokens
         self._extend_to(order, np.minimum(rows.num_tokens[order], reach))
 
     def _extend_to(self, row_ids: Int64Array, num_slots: Int32Array) -> None:
         """Extends tables to `num_slots` as far as blocks are free, without anybody yielding."""
-        lacking = num_slots - self._rows.num_slots[row_ids]
+        device = self._blocks.device
+        lacking = -(-(num_slots - self._rows.num_slots[row_ids]) // self._config.block_size)
         is_short = lacking > 0
-        for row_id, count in zip(
-            row_ids[is_short].tolist(), lacking[is_short].tolist(), strict=True
-        ):
-            num_blocks = min(self._config.num_blocks_for(count), self._blocks.device.num_free)
-            if num_blocks > 0:
-                start = int(self._rows.num_slots[row_id]) // self._config.block_size
-                blocks = self._blocks.extend(row_id, num_blocks)
-                self._placement.changes.extend(row_id, start, blocks)
+        if device.num_free == 0 or not np.count_nonzero(is_short):
+            return
+        row_ids, counts = row_ids[is_short], lacking[is_short]
+        counts = np.minimum(counts, device.num_free - (np.cumsum(counts) - counts))
+        row_ids, counts = row_ids[counts > 0], counts[counts > 0].astype(np.int32)
+        blocks = device.allocate(int(counts.sum()))
+        self._rows.extend_each(row_ids, blocks, counts)
 
     # -- lookahead -----------------------------------------------------------------------------
 
@@ -161,8 +154,8 @@ class RunningRows:
         reach = rows.num_tokens[order] + self._config.num_lookahead_slots
         self._extend_to(order, np.minimum(reach, rows.stop_len[order]))
 
-    def _return_spare(self) -> bool:
-        """Takes back a block that nothing is written to yet; False if there is none.
+    def _return_spare(self, num_blocks: int = 1) -> bool:
+        """Takes back blocks that nothing is written to yet, as needed; False if there is none.
 
         Without a window, the tokens that are known keep their slots: they were promised at
         admission, so that no prompt is left without room halfway.
@@ -174,13 +167,15 @@ class RunningRows:
             needed = rows.num_tokens[order]
         else:
             return False
-        has_spare = rows.num_slots[order] - self._config.block_size >= needed
-        spare_rows: list[int] = order[has_spare].tolist()
-        if not spare_rows:
-            return False
-        self._placement.changes.table_writes.shorten(spare_rows[-1])
-        self._blocks.device.free([rows.shrink_table(spare_rows[-1])])
-        return True
+        num_spare = np.maximum(rows.num_slots[order] - needed, 0) // self._config.block_size
+        # The least urgent first.
+        row_ids, counts = order[num_spare > 0][::-1], num_spare[num_spare > 0][::-1]
+        counts = np.minimum(counts, num_blocks - (np.cumsum(counts) - counts))
+        for row_id, count in zip(row_ids.tolist(), counts.tolist(), strict=True):
+            if count <= 0:
+                break
+            self._blocks.device.free(rows.shrink_table(row_id, count))
+        return len(row_ids) > 0
 
     # -- sequences that join -------------------------------------------------------------------
 

@@ -298,6 +298,7 @@ class Scheduler:
             changes, new_sequences = RowChanges(), placement.rows.running
             base_step_id, self._needs_snapshot = None, False
         new_rows = [self._new_row(sequence) for sequence in new_sequences]
+        table_writes = placement.rows.take_table_writes([row.row_id for row in new_rows])
         work = placement.rows.plan_work(row_ids, num_new_tokens, step_id)
         if Feature.CROSS_ATTENTION in self._config.features:
             for row_id in row_ids.tolist():
@@ -311,7 +312,7 @@ class Scheduler:
             base_step_id,
             changes.removed_row_ids,
             new_rows,
-            changes.table_writes,
+            table_writes,
             moves,
             work,
             self._take_published(work, promoted),
