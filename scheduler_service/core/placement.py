@@ -6,7 +6,7 @@ A request waits, runs or is swapped as a whole; of a running one, sequences may 
 from __future__ import annotations
 
 from bisect import insort
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from operator import attrgetter
 
@@ -54,6 +54,8 @@ class Placement:
         self.rows = RowColumns(config.max_num_seqs, config.max_len, config.block_size, max_blocks)
         self.blocks = BlockManager(config, self.rows)
         self.waiting = policy
+        # The waiting requests, since when: who came first is first.
+        self.queued: OrderedDict[Request, None] = OrderedDict()
         self.swapped: list[Request] = []
         self.requests: dict[str, Request] = {}
         # Running requests that have, or may come to have, more than one sequence.
@@ -319,6 +321,7 @@ class Placement:
         if place is Place.WAITING:
             request.is_encoded = False
             request.queued_at_ns = self.now_ns
+            self.queued[request] = None
             self.waiting.push(request)
         elif place is Place.SWAPPED:
             insort(self.swapped, request, key=_rank)
@@ -332,6 +335,7 @@ class Placement:
             self.num_queued_tokens -= request.num_queued_tokens
         if request.place is Place.WAITING:
             self.waiting.remove(request)
+            del self.queued[request]
         elif request.place is Place.SWAPPED:
             self.swapped.remove(request)
             self.blocks.drop_swapped(request)

@@ -8,11 +8,18 @@ from itertools import chain
 from typing import Generic, TypeVar
 
 Key = tuple[int, ...]
+# The lanes that a reader wants to see; None for all.
+Lanes = Collection[str] | None
 Item = TypeVar("Item", bound=Hashable)
 
 BEFORE_ALL: Key = ()
 # Items are kept in pieces of at most that many, so that none costs a move of all others.
 _MAX_PIECE = 512
+
+
+def all_lanes() -> Lanes:
+    """None of the lanes is closed."""
+    return None
 
 
 class _Sorted(Generic[Item]):
@@ -22,6 +29,9 @@ class _Sorted(Generic[Item]):
         self._lasts: list[Key] = []
         self._keys: list[list[Key]] = []
         self._items: list[list[Item]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._keys)
 
     def __iter__(self) -> Iterator[Item]:
         return chain.from_iterable(self._items)
@@ -74,9 +84,9 @@ class OrderedQueue(Generic[Item]):
     """
 
     def __init__(self) -> None:
-        self._all = _Sorted[Item]()
+        # Annotated, not subscripted: a checkpoint has no place for type arguments.
+        self._all: _Sorted[Item] = _Sorted()
         self._by_lane: dict[str, _Sorted[Item]] = {}
-        self._num_in_lane: dict[str, int] = {}
         self._place_of: dict[Item, tuple[Key, Collection[str]]] = {}
 
     def __len__(self) -> int:
@@ -95,7 +105,6 @@ class OrderedQueue(Generic[Item]):
         self._place_of[item] = (key, lanes)
         for lane in lanes:
             self._by_lane.setdefault(lane, _Sorted()).add(item, key)
-            self._num_in_lane[lane] = self._num_in_lane.get(lane, 0) + 1
 
     def remove(self, item: Item) -> None:
         """Removes `item`, which must be here."""
@@ -103,9 +112,8 @@ class OrderedQueue(Generic[Item]):
         self._all.remove(key)
         for lane in lanes:
             self._by_lane[lane].remove(key)
-            self._num_in_lane[lane] -= 1
-            if self._num_in_lane[lane] == 0:
-                del self._by_lane[lane], self._num_in_lane[lane]
+            if not self._by_lane[lane]:
+                del self._by_lane[lane]
 
     @property
     def lanes(self) -> Collection[str]:
@@ -117,7 +125,7 @@ class OrderedQueue(Generic[Item]):
         entry = self._all.after(BEFORE_ALL)
         return entry[1] if entry is not None else None
 
-    def after(self, key: Key, lanes: Collection[str] | None = None) -> tuple[Key, Item] | None:
+    def after(self, key: Key, lanes: Lanes = None) -> tuple[Key, Item] | None:
         """The first item whose key is above `key`, with its key, or None; of these lanes only."""
         if lanes is None:
             return self._all.after(key)

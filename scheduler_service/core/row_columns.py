@@ -93,10 +93,10 @@ class RowColumns:
         self._last_tenancy = NO_TENANCY
         self._free_rows = list(range(max_num_rows - 1, -1, -1))
         # Parallel, most urgent first.
-        self._keys: list[tuple[object, ...]] = []
+        self._keys: list[tuple[int, ...]] = []
         self._row_order: list[int] = []
         self._order: Int64Array | None = None
-        self._key_of_row: list[tuple[object, ...]] = [()] * max_num_rows
+        self._key_of_row: list[tuple[int, ...]] = [()] * max_num_rows
 
     def __len__(self) -> int:
         return len(self._row_order)
@@ -118,6 +118,10 @@ class RowColumns:
         """The running sequences, most urgent first."""
         return [self.sequence(row_id) for row_id in self._row_order]
 
+    def urgency(self, row_id: int) -> tuple[int, ...]:
+        """The rank of a row but for the arrival; rows of the same urgency are neighbours."""
+        return self._key_of_row[row_id][:-2]
+
     @property
     def least_urgent(self) -> Sequence:
         """The last of the running sequences, of which there must be one."""
@@ -134,7 +138,7 @@ class RowColumns:
         assert sequence is not None
         return sequence
 
-    def add(self, sequence: Sequence, rank: tuple[object, ...], num_computed: int) -> int:
+    def add(self, sequence: Sequence, rank: tuple[int, ...], num_computed: int) -> int:
         """Gives `sequence` a row, whose table is still empty; mutates its `row_id` and `status`."""
         request, num_tokens = sequence.request, len(sequence.token_ids)
         row_id = self._free_rows.pop()

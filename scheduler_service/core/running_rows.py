@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence as Items
+from itertools import pairwise
+
 import numpy as np
 
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.placement import Placement, running
 from scheduler_service.core.request import FinishReason, Int32Array, Request, Sequence
 from scheduler_service.core.request import SequenceStatus as Status
-from scheduler_service.core.row_columns import Int64Array
+from scheduler_service.core.request_queue import Key
+from scheduler_service.core.row_columns import BoolArray, Int64Array
+from scheduler_service.core.urgency import TURN_EVERY
 
 
 class RunningRows:
@@ -20,35 +26,103 @@ class RunningRows:
         self._rows = placement.rows
         self._blocks = placement.blocks
         self._ones = np.ones(config.max_num_seqs, np.int32)
+        # Steps since the last turn in which there was less for rows than they wanted.
+        self._num_contended = 0
 
     # -- what a step computes ------------------------------------------------------------------
 
-    def pick(self, budget: int, *, decodes: bool) -> tuple[Int64Array, Int32Array]:
+    def pick(
+        self, budget: int, *, decodes: bool, without: Items[int] = ()
+    ) -> tuple[Int64Array, Int32Array]:
         """Decodes, if wanted, then prefills, most urgent first: row ids, and tokens each computes.
 
-        The last prefill may get only a chunk of what it still has to compute.
+        The last prefill may get only a chunk of what it still has to compute. If the budget is too
+        small, less urgent decodes yield to more urgent prefills; see `_served`. `without`: rows
+        that have their part of the step.
         """
-        rows, order = self._rows, self._rows.order
+        order = self._rows.order
+        is_turn = self._is_turn
+        if is_turn:
+            self._num_contended = 0
+        is_decode, wanted = self._wants(order, without, decodes=decodes)
+        if np.count_nonzero(is_decode) == len(order) <= budget:
+            return order, self._ones[: len(order)]
+        served = np.flatnonzero(is_decode)
+        if np.count_nonzero(wanted) > len(served):
+            served = np.concatenate([served, np.flatnonzero((wanted > 0) & ~is_decode)])
+        if int(wanted.sum()) > budget:
+            served = self._served(served, is_turn=is_turn)
+        chunks = np.zeros(len(order), np.int32)
+        of_served = wanted[served]
+        chunks[served] = np.clip(budget - (np.cumsum(of_served) - of_served), 0, of_served)
+        decoding = order[is_decode & (chunks > 0)]
+        is_prefill = ~is_decode & (chunks > 0)
+        ids, chunks = order[is_prefill], chunks[is_prefill]
+        starts = self._rows.num_computed[ids].tolist()
+        for row_id, start, chunk in zip(ids.tolist(), starts, chunks.tolist(), strict=True):
+            self._placement.publish_chunk(row_id, start, chunk)
+        ones = self._ones[: len(decoding)]
+        return np.concatenate([decoding, ids]), np.concatenate([ones, chunks])
+
+    def _wants(
+        self, order: Int64Array, without: Items[int], *, decodes: bool
+    ) -> tuple[BoolArray, Int32Array]:
+        """Which of these rows decode, and how many tokens each could compute now."""
+        rows = self._rows
         num_computed = rows.num_computed[order]
         pending = rows.num_tokens[order] - num_computed
         may_run = num_computed < rows.run_limit[order]
+        if without:
+            may_run &= ~np.isin(order, without)
         is_decode = (pending == 1) & may_run if decodes else may_run & False
         if np.count_nonzero(is_decode) == len(order):
-            return order[:budget], self._ones[: min(budget, len(order))]
-        row_ids = order[is_decode][:budget]
-        num_new_tokens = self._ones[: len(row_ids)]
-        budget -= len(row_ids)
-        prefills = np.flatnonzero((pending > 1) & may_run)
-        if len(prefills) == 0 or budget == 0:
-            return row_ids, num_new_tokens
-        ids = order[prefills]
-        wanted = np.minimum(pending[prefills], rows.num_slots[ids] - num_computed[prefills])
-        chunks = np.minimum(wanted, budget - (np.cumsum(wanted) - wanted))
-        ids, chunks = ids[chunks > 0], chunks[chunks > 0].astype(np.int32)
-        starts = rows.num_computed[ids].tolist()
-        for row_id, start, chunk in zip(ids.tolist(), starts, chunks.tolist(), strict=True):
-            self._placement.publish_chunk(row_id, start, chunk)
-        return np.concatenate([row_ids, ids]), np.concatenate([num_new_tokens, chunks])
+            return is_decode, self._ones[: len(order)]
+        is_prefill = (pending > 1) & may_run
+        return is_decode, np.where(
+            is_prefill, np.minimum(pending, rows.num_slots[order] - num_computed), is_decode
+        ).astype(np.int32)
+
+    # -- who yields tokens ---------------------------------------------------------------------
+
+    @property
+    def _is_turn(self) -> bool:
+        return self._num_contended >= TURN_EVERY
+
+    def has_less_urgent(self, urgency: Key) -> bool:
+        """Whether some row yields tokens of a step to what is so urgent."""
+        rows = self._rows
+        return len(rows) > 0 and urgency < rows.urgency(rows.least_urgent.row_id)
+
+    def may_yield_to(self, urgency: Key) -> bool:
+        """Whether some row yields tokens of this step to what is so urgent."""
+        return not self._is_turn and self.has_less_urgent(urgency)
+
+    def num_wanted(
+        self, urgency: Key | None = None, without: Items[int] = (), *, decodes: bool
+    ) -> int:
+        """Tokens that rows could compute now, all or those that are as urgent or more."""
+        rows, order = self._rows, self._rows.order
+        if urgency is None:
+            return int(self._wants(order, without, decodes=decodes)[1].sum())
+        end = bisect_right(order, urgency, key=rows.urgency)
+        return int(self._wants(order[:end], without, decodes=decodes)[1].sum())
+
+    def _served(self, served: Int64Array, *, is_turn: bool) -> Int64Array:
+        """Places in the order of the rows, in the order in which they get tokens of a scarce step.
+
+        By urgency, among equals as given. But nobody starves: after TURN_EVERY such steps there is
+        one in which rows are served first that were served least lately.
+        """
+        rows, order = self._rows, self._rows.order
+        if rows.urgency(order[0]) == rows.urgency(order[-1]):
+            return served
+        if is_turn:
+            return served[np.argsort(rows.last_step_id[order[served]], kind="stable")]
+        self._num_contended += 1
+        urgencies = map(rows.urgency, order.tolist())
+        is_other = [one != other for one, other in pairwise(urgencies)]
+        classes = np.cumsum([False, *is_other])
+        return served[np.argsort(classes[served], kind="stable")]
 
     # -- blocks --------------------------------------------------------------------------------
 

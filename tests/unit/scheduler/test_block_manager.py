@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler_service.core.block_manager import RELEASED, Allocation
+from scheduler_service.core.block_manager import Allocation
 from scheduler_service.core.prefix_cache import NO_HIT
 from scheduler_service.core.request import Sequence
+from scheduler_service.core.row_columns import RELEASED
 from tests.support.core_parts import Tables
 
 

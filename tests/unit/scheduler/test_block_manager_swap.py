@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler_service.core.row_columns import RELEASED
 from scheduler_service.core.request import Request, SequenceStatus
+from scheduler_service.core.row_columns import RELEASED
 from tests.support.core_parts import Tables
 
 
