@@ -45,18 +45,19 @@ class RunningRows:
         if is_turn:
             self._num_contended = 0
         is_decode, wanted = self._wants(order, without, decodes=decodes)
-        if np.count_nonzero(is_decode) == len(order) <= budget:
-            return order, self._ones[: len(order)]
-        served = np.flatnonzero(is_decode)
-        if np.count_nonzero(wanted) > len(served):
-            served = np.concatenate([served, np.flatnonzero((wanted > 0) & ~is_decode)])
-        if int(wanted.sum()) > budget:
+        num_decodes, num_wanted = np.count_nonzero(is_decode), int(wanted.sum())
+        if num_decodes == num_wanted <= budget:
+            row_ids = order if num_decodes == len(order) else order[is_decode]
+            return row_ids, self._ones[:num_decodes]
+        is_prefill = ~is_decode & (wanted > 0)
+        served = np.concatenate([np.flatnonzero(is_decode), np.flatnonzero(is_prefill)])
+        if num_wanted > budget:
             served = self._served(served, is_turn=is_turn)
         chunks = np.zeros(len(order), np.int32)
         of_served = wanted[served]
         chunks[served] = np.clip(budget - (np.cumsum(of_served) - of_served), 0, of_served)
         decoding = order[is_decode & (chunks > 0)]
-        is_prefill = ~is_decode & (chunks > 0)
+        is_prefill &= chunks > 0
         ids, chunks = order[is_prefill], chunks[is_prefill]
         starts = self._rows.num_computed[ids].tolist()
         for row_id, start, chunk in zip(ids.tolist(), starts, chunks.tolist(), strict=True):
@@ -77,10 +78,8 @@ class RunningRows:
         is_decode = (pending == 1) & may_run if decodes else may_run & False
         if np.count_nonzero(is_decode) == len(order):
             return is_decode, self._ones[: len(order)]
-        is_prefill = (pending > 1) & may_run
-        return is_decode, np.where(
-            is_prefill, np.minimum(pending, rows.num_slots[order] - num_computed), is_decode
-        ).astype(np.int32)
+        chunks = np.minimum(pending, rows.num_slots[order] - num_computed)
+        return is_decode, np.where((pending > 1) & may_run, chunks, is_decode)
 
     # -- who yields tokens ---------------------------------------------------------------------
 
