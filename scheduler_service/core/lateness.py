@@ -9,7 +9,7 @@ from scheduler_service.core.queue_policy import QueuePolicyName
 from scheduler_service.core.request import FinishReason, Request
 
 # How many requests a step refuses at most; the others wait for the next, but never run.
-MAX_REFUSALS = 64
+MAX_REFUSALS = 32
 # How many of the smallest steps must have been seen before the fastest of all is believed: the
 # first of them are slow, because something is loaded, compiled or captured.
 MIN_SMALLEST_STEPS = 8
