@@ -109,6 +109,7 @@ bench: $(READY)
 
 bench-scheduler: $(READY)
 	@$(BIN)/python -m benchmarks.scheduler $(ARGS)
+	@$(BIN)/python -m benchmarks.scheduler_extremes
 
 # make bench-peers ARGS="--model DIR --workloads FILE --peer vllm=RESULT.json"
 bench-peers: $(READY)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+
 from scheduler_service.config import ClusterConfig
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.step_codec import decode_features
 from splitserve.executor.v1 import executor_pb2 as executor
+
+_log = logging.getLogger(__name__)
 
 # What a step may take of the largest message: a token travels as input, as history and, with blocks
 # of one token, as block id; a row has a dozen columns. What does not fit even so (the history of a
@@ -22,14 +26,25 @@ def core_config(info: executor.ExecutorInfo, config: ClusterConfig) -> Scheduler
     max_tokens = min(
         limits.max_num_batched_tokens, limits.max_message_bytes // _MESSAGE_BYTES_PER_TOKEN
     )
+    max_num_batched_tokens = min(config.max_num_batched_tokens, max_tokens)
+    max_num_seqs = min(config.max_num_seqs, max_rows)
+    if max_num_seqs > max_num_batched_tokens:
+        # A row without a token in a step holds blocks for nothing.
+        _log.warning(
+            "rows_limited_by_tokens address=%s max_num_seqs=%d max_num_batched_tokens=%d",
+            info.address,
+            max_num_seqs,
+            max_num_batched_tokens,
+        )
+        max_num_seqs = max_num_batched_tokens
     has_window = model.HasField("sliding_window_tokens")
     return SchedulerConfig(
         block_size=info.block_size_tokens,
         num_device_blocks=info.num_device_blocks,
         num_host_blocks=info.num_host_blocks,
         block_bytes=info.block_bytes,
-        max_num_seqs=min(config.max_num_seqs, max_rows),
-        max_num_batched_tokens=min(config.max_num_batched_tokens, max_tokens),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=min(
             config.max_model_len or model.max_model_len_tokens, model.max_model_len_tokens
         ),

@@ -141,6 +141,8 @@ class EngineLoop:
             self.scheduler.tick(self._now_ns())
             batch = self.call("schedule", self._next_batch)
             if batch is None:
+                if self.scheduler.is_behind:
+                    self.wake_up()
                 return
             if batch.ByteSize() <= self.link.info.limits.max_message_bytes:
                 self.link.send(batch)

@@ -28,7 +28,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "max-num-batched-tokens",
         Kind.INTEGER,
-        "most tokens computed in one step",
+        "most tokens computed in one step; at least max-num-seqs for a scheduler",
         _LIMITS,
         default=2048,
         minimum=1,

@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections import deque
 from enum import Enum
 
+import numpy as np
+
 from scheduler_service.core.block_moves import BlockMoves
 from scheduler_service.core.block_pool import BlockPool
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.prefix_cache import PrefixCache, PrefixHit
-from scheduler_service.core.request import Request, Sequence, SequenceStatus
-from scheduler_service.core.row_columns import RowColumns
+from scheduler_service.core.request import Int32Array, Request, Sequence, SequenceStatus
+from scheduler_service.core.row_columns import RELEASED, Int64Array, RowColumns
 
 WATERMARK_RATIO = 0.01
-RELEASED = -1
 _NO_MOVES = BlockMoves()
 
 
@@ -159,17 +160,21 @@ class BlockManager:
         blocks = self._rows.held_blocks(row_id)
         self.free_after(int(self._rows.last_step_id[row_id]), blocks, last_answered_step_id)
 
-    def release_behind_window(self, row_id: int, last_answered_step_id: int) -> int:
-        """Takes back blocks that no token still to be computed attends to; returns how many."""
+    def release_behind_windows(
+        self, row_ids: Int64Array, ends: Int32Array, last_answered_step_id: int
+    ) -> list[list[int]]:
+        """Takes back what tables have before `ends`, once no step in flight writes it.
+
+        Returns the blocks of each row.
+        """
         rows = self._rows
-        start = int(rows.num_released[row_id])
-        end = self.prefixes.first_block_needed(int(rows.num_computed[row_id]))
-        if end > start:
-            blocks: list[int] = rows.block_tables[row_id, start:end].tolist()
-            rows.block_tables[row_id, start:end] = RELEASED
-            rows.num_released[row_id] = end
-            self.free_after(int(rows.last_step_id[row_id]), blocks, last_answered_step_id)
-        return end - start
+        starts, steps = rows.num_released[row_ids], rows.last_step_id[row_ids]
+        blocks = rows.release_blocks(row_ids, ends)
+        bounds = np.cumsum(ends - starts)
+        for step_id in np.unique(steps).tolist():
+            of_step = blocks[np.repeat(steps == step_id, ends - starts)]
+            self.free_after(step_id, of_step.tolist(), last_answered_step_id)
+        return [part.tolist() for part in np.split(blocks, bounds[:-1])]
 
     def free_after(self, step_id: int, blocks: list[int], last_answered_step_id: int) -> None:
         """Frees device blocks now, or when `step_id`, which may write them, is answered."""

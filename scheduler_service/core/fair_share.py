@@ -17,13 +17,13 @@ of new tenants, the fair share of each goes to nothing, and older ones may wait 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from heapq import heapify, heappop, heappush
 
 from scheduler_service.core.request import Request
-from scheduler_service.core.request_queue import BEFORE_ALL, Key, OrderedQueue
+from scheduler_service.core.request_queue import BEFORE_ALL, Key, Lanes, OrderedQueue, all_lanes
 
 INPUT_WEIGHT = 1
 OUTPUT_WEIGHT = 2
@@ -84,7 +84,7 @@ class FairSharePolicy:
         if not account.waiting:
             # Nobody saves up service by not asking for it.
             account.counter = max(account.counter, self._level())
-        account.waiting.add(request, (request.arrival,))
+        account.waiting.add(request, (request.arrival,), (request.scheduling.adapter,))
         self._num_waiting += 1
         self._stale[account] = None
 
@@ -96,11 +96,17 @@ class FairSharePolicy:
         self._stale[account] = None
         self._last_to_leave = account
 
-    def candidates(self) -> Iterator[Request]:
+    def candidates(
+        self, now_ns: int = 0, open_lanes: Callable[[], Lanes] = all_lanes
+    ) -> Iterator[Request]:
         """See `QueuePolicy`. Tenants' first requests by counter, then their second, and so on."""
         tried: dict[_Account, Key] = {}
-        yield from self._first_requests(tried)
-        yield from self._further_requests(tried)
+        yield from self._first_requests(tried, open_lanes)
+        yield from self._further_requests(tried, open_lanes)
+
+    def overdue(self, now_ns: int) -> Request | None:
+        """Deadlines do not matter here."""
+        return None
 
     def admitted(self, request: Request, num_uncached_tokens: int) -> None:
         """Charges the tenant, unless the request was admitted before."""
@@ -119,41 +125,52 @@ class FairSharePolicy:
         """The arrival."""
         return (request.arrival,)
 
+    def urgency(self, request: Request) -> Key:
+        """All are alike."""
+        return ()
+
     def may_preempt(self, waiting: Request, running: Request) -> bool:
         """Never: the tenant that was served more pays by waiting."""
         return False
 
     # -- the order -----------------------------------------------------------------------------
 
-    def _first_requests(self, tried: dict[_Account, Key]) -> Iterator[Request]:
+    def _first_requests(
+        self, tried: dict[_Account, Key], open_lanes: Callable[[], Lanes]
+    ) -> Iterator[Request]:
         """Who is admitted is met again, with its new counter and next request."""
         place = BEFORE_ALL
-        while (tenant_entry := self._next_tenant(place)) is not None:
+        while (tenant_entry := self._next_tenant(place, lanes := open_lanes())) is not None:
             place, account = tenant_entry
-            entry = account.waiting.after(tried.get(account, BEFORE_ALL))
+            entry = account.waiting.after(tried.get(account, BEFORE_ALL), lanes)
             if entry is not None:
                 tried[account], request = entry
                 yield request
 
-    def _further_requests(self, tried: dict[_Account, Key]) -> Iterator[Request]:
+    def _further_requests(
+        self, tried: dict[_Account, Key], open_lanes: Callable[[], Lanes]
+    ) -> Iterator[Request]:
         """Every tenant's first requests have been tried in vain."""
         turns = [
             (0, account.counter, *entry, account)
             for account, key in tried.items()
-            if (entry := account.waiting.after(key)) is not None
+            if (entry := account.waiting.after(key, open_lanes())) is not None
         ]
         heapify(turns)
         while turns:
             num_in_vain, _, key, request, account = heappop(turns)
-            yield request
-            entry = account.waiting.after(key)
-            if entry is not None:
+            lanes = open_lanes()
+            # Its lane may have been closed since.
+            if lanes is None or request.scheduling.adapter in lanes:
+                yield request
                 num_in_vain += request in account.waiting
+            entry = account.waiting.after(key, open_lanes())
+            if entry is not None:
                 heappush(turns, (num_in_vain, account.counter, *entry, account))
 
-    def _next_tenant(self, place: Key) -> tuple[Key, _Account] | None:
+    def _next_tenant(self, place: Key, lanes: Lanes) -> tuple[Key, _Account] | None:
         self._refresh()
-        return self._order.after(place)
+        return self._order.after(place, lanes)
 
     def _refresh(self) -> None:
         """Puts the tenants whose counter or first request has changed at their places."""
@@ -163,7 +180,8 @@ class FairSharePolicy:
         for account in self._stale:
             first = account.waiting.first()
             if first is not None:
-                self._order.add(account, (account.counter, first.arrival))
+                lanes = tuple(account.waiting.lanes)
+                self._order.add(account, (account.counter, first.arrival), lanes)
         self._stale.clear()
 
     # -- the accounts --------------------------------------------------------------------------

@@ -6,9 +6,8 @@ A request waits, runs or is swapped as a whole; of a running one, sequences may 
 from __future__ import annotations
 
 from bisect import insort
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
-from dataclasses import replace
 from operator import attrgetter
 
 import numpy as np
@@ -29,7 +28,7 @@ from scheduler_service.core.request import (
     SequenceStatus,
 )
 from scheduler_service.core.row_changes import RowChanges
-from scheduler_service.core.row_columns import RowColumns
+from scheduler_service.core.row_columns import Int64Array, RowColumns
 
 _rank = attrgetter("rank")
 _QUEUES = frozenset({Place.WAITING, Place.SWAPPED})
@@ -55,6 +54,8 @@ class Placement:
         self.rows = RowColumns(config.max_num_seqs, config.max_len, config.block_size, max_blocks)
         self.blocks = BlockManager(config, self.rows)
         self.waiting = policy
+        # The waiting requests, since when: who came first is first.
+        self.queued: OrderedDict[Request, None] = OrderedDict()
         self.swapped: list[Request] = []
         self.requests: dict[str, Request] = {}
         # Running requests that have, or may come to have, more than one sequence.
@@ -222,12 +223,18 @@ class Placement:
             int(rows.last_step_id[row_id]),
         )
 
-    def release_behind_window(self, row_id: int) -> None:
-        """Takes back the blocks of a row that no token still to be computed attends to."""
-        part = self.table_part(row_id)
-        num_released = self.blocks.release_behind_window(row_id, self.last_answered_step_id)
-        if num_released and part.last_step_id > self.last_answered_step_id:
-            self.departures.table_parts.append(replace(part, blocks=part.blocks[:num_released]))
+    def release_behind_windows(self, row_ids: Int64Array, ends: Int32Array) -> None:
+        """Takes back the blocks of rows before `ends`: no token still to be computed reads them."""
+        rows = self.rows
+        starts, steps = rows.num_released[row_ids], rows.last_step_id[row_ids]
+        released = self.blocks.release_behind_windows(row_ids, ends, self.last_answered_step_id)
+        each = zip(row_ids.tolist(), starts.tolist(), steps.tolist(), released, strict=True)
+        for row_id, start, step_id, blocks in each:
+            if step_id > self.last_answered_step_id:
+                cross_blocks = tuple(rows.sequence(row_id).request.cross_blocks)
+                tenancy = int(rows.tenancies[row_id])
+                part = TablePart(tenancy, start, blocks, cross_blocks, step_id)
+                self.departures.table_parts.append(part)
 
     # -- pending blocks ------------------------------------------------------------------------
 
@@ -314,6 +321,7 @@ class Placement:
         if place is Place.WAITING:
             request.is_encoded = False
             request.queued_at_ns = self.now_ns
+            self.queued[request] = None
             self.waiting.push(request)
         elif place is Place.SWAPPED:
             insort(self.swapped, request, key=_rank)
@@ -327,6 +335,7 @@ class Placement:
             self.num_queued_tokens -= request.num_queued_tokens
         if request.place is Place.WAITING:
             self.waiting.remove(request)
+            del self.queued[request]
         elif request.place is Place.SWAPPED:
             self.swapped.remove(request)
             self.blocks.drop_swapped(request)

@@ -13,7 +13,7 @@ _MIN_PREFILL_TOKENS = 16
 class PreemptionCosts:
     """Running averages of the executor's own timings, and the choice between swap and recompute.
 
-    `step_us`: what a step takes at least.
+    `prefill_us`: what the latest step took that computed prompts.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -21,7 +21,6 @@ class PreemptionCosts:
         self._block_bytes = config.block_bytes
         self._us_per_block = config.block_bytes / ASSUMED_HOST_LINK_BYTES_PER_S * 1e6
         self._us_per_token = 0.0
-        self.step_us = 0.0
         self.prefill_us = 0.0
 
     def observe(
@@ -30,12 +29,9 @@ class PreemptionCosts:
         """Learns from an executed step."""
         if num_moves and move_us:
             self._us_per_block = _average(self._us_per_block, move_us / num_moves)
-        if compute_us:
-            # At least: moves may go on beside the computing, or before it.
-            self.step_us = _average(self.step_us, max(move_us, compute_us))
-            if num_tokens - num_rows >= _MIN_PREFILL_TOKENS:
-                self.prefill_us = float(compute_us)
-                self._us_per_token = _average(self._us_per_token, compute_us / num_tokens)
+        if compute_us and num_tokens - num_rows >= _MIN_PREFILL_TOKENS:
+            self.prefill_us = float(compute_us)
+            self._us_per_token = _average(self._us_per_token, compute_us / num_tokens)
 
     def prefers_swap(self, *, num_blocks: int, num_tokens: int, num_sequences: int) -> bool:
         """Whether moving `num_blocks` out and back costs less than computing `num_tokens` again.

@@ -169,7 +169,7 @@ class Request:
     num_prompt_logprobs_sent: int = 0
     num_bypasses: int = 0
     is_protected: bool = False
-    rank: tuple[object, ...] = ()
+    rank: tuple[int, ...] = ()
     queued_at_ns: int = 0
     num_queued_tokens: int = 0
     cross_blocks: list[int] = field(default_factory=list)

@@ -3,55 +3,136 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterator
+from itertools import chain
 from typing import Generic, TypeVar
 
 Key = tuple[int, ...]
+# The lanes that a reader wants to see; None for all.
+Lanes = Collection[str] | None
 Item = TypeVar("Item", bound=Hashable)
 
 BEFORE_ALL: Key = ()
+# Items are kept in pieces of at most that many, so that none costs a move of all others.
+_MAX_PIECE = 512
+
+
+def all_lanes() -> Lanes:
+    """None of the lanes is closed."""
+    return None
+
+
+class _Sorted(Generic[Item]):
+    """Keys and items in pieces, smallest first. No piece is empty. `lasts`: each piece's last."""
+
+    def __init__(self) -> None:
+        self._lasts: list[Key] = []
+        self._keys: list[list[Key]] = []
+        self._items: list[list[Item]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._keys)
+
+    def __iter__(self) -> Iterator[Item]:
+        return chain.from_iterable(self._items)
+
+    def add(self, item: Item, key: Key) -> None:
+        if not self._keys:
+            self._keys.append([])
+            self._items.append([])
+            self._lasts.append(key)
+        piece = min(bisect_left(self._lasts, key), len(self._lasts) - 1)
+        keys = self._keys[piece]
+        index = bisect_left(keys, key)
+        assert keys[index : index + 1] != [key], "two items with one key"
+        keys.insert(index, key)
+        self._items[piece].insert(index, item)
+        self._lasts[piece] = keys[-1]
+        if len(keys) > _MAX_PIECE:
+            self._split(piece)
+
+    def remove(self, key: Key) -> None:
+        piece = bisect_left(self._lasts, key)
+        keys = self._keys[piece]
+        index = bisect_left(keys, key)
+        del keys[index], self._items[piece][index]
+        if keys:
+            self._lasts[piece] = keys[-1]
+        else:
+            del self._keys[piece], self._items[piece], self._lasts[piece]
+
+    def after(self, key: Key) -> tuple[Key, Item] | None:
+        piece = bisect_right(self._lasts, key)
+        if piece == len(self._lasts):
+            return None
+        index = bisect_right(self._keys[piece], key)
+        return self._keys[piece][index], self._items[piece][index]
+
+    def _split(self, piece: int) -> None:
+        middle = _MAX_PIECE // 2
+        keys, items = self._keys[piece], self._items[piece]
+        self._keys[piece : piece + 1] = keys[:middle], keys[middle:]
+        self._items[piece : piece + 1] = items[:middle], items[middle:]
+        self._lasts.insert(piece, keys[middle - 1])
 
 
 class OrderedQueue(Generic[Item]):
-    """Items by key, smallest first; keys are unique.
+    """Items by key, smallest first; keys are unique. Each item is in some lanes.
 
     It remembers each item's key, so what becomes of the item while it is here does not move it.
-    `add` and `remove` cost a binary search and a move of pointers, the rest a binary search.
+    Everything costs binary searches and the move of a few hundred pointers, however many there are.
     """
 
     def __init__(self) -> None:
-        self._keys: list[Key] = []
-        self._items: list[Item] = []
-        self._key_of: dict[Item, Key] = {}
+        # Annotated, not subscripted: a checkpoint has no place for type arguments.
+        self._all: _Sorted[Item] = _Sorted()
+        self._by_lane: dict[str, _Sorted[Item]] = {}
+        self._place_of: dict[Item, tuple[Key, Collection[str]]] = {}
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self._place_of)
 
     def __iter__(self) -> Iterator[Item]:
-        return iter(self._items)
+        return iter(self._all)
 
     def __contains__(self, item: Item) -> bool:
-        return item in self._key_of
+        return item in self._place_of
 
-    def add(self, item: Item, key: Key) -> None:
+    def add(self, item: Item, key: Key, lanes: Collection[str] = ("",)) -> None:
         """Adds `item`, which is not here, at the place of `key`."""
-        index = bisect_left(self._keys, key)
-        assert item not in self._key_of, "queued twice"
-        assert self._keys[index : index + 1] != [key], "two items with one key"
-        self._keys.insert(index, key)
-        self._items.insert(index, item)
-        self._key_of[item] = key
+        assert item not in self._place_of, "queued twice"
+        self._all.add(item, key)
+        self._place_of[item] = (key, lanes)
+        for lane in lanes:
+            self._by_lane.setdefault(lane, _Sorted()).add(item, key)
 
     def remove(self, item: Item) -> None:
         """Removes `item`, which must be here."""
-        index = bisect_left(self._keys, self._key_of.pop(item))
-        del self._keys[index], self._items[index]
+        key, lanes = self._place_of.pop(item)
+        self._all.remove(key)
+        for lane in lanes:
+            self._by_lane[lane].remove(key)
+            if not self._by_lane[lane]:
+                del self._by_lane[lane]
+
+    @property
+    def lanes(self) -> Collection[str]:
+        """The lanes that have items."""
+        return self._by_lane.keys()
 
     def first(self) -> Item | None:
         """The item with the smallest key, or None."""
-        return self._items[0] if self._items else None
+        entry = self._all.after(BEFORE_ALL)
+        return entry[1] if entry is not None else None
 
-    def after(self, key: Key) -> tuple[Key, Item] | None:
-        """The first item whose key is above `key`, with its key, or None."""
-        index = bisect_right(self._keys, key)
-        return (self._keys[index], self._items[index]) if index < len(self._keys) else None
+    def after(self, key: Key, lanes: Lanes = None) -> tuple[Key, Item] | None:
+        """The first item whose key is above `key`, with its key, or None; of these lanes only."""
+        if lanes is None:
+            return self._all.after(key)
+        open_lanes = (self._by_lane[lane] for lane in lanes if lane in self._by_lane)
+        entries = [entry for lane in open_lanes if (entry := lane.after(key)) is not None]
+        return min(entries, key=_key_of, default=None)
+
+
+def _key_of(entry: tuple[Key, Item]) -> Key:
+    return entry[0]

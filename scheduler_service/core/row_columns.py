@@ -9,12 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_service.core.request import NO_ROW, Int32Array, Sequence, SequenceStatus
+from scheduler_service.core.request import NO_ROW, Int32Array, Request, Sequence, SequenceStatus
+from scheduler_service.core.row_changes import TableWrites
 
 Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
 NO_TENANCY = 0
+RELEASED = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class RowWork:
 
 
 _NO_TOKENS = np.empty(0, np.int32)
+_NO_WRITES = TableWrites()
 
 
 def _sparse_table(num_rows: int, width: int) -> Int32Array:
@@ -54,12 +57,13 @@ class RowColumns:
 
     `token_ids`: [N, T] int32, the tokens known. `num_known`: how many. `num_tokens`: known or
     promised by a step in flight. `num_computed`: tokens whose KV is written, or will be by a step
-    in flight. `block_tables`: [N, W] int32. `num_slots`: tokens the block table reaches.
-    `num_released`: leading blocks given back, behind the sliding window. `stop_len`: tokens at
-    which the sequence ends. `run_limit`: the row may run while `num_computed` is less: it has a
-    slot, and does not end with the tokens promised. `promises`: 1 if a sampled token is part of the
-    sequence at once, 0 if something else chooses it. `sampled_in_step`: the step that samples the
-    last token, 0 if the executor did not. `last_step_id`: the latest step that has the row.
+    in flight. `block_tables`: [N, W] int32. `num_slots`: tokens the block table reaches, and
+    `num_told_slots` as far as the executor was told of it. `num_released`: leading blocks given
+    back, behind the sliding window. `stop_len`: tokens at which the sequence ends. `run_limit`: the
+    row may run while `num_computed` is less: it has a slot, and does not end with the tokens
+    promised. `promises`: 1 if a sampled token is part of the sequence at once, 0 if something else
+    chooses it. `sampled_in_step`: the step that samples the last token, 0 if the executor did not.
+    `last_step_id`: the latest step that has the row.
     `tenancies`: a number that no other stay of a sequence in a row has, 0 for a free row.
     `client_keys`, `is_plain`: the owner's name for the request, and whether a token and that name
     are all the owner needs.
@@ -75,6 +79,7 @@ class RowColumns:
         self.num_tokens = np.zeros(max_num_rows, np.int32)
         self.num_computed = np.zeros(max_num_rows, np.int32)
         self.num_slots = np.zeros(max_num_rows, np.int32)
+        self.num_told_slots = np.zeros(max_num_rows, np.int32)
         self.num_released = np.zeros(max_num_rows, np.int32)
         self.stop_len = np.zeros(max_num_rows, np.int32)
         self.run_limit = np.zeros(max_num_rows, np.int32)
@@ -88,10 +93,10 @@ class RowColumns:
         self._last_tenancy = NO_TENANCY
         self._free_rows = list(range(max_num_rows - 1, -1, -1))
         # Parallel, most urgent first.
-        self._keys: list[tuple[object, ...]] = []
+        self._keys: list[tuple[int, ...]] = []
         self._row_order: list[int] = []
         self._order: Int64Array | None = None
-        self._key_of_row: list[tuple[object, ...]] = [()] * max_num_rows
+        self._key_of_row: list[tuple[int, ...]] = [()] * max_num_rows
 
     def __len__(self) -> int:
         return len(self._row_order)
@@ -113,13 +118,27 @@ class RowColumns:
         """The running sequences, most urgent first."""
         return [self.sequence(row_id) for row_id in self._row_order]
 
+    def urgency(self, row_id: int) -> tuple[int, ...]:
+        """The rank of a row but for the arrival; rows of the same urgency are neighbours."""
+        return self._key_of_row[row_id][:-2]
+
+    @property
+    def least_urgent(self) -> Sequence:
+        """The last of the running sequences, of which there must be one."""
+        return self.sequence(self._row_order[-1])
+
+    def are_all_of(self, request: Request) -> bool:
+        """Whether nobody else runs than `request`; its rows are neighbours in the order."""
+        ends = (self._row_order[0], self._row_order[-1])
+        return all(self.sequence(row_id).request is request for row_id in ends)
+
     def sequence(self, row_id: int) -> Sequence:
         """The sequence that has the row."""
         sequence = self.sequences[row_id]
         assert sequence is not None
         return sequence
 
-    def add(self, sequence: Sequence, rank: tuple[object, ...], num_computed: int) -> int:
+    def add(self, sequence: Sequence, rank: tuple[int, ...], num_computed: int) -> int:
         """Gives `sequence` a row, whose table is still empty; mutates its `row_id` and `status`."""
         request, num_tokens = sequence.request, len(sequence.token_ids)
         row_id = self._free_rows.pop()
@@ -128,7 +147,7 @@ class RowColumns:
         self.token_ids[row_id, :num_tokens] = sequence.token_ids
         self.num_known[row_id] = self.num_tokens[row_id] = num_tokens
         self.num_computed[row_id] = num_computed
-        self.num_slots[row_id] = self.num_released[row_id] = 0
+        self.num_slots[row_id] = self.num_told_slots[row_id] = self.num_released[row_id] = 0
         self.stop_len[row_id] = request.stop_len
         self.promises[row_id] = request.params.beam is None
         self.sampled_in_step[row_id] = self.last_step_id[row_id] = 0
@@ -159,6 +178,7 @@ class RowColumns:
         sequence.num_promised = int(self.num_tokens[row_id] - self.num_known[row_id])
         sequence.row_id = NO_ROW
         self.num_not_plain -= not self.is_plain[row_id]
+        self.num_told_slots[row_id] = self.num_slots[row_id]
         self.sequences[row_id] = None
         self.tenancies[row_id] = NO_TENANCY
         self._free_rows.append(row_id)
@@ -183,20 +203,52 @@ class RowColumns:
         self.num_slots[row_id] += len(block_ids) * self.block_size
         self.run_limit[row_id] = min(self.num_slots[row_id], self.stop_len[row_id] - 1)
 
-    def extend_each(self, row_ids: Int64Array, block_ids: list[int]) -> Int64Array:
-        """Appends one block to the table of each row; returns where in its table it is."""
-        indexes = (self.num_slots[row_ids] // self.block_size).astype(np.int64)
-        self.block_tables[row_ids, indexes] = block_ids
-        num_slots = self.num_slots[row_ids] + self.block_size
+    def extend_each(
+        self, row_ids: Int64Array, block_ids: list[int], counts: Int32Array | None = None
+    ) -> None:
+        """Appends the next `counts[i]` blocks to the table of each row; None for one each."""
+        num_slots = self.num_slots[row_ids]
+        starts = num_slots // self.block_size
+        if counts is None:
+            self.block_tables[row_ids, starts] = block_ids
+            num_slots += self.block_size
+        else:
+            self.block_tables[_ragged(row_ids, starts, counts)] = block_ids
+            num_slots += counts * self.block_size
         self.num_slots[row_ids] = num_slots
         self.run_limit[row_ids] = np.minimum(num_slots, self.stop_len[row_ids] - 1)
-        return indexes
 
-    def shrink_table(self, row_id: int) -> int:
-        """Takes the last block from the table of a row."""
-        self.num_slots[row_id] -= self.block_size
+    def shrink_table(self, row_id: int, count: int) -> list[int]:
+        """Takes the last `count` blocks from the table of a row."""
+        blocks: list[int] = self.block_table(row_id)[-count:].tolist()
+        self.num_slots[row_id] -= count * self.block_size
+        self.num_told_slots[row_id] = min(self.num_told_slots[row_id], self.num_slots[row_id])
         self.run_limit[row_id] = min(self.num_slots[row_id], self.stop_len[row_id] - 1)
-        return int(self.block_tables[row_id, self.num_slots[row_id] // self.block_size])
+        return blocks
+
+    def release_blocks(self, row_ids: Int64Array, ends: Int32Array) -> Int32Array:
+        """Takes the blocks before `ends` from tables, those of one row after those of another."""
+        starts = self.num_released[row_ids]
+        index = _ragged(row_ids, starts, ends - starts)
+        blocks: Int32Array = self.block_tables[index]
+        self.block_tables[index] = RELEASED
+        self.num_released[row_ids] = ends
+        return blocks
+
+    def take_table_writes(self, new_row_ids: list[int]) -> TableWrites:
+        """What tables have grown by; the executor is told now. Of new rows it gets all of it."""
+        if new_row_ids:
+            self.num_told_slots[new_row_ids] = self.num_slots[new_row_ids]
+        is_grown = self.num_told_slots != self.num_slots
+        if not np.count_nonzero(is_grown):
+            return _NO_WRITES
+        row_ids = self.order[is_grown[self.order]]
+        num_slots = self.num_slots[row_ids]
+        starts = self.num_told_slots[row_ids] // self.block_size
+        counts = num_slots // self.block_size - starts
+        self.num_told_slots[row_ids] = num_slots
+        blocks = self.block_tables[_ragged(row_ids, starts, counts)]
+        return TableWrites(row_ids.tolist(), starts.tolist(), counts.tolist(), blocks.tolist())
 
     def append_token(self, row_id: int, token_id: int) -> None:
         """A token that no step promised becomes the last of the row."""
@@ -254,3 +306,11 @@ class RowColumns:
             )
         ]
         return np.concatenate(parts) if parts else _NO_TOKENS
+
+
+def _ragged(
+    row_ids: Int64Array, starts: Int32Array, counts: Int32Array
+) -> tuple[Int64Array, Int64Array]:
+    """Row and column of `counts[i]` neighbours from column `starts[i]` of each row on."""
+    offsets = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.repeat(row_ids, counts), np.repeat(starts, counts) + offsets

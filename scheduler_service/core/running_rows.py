@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence as Items
+from itertools import pairwise
+
 import numpy as np
 
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.placement import Placement, running
 from scheduler_service.core.request import FinishReason, Int32Array, Request, Sequence
 from scheduler_service.core.request import SequenceStatus as Status
-from scheduler_service.core.row_columns import Int64Array
+from scheduler_service.core.request_queue import Key
+from scheduler_service.core.row_columns import BoolArray, Int64Array
+from scheduler_service.core.urgency import TURN_EVERY
 
 
 class RunningRows:
@@ -20,35 +26,102 @@ class RunningRows:
         self._rows = placement.rows
         self._blocks = placement.blocks
         self._ones = np.ones(config.max_num_seqs, np.int32)
+        # Steps since the last turn in which there was less for rows than they wanted.
+        self._num_contended = 0
 
     # -- what a step computes ------------------------------------------------------------------
 
-    def pick(self, budget: int, *, decodes: bool) -> tuple[Int64Array, Int32Array]:
+    def pick(
+        self, budget: int, *, decodes: bool, without: Items[int] = ()
+    ) -> tuple[Int64Array, Int32Array]:
         """Decodes, if wanted, then prefills, most urgent first: row ids, and tokens each computes.
 
-        The last prefill may get only a chunk of what it still has to compute.
+        The last prefill may get only a chunk of what it still has to compute. If the budget is too
+        small, less urgent decodes yield to more urgent prefills; see `_served`. `without`: rows
+        that have their part of the step.
         """
-        rows, order = self._rows, self._rows.order
+        order = self._rows.order
+        is_turn = self._is_turn
+        if is_turn:
+            self._num_contended = 0
+        is_decode, wanted = self._wants(order, without, decodes=decodes)
+        num_decodes, num_wanted = np.count_nonzero(is_decode), int(wanted.sum())
+        if num_decodes == num_wanted <= budget:
+            row_ids = order if num_decodes == len(order) else order[is_decode]
+            return row_ids, self._ones[:num_decodes]
+        is_prefill = ~is_decode & (wanted > 0)
+        served = np.concatenate([np.flatnonzero(is_decode), np.flatnonzero(is_prefill)])
+        if num_wanted > budget:
+            served = self._served(served, is_turn=is_turn)
+        chunks = np.zeros(len(order), np.int32)
+        of_served = wanted[served]
+        chunks[served] = np.clip(budget - (np.cumsum(of_served) - of_served), 0, of_served)
+        decoding = order[is_decode & (chunks > 0)]
+        is_prefill &= chunks > 0
+        ids, chunks = order[is_prefill], chunks[is_prefill]
+        starts = self._rows.num_computed[ids].tolist()
+        for row_id, start, chunk in zip(ids.tolist(), starts, chunks.tolist(), strict=True):
+            self._placement.publish_chunk(row_id, start, chunk)
+        ones = self._ones[: len(decoding)]
+        return np.concatenate([decoding, ids]), np.concatenate([ones, chunks])
+
+    def _wants(
+        self, order: Int64Array, without: Items[int], *, decodes: bool
+    ) -> tuple[BoolArray, Int32Array]:
+        """Which of these rows decode, and how many tokens each could compute now."""
+        rows = self._rows
         num_computed = rows.num_computed[order]
         pending = rows.num_tokens[order] - num_computed
         may_run = num_computed < rows.run_limit[order]
+        if without:
+            may_run &= ~np.isin(order, without)
         is_decode = (pending == 1) & may_run if decodes else may_run & False
         if np.count_nonzero(is_decode) == len(order):
-            return order[:budget], self._ones[: min(budget, len(order))]
-        row_ids = order[is_decode][:budget]
-        num_new_tokens = self._ones[: len(row_ids)]
-        budget -= len(row_ids)
-        prefills = np.flatnonzero((pending > 1) & may_run)
-        if len(prefills) == 0 or budget == 0:
-            return row_ids, num_new_tokens
-        ids = order[prefills]
-        wanted = np.minimum(pending[prefills], rows.num_slots[ids] - num_computed[prefills])
-        chunks = np.minimum(wanted, budget - (np.cumsum(wanted) - wanted))
-        ids, chunks = ids[chunks > 0], chunks[chunks > 0].astype(np.int32)
-        starts = rows.num_computed[ids].tolist()
-        for row_id, start, chunk in zip(ids.tolist(), starts, chunks.tolist(), strict=True):
-            self._placement.publish_chunk(row_id, start, chunk)
-        return np.concatenate([row_ids, ids]), np.concatenate([num_new_tokens, chunks])
+            return is_decode, self._ones[: len(order)]
+        chunks = np.minimum(pending, rows.num_slots[order] - num_computed)
+        return is_decode, np.where((pending > 1) & may_run, chunks, is_decode)
+
+    # -- who yields tokens ---------------------------------------------------------------------
+
+    @property
+    def _is_turn(self) -> bool:
+        return self._num_contended >= TURN_EVERY
+
+    def has_less_urgent(self, urgency: Key) -> bool:
+        """Whether some row yields tokens of a step to what is so urgent."""
+        rows = self._rows
+        return len(rows) > 0 and urgency < rows.urgency(rows.least_urgent.row_id)
+
+    def may_yield_to(self, urgency: Key) -> bool:
+        """Whether some row yields tokens of this step to what is so urgent."""
+        return not self._is_turn and self.has_less_urgent(urgency)
+
+    def num_wanted(
+        self, urgency: Key | None = None, without: Items[int] = (), *, decodes: bool
+    ) -> int:
+        """Tokens that rows could compute now, all or those that are as urgent or more."""
+        rows, order = self._rows, self._rows.order
+        if urgency is None:
+            return int(self._wants(order, without, decodes=decodes)[1].sum())
+        end = bisect_right(order, urgency, key=rows.urgency)
+        return int(self._wants(order[:end], without, decodes=decodes)[1].sum())
+
+    def _served(self, served: Int64Array, *, is_turn: bool) -> Int64Array:
+        """Places in the order of the rows, in the order in which they get tokens of a scarce step.
+
+        By urgency, among equals as given. But nobody starves: after TURN_EVERY such steps there is
+        one in which rows are served first that were served least lately.
+        """
+        rows, order = self._rows, self._rows.order
+        if rows.urgency(order[0]) == rows.urgency(order[-1]):
+            return served
+        if is_turn:
+            return served[np.argsort(rows.last_step_id[order[served]], kind="stable")]
+        self._num_contended += 1
+        urgencies = map(rows.urgency, order.tolist())
+        is_other = [one != other for one, other in pairwise(urgencies)]
+        classes = np.cumsum([False, *is_other])
+        return served[np.argsort(classes[served], kind="stable")]
 
     # -- blocks --------------------------------------------------------------------------------
 
@@ -68,24 +141,16 @@ class RunningRows:
 
     def _extend_rows(self, row_ids: Int64Array) -> None:
         device = self._blocks.device
+        if len(row_ids) > device.num_free:
+            self._return_spare(len(row_ids) - device.num_free)
         if len(row_ids) <= device.num_free:
-            self._extend_each(row_ids)
+            self._rows.extend_each(row_ids, device.allocate(len(row_ids)))
             return
         for row_id in row_ids.tolist():
             sequence = self._rows.sequences[row_id]
             # A row may have been preempted for a more urgent one.
             if sequence is not None and self.make_room(1, sequence.request):
-                self._extend_each(np.array([row_id]))
-
-    def _extend_each(self, row_ids: Int64Array) -> None:
-        blocks = self._blocks.device.allocate(len(row_ids))
-        indexes: list[int] = self._rows.extend_each(row_ids, blocks).tolist()
-        changes = self._placement.changes
-        if not changes.new and not changes.table_writes:
-            changes.table_writes.add_each(row_ids.tolist(), indexes, blocks)
-            return
-        for row_id, index, block in zip(row_ids.tolist(), indexes, blocks, strict=True):
-            changes.extend(row_id, index, [block])
+                self._blocks.extend(row_id, 1)
 
     def make_room(self, num_blocks: int, request: Request, *, is_joining: bool = False) -> bool:
         """Frees blocks for a running request until there are `num_blocks`.
@@ -96,12 +161,12 @@ class RunningRows:
         """
         placement, blocks = self._placement, self._blocks
         while blocks.device.num_free < num_blocks:
-            if self._return_spare():
+            if self._return_spare(num_blocks - blocks.device.num_free):
                 continue
             if blocks.num_deferred or blocks.has_pinned:
                 return False
-            victim = self._rows.sequence(int(self._rows.order[-1])).request
-            is_alone = victim is request and all(s.request is request for s in self._rows.running)
+            victim = self._rows.least_urgent.request
+            is_alone = self._rows.are_all_of(request)
             if victim is request and is_joining and not (is_alone and self._is_idle()):
                 return False
             if is_alone:
@@ -135,23 +200,24 @@ class RunningRows:
         assert window is not None
         num_computed = rows.num_computed[order]
         num_behind = np.maximum(num_computed - window + 1, 0) // block_size
-        for row_id in order[num_behind > rows.num_released[order]].tolist():
-            self._placement.release_behind_window(row_id)
+        is_behind = num_behind > rows.num_released[order]
+        if np.count_nonzero(is_behind):
+            self._placement.release_behind_windows(order[is_behind], num_behind[is_behind])
         reach = num_computed + self._config.max_num_batched_tokens
         self._extend_to(order, np.minimum(rows.num_tokens[order], reach))
 
     def _extend_to(self, row_ids: Int64Array, num_slots: Int32Array) -> None:
         """Extends tables to `num_slots` as far as blocks are free, without anybody yielding."""
-        lacking = num_slots - self._rows.num_slots[row_ids]
+        device = self._blocks.device
+        lacking = -(-(num_slots - self._rows.num_slots[row_ids]) // self._config.block_size)
         is_short = lacking > 0
-        for row_id, count in zip(
-            row_ids[is_short].tolist(), lacking[is_short].tolist(), strict=True
-        ):
-            num_blocks = min(self._config.num_blocks_for(count), self._blocks.device.num_free)
-            if num_blocks > 0:
-                start = int(self._rows.num_slots[row_id]) // self._config.block_size
-                blocks = self._blocks.extend(row_id, num_blocks)
-                self._placement.changes.extend(row_id, start, blocks)
+        if device.num_free == 0 or not np.count_nonzero(is_short):
+            return
+        row_ids, counts = row_ids[is_short], lacking[is_short]
+        counts = np.minimum(counts, device.num_free - (np.cumsum(counts) - counts))
+        row_ids, counts = row_ids[counts > 0], counts[counts > 0].astype(np.int32)
+        blocks = device.allocate(int(counts.sum()))
+        self._rows.extend_each(row_ids, blocks, counts)
 
     # -- lookahead -----------------------------------------------------------------------------
 
@@ -161,8 +227,8 @@ class RunningRows:
         reach = rows.num_tokens[order] + self._config.num_lookahead_slots
         self._extend_to(order, np.minimum(reach, rows.stop_len[order]))
 
-    def _return_spare(self) -> bool:
-        """Takes back a block that nothing is written to yet; False if there is none.
+    def _return_spare(self, num_blocks: int = 1) -> bool:
+        """Takes back blocks that nothing is written to yet, as needed; False if there is none.
 
         Without a window, the tokens that are known keep their slots: they were promised at
         admission, so that no prompt is left without room halfway.
@@ -174,13 +240,15 @@ class RunningRows:
             needed = rows.num_tokens[order]
         else:
             return False
-        has_spare = rows.num_slots[order] - self._config.block_size >= needed
-        spare_rows: list[int] = order[has_spare].tolist()
-        if not spare_rows:
-            return False
-        self._placement.changes.table_writes.shorten(spare_rows[-1])
-        self._blocks.device.free([rows.shrink_table(spare_rows[-1])])
-        return True
+        num_spare = np.maximum(rows.num_slots[order] - needed, 0) // self._config.block_size
+        # The least urgent first.
+        row_ids, counts = order[num_spare > 0][::-1], num_spare[num_spare > 0][::-1]
+        counts = np.minimum(counts, num_blocks - (np.cumsum(counts) - counts))
+        for row_id, count in zip(row_ids.tolist(), counts.tolist(), strict=True):
+            if count <= 0:
+                break
+            self._blocks.device.free(rows.shrink_table(row_id, count))
+        return len(row_ids) > 0
 
     # -- sequences that join -------------------------------------------------------------------
 

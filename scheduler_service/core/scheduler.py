@@ -17,6 +17,7 @@ from scheduler_service.core.admitter import Admitter, Budget
 from scheduler_service.core.batch_policy import QueueState, StepShape, make_batch_policy
 from scheduler_service.core.beams import prepare_search
 from scheduler_service.core.config import Feature, SchedulerConfig
+from scheduler_service.core.lateness import Lateness
 from scheduler_service.core.losses import Losses, is_lost_too_often, loss_error
 from scheduler_service.core.placement import Placement
 from scheduler_service.core.plan import (
@@ -57,7 +58,8 @@ class Scheduler:
         self._losses = Losses(self._placement, self._in_flight)
         self._results = Results(config, self._placement, self._losses)
         self._running = RunningRows(config, self._placement)
-        self._admitter = Admitter(config, self._placement, self._costs)
+        self._lateness = Lateness(config, self._placement)
+        self._admitter = Admitter(config, self._placement, self._running, self._lateness)
         self._batch_policy = make_batch_policy(config)
         self._needs_snapshot = True
         self.num_steps = 0
@@ -129,6 +131,14 @@ class Scheduler:
         """Tokens of all unfinished sequences; the load a router compares."""
         rows = self._placement.rows
         return self._placement.num_queued_tokens + int(rows.num_known[rows.order].sum())
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether `schedule` has left ends for the next time, even if it found nothing to compute.
+
+        Requests end late in portions, so that no step waits for all of them.
+        """
+        return self._lateness.is_behind
 
     # -- events in -----------------------------------------------------------------------------
 
@@ -206,6 +216,7 @@ class Scheduler:
         """Decides the next step; None if there is nothing to compute now."""
         if self._needs_snapshot and self._in_flight:
             return None
+        self._lateness.refuse_overdue()
         while True:
             self._placement.has_preempted = False
             for shape in self._batch_policy.shapes(self._queue_state()):
@@ -235,6 +246,7 @@ class Scheduler:
                 num_tokens=plan.num_tokens,
                 compute_us=outcome.compute_us,
             )
+            self._lateness.pace.observe(plan, outcome.compute_us, placement)
             try:
                 self._results.take(plan, outcome, events)
             except Exception:
@@ -260,7 +272,7 @@ class Scheduler:
         placement = self._placement
         waited_ns = 0
         if self._config.delay_factor and len(placement.waiting):
-            waited_ns = placement.now_ns - min(r.queued_at_ns for r in placement.waiting)
+            waited_ns = placement.now_ns - next(iter(placement.queued)).queued_at_ns
         return QueueState(
             len(placement.waiting), len(placement.swapped), waited_ns / 1000, self._costs.prefill_us
         )
@@ -270,15 +282,17 @@ class Scheduler:
         # Also where no decode runs: what they lack must not go to somebody new.
         self._running.grow()
         self._running.join_siblings()
-        num_tokens = self._config.max_num_batched_tokens
-        row_ids, num_new_tokens = self._running.pick(num_tokens, decodes=shape.runs_decodes)
-        if not self.num_waiting and not self.num_swapped:
+        budget = Budget(self._config.max_num_batched_tokens, shape.splits_prompts)
+        placed = self._admitter.place_urgent(shape, budget) if self.num_waiting else []
+        row_ids, num_new_tokens = self._running.pick(
+            budget.num_tokens, decodes=shape.runs_decodes, without=[row_id for row_id, _ in placed]
+        )
+        if not placed and not self.num_waiting and not self.num_swapped:
             return row_ids, num_new_tokens
         rows = self._placement.rows
         tenancies = rows.tenancies[row_ids]
-        num_tokens -= int(num_new_tokens.sum())
-        budget = Budget(num_tokens, shape.splits_prompts, is_untouched=len(row_ids) == 0)
-        placed = self._admitter.place(shape, budget)
+        budget.spend(int(num_new_tokens.sum()))
+        placed += self._admitter.place(shape, budget)
         # An urgent request may have taken the rows of others that were picked.
         is_there = rows.tenancies[row_ids] == tenancies
         columns = np.array(placed, np.int64).reshape(-1, 2)
@@ -298,6 +312,7 @@ class Scheduler:
             changes, new_sequences = RowChanges(), placement.rows.running
             base_step_id, self._needs_snapshot = None, False
         new_rows = [self._new_row(sequence) for sequence in new_sequences]
+        table_writes = placement.rows.take_table_writes([row.row_id for row in new_rows])
         work = placement.rows.plan_work(row_ids, num_new_tokens, step_id)
         if Feature.CROSS_ATTENTION in self._config.features:
             for row_id in row_ids.tolist():
@@ -311,7 +326,7 @@ class Scheduler:
             base_step_id,
             changes.removed_row_ids,
             new_rows,
-            changes.table_writes,
+            table_writes,
             moves,
             work,
             self._take_published(work, promoted),

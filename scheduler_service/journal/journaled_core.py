@@ -146,6 +146,11 @@ class JournaledCore:
         return self._core.num_waiting
 
     @property
+    def is_behind(self) -> bool:
+        """Whether `schedule` has left ends for the next time."""
+        return self._core.is_behind
+
+    @property
     def num_swapped(self) -> int:
         """Requests in the host pool."""
         return self._core.num_swapped

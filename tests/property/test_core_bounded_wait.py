@@ -1,4 +1,8 @@
-"""Nobody waits for ever: under a flood without end, every request ends within bounded time."""
+"""Nobody waits for ever: under a flood without end, every request ends within bounded time.
+
+And nobody waits without need: for an adapter's slot if it has none, for the tokens of less urgent
+decodes if it is urgent.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,17 @@ from contextlib import suppress
 from dataclasses import replace
 from random import Random
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.config import Feature, SchedulerConfig
+from scheduler_service.core.queue_policy import TURN_EVERY, QueuePolicyName
+from scheduler_service.core.request import Request, SchedulingParams
+from scheduler_service.core.sampling_params import SamplingParams
 from splitserve_rpc.domain_error import DomainError
-from tests.property.core_workloads import configs, fit, random_spec
+from tests.property.core_workloads import MAX_MODEL_LEN, VOCAB_SIZE, configs, fit, random_spec
+from tests.support.core_driver import make_config
 from tests.support.core_engine import CoreEngine
 from tests.support.core_truth import Spec, create_request
 from tests.support.fake_runner import FakeRunner
@@ -25,10 +34,12 @@ MIN_BUDGET = 8
 NUM_STEPS = 1000
 # More than twice of what was ever seen. What starves waits for all of the NUM_STEPS.
 MAX_WAIT_STEPS = 600
+MAX_SLOT_WAIT_STEPS = 200
+NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "15"))
 
 
 @settings(
-    max_examples=int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "15")),
+    max_examples=NUM_EXAMPLES,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
@@ -45,6 +56,60 @@ def test_request_ends_in_bounded_time_when_others_never_cease_to_come(
     for _ in range(NUM_STEPS):
         flood.step()
     assert flood.longest_wait <= MAX_WAIT_STEPS
+
+
+def roomy_config(**options: object) -> SchedulerConfig:
+    """Rows and blocks for everybody: what is scarce is what `options` say."""
+    values: dict[str, object] = {
+        "max_num_seqs": 60,
+        "num_device_blocks": 2000,
+        "max_num_batched_tokens": 2000,
+        "max_num_waiting": 200,
+        "max_model_len": MAX_MODEL_LEN,
+        "vocab_size": VOCAB_SIZE,
+    }
+    return make_config(**(values | options))
+
+
+@pytest.mark.parametrize("policy", [policy.value for policy in QueuePolicyName])
+@settings(max_examples=max(1, NUM_EXAMPLES // 3), deadline=None)
+@given(seed=st.integers(0, 2**32), depth=st.integers(1, 2), max_adapters=st.integers(1, 2))
+def test_only_those_with_adapters_wait_and_not_for_ever_when_slots_are_scarce(
+    policy: str, seed: int, depth: int, max_adapters: int
+) -> None:
+    config = roomy_config(
+        queue_policy=policy,
+        features=frozenset({Feature.ADAPTERS}),
+        max_adapters=max_adapters,
+        max_num_seqs=300,
+    )
+    flood = AdapterFlood(config, seed, depth)
+    for _ in range(200):
+        flood.step()
+        for request in flood.engine.scheduler._placement.waiting:
+            assert request.scheduling.adapter, "it waits though nothing lacks"
+    assert flood.longest_wait <= MAX_SLOT_WAIT_STEPS
+
+
+@settings(max_examples=NUM_EXAMPLES, deadline=None)
+@given(
+    policy=st.sampled_from(["priority", "deadline"]),
+    budget=st.integers(12, 40),
+    num_patient=st.integers(1, 40),
+    seed=st.integers(0, 2**32),
+    depth=st.integers(1, 2),
+)
+def test_urgent_prompt_is_computed_as_if_alone_when_patient_ones_fill_the_steps(
+    policy: str, budget: int, num_patient: int, seed: int, depth: int
+) -> None:
+    config = roomy_config(queue_policy=policy, max_num_batched_tokens=budget, max_num_seqs=12)
+    flood = Flood(config, seed, depth)
+    flood.fill_with_patience(num_patient)
+    for _ in range(10):
+        num_steps, num_tokens = flood.serve_urgent()
+        # One step in nine is for those that yield; those in flight come before it.
+        least = -(-num_tokens // budget)
+        assert num_steps <= least + least // TURN_EVERY + 2 + depth
 
 
 class Flood:
@@ -97,3 +162,54 @@ class Flood:
                 spec.scheduling, priority=self.rng.choice([-1, -1, -1, 0, 1]), deadline_ns=None
             ),
         )
+
+    # -- one at a time -----------------------------------------------------------------------------
+
+    def add(self, num_tokens: int, max_tokens: int, scheduling: SchedulingParams) -> Request:
+        self.num_arrivals += 1
+        prompt = [self.rng.randrange(1, VOCAB_SIZE) for _ in range(num_tokens)]
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+        request = Request.create(
+            f"r{self.num_arrivals}",
+            prompt,
+            params,
+            arrival=self.num_arrivals,
+            seed=0,
+            scheduling=scheduling,
+        )
+        self.engine.add(request)
+        return request
+
+    def fill_with_patience(self, num_requests: int) -> None:
+        """Requests that are not urgent, some of them still prompts."""
+        for _ in range(num_requests):
+            num_tokens = self.rng.choice([1, 1, 1, 20])
+            self.add(num_tokens, MAX_MODEL_LEN - num_tokens, SchedulingParams(priority=3))
+        for _ in range(self.rng.randint(0, 20)):
+            self.engine.step()
+
+    def serve_urgent(self) -> tuple[int, int]:
+        """An urgent request comes and ends; steps till its first token, and its prompt's tokens."""
+        num_tokens = self.rng.randint(1, MAX_MODEL_LEN - 2)
+        urgent = self.add(num_tokens, 1, SchedulingParams(priority=-3))
+        num_steps = 0
+        while not urgent.is_finished:
+            num_steps += 1
+            assert self.engine.step()
+        return num_steps, num_tokens
+
+
+class AdapterFlood(Flood):
+    """There is always somebody with the adapter "a", so its slot never comes free by itself."""
+
+    def arrive(self) -> None:
+        adapter = self.rng.choice(["a", "a", "a", "a", "b", "c", "", ""])
+        scheduling = SchedulingParams(
+            priority=self.rng.choice([-1, 0, 1]),
+            tenant=self.rng.choice(["x", "y"]),
+            adapter=adapter,
+        )
+        scheduler = self.engine.scheduler
+        if scheduler.num_running + scheduler.num_waiting < self.config.max_num_seqs - 2:
+            self.add(self.rng.randint(1, 4), self.rng.randint(1, 12), scheduling)
+            self.waits[self.num_arrivals] = 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 
+import numpy as np
+
 from scheduler_service.core.block_manager import BlockManager
 from scheduler_service.core.prefix_cache import NO_HIT, PrefixHit
 from scheduler_service.core.request import DEFAULT_SCHEDULING, Request, SchedulingParams, Sequence
@@ -67,6 +69,12 @@ class Tables:
         self.rows.add(sequence, (sequence.request.arrival,), num_shared)
         self.blocks.fork(source.row_id, sequence, num_shared)
         return self.table(sequence)
+
+    def slide(self, sequence: Sequence) -> None:
+        """Takes back what lies behind the window of a sequence."""
+        row_ids = np.array([sequence.row_id], np.int64)
+        end = self.blocks.prefixes.first_block_needed(int(self.rows.num_computed[row_ids[0]]))
+        self.blocks.release_behind_windows(row_ids, np.array([end], np.int32), 0)
 
     def leave(self, sequence: Sequence) -> None:
         """Takes row and blocks back; no step is in flight."""

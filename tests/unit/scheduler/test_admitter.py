@@ -7,6 +7,7 @@ import pytest
 from scheduler_service.core.admitter import MAX_BYPASSES
 from scheduler_service.core.config import BatchPolicyName, Feature, PreemptionMode
 from scheduler_service.core.prefix_cache import NO_HIT
+from scheduler_service.core.queue_policy import QueuePolicyName
 from scheduler_service.core.request import Place, Request, SchedulingParams
 from tests.support.core_driver import CoreDriver
 
@@ -58,13 +59,13 @@ def test_admit_runs_as_many_adapters_as_a_step_may_have_when_more_wait() -> None
     assert names(driver.next_rows()) == ["r1", "r2", "r4", "r5"]
 
 
-def test_admit_lets_nobody_pass_any_more_when_a_request_was_passed_often_enough() -> None:
+def test_adapters_pass_no_more_when_one_without_a_slot_was_passed_often_enough() -> None:
     driver = make_driver(max_num_seqs=100)
     driver.add(1, "a", scheduling=adapter("a"), max_tokens=180)
     limited = driver.add(1, "b", scheduling=adapter("b"), max_tokens=1)
     passed_by = 0
     for number in range(2 * MAX_BYPASSES):
-        driver.add(1, f"p{number}", max_tokens=1)
+        driver.add(1, f"p{number}", scheduling=adapter("a"), max_tokens=1)
         if f"p{number}" in names(driver.next_rows()):
             passed_by += 1
         driver.answer()
@@ -72,6 +73,46 @@ def test_admit_lets_nobody_pass_any_more_when_a_request_was_passed_often_enough(
     assert limited.place is Place.WAITING
     driver.core.abort("a")
     assert names(driver.next_rows())[0] == "b"
+
+
+ALL_POLICIES = [policy.value for policy in QueuePolicyName]
+
+
+@pytest.mark.parametrize("policy", ALL_POLICIES)
+def test_requests_without_an_adapter_pass_for_ever_when_only_a_slot_is_lacking(policy: str) -> None:
+    driver = make_driver(max_num_seqs=16, queue_policy=policy)
+    driver.add(1, "a", scheduling=adapter("a"), max_tokens=190)
+    driver.add(1, "b", scheduling=adapter("b"))
+    for number in range(2 * MAX_BYPASSES):
+        driver.add(1, f"p{number}", max_tokens=1)
+        assert f"p{number}" in names(driver.next_rows())
+        driver.answer()
+
+
+@pytest.mark.parametrize("policy", ALL_POLICIES)
+def test_request_without_an_adapter_runs_when_any_number_wait_for_slots(policy: str) -> None:
+    driver = make_driver(queue_policy=policy)
+    driver.add(1, "a", scheduling=adapter("a"), max_tokens=190)
+    driver.step()
+    for number in range(100):
+        driver.add(1, scheduling=SchedulingParams(adapter=f"b{number % 3}", tenant=f"t{number}"))
+    driver.add(1, "none", scheduling=SchedulingParams(tenant="last"))
+    assert names(driver.next_rows()) == ["a", "none"]
+
+
+def test_one_without_a_slot_is_next_when_those_that_passed_it_have_taken_all_rows() -> None:
+    driver = make_driver(max_num_seqs=4)
+    driver.add(1, "a", scheduling=adapter("a"), max_tokens=MAX_BYPASSES + 9)
+    limited = driver.add(1, "b", scheduling=adapter("b"), max_tokens=1)
+    while limited.num_bypasses < MAX_BYPASSES:
+        driver.add(1, max_tokens=1)
+        driver.step()
+    for number in range(8):
+        driver.add(1, f"p{number}", max_tokens=30)
+    driver.step()
+    driver.core.abort("a")
+    driver.core.abort("p0")
+    assert "b" in names(driver.next_rows())
 
 
 def test_admit_keeps_a_request_at_its_place_when_others_pass() -> None:
@@ -209,7 +250,10 @@ def test_swap_in_waits_when_the_adapter_has_no_slot() -> None:
     other = driver.add(5, "b", max_tokens=2)
     other.scheduling = adapter("b")
     driver.core._placement.start(other.sequence, NO_HIT)
-    assert names(driver.next_rows()) == ["b"]
+    driver.add(5, "none", max_tokens=1)
+    driver.add(5, "b2", scheduling=adapter("b"))
+    # Who has no adapter takes nothing from it; who has one would keep the slot.
+    assert names(driver.next_rows()) == ["b", "none"]
     driver.answer()
     assert names(driver.next_rows()) == ["b"]
     driver.answer()

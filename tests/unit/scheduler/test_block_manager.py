@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler_service.core.block_manager import RELEASED, Allocation
+from scheduler_service.core.block_manager import Allocation
 from scheduler_service.core.prefix_cache import NO_HIT
 from scheduler_service.core.request import Sequence
+from scheduler_service.core.row_columns import RELEASED
 from tests.support.core_parts import Tables
 
 
@@ -181,7 +182,7 @@ def test_fork_shares_only_the_window_when_the_source_released_what_is_behind() -
     tables.place(source)
     tables.blocks.extend(source.row_id, 1)
     tables.rows.num_computed[source.row_id] = 11
-    tables.blocks.release_behind_window(source.row_id, last_answered_step_id=0)
+    tables.slide(source)
     forked = tables.fork(source, sequence, 11)
     assert forked[:2] == [RELEASED, RELEASED]
     tables.leave(source)
@@ -218,13 +219,13 @@ def test_release_frees_at_once_when_the_last_step_is_answered() -> None:
     assert tables.blocks.device.num_free == 4
 
 
-def test_release_behind_window_frees_once_when_the_row_is_released_later() -> None:
+def test_release_behind_windows_frees_once_when_the_row_is_released_later() -> None:
     tables = Tables(num_device_blocks=8, sliding_window=4)
     sequence = tables.sequence([1] * 8)
     tables.place(sequence)
     tables.rows.num_computed[sequence.row_id] = 8
     for _ in range(2):
-        tables.blocks.release_behind_window(sequence.row_id, last_answered_step_id=0)
+        tables.slide(sequence)
     assert tables.table(sequence)[0] == RELEASED
     assert tables.blocks.device.num_free == 7
     tables.leave(sequence)

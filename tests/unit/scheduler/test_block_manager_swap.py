@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler_service.core.block_manager import RELEASED
 from scheduler_service.core.request import Request, SequenceStatus
+from scheduler_service.core.row_columns import RELEASED
 from tests.support.core_parts import Tables
 
 
@@ -98,7 +98,7 @@ def test_swap_leaves_out_what_is_behind_the_window_when_the_model_slides() -> No
     sequence = tables.sequence([1] * 8)
     tables.place(sequence)
     tables.rows.num_computed[sequence.row_id] = 8
-    tables.blocks.release_behind_window(sequence.row_id, last_answered_step_id=0)
+    tables.slide(sequence)
     assert len(swap_out(tables, sequence.request)) == 1
     assert tables.blocks.num_swap_in_blocks(sequence.request) == 1
     swap_in(tables, sequence.request)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from scheduler_service.core.lateness import earliest_finish_ns
 from scheduler_service.core.queue_policy import (
     TURN_EVERY,
     QueuePolicy,
     QueuePolicyName,
-    earliest_finish_ns,
     make_queue_policy,
 )
 from scheduler_service.core.request import Request

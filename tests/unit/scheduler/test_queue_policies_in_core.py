@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scheduler_service.core.config import PreemptionMode
+from scheduler_service.core.lateness import MIN_SMALLEST_STEPS
 from scheduler_service.core.queue_policy import TURN_EVERY
 from scheduler_service.core.request import Place, SchedulingParams
 from tests.support.checked_engine import CheckedEngine
@@ -149,11 +150,12 @@ def test_rows_that_were_picked_are_left_out_when_their_request_makes_way() -> No
 
 
 def deadline_driver(step_us: int = 1000) -> CoreDriver:
-    """A core that has seen a step of that length."""
+    """A core that has seen steps of that length, as small as they can be."""
     driver = CoreDriver(queue_policy="deadline", max_num_batched_tokens=8)
-    driver.add(1, "measured", max_tokens=1)
-    driver.plan()
-    driver.answer(compute_us=step_us)
+    for _ in range(MIN_SMALLEST_STEPS):
+        driver.add(1, max_tokens=1)
+        driver.plan()
+        driver.answer(compute_us=step_us)
     return driver
 
 

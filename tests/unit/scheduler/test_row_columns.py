@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from scheduler_service.core.request import NO_ROW, Request, Sequence, SequenceStatus
+from scheduler_service.core.row_changes import TableWrites
 from scheduler_service.core.row_columns import NO_TENANCY, RowColumns, RowWork
 from scheduler_service.core.sampling_params import SamplingParams
 
@@ -83,7 +84,7 @@ def test_run_limit_is_the_tighter_of_slots_and_end_when_tables_change() -> None:
     assert rows.run_limit[row_id] == 8
     rows.extend_table(row_id, [7])
     assert rows.run_limit[row_id] == 11  # The twelfth token is the last: it is never an input.
-    assert rows.shrink_table(row_id) == 7
+    assert rows.shrink_table(row_id, 1) == [7]
     assert rows.run_limit[row_id] == 8
 
 
@@ -91,9 +92,66 @@ def test_extend_each_appends_one_block_when_tables_differ_in_length() -> None:
     rows = make_rows()
     short, long = add(rows, 1, num_blocks=2), add(rows, 2, num_blocks=3)
     row_ids = np.array([short.row_id, long.row_id], np.int64)
-    assert rows.extend_each(row_ids, [8, 9]).tolist() == [2, 3]
+    rows.extend_each(row_ids, [8, 9])
     assert rows.block_table(short.row_id).tolist() == [0, 1, 8]
     assert rows.block_table(long.row_id).tolist() == [0, 1, 2, 9]
+
+
+def test_extend_each_appends_blocks_in_order_when_rows_get_different_numbers() -> None:
+    rows = make_rows()
+    first, second = add(rows, 1, num_blocks=2), add(rows, 2, num_blocks=1)
+    row_ids = np.array([first.row_id, second.row_id], np.int64)
+    rows.extend_each(row_ids, [7, 8, 9], np.array([1, 2], np.int32))
+    assert rows.block_table(first.row_id).tolist() == [0, 1, 7]
+    assert rows.block_table(second.row_id).tolist() == [0, 8, 9]
+    assert rows.run_limit[row_ids].tolist() == [11, 11]
+
+
+# -- what the executor is told of tables -----------------------------------------------------------
+
+
+def columns(writes: TableWrites) -> tuple[list[int], list[int], list[int], list[int]]:
+    return writes.row_ids, writes.start_indexes, writes.counts, writes.block_ids
+
+
+def test_take_table_writes_has_nothing_when_tables_are_those_of_new_rows() -> None:
+    rows = make_rows()
+    new = [add(rows, 1).row_id, add(rows, 2).row_id]
+    assert not rows.take_table_writes(new)
+
+
+def test_take_table_writes_joins_what_a_table_grew_by_when_it_grew_twice() -> None:
+    rows = make_rows()
+    first, second = add(rows, 2, num_blocks=2), add(rows, 1, num_blocks=1)
+    rows.take_table_writes([first.row_id, second.row_id])
+    rows.extend_table(first.row_id, [8])
+    rows.extend_table(second.row_id, [7])
+    rows.extend_table(first.row_id, [9, 5])
+    # The most urgent first.
+    expected = ([second.row_id, first.row_id], [1, 2], [1, 3], [7, 8, 9, 5])
+    assert columns(rows.take_table_writes([])) == expected
+    assert not rows.take_table_writes([])
+
+
+def test_take_table_writes_leaves_out_what_was_taken_back_or_is_gone() -> None:
+    rows = make_rows()
+    first, second = add(rows, 1, num_blocks=2), add(rows, 2, num_blocks=2)
+    rows.take_table_writes([first.row_id, second.row_id])
+    for sequence in (first, second):
+        rows.extend_table(sequence.row_id, [8, 9])
+    rows.shrink_table(first.row_id, 1)
+    rows.remove(second)
+    assert columns(rows.take_table_writes([])) == ([first.row_id], [2], [1], [8])
+
+
+def test_take_table_writes_writes_a_block_again_when_the_executor_knew_another_there() -> None:
+    rows = make_rows()
+    row_id = add(rows, 1, num_blocks=3).row_id
+    rows.take_table_writes([row_id])
+    rows.shrink_table(row_id, 1)
+    assert not rows.take_table_writes([])
+    rows.extend_table(row_id, [9])
+    assert columns(rows.take_table_writes([])) == ([row_id], [2], [1], [9])
 
 
 def test_plan_work_samples_when_all_known_tokens_are_computed() -> None:
