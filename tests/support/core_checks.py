@@ -151,6 +151,8 @@ def check_rows(placement: Placement) -> None:
     for row_id in order:
         assert rows.sequence(row_id).row_id == row_id
         assert min(rows.held_blocks(row_id), default=0) >= 0
+        if rows.sequence(row_id).candidates is not None:
+            assert rows.num_computed[row_id] == rows.num_tokens[row_id], "of an earlier token"
 
 
 # -- plans -----------------------------------------------------------------------------------------

@@ -141,7 +141,13 @@ class FakeRunner:
             sampled_token_ids=tokens,
             row_errors=dict.fromkeys(failed, "a fault that the test asked for"),
             logprobs=sampled_scores(step, tokens, self.vocab_size),
-            prompt_logprobs=prompt_scores(step, self.vocab_size),
+            prompt_logprobs=prompt_scores(
+                step,
+                self.vocab_size,
+                lambda row, position: (
+                    self._attend(step.block_tables[row], position + 1) ^ cross.chains[row]
+                ),
+            ),
             move_us=self.us_per_block * num_moved,
             forward_us=self.us_per_token * len(step.token_ids),
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from scheduler_service.core.plan import StepStatus
@@ -17,7 +19,7 @@ UNCACHED = SchedulingParams(uses_prefix_cache=False)
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("params", [{"n": 4}, {"best_of": 4}])
 def test_prompt_is_computed_once_when_every_sequence_ends_with_its_first_token(
-    params: dict[str, int], depth: int, length: int
+    params: dict[str, Any], depth: int, length: int
 ) -> None:
     engine = CheckedEngine(depth=depth, prefix_caching=False)
     engine.add(PROMPT[:length], max_tokens=1, **params)

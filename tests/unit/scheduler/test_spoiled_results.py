@@ -13,6 +13,7 @@ from scheduler_service.core.plan import RowStatus, StepEvents
 from scheduler_service.core.request import FinishReason, Place, SchedulingParams
 from scheduler_service.core.sampling_params import BeamParams
 from tests.support.checked_engine import CheckedEngine, expected_hypotheses
+from tests.support.core_checks import check_rows
 from tests.support.core_driver import CoreDriver
 from tests.support.fake_runner import StepFault
 
@@ -106,16 +107,15 @@ def answers_of(engine: CheckedEngine) -> list[StepEvents]:
         answers.append(engine.answer())
 
 
-def test_beam_gets_no_candidates_of_a_token_it_had_before_when_it_computes_them_again() -> None:
-    engine = CheckedEngine(depth=2, max_num_batched_tokens=5, prefix_caching=False)
-    request = engine.add(COMMON, beam=BeamParams(8), n=8, max_tokens=8)
-    for _ in range(200):
+def test_beam_has_no_candidates_when_it_is_to_compute_its_last_token_again() -> None:
+    engine = CheckedEngine(max_num_batched_tokens=5, prefix_caching=False)
+    request = engine.add(COMMON, beam=BeamParams(8), n=8, max_tokens=5)
+    while not any(s.candidates for s in request.unfinished) or len(request.unfinished) < 8:
         engine.step()
-        has_some = any(s.candidates is not None for s in request.unfinished)
-        if has_some and request.place is Place.RUNNING and request.num_preemptions < 6:
-            engine.core._placement.preempt(request)
-    engine.drain()
-    assert request.num_preemptions >= 2
+    engine.core._placement.preempt(request)
+    while engine.core.num_in_flight or engine.core.num_waiting or engine.core.num_running:
+        engine.step()
+        check_rows(engine.core._placement)
     found = [c.token_ids for c in request.completions]
     assert found == [list(h.token_ids) for h in expected_hypotheses(request)]
 
