@@ -131,7 +131,7 @@ class EngineLoop:
     def _apply(self, outcome: StepOutcome) -> StepEvents:
         try:
             return self.call("apply", lambda: self.scheduler.apply(outcome))
-        except (CoreBroken, ContractBroken):
+        except CoreBroken:  # a result that breaks the contract leaves nothing half taken
             was_taken = self.scheduler.oldest_step_in_flight != outcome.step_id
             self._has_lost_events = was_taken and outcome.status is StepStatus.OK
             raise

@@ -9,13 +9,11 @@ import numpy as np
 from scheduler_service.core.beam_search import BeamSearch
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.placement import Placement
-from scheduler_service.core.plan import ContractBroken
 from scheduler_service.core.request import (
     Completion,
     FinishReason,
     Int32Array,
     Request,
-    ScoredToken,
     Sequence,
 )
 
@@ -26,12 +24,6 @@ class Beams:
     def __init__(self, config: SchedulerConfig, placement: Placement) -> None:
         self._config = config
         self._placement = placement
-
-    def take(self, sequence: Sequence, scored: ScoredToken | None) -> None:
-        """The most probable next tokens of a beam are known. Raises ContractBroken."""
-        if scored is None:
-            raise ContractBroken("a row that asked for logprobs got none")
-        sequence.candidates = scored.top
 
     def advance(self, request: Request) -> bool:
         """Chooses the next beams if all candidates are known; True if the search is finished.

@@ -6,10 +6,12 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from scheduler_service.core.departures import TablePart
 from scheduler_service.core.placement import Placement
 from scheduler_service.core.plan import StepPlan
-from scheduler_service.core.request import FinishReason, Request, SequenceStatus
+from scheduler_service.core.request import FinishReason, Request
 
 MAX_FRUITLESS_LOSSES = 8
 
@@ -64,9 +66,30 @@ class Losses:
             self._recompute(request)
 
     def _recompute(self, request: Request) -> None:
+        # All of them, wherever they are: also who has left its row may still get results.
         for sequence in request.unfinished:
-            if sequence.status is not SequenceStatus.WAITING or sequence.num_promised:
-                self._placement.drop(sequence)
+            self._placement.drop(sequence)
+
+    def readers_of(self, plan: StepPlan, tenancies: set[int]) -> set[int]:
+        """Rows of `plan` that read in this very step what rows `tenancies` of it were to write.
+
+        Where one of them has read of another, it is not to blame for what became of it.
+        """
+        parts: dict[int, list[TablePart]] = {}
+        for part in self._table_parts():
+            parts.setdefault(part.tenancy, []).append(part)
+        spans = self._spans((plan,))
+        readers, spoiled = set[int](), set[int]()
+        # A row reads what lies before its own positions: whoever writes it comes earlier.
+        for index in np.argsort(plan.work.num_computed_tokens, kind="stable").tolist():
+            tenancy = int(plan.work.tenancies[index])
+            if any(not spoiled.isdisjoint(part.blocks) for part in parts.get(tenancy, ())):
+                readers.add(tenancy)
+            elif tenancy not in tenancies:
+                continue
+            for part in parts.get(tenancy, ()):
+                spoiled |= _written(part, spans)
+        return readers
 
     # -- who leans on what ---------------------------------------------------------------------
 
@@ -80,13 +103,10 @@ class Losses:
             for part in parts:
                 if part.tenancy in taint.tenancies:
                     taint.blocks.update(part.cross_blocks)
-                    for first, end in spans.get(part.tenancy, ()):
-                        start = max(first - part.first_index, 0)
-                        taint.blocks.update(part.blocks[start : max(end - part.first_index, 0)])
+                    taint.blocks |= _written(part, spans)
                 elif not taint.blocks.isdisjoint((*part.blocks, *part.cross_blocks)):
                     taint.tenancies.add(part.tenancy)
-            for plan in self._in_flight:
-                moves = plan.moves
+            for moves in (*(plan.moves for plan in self._in_flight), self._placement.blocks.moves):
                 taint.host_blocks |= {d for s, d in moves.swap_out if s in taint.blocks}
                 taint.blocks |= {d for s, d in moves.swap_in if s in taint.host_blocks}
                 taint.blocks |= {d for s, d in moves.copy if s in taint.blocks}
@@ -138,6 +158,15 @@ class Losses:
             ):
                 found[request] = None
         return list(found)
+
+
+def _written(part: TablePart, spans: dict[int, list[tuple[int, int]]]) -> set[int]:
+    """The blocks of a table, or of a part of it, that its row writes; `spans` as of `_spans`."""
+    written: set[int] = set()
+    for first, end in spans.get(part.tenancy, ()):
+        start = max(first - part.first_index, 0)
+        written.update(part.blocks[start : max(end - part.first_index, 0)])
+    return written
 
 
 def is_lost_too_often(request: Request, num_tokens: int) -> bool:

@@ -104,7 +104,10 @@ class Placement:
             sequence.token_ids = np.append(sequence.token_ids, np.int32(token_id))
 
     def tenant(self, row_id: int, tenancy: int) -> Sequence | None:
-        """Whose stay in a row this is or was, if its results still mean something."""
+        """Who gets the results of this stay in a row; None if nobody does, in any step in flight.
+
+        A stay counts or it does not: losses end those that they spoil, wherever the sequence is.
+        """
         if self.rows.tenancies[row_id] == tenancy:
             return self.rows.sequence(row_id)
         return self.departures.sequences.get(tenancy)
@@ -161,7 +164,7 @@ class Placement:
         self._move(request, Place.RUNNING)
 
     def drop(self, sequence: Sequence) -> None:
-        """Forgets all KV of a sequence and what steps in flight promise it: it waits again."""
+        """Forgets all KV of a sequence and all that steps in flight bring it: it waits again."""
         if sequence.status is SequenceStatus.RUNNING:
             self._vacate(sequence, awaits_results=False)
         elif sequence.status is SequenceStatus.SWAPPED:
@@ -262,6 +265,9 @@ class Placement:
 
     def _add_row(self, sequence: Sequence, num_computed: int) -> None:
         request = sequence.request
+        if num_computed < len(sequence.token_ids):
+            # It is about to compute them again; those that come then are of its last token.
+            sequence.candidates = None
         self.rows.add(sequence, request.rank, num_computed)
         self.adapters[request.scheduling.adapter] += 1
         self.changes.add(sequence)

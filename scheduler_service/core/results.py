@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Items
 
 import numpy as np
 
@@ -27,17 +29,22 @@ from scheduler_service.core.request import (
     ScoredToken,
     Sequence,
 )
-from scheduler_service.core.row_columns import BoolArray, Int64Array
+from scheduler_service.core.result_checks import check_prompt_logprobs, check_row, check_tokens
+from scheduler_service.core.row_columns import BoolArray, Int64Array, RowWork
+from scheduler_service.core.running_rows import RunningRows
 
 
 class Results:
     """Applies results of executed steps to rows and requests."""
 
-    def __init__(self, config: SchedulerConfig, placement: Placement, losses: Losses) -> None:
+    def __init__(
+        self, config: SchedulerConfig, placement: Placement, losses: Losses, running: RunningRows
+    ) -> None:
         self._config = config
         self._placement = placement
         self._rows = placement.rows
         self._losses = losses
+        self._running = running
         self._beams = Beams(config, placement)
         # Tokens that end some sequence. Others need no second look.
         self._may_stop = np.zeros(config.vocab_size, np.bool_)
@@ -47,53 +54,78 @@ class Results:
         self._may_stop[list(request.stop_token_ids)] = True
 
     def take(self, plan: StepPlan, outcome: StepOutcome, events: StepEvents) -> None:
-        """Takes what an executed step brought. Raises ContractBroken."""
+        """Takes what an executed step brought. Raises ContractBroken, and then has taken nothing.
+
+        Rows that failed, and what leaned on them, have ended by then even so.
+        """
         if outcome.row_statuses is not None:
             self._take_failures(plan, outcome)
-        for index, scored in outcome.prompt_logprobs.items():
-            self._take_prompt_logprobs(plan, index, list(scored), events)
-        work = plan.work
-        is_current = self._rows.tenancies[work.row_ids] == work.tenancies
+        work, rows = plan.work, self._rows
+        is_current = rows.tenancies[work.row_ids] == work.tenancies
         all_current = np.count_nonzero(is_current) == len(work.row_ids)
+        departed = {} if all_current else self._departed(work)
+        indexes: Int64Array | None = None
+        row_ids, token_ids = work.row_ids, outcome.token_ids
+        if not all_current or work.samples is not None:
+            samples = is_current if work.samples is None else is_current & work.samples
+            indexes = np.flatnonzero(samples)
+            row_ids, token_ids = row_ids[indexes], token_ids[indexes]
+        check_tokens(token_ids, self._config.vocab_size)
+        special = {} if not rows.num_not_plain else self._special(row_ids, indexes)
+        if special:
+            is_plain = rows.is_plain[row_ids]
+            row_ids, token_ids = row_ids[is_plain], token_ids[is_plain]
+        for index, sequence in (*special.items(), *departed.items()):
+            check_row(sequence, index, outcome, self._config.vocab_size)
+        prompt_logprobs = self._prompt_logprobs(plan, outcome)
+        # From here on nothing is wrong with the result.
+        for request, scored in prompt_logprobs:
+            self._take_prompt_logprobs(request, scored, events)
         if self._config.prefix_caching:
             self._publish_decoded(plan, None if all_current else is_current)
-        token_ids = outcome.token_ids
-        if all_current and work.samples is None:
-            self._take_tokens(work.row_ids, token_ids, None, outcome, events)
-            return
-        if work.samples is not None:
-            is_current = is_current & work.samples
-        indexes = np.flatnonzero(is_current)
-        self._take_tokens(work.row_ids[indexes], token_ids[indexes], indexes, outcome, events)
-        if not all_current:
-            self._take_departed(plan, outcome, events)
+        self._take_special(special, outcome, events)
+        self._take_tokens(row_ids, token_ids, events)
+        self._take_departed(departed, outcome, events)
+
+    # -- whose they are ------------------------------------------------------------------------
+
+    def _special(self, row_ids: Int64Array, indexes: Int64Array | None) -> dict[int, Sequence]:
+        """Beams, and sequences of requests with several or with logprobs, by index in the step."""
+        positions = np.flatnonzero(~self._rows.is_plain[row_ids])
+        in_step = positions if indexes is None else indexes[positions]
+        each = zip(in_step.tolist(), row_ids[positions].tolist(), strict=True)
+        return {index: self._rows.sequence(row_id) for index, row_id in each}
+
+    def _departed(self, work: RowWork) -> dict[int, Sequence]:
+        """Sequences that were preempted while the step was to sample for them, by index in it."""
+        found, samples = self._placement.departures.sequences, work.samples
+        return {
+            index: found[tenancy]
+            for index, tenancy in enumerate(work.tenancies.tolist())
+            if tenancy in found and (samples is None or samples[index])
+        }
+
+    def _prompt_logprobs(
+        self, plan: StepPlan, outcome: StepOutcome
+    ) -> list[tuple[Request, Items[ScoredToken]]]:
+        """Those that somebody asked for. Raises ContractBroken."""
+        work, found = plan.work, list[tuple[Request, Items[ScoredToken]]]()
+        for index, scored in outcome.prompt_logprobs.items():
+            if not 0 <= index < len(work.row_ids):
+                raise ContractBroken(f"prompt logprobs of row {index} of {len(work.row_ids)}")
+            sequence = self._placement.tenant(int(work.row_ids[index]), int(work.tenancies[index]))
+            if sequence is None or sequence.request.params.num_prompt_logprobs is None:
+                continue
+            start, count = int(work.num_computed_tokens[index]), int(work.num_new_tokens[index])
+            check_prompt_logprobs(sequence, start, count, scored)
+            found.append((sequence.request, scored))
+        return found
 
     # -- tokens --------------------------------------------------------------------------------
 
-    def _take_tokens(
-        self,
-        row_ids: Int64Array,
-        token_ids: Int32Array,
-        indexes: Int64Array | None,
-        outcome: StepOutcome,
-        events: StepEvents,
-    ) -> None:
-        """Tokens of sequences that are still in their rows. `indexes`: of the rows, in the step."""
-        rows = self._rows
-        if len(row_ids) == 0:
-            return
-        if token_ids.view(np.uint32).max() >= self._config.vocab_size:
-            raise ContractBroken("a sampled token is outside the vocabulary")
-        if rows.num_not_plain:
-            if indexes is None:
-                indexes = np.arange(len(row_ids))
-            is_plain = rows.is_plain[row_ids]
-            self._take_special(
-                row_ids[~is_plain], token_ids[~is_plain], indexes[~is_plain], outcome, events
-            )
-            row_ids, token_ids = row_ids[is_plain], token_ids[is_plain]
-        events.client_keys = rows.client_keys[row_ids]
-        events.token_ids = token_ids
+    def _take_tokens(self, row_ids: Int64Array, token_ids: Int32Array, events: StepEvents) -> None:
+        """Tokens of plain requests in their rows."""
+        events.client_keys, events.token_ids = self._rows.client_keys[row_ids], token_ids
         self._record(row_ids, token_ids)
 
     def _record(self, row_ids: Int64Array, token_ids: Int32Array) -> None:
@@ -112,54 +144,43 @@ class Results:
                 self.finish_if_stopped(rows.sequence(row_id))
 
     def _take_special(
-        self,
-        row_ids: Int64Array,
-        token_ids: Int32Array,
-        indexes: Int64Array,
-        outcome: StepOutcome,
-        events: StepEvents,
+        self, special: Mapping[int, Sequence], outcome: StepOutcome, events: StepEvents
     ) -> None:
         """Tokens of beams, and of requests with several sequences or logprobs."""
-        rows = self._rows
-        beams: dict[Request, None] = {}
-        chosen: list[int] = []
-        each = zip(row_ids.tolist(), token_ids.tolist(), indexes.tolist(), strict=True)
-        for position, (row_id, token_id, index) in enumerate(each):
-            sequence, scored = rows.sequence(row_id), outcome.logprobs.get(index)
-            if sequence.request.params.beam is not None:
-                self._beams.take(sequence, scored)
-                beams[sequence.request] = None
-                continue
-            chosen.append(position)
-            self._add_event(sequence, token_id, scored, events)
-        self._record(row_ids[chosen], token_ids[chosen])
-        for request in beams:
-            self._advance_beams(request)
+        indexes = [i for i, s in special.items() if not self._take_candidates(s, i, outcome)]
+        for index in indexes:
+            self._add_event(special[index], index, outcome, events)
+        if indexes:
+            row_ids = np.array([special[index].row_id for index in indexes], np.int64)
+            self._record(row_ids, outcome.token_ids[indexes])
+        self._advance_beams(special.values())
 
-    def _take_departed(self, plan: StepPlan, outcome: StepOutcome, events: StepEvents) -> None:
+    def _take_departed(
+        self, departed: Mapping[int, Sequence], outcome: StepOutcome, events: StepEvents
+    ) -> None:
         """Tokens of sequences that were preempted while the step was in flight."""
-        samples = plan.work.samples
-        for index, tenancy in enumerate(plan.work.tenancies.tolist()):
-            sequence = self._placement.departures.sequences.get(tenancy)
-            if sequence is None or (samples is not None and not samples[index]):
+        for index, sequence in departed.items():
+            if self._take_candidates(sequence, index, outcome):
                 continue
-            token_id = int(outcome.token_ids[index])
-            scored = outcome.logprobs.get(index)
-            if sequence.request.params.beam is not None:
-                self._beams.take(sequence, scored)
-                self._advance_beams(sequence.request)
-                continue
-            if not 0 <= token_id < self._config.vocab_size:
-                raise ContractBroken("a sampled token is outside the vocabulary")
-            sequence.token_ids = np.append(sequence.token_ids, np.int32(token_id))
+            token_id = outcome.token_ids[index]
+            sequence.token_ids = np.append(sequence.token_ids, token_id)
             sequence.num_promised -= 1
             self._placement.waiting.sampled(sequence.request.scheduling.tenant, 1)
-            self._add_event(sequence, token_id, scored, events)
+            self._add_event(sequence, index, outcome, events)
             self.finish_if_stopped(sequence)
+        self._advance_beams(departed.values())
+
+    def _take_candidates(self, sequence: Sequence, index: int, outcome: StepOutcome) -> bool:
+        """The most probable next tokens of a beam are known; False if it is none."""
+        if sequence.request.params.beam is None:
+            return False
+        sequence.candidates = outcome.logprobs[index].top
+        return True
 
     def _add_event(
-        self, sequence: Sequence, token_id: int, scored: ScoredToken | None, events: StepEvents
+        self, sequence: Sequence, index: int, outcome: StepOutcome, events: StepEvents
     ) -> None:
+        token_id, scored = int(outcome.token_ids[index]), outcome.logprobs.get(index)
         if scored is not None:
             sequence.cumulative_logprob += scored.logprob
         if sequence.request.params.is_streamed:
@@ -190,6 +211,7 @@ class Results:
             sequence.finish_reason = FinishReason.LENGTH if by_length else FinishReason.MODEL_LENGTH
         else:
             return
+        self._running.join_before_end(sequence)
         self._placement.finish_sequence(sequence)
         if request.params.num_sequences > 1 and request.params.is_streamed:
             self._placement.ended_sequences.append(sequence)
@@ -214,8 +236,12 @@ class Results:
             first = request.completions[0].finish_reason
         self._placement.finish(request, first or FinishReason.STOP)
 
-    def _advance_beams(self, request: Request) -> None:
-        if self._beams.advance(request):
+    def _advance_beams(self, sequences: Iterable[Sequence]) -> None:
+        """Those of the searches of `sequences` go on of which all candidates are known."""
+        requests = {s.request: None for s in sequences if s.request.params.beam is not None}
+        for request in requests:
+            if not self._beams.advance(request):
+                continue
             if request.completions:
                 self._placement.finish(request, request.completions[0].finish_reason)
             else:
@@ -238,36 +264,32 @@ class Results:
         self._placement.blocks.prefixes.publish_rows(self._rows, row_ids, indexes)
 
     def _take_prompt_logprobs(
-        self, plan: StepPlan, index: int, scored: list[ScoredToken], events: StepEvents
+        self, request: Request, scored: Items[ScoredToken], events: StepEvents
     ) -> None:
         # After a recompute, or from a second sequence, the first of them were sent before.
-        sequence = self._placement.tenant(
-            int(plan.work.row_ids[index]), int(plan.work.tenancies[index])
-        )
-        if sequence is None:
-            return
-        request = sequence.request
         new = [token for token in scored if token.position > request.num_prompt_logprobs_sent]
         if new:
-            request.num_prompt_logprobs_sent += len(new)
             events.prompt_logprobs.append((request, new))
+            request.num_prompt_logprobs_sent += len(new)
 
     def _take_failures(self, plan: StepPlan, outcome: StepOutcome) -> None:
         """Ends the requests of failed rows; what leaned on these is computed again."""
         work = plan.work
         statuses = np.asarray(outcome.row_statuses, np.int64)
-        spoiled: list[int] = []
-        for index in np.flatnonzero(statuses != RowStatus.OK).tolist():
-            tenancy = int(work.tenancies[index])
-            spoiled.append(tenancy)
+        spoiled = {
+            int(work.tenancies[index]): index
+            for index in np.flatnonzero(statuses != RowStatus.OK).tolist()
+        }
+        if not spoiled:
+            return
+        # Whoever read what another row failed to write is not to blame for what it made of it.
+        readers = self._losses.readers_of(plan, set(spoiled)) if len(spoiled) > 1 else set()
+        for tenancy, index in spoiled.items():
             sequence = self._placement.tenant(int(work.row_ids[index]), tenancy)
             status = RowStatus(int(statuses[index]))
-            if sequence is None:
+            if sequence is None or tenancy in readers or status is RowStatus.INPUT_UNAVAILABLE:
                 continue
-            if status is not RowStatus.INPUT_UNAVAILABLE:
-                reason = "INVALID_LOGITS" if status is RowStatus.INVALID_LOGITS else "ROW_FAILED"
-                message = outcome.row_errors.get(index, "the executor could not compute it")
-                request = sequence.request
-                self._placement.finish(request, FinishReason.ERROR, (reason, message))
-        if spoiled:
-            self._losses.lose_rows(plan, spoiled)
+            reason = "INVALID_LOGITS" if status is RowStatus.INVALID_LOGITS else "ROW_FAILED"
+            message = outcome.row_errors.get(index, "the executor could not compute it")
+            self._placement.finish(sequence.request, FinishReason.ERROR, (reason, message))
+        self._losses.lose_rows(plan, spoiled)

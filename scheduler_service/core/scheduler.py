@@ -36,7 +36,7 @@ from scheduler_service.core.results import Results
 from scheduler_service.core.row_changes import RowChanges
 from scheduler_service.core.row_columns import NO_TENANCY, Int64Array, RowWork
 from scheduler_service.core.running_rows import RunningRows
-from scheduler_service.core.taken_back import take_back_tokens
+from scheduler_service.core.taken_back import take_back
 from splitserve_rpc.domain_error import DomainError
 
 QUEUE_FULL_RETRY_S = 1.0
@@ -56,9 +56,9 @@ class Scheduler:
         self._placement = Placement(config, policy, self._costs, last_step_id)
         self._in_flight: deque[StepPlan] = deque()
         self._losses = Losses(self._placement, self._in_flight)
-        self._results = Results(config, self._placement, self._losses)
         self._running = RunningRows(config, self._placement)
         self._lateness = Lateness(config, self._placement)
+        self._results = Results(config, self._placement, self._losses, self._running)
         self._admitter = Admitter(config, self._placement, self._running, self._lateness)
         self._batch_policy = make_batch_policy(config)
         self._needs_snapshot = True
@@ -250,8 +250,8 @@ class Scheduler:
             try:
                 self._results.take(plan, outcome, events)
             except Exception:
-                # Its tokens reach nobody; who goes on elsewhere must get them again.
-                take_back_tokens(placement, plan)
+                # Its events reach nobody; who goes on elsewhere must get them again.
+                take_back(placement, plan, events)
                 raise
         else:
             self._needs_snapshot |= outcome.status is not StepStatus.FAILED

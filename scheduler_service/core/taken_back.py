@@ -1,19 +1,22 @@
-"""Tokens of a step whose result could not be taken to the end: nobody was told of them."""
+"""What was taken of a result before a fault of ours broke it off: nobody was told of it."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from scheduler_service.core.placement import Placement
-from scheduler_service.core.plan import StepPlan
+from scheduler_service.core.plan import StepEvents, StepPlan
 from scheduler_service.core.request import SequenceStatus
 
 
-def take_back_tokens(placement: Placement, plan: StepPlan) -> None:
-    """Makes sequences as long as they were before the result of `plan` came, as far as they go on.
+def take_back(placement: Placement, plan: StepPlan, events: StepEvents) -> None:
+    """Makes requests what they were before the result of `plan` came, as far as they go on.
 
-    Of use to `evacuate` only: nothing else in the placement is put right. Beams stay as they are.
+    `events`: what they would have been told. Of use to `evacuate` only: nothing else in the
+    placement is put right. Beams, and what the best completions are chosen by, stay as they are.
     """
+    for request, scored in events.prompt_logprobs:
+        request.num_prompt_logprobs_sent -= len(scored)
     work, rows = plan.work, placement.rows
     samples = np.ones(len(work.row_ids), np.bool_) if work.samples is None else work.samples
     # A row that samples had computed all its known tokens.

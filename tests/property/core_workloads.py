@@ -113,6 +113,18 @@ def random_spec(rng: Random) -> Spec:
     return Spec(prompt, params, scheduling, seed, encoder, num_resumed)
 
 
+def kin_of(spec: Spec, other: Spec) -> Spec:
+    """`other`, with a prompt and all else that lets it share the blocks of `spec`."""
+    scheduling = replace(
+        other.scheduling,
+        adapter=spec.scheduling.adapter,
+        cache_salt=spec.scheduling.cache_salt,
+        uses_prefix_cache=True,
+    )
+    prompt = (*spec.prompt, *other.prompt[-1:])
+    return replace(other, prompt=prompt, scheduling=scheduling, encoder=spec.encoder)
+
+
 def _random_prompt(rng: Random) -> tuple[int, ...]:
     """The beginning of a stem, and perhaps something of its own."""
     stem = rng.choice(_STEMS)[: rng.choice([1, 5, 8, 12, _MAX_STEM, rng.randint(1, _MAX_STEM)])]

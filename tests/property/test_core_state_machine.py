@@ -11,9 +11,10 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from enum import Enum
 from random import Random
-from typing import Any, assert_never
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, note, settings
@@ -28,10 +29,10 @@ from hypothesis.stateful import (
 
 from executor_service.step import RowStatus
 from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.plan import StepStatus
+from scheduler_service.core.plan import StepPlan, StepStatus
 from scheduler_service.journal.checkpoint import dump_core, load_core
 from splitserve_rpc.domain_error import DomainError
-from tests.property.core_workloads import configs, fit, random_spec
+from tests.property.core_workloads import configs, fit, kin_of, random_spec
 from tests.support.core_checks import check_core, check_published
 from tests.support.core_clients import Client
 from tests.support.core_engine import CoreEngine, Link, ProtobufLink
@@ -45,15 +46,25 @@ pytestmark = pytest.mark.timeout(3600)
 
 
 class Mishap(Enum):
-    """What goes wrong, or happens behind the clients' backs."""
+    """What goes wrong, or happens behind the clients' backs: the method that does it."""
 
     CLIENT_LEAVES = "client_leaves"
     REQUEST_YIELDS = "request_yields"
+    REQUEST_YIELDS_BEFORE_A_LOSS = "request_yields_before_a_loss"
+    URGENT_REQUEST_COMES = "urgent_request_comes"
     STEP_FAILS = "step_fails"
     STEP_IS_NOT_EXECUTED = "step_is_not_executed"
     ROW_FAILS = "row_fails"
+    ROW_FAILS_AND_SPOILS_OTHERS = "row_fails_and_spoils_others"
+    RESULT_BREAKS_CONTRACT = "result_breaks_contract"
     EXECUTOR_IS_LOST = "executor_is_lost"
     CORE_IS_RESTORED = "core_is_restored"
+
+
+def mishaps() -> st.SearchStrategy[list[tuple[Mishap, int]]]:
+    """Several, each with the number of whom it concerns; or the same one very often."""
+    one = st.tuples(st.sampled_from(Mishap), st.integers(0, 9))
+    return st.one_of(st.lists(one, min_size=1, max_size=4), one.map(lambda each: [each] * 9))
 
 
 class CoreMachine(RuleBasedStateMachine):
@@ -70,7 +81,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     @initialize(
         config=configs(),
-        depth=st.integers(1, 3),
+        depth=st.integers(1, 4),
         costs=st.sampled_from([(0, 0), (1, 100), (100, 1)]),
     )
     def start(self, config: SchedulerConfig, depth: int, costs: tuple[int, int]) -> None:
@@ -104,14 +115,17 @@ class CoreMachine(RuleBasedStateMachine):
 
     # -- what happens --------------------------------------------------------------------------
 
-    @rule(count=st.integers(1, 6), seed=st.integers(0, 2**32))
-    def arrive(self, count: int, seed: int) -> None:
-        for index in range(count):
-            spec = fit(random_spec(Random(seed + index)), self.config, self.running.now_ns)
-            with suppress(DomainError):  # too large, or the queue is full
-                self.add(spec)
+    @rule(count=st.integers(1, 6), seed=st.integers(0, 2**32), are_kin=st.booleans())
+    def arrive(self, count: int, seed: int, are_kin: bool) -> None:
+        specs = [random_spec(Random(seed + index)) for index in range(count)]
+        for spec in specs:
+            self.add(kin_of(specs[0], spec) if are_kin else spec)
 
     def add(self, spec: Spec) -> None:
+        with suppress(DomainError):  # too large, or the queue is full
+            self.admit(fit(spec, self.config, self.running.now_ns))
+
+    def admit(self, spec: Spec) -> None:
         self.num_arrivals += 1
         self.running.scheduler.check(create_request(spec, self.num_arrivals))
         request, truth = self.oracle.make_request(spec, self.num_arrivals)
@@ -130,53 +144,48 @@ class CoreMachine(RuleBasedStateMachine):
     # -- what goes wrong -----------------------------------------------------------------------
 
     @precondition(lambda self: self.unfinished)
-    @rule(
-        mishap=st.sampled_from(Mishap),
-        times=st.sampled_from([1, 1, 1, 2, 9]),
-        index=st.integers(0, 9),
-    )
-    def go_wrong(self, mishap: Mishap, times: int, index: int) -> None:
-        for _ in range(times):
+    @rule(mishaps=mishaps())
+    def go_wrong(self, mishaps: list[tuple[Mishap, int]]) -> None:
+        for mishap, index in mishaps:
             self.running.fill()
             if not self.running.in_flight or not self.unfinished:
                 return
-            match mishap:
-                case Mishap.CLIENT_LEAVES:
-                    self.abort(index)
-                case Mishap.REQUEST_YIELDS:
-                    self.preempt(index)
-                case Mishap.STEP_FAILS:
-                    self.running.fail()
-                case Mishap.STEP_IS_NOT_EXECUTED:
-                    self.skip_step()
-                case Mishap.ROW_FAILS:
-                    self.fail_row(index)
-                case Mishap.EXECUTOR_IS_LOST:
-                    self.lose_executor()
-                case Mishap.CORE_IS_RESTORED:
-                    self.restore_core()
-                case _:
-                    assert_never(mishap)
+            getattr(self, mishap.value)(index)
 
-    def abort(self, index: int) -> None:
+    def client_leaves(self, index: int) -> None:
         client = self.unfinished[index % len(self.unfinished)]
         client.is_aborted = True
         self.running.abort(client.request)
 
-    def preempt(self, index: int) -> None:
-        self.running.answer()
+    def request_yields(self, index: int) -> None:
+        if len(self.running.in_flight) == self.depth:
+            self.running.answer()
         placement = self.running.scheduler._placement
         running = placement.rows.running
         if running and not self.running.scheduler._needs_snapshot:
             placement.preempt(running[index % len(running)].request)
             self.running.fill()
 
-    def skip_step(self) -> None:
+    def request_yields_before_a_loss(self, index: int) -> None:
+        """What a step in flight brings it may be spoiled when it has no row any more."""
+        self.request_yields(index)
+        if self.running.in_flight:
+            loss = self.row_fails if index % 2 else self.step_fails
+            loss(index // 2)
+
+    def urgent_request_comes(self, index: int) -> None:
+        spec = random_spec(Random(index))
+        self.add(replace(spec, scheduling=replace(spec.scheduling, priority=-2)))
+
+    def step_fails(self, _index: int) -> None:
+        self.running.fail()
+
+    def step_is_not_executed(self, _index: int) -> None:
         plan, _ = self.running.in_flight[0]
         is_snapshot = plan.base_step_id is None
         self.running.skip(StepStatus.REFUSED if is_snapshot else StepStatus.NEED_SNAPSHOT)
 
-    def fail_row(self, index: int) -> None:
+    def row_fails(self, index: int, *, spoils_others: bool = False) -> None:
         plan, _ = self.running.in_flight[0]
         if len(plan.work.row_ids) == 0:
             return
@@ -187,9 +196,29 @@ class CoreMachine(RuleBasedStateMachine):
             self.clients[sequence.request.client_key].has_bad_row = True
         self.running.count_fault()
         status = RowStatus.FAILED if index % 2 else RowStatus.INVALID_LOGITS
-        self.running.answer(StepFault(rows={row_id: status}))
+        self.running.answer(StepFault(rows={row_id: status}, spoils_others=spoils_others))
 
-    def lose_executor(self) -> None:
+    def row_fails_and_spoils_others(self, index: int) -> None:
+        self.row_fails(index, spoils_others=True)
+
+    def result_breaks_contract(self, index: int) -> None:
+        """One row has a token that there is not, or a beam has no candidates."""
+        plan, _ = self.running.in_flight[0]
+        rows = self._rows_that_count(plan)
+        if rows and self.running.break_contract(rows[index % len(rows)]):
+            self.executor_is_lost(index)
+
+    def _rows_that_count(self, plan: StepPlan) -> list[int]:
+        work, placement = plan.work, self.running.scheduler._placement
+        samples = [True] * len(work.row_ids) if work.samples is None else work.samples.tolist()
+        each = zip(work.row_ids.tolist(), work.tenancies.tolist(), samples, strict=True)
+        return [
+            index
+            for index, (row_id, tenancy, samples) in enumerate(each)
+            if samples and placement.tenant(row_id, tenancy) is not None
+        ]
+
+    def executor_is_lost(self, _index: int) -> None:
         lost, unfinished = self.running, self.unfinished
         lost.count_fault()
         moved = {request.client_key for request in lost.scheduler.evacuate()}
@@ -201,7 +230,7 @@ class CoreMachine(RuleBasedStateMachine):
             else:
                 self.running.adopt(client.delivery)
 
-    def restore_core(self) -> None:
+    def core_is_restored(self, _index: int) -> None:
         scheduler = load_core(dump_core(self.running.scheduler))
         for client in self.unfinished:
             client.delivery.request = scheduler._placement.requests[client.request.request_id]

@@ -172,7 +172,7 @@ def encoder_tokens(request: Request) -> list[int]:
     return tokens
 
 
-def expected_hypotheses(request: Request) -> list[Hypothesis]:
+def expected_hypotheses(request: Request, vocab_size: int = VOCAB_SIZE) -> list[Hypothesis]:
     """What a beam search finds over the pure function that a FakeRunner computes."""
     beam = request.params.beam
     max_tokens = request.params.max_tokens
@@ -184,8 +184,8 @@ def expected_hypotheses(request: Request) -> list[Hypothesis]:
     while not search.is_finished:
         candidates = []
         for output in outputs:
-            token = expected_tokens(prompt + output, 1, 0, VOCAB_SIZE)[0]
-            top = [(token + i) % VOCAB_SIZE for i in range(search.num_candidates)]
+            token = expected_tokens(prompt + output, 1, 0, vocab_size)[0]
+            top = [(token + i) % vocab_size for i in range(search.num_candidates)]
             candidates.append([(token, fake_logprob(token)) for token in top])
         selection = search.advance(candidates)
         outputs = [[*outputs[parent], token] for parent, token in selection.beams]

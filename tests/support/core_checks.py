@@ -38,10 +38,7 @@ def check_core(scheduler: Scheduler) -> None:
 def check_blocks(placement: Placement) -> None:
     """Every block is free or referenced, as often as something names it."""
     blocks = placement.blocks
-    assert not blocks.moves
-    assert not blocks._pinned_device
-    assert not blocks._pinned_host
-    device, host = Counter[int](), Counter[int]()
+    device, host = Counter(blocks._pinned_device), Counter(blocks._pinned_host)
     for row_id in placement.rows.order.tolist():
         device.update(placement.rows.held_blocks(row_id))
     for request in placement.requests.values():
@@ -79,8 +76,9 @@ def check_published(
     `contents`: chains by hash.
     """
     pending = {block for plan in in_flight for found in plan.published.values() for block in found}
-    pending_host = {block for plan in in_flight for _, block in plan.moves.swap_out}
     blocks = placement.blocks
+    moves = [*(plan.moves for plan in in_flight), blocks.moves]
+    pending_host = {block for each in moves for _, block in each.swap_out}
     for pool, stored, unwritten in (
         (blocks.device, runner.device_chains, pending),
         (blocks.host, runner.host_chains, pending_host),
@@ -153,6 +151,8 @@ def check_rows(placement: Placement) -> None:
     for row_id in order:
         assert rows.sequence(row_id).row_id == row_id
         assert min(rows.held_blocks(row_id), default=0) >= 0
+        if rows.sequence(row_id).candidates is not None:
+            assert rows.num_computed[row_id] == rows.num_tokens[row_id], "of an earlier token"
 
 
 # -- plans -----------------------------------------------------------------------------------------

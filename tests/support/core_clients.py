@@ -44,7 +44,9 @@ class Client:
         if num_scored:
             assert params.num_prompt_logprobs is not None
             known = self.spec.prompt[1 : num_scored + 1]
-            self._check_scores(known, delivery.prompt_logprobs, params.num_prompt_logprobs)
+            logprobs = self.truth.prompt_logprobs[:num_scored]
+            num_top = params.num_prompt_logprobs
+            self._check_scores(known, delivery.prompt_logprobs, num_top, logprobs)
             positions = [scored.position for scored in delivery.prompt_logprobs]
             assert positions == list(range(1, num_scored + 1))
         assert delivery.is_finished == self.request.is_finished
@@ -55,10 +57,16 @@ class Client:
         return [output[self.spec.num_resumed :] for output in self.truth.outputs]
 
     def _check_scores(
-        self, token_ids: Items[int], scored: Items[ScoredToken], num_top: int
+        self,
+        token_ids: Items[int],
+        scored: Items[ScoredToken],
+        num_top: int,
+        logprobs: Items[float] | None = None,
     ) -> None:
+        if logprobs is None:
+            logprobs = [fake_logprob(token_id) for token_id in token_ids]
         assert [score.token_id for score in scored] == list(token_ids)
-        assert [score.logprob for score in scored] == [fake_logprob(t) for t in token_ids]
+        assert [score.logprob for score in scored] == logprobs
         assert all(len(score.top) == num_top for score in scored)
 
     def _check_end(self, config: SchedulerConfig) -> None:
@@ -94,5 +102,16 @@ class Client:
         else:
             assert [c.token_ids for c in request.completions] == truth.outputs
             assert [c.finish_reason for c in request.completions] == truth.reasons
+            self._check_completions()
         if self.spec.params.num_prompt_logprobs is not None and not self.spec.num_resumed:
             assert len(delivery.prompt_logprobs) == len(self.spec.prompt) - 1
+
+    def _check_completions(self) -> None:
+        for completion in self.request.completions:
+            logprobs = map(fake_logprob, completion.token_ids)
+            assert completion.cumulative_logprob == sum(logprobs)
+            if self.spec.params.num_logprobs is not None:
+                num_top = self.spec.params.num_logprobs
+                self._check_scores(completion.token_ids, completion.scored, num_top)
+        if self.spec.params.beam is not None:
+            assert [c.score for c in self.request.completions] == self.truth.scores

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, Protocol, TypeVar
 
 from executor_service.codec import decode_batch, encode_answer
 from executor_service.step_executor import StepExecutor
 from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.plan import StepEvents, StepOutcome, StepPlan, StepStatus
+from scheduler_service.core.plan import (
+    ContractBroken,
+    StepEvents,
+    StepOutcome,
+    StepPlan,
+    StepStatus,
+)
 from scheduler_service.core.request import Request, ScoredToken
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.step_codec import decode_result, encode_plan
@@ -167,6 +173,21 @@ class CoreEngine(Generic[Message]):
         """The oldest step in flight fails as a whole."""
         self.count_fault()
         self.answer(StepFault(InjectedFailure("a step that was to fail")))
+
+    def break_contract(self, index: int) -> bool:
+        """The oldest step in flight has nonsense for one row, which counts; False if it failed."""
+        plan, message = self.in_flight.popleft()
+        outcome = self._link.execute(message)
+        token_ids, logprobs = outcome.token_ids.copy(), dict(outcome.logprobs)
+        if outcome.status is StepStatus.OK:
+            token_ids[index] = self.config.vocab_size
+            logprobs.pop(index, None)
+        try:
+            self._apply(replace(outcome, token_ids=token_ids, logprobs=logprobs))
+        except ContractBroken:
+            return True
+        assert outcome.status is not StepStatus.OK, f"step {plan.step_id} was believed"
+        return False
 
     def skip(self, status: StepStatus) -> None:
         """The oldest step in flight is not executed."""

@@ -18,8 +18,14 @@ from scheduler_service.core.request import (
     sequence_seed,
 )
 from scheduler_service.core.sampling_params import SamplingParams
-from tests.support.fake_chain import adapter_chain, encoder_chain, expected_tokens, mix
-from tests.support.fake_logprobs import fake_logprob
+from tests.support.fake_chain import (
+    adapter_chain,
+    encoder_chain,
+    expected_reads,
+    expected_tokens,
+    mix,
+)
+from tests.support.fake_logprobs import fake_logprob, fake_prompt_logprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +44,15 @@ class Spec:
 class Truth:
     """The outputs of a request, in full, and why each ends.
 
-    `outputs`: of the sequences of a request that is streamed, else its completions. `contents`: by
-    block hash, the chains of each block that its sequences may fill for others to find.
+    `outputs`: of the sequences of a request that is streamed, else its completions. `scores`: of
+    the hypotheses of a beam search. `prompt_logprobs`: of the tokens after the first. `contents`:
+    by block hash, the chains of each block that its sequences may fill for others to find.
     """
 
     outputs: list[list[int]] = field(default_factory=list)
     reasons: list[FinishReason] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    prompt_logprobs: list[float] = field(default_factory=list)
     contents: dict[bytes, tuple[int, ...]] = field(default_factory=dict)
 
 
@@ -73,7 +82,7 @@ class Oracle:
         stop_len = max_len_of(bare, self._config)
         if spec.params.max_tokens is not None:
             stop_len = min(stop_len, len(spec.prompt) + spec.params.max_tokens)
-        truth = Truth()
+        truth = Truth(prompt_logprobs=self._prompt_logprobs(spec))
         if spec.params.beam is not None:
             self._search(spec, bare, stop_len, truth)
             return bare, truth
@@ -87,6 +96,15 @@ class Oracle:
         truth.reasons = [reason for _, reason in ends]
         resumed = [tokens[: spec.num_resumed] for tokens in truth.outputs]
         return create_request(spec, arrival, resumed), truth
+
+    def _prompt_logprobs(self, spec: Spec) -> list[float]:
+        reads = expected_reads(
+            spec.prompt,
+            adapter=spec.scheduling.adapter,
+            encoder=spec.encoder,
+            window=self._config.sliding_window,
+        )
+        return list(map(fake_prompt_logprob, spec.prompt[1:], reads))
 
     def _decode(
         self, spec: Spec, request: Request, seed: int, stop_len: int, truth: Truth
@@ -123,6 +141,7 @@ class Oracle:
             selection = search.advance(candidates)
             outputs = [(*outputs[parent], token) for parent, token in selection.beams]
         truth.outputs = [list(hypothesis.token_ids) for hypothesis in search.hypotheses]
+        truth.scores = [hypothesis.score for hypothesis in search.hypotheses]
         truth.reasons = [
             self._reason(spec, len(hypothesis.token_ids))
             if hypothesis.stop_token_id is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import pytest
@@ -30,7 +30,7 @@ PATIENCE_S = 20.0
 
 
 class LoopLink:
-    """Stands for an `ExecutorLink`; answers every batch at once."""
+    """Stands for an `ExecutorLink`; answers every batch at once. `alter` may spoil a result."""
 
     def __init__(self, config: SchedulerConfig, epoch: int = 1) -> None:
         runner = FakeRunner(
@@ -40,13 +40,15 @@ class LoopLink:
         )
         self._executor = StepExecutor(executor_info(config, epoch), runner)
         self._results: asyncio.Queue[pb.StepResult] = asyncio.Queue()
+        self.alter: Callable[[pb.StepResult], None] = lambda _result: None
         limits = pb.ExecutorLimits(max_inflight_steps=2, max_message_bytes=2**22)
         self.info = pb.ExecutorInfo(address=ADDRESS, executor_epoch=epoch, limits=limits)
 
     def send(self, batch: pb.ScheduleBatch) -> None:
         """See ExecutorLink."""
-        answer = self._executor.execute(decode_batch(batch))
-        self.answer(encode_answer(answer))
+        result = encode_answer(self._executor.execute(decode_batch(batch)))
+        self.alter(result)
+        self.answer(result)
 
     def answer(self, result: pb.StepResult) -> None:
         """Makes `result` come in."""
@@ -63,6 +65,7 @@ class Clients:
 
     def __init__(self) -> None:
         self.tokens: dict[int, list[int]] = {}
+        self.prompt_positions: dict[int, list[int]] = {}
         self.finished: list[str] = []
         self.has_changed = asyncio.Event()
 
@@ -71,6 +74,9 @@ class Clients:
             events.client_keys.tolist(), events.token_ids.tolist(), strict=True
         ):
             self.tokens.setdefault(key, []).append(token_id)
+        for request, scores in events.prompt_logprobs:
+            positions = self.prompt_positions.setdefault(request.client_key, [])
+            positions += [scored.position for scored in scores]
         self.finished += [request.request_id for request in events.finished]
         self.has_changed.set()
 
@@ -108,11 +114,11 @@ def a_request(number: int, **params: object) -> Request:
     return request
 
 
-def a_loop(clients: Clients, core: Core | None = None) -> EngineLoop:
+def a_loop(clients: Clients, core: Core | None = None, link: LoopLink | None = None) -> EngineLoop:
     """A loop with an executor; `core` may be recorded."""
     return EngineLoop(
         Scheduler(CONFIG) if core is None else core,
-        LoopLink(CONFIG),  # type: ignore[arg-type]
+        link or LoopLink(CONFIG),  # type: ignore[arg-type]
         clients.deliver,
         scheduler_epoch=1,
         pipeline_depth=2,

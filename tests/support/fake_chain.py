@@ -94,6 +94,21 @@ def expected_tokens(
     return output
 
 
+def expected_reads(
+    tokens: Sequence[int], *, adapter: str, encoder: Sequence[int], window: int | None
+) -> list[int]:
+    """What each of `tokens` reads, itself included; see `expected_tokens`."""
+    cross = encoder_chain(encoder, adapter)
+    start = adapter_chain(adapter) ^ cross
+    chains: list[int] = []
+    reads: list[int] = []
+    for token in tokens:
+        chains.append(_next_chain(start, chains, token, window))
+        read = chains[-1] if window is None else attended(chains[-window:])
+        reads.append(read ^ cross)
+    return reads
+
+
 def _next_chain(start: int, chains: Sequence[int], token: int, window: int | None) -> int:
     """A window of one token sees nothing of the tokens before."""
     before = chains[-1] if chains and window != 1 else start

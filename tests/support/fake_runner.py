@@ -46,11 +46,13 @@ __all__ = ["FakeRunner", "StepFault", "expected_tokens", "mix", "no_fault"]
 class StepFault:
     """What goes wrong in a step. `error`: raised after the blocks were spoiled.
 
-    `rows`: by row id, INVALID_LOGITS or FAILED; what such a row wrote is spoiled.
+    `rows`: by row id, INVALID_LOGITS or FAILED; what such a row wrote is spoiled. `spoils_others`:
+    so are the logits of rows that read it.
     """
 
     error: Exception | None = None
     rows: Mapping[int, RowStatus] = field(default_factory=dict)
+    spoils_others: bool = False
 
 
 def no_fault(_step: StepInput) -> StepFault:
@@ -130,13 +132,22 @@ class FakeRunner:
         for row in failed:
             statuses[row] = fault.rows[int(step.row_ids[row])]
             tokens[row] = -1
+        if fault.spoils_others:
+            is_spoiled = self._reads_poison(step) & (statuses == RowStatus.OK)
+            statuses[is_spoiled], tokens[is_spoiled] = RowStatus.INVALID_LOGITS, -1
         num_moved = sum(len(m.sources) for m in (step.swap_out, step.swap_in, step.copy))
         return StepOutput(
             row_statuses=statuses,
             sampled_token_ids=tokens,
             row_errors=dict.fromkeys(failed, "a fault that the test asked for"),
             logprobs=sampled_scores(step, tokens, self.vocab_size),
-            prompt_logprobs=prompt_scores(step, self.vocab_size),
+            prompt_logprobs=prompt_scores(
+                step,
+                self.vocab_size,
+                lambda row, position: (
+                    self._attend(step.block_tables[row], position + 1) ^ cross.chains[row]
+                ),
+            ),
             move_us=self.us_per_block * num_moved,
             forward_us=self.us_per_token * len(step.token_ids),
         )
@@ -187,6 +198,14 @@ class FakeRunner:
             block = int(step.block_tables[row, position // self._block_size])
             self._violate(step, row, f"reads something else at position {position}, block {block}")
         self._verify_histories(step)
+
+    def _reads_poison(self, step: StepInput) -> BoolArray:
+        """[R]; rows whose attention reads what was never written, or spoiled."""
+        if step.num_rows == 0:
+            return np.zeros(0, np.bool_)
+        chains = self._device[step.block_tables, :, 0].reshape(step.num_rows, -1)
+        is_poison: BoolArray = ((chains == POISON) & self._is_read(step)).any(axis=1)
+        return is_poison
 
     def _is_read(self, step: StepInput) -> BoolArray:
         """[R, P]; the positions that a row's attention reads."""

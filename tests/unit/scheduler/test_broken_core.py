@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from scheduler_service.broken_core import MESSAGE, REASON, CoreBroken
@@ -11,16 +13,21 @@ from scheduler_service.core.request import FinishReason
 from scheduler_service.core.results import Results
 from scheduler_service.core.sampling_params import BeamParams
 from scheduler_service.core.scheduler import Scheduler
+from splitserve.executor.v1 import executor_pb2 as pb
+from tests.support.checked_engine import expected_hypotheses
 from tests.support.engine_loops import (
+    CONFIG,
     VOCAB_SIZE,
     Broken,
     Clients,
+    LoopLink,
     a_loop,
     a_request,
     finish_elsewhere,
     run_until_lost,
 )
 from tests.support.fake_chain import expected_tokens
+from tests.support.fake_logprobs import fake_logprob
 
 
 @pytest.mark.parametrize("at_call", [1, 4, 7])
@@ -63,6 +70,70 @@ async def check_tokens_after_a_break(monkeypatch: pytest.MonkeyPatch | None = No
     for number in (1, 2, 3):
         expected = expected_tokens([number, 2, 3], 10, number, VOCAB_SIZE)
         assert clients.tokens[number] == expected
+
+
+@pytest.mark.parametrize("part", ["_publish_decoded", "_take_tokens", "_record"])
+async def test_clients_get_prompt_logprobs_once_when_apply_raises_half_way(
+    monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    Broken(monkeypatch, Results, part)
+    clients = Clients()
+    loop = a_loop(clients)
+    loop.scheduler.add(a_request(1, num_prompt_logprobs=1))
+
+    assert isinstance(await run_until_lost(loop), CoreBroken)
+    await finish_elsewhere(loop.evacuate(), clients)
+
+    assert clients.prompt_positions == {1: [1, 2]}
+
+
+def wrong_token(result: pb.StepResult) -> None:
+    """The last row has a token that there is not."""
+    tokens = np.frombuffer(result.sampled_token_ids, "<i4").copy()
+    tokens[-1] = VOCAB_SIZE
+    result.sampled_token_ids = tokens.tobytes()
+
+
+def no_logprobs(result: pb.StepResult) -> None:
+    """Rows that asked for them got none."""
+    result.ClearField("logprobs")
+
+
+def wrong_candidate(result: pb.StepResult) -> None:
+    """The last candidate of the last beam is no token."""
+    tokens = np.frombuffer(result.logprobs.top_token_ids, "<i4").copy()
+    tokens[-1] = VOCAB_SIZE
+    result.logprobs.top_token_ids = tokens.tobytes()
+
+
+@pytest.mark.parametrize("step_id", [1, 3])
+@pytest.mark.parametrize("spoil", [wrong_token, no_logprobs, wrong_candidate])
+async def test_nothing_is_lost_or_told_twice_when_a_result_breaks_the_contract(
+    spoil: Callable[[pb.StepResult], None], step_id: int
+) -> None:
+    clients, link = Clients(), LoopLink(CONFIG)
+    loop = a_loop(clients, link=link)
+    link.alter = lambda result: spoil(result) if result.step_id == step_id else None
+    plain = a_request(1, num_prompt_logprobs=1)
+    best = a_request(2, n=2, best_of=3, num_logprobs=1)
+    beams = a_request(3, beam=BeamParams(3), n=3)
+    for request in (plain, best, beams):
+        loop.scheduler.add(request)
+
+    error = await run_until_lost(loop)
+    requests = loop.evacuate()
+
+    assert not isinstance(error, CoreBroken)
+    assert not any(request.is_finished for request in requests)
+    await finish_elsewhere(requests, clients)
+    assert clients.prompt_positions == {1: [1, 2]}
+    assert clients.tokens[1] == expected_tokens([1, 2, 3], 10, 1, VOCAB_SIZE)
+    hypotheses = expected_hypotheses(beams, VOCAB_SIZE)
+    found = [(c.token_ids, c.score) for c in beams.completions]
+    assert found == [(list(h.token_ids), h.score) for h in hypotheses]
+    for completion in best.completions:
+        assert completion.cumulative_logprob == sum(map(fake_logprob, completion.token_ids))
+        assert [scored.token_id for scored in completion.scored] == completion.token_ids
 
 
 async def test_only_the_request_at_fault_ends_when_the_core_names_it(
