@@ -81,9 +81,8 @@ def test_sibling_computes_the_prompt_again_when_it_is_behind_the_window() -> Non
     engine = CheckedEngine(block_size=2, sliding_window=4, prefix_caching=False)
     request = engine.add(PROMPT, n=2, max_tokens=4)
     engine.step(1)
-    placement = engine.core._placement
-    placement.drop(request.sequences[1])
-    placement.release_behind_window(request.sequence.row_id)
+    engine.core._placement.drop(request.sequences[1])
+    engine.core._running._slide_windows()
     engine.run()
 
 
