@@ -17,6 +17,7 @@ from scheduler_service.core.admitter import Admitter, Budget
 from scheduler_service.core.batch_policy import QueueState, StepShape, make_batch_policy
 from scheduler_service.core.beams import prepare_search
 from scheduler_service.core.config import Feature, SchedulerConfig
+from scheduler_service.core.invariants import InvariantBroken
 from scheduler_service.core.losses import Losses, is_lost_too_often, loss_error
 from scheduler_service.core.placement import Placement
 from scheduler_service.core.plan import (
@@ -60,6 +61,7 @@ class Scheduler:
         self._admitter = Admitter(config, self._placement, self._costs)
         self._batch_policy = make_batch_policy(config)
         self._needs_snapshot = True
+        self._is_closed = False
         self.num_steps = 0
 
     # -- what it holds -------------------------------------------------------------------------
@@ -156,6 +158,7 @@ class Scheduler:
 
     def readmit(self, request: Request) -> None:
         """Takes a request that was accepted before, however long the queue is."""
+        self._check_open()
         placement, config, sequence = self._placement, self._config, request.sequence
         assert request.request_id not in placement.requests, "request id in use"
         eos_token_ids = frozenset() if request.params.ignore_eos else config.eos_token_ids
@@ -175,6 +178,7 @@ class Scheduler:
 
     def abort(self, request_id: str) -> Request | None:
         """Ends a request in whatever state it is; None if there is no such request."""
+        self._check_open()
         request = self._placement.requests.get(request_id)
         if request is not None:
             self._placement.finish(request, FinishReason.ABORTED)
@@ -183,27 +187,37 @@ class Scheduler:
     def evacuate(self) -> list[Request]:
         """The executor is lost: returns all requests, ready for `readmit` elsewhere.
 
-        Their tokens are kept, all KV is forgotten; this scheduler is of no further use. A request
-        that was lost too often without a new token in between is returned finished, with an error.
+        They are copies with the tokens so far and without any KV, and this scheduler is closed:
+        whatever it is asked from now on raises. A request that was lost too often without a new
+        token in between is returned finished, with an error.
         """
-        requests = list(self._placement.requests.values())
-        for request in requests:
-            had_row = any(s.status is Status.RUNNING for s in request.sequences)
-            was_computed = had_row or not self._placement.is_settled(request)
-            self._placement.detach(request)
-            num_tokens = sum(len(s.token_ids) for s in request.sequences)
-            if was_computed and is_lost_too_often(request, num_tokens):
-                request.finish_reason, request.error = FinishReason.ERROR, loss_error(request)
-        return requests
+        self._check_open()
+        self._is_closed = True
+        return [self._move_out(request) for request in self._placement.requests.values()]
+
+    def _move_out(self, request: Request) -> Request:
+        had_row = any(s.status is Status.RUNNING for s in request.sequences)
+        was_computed = had_row or not self._placement.is_settled(request)
+        moved = self._placement.detach(request)
+        num_tokens = sum(len(s.token_ids) for s in moved.sequences)
+        if was_computed and is_lost_too_often(moved, num_tokens):
+            moved.finish_reason, moved.error = FinishReason.ERROR, loss_error(moved)
+        return moved
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise InvariantBroken("a scheduler that has given its requests away was asked again")
 
     def take_ended(self) -> StepEvents:
         """What has ended since the last call or `apply`, by a decision; owners are to be told."""
+        self._check_open()
         return self._add_ended(StepEvents())
 
     # -- a step --------------------------------------------------------------------------------
 
     def schedule(self) -> StepPlan | None:
         """Decides the next step; None if there is nothing to compute now."""
+        self._check_open()
         if self._needs_snapshot and self._in_flight:
             return None
         while True:
@@ -220,6 +234,7 @@ class Scheduler:
 
     def apply(self, outcome: StepOutcome) -> StepEvents:
         """Learns from a result; results come in the order of the steps. Raises ContractBroken."""
+        self._check_open()
         if not self._in_flight or self._in_flight[0].step_id != outcome.step_id:
             raise ContractBroken(f"a result for step {outcome.step_id}, which is not expected")
         plan = self._in_flight.popleft()

@@ -158,10 +158,10 @@ def test_beams_come_to_their_end_when_the_next_executor_holds_less(
     options: dict[str, Any],
 ) -> None:
     large, small = CheckedEngine(), CheckedEngine(**options)
-    request = large.add(PROMPT, max_tokens=20, beam=BeamParams(2))
+    large.add(PROMPT, max_tokens=20, beam=BeamParams(2))
     large.step(3)
     (moved,) = large.core.evacuate()
     small.adopt(moved, large)
     small.drain(500)
-    assert request.is_finished
+    assert moved.is_finished
     small.check_blocks()

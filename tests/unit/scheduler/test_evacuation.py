@@ -45,7 +45,7 @@ def test_evacuate_ends_a_request_when_every_executor_dies_of_it() -> None:
     for _ in range(MAX_FRUITLESS_LOSSES):
         assert request.finish_reason is None
         driver.plan()
-        driver.core.evacuate()
+        (request,) = driver.core.evacuate()
         driver = CoreDriver()
         driver.core.readmit(request)
     assert request.finish_reason is FinishReason.ERROR
@@ -55,7 +55,7 @@ def test_evacuate_blames_nobody_when_a_request_only_waited() -> None:
     driver = CoreDriver()
     request = driver.add(3)
     for _ in range(2 * MAX_FRUITLESS_LOSSES):
-        driver.core.evacuate()
+        (request,) = driver.core.evacuate()
         driver = CoreDriver()
         driver.core.readmit(request)
     assert request.finish_reason is None
@@ -65,8 +65,8 @@ def test_evacuate_forgets_what_may_follow_when_other_beams_are_not_that_far() ->
     driver = CoreDriver()
     beam = driver.add(3, beam=BeamParams(2)).sequence
     beam.candidates = [(1, -0.5), (2, -1.5)]
-    driver.core.evacuate()
-    assert beam.candidates is None
+    (moved,) = driver.core.evacuate()
+    assert moved.sequence.candidates is None
 
 
 def test_evacuated_requests_share_nothing_wrong_when_blocks_are_larger_elsewhere() -> None:
