@@ -19,6 +19,7 @@ from scheduler_service.core.beams import prepare_search
 from scheduler_service.core.config import Feature, SchedulerConfig
 from scheduler_service.core.invariants import InvariantBroken
 from scheduler_service.core.losses import Losses, is_lost_too_often, loss_error
+from scheduler_service.core.outcome_checks import OutcomeChecks
 from scheduler_service.core.placement import Placement
 from scheduler_service.core.plan import (
     ContractBroken,
@@ -56,6 +57,7 @@ class Scheduler:
         self._placement = Placement(config, policy, self._costs, last_step_id)
         self._in_flight: deque[StepPlan] = deque()
         self._losses = Losses(self._placement, self._in_flight)
+        self._checks = OutcomeChecks(config, self._placement)
         self._results = Results(config, self._placement, self._losses)
         self._running = RunningRows(config, self._placement)
         self._admitter = Admitter(config, self._placement, self._costs)
@@ -237,9 +239,12 @@ class Scheduler:
         self._check_open()
         if not self._in_flight or self._in_flight[0].step_id != outcome.step_id:
             raise ContractBroken(f"a result for step {outcome.step_id}, which is not expected")
-        plan = self._in_flight.popleft()
+        plan = self._in_flight[0]
         if plan.base_step_id is None and outcome.status is StepStatus.NEED_SNAPSHOT:
             raise ContractBroken(f"step {plan.step_id} was a snapshot, and it wants a snapshot")
+        if outcome.status is StepStatus.OK:
+            outcome = self._checks.check(plan, outcome)
+        self._in_flight.popleft()
         placement, events = self._placement, StepEvents()
         self.num_steps += 1
         if outcome.status is StepStatus.OK:
