@@ -20,6 +20,7 @@ from splitserve_rpc.domain_error import DomainError
 _Result = TypeVar("_Result")
 # In a row, of steps that were answered before; a stream of nothing else would never end.
 _MAX_REPEATED = 1000
+_GIVEN_UP = "it was given up"
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ class EngineLoop:
     def scheduler(self) -> Core:
         """The core. Raises ExecutorLost once it was given up."""
         if self._core is None:
-            raise ExecutorLost("it was given up")
+            raise ExecutorLost(_GIVEN_UP)
         return self._core
 
     @property
@@ -111,6 +112,8 @@ class EngineLoop:
             await asyncio.wait({receiving, ending}, return_when=asyncio.FIRST_COMPLETED)
             if self._broken is not None:
                 raise self._broken
+            if self._core is None:
+                raise ExecutorLost(_GIVEN_UP)
             receiving.result()
         finally:
             receiving.cancel()
@@ -120,6 +123,7 @@ class EngineLoop:
     def evacuate(self) -> list[Request]:
         """Gives the core up; its requests, some with an error, as `rescue` says."""
         core, self._core = self.scheduler, None
+        self._ended.set()
         return rescue(core, self._broken, has_lost_events=self._has_lost_events)
 
     def call(self, name: str, call: Callable[[], _Result]) -> _Result:

@@ -40,6 +40,11 @@ def sampled_token(random: Random, result: pb.StepResult) -> None:
     result.sampled_token_ids = _with_odd(random, result.sampled_token_ids, "<i4", _ODD_INTS)
 
 
+def sampled_token_out_of_range(random: Random, result: pb.StepResult) -> None:
+    odd = (-(2**31), -1, 2**31 - 1)
+    result.sampled_token_ids = _with_odd(random, result.sampled_token_ids, "<i4", odd)
+
+
 def score(random: Random, result: pb.StepResult) -> None:
     scores = random.choice([result.logprobs, result.prompt_logprobs])
     if random.random() < 0.4:
