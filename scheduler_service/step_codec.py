@@ -58,6 +58,7 @@ _FENCED = frozenset(
         executor.STEP_ERROR_REASON_STALE_SCHEDULER_EPOCH,
         executor.STEP_ERROR_REASON_WRONG_EXECUTOR_EPOCH,
         executor.STEP_ERROR_REASON_STALE_STEP,
+        executor.STEP_ERROR_REASON_FUTURE_SCHEDULER_EPOCH,
     }
 )
 
