@@ -92,7 +92,7 @@ class Admitter:
     def _swap_in(self, budget: Budget, placed: list[tuple[int, int]]) -> Request | None:
         """Brings swapped requests back, most urgent first; returns the first that cannot yet."""
         placement = self._placement
-        for request in list(placement.swapped):
+        for request in filter(placement.suspects.may_run, list(placement.swapped)):
             if (
                 budget.num_tokens <= 0
                 or placement.has_swapped_out
@@ -129,7 +129,7 @@ class Admitter:
         `ahead_of`: a swapped request; only those may run that are urgent enough to preempt it.
         """
         blocked: list[Request] = []
-        for request in self._policy.candidates():
+        for request in filter(self._placement.suspects.may_run, self._policy.candidates()):
             if budget.num_tokens <= 0:
                 break
             if ahead_of is not None and not self._policy.may_preempt(request, ahead_of):

@@ -31,6 +31,7 @@ from scheduler_service.core.request import (
 )
 from scheduler_service.core.row_changes import RowChanges
 from scheduler_service.core.row_columns import RowColumns
+from scheduler_service.core.suspects import Suspects
 
 _rank = attrgetter("rank")
 _QUEUES = frozenset({Place.WAITING, Place.SWAPPED})
@@ -63,6 +64,7 @@ class Placement:
         self.adapters = Counter[str]()
         self.changes = RowChanges()
         self.departures = Departures()
+        self.suspects = Suspects()
         self.published: dict[int, list[int]] = {}
         self.last_planned_step_id = last_step
         self.last_answered_step_id = last_step
@@ -113,6 +115,7 @@ class Placement:
 
     def enqueue(self, request: Request) -> None:
         """A request without any KV waits."""
+        self.suspects.add(request)
         self._move(request, Place.WAITING)
 
     def start(self, sequence: Sequence, hit: PrefixHit) -> None:
@@ -181,6 +184,7 @@ class Placement:
     ) -> None:
         """Ends a request in whatever state it is."""
         request.finish_reason, request.error = reason, error
+        self.suspects.acquit(request)
         for sequence in request.unfinished:
             sequence.finish_reason = reason
             self._strip(sequence)

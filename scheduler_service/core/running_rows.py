@@ -29,6 +29,9 @@ class RunningRows:
         The last prefill may get only a chunk of what it still has to compute.
         """
         rows, order = self._rows, self._rows.order
+        suspects = self._placement.suspects
+        if suspects:
+            order = order[[suspects.may_run(s.request) for s in rows.running]]
         num_computed = rows.num_computed[order]
         pending = rows.num_tokens[order] - num_computed
         may_run = num_computed < rows.run_limit[order]
@@ -186,7 +189,7 @@ class RunningRows:
 
     def join_siblings(self) -> None:
         """Waiting sequences of running requests get rows, as soon as there is KV to share."""
-        for request in list(self._placement.groups.values()):
+        for request in filter(self._placement.suspects.may_run, list(self._groups.values())):
             for sequence in request.sequences:
                 if sequence.status is Status.WAITING and request.request_id in self._groups:
                     self._try_to_join(sequence)

@@ -18,7 +18,7 @@ from scheduler_service.core.batch_policy import QueueState, StepShape, make_batc
 from scheduler_service.core.beams import prepare_search
 from scheduler_service.core.config import Feature, SchedulerConfig
 from scheduler_service.core.invariants import InvariantBroken
-from scheduler_service.core.losses import Losses, is_lost_too_often, loss_error
+from scheduler_service.core.losses import Losses, count_lost_executor
 from scheduler_service.core.outcome_checks import OutcomeChecks
 from scheduler_service.core.placement import Placement
 from scheduler_service.core.plan import (
@@ -31,8 +31,7 @@ from scheduler_service.core.plan import (
 )
 from scheduler_service.core.preemption_costs import PreemptionCosts
 from scheduler_service.core.queue_policy import make_queue_policy
-from scheduler_service.core.request import FinishReason, Int32Array, Request, Sequence
-from scheduler_service.core.request import SequenceStatus as Status
+from scheduler_service.core.request import FinishReason, Int32Array, Place, Request, Sequence
 from scheduler_service.core.results import Results
 from scheduler_service.core.row_changes import RowChanges
 from scheduler_service.core.row_columns import NO_TENANCY, Int64Array, RowWork
@@ -195,15 +194,12 @@ class Scheduler:
         """
         self._check_open()
         self._is_closed = True
-        return [self._move_out(request) for request in self._placement.requests.values()]
-
-    def _move_out(self, request: Request) -> Request:
-        had_row = any(s.status is Status.RUNNING for s in request.sequences)
-        was_computed = had_row or not self._placement.is_settled(request)
-        moved = self._placement.detach(request)
-        num_tokens = sum(len(s.token_ids) for s in moved.sequences)
-        if was_computed and is_lost_too_often(moved, num_tokens):
-            moved.finish_reason, moved.error = FinishReason.ERROR, loss_error(moved)
+        in_flight = {request for plan in self._in_flight for request in self._requests_of(plan)}
+        moved = []
+        for request in self._placement.requests.values():
+            moved.append(self._placement.detach(request))
+            if request in in_flight:
+                count_lost_executor(moved[-1], is_alone=len(in_flight) == 1)
         return moved
 
     def _check_open(self) -> None:
@@ -222,6 +218,26 @@ class Scheduler:
         self._check_open()
         if self._needs_snapshot and self._in_flight:
             return None
+        if self._placement.suspects:
+            return self._schedule_in_turn()
+        return self._schedule()
+
+    def _schedule_in_turn(self) -> StepPlan | None:
+        """A trial of suspects, for which nothing else is in flight, or a step of all others."""
+        suspects = self._placement.suspects
+        if suspects.is_trial_in_flight:
+            return None
+        for is_trial in suspects.turns:
+            if is_trial and self._in_flight:
+                return None
+            with suspects.turn(is_trial=is_trial):
+                plan = self._schedule()
+            if plan is not None:
+                suspects.step_planned(plan.step_id, is_trial=is_trial)
+                return plan
+        return None
+
+    def _schedule(self) -> StepPlan | None:
         while True:
             self._placement.has_preempted = False
             for shape in self._batch_policy.shapes(self._queue_state()):
@@ -255,6 +271,8 @@ class Scheduler:
                 num_tokens=plan.num_tokens,
                 compute_us=outcome.compute_us,
             )
+            if placement.suspects:
+                self._acquit(plan, outcome)
             try:
                 self._results.take(plan, outcome, events)
             except Exception:
@@ -264,9 +282,41 @@ class Scheduler:
         else:
             self._needs_snapshot |= outcome.status is not StepStatus.FAILED
             is_fruitless = outcome.status is not StepStatus.NEED_SNAPSHOT
-            self._losses.lose_step(plan, is_fruitless=is_fruitless)
+            self._lose_step(plan, outcome.status, is_fruitless=is_fruitless)
+        placement.suspects.step_answered(plan.step_id)
         placement.step_answered(plan.step_id)
         return self._add_ended(events)
+
+    def _lose_step(self, plan: StepPlan, status: StepStatus, *, is_fruitless: bool) -> None:
+        concerned = self._requests_of(plan)
+        if status is StepStatus.REFUSED:
+            # It may be for what they are, whether or not they were to compute.
+            concerned |= {
+                row.sequence.request: None
+                for row in plan.new_rows
+                if row.sequence.row_id == row.row_id
+            }
+        self._losses.lose_step(plan, is_fruitless=is_fruitless)
+        if is_fruitless:
+            for request in concerned:
+                if request.place is Place.RUNNING:
+                    self._losses.lose_request(request)
+            self._placement.suspects.step_failed(concerned)
+
+    def _requests_of(self, plan: StepPlan) -> dict[Request, None]:
+        """Requests that were to compute in a step, and still are interested."""
+        work = plan.work
+        each = zip(work.row_ids.tolist(), work.tenancies.tolist(), strict=True)
+        sequences = (self._placement.tenant(row_id, tenancy) for row_id, tenancy in each)
+        return {sequence.request: None for sequence in sequences if sequence is not None}
+
+    def _acquit(self, plan: StepPlan, outcome: StepOutcome) -> None:
+        """Whoever gets a token from a step that had it is a suspect no longer."""
+        for index in np.flatnonzero(outcome.token_ids >= 0).tolist():
+            row_id, tenancy = int(plan.work.row_ids[index]), int(plan.work.tenancies[index])
+            sequence = self._placement.tenant(row_id, tenancy)
+            if sequence is not None:
+                self._placement.suspects.acquit(sequence.request)
 
     def _add_ended(self, events: StepEvents) -> StepEvents:
         placement = self._placement
