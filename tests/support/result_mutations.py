@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -16,6 +17,9 @@ from splitserve.executor.v1 import executor_pb2 as pb
 
 _ODD_INTS = (-(2**31), -7, -1, 0, 1, 5, 96, 97, 98, 1000, 2**31 - 1)
 _ODD_FLOATS = (float("nan"), float("inf"), -float("inf"), 0.5, 3e38, -1.0)
+# Of a later version, too.
+_STATUSES: tuple[Any, ...] = (0, 2, 3, 4, 5, 9, 2**31 - 1)
+_REASONS: tuple[Any, ...] = (0, 4, 13, 14, 15, 99, -3)
 _COLUMNS = ("row_indexes", "positions", "token_ids", "ranks", "top_offsets", "top_token_ids")
 _ODD_BYTES = (b"", b"\x01", b"\xff" * 4, b"\x00" * 12, bytes(range(64)))
 
@@ -23,8 +27,8 @@ Mutation = Callable[[Random, pb.StepResult], None]
 
 
 def status_of_the_step(random: Random, result: pb.StepResult) -> None:
-    result.status = random.choice([0, 2, 3, 4, 5, 9, 2**31 - 1])
-    result.error.reason = random.choice([0, 4, 13, 14, 15, 99, -3])
+    result.status = random.choice(_STATUSES)
+    result.error.reason = random.choice(_REASONS)
     result.error.message = "é" * random.randrange(3)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from tests.support.checked_engine import CheckedEngine
 from tests.support.result_mutations import COSTS
 
 NUM_RUNS = 600
-_PARAMS: tuple[dict[str, object], ...] = (
+_PARAMS: tuple[dict[str, Any], ...] = (
     {},
     {"num_logprobs": 2},
     {"num_prompt_logprobs": 1, "num_logprobs": 0},
@@ -29,7 +30,7 @@ def run(seed: int) -> None:
     random = Random(seed)
     engine = CheckedEngine(depth=random.randint(1, 3), num_host_blocks=random.choice([0, 8]))
     for number in range(random.randint(1, 6)):
-        params = {"max_tokens": random.randint(1, 8)} | random.choice(_PARAMS)
+        params: dict[str, Any] = {"max_tokens": random.randint(1, 8)} | random.choice(_PARAMS)
         engine.add([number, *range(random.randint(1, 9))], **params)
     mutation = random.choice(list(COSTS))
     num_innocent = len(engine.requests)
