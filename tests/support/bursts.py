@@ -14,6 +14,7 @@ from random import Random
 from typing import Any
 
 from executor_service.codec import decode_batch, encode_answer, encode_info
+from executor_service.step import StepInput
 from executor_service.step_executor import StepExecutor
 from scheduler_service.cluster import Cluster
 from scheduler_service.config import ClusterConfig
@@ -33,7 +34,7 @@ from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve_rpc.domain_error import DomainError
 from tests.support.core_driver import make_config
 from tests.support.fake_chain import expected_tokens
-from tests.support.fake_runner import FakeRunner
+from tests.support.fake_runner import FakeRunner, StepFault
 from tests.support.in_process import executor_info
 
 VOCAB_SIZE = 97
@@ -49,8 +50,10 @@ Mutation = Callable[[Random, pb.StepResult], None]
 class Machine:
     """An executor at an address, life after life. `link`: the scheduler's latest way to it."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, guilty: int | None = None) -> None:
+        """`guilty`: steps with a request whose number is a multiple of it fail."""
         self.address = address
+        self._guilty = guilty
         self.epoch = 0
         self.link: BurstLink | None = None
         self.restart()
@@ -62,8 +65,15 @@ class Machine:
             block_size=_CONFIG.block_size,
             num_device_blocks=_CONFIG.num_device_blocks,
             vocab_size=VOCAB_SIZE,
+            fault=self._fault,
         )
         self.executor = StepExecutor(executor_info(_CONFIG, self.epoch), self.runner)
+
+    def _fault(self, step: StepInput) -> StepFault:
+        seeds = step.seeds.tolist()
+        if self._guilty is not None and any(seed % self._guilty == 0 for seed in seeds):
+            return StepFault(error=RuntimeError("a request that nobody survives"))
+        return StepFault()
 
     @property
     def info(self) -> pb.ExecutorInfo:
@@ -173,11 +183,15 @@ class BurstClient:
 
 
 class Burst:
-    """One run. `mutations`: how results may be spoiled; a row of them ends at most its request."""
+    """One run. `mutations`: how results may be spoiled. `guilty`: see Machine."""
 
-    def __init__(self, seed: int, mutations: Sequence[Mutation], num_machines: int = 2) -> None:
+    def __init__(
+        self, seed: int, mutations: Sequence[Mutation], *, guilty: int | None = None
+    ) -> None:
         self.random = Random(seed)
-        self.machines = {f"executor:{i}": Machine(f"executor:{i}") for i in range(num_machines)}
+        self.guilty = guilty
+        names = ("executor:0", "executor:1")
+        self.machines = {address: Machine(address, guilty) for address in names}
         self.clients: dict[str, BurstClient] = {}
         self.num_spoiled = 0
         self.errors: list[str] = []
@@ -251,7 +265,7 @@ class Burst:
             max_tokens=self.random.randint(1, 8),
             num_logprobs=self.random.choice([None, None, 1]),
             num_prompt_logprobs=self.random.choice([None, None, 0]),
-            n=self.random.choice([1, 1, 1, 2]),
+            n=1 if self.guilty else self.random.choice([1, 1, 1, 2]),
         )
         prompt = [number % VOCAB_SIZE, *range(self.random.randint(1, 9))]
         expected = [
@@ -312,9 +326,14 @@ class Burst:
             assert owners.isdisjoint(held)
             owners |= held.keys()
         num_errors = 0
-        for client in self.clients.values():
+        for number, client in enumerate(self.clients.values(), 1):
             client.check(is_over=is_over)
-            if client.finished is not None and client.finished.error is not None:
-                num_errors += 1
-                assert client.finished.error[0] in ("ROW_FAILED", "INVALID_LOGITS")
+            if client.finished is None or client.finished.error is None:
+                continue
+            reason, _ = client.finished.error
+            if self.guilty and number % self.guilty == 0:
+                assert reason == "EXECUTOR_LOST_REPEATEDLY"
+                continue
+            num_errors += 1
+            assert reason in ("ROW_FAILED", "INVALID_LOGITS")
         assert num_errors <= 2 * self.num_spoiled

@@ -30,6 +30,11 @@ async def test_streams_are_exact_when_executors_break_the_contract(first: int) -
         await run(seed)
 
 
+async def test_innocent_streams_are_exact_when_some_requests_make_steps_fail() -> None:
+    for seed in range(20):
+        await Burst(seed, (), guilty=5).run()
+
+
 async def test_streams_are_exact_when_executors_are_replaced() -> None:
     for seed in range(30):
         await run(seed, has_mutations=False)
