@@ -9,7 +9,6 @@ import numpy as np
 from scheduler_service.core.beam_search import BeamSearch
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.placement import Placement
-from scheduler_service.core.plan import ContractBroken
 from scheduler_service.core.request import (
     Completion,
     FinishReason,
@@ -28,9 +27,8 @@ class Beams:
         self._placement = placement
 
     def take(self, sequence: Sequence, scored: ScoredToken | None) -> None:
-        """The most probable next tokens of a beam are known. Raises ContractBroken."""
-        if scored is None:
-            raise ContractBroken("a row that asked for logprobs got none")
+        """The most probable next tokens of a beam are known."""
+        assert scored is not None, "a row without its logprobs has failed"
         sequence.candidates = scored.top
 
     def advance(self, request: Request) -> bool:

@@ -34,9 +34,9 @@ class OutcomeChecks:
         """`outcome` with rows FAILED that are not as they must be. Raises ContractBroken."""
         num_rows = len(plan.work.row_ids)
         statuses = outcome.row_statuses
-        lengths = {len(outcome.token_ids), num_rows if statuses is None else len(statuses)}
-        if lengths != {num_rows}:
-            raise ContractBroken(f"columns of {sorted(lengths)} elements for {num_rows} rows")
+        for column in (outcome.token_ids, statuses):
+            if column is not None and len(column) != num_rows:
+                raise ContractBroken(f"a column has {len(column)} elements for {num_rows} rows")
         faults = self._statuses(statuses) if statuses is not None else {}
         faults |= self._tokens(plan, outcome)
         logprobs, prompt_logprobs = outcome.logprobs, outcome.prompt_logprobs
@@ -44,7 +44,8 @@ class OutcomeChecks:
             logprobs = self._logprobs(plan, outcome, faults)
         if len(plan.work.token_ids) or prompt_logprobs:
             prompt_logprobs = self._prompt_logprobs(plan, outcome, faults)
-        outcome = replace(outcome, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+        if logprobs is not outcome.logprobs or prompt_logprobs is not outcome.prompt_logprobs:
+            outcome = replace(outcome, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
         return _with_faults(outcome, num_rows, faults) if faults else outcome
 
     def _statuses(self, statuses: Items[int]) -> dict[int, str]:
@@ -57,9 +58,10 @@ class OutcomeChecks:
     def _tokens(self, plan: StepPlan, outcome: StepOutcome) -> dict[int, str]:
         token_ids, samples = outcome.token_ids, plan.work.samples
         # As unsigned numbers: negative ones are large.
-        is_wrong = token_ids.view(np.uint32) >= self._vocab_size
-        if not np.count_nonzero(is_wrong):
+        unsigned = token_ids.view(np.uint32)
+        if len(unsigned) == 0 or unsigned.max() < self._vocab_size:
             return {}
+        is_wrong = unsigned >= self._vocab_size
         if samples is not None:
             is_wrong &= samples
         if outcome.row_statuses is not None:

@@ -12,7 +12,6 @@ from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.losses import Losses
 from scheduler_service.core.placement import Placement
 from scheduler_service.core.plan import (
-    ContractBroken,
     RowStatus,
     StepEvents,
     StepOutcome,
@@ -47,7 +46,7 @@ class Results:
         self._may_stop[list(request.stop_token_ids)] = True
 
     def take(self, plan: StepPlan, outcome: StepOutcome, events: StepEvents) -> None:
-        """Takes what an executed step brought. Raises ContractBroken."""
+        """Takes what an executed step brought, and `OutcomeChecks` let through."""
         if outcome.row_statuses is not None:
             self._take_failures(plan, outcome)
         for index, scored in outcome.prompt_logprobs.items():
@@ -82,8 +81,6 @@ class Results:
         rows = self._rows
         if len(row_ids) == 0:
             return
-        if token_ids.view(np.uint32).max() >= self._config.vocab_size:
-            raise ContractBroken("a sampled token is outside the vocabulary")
         if rows.num_not_plain:
             if indexes is None:
                 indexes = np.arange(len(row_ids))
@@ -149,8 +146,6 @@ class Results:
                 self._beams.take(sequence, scored)
                 self._advance_beams(sequence.request)
                 continue
-            if not 0 <= token_id < self._config.vocab_size:
-                raise ContractBroken("a sampled token is outside the vocabulary")
             sequence.token_ids = np.append(sequence.token_ids, np.int32(token_id))
             sequence.num_promised -= 1
             self._placement.waiting.sampled(sequence.request.scheduling.tenant, 1)
