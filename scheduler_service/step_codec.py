@@ -232,7 +232,7 @@ def _decode_ok(result: executor.StepResult, num_rows: int) -> StepOutcome:
         StepStatus.OK,
         token_ids,
         row_statuses,
-        {error.row_index: error.message[:_MAX_TEXT_CHARS] for error in result.row_errors},
+        {e.row_index: e.message[:_MAX_TEXT_CHARS] for e in result.row_errors[:num_rows]},
         FirstScores(_decode_scores(result.logprobs)),
         _decode_scores(result.prompt_logprobs),
         move_us=_duration(timings.move_us),

@@ -10,6 +10,7 @@ import pytest
 from scheduler_service.cluster import Cluster
 from scheduler_service.config import ClusterConfig
 from scheduler_service.core.scheduler import Scheduler
+from scheduler_service.core_config import core_config
 from scheduler_service.engines import MAX_PENDING_JOINS
 from scheduler_service.executor_info_checks import check_executor_info
 from scheduler_service.executor_link import ExecutorLost, LinkConfig
@@ -194,6 +195,14 @@ def test_info_is_refused_when_it_names_countless_tokens() -> None:
     info.model.eos_token_ids.extend([1] * 5000)
     with pytest.raises(DomainError, match=r"model.eos_token_ids is 5000 long; allowed: 4096"):
         check_executor_info(info)
+
+
+def test_info_is_accepted_when_it_names_a_feature_of_a_later_version() -> None:
+    info = Machine(ADDRESS).info
+    known = core_config(info, ClusterConfig()).features
+    info.features.append(99)  # type: ignore[arg-type]
+    check_executor_info(info)
+    assert core_config(info, ClusterConfig()).features == known
 
 
 def test_core_keeps_nothing_of_blocks_when_nobody_used_them() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from scheduler_service.core.plan import ContractBroken
 from scheduler_service.core.sampling_params import BeamParams
+from scheduler_service.score_columns import ScoreColumns
 from scheduler_service.step_codec import ResultUnusable
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.checked_engine import CheckedEngine
@@ -59,3 +61,15 @@ def run(seed: int) -> None:
 def test_nothing_else_is_raised_when_results_are_not_as_they_must_be(first: int) -> None:
     for seed in range(first, first + 100):
         run(seed)
+
+
+def test_row_has_no_scores_when_the_message_has_more_than_could_be_true() -> None:
+    count = 2**20 + 1
+    rows = np.zeros(count + 1, np.int32)
+    rows[-1] = 1
+    columns = rows.tobytes()
+    offsets = np.zeros(count + 2, np.int32).tobytes()
+    names = ("row_indexes", "positions", "token_ids", "logprobs", "ranks")
+    scores = ScoreColumns(pb.Logprobs(top_offsets=offsets, **dict.fromkeys(names, columns)))
+    assert list(scores) == [1]
+    assert len(scores[1]) == 1
