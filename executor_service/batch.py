@@ -57,6 +57,7 @@ class StepErrorReason(IntEnum):
     FEATURE_UNSUPPORTED = 12
     OUT_OF_MEMORY = 13
     INTERNAL = 14
+    FUTURE_SCHEDULER_EPOCH = 15
 
 
 @dataclass(frozen=True, slots=True)

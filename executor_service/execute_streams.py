@@ -52,7 +52,7 @@ class ExecuteStream:
 
 
 class ExecuteStreams:
-    """All open streams; a newer one ends the older ones when it sends its first batch."""
+    """All open streams; a newer one ends the older ones when its first batch was accepted."""
 
     def __init__(self) -> None:
         self._open: list[ExecuteStream] = []
@@ -83,9 +83,11 @@ class ExecuteStreams:
         """Returns when no stream is open."""
         await self._none_open.wait()
 
-    def note_epoch(self, stream: ExecuteStream, scheduler_epoch: int) -> None:
-        """A batch of `scheduler_epoch` came in `stream`; ends the streams it supersedes."""
-        stream.scheduler_epoch = max(stream.scheduler_epoch, scheduler_epoch)
+    def accept(self, stream: ExecuteStream, scheduler_epoch: int) -> None:
+        """A batch of `scheduler_epoch` was taken from `stream`; ends the streams it supersedes."""
+        if scheduler_epoch <= stream.scheduler_epoch or stream not in self._open:
+            return
+        stream.scheduler_epoch = scheduler_epoch
         for other in self._open:
             if other.number < stream.number and other.scheduler_epoch <= stream.scheduler_epoch:
                 other.fail(

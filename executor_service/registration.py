@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,6 +16,7 @@ import grpc.aio
 
 from executor_service.codec import encode_info
 from executor_service.executor_info import CONTRACT_MAJOR, ExecutorInfo
+from executor_service.step_executor import MAX_CLOCK_SKEW_NS
 from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
 from splitserve_rpc.errors import failure_of
 from splitserve_rpc.server import channel_options
@@ -98,10 +100,14 @@ class GrpcRegistry:
 
 @dataclass(frozen=True, slots=True)
 class Pacing:
-    """How a Registrar waits; tests put a clock of their own here."""
+    """How a Registrar waits; tests put a clock of their own here.
+
+    `now_ns`: nanoseconds since 1970, as epochs are.
+    """
 
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
     random: Callable[[], float] = random.random
+    now_ns: Callable[[], int] = time.time_ns
 
     def jittered(self, delay_s: float) -> float:
         """`delay_s`, up to a fifth longer or shorter."""
@@ -151,6 +157,12 @@ class Registrar:
             scheduler_epoch = await self._registry.register(info)
         except OSError as error:
             raise RegistrationFailed(_UNREACHABLE, f"problem={str(error)!r}") from error
+        if scheduler_epoch > self._pacing.now_ns() + MAX_CLOCK_SKEW_NS:
+            raise RegistrationFailed(
+                "registration_refused",
+                f"reason=FUTURE_SCHEDULER_EPOCH message='the scheduler_epoch {scheduler_epoch} is"
+                " more than an hour ahead of the clock here'",
+            )
         self._adopt_scheduler_epoch(scheduler_epoch)
         line = f"registered address={info.address} scheduler_epoch={scheduler_epoch}"
         self._log_change(logging.INFO, line)

@@ -21,6 +21,8 @@ from splitserve_rpc.domain_error import DomainError
 
 SERVICE = "splitserve.executor.v1.ExecutorService"
 _CHUNK_BYTES = 1024 * 1024
+# What a batch is answered with that was taken, now or before.
+_TAKEN = frozenset({pb.STEP_STATUS_OK, pb.STEP_STATUS_FAILED})
 
 _log = logging.getLogger(__name__)
 
@@ -105,13 +107,17 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         """Hands batches to the worker. They are executed even if the stream is cut meanwhile."""
         loop = asyncio.get_running_loop()
 
+        def answer(encode: Callable[[], pb.StepResult]) -> None:
+            result = encode()
+            if result.status in _TAKEN:
+                self.streams.accept(stream, result.scheduler_epoch)
+            stream.deliver(result)
+
         def deliver(encode: Callable[[], pb.StepResult]) -> None:
-            loop.call_soon_threadsafe(lambda: stream.deliver(encode()))
+            loop.call_soon_threadsafe(answer, encode)
 
         await stream.take_credit()
         async for batch in batches:
-            if batch.scheduler_epoch > stream.scheduler_epoch:
-                self.streams.note_epoch(stream, batch.scheduler_epoch)
             stream.num_unanswered += 1
             worker.submit(batch, deliver)
             # What was read is submitted already: a cut while we wait here loses nothing.

@@ -8,6 +8,7 @@ it samples is awaited.
 from __future__ import annotations
 
 import logging
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ from executor_service.row_table import RowTable
 from executor_service.step import FailedStep, Int32Array, PendingStep, Runner, StepOutput
 from executor_service.step_input import PreparedStep, prepare_step
 
+# By which clocks of two machines may differ.
+MAX_CLOCK_SKEW_NS = 3600 * 10**9
 _NO_TIMINGS = StepTimings()
 _BUG = StepError(StepErrorReason.INTERNAL, "", INTERNAL_ERROR_MESSAGE)
 
@@ -56,8 +59,15 @@ class RunningStep:
 class StepExecutor:
     """The step contract's semantics around a runner; see `ScheduleBatch` in the proto."""
 
-    def __init__(self, info: ExecutorInfo, runner: Runner) -> None:
+    def __init__(
+        self,
+        info: ExecutorInfo,
+        runner: Runner,
+        now_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        """`now_ns`: nanoseconds since 1970, as epochs are."""
         self._info = info
+        self._now_ns = now_ns
         self._runner = runner
         self._scheduler_epoch = 0
         self._rows = RowTable(info.limits.max_num_rows, info.limits.max_inflight_steps)
@@ -68,14 +78,20 @@ class StepExecutor:
         self._base_step_id: int | None = None
 
     def adopt_scheduler_epoch(self, scheduler_epoch: int) -> None:
-        """Forgets everything said by older schedulers, if `scheduler_epoch` is a newer one."""
-        if scheduler_epoch > self._scheduler_epoch:
+        """Forgets everything said by older schedulers, if `scheduler_epoch` is a newer one.
+
+        One from the future is none.
+        """
+        if scheduler_epoch > self._scheduler_epoch and not self._is_future(scheduler_epoch):
             self.finish()
             _log.info("scheduler_epoch_adopted scheduler_epoch=%d", scheduler_epoch)
             self._scheduler_epoch = scheduler_epoch
             self._rows.clear()
             self._answers.clear()
             self._last_step_id = self._base_step_id = None
+
+    def _is_future(self, scheduler_epoch: int) -> bool:
+        return scheduler_epoch > self._now_ns() + MAX_CLOCK_SKEW_NS
 
     def execute(self, batch: Batch, queue_us: int = 0) -> StepAnswer:
         """Answers `batch` and all before it; raises nothing. `queue_us`: see `begin`."""
@@ -97,12 +113,15 @@ class StepExecutor:
         try:
             answer = self._answer_by_identity(identity)
             if answer is None:
-                running = self._begin(identity, self._checked_content(batch), queue_us, then)
+                content = self._checked_content(batch)
+                self.adopt_scheduler_epoch(identity.scheduler_epoch)
+                running = self._begin(identity, content, queue_us, then)
         except BatchRefused as refusal:
             answer = self._refuse(identity, refusal.error)
         except Exception:
             # A bug of ours. How far it got is unknown, so no delta may build on this step.
             _log.exception("step_broken step_id=%d", identity.step_id)
+            self.adopt_scheduler_epoch(identity.scheduler_epoch)
             self._apply(identity.step_id, base_step_id=None)
             self.finish()
             answer = self._answer(identity, StepStatus.FAILED, error=_BUG)
@@ -138,8 +157,16 @@ class StepExecutor:
                 "scheduler_epoch",
                 f"{identity.scheduler_epoch}; allowed: {newest_epoch} or newer",
             )
-        self.adopt_scheduler_epoch(identity.scheduler_epoch)
         step_id, last_step_id = identity.step_id, self._last_step_id
+        base_step_id = self._base_step_id
+        if identity.scheduler_epoch > newest_epoch:
+            if self._is_future(identity.scheduler_epoch):
+                raise BatchRefused(
+                    StepErrorReason.FUTURE_SCHEDULER_EPOCH,
+                    "scheduler_epoch",
+                    f"{identity.scheduler_epoch}; allowed: an hour more than {self._now_ns()}",
+                )
+            last_step_id = base_step_id = None
         if last_step_id is not None and step_id <= last_step_id:
             self.finish()
             if step_id in self._answers:
@@ -150,7 +177,7 @@ class StepExecutor:
                 f"{step_id}; allowed: above {last_step_id}, or one of the stored"
                 f" {list(self._answers)}",
             )
-        if identity.base_step_id is not None and identity.base_step_id != self._base_step_id:
+        if identity.base_step_id is not None and identity.base_step_id != base_step_id:
             return self._answer(identity, StepStatus.NEED_SNAPSHOT)
         return None
 

@@ -35,14 +35,14 @@ def rescue(core: Core, broken: CoreBroken | None, *, has_lost_events: bool) -> l
     token in between; with `has_lost_events` (`apply` raised) also those whose tokens cannot be told
     apart from what got lost. All others are ready for another core.
     """
-    requests = _evacuate(core)
     ended = _take_ended(core)
-    half_told = {sequence.request for sequence in ended.finished_sequences}
+    requests = _evacuate(core)
+    half_told = {sequence.request.request_id for sequence in ended.finished_sequences}
     for request in requests:
         if request.is_finished:
             continue
         is_at_fault = broken is not None and request.request_id == broken.request_id
-        is_unclear = has_lost_events and (request in half_told or _is_hidden(request))
+        is_unclear = has_lost_events and (request.request_id in half_told or _is_hidden(request))
         if is_at_fault or is_unclear or (broken is not None and _is_hopeless(request)):
             end_with_fault(request)
     for request in ended.finished:

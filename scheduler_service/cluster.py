@@ -1,32 +1,27 @@
-"""All executors and all requests: who runs where, and what happens when an executor is lost."""
+"""All requests: who runs them, and how they outlive the executors they run on."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 
-from scheduler_service.broken_core import MESSAGE, REASON, CoreBroken, end_with_fault
+from scheduler_service.broken_core import MESSAGE, REASON, end_with_fault
 from scheduler_service.config import ClusterConfig
 from scheduler_service.core.admission import check_request
-from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import StepEvents
 from scheduler_service.core.request import Request
 from scheduler_service.core.scheduler import QUEUE_FULL_RETRY_S
-from scheduler_service.core_config import core_config
 from scheduler_service.delivery import Delivery
 from scheduler_service.engine_loop import EngineLoop
-from scheduler_service.executor_link import ExecutorLink, ExecutorLost, LinkConfig
+from scheduler_service.engines import EngineOwner, EngineParts, Engines
+from scheduler_service.executor_link import ExecutorLink, ExecutorLost, Link, LinkConfig
 from scheduler_service.journal.journal import Journal, NoJournal
 from scheduler_service.sinks import Sink
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve_rpc.domain_error import DomainError
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -48,36 +43,44 @@ class Cluster:
         *,
         now_ns: Callable[[], int] = time.monotonic_ns,
         journal: Journal | NoJournal | None = None,
+        connect: Callable[[executor.ExecutorInfo, LinkConfig], Link] = ExecutorLink,
     ) -> None:
         self._config = config
         self.scheduler_epoch = scheduler_epoch
         self._on_change = on_change
-        self._engines: dict[str, EngineLoop] = {}
-        self._last_steps: dict[str, tuple[int, int]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
         self._tracked: dict[str, _Tracked] = {}
         self._unassigned: dict[str, Request] = {}
         self._last_arrival = 0
         self.delivery = Delivery()
         self.now_ns = now_ns
-        self._journal = journal or NoJournal()
         self._draining = False
         self._idle = asyncio.Event()
-        self.model: executor.ModelInfo | None = None
-        self.tokenizer_files: dict[str, bytes] = {}
-        self._last_scheduler_config: SchedulerConfig | None = None
+        self._engines = Engines(
+            EngineParts(config, scheduler_epoch, now_ns, journal or NoJournal(), connect),
+            EngineOwner(self._deliver, self._engine_joined, self._engine_lost),
+        )
 
     # -- executors -----------------------------------------------------------------------------
 
     @property
     def engines(self) -> list[EngineLoop]:
-        """The connected executors, in order of registration."""
-        return list(self._engines.values())
+        """The executors that answered, in order of registration."""
+        return self._engines.known
+
+    @property
+    def model(self) -> executor.ModelInfo | None:
+        """What the executors serve; None before one was connected."""
+        return self._engines.model
+
+    @property
+    def tokenizer_files(self) -> dict[str, bytes]:
+        """The tokenizer of the model."""
+        return self._engines.tokenizer_files
 
     @property
     def max_model_len(self) -> int:
-        """Most tokens of prompt and output together, as the latest executor allows."""
-        config = self._last_scheduler_config
+        """Most tokens of prompt and output together, as some connected executor allows."""
+        config = self._engines.config
         return config.max_len if config is not None else 0
 
     @property
@@ -90,77 +93,23 @@ class Cluster:
         """Requests that have not ended."""
         return len(self._tracked)
 
-    def join(self, info: executor.ExecutorInfo) -> None:
-        """Takes an executor that has registered and was found acceptable."""
-        known = self._engines.get(info.address)
-        if known is not None:
-            if known.link.info.executor_epoch == info.executor_epoch:
-                return
-            self._remove(known, "a new executor registered at its address")
-        self.model = info.model
-        config = self._config
-        scheduler_config = core_config(info, config)
-        self._last_scheduler_config = scheduler_config
-        link_config = LinkConfig(config.reconnect_timeout_s, config.step_timeout_s)
-        epoch, last_step_id = self._last_steps.get(info.address, (0, 0))
-        core = self._journal.core(
-            scheduler_config,
-            last_step_id if epoch == info.executor_epoch else 0,
-            info.address,
-            info.executor_epoch,
-        )
-        engine = EngineLoop(
-            core,
-            ExecutorLink(info, link_config),
-            self._deliver,
-            scheduler_epoch=self.scheduler_epoch,
-            pipeline_depth=config.pipeline_depth,
-            now_ns=self.now_ns,
-        )
-        self._engines[info.address] = engine
-        task = asyncio.create_task(self._run(engine))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    async def join(self, info: executor.ExecutorInfo) -> None:
+        """Takes an executor that registers, once it has answered. Raises DomainError."""
+        self.check_not_draining()
+        await self._engines.join(info)
 
-    async def _run(self, engine: EngineLoop) -> None:
-        """Lives as long as the executor; then its requests move."""
-        info = engine.link.info
-        try:
-            await engine.link.check_alive()
-            if not self.tokenizer_files:
-                self.tokenizer_files = await engine.link.tokenizer_files()
-            _log.info("executor_joined address=%s epoch=%d", info.address, info.executor_epoch)
-            engine.is_connected = True
-            self._on_change()
-            self._assign_unassigned()
-            await engine.run()
-        except ExecutorLost as lost:
-            self._remove(engine, str(lost))
-        except Exception:
-            # A fault of ours costs this executor a recompute, not the service its life.
-            _log.exception("engine_loop_failed address=%s", info.address)
-            self._remove(engine, "its engine loop failed")
-        finally:
-            await engine.link.close()
+    def _engine_joined(self) -> None:
+        self._on_change()
+        self._assign_unassigned()
 
-    def _remove(self, engine: EngineLoop, why: str) -> None:
-        info = engine.link.info
-        if self._engines.get(info.address) is not engine:
-            return
-        del self._engines[info.address]
-        engine.is_connected = False
-        # Should this life of it come back, its steps are numbered on.
-        self._last_steps[info.address] = (info.executor_epoch, engine.scheduler.last_step_id)
-        requests = engine.evacuate()
-        _log.warning(
-            "executor_lost address=%s num_requests=%d reason=%r", info.address, len(requests), why
-        )
+    def _engine_lost(self, engine: EngineLoop, requests: list[Request]) -> None:
+        """Takes back what a closed engine gave away."""
         self._on_change()
         for request in sorted(requests, key=lambda moved: moved.arrival):
             tracked = self._tracked.get(request.request_id)
-            if tracked is None:
+            if tracked is None or tracked.engine is not engine:
                 continue  # its owner is gone
-            tracked.engine = None
+            tracked.request, tracked.engine = request, None
             if request.is_finished:
                 self._end(request)
             else:
@@ -177,15 +126,15 @@ class Cluster:
             if engine is not None:
                 del self._unassigned[request.request_id]
                 self._tracked[request.request_id].engine = engine
-                with suppress(CoreBroken):  # then it gives the request back
-                    self._ask(engine, "readmit", partial(engine.scheduler.readmit, request))
+                with suppress(ExecutorLost):  # then it gives the request back
+                    engine.readmit(request)
 
     def _choose(self, request: Request) -> EngineLoop | None:
         """The connected executor with the least load that `request` fits on.
 
         One with a full queue is chosen only if the others are full too.
         """
-        fitting = [engine for engine in self._connected if _fits(request, engine)]
+        fitting = [engine for engine in self._engines.taking_requests if _fits(request, engine)]
         return min(
             fitting,
             key=lambda engine: (
@@ -194,10 +143,6 @@ class Cluster:
             ),
             default=None,
         )
-
-    @property
-    def _connected(self) -> list[EngineLoop]:
-        return [engine for engine in self._engines.values() if engine.is_connected]
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -214,7 +159,7 @@ class Cluster:
     def check_accepting(self) -> None:
         """Raises DomainError DRAINING or MODEL_NOT_READY."""
         self.check_not_draining()
-        if self._last_scheduler_config is None:
+        if self._engines.config is None:
             raise DomainError("MODEL_NOT_READY", "no executor has registered yet")
 
     def submit(self, request: Request, sink: Sink) -> None:
@@ -236,28 +181,21 @@ class Cluster:
         if engine is None:
             return
         try:
-            self._ask(engine, "add", partial(engine.scheduler.add, request))
+            engine.add(request)
         except DomainError:
             self._untrack(request.request_id)
             raise
-        except CoreBroken as broken:
+        except ExecutorLost as lost:
             self._untrack(request.request_id)
-            raise DomainError(REASON, MESSAGE) from broken
-
-    def _ask(self, engine: EngineLoop, name: str, call: Callable[[], object]) -> None:
-        """Calls a core, and tells what has ended by it. Raises what the call may, or CoreBroken."""
-        core = engine.scheduler
-        core.tick(self.now_ns())
-        engine.call(name, call)
-        self._deliver(engine.call("take_ended", core.take_ended))
-        engine.wake_up()
+            raise DomainError(REASON, MESSAGE) from lost
 
     def _check_without_executor(self, request: Request) -> None:
         """Nobody takes it now: says why if that is the request's fault, or that too many wait."""
-        assert self._last_scheduler_config is not None
-        for engine in self._connected:
+        config = self._engines.config
+        assert config is not None
+        for engine in self._engines.taking_requests:
             engine.scheduler.check(request)
-        check_request(request, self._last_scheduler_config)
+        check_request(request, config)
         if len(self._unassigned) >= self._config.max_num_waiting:
             raise DomainError(
                 "QUEUE_FULL",
@@ -271,9 +209,8 @@ class Cluster:
         if tracked is None:
             raise DomainError("REQUEST_UNKNOWN", f"no unfinished request {request_id!r}")
         if tracked.engine is not None:
-            with suppress(CoreBroken):
-                abort = partial(tracked.engine.scheduler.abort, request_id)
-                self._ask(tracked.engine, "abort", abort)
+            with suppress(ExecutorLost):
+                tracked.engine.abort(request_id)
                 return
         else:
             del self._unassigned[request_id]
@@ -290,9 +227,8 @@ class Cluster:
             return
         self._untrack(request_id)
         if tracked.engine is not None:
-            with suppress(CoreBroken):
-                abort = partial(tracked.engine.scheduler.abort, request_id)
-                self._ask(tracked.engine, "abort", abort)
+            with suppress(ExecutorLost):
+                tracked.engine.abort(request_id)
         else:
             del self._unassigned[request_id]
 
@@ -306,9 +242,7 @@ class Cluster:
         for request_id in list(self._tracked):
             self.delivery.fail(request_id, _draining())
             self.abandon(request_id)
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._engines.close()
 
     def _deliver(self, events: StepEvents) -> None:
         self.delivery.deliver(events)

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from typing import Protocol
 
 import grpc
 import grpc.aio
@@ -18,6 +19,8 @@ from splitserve_rpc.server import channel_options
 
 _RETRY_PAUSE_S = 0.1
 _MAX_FRUITLESS_STREAMS = 10
+MAX_TOKENIZER_BYTES = 256 * 1024 * 1024
+MAX_TOKENIZER_FILES = 64
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +41,31 @@ class LinkConfig:
     step_timeout_s: float
 
 
+class Link(Protocol):
+    """The way to one executor."""
+
+    @property
+    def info(self) -> executor.ExecutorInfo:
+        """What the executor is."""
+
+    def send(self, batch: executor.ScheduleBatch) -> None:
+        """Queues `batch` to be sent."""
+
+    async def get_info(self, timeout_s: float) -> executor.ExecutorInfo:
+        """What answers there says of itself. Raises ExecutorLost."""
+        ...
+
+    async def tokenizer_files(self) -> dict[str, bytes]:
+        """The tokenizer files, empty if the executor has none. Raises ExecutorLost."""
+        ...
+
+    def results(self) -> AsyncGenerator[executor.StepResult, None]:
+        """Yields one result for each batch sent, in order. Raises ExecutorLost."""
+
+    async def close(self) -> None:
+        """Ends what is open."""
+
+
 class ExecutorLink:
     """Sends batches and yields results in order, across cuts of the stream.
 
@@ -48,6 +76,8 @@ class ExecutorLink:
     def __init__(self, info: executor.ExecutorInfo, config: LinkConfig) -> None:
         self.info = info
         self._config = config
+        self._waited_for: executor.ScheduleBatch | None = None
+        self._waited_since_s = 0.0
         limit = info.limits.max_message_bytes
         # Shared subchannels would have the next life of an executor wait for the retry of this one.
         options = [*channel_options(limit), ("grpc.use_local_subchannel_pool", 1)]
@@ -61,23 +91,38 @@ class ExecutorLink:
         self._unanswered.append(batch)
         self._outbox.put_nowait(batch)
 
-    async def check_alive(self) -> None:
-        """Raises ExecutorLost unless the executor answers, in the same life, in time."""
+    async def get_info(self, timeout_s: float) -> executor.ExecutorInfo:
+        """What answers at the address says of itself. Raises ExecutorLost."""
         try:
-            answer = await self._stub.GetInfo(
-                executor.GetInfoRequest(), timeout=self._config.reconnect_timeout_s
-            )
+            answer = await self._stub.GetInfo(executor.GetInfoRequest(), timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise ExecutorLost(f"{error.code().name}: {error.details()}") from error
-        if answer.executor.executor_epoch != self.info.executor_epoch:
+        info: executor.ExecutorInfo = answer.executor
+        return info
+
+    async def check_alive(self) -> None:
+        """Raises ExecutorLost unless the executor answers, in the same life, in time."""
+        info = await self.get_info(self._config.reconnect_timeout_s)
+        if info.executor_epoch != self.info.executor_epoch:
             raise ExecutorRestarted("it has restarted")
 
     async def tokenizer_files(self) -> dict[str, bytes]:
         """The tokenizer files, empty if the executor has none. Raises ExecutorLost."""
         files: dict[str, bytearray] = {}
+        num_bytes = 0
+        call = self._stub.GetTokenizer(
+            executor.GetTokenizerRequest(), timeout=self._config.step_timeout_s
+        )
         try:
-            async for chunk in self._stub.GetTokenizer(executor.GetTokenizerRequest()):
+            async for chunk in call:
                 files.setdefault(chunk.file_name, bytearray()).extend(chunk.data)
+                num_bytes += len(chunk.data) + len(chunk.file_name)
+                if num_bytes > MAX_TOKENIZER_BYTES or len(files) > MAX_TOKENIZER_FILES:
+                    call.cancel()
+                    raise ExecutorLost(
+                        f"its tokenizer has more than {MAX_TOKENIZER_BYTES} bytes or "
+                        f"{MAX_TOKENIZER_FILES} files"
+                    )
         except grpc.aio.AioRpcError as error:
             if error.code() not in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.NOT_FOUND):
                 raise ExecutorLost(f"{error.code().name}: {error.details()}") from error
@@ -106,6 +151,7 @@ class ExecutorLink:
 
     async def _one_stream(self) -> AsyncGenerator[executor.StepResult, None]:
         self._outbox = asyncio.Queue()
+        self._waited_for = None
         for batch in self._unanswered:
             self._outbox.put_nowait(batch)
         call = self._stub.Execute()
@@ -129,18 +175,25 @@ class ExecutorLink:
         reading = asyncio.ensure_future(call.read())
         try:
             while True:
-                waited_for = self._unanswered[0] if self._unanswered else None
-                done, _ = await asyncio.wait([reading], timeout=self._config.step_timeout_s)
+                patience_s = self._patience_s()
+                done, _ = await asyncio.wait([reading], timeout=patience_s)
                 if done:
                     result: executor.StepResult = reading.result()
                     return result
-                if waited_for is not None and self._unanswered[0] is waited_for:
-                    raise ExecutorLost(
-                        f"step {waited_for.step_id} is not answered after "
-                        f"{self._config.step_timeout_s:g} s"
-                    )
         finally:
             reading.cancel()
+
+    def _patience_s(self) -> float:
+        """How long to wait for the oldest batch; messages that answer others do not prolong it."""
+        oldest, now_s = next(iter(self._unanswered), None), asyncio.get_running_loop().time()
+        if oldest is None or oldest is not self._waited_for:
+            self._waited_for, self._waited_since_s = oldest, now_s
+        patience_s = self._waited_since_s + self._config.step_timeout_s - now_s
+        if oldest is not None and patience_s <= 0:
+            raise ExecutorLost(
+                f"step {oldest.step_id} is not answered after {self._config.step_timeout_s:g} s"
+            )
+        return patience_s
 
     @staticmethod
     async def _write(

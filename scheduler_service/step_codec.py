@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Items
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from types import MappingProxyType
 
 import numpy as np
@@ -13,6 +13,7 @@ from scheduler_service.core.config import Feature
 from scheduler_service.core.plan import NewRow, StepOutcome, StepPlan, StepStatus
 from scheduler_service.core.request import Int32Array, Request, ScoredToken
 from scheduler_service.core.row_changes import TableWrites
+from scheduler_service.score_columns import FirstScores, ScoreColumns
 from splitserve.executor.v1 import executor_pb2 as executor
 
 _I32 = np.dtype("<i4")
@@ -48,12 +49,16 @@ _FEATURES: Mapping[int, Feature] = MappingProxyType(
         executor.FEATURE_CROSS_ATTENTION: Feature.CROSS_ATTENTION,
     }
 )
+_NO_SCORES: Mapping[int, list[ScoredToken]] = MappingProxyType({})
+_MAX_TEXT_CHARS = 500
+_MAX_DURATION_US = 3_600_000_000
 # Refusals that no other batch of ours would escape.
 _FENCED = frozenset(
     {
         executor.STEP_ERROR_REASON_STALE_SCHEDULER_EPOCH,
         executor.STEP_ERROR_REASON_WRONG_EXECUTOR_EPOCH,
         executor.STEP_ERROR_REASON_STALE_STEP,
+        executor.STEP_ERROR_REASON_FUTURE_SCHEDULER_EPOCH,
     }
 )
 
@@ -187,64 +192,67 @@ def _csr(parts: Items[Int32Array]) -> tuple[bytes, bytes]:
 
 
 def decode_result(result: executor.StepResult, num_rows: int) -> StepOutcome:
-    """A result of a step with `num_rows` rows. Raises ResultUnusable."""
-    if result.status not in _STATUSES:
-        raise ResultUnusable(f"status is {result.status}; allowed: 1 to 4")
-    status = _STATUSES[result.status]
+    """A result of a step with `num_rows` rows. Raises ResultUnusable.
+
+    A status that is not known may be of a later version: then nothing is known of the step, which
+    counts as refused.
+    """
+    status = _STATUSES.get(result.status, StepStatus.REFUSED)
     if status is not StepStatus.OK:
-        error = result.error
-        reason = executor.StepErrorReason.Name(error.reason).removeprefix("STEP_ERROR_REASON_")
-        text = f"{reason} {error.field} {error.message}"
-        if error.reason in _FENCED:
+        text = _describe_error(result)
+        if result.error.reason in _FENCED:
             raise ResultUnusable(text)
         return StepOutcome(result.step_id, status, error=text)
     try:
         return _decode_ok(result, num_rows)
-    except (ValueError, IndexError) as error:
+    except ValueError as error:
         raise ResultUnusable(f"columns of step {result.step_id}: {error}") from error
+
+
+def _describe_error(result: executor.StepResult) -> str:
+    error = result.error
+    if result.status not in _STATUSES:
+        return f"status is {result.status}, which this scheduler does not know"
+    names = executor.StepErrorReason.values()
+    reason = str(error.reason)
+    if error.reason in names:
+        reason = executor.StepErrorReason.Name(error.reason).removeprefix("STEP_ERROR_REASON_")
+    return f"{reason} {error.field} {error.message}"[:_MAX_TEXT_CHARS]
 
 
 def _decode_ok(result: executor.StepResult, num_rows: int) -> StepOutcome:
     token_ids = np.frombuffer(result.sampled_token_ids, "<i4")
-    row_statuses = list(result.row_statuses) or None
+    row_statuses = list(result.row_statuses[: num_rows + 1]) or None
     for name, column in (("sampled_token_ids", token_ids), ("row_statuses", row_statuses)):
         if column is not None and len(column) != num_rows:
             raise ValueError(f"{name} has {len(column)} elements for {num_rows} rows")
-    scored = _decode_logprobs(result.logprobs)
     timings = result.timings
     return StepOutcome(
         result.step_id,
         StepStatus.OK,
         token_ids,
         row_statuses,
-        {error.row_index: error.message for error in result.row_errors},
-        {row: tokens[0] for row, tokens in scored.items()},
-        _decode_logprobs(result.prompt_logprobs),
-        move_us=timings.move_us,
-        compute_us=timings.forward_us + timings.sample_us,
+        {e.row_index: e.message[:_MAX_TEXT_CHARS] for e in result.row_errors[:num_rows]},
+        FirstScores(_decode_scores(result.logprobs)),
+        _decode_scores(result.prompt_logprobs),
+        move_us=_duration(timings.move_us),
+        compute_us=_duration(timings.forward_us) + _duration(timings.sample_us),
     )
 
 
-def _decode_logprobs(columns: executor.Logprobs) -> dict[int, list[ScoredToken]]:
-    by_row: dict[int, list[ScoredToken]] = {}
+def _decode_scores(columns: executor.Logprobs) -> Mapping[int, list[ScoredToken]]:
+    """The scores of all rows; where they cannot be read, those who asked for them have none."""
     if not columns.row_indexes:
-        return by_row
-    offsets = np.frombuffer(columns.top_offsets, "<i4").tolist()
-    top_ids = np.frombuffer(columns.top_token_ids, "<i4").tolist()
-    top_logprobs = np.frombuffer(columns.top_logprobs, "<f4").tolist()
-    each = zip(
-        np.frombuffer(columns.row_indexes, "<i4").tolist(),
-        np.frombuffer(columns.positions, "<i4").tolist(),
-        np.frombuffer(columns.token_ids, "<i4").tolist(),
-        np.frombuffer(columns.logprobs, "<f4").tolist(),
-        np.frombuffer(columns.ranks, "<i4").tolist(),
-        pairwise(offsets),
-        strict=True,
-    )
-    for row, position, token_id, logprob, rank, (start, end) in each:
-        top = list(zip(top_ids[start:end], top_logprobs[start:end], strict=True))
-        by_row.setdefault(row, []).append(ScoredToken(position, token_id, logprob, rank, top))
-    return by_row
+        return _NO_SCORES
+    try:
+        return ScoreColumns(columns)
+    except ValueError:
+        return _NO_SCORES
+
+
+def _duration(us: int) -> int:
+    """A duration as it may be true; it only feeds averages."""
+    return min(max(us, 0), _MAX_DURATION_US)
 
 
 def decode_features(features: Iterable[int]) -> frozenset[Feature]:

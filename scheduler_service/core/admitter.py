@@ -161,7 +161,8 @@ class Admitter:
             request = placement.swapped[index]
             if not self._has_adapter_slot(request):
                 self._lanes = _NO_ADAPTER
-            if self._lanes is not None and request.scheduling.adapter not in self._lanes:
+            is_passed = self._lanes is not None and request.scheduling.adapter not in self._lanes
+            if is_passed or not placement.suspects.may_run(request):
                 index += 1
                 continue
             if budget.num_left <= 0 or placement.has_swapped_out or not self._can_swap_in(request):
@@ -226,7 +227,8 @@ class Admitter:
                 return
 
     def _candidates(self) -> Iterator[Request]:
-        return self._policy.candidates(self._placement.now_ns, self._open_lanes)
+        candidates = self._policy.candidates(self._placement.now_ns, self._open_lanes)
+        return filter(self._placement.suspects.may_run, candidates)
 
     def _open_lanes(self) -> Lanes:
         return self._lanes

@@ -10,7 +10,8 @@ class BlockPool:
     """Blocks 0 .. num_blocks-1. Invariant: a block is free or referenced, never both.
 
     A block may be *published* under the hash of its contents. A free one stays findable until it is
-    reused: blank blocks are reused first, then published ones, least recently used first.
+    reused: blank blocks are reused first, then published ones, least recently used first. What is
+    kept of a block begins with its first use, so a pool of any size costs what was used of it.
     `on_evict(block_id, block_hash)` is told of each of these, when its contents are still there.
     """
 
@@ -19,16 +20,22 @@ class BlockPool:
     ) -> None:
         self.num_blocks = num_blocks
         self._on_evict = on_evict
-        self._blank = list(range(num_blocks - 1, -1, -1))
+        # Used before and blank again, the next one last; and of those used before, by block.
+        self._blank: list[int] = []
         self._evictable: OrderedDict[int, None] = OrderedDict()
-        self._reference_counts = [0] * num_blocks
-        self._hashes: list[bytes | None] = [None] * num_blocks
+        self._reference_counts: list[int] = []
+        self._hashes: list[bytes | None] = []
         self._published: dict[bytes, int] = {}
 
     @property
     def num_free(self) -> int:
         """Blocks nobody refers to."""
-        return len(self._blank) + len(self._evictable)
+        return len(self._blank) + len(self._evictable) + self._num_unused
+
+    @property
+    def _num_unused(self) -> int:
+        """The last blocks of the pool, which nobody has had yet."""
+        return self.num_blocks - len(self._reference_counts)
 
     @property
     def num_published(self) -> int:
@@ -37,7 +44,8 @@ class BlockPool:
 
     def reference_count(self, block_id: int) -> int:
         """How many block tables name the block."""
-        return self._reference_counts[block_id]
+        counts = self._reference_counts
+        return counts[block_id] if block_id < len(counts) else 0
 
     # -- references ----------------------------------------------------------------------------
 
@@ -47,7 +55,8 @@ class BlockPool:
         num_blank = min(count, len(self._blank))
         blocks = self._blank[: -num_blank - 1 : -1] if num_blank else []
         del self._blank[len(self._blank) - num_blank :]
-        for _ in range(count - num_blank):
+        blocks += self._begin_to_use(min(count - num_blank, self._num_unused))
+        for _ in range(count - len(blocks)):
             block_id, _ = self._evictable.popitem(last=False)
             block_hash = self._forget(block_id)
             if self._on_evict is not None:
@@ -95,7 +104,7 @@ class BlockPool:
 
     def unpublish(self, block_id: int) -> None:
         """The block's contents are not what was said, if anything was said."""
-        if self._hashes[block_id] is None:
+        if block_id >= len(self._hashes) or self._hashes[block_id] is None:
             return
         self._forget(block_id)
         if self._reference_counts[block_id] == 0:
@@ -103,9 +112,15 @@ class BlockPool:
             self._blank.append(block_id)
 
     def num_referenced(self, block_ids: Iterable[int]) -> int:
-        """How many of these blocks are not free."""
+        """How many of these blocks, all used before, are not free."""
         counts = self._reference_counts
         return sum(counts[block_id] > 0 for block_id in block_ids)
+
+    def _begin_to_use(self, count: int) -> range:
+        first = len(self._reference_counts)
+        self._reference_counts += [0] * count
+        self._hashes += [None] * count
+        return range(first, first + count)
 
     def _forget(self, block_id: int) -> bytes:
         block_hash = self._hashes[block_id]

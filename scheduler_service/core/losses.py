@@ -177,6 +177,18 @@ def is_lost_too_often(request: Request, num_tokens: int) -> bool:
     return request.num_fruitless_losses >= MAX_FRUITLESS_LOSSES
 
 
+def count_lost_executor(request: Request, *, is_alone: bool) -> None:
+    """The executor was lost while a step of the request was in flight; `is_alone`: of no other.
+
+    The second time in a row it becomes a suspect. Ends it if that was too often.
+    """
+    num_tokens = sum(len(sequence.token_ids) for sequence in request.sequences)
+    if is_lost_too_often(request, num_tokens):
+        request.finish_reason, request.error = FinishReason.ERROR, loss_error(request)
+    elif request.num_fruitless_losses > 1 and not is_alone:
+        request.trial_size = 1
+
+
 def loss_error(request: Request) -> tuple[str, str]:
     """What to tell the owner of a request that was lost too often."""
     message = f"lost {request.num_fruitless_losses} times in a row without a new token"

@@ -8,10 +8,12 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
+from dataclasses import replace
 from operator import attrgetter
 
 import numpy as np
 
+from scheduler_service.core.beam_search import BeamSearch
 from scheduler_service.core.block_manager import BlockManager
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.departures import Departures, TablePart
@@ -29,6 +31,7 @@ from scheduler_service.core.request import (
 )
 from scheduler_service.core.row_changes import RowChanges
 from scheduler_service.core.row_columns import Int64Array, RowColumns
+from scheduler_service.core.suspects import Suspects
 
 _rank = attrgetter("rank")
 _QUEUES = frozenset({Place.WAITING, Place.SWAPPED})
@@ -63,6 +66,7 @@ class Placement:
         self.adapters = Counter[str]()
         self.changes = RowChanges()
         self.departures = Departures()
+        self.suspects = Suspects()
         self.published: dict[int, list[int]] = {}
         self.last_planned_step_id = last_step
         self.last_answered_step_id = last_step
@@ -116,6 +120,7 @@ class Placement:
 
     def enqueue(self, request: Request) -> None:
         """A request without any KV waits."""
+        self.suspects.add(request)
         self._move(request, Place.WAITING)
 
     def start(self, sequence: Sequence, hit: PrefixHit) -> None:
@@ -184,6 +189,7 @@ class Placement:
     ) -> None:
         """Ends a request in whatever state it is."""
         request.finish_reason, request.error = reason, error
+        self.suspects.acquit(request)
         for sequence in request.unfinished:
             sequence.finish_reason = reason
             self._strip(sequence)
@@ -191,20 +197,19 @@ class Placement:
         del self.requests[request.request_id]
         self.ended.append(request)
 
-    def detach(self, request: Request) -> None:
-        """Makes a request ready for another placement; this one is of no further use."""
-        for sequence in request.unfinished:
-            sequence.token_ids = self.known_tokens(sequence).copy()
-            sequence.status, sequence.row_id = SequenceStatus.WAITING, NO_ROW
-            sequence.num_promised = sequence.num_computed = 0
-            sequence.host_table, sequence.candidates = [], None
-            # The next executor's blocks may be of another size.
-            sequence.block_hashes = []
-        for sequence in request.sequences:
-            # Of finished ones, too: the steps of this placement mean nothing to another.
-            sequence.settles_at_step = 0
-        request.place, request.is_encoded = Place.NOWHERE, False
-        request.cross_blocks, request.host_cross_blocks = [], []
+    def detach(self, request: Request) -> Request:
+        """A copy of a request that another placement may take; this one never gets at it."""
+        moved = replace(
+            request,
+            place=Place.NOWHERE,
+            is_encoded=False,
+            cross_blocks=[],
+            host_cross_blocks=[],
+            completions=list(request.completions),
+            search=request.search and BeamSearch.from_state(request.search.state),
+        )
+        moved.sequences = [self._detach(sequence, moved) for sequence in request.sequences]
+        return moved
 
     def step_answered(self, step_id: int) -> None:
         """The result of a step was applied: frees what only waited for it."""
@@ -262,6 +267,24 @@ class Placement:
             self.published[int(rows.tenancies[row_id])] = found
 
     # -- parts ---------------------------------------------------------------------------------
+
+    def _detach(self, sequence: Sequence, moved: Request) -> Sequence:
+        """A copy for `moved`. Neither blocks nor steps of this placement mean a thing elsewhere."""
+        status = SequenceStatus.FINISHED if sequence.is_finished else SequenceStatus.WAITING
+        return replace(
+            sequence,
+            request=moved,
+            token_ids=self.known_tokens(sequence).copy(),
+            status=status,
+            row_id=NO_ROW,
+            num_promised=0,
+            settles_at_step=0,
+            num_computed=0,
+            host_table=[],
+            block_hashes=[],
+            candidates=None,
+            scored=list(sequence.scored),
+        )
 
     def _add_row(self, sequence: Sequence, num_computed: int) -> None:
         request = sequence.request

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from collections.abc import Sequence as Items
 
 import numpy as np
 
@@ -14,7 +13,6 @@ from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.losses import Losses
 from scheduler_service.core.placement import Placement
 from scheduler_service.core.plan import (
-    ContractBroken,
     RowStatus,
     StepEvents,
     StepOutcome,
@@ -26,10 +24,8 @@ from scheduler_service.core.request import (
     FinishReason,
     Int32Array,
     Request,
-    ScoredToken,
     Sequence,
 )
-from scheduler_service.core.result_checks import check_prompt_logprobs, check_row, check_tokens
 from scheduler_service.core.row_columns import BoolArray, Int64Array, RowWork
 from scheduler_service.core.running_rows import RunningRows
 
@@ -54,10 +50,7 @@ class Results:
         self._may_stop[list(request.stop_token_ids)] = True
 
     def take(self, plan: StepPlan, outcome: StepOutcome, events: StepEvents) -> None:
-        """Takes what an executed step brought. Raises ContractBroken, and then has taken nothing.
-
-        Rows that failed, and what leaned on them, have ended by then even so.
-        """
+        """Takes what an executed step brought, and `OutcomeChecks` let through."""
         if outcome.row_statuses is not None:
             self._take_failures(plan, outcome)
         work, rows = plan.work, self._rows
@@ -70,17 +63,11 @@ class Results:
             samples = is_current if work.samples is None else is_current & work.samples
             indexes = np.flatnonzero(samples)
             row_ids, token_ids = row_ids[indexes], token_ids[indexes]
-        check_tokens(token_ids, self._config.vocab_size)
         special = {} if not rows.num_not_plain else self._special(row_ids, indexes)
         if special:
             is_plain = rows.is_plain[row_ids]
             row_ids, token_ids = row_ids[is_plain], token_ids[is_plain]
-        for index, sequence in (*special.items(), *departed.items()):
-            check_row(sequence, index, outcome, self._config.vocab_size)
-        prompt_logprobs = self._prompt_logprobs(plan, outcome)
-        # From here on nothing is wrong with the result.
-        for request, scored in prompt_logprobs:
-            self._take_prompt_logprobs(request, scored, events)
+        self._take_prompt_logprobs(plan, outcome, events)
         if self._config.prefix_caching:
             self._publish_decoded(plan, None if all_current else is_current)
         self._take_special(special, outcome, events)
@@ -104,22 +91,6 @@ class Results:
             for index, tenancy in enumerate(work.tenancies.tolist())
             if tenancy in found and (samples is None or samples[index])
         }
-
-    def _prompt_logprobs(
-        self, plan: StepPlan, outcome: StepOutcome
-    ) -> list[tuple[Request, Items[ScoredToken]]]:
-        """Those that somebody asked for. Raises ContractBroken."""
-        work, found = plan.work, list[tuple[Request, Items[ScoredToken]]]()
-        for index, scored in outcome.prompt_logprobs.items():
-            if not 0 <= index < len(work.row_ids):
-                raise ContractBroken(f"prompt logprobs of row {index} of {len(work.row_ids)}")
-            sequence = self._placement.tenant(int(work.row_ids[index]), int(work.tenancies[index]))
-            if sequence is None or sequence.request.params.num_prompt_logprobs is None:
-                continue
-            start, count = int(work.num_computed_tokens[index]), int(work.num_new_tokens[index])
-            check_prompt_logprobs(sequence, start, count, scored)
-            found.append((sequence.request, scored))
-        return found
 
     # -- tokens --------------------------------------------------------------------------------
 
@@ -264,13 +235,19 @@ class Results:
         self._placement.blocks.prefixes.publish_rows(self._rows, row_ids, indexes)
 
     def _take_prompt_logprobs(
-        self, request: Request, scored: Items[ScoredToken], events: StepEvents
+        self, plan: StepPlan, outcome: StepOutcome, events: StepEvents
     ) -> None:
-        # After a recompute, or from a second sequence, the first of them were sent before.
-        new = [token for token in scored if token.position > request.num_prompt_logprobs_sent]
-        if new:
-            events.prompt_logprobs.append((request, new))
-            request.num_prompt_logprobs_sent += len(new)
+        work = plan.work
+        for index, scored in outcome.prompt_logprobs.items():
+            sequence = self._placement.tenant(int(work.row_ids[index]), int(work.tenancies[index]))
+            if sequence is None:
+                continue
+            request = sequence.request
+            # After a recompute, or from a second sequence, the first of them were sent before.
+            new = [token for token in scored if token.position > request.num_prompt_logprobs_sent]
+            if new:
+                events.prompt_logprobs.append((request, new))
+                request.num_prompt_logprobs_sent += len(new)
 
     def _take_failures(self, plan: StepPlan, outcome: StepOutcome) -> None:
         """Ends the requests of failed rows; what leaned on these is computed again."""

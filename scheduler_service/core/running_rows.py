@@ -75,6 +75,9 @@ class RunningRows:
         may_run = num_computed < rows.run_limit[order]
         if without:
             may_run &= ~np.isin(order, without)
+        if suspects := self._placement.suspects:
+            requests = (rows.sequence(row_id).request for row_id in order.tolist())
+            may_run &= np.fromiter(map(suspects.may_run, requests), np.bool_, len(order))
         is_decode = (pending == 1) & may_run if decodes else may_run & False
         if np.count_nonzero(is_decode) == len(order):
             return is_decode, self._ones[: len(order)]
@@ -254,7 +257,7 @@ class RunningRows:
 
     def join_siblings(self) -> None:
         """Waiting sequences of running requests get rows, as soon as there is KV to share."""
-        for request in list(self._placement.groups.values()):
+        for request in filter(self._placement.suspects.may_run, list(self._groups.values())):
             for sequence in request.sequences:
                 if sequence.status is Status.WAITING and request.request_id in self._groups:
                     self._try_to_join(sequence)

@@ -17,8 +17,10 @@ from scheduler_service.core.admitter import Admitter, Budget
 from scheduler_service.core.batch_policy import QueueState, StepShape, make_batch_policy
 from scheduler_service.core.beams import prepare_search
 from scheduler_service.core.config import Feature, SchedulerConfig
+from scheduler_service.core.invariants import InvariantBroken
 from scheduler_service.core.lateness import Lateness
-from scheduler_service.core.losses import Losses, is_lost_too_often, loss_error
+from scheduler_service.core.losses import Losses, count_lost_executor
+from scheduler_service.core.outcome_checks import OutcomeChecks
 from scheduler_service.core.placement import Placement
 from scheduler_service.core.plan import (
     ContractBroken,
@@ -30,8 +32,7 @@ from scheduler_service.core.plan import (
 )
 from scheduler_service.core.preemption_costs import PreemptionCosts
 from scheduler_service.core.queue_policy import make_queue_policy
-from scheduler_service.core.request import FinishReason, Int32Array, Request, Sequence
-from scheduler_service.core.request import SequenceStatus as Status
+from scheduler_service.core.request import FinishReason, Int32Array, Place, Request, Sequence
 from scheduler_service.core.results import Results
 from scheduler_service.core.row_changes import RowChanges
 from scheduler_service.core.row_columns import NO_TENANCY, Int64Array, RowWork
@@ -56,12 +57,14 @@ class Scheduler:
         self._placement = Placement(config, policy, self._costs, last_step_id)
         self._in_flight: deque[StepPlan] = deque()
         self._losses = Losses(self._placement, self._in_flight)
+        self._checks = OutcomeChecks(config, self._placement)
         self._running = RunningRows(config, self._placement)
         self._lateness = Lateness(config, self._placement)
         self._results = Results(config, self._placement, self._losses, self._running)
         self._admitter = Admitter(config, self._placement, self._running, self._lateness)
         self._batch_policy = make_batch_policy(config)
         self._needs_snapshot = True
+        self._is_closed = False
         self.num_steps = 0
 
     # -- what it holds -------------------------------------------------------------------------
@@ -166,6 +169,7 @@ class Scheduler:
 
     def readmit(self, request: Request) -> None:
         """Takes a request that was accepted before, however long the queue is."""
+        self._check_open()
         placement, config, sequence = self._placement, self._config, request.sequence
         assert request.request_id not in placement.requests, "request id in use"
         eos_token_ids = frozenset() if request.params.ignore_eos else config.eos_token_ids
@@ -185,6 +189,7 @@ class Scheduler:
 
     def abort(self, request_id: str) -> Request | None:
         """Ends a request in whatever state it is; None if there is no such request."""
+        self._check_open()
         request = self._placement.requests.get(request_id)
         if request is not None:
             self._placement.finish(request, FinishReason.ABORTED)
@@ -193,30 +198,57 @@ class Scheduler:
     def evacuate(self) -> list[Request]:
         """The executor is lost: returns all requests, ready for `readmit` elsewhere.
 
-        Their tokens are kept, all KV is forgotten; this scheduler is of no further use. A request
-        that was lost too often without a new token in between is returned finished, with an error.
+        They are copies with the tokens so far and without any KV, and this scheduler is closed:
+        whatever it is asked from now on raises. A request that was lost too often without a new
+        token in between is returned finished, with an error.
         """
-        requests = list(self._placement.requests.values())
-        for request in requests:
-            had_row = any(s.status is Status.RUNNING for s in request.sequences)
-            was_computed = had_row or not self._placement.is_settled(request)
-            self._placement.detach(request)
-            num_tokens = sum(len(s.token_ids) for s in request.sequences)
-            if was_computed and is_lost_too_often(request, num_tokens):
-                request.finish_reason, request.error = FinishReason.ERROR, loss_error(request)
-        return requests
+        self._check_open()
+        self._is_closed = True
+        in_flight = {request for plan in self._in_flight for request in self._requests_of(plan)}
+        moved = []
+        for request in self._placement.requests.values():
+            moved.append(self._placement.detach(request))
+            if request in in_flight:
+                count_lost_executor(moved[-1], is_alone=len(in_flight) == 1)
+        return moved
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise InvariantBroken("a scheduler that has given its requests away was asked again")
 
     def take_ended(self) -> StepEvents:
         """What has ended since the last call or `apply`, by a decision; owners are to be told."""
+        self._check_open()
         return self._add_ended(StepEvents())
 
     # -- a step --------------------------------------------------------------------------------
 
     def schedule(self) -> StepPlan | None:
         """Decides the next step; None if there is nothing to compute now."""
+        self._check_open()
         if self._needs_snapshot and self._in_flight:
             return None
         self._lateness.refuse_overdue()
+        if self._placement.suspects:
+            return self._schedule_in_turn()
+        return self._schedule()
+
+    def _schedule_in_turn(self) -> StepPlan | None:
+        """A trial of suspects, for which nothing else is in flight, or a step of all others."""
+        suspects = self._placement.suspects
+        if suspects.is_trial_in_flight:
+            return None
+        for is_trial in suspects.turns:
+            if is_trial and self._in_flight:
+                return None
+            with suspects.turn(is_trial=is_trial):
+                plan = self._schedule()
+            if plan is not None:
+                suspects.step_planned(plan.step_id, is_trial=is_trial)
+                return plan
+        return None
+
+    def _schedule(self) -> StepPlan | None:
         while True:
             self._placement.has_preempted = False
             for shape in self._batch_policy.shapes(self._queue_state()):
@@ -231,11 +263,15 @@ class Scheduler:
 
     def apply(self, outcome: StepOutcome) -> StepEvents:
         """Learns from a result; results come in the order of the steps. Raises ContractBroken."""
+        self._check_open()
         if not self._in_flight or self._in_flight[0].step_id != outcome.step_id:
             raise ContractBroken(f"a result for step {outcome.step_id}, which is not expected")
-        plan = self._in_flight.popleft()
+        plan = self._in_flight[0]
         if plan.base_step_id is None and outcome.status is StepStatus.NEED_SNAPSHOT:
             raise ContractBroken(f"step {plan.step_id} was a snapshot, and it wants a snapshot")
+        if outcome.status is StepStatus.OK:
+            outcome = self._checks.check(plan, outcome)
+        self._in_flight.popleft()
         placement, events = self._placement, StepEvents()
         self.num_steps += 1
         if outcome.status is StepStatus.OK:
@@ -247,6 +283,8 @@ class Scheduler:
                 compute_us=outcome.compute_us,
             )
             self._lateness.pace.observe(plan, outcome.compute_us, placement)
+            if placement.suspects:
+                self._acquit(plan, outcome)
             try:
                 self._results.take(plan, outcome, events)
             except Exception:
@@ -256,9 +294,41 @@ class Scheduler:
         else:
             self._needs_snapshot |= outcome.status is not StepStatus.FAILED
             is_fruitless = outcome.status is not StepStatus.NEED_SNAPSHOT
-            self._losses.lose_step(plan, is_fruitless=is_fruitless)
+            self._lose_step(plan, outcome.status, is_fruitless=is_fruitless)
+        placement.suspects.step_answered(plan.step_id)
         placement.step_answered(plan.step_id)
         return self._add_ended(events)
+
+    def _lose_step(self, plan: StepPlan, status: StepStatus, *, is_fruitless: bool) -> None:
+        concerned = self._requests_of(plan)
+        if status is StepStatus.REFUSED:
+            # It may be for what they are, whether or not they were to compute.
+            concerned |= {
+                row.sequence.request: None
+                for row in plan.new_rows
+                if row.sequence.row_id == row.row_id
+            }
+        self._losses.lose_step(plan, is_fruitless=is_fruitless)
+        if is_fruitless:
+            for request in concerned:
+                if request.place is Place.RUNNING:
+                    self._losses.lose_request(request)
+            self._placement.suspects.step_failed(concerned)
+
+    def _requests_of(self, plan: StepPlan) -> dict[Request, None]:
+        """Requests that were to compute in a step, and still are interested."""
+        work = plan.work
+        each = zip(work.row_ids.tolist(), work.tenancies.tolist(), strict=True)
+        sequences = (self._placement.tenant(row_id, tenancy) for row_id, tenancy in each)
+        return {sequence.request: None for sequence in sequences if sequence is not None}
+
+    def _acquit(self, plan: StepPlan, outcome: StepOutcome) -> None:
+        """Whoever gets a token from a step that had it is a suspect no longer."""
+        for index in np.flatnonzero(outcome.token_ids >= 0).tolist():
+            row_id, tenancy = int(plan.work.row_ids[index]), int(plan.work.tenancies[index])
+            sequence = self._placement.tenant(row_id, tenancy)
+            if sequence is not None:
+                self._placement.suspects.acquit(sequence.request)
 
     def _add_ended(self, events: StepEvents) -> StepEvents:
         placement = self._placement

@@ -30,6 +30,7 @@ PLAIN_FIELDS = (
     "num_cached_tokens",
     "num_fruitless_losses",
     "num_tokens_at_loss",
+    "trial_size",
     "num_prompt_logprobs_sent",
     "num_bypasses",
     "is_protected",

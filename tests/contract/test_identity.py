@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -52,6 +53,32 @@ async def test_batch_is_refused_when_its_scheduler_is_older(served: Served) -> N
         pb.STEP_ERROR_REASON_STALE_SCHEDULER_EPOCH,
         SCHEDULER_EPOCH - 1,
     )
+
+
+async def test_scheduler_is_refused_by_name_when_its_epoch_lies_in_the_future(
+    served: Served,
+) -> None:
+    batch = served.prompt_batch()
+    batch.scheduler_epoch = time.time_ns() + 2 * 3600 * 10**9
+    result = await served.open().execute(batch)
+    assert (result.status, result.error.reason, result.error.field) == (
+        pb.STEP_STATUS_REFUSED,
+        pb.STEP_ERROR_REASON_FUTURE_SCHEDULER_EPOCH,
+        "scheduler_epoch",
+    )
+
+
+async def test_scheduler_is_taken_when_its_clock_is_a_little_ahead(served: Served) -> None:
+    batch = served.prompt_batch()
+    batch.scheduler_epoch = time.time_ns() + 60 * 10**9
+    assert await served.open().tokens(batch) == served.truth(PROMPT)
+
+
+async def test_epoch_from_the_future_is_not_adopted_when_registration_brings_it(
+    served: Served,
+) -> None:
+    served.server.worker.adopt_scheduler_epoch(2**63 - 1)
+    assert await served.open().tokens(served.prompt_batch()) == served.truth(PROMPT)
 
 
 async def test_stored_result_is_forgotten_when_scheduler_is_newer(served: Served) -> None:

@@ -15,6 +15,7 @@ from tests.contract.served import (
     MAX_INFLIGHT_STEPS,
     MAX_MESSAGE_BYTES,
     PROMPT,
+    SCHEDULER_EPOCH,
     Served,
     make_info,
 )
@@ -40,6 +41,26 @@ async def test_newer_stream_is_only_refused_in_band_when_its_scheduler_is_older(
     result = await served.open().execute(stale)
     assert result.error.reason == pb.STEP_ERROR_REASON_STALE_SCHEDULER_EPOCH
     assert await current.tokens(served.prompt_batch(2)) == served.truth(PROMPT)
+
+
+@pytest.mark.parametrize("epoch", [2**63 - 1, SCHEDULER_EPOCH + 1])
+async def test_right_scheduler_goes_on_when_a_batch_of_a_newer_one_is_refused(
+    served: Served, epoch: int
+) -> None:
+    current = served.open()
+    await current.tokens(served.prompt_batch(1))
+    empty = pb.ScheduleBatch(scheduler_epoch=epoch)
+    mistaken = pb.ScheduleBatch(scheduler_epoch=epoch, executor_epoch=EXECUTOR_EPOCH)
+    malformed = served.prompt_batch(2)
+    malformed.scheduler_epoch, malformed.work.row_ids = epoch, b"1"
+    delta = served.prompt_batch(2)
+    delta.scheduler_epoch, delta.base_step_id = epoch, 1
+    newer = served.open()
+    for batch in (empty, mistaken, malformed, delta):
+        result = await newer.execute(batch)
+        assert result.status in (pb.STEP_STATUS_REFUSED, pb.STEP_STATUS_NEED_SNAPSHOT)
+    next_batch = served.sender.batch(2, base=1, work=[WorkRow(0, len(PROMPT), back=1)])
+    assert await current.tokens(next_batch) == served.truth(PROMPT, 2)[1:]
 
 
 async def test_results_are_stored_when_the_stream_is_cut_mid_step(served: Served) -> None:

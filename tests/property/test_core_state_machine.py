@@ -221,10 +221,11 @@ class CoreMachine(RuleBasedStateMachine):
     def executor_is_lost(self, _index: int) -> None:
         lost, unfinished = self.running, self.unfinished
         lost.count_fault()
-        moved = {request.client_key for request in lost.scheduler.evacuate()}
-        assert moved == {client.request.client_key for client in unfinished}
+        moved = {request.client_key: request for request in lost.scheduler.evacuate()}
+        assert moved.keys() == {client.request.client_key for client in unfinished}
         self.connect()
         for client in unfinished:
+            client.delivery.request = moved[client.request.client_key]
             if client.request.is_finished:
                 client.delivery.is_finished = True
             else:

@@ -53,13 +53,13 @@ def check_blocks(placement: Placement) -> None:
 
 
 def _check_pool(pool: BlockPool, held: Counter[int]) -> None:
-    all_blocks = range(pool.num_blocks)
-    assert pool._reference_counts == [held[block] for block in all_blocks]
-    free = [*pool._blank, *pool._evictable]
+    all_blocks, used = range(pool.num_blocks), range(len(pool._reference_counts))
+    assert pool._reference_counts == [held[block] for block in used]
+    free = [*pool._blank, *pool._evictable, *all_blocks[len(used) :]]
     assert sorted(free) == [block for block in all_blocks if not held[block]]
     assert pool.num_free == len(free)
     published = {block: block_hash for block_hash, block in pool._published.items()}
-    assert pool._hashes == [published.get(block) for block in all_blocks]
+    assert pool._hashes == [published.get(block) for block in used]
     assert len(published) == len(pool._published)
     assert all(block in published for block in pool._evictable)
     assert not any(block in published for block in pool._blank)

@@ -1,5 +1,6 @@
 """The step contract without any network: batches in, results out."""
 
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,8 @@ from tests.contract.stranger.kv_emulation import KvEmulation, RowInput
 from tests.contract.stranger.rows import Row
 from tests.contract.stranger.truth import Score, sample, score
 from tests.contract.stranger.validation import Plan, Validator, WorkRow
+
+_HOUR_NS = 3600 * 10**9
 
 
 @dataclass(slots=True)
@@ -92,7 +95,7 @@ class Engine:
                 return stored
             if self._lacks_base(batch):
                 return self._result(batch, pb.STEP_STATUS_NEED_SNAPSHOT)
-            plan = self._validator.plan(batch, self._rows)
+            plan = self._validator.plan(batch, {} if self._is_newer(batch) else self._rows)
         except Refusal as refusal:
             self.violations.append(f"step {batch.step_id} refused: {refusal}")
             result = self._result(batch, pb.STEP_STATUS_REFUSED)
@@ -100,6 +103,7 @@ class Engine:
             result.error.field = refusal.field
             result.error.message = refusal.message
             return result
+        self.adopt(batch.scheduler_epoch)
         result = self._apply(batch, plan)
         self.last_applied = batch.step_id
         self._stored[batch.step_id] = result
@@ -115,13 +119,19 @@ class Engine:
         if self.scheduler_epoch is not None and batch.scheduler_epoch < self.scheduler_epoch:
             reason = pb.STEP_ERROR_REASON_STALE_SCHEDULER_EPOCH
             raise Refusal(reason, "scheduler_epoch", f"{batch.scheduler_epoch}")
-        self.adopt(batch.scheduler_epoch)
-        if self.last_applied is None or batch.step_id > self.last_applied:
+        if batch.scheduler_epoch > time.time_ns() + _HOUR_NS:
+            reason = pb.STEP_ERROR_REASON_FUTURE_SCHEDULER_EPOCH
+            raise Refusal(reason, "scheduler_epoch", f"{batch.scheduler_epoch}")
+        if self._is_newer(batch) or self.last_applied is None or batch.step_id > self.last_applied:
             return None
         if batch.step_id not in self._stored:
             reason = pb.STEP_ERROR_REASON_STALE_STEP
             raise Refusal(reason, "step_id", f"{batch.step_id} <= {self.last_applied}")
         return self._stored[batch.step_id]
+
+    def _is_newer(self, batch: pb.ScheduleBatch) -> bool:
+        """Whether its scheduler would be adopted with it."""
+        return self.scheduler_epoch is None or batch.scheduler_epoch > self.scheduler_epoch
 
     def _lacks_base(self, batch: pb.ScheduleBatch) -> bool:
         """Rule d, or the fault that looks like it."""
@@ -131,7 +141,7 @@ class Engine:
         if at is not None and batch.step_id >= at:
             self._faults.need_snapshot_at = None
             return True
-        return batch.base_step_id != self.last_applied
+        return self._is_newer(batch) or batch.base_step_id != self.last_applied
 
     def _result(self, batch: pb.ScheduleBatch, status: pb.StepStatus) -> pb.StepResult:
         return pb.StepResult(

@@ -215,7 +215,6 @@ class StrangerExecutor:
             self.batches.append(batch)
             self._num_inflight += 1
             self.max_num_inflight = max(self.max_num_inflight, self._num_inflight)
-            self._supersede(stream, batch)
         self._inbox.put_nowait((stream, batch))
         self._notify()
 
@@ -227,9 +226,9 @@ class StrangerExecutor:
         self._wake.set()
         self._notify()
 
-    def _supersede(self, stream: Stream, batch: pb.ScheduleBatch) -> None:
-        is_stale = batch.scheduler_epoch < (self.engine.scheduler_epoch or 0)
-        if self._live is stream or stream.is_cut or is_stale:
+    def _supersede(self, stream: Stream) -> None:
+        """A batch of `stream` was taken."""
+        if self._live is stream or stream.is_cut:
             return
         if self._live in self._streams and self._live is not None:
             self._live.cut(grpc.StatusCode.ABORTED, "superseded by a newer stream")
@@ -249,6 +248,8 @@ class StrangerExecutor:
             if self._is_lost(stream, batch):
                 continue
             result = self.engine.handle(batch)
+            if result.status in (pb.STEP_STATUS_OK, pb.STEP_STATUS_FAILED):
+                self._supersede(stream)
             if self._is_due("cut_at", batch):
                 stream.cut(grpc.StatusCode.UNAVAILABLE, "cut after executing")
             if not stream.is_cut:

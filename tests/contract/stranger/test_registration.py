@@ -150,6 +150,44 @@ async def test_register_changes_nothing_when_repeated(cluster: Cluster) -> None:
     assert [state.executor for state in states] == [executor.info]
 
 
+async def test_living_executor_goes_on_when_another_registers_with_its_address(
+    cluster: Cluster,
+) -> None:
+    (executor,) = cluster.executors
+    mistaken = executor_pb2.ExecutorInfo()
+    mistaken.CopyFrom(executor.info)
+    mistaken.executor_epoch += 1
+    generation = cluster.client.start(request_of([1, 2], temperature=0, max_tokens=150))
+    await generation.read_until(3)
+
+    error = await register(cluster.scheduler.address, mistaken)
+
+    assert error is not None
+    assert (error.code, error.reason) == (
+        grpc.StatusCode.FAILED_PRECONDITION,
+        "EXECUTOR_MISMATCH",
+    )
+    assert str(mistaken.executor_epoch) in error.message
+    completion = await generation.finish()
+    assert completion.tokens == expected_tokens([1, 2], 0, 0, 150, 1000)
+    assert completion.finish is not None
+    assert completion.finish.usage.num_preemptions == 0
+    assert [state.executor for state in await cluster.states()] == [executor.info]
+
+
+async def test_dead_address_changes_nothing_when_it_is_registered(cluster: Cluster) -> None:
+    dead = info_of(cluster.executors[0], "model.digest", "cd" * 32)
+    dead.model.max_model_len_tokens = 3
+    executor = StrangerExecutor()
+    async with running_scheduler() as scheduler:
+        assert await register(scheduler.address, dead) is None
+        try:
+            await executor.start(scheduler.address)
+            await executor.wait_for_stream()
+        finally:
+            await executor.stop()
+
+
 async def test_health_follows_executor_when_it_comes_and_goes() -> None:
     executor = StrangerExecutor()
     async with (

@@ -107,6 +107,15 @@ async def test_registrar_does_not_register_when_a_stream_is_open() -> None:
     assert script.answers == [5]
 
 
+async def test_registrar_adopts_nothing_when_the_scheduler_comes_from_the_future(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    script = _Script([2**63 - 1, 5])
+    await script.run()
+    assert script.adopted == [5]
+    assert "reason=FUTURE_SCHEDULER_EPOCH" in caplog.text
+
+
 async def test_registrar_adopts_epoch_when_it_is_registered() -> None:
     script = _Script([5, UNREACHABLE, 6])
     await script.run()

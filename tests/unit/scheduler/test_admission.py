@@ -186,8 +186,8 @@ def test_add_refuses_and_says_when_to_retry_when_the_queue_is_full() -> None:
 def test_readmit_takes_a_request_when_the_queue_is_full() -> None:
     driver, other = CoreDriver(max_num_waiting=1), CoreDriver()
     driver.add(3)
-    moved = other.add(3, "moved")
-    other.core.evacuate()
+    other.add(3, "moved")
+    (moved,) = other.core.evacuate()
     moved.arrival = 5
     driver.core.readmit(moved)
     assert driver.core.num_waiting == 2

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from scheduler_service.core.config import PreemptionMode
-from scheduler_service.core.plan import ContractBroken
 from scheduler_service.core.request import FinishReason, Request
 from scheduler_service.core.sampling_params import BeamParams, EarlyStopping
 from tests.support.checked_engine import CheckedEngine, expected_hypotheses
@@ -145,12 +144,13 @@ def test_abort_frees_everything_when_beams_run(in_flight: bool) -> None:
     engine.check_blocks()
 
 
-def test_apply_breaks_off_when_a_beam_gets_no_logprobs() -> None:
+def test_request_fails_alone_when_a_beam_gets_no_logprobs() -> None:
     driver = CoreDriver()
-    driver.add(3, beam=BeamParams(2))
+    request, other = driver.add(3, beam=BeamParams(2)), driver.add(3)
     driver.plan()
-    with pytest.raises(ContractBroken):
-        driver.answer()
+    driver.answer()
+    assert request.error == ("ROW_FAILED", "the executor broke its contract: it has no logprobs")
+    assert other.error is None
 
 
 @pytest.mark.parametrize("options", [{"max_model_len": 12}, {"num_device_blocks": 8}])
@@ -158,10 +158,10 @@ def test_beams_come_to_their_end_when_the_next_executor_holds_less(
     options: dict[str, Any],
 ) -> None:
     large, small = CheckedEngine(), CheckedEngine(**options)
-    request = large.add(PROMPT, max_tokens=20, beam=BeamParams(2))
+    large.add(PROMPT, max_tokens=20, beam=BeamParams(2))
     large.step(3)
     (moved,) = large.core.evacuate()
     small.adopt(moved, large)
     small.drain(500)
-    assert request.is_finished
+    assert moved.is_finished
     small.check_blocks()

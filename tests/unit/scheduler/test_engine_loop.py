@@ -7,13 +7,17 @@ import numpy as np
 import pytest
 
 from scheduler_service.broken_core import CoreBroken
+from scheduler_service.core.invariants import InvariantBroken
+from scheduler_service.core.request import Place
 from scheduler_service.core.scheduler import Scheduler
+from scheduler_service.executor_link import ExecutorLost
 from scheduler_service.journal.journal import FileJournal
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve_rpc.domain_error import DomainError
 from tests.support.engine_loops import (
     ADDRESS,
     CONFIG,
+    PATIENCE_S,
     VOCAB_SIZE,
     Broken,
     Clients,
@@ -31,17 +35,16 @@ async def test_loop_gives_the_core_up_when_schedule_raises(
     Broken(monkeypatch, Scheduler, "_plan")
     clients = Clients()
     loop = a_loop(clients)
-    request = a_request(1)
-    loop.scheduler.add(request)
+    loop.scheduler.add(a_request(1))
 
     error = await run_until_lost(loop)
 
     assert isinstance(error, CoreBroken)
     assert str(error) == "its core failed in schedule: AssertionError"
     assert f"core_invariant_broken address={ADDRESS} call=schedule" in caplog.text
-    assert loop.evacuate() == [request]
-    assert not request.is_finished
-    await finish_elsewhere([request], clients)
+    (moved,) = loop.evacuate()
+    assert not moved.is_finished
+    await finish_elsewhere([moved], clients)
     assert clients.tokens[1] == expected_tokens([1, 2, 3], 10, 1, VOCAB_SIZE)
 
 
@@ -142,3 +145,52 @@ async def test_run_can_be_cancelled() -> None:
 
     with pytest.raises(asyncio.CancelledError):
         await running
+
+
+async def test_loop_does_nothing_when_it_was_woken_up_before_it_was_given_up() -> None:
+    clients = Clients()
+    lost, other = a_loop(clients), a_loop(clients)
+    lost.add(a_request(1))
+    core = lost.scheduler
+
+    (moved,) = lost.evacuate()
+    other.scheduler.readmit(moved)
+    await asyncio.sleep(0)
+
+    # What it holds itself has not moved either.
+    assert core.num_running == 0
+    assert moved.place is Place.WAITING
+    with pytest.raises(ExecutorLost):
+        lost.add(a_request(2))
+    with pytest.raises(InvariantBroken):
+        core.schedule()
+
+
+async def test_result_reaches_nobody_when_the_loop_was_given_up() -> None:
+    clients = Clients()
+    loop = a_loop(clients)
+    loop.scheduler.add(a_request(1))
+    running = asyncio.ensure_future(run_until_lost(loop))
+    await asyncio.sleep(0)
+
+    (moved,) = loop.evacuate()
+
+    assert str(await running) == "it was given up"
+    assert moved.sequence.num_output_tokens == 0
+    assert clients.tokens == {}
+
+
+async def test_repeated_result_changes_nothing_when_the_step_was_answered() -> None:
+    clients = Clients()
+    loop = a_loop(clients)
+    loop.scheduler.add(a_request(1))
+    running = asyncio.ensure_future(loop.run())
+    async with asyncio.timeout(PATIENCE_S):
+        while not clients.finished:
+            loop.link.answer(pb.StepResult(step_id=1))  # type: ignore[attr-defined]
+            clients.has_changed.clear()
+            await clients.has_changed.wait()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+    assert clients.tokens[1] == expected_tokens([1, 2, 3], 10, 1, VOCAB_SIZE)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from scheduler_service.core.losses import MAX_FRUITLESS_LOSSES
-from scheduler_service.core.plan import ContractBroken
 from scheduler_service.core.request import FinishReason
+from scheduler_service.core.results import Results
 from scheduler_service.core.sampling_params import BeamParams
 from tests.support.checked_engine import CheckedEngine
-from tests.support.core_driver import VOCAB_SIZE, CoreDriver
+from tests.support.core_driver import CoreDriver
+from tests.support.engine_loops import Broken
 
 
 def test_evacuate_returns_requests_with_their_tokens_when_the_executor_is_lost() -> None:
@@ -27,14 +28,17 @@ def test_evacuate_returns_requests_with_their_tokens_when_the_executor_is_lost()
     assert other.core.num_free_blocks == 16
 
 
-def test_evacuate_gives_tokens_back_when_the_result_that_brought_them_was_not_taken() -> None:
+def test_evacuate_gives_tokens_back_when_the_result_that_brought_them_was_not_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     driver = CoreDriver()
     preempted = [driver.add(3), driver.add(3)]
     driver.plan()
     for request in preempted:
         driver.core._placement.preempt(request)
-    with pytest.raises(ContractBroken):
-        driver.answer(token_ids=[5, VOCAB_SIZE])
+    Broken(monkeypatch, Results, "finish_if_stopped").at_call = 2
+    with pytest.raises(AssertionError):
+        driver.answer(token_ids=[5, 6])
     moved = driver.core.evacuate()
     assert [request.sequence.num_output_tokens for request in moved] == [0, 0]
 
@@ -45,7 +49,7 @@ def test_evacuate_ends_a_request_when_every_executor_dies_of_it() -> None:
     for _ in range(MAX_FRUITLESS_LOSSES):
         assert request.finish_reason is None
         driver.plan()
-        driver.core.evacuate()
+        (request,) = driver.core.evacuate()
         driver = CoreDriver()
         driver.core.readmit(request)
     assert request.finish_reason is FinishReason.ERROR
@@ -55,7 +59,7 @@ def test_evacuate_blames_nobody_when_a_request_only_waited() -> None:
     driver = CoreDriver()
     request = driver.add(3)
     for _ in range(2 * MAX_FRUITLESS_LOSSES):
-        driver.core.evacuate()
+        (request,) = driver.core.evacuate()
         driver = CoreDriver()
         driver.core.readmit(request)
     assert request.finish_reason is None
@@ -65,8 +69,8 @@ def test_evacuate_forgets_what_may_follow_when_other_beams_are_not_that_far() ->
     driver = CoreDriver()
     beam = driver.add(3, beam=BeamParams(2)).sequence
     beam.candidates = [(1, -0.5), (2, -1.5)]
-    driver.core.evacuate()
-    assert beam.candidates is None
+    (moved,) = driver.core.evacuate()
+    assert moved.sequence.candidates is None
 
 
 def test_evacuated_requests_share_nothing_wrong_when_blocks_are_larger_elsewhere() -> None:

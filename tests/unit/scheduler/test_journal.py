@@ -127,7 +127,7 @@ def test_recording_ends_and_serving_goes_on_when_the_disk_is_full(
 
 def test_recording_ends_when_the_state_of_the_cores_takes_most_of_a_segment(path: Path) -> None:
     journal = open_file(path, 20_000)
-    core = journal.core(make_config(num_device_blocks=4000), 0, "a:1", 1)
+    core = journal.core(make_config(vocab_size=15_000), 0, "a:1", 1)
 
     for number in range(1, 100):
         core.add(a_request(number))

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from scheduler_service.core.invariants import InvariantBroken
 from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.core.scheduler import Scheduler
@@ -133,7 +134,8 @@ def test_nothing_is_recorded_when_a_core_was_evacuated(path: Path) -> None:
     core.add(a_request())
 
     assert [request.request_id for request in core.evacuate()] == ["r1"]
-    core.abort("r1")
+    with pytest.raises(InvariantBroken):
+        core.abort("r1")
     journal.close()
 
     assert kinds(path) == {"header": 1, "core_created": 1, "add": 1, "evacuate": 1}

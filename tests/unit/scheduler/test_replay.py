@@ -115,9 +115,10 @@ def loses_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def remembers_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    def detach(placement: Placement, request: Request) -> None:
-        original(placement, request)
-        request.num_bypasses += 1
+    def detach(placement: Placement, request: Request) -> Request:
+        moved = original(placement, request)
+        moved.num_bypasses += 1
+        return moved
 
     original = Placement.detach
     monkeypatch.setattr(Placement, "detach", detach)

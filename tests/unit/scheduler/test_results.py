@@ -40,12 +40,15 @@ def test_apply_tells_the_sequence_of_each_token_when_a_request_has_several() -> 
 
 
 @pytest.mark.parametrize("token_id", [-1, 100])
-def test_apply_breaks_off_when_a_token_is_outside_the_vocabulary(token_id: int) -> None:
+def test_request_fails_alone_when_its_token_is_outside_the_vocabulary(token_id: int) -> None:
     driver = CoreDriver()
-    driver.add(3)
+    request, other = driver.add(3), driver.add(3)
     driver.plan()
-    with pytest.raises(ContractBroken):
-        driver.answer(token_ids=[token_id])
+    events = driver.answer(token_ids=[token_id, 7])
+    assert request.error is not None
+    assert request.error[0] == "ROW_FAILED"
+    assert f"sampled_token_id is {token_id}, allowed: 0 to 99" in request.error[1]
+    assert events.client_keys.tolist() == [other.client_key]
 
 
 def test_apply_breaks_off_when_the_result_is_of_another_step() -> None:

@@ -42,6 +42,7 @@ class StepErrorReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     STEP_ERROR_REASON_FEATURE_UNSUPPORTED: _ClassVar[StepErrorReason]
     STEP_ERROR_REASON_OUT_OF_MEMORY: _ClassVar[StepErrorReason]
     STEP_ERROR_REASON_INTERNAL: _ClassVar[StepErrorReason]
+    STEP_ERROR_REASON_FUTURE_SCHEDULER_EPOCH: _ClassVar[StepErrorReason]
 
 class RowStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -77,6 +78,7 @@ STEP_ERROR_REASON_LIMIT_EXCEEDED: StepErrorReason
 STEP_ERROR_REASON_FEATURE_UNSUPPORTED: StepErrorReason
 STEP_ERROR_REASON_OUT_OF_MEMORY: StepErrorReason
 STEP_ERROR_REASON_INTERNAL: StepErrorReason
+STEP_ERROR_REASON_FUTURE_SCHEDULER_EPOCH: StepErrorReason
 ROW_STATUS_UNSPECIFIED: RowStatus
 ROW_STATUS_OK: RowStatus
 ROW_STATUS_INVALID_LOGITS: RowStatus

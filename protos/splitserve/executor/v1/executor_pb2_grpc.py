@@ -78,8 +78,10 @@ class ExecutorServiceServicer(object):
     def Execute(self, request_iterator, context):
         """Executes steps. One StepResult is returned for each ScheduleBatch, in the order received.
 
-        At most one stream is live per executor: with its first batch, a newer stream of the same or a
-        newer scheduler epoch supersedes the older ones, which the executor ends with ABORTED. A stream
+        At most one stream is live per executor: with the first batch that is taken (identity rule e),
+        or repeats one that was (rule c), a newer stream of the same or a newer scheduler epoch
+        supersedes the older ones, which the executor ends with ABORTED. Until then it is nobody: a
+        stream whose batches are refused changes nothing for the others. A stream
         that is cut loses nothing: batches that were received are still executed and their results
         stored; row table, stored results and KV blocks survive until a newer scheduler epoch arrives.
         When the scheduler half-closes, the executor answers what it has received and ends with OK.

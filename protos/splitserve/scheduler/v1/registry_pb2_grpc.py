@@ -47,17 +47,25 @@ class RegistryServiceServicer(object):
     """
 
     def Register(self, request, context):
-        """Announces an executor. The scheduler then dials `executor.address` and opens one Execute
-        stream; see executor.proto, "Life of an executor".
+        """Announces an executor. The scheduler asks GetInfo at `executor.address`, for up to 3 seconds,
+        and then opens one Execute stream; see executor.proto, "Life of an executor". Nothing that is
+        said here counts before GetInfo has said the same (address and software_version apart). If
+        nobody answers, nothing has changed, and the answer is OK all the same: whether an executor is
+        in use shows by its Execute stream.
 
-        Idempotency: registering the same executor_epoch again refreshes it; a new epoch at the same
-        address replaces the old one, whose requests are recomputed.
+        Idempotency: registering the same executor_epoch again changes nothing; a new epoch that
+        answers at the same address replaces the old one, whose stream ends and whose requests are
+        recomputed.
         Errors (with ErrorInfo, domain "splitserve"; the message names the field and both values):
         FAILED_PRECONDITION  CONTRACT_VERSION_MISMATCH  another contract major;
         MODEL_MISMATCH             another model digest, dtype or
         kv_cache_dtype than the first executor this
         scheduler accepted;
+        EXECUTOR_MISMATCH          GetInfo at the address says something else:
+        most often another executor has the address;
         INVALID_ARGUMENT     EXECUTOR_INFO_INVALID      a field that is missing or out of range;
+        RESOURCE_EXHAUSTED   REGISTRY_BUSY              64 registrations wait for GetInfo, or one at
+        this address;
         UNAVAILABLE          DRAINING                   the scheduler is shutting down.
         After an error the executor may try again, at a pace of seconds.
         """

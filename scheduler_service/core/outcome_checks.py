@@ -1,0 +1,187 @@
+"""What a result says, looked at before anything of it is believed.
+
+Whatever is wrong with one row costs that row. What cannot be laid at any row's door breaks the
+contract. After this, nothing of a result can surprise those who apply it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from collections.abc import Sequence as Items
+from dataclasses import replace
+
+import numpy as np
+
+from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.placement import Placement
+from scheduler_service.core.plan import ContractBroken, RowStatus, StepOutcome, StepPlan
+from scheduler_service.core.request import ScoredToken, Sequence
+
+# Logprobs are rounded; nothing is more probable than certain.
+_MAX_LOGPROB = 1e-3
+_KNOWN = frozenset(RowStatus)
+
+
+class OutcomeChecks:
+    """Looks at results of steps, before they are applied."""
+
+    def __init__(self, config: SchedulerConfig, placement: Placement) -> None:
+        self._vocab_size = config.vocab_size
+        self._placement = placement
+
+    def check(self, plan: StepPlan, outcome: StepOutcome) -> StepOutcome:
+        """`outcome` with rows FAILED that are not as they must be. Raises ContractBroken."""
+        num_rows = len(plan.work.row_ids)
+        statuses = outcome.row_statuses
+        for column in (outcome.token_ids, statuses):
+            if column is not None and len(column) != num_rows:
+                raise ContractBroken(f"a column has {len(column)} elements for {num_rows} rows")
+        faults = self._statuses(statuses) if statuses is not None else {}
+        faults |= self._tokens(plan, outcome)
+        logprobs, prompt_logprobs = outcome.logprobs, outcome.prompt_logprobs
+        if self._placement.rows.num_not_plain or self._placement.departures:
+            logprobs = self._logprobs(plan, outcome, faults)
+        if len(plan.work.token_ids) or prompt_logprobs:
+            prompt_logprobs = self._prompt_logprobs(plan, outcome, faults)
+        if logprobs is not outcome.logprobs or prompt_logprobs is not outcome.prompt_logprobs:
+            outcome = replace(outcome, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+        return _with_faults(outcome, num_rows, faults) if faults else outcome
+
+    def _statuses(self, statuses: Items[int]) -> dict[int, str]:
+        return {
+            index: f"row_status is {status}, which this scheduler does not know"
+            for index, status in enumerate(statuses)
+            if status not in _KNOWN
+        }
+
+    def _tokens(self, plan: StepPlan, outcome: StepOutcome) -> dict[int, str]:
+        token_ids, samples = outcome.token_ids, plan.work.samples
+        # As unsigned numbers: negative ones are large.
+        unsigned = token_ids.view(np.uint32)
+        if len(unsigned) == 0 or unsigned.max() < self._vocab_size:
+            return {}
+        is_wrong = unsigned >= self._vocab_size
+        if samples is not None:
+            is_wrong &= samples
+        if outcome.row_statuses is not None:
+            is_wrong &= np.asarray(outcome.row_statuses) == RowStatus.OK
+        return {
+            index: f"sampled_token_id is {token_ids[index]}, allowed: 0 to {self._vocab_size - 1}"
+            for index in np.flatnonzero(is_wrong).tolist()
+        }
+
+    # -- scores --------------------------------------------------------------------------------
+
+    def _logprobs(
+        self, plan: StepPlan, outcome: StepOutcome, faults: dict[int, str]
+    ) -> dict[int, ScoredToken]:
+        """Those of rows that asked for them. Adds to `faults`."""
+        work, found = plan.work, dict[int, ScoredToken]()
+        for index, sequence in self._there(plan, outcome, faults, self._not_plain(plan)):
+            num_top = _num_top(sequence)
+            if num_top is None:
+                continue
+            scored = outcome.logprobs.get(index)
+            position = int(work.num_computed_tokens[index] + work.num_new_tokens[index])
+            if scored is None:
+                faults[index] = "it has no logprobs"
+            elif (scored.position, scored.token_id) != (position, outcome.token_ids[index]):
+                faults[index] = f"its logprob is of token {scored.token_id} at {scored.position}"
+            elif (problem := self._problem(scored, num_top)) is not None:
+                faults[index] = problem
+            elif sequence.request.params.beam is not None and len(scored.top) < num_top:
+                faults[index] = f"{len(scored.top)} alternatives of {num_top} asked for"
+            else:
+                found[index] = scored
+        return found
+
+    def _not_plain(self, plan: StepPlan) -> Iterable[int]:
+        """Rows that sample, of which more than a token may be wanted."""
+        rows, work = self._placement.rows, plan.work
+        is_wanted = np.ones(len(work.row_ids), np.bool_) if work.samples is None else work.samples
+        if not self._placement.departures:
+            is_wanted = is_wanted & ~rows.is_plain[work.row_ids]
+        return np.flatnonzero(is_wanted).tolist()
+
+    def _prompt_logprobs(
+        self, plan: StepPlan, outcome: StepOutcome, faults: dict[int, str]
+    ) -> dict[int, Items[ScoredToken]]:
+        """Those of rows that asked for them. Adds to `faults`."""
+        work, found = plan.work, dict[int, Items[ScoredToken]]()
+        literal = np.flatnonzero(work.sampled_steps_back == 0).tolist()
+        for index, sequence in self._there(plan, outcome, faults, literal):
+            num_top = sequence.request.params.num_prompt_logprobs
+            start = int(work.num_computed_tokens[index])
+            end = min(start + int(work.num_new_tokens[index]), sequence.num_prompt_tokens - 1)
+            if num_top is None or end <= start:
+                continue
+            scored = outcome.prompt_logprobs.get(index, ())
+            prompt = self._placement.known_tokens(sequence)[start + 1 : end + 1].tolist()
+            expected = list(zip(range(start + 1, end + 1), prompt, strict=True))
+            problems = (self._problem(score, num_top) for score in scored)
+            if len(scored) != len(expected) or expected != [_place(score) for score in scored]:
+                faults[index] = f"its prompt_logprobs are not those of {start + 1} to {end}"
+            elif (problem := next(filter(None, problems), None)) is not None:
+                faults[index] = problem
+            else:
+                found[index] = scored
+        return found
+
+    def _there(
+        self,
+        plan: StepPlan,
+        outcome: StepOutcome,
+        faults: dict[int, str],
+        indexes: Iterable[int],
+    ) -> Iterable[tuple[int, Sequence]]:
+        """Rows that were computed, and whose sequence is still interested."""
+        work, statuses = plan.work, outcome.row_statuses
+        for index in indexes:
+            if index in faults or (statuses is not None and statuses[index] != RowStatus.OK):
+                continue
+            row_id, tenancy = int(work.row_ids[index]), int(work.tenancies[index])
+            sequence = self._placement.tenant(row_id, tenancy)
+            if sequence is not None:
+                yield index, sequence
+
+    def _problem(self, scored: ScoredToken, num_top: int) -> str | None:
+        if not 1 <= scored.rank <= self._vocab_size:
+            return f"a rank is {scored.rank}, allowed: 1 to {self._vocab_size}"
+        if len(scored.top) > num_top:
+            return f"{len(scored.top)} alternatives, allowed: {num_top} at most"
+        token_ids = [token_id for token_id, _ in scored.top]
+        for token_id in token_ids:
+            if not 0 <= token_id < self._vocab_size:
+                return f"a top_token_id is {token_id}, allowed: 0 to {self._vocab_size - 1}"
+        if len(set(token_ids)) < len(token_ids):
+            return "an alternative is named twice"
+        for logprob in (scored.logprob, *(logprob for _, logprob in scored.top)):
+            if math.isnan(logprob) or logprob > _MAX_LOGPROB:
+                return f"a logprob is {logprob}, allowed: 0 or less"
+        return None
+
+
+def _num_top(sequence: Sequence) -> int | None:
+    """How many alternatives its row asked for; None if it asked for no logprobs."""
+    request = sequence.request
+    if request.params.beam is not None:
+        return request.num_candidates
+    if not request.params.is_streamed:
+        return request.params.num_logprobs or 0
+    return request.params.num_logprobs
+
+
+def _place(scored: ScoredToken) -> tuple[int, int]:
+    return scored.position, scored.token_id
+
+
+def _with_faults(outcome: StepOutcome, num_rows: int, faults: dict[int, str]) -> StepOutcome:
+    """`outcome` in which the rows in `faults` have failed."""
+    statuses = list(outcome.row_statuses or [RowStatus.OK] * num_rows)
+    token_ids = outcome.token_ids.copy()
+    for index in faults:
+        statuses[index], token_ids[index] = RowStatus.FAILED, -1
+    errors = {i: f"the executor broke its contract: {fault}" for i, fault in faults.items()}
+    row_errors = {**outcome.row_errors, **errors}
+    return replace(outcome, token_ids=token_ids, row_statuses=statuses, row_errors=row_errors)

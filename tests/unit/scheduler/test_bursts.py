@@ -1,0 +1,40 @@
+"""Executors that are replaced, lost and out of their mind, while requests come and go."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support import result_mutations as mutations
+from tests.support.bursts import Burst
+
+NUM_RUNS = 60
+# Those that do not turn a token into another that might be true.
+MUTATIONS = (
+    mutations.status_of_the_step,
+    mutations.status_of_a_row,
+    mutations.missing_scores,
+    mutations.timings,
+    mutations.row_error,
+    mutations.number_of_the_step,
+    mutations.sampled_token_out_of_range,
+)
+
+
+async def run(seed: int, *, has_mutations: bool = True) -> None:
+    await Burst(seed, MUTATIONS if has_mutations else ()).run()
+
+
+@pytest.mark.parametrize("first", range(0, NUM_RUNS, 20))
+async def test_streams_are_exact_when_executors_break_the_contract(first: int) -> None:
+    for seed in range(first, first + 20):
+        await run(seed)
+
+
+async def test_innocent_streams_are_exact_when_some_requests_make_steps_fail() -> None:
+    for seed in range(20):
+        await Burst(seed, (), guilty=5).run()
+
+
+async def test_streams_are_exact_when_executors_are_replaced() -> None:
+    for seed in range(30):
+        await run(seed, has_mutations=False)
