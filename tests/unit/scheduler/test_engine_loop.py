@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from scheduler_service.broken_core import CoreBroken
+from scheduler_service.core.lateness import MAX_REFUSALS
+from scheduler_service.core.request import SchedulingParams
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.journal.journal import FileJournal
 from splitserve.executor.v1 import executor_pb2 as pb
@@ -142,3 +145,22 @@ async def test_run_can_be_cancelled() -> None:
 
     with pytest.raises(asyncio.CancelledError):
         await running
+
+
+async def test_loop_ends_all_overdue_requests_when_there_is_no_step_to_end_them_in() -> None:
+    clients = Clients()
+    config = replace(CONFIG, queue_policy="deadline", max_num_waiting=1000)
+    loop = a_loop(clients, Scheduler(config))
+    num_requests = 3 * MAX_REFUSALS + 1
+    for number in range(num_requests):
+        request = a_request(number)
+        request.scheduling = SchedulingParams(deadline_ns=-1)
+        loop.scheduler.add(request)
+
+    loop.wake_up()
+    while len(clients.finished) < num_requests:
+        clients.has_changed.clear()
+        await asyncio.wait_for(clients.has_changed.wait(), 10)
+
+    assert loop.scheduler.num_waiting == 0
+    assert not loop.scheduler.is_behind
