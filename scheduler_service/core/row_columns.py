@@ -246,7 +246,7 @@ class RowColumns:
         self.num_told_slots[row_ids] = num_slots
         starts = num_told_slots // self.block_size
         num_new_slots = num_slots - num_told_slots
-        if int(num_new_slots.max()) == self.block_size:
+        if not np.count_nonzero(num_new_slots != self.block_size):
             blocks: list[int] = self.block_tables[row_ids, starts].tolist()
             return TableWrites(row_ids.tolist(), starts.tolist(), [1] * len(blocks), blocks)
         counts = num_new_slots // self.block_size
