@@ -95,7 +95,7 @@ def _outcome(plan: StepPlan) -> StepOutcome:
     return StepOutcome(plan.step_id, StepStatus.OK, token_ids, compute_us=10_000)
 
 
-def _report(workload: str, core: Core, num_steps: int = _NUM_STEPS, **what: object) -> None:
+def _report(workload: str, core: Core, *, num_steps: int = _NUM_STEPS, **what: object) -> None:
     gc.collect()
     gc.freeze()
     steps = sorted(core.step() for _ in range(num_steps))
@@ -122,8 +122,9 @@ def measure_waiting(policy: str, num_waiting: int, *, lane: bool, delay_factor: 
             adapter="b" if lane else "",
             deadline_ns=10**15 + number if number % 2 else None,
         )
-    what = {"policy": policy, "waiting": num_waiting, "lane": lane, "delay_factor": delay_factor}
-    _report("waiting", core, **what)
+    _report(
+        "waiting", core, policy=policy, waiting=num_waiting, lane=lane, delay_factor=delay_factor
+    )
     if not lane and not delay_factor:
         start = time.thread_time_ns()
         num_aborted = min(_NUM_ABORTED, num_waiting)
@@ -137,8 +138,14 @@ def measure_growing(num_rows: int, *, prefix_caching: bool, **options: object) -
     """Steps in one of which all rows get a block."""
     core = Core(num_rows, 0, prefix_caching=prefix_caching, **options)
     core.fill(num_rows)
-    what = {"rows": num_rows, "prefix_caching": prefix_caching, **options}
-    _report("growing", core, 2 * BLOCK_SIZE, **what)
+    _report(
+        "growing",
+        core,
+        num_steps=2 * BLOCK_SIZE,
+        rows=num_rows,
+        prefix_caching=prefix_caching,
+        options=options,
+    )
 
 
 def measure_overdue(num_overdue: int) -> None:

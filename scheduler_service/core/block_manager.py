@@ -162,19 +162,19 @@ class BlockManager:
 
     def release_behind_windows(
         self, row_ids: Int64Array, ends: Int32Array, last_answered_step_id: int
-    ) -> list[list[int]]:
+    ) -> list[int]:
         """Takes back what tables have before `ends`, once no step in flight writes it.
 
-        Returns the blocks of each row.
+        Returns the blocks, row by row.
         """
         rows = self._rows
         starts, steps = rows.num_released[row_ids], rows.last_step_id[row_ids]
         blocks = rows.release_blocks(row_ids, ends)
-        bounds = np.cumsum(ends - starts)
-        for step_id in np.unique(steps).tolist():
+        for step_id in sorted(set(steps.tolist())):
             of_step = blocks[np.repeat(steps == step_id, ends - starts)]
             self.free_after(step_id, of_step.tolist(), last_answered_step_id)
-        return [part.tolist() for part in np.split(blocks, bounds[:-1])]
+        released: list[int] = blocks.tolist()
+        return released
 
     def free_after(self, step_id: int, blocks: list[int], last_answered_step_id: int) -> None:
         """Frees device blocks now, or when `step_id`, which may write them, is answered."""

@@ -235,13 +235,19 @@ class Placement:
         """Takes back the blocks of rows before `ends`: no token still to be computed reads them."""
         rows = self.rows
         starts, steps = rows.num_released[row_ids], rows.last_step_id[row_ids]
-        released = self.blocks.release_behind_windows(row_ids, ends, self.last_answered_step_id)
-        each = zip(row_ids.tolist(), starts.tolist(), steps.tolist(), released, strict=True)
-        for row_id, start, step_id, blocks in each:
+        blocks = self.blocks.release_behind_windows(row_ids, ends, self.last_answered_step_id)
+        if not (steps > self.last_answered_step_id).any():
+            return
+        tenancies, counts = rows.tenancies[row_ids].tolist(), (ends - starts).tolist()
+        each = zip(
+            row_ids.tolist(), tenancies, starts.tolist(), counts, steps.tolist(), strict=True
+        )
+        end = 0
+        for row_id, tenancy, start, count, step_id in each:
+            first, end = end, end + count
             if step_id > self.last_answered_step_id:
                 cross_blocks = tuple(rows.sequence(row_id).request.cross_blocks)
-                tenancy = int(rows.tenancies[row_id])
-                part = TablePart(tenancy, start, blocks, cross_blocks, step_id)
+                part = TablePart(tenancy, start, blocks[first:end], cross_blocks, step_id)
                 self.departures.table_parts.append(part)
 
     # -- pending blocks ------------------------------------------------------------------------

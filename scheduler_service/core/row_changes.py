@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from scheduler_service.core.request import Sequence
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TableWrites:
     """Blocks that were added to tables of rows the executor knows; see the proto.
 

@@ -239,16 +239,19 @@ class RowColumns:
         """What tables have grown by; the executor is told now. Of new rows it gets all of it."""
         if new_row_ids:
             self.num_told_slots[new_row_ids] = self.num_slots[new_row_ids]
-        is_grown = self.num_told_slots != self.num_slots
-        if not np.count_nonzero(is_grown):
+        row_ids = np.flatnonzero(self.num_told_slots != self.num_slots)
+        if len(row_ids) == 0:
             return _NO_WRITES
-        row_ids = self.order[is_grown[self.order]]
-        num_slots = self.num_slots[row_ids]
-        starts = self.num_told_slots[row_ids] // self.block_size
-        counts = num_slots // self.block_size - starts
+        num_slots, num_told_slots = self.num_slots[row_ids], self.num_told_slots[row_ids]
         self.num_told_slots[row_ids] = num_slots
-        blocks = self.block_tables[_ragged(row_ids, starts, counts)]
-        return TableWrites(row_ids.tolist(), starts.tolist(), counts.tolist(), blocks.tolist())
+        starts = num_told_slots // self.block_size
+        num_new_slots = num_slots - num_told_slots
+        if not np.count_nonzero(num_new_slots != self.block_size):
+            blocks: list[int] = self.block_tables[row_ids, starts].tolist()
+            return TableWrites(row_ids.tolist(), starts.tolist(), [1] * len(blocks), blocks)
+        counts = num_new_slots // self.block_size
+        blocks = self.block_tables[_ragged(row_ids, starts, counts)].tolist()
+        return TableWrites(row_ids.tolist(), starts.tolist(), counts.tolist(), blocks)
 
     def append_token(self, row_id: int, token_id: int) -> None:
         """A token that no step promised becomes the last of the row."""

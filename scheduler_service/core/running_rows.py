@@ -45,16 +45,17 @@ class RunningRows:
         if is_turn:
             self._num_contended = 0
         is_decode, wanted = self._wants(order, without, decodes=decodes)
+        if wanted is is_decode and len(order) <= budget:
+            return order, self._ones[: len(order)]
         num_decodes, num_wanted = np.count_nonzero(is_decode), int(wanted.sum())
         if num_decodes == num_wanted <= budget:
-            row_ids = order if num_decodes == len(order) else order[is_decode]
-            return row_ids, self._ones[:num_decodes]
+            return order[is_decode], self._ones[:num_decodes]
         is_prefill = ~is_decode & (wanted > 0)
         served = np.concatenate([np.flatnonzero(is_decode), np.flatnonzero(is_prefill)])
         if num_wanted > budget:
             served = self._served(served, is_turn=is_turn)
         chunks = np.zeros(len(order), np.int32)
-        of_served = wanted[served]
+        of_served = wanted[served].astype(np.int32)
         chunks[served] = np.clip(budget - (np.cumsum(of_served) - of_served), 0, of_served)
         decoding = order[is_decode & (chunks > 0)]
         is_prefill &= chunks > 0
@@ -67,8 +68,11 @@ class RunningRows:
 
     def _wants(
         self, order: Int64Array, without: Items[int], *, decodes: bool
-    ) -> tuple[BoolArray, Int32Array]:
-        """Which of these rows decode, and how many tokens each could compute now."""
+    ) -> tuple[BoolArray, Int32Array | BoolArray]:
+        """Which of these rows decode, and how many tokens each could compute now.
+
+        The second is the first if all of them decode.
+        """
         rows = self._rows
         num_computed = rows.num_computed[order]
         pending = rows.num_tokens[order] - num_computed
@@ -80,7 +84,7 @@ class RunningRows:
             may_run &= np.fromiter(map(suspects.may_run, requests), np.bool_, len(order))
         is_decode = (pending == 1) & may_run if decodes else may_run & False
         if np.count_nonzero(is_decode) == len(order):
-            return is_decode, self._ones[: len(order)]
+            return is_decode, is_decode
         chunks = np.minimum(pending, rows.num_slots[order] - num_computed)
         return is_decode, np.where((pending > 1) & may_run, chunks, is_decode)
 

@@ -84,7 +84,7 @@ def test_only_those_with_adapters_wait_and_not_for_ever_when_slots_are_scarce(
         max_num_seqs=300,
     )
     flood = AdapterFlood(config, seed, depth)
-    for _ in range(200):
+    for _ in range(260):
         flood.step()
         for request in flood.engine.scheduler._placement.waiting:
             assert request.scheduling.adapter, "it waits though nothing lacks"

@@ -23,6 +23,7 @@ property_settings = settings(max_examples=NUM_EXAMPLES, deadline=None)
 
 WEIGHTS = {"a": 1.0, "b": 2.0, "c": 0.25}
 TENANTS = ["a", "b", "c", "unknown"]
+ADAPTERS = ["", "x", "y"]
 tenants = st.sampled_from(TENANTS)
 
 
@@ -62,16 +63,24 @@ class FairShareMachine(RuleBasedStateMachine):
         self.policy.forget_idle_tenants()
         for _ in range(count):
             self.num_arrivals += 1
-            self.push(make_request(self.num_arrivals, tenant=tenant))
+            adapter = ADAPTERS[self.num_arrivals % len(ADAPTERS)]
+            self.push(make_request(self.num_arrivals, tenant=tenant, adapter=adapter))
 
-    @rule(can_run=st.lists(st.booleans(), max_size=4), num_uncached_tokens=st.integers(0, 9))
-    def schedule(self, can_run: list[bool], num_uncached_tokens: int) -> None:
-        tried: set[Request] = set()
+    @rule(
+        can_run=st.lists(st.booleans(), max_size=4),
+        num_uncached_tokens=st.integers(0, 9),
+        lanes=st.none() | st.sets(st.sampled_from(ADAPTERS)),
+    )
+    def schedule(
+        self, can_run: list[bool], num_uncached_tokens: int, lanes: set[str] | None
+    ) -> None:
+        open_lanes = set(ADAPTERS) if lanes is None else lanes
+        tried = {r for r in self.policy if r.scheduling.adapter not in open_lanes}
         in_vain = dict.fromkeys(TENANTS, 0)
-        for request in self.policy.candidates():
+        for request in self.policy.candidates(0, lambda: lanes):
             assert request is self.expected(tried, in_vain)
             tried.add(request)
-            if len(tried) <= len(can_run) and can_run[len(tried) - 1]:
+            if can_run and can_run.pop():
                 self.admit(request, num_uncached_tokens)
             else:
                 in_vain[request.scheduling.tenant] += 1

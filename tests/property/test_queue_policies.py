@@ -154,3 +154,42 @@ def test_candidates_are_the_smallest_ranks_but_for_turns(
             num_since_turn = 0 if had_turn else num_since_turn + 1
     assert not untried
     assert list(policy) == sorted(waiting, key=policy.rank)
+
+
+@property_settings
+@given(
+    name=st.sampled_from(["fcfs", "priority", "deadline"]),
+    requests=st.lists(
+        st.tuples(st.integers(-1, 1), st.none() | st.integers(0, 9), st.sampled_from(["", "x"])),
+        max_size=40,
+    ),
+    now_ns=st.integers(0, 10),
+    lanes=st.none() | st.sets(st.sampled_from(["", "x"])),
+)
+def test_candidates_are_those_of_open_lanes_whose_deadline_is_not_past(
+    name: str,
+    requests: list[tuple[int, int | None, str]],
+    now_ns: int,
+    lanes: set[str] | None,
+) -> None:
+    policy = make_queue_policy(name, {})
+    waiting = [
+        make_request(arrival, priority, deadline_ns=deadline_ns, adapter=adapter)
+        for arrival, (priority, deadline_ns, adapter) in enumerate(requests)
+    ]
+    for request in waiting:
+        policy.push(request)
+    is_open = [r for r in waiting if lanes is None or r.scheduling.adapter in lanes]
+    in_time = [r for r in is_open if name != "deadline" or not _is_past(r, now_ns)]
+    assert list(policy.candidates(now_ns, lambda: lanes)) == sorted(in_time, key=policy.rank)
+    num_overdue = 0
+    while (overdue := policy.overdue(now_ns)) is not None:
+        assert _is_past(overdue, now_ns)
+        policy.remove(overdue)
+        num_overdue += 1
+    assert num_overdue == (sum(_is_past(r, now_ns) for r in waiting) if name == "deadline" else 0)
+
+
+def _is_past(request: Request, now_ns: int) -> bool:
+    deadline_ns = request.scheduling.deadline_ns
+    return deadline_ns is not None and deadline_ns < now_ns

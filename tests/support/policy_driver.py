@@ -10,14 +10,20 @@ from scheduler_service.core.sampling_params import SamplingParams
 
 
 def make_request(
-    arrival: int, priority: int = 0, tenant: str = "", deadline_ns: int | None = None
+    arrival: int,
+    priority: int = 0,
+    tenant: str = "",
+    deadline_ns: int | None = None,
+    adapter: str = "",
 ) -> Request:
     """A request without tokens: policies look at what it asks of the scheduler only."""
     return Request(
         f"r{arrival}",
         SamplingParams(),
         arrival,
-        SchedulingParams(priority=priority, tenant=tenant, deadline_ns=deadline_ns),
+        SchedulingParams(
+            priority=priority, tenant=tenant, deadline_ns=deadline_ns, adapter=adapter
+        ),
     )
 
 

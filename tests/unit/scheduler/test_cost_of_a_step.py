@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ def num_lines(action: Callable[[], object]) -> int:
     """How many lines of the core run in `action`, and items that its comprehensions look at."""
     count = 0
 
-    def trace(frame: FrameType, event: str, _: object) -> Callable[..., object] | None:
+    def trace(frame: FrameType, event: str, _: object) -> Any:  # noqa: ANN401
         nonlocal count
         count += event == "line"
         return trace if "scheduler_service" in frame.f_code.co_filename else None

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,8 @@ import pytest
 
 from scheduler_service.broken_core import CoreBroken
 from scheduler_service.core.invariants import InvariantBroken
-from scheduler_service.core.request import Place
+from scheduler_service.core.lateness import MAX_REFUSALS
+from scheduler_service.core.request import Place, SchedulingParams
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.executor_link import ExecutorLost
 from scheduler_service.journal.journal import FileJournal
@@ -194,3 +196,22 @@ async def test_repeated_result_changes_nothing_when_the_step_was_answered() -> N
     await asyncio.gather(running, return_exceptions=True)
 
     assert clients.tokens[1] == expected_tokens([1, 2, 3], 10, 1, VOCAB_SIZE)
+
+
+async def test_loop_ends_all_overdue_requests_when_there_is_no_step_to_end_them_in() -> None:
+    clients = Clients()
+    config = replace(CONFIG, queue_policy="deadline", max_num_waiting=1000)
+    loop = a_loop(clients, Scheduler(config))
+    num_requests = 3 * MAX_REFUSALS + 1
+    for number in range(num_requests):
+        request = a_request(number)
+        request.scheduling = SchedulingParams(deadline_ns=-1)
+        loop.scheduler.add(request)
+
+    loop.wake_up()
+    while len(clients.finished) < num_requests:
+        clients.has_changed.clear()
+        await asyncio.wait_for(clients.has_changed.wait(), 10)
+
+    assert loop.scheduler.num_waiting == 0
+    assert not loop.scheduler.is_behind

@@ -127,8 +127,7 @@ def test_take_table_writes_joins_what_a_table_grew_by_when_it_grew_twice() -> No
     rows.extend_table(first.row_id, [8])
     rows.extend_table(second.row_id, [7])
     rows.extend_table(first.row_id, [9, 5])
-    # The most urgent first.
-    expected = ([second.row_id, first.row_id], [1, 2], [1, 3], [7, 8, 9, 5])
+    expected = ([first.row_id, second.row_id], [2, 1], [3, 1], [8, 9, 5, 7])
     assert columns(rows.take_table_writes([])) == expected
     assert not rows.take_table_writes([])
 
