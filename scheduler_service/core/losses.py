@@ -11,7 +11,12 @@ import numpy as np
 from scheduler_service.core.departures import TablePart
 from scheduler_service.core.placement import Placement
 from scheduler_service.core.plan import StepPlan
-from scheduler_service.core.request import FinishReason, Request
+from scheduler_service.core.request import (
+    FinishReason,
+    Int32Array,
+    Place,
+    Request,
+)
 
 MAX_FRUITLESS_LOSSES = 8
 
@@ -36,6 +41,37 @@ class Losses:
     def __init__(self, placement: Placement, in_flight: deque[StepPlan]) -> None:
         self._placement = placement
         self._in_flight = in_flight
+
+    def fail_step(self, plan: StepPlan, *, is_refused: bool) -> None:
+        """`plan` was refused or failed as a whole: its requests are suspects from now on."""
+        concerned = self.requests_of(plan)
+        if is_refused:
+            # It may be for what they are, whether or not they were to compute.
+            concerned |= {
+                row.sequence.request: None
+                for row in plan.new_rows
+                if row.sequence.row_id == row.row_id
+            }
+        self.lose_step(plan, is_fruitless=True)
+        for request in concerned:
+            if request.place is Place.RUNNING:
+                self.lose_request(request)
+        self._placement.suspects.step_failed(concerned)
+
+    def acquit(self, plan: StepPlan, token_ids: Int32Array) -> None:
+        """Whoever gets a token from a step that had it is a suspect no longer."""
+        for index in np.flatnonzero(token_ids >= 0).tolist():
+            row_id, tenancy = int(plan.work.row_ids[index]), int(plan.work.tenancies[index])
+            sequence = self._placement.tenant(row_id, tenancy)
+            if sequence is not None:
+                self._placement.suspects.acquit(sequence.request)
+
+    def requests_of(self, plan: StepPlan) -> dict[Request, None]:
+        """Requests that were to compute in a step, and that its result still concerns."""
+        work = plan.work
+        each = zip(work.row_ids.tolist(), work.tenancies.tolist(), strict=True)
+        sequences = (self._placement.tenant(row_id, tenancy) for row_id, tenancy in each)
+        return {sequence.request: None for sequence in sequences if sequence is not None}
 
     def lose_step(self, plan: StepPlan, *, is_fruitless: bool) -> None:
         """Nothing that `plan` was to write is there. `is_fruitless`: counts against its requests.

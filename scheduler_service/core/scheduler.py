@@ -32,7 +32,7 @@ from scheduler_service.core.plan import (
 )
 from scheduler_service.core.preemption_costs import PreemptionCosts
 from scheduler_service.core.queue_policy import make_queue_policy
-from scheduler_service.core.request import FinishReason, Int32Array, Place, Request, Sequence
+from scheduler_service.core.request import FinishReason, Int32Array, Request, Sequence
 from scheduler_service.core.results import Results
 from scheduler_service.core.row_changes import RowChanges
 from scheduler_service.core.row_columns import NO_TENANCY, Int64Array, RowWork
@@ -204,7 +204,9 @@ class Scheduler:
         """
         self._check_open()
         self._is_closed = True
-        in_flight = {request for plan in self._in_flight for request in self._requests_of(plan)}
+        in_flight = {
+            request for plan in self._in_flight for request in self._losses.requests_of(plan)
+        }
         moved = []
         for request in self._placement.requests.values():
             moved.append(self._placement.detach(request))
@@ -284,7 +286,7 @@ class Scheduler:
             )
             self._lateness.pace.observe(plan, outcome.compute_us, placement)
             if placement.suspects:
-                self._acquit(plan, outcome)
+                self._losses.acquit(plan, outcome.token_ids)
             try:
                 self._results.take(plan, outcome, events)
             except Exception:
@@ -294,41 +296,13 @@ class Scheduler:
         else:
             self._needs_snapshot |= outcome.status is not StepStatus.FAILED
             is_fruitless = outcome.status is not StepStatus.NEED_SNAPSHOT
-            self._lose_step(plan, outcome.status, is_fruitless=is_fruitless)
+            if is_fruitless:
+                self._losses.fail_step(plan, is_refused=outcome.status is StepStatus.REFUSED)
+            else:
+                self._losses.lose_step(plan, is_fruitless=False)
         placement.suspects.step_answered(plan.step_id)
         placement.step_answered(plan.step_id)
         return self._add_ended(events)
-
-    def _lose_step(self, plan: StepPlan, status: StepStatus, *, is_fruitless: bool) -> None:
-        concerned = self._requests_of(plan)
-        if status is StepStatus.REFUSED:
-            # It may be for what they are, whether or not they were to compute.
-            concerned |= {
-                row.sequence.request: None
-                for row in plan.new_rows
-                if row.sequence.row_id == row.row_id
-            }
-        self._losses.lose_step(plan, is_fruitless=is_fruitless)
-        if is_fruitless:
-            for request in concerned:
-                if request.place is Place.RUNNING:
-                    self._losses.lose_request(request)
-            self._placement.suspects.step_failed(concerned)
-
-    def _requests_of(self, plan: StepPlan) -> dict[Request, None]:
-        """Requests that were to compute in a step, and still are interested."""
-        work = plan.work
-        each = zip(work.row_ids.tolist(), work.tenancies.tolist(), strict=True)
-        sequences = (self._placement.tenant(row_id, tenancy) for row_id, tenancy in each)
-        return {sequence.request: None for sequence in sequences if sequence is not None}
-
-    def _acquit(self, plan: StepPlan, outcome: StepOutcome) -> None:
-        """Whoever gets a token from a step that had it is a suspect no longer."""
-        for index in np.flatnonzero(outcome.token_ids >= 0).tolist():
-            row_id, tenancy = int(plan.work.row_ids[index]), int(plan.work.tenancies[index])
-            sequence = self._placement.tenant(row_id, tenancy)
-            if sequence is not None:
-                self._placement.suspects.acquit(sequence.request)
 
     def _add_ended(self, events: StepEvents) -> StepEvents:
         placement = self._placement

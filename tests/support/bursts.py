@@ -106,6 +106,11 @@ class BurstLink:
                 change(result)
             self._arrived.put_nowait(result)
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether no result will ever come of what was sent."""
+        return not self.held and self._arrived.empty()
+
     def break_off(self) -> None:
         """The executor counts as lost."""
         self._arrived.put_nowait(None)
@@ -246,8 +251,16 @@ class Burst:
                 if machine.link is not None:
                     machine.link.release()
             await self._turns(2)
+            self._lose_silent()
         hanging = [name for name, client in self.clients.items() if client.finished is None]
         raise AssertionError(f"requests hang: {hanging}")
+
+    def _lose_silent(self) -> None:
+        """What a step timeout does: a step was answered under a number that was answered before."""
+        for engine in self.cluster.engines:
+            link = self.machines[engine.link.info.address].link
+            if link is engine.link and engine.scheduler.num_in_flight and link.is_silent:
+                link.break_off()
 
     async def _turns(self, count: int) -> None:
         for _ in range(count):
