@@ -75,17 +75,20 @@ class Results:
         if special:
             is_plain = rows.is_plain[row_ids]
             row_ids, token_ids = row_ids[is_plain], token_ids[is_plain]
-        for index, sequence in (*special.items(), *departed.items()):
-            check_row(sequence, index, outcome, self._config.vocab_size)
-        prompt_logprobs = self._prompt_logprobs(plan, outcome)
-        # From here on nothing is wrong with the result.
+        for sequences in (special, departed):
+            for index, sequence in sequences.items():
+                check_row(sequence, index, outcome, self._config.vocab_size)
+        # After this nothing is wrong with the result.
+        prompt_logprobs = self._prompt_logprobs(plan, outcome) if outcome.prompt_logprobs else ()
         for request, scored in prompt_logprobs:
             self._take_prompt_logprobs(request, scored, events)
         if self._config.prefix_caching:
             self._publish_decoded(plan, None if all_current else is_current)
-        self._take_special(special, outcome, events)
+        if special:
+            self._take_special(special, outcome, events)
         self._take_tokens(row_ids, token_ids, events)
-        self._take_departed(departed, outcome, events)
+        if departed:
+            self._take_departed(departed, outcome, events)
 
     # -- whose they are ------------------------------------------------------------------------
 
