@@ -100,14 +100,16 @@ def test_apply_gives_nobody_prompt_logprobs_when_nobody_asked() -> None:
     assert driver.core.apply(outcome).prompt_logprobs == []
 
 
-@pytest.mark.parametrize("index", [-1, 1])
-def test_apply_breaks_off_when_prompt_logprobs_are_of_a_row_that_there_is_not(index: int) -> None:
+@pytest.mark.parametrize(("index", "position"), [(-1, 1), (1, 1), (0, 1), (0, 2)])
+def test_apply_breaks_off_when_prompt_logprobs_are_of_another_row_or_position(
+    index: int, position: int
+) -> None:
     driver = CoreDriver()
     driver.add(3, num_prompt_logprobs=0)
     plan = driver.core.schedule()
     assert plan
     tokens = np.array([7], np.int32)
-    scores = {index: [a_score(1)]}
+    scores = {index: [a_score(position)]}
     outcome = StepOutcome(plan.step_id, StepStatus.OK, tokens, prompt_logprobs=scores)
-    with pytest.raises(ContractBroken, match=f"row {index}"):
+    with pytest.raises(ContractBroken, match="prompt logprobs"):
         driver.core.apply(outcome)
