@@ -137,7 +137,8 @@ class BlockManager:
         """Fills the table of a sequence's new row: `num_shared` tokens are those of `source`.
 
         Full blocks are shared; what the source has of the block after them is copied, because the
-        sequence is about to write into it (copy-on-write).
+        sequence is about to write into it (copy-on-write). So the block of a prompt's last token is
+        copied even if it is full: each sequence computes that token, and two rows write no slot.
         """
         rows, row_id = self._rows, sequence.row_id
         num_full = num_shared // self._block_size

@@ -70,9 +70,11 @@ class Results:
         self._take_prompt_logprobs(plan, outcome, events)
         if self._config.prefix_caching:
             self._publish_decoded(plan, None if all_current else is_current)
-        self._take_special(special, outcome, events)
+        if special:
+            self._take_special(special, outcome, events)
         self._take_tokens(row_ids, token_ids, events)
-        self._take_departed(departed, outcome, events)
+        if departed:
+            self._take_departed(departed, outcome, events)
 
     # -- whose they are ------------------------------------------------------------------------
 

@@ -77,13 +77,15 @@ def test_sibling_computes_the_prompt_again_when_no_block_is_free_for_it() -> Non
     assert driver.next_rows() == [("several", 0, 6)]
 
 
-def test_sibling_computes_the_prompt_again_when_it_is_behind_the_window() -> None:
-    engine = CheckedEngine(block_size=2, sliding_window=4, prefix_caching=False)
-    request = engine.add(PROMPT, n=2, max_tokens=4)
-    engine.step(1)
-    engine.core._placement.drop(request.sequences[1])
-    engine.core._running._slide_windows()
-    engine.run()
+def test_sibling_computes_the_prompt_again_when_what_it_needs_is_behind_a_window() -> None:
+    driver = CoreDriver(block_size=2, sliding_window=4, prefix_caching=False)
+    request = driver.add(PROMPT, n=2)
+    driver.step()
+    assert driver.next_rows() == [("r1", 6, 7)]
+    driver.core._running._slide_windows()
+    driver.answer(token_ids=[EOS])
+    assert request.sequences[1].status is SequenceStatus.WAITING
+    assert driver.next_rows() == [("r1", 0, 6)]
 
 
 def test_sibling_is_computed_again_when_what_it_is_to_copy_was_never_written() -> None:

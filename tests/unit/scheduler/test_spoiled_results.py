@@ -99,7 +99,7 @@ def test_prompt_logprobs_come_once_when_chunks_in_flight_build_on_a_failed_step(
 
 def answers_of(engine: CheckedEngine) -> list[StepEvents]:
     """What clients are told until nothing is left to do."""
-    answers = []
+    answers: list[StepEvents] = []
     while True:
         engine.engine.fill()
         if not engine.engine.in_flight:
