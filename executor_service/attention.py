@@ -127,6 +127,11 @@ def unbind(modules: Iterable[nn.Module]) -> None:
             delattr(module, _CONTEXT_ATTRIBUTE)
 
 
+def context_of(module: nn.Module) -> AttentionContext | None:
+    """What `module` attends through; None if it is not bound."""
+    return getattr(module, _CONTEXT_ATTRIBUTE, None)
+
+
 def register_attention() -> None:
     """Makes IMPLEMENTATION_NAME known to `transformers`, for attention and for masks."""
     from transformers.masking_utils import AttentionMaskInterface
