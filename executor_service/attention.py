@@ -182,7 +182,7 @@ def _refuse_unknown_arguments(
     name = type(module).__name__
     if attention_mask is not None:
         raise ModelUnsupported(f"{name} builds an attention mask of its own")
-    if kwargs.get("is_causal", True) is False:
+    if False in (kwargs.get("is_causal"), getattr(module, "is_causal", None)):
         raise ModelUnsupported(f"{name} is not causal")
     for argument, argument_value in kwargs.items():
         if argument not in _IGNORED_ARGUMENTS and argument_value is not None:
