@@ -24,12 +24,13 @@ from executor_service.attention_probe import (
 )
 from executor_service.checkpoint import one_line
 from executor_service.errors import OutOfMemory
-from executor_service.float32_trial import FLOAT32_TOLERANCE, Trial, float32_trial
+from executor_service.float32_trial import Trial, float32_trial
 from executor_service.input_batch import InputBatch
 from executor_service.int8_reference import rounded_matrices
 from executor_service.kv_cache import KVCache
 from executor_service.llama_parts import rotation_at
 from executor_service.loaded_model import LoadedModel
+from executor_service.logit_error import FLOAT32_TOLERANCE
 from executor_service.model_cut import CUT_VOCAB_SIZE
 from executor_service.probe_tokens import ProbeTokens
 from executor_service.self_check import ReplacementWrong, check_replacement
@@ -37,6 +38,8 @@ from splitserve_kernels.paged_batch import PagedBatch
 
 # Less than the probe tokens, so that some are behind the window.
 _NARROW_WINDOW = 6
+# Weights of 16 bits often lie just between two steps of 8 bits, those with this ratio of noise not.
+_NOISE = 0.01
 
 
 class Decoder(Protocol):
@@ -126,7 +129,7 @@ def _error_in_float32(
         loaded.model,
         loaded.attention_modules,
         loaded.max_model_len,
-        _narrow_windows,
+        _prepare_int8 if is_int8 else _narrow_windows,
         rounded_matrices if is_int8 else nullcontext,
     )
     if trial is None:
@@ -152,6 +155,15 @@ def _narrow_windows(cut: Any) -> None:  # noqa: ANN401
     for settings in (cut.config, *cut.modules()):
         if isinstance(getattr(settings, "sliding_window", None), int):
             settings.sliding_window = _NARROW_WINDOW
+
+
+def _prepare_int8(cut: Any) -> None:  # noqa: ANN401
+    """Moves weights apart from where they lie between two steps of rounding, too."""
+    _narrow_windows(cut)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in cut.parameters():
+        noise = torch.rand(parameter.shape, generator=generator).to(parameter.device)
+        parameter.data = parameter.data * (1 + _NOISE * noise)
 
 
 def _loaded_cut(loaded: LoadedModel, trial: Trial) -> LoadedModel:

@@ -7,21 +7,17 @@ Shape letters: Q probe sequences, L tokens of each, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from executor_service.attention import IMPLEMENTATION_NAME
+from executor_service.logit_error import relative_error
 from executor_service.model_cut import cut_to_float32
 from executor_service.probe_tokens import ProbeTokens, far_tokens, near_tokens
-
-# Largest error (see `relative_error`) that is taken for rounding. Ordinary models of 2 to 32 layers
-# stay below half of it.
-FLOAT32_TOLERANCE = 3e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +68,3 @@ def float32_trial(
     answers = near_output.logits.float(), far_output.logits.float()
     cut.set_attn_implementation(IMPLEMENTATION_NAME)
     return Trial(cut, (near, far), answers)
-
-
-def relative_error(expected: Tensor, actual: Tensor) -> float:
-    """Largest error over stretches of 8 positions; of each, the median over its positions.
-
-    `expected`, `actual`: [Q, L, V]. The error of a position is the size of the difference over the
-    size of the (centred) logits. The median lets single positions differ, where rounding made a
-    mixture choose another expert; what is wrong with a model is wrong at many positions. NaN if
-    `actual` holds any.
-    """
-    centred = expected - expected.mean(dim=-1, keepdim=True)
-    scale = centred.norm(dim=-1).clamp(min=1e-6)
-    errors = (actual - expected).norm(dim=-1) / scale
-    if not bool(torch.isfinite(errors).all()):
-        return float("nan")
-    stretches: Sequence[Tensor] = [part for row in errors for part in row.split(8)]
-    return max(float(part.median()) for part in stretches)

@@ -20,8 +20,9 @@ _MIN_NEAR_TOKENS = 16
 # A window up to this size is probed past its end.
 _MAX_PROBED_WINDOW = 160
 _TOKENS_PAST_WINDOW = 16
-# Tokens around a boundary: as many before it as from it on.
-_NUM_FAR_TOKENS = 4
+# Tokens around a boundary, most of them from it on: a minority may differ by chance.
+_NUM_FAR_TOKENS = 8
+_NUM_BEFORE_BOUNDARY = 2
 _MAX_NUM_BOUNDARIES = 24
 _POSITIONAL = re.compile(r"position|window|chunk|length|seq|floor|scale|context|ctx")
 
@@ -60,7 +61,7 @@ def far_tokens(model: Any, text_config: Any, max_model_len: int) -> ProbeTokens:
     numbers = dict(_whole_numbers(vars(text_config)))
     # Those whose names tell come first, should there be too many.
     by_name = sorted(numbers, key=lambda number: (not _POSITIONAL.search(numbers[number]), number))
-    starts = [number - length // 2 for number in by_name]
+    starts = [number - _NUM_BEFORE_BOUNDARY for number in by_name]
     starts = [start for start in starts if 0 < start < last][: _MAX_NUM_BOUNDARIES - 1]
     return _random(model, text_config, length, [*starts, last])
 

@@ -23,10 +23,11 @@ from executor_service.attention_probe import probe_attention
 from executor_service.checkpoint import one_line
 from executor_service.device_errors import is_out_of_memory
 from executor_service.errors import ModelUnsupported, OutOfMemory
-from executor_service.float32_trial import FLOAT32_TOLERANCE, float32_trial, relative_error
-from executor_service.int8_reference import rounded_matrices
+from executor_service.float32_trial import float32_trial
+from executor_service.int8_reference import NUDGES, rounded_matrices
 from executor_service.kv_cache import LayerShape
 from executor_service.loaded_model import LoadedModel, Probe
+from executor_service.logit_error import FLOAT32_TOLERANCE, relative_error
 from executor_service.model_support import expected_windows
 from executor_service.probe_tokens import ProbeTokens, near_tokens
 from splitserve_kernels.paged_batch import AttentionOptions
@@ -99,17 +100,17 @@ def check_replacement(
     """
     probe = loaded.probe
     assert probe is not None, "models are replaced before it is settled what runs them"
-    expected = probe.logits
+    expected, noise = probe.logits, probe.noise
     try:
         if is_int8:
-            with rounded_matrices(loaded.model):
-                expected = probe_attention(loaded.model, probe.tokens)[0]
+            expected, undecided = _rounded_logits(loaded.model, probe.tokens)
+            noise = max(noise, undecided)
         actual = compute(probe.tokens)
     except Exception as error:
         # Models may look into their parts in any way.
         raise ReplacementWrong(f"{type(error).__name__}: {one_line(error)}") from error
     difference = relative_error(expected[..., : actual.shape[-1]], actual)
-    tolerance = _tolerance(loaded.dtype, probe.noise)
+    tolerance = _tolerance(loaded.dtype, noise)
     if not difference <= tolerance:
         raise ReplacementWrong(
             f"relative error of the logits {difference:.2g}, allowed {tolerance:.2g}"
@@ -167,11 +168,19 @@ def _noise(model: Any, tokens: Tensor, logits: Tensor) -> float:  # noqa: ANN401
     return relative_error(logits, noisy)
 
 
+def _rounded_logits(model: Any, tokens: Tensor) -> tuple[Tensor, float]:  # noqa: ANN401
+    """What rounded weights say of `tokens`; and how much it matters where ties are rounded to."""
+    logits = []
+    for nudge in NUDGES:
+        with rounded_matrices(model, nudge):
+            logits.append(probe_attention(model, tokens)[0])
+    return logits[0], relative_error(*logits)
+
+
 def _tolerance(dtype: torch.dtype, noise: float) -> float:
-    if dtype == torch.float32:
-        return FLOAT32_TOLERANCE
-    # Logits that are rounded themselves agree up to the last bit.
-    return min(max(torch.finfo(dtype).eps, _NOISE_FACTOR * noise), _MAX_TOLERANCE)
+    # Logits of 16 bits are rounded themselves, so they agree up to the last bit.
+    least = FLOAT32_TOLERANCE if dtype == torch.float32 else torch.finfo(dtype).eps
+    return min(max(least, _NOISE_FACTOR * noise), _MAX_TOLERANCE)
 
 
 def _differs(error: float, tolerance: float, dtype: torch.dtype) -> ModelUnsupported:
