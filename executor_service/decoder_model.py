@@ -167,10 +167,10 @@ def _prepare_int8(cut: Any) -> None:  # noqa: ANN401
 
 
 def _loaded_cut(loaded: LoadedModel, trial: Trial) -> LoadedModel:
-    _, context = probe_attention(trial.cut, trial.questions[0].tokens)
+    _, context = probe_attention(trial.model, trial.questions[0].tokens)
     return replace(
         loaded,
-        model=trial.cut,
+        model=trial.model,
         dtype=torch.float32,
         kv_dtype=torch.float32,
         attention_modules=tuple(context.pools),

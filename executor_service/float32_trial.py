@@ -22,12 +22,12 @@ from executor_service.probe_tokens import ProbeTokens, far_tokens, near_tokens
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A cut of a model, see `cut_to_float32`; what it is asked, and its own answers [Q, L, V].
+    """A model that is small or cut, what it is asked, and its own answers [Q, L, V].
 
-    `cut` is switched to our attention.
+    `model` is switched to our attention.
     """
 
-    cut: Any
+    model: Any
     questions: tuple[ProbeTokens, ...]
     answers: tuple[Tensor, ...]
 
@@ -48,7 +48,7 @@ def float32_trial(
     prepare: Callable[[Any], None] = lambda _cut: None,
     answering: Callable[[Any], AbstractContextManager[None]] = nullcontext,
 ) -> Trial | None:
-    """What is to be computed in the place of `model`; None if there is no memory to find out.
+    """A trial of a cut of `model` in float32; None if there is no memory for one.
 
     `attention_modules`: those of `model` that attend. `prepare` changes the cut before it is asked;
     it answers inside `answering`.
@@ -57,14 +57,24 @@ def float32_trial(
     if cut is None:
         return None
     prepare(cut)
-    text_config = cut.config.get_text_config(decoder=True)
-    near = near_tokens(cut, text_config, max_model_len)
-    far = far_tokens(cut, text_config, max_model_len)
-    cut.set_attn_implementation("eager")
-    with answering(cut):
+    return trial_of(cut, max_model_len, answering)
+
+
+def trial_of(
+    model: Any,  # noqa: ANN401
+    max_model_len: int,
+    answering: Callable[[Any], AbstractContextManager[None]] = nullcontext,
+) -> Trial:
+    """Asks `model`, which answers inside `answering`, attending as `transformers` does."""
+    text_config = model.config.get_text_config(decoder=True)
+    near = near_tokens(model, text_config, max_model_len)
+    far = far_tokens(model, text_config, max_model_len)
+    # Every model has it, and it leaves nothing out.
+    model.set_attn_implementation("eager")
+    with answering(model):
         # Without positions, as people call it: the model decides where the first token stands.
-        near_output = cut(input_ids=near.tokens, use_cache=True)
-        far_output = cut(input_ids=far.tokens, position_ids=far.position_ids, use_cache=False)
+        near_output = model(input_ids=near.tokens, use_cache=True)
+        far_output = model(input_ids=far.tokens, position_ids=far.position_ids, use_cache=False)
     answers = near_output.logits.float(), far_output.logits.float()
-    cut.set_attn_implementation(IMPLEMENTATION_NAME)
-    return Trial(cut, (near, far), answers)
+    model.set_attn_implementation(IMPLEMENTATION_NAME)
+    return Trial(model, (near, far), answers)

@@ -21,9 +21,24 @@ def relative_error(expected: Tensor, actual: Tensor) -> float:
     mixture choose another expert; what is wrong with a model is wrong at many positions. NaN if
     `actual` holds any.
     """
-    centred = expected - expected.mean(dim=-1, keepdim=True)
-    scale = centred.norm(dim=-1).clamp(min=1e-6)
-    errors = (actual - expected).norm(dim=-1) / scale
+    errors = _errors(expected, actual)
     if not bool(torch.isfinite(errors).all()):
         return float("nan")
     return max(float(part.median()) for row in errors for part in row.split(8))
+
+
+def typical_error(expected: Tensor, actual: Tensor) -> float:
+    """The median error over all positions, for what does not depend on these; NaN as above.
+
+    In 16 bits rounding often makes a mixture choose another expert, and later tokens attend to the
+    one it did that for.
+    """
+    errors = _errors(expected, actual)
+    return float(errors.median()) if bool(torch.isfinite(errors).all()) else float("nan")
+
+
+def _errors(expected: Tensor, actual: Tensor) -> Tensor:
+    """Of each position, [Q, L]."""
+    centred = expected - expected.mean(dim=-1, keepdim=True)
+    errors: Tensor = (actual - expected).norm(dim=-1) / centred.norm(dim=-1).clamp(min=1e-6)
+    return errors

@@ -6,7 +6,6 @@ with the same weights show it, and copying a few of them takes little memory and
 
 from __future__ import annotations
 
-import bisect
 import copy
 import itertools
 import re
@@ -32,17 +31,16 @@ _LAYER_NUMBER = re.compile(r"idx|index|layer_?(id|num)")
 def cut_to_float32(model: Any, attention_modules: Iterable[nn.Module]) -> Any | None:  # noqa: ANN401
     """A copy of `model` that shares nothing but, where it is float32 already, the numbers.
 
-    `attention_modules`: those that attend, in their order. Where memory is short there are fewer
-    layers; None if there is no room for one.
+    `attention_modules`: those that attend, in their order. None if there is no room for a layer of
+    every kind.
     """
     room = min(_LARGEST_BYTES, int(_LARGEST_RATIO * _available_bytes(model.device)))
     layers = _layers(model, list(attention_modules))
     if not layers:
         return _copy(model, []) if _bytes(model) <= room else None
     sizes = list(itertools.accumulate(_bytes(layer) for layer in layers))
-    wanted = len(layers) if sizes[-1] <= _SMALL_BYTES else _num_first_kinds(model, layers)
-    num_layers = min(wanted, bisect.bisect_right(sizes, room))
-    if not num_layers:
+    num_layers = len(layers) if sizes[-1] <= _SMALL_BYTES else _num_first_kinds(model, layers)
+    if sizes[num_layers - 1] > room:
         return None
     cut = _copy(model, layers[num_layers:])
     if num_layers < len(layers):

@@ -3,7 +3,7 @@
 Two random sequences go through the model as `transformers` runs it, and then in uneven parts
 through paged attention. Whatever a model does that its configuration did not tell (state outside
 attention, a mask of its own, positions from elsewhere) shows as a difference: in float32, where
-nothing else does. In 16 bits, the whole model is compared with its own noise.
+nothing else does. What replaces a whole model in 16 bits is compared with the model's own noise.
 
 Shape letters: Q probe sequences, L tokens of each, V vocabulary.
 """
@@ -23,11 +23,11 @@ from executor_service.attention_probe import probe_attention
 from executor_service.checkpoint import one_line
 from executor_service.device_errors import is_out_of_memory
 from executor_service.errors import ModelUnsupported, OutOfMemory
-from executor_service.float32_trial import float32_trial
+from executor_service.float32_trial import float32_trial, trial_of
 from executor_service.int8_reference import NUDGES, rounded_matrices
 from executor_service.kv_cache import LayerShape
 from executor_service.loaded_model import LoadedModel, Probe
-from executor_service.logit_error import FLOAT32_TOLERANCE, relative_error
+from executor_service.logit_error import FLOAT32_TOLERANCE, typical_error
 from executor_service.model_support import expected_windows
 from executor_service.probe_tokens import ProbeTokens, near_tokens
 from splitserve_kernels.paged_batch import AttentionOptions
@@ -109,7 +109,7 @@ def check_replacement(
     except Exception as error:
         # Models may look into their parts in any way.
         raise ReplacementWrong(f"{type(error).__name__}: {one_line(error)}") from error
-    difference = relative_error(expected[..., : actual.shape[-1]], actual)
+    difference = typical_error(expected[..., : actual.shape[-1]], actual)
     tolerance = _tolerance(loaded.dtype, noise)
     if not difference <= tolerance:
         raise ReplacementWrong(
@@ -120,44 +120,44 @@ def check_replacement(
 
 def _check(model: Any, text_config: Any, max_model_len: int) -> AttentionProfile:  # noqa: ANN401
     tokens = near_tokens(model, text_config, max_model_len).tokens
-    expected = model(input_ids=tokens, use_cache=True).logits.float()
-    if not bool(torch.isfinite(expected).all()):
-        raise ModelUnsupported(f"its logits are not finite in {model.dtype}; try another --dtype")
     register_attention()
     model.set_attn_implementation(IMPLEMENTATION_NAME)
-    actual, context = probe_attention(model, tokens)
+    logits, context = probe_attention(model, tokens)
     if not context.pools:
         raise ModelUnsupported("it bypasses transformers' attention interface")
+    if not bool(torch.isfinite(logits).all()):
+        raise ModelUnsupported(f"its logits are not finite in {model.dtype}; try another --dtype")
     profile = AttentionProfile(
         tuple(context.pools),
         context.layers,
         tuple(context.options.values()),
-        Probe(tokens, actual, _noise(model, tokens, actual)),
+        Probe(tokens, logits, _noise(model, tokens, logits)),
     )
     _check_windows(text_config, max_model_len, profile.windows)
-    _check_in_float32(model, profile, max_model_len)
-    error, tolerance = (
-        relative_error(expected, actual),
-        _tolerance(model.dtype, profile.probe.noise),
-    )
-    if not error <= tolerance:
-        raise _differs(error, tolerance, model.dtype)
+    _check_agreement(model, profile, max_model_len)
     return profile
 
 
-def _check_in_float32(model: Any, profile: AttentionProfile, max_model_len: int) -> None:  # noqa: ANN401
+def _check_agreement(model: Any, profile: AttentionProfile, max_model_len: int) -> None:  # noqa: ANN401
     """Raises ModelUnsupported if layers compute something else through paged attention."""
+    dtype, noise = torch.float32, 0.0
     trial = float32_trial(model, profile.modules, max_model_len)
     if trial is None:
         _log.warning("not_tried_in_float32 model=%s: memory is short", type(model).__name__)
-        return
+        dtype, noise = model.dtype, profile.probe.noise
+        trial = trial_of(model, max_model_len)
+    tried = trial.model
 
     def compute(question: ProbeTokens) -> Tensor:
-        return probe_attention(trial.cut, question.tokens, starts=question.starts)[0]
+        return probe_attention(tried, question.tokens, starts=question.starts)[0]
 
-    error = trial.error(compute)
-    if not error <= FLOAT32_TOLERANCE:
-        raise _differs(error, FLOAT32_TOLERANCE, torch.float32)
+    error, tolerance = trial.error(compute), _tolerance(dtype, noise)
+    if not error <= tolerance:
+        raise ModelUnsupported(
+            "its logits through paged attention differ from transformers' own"
+            f" (relative error {error:.2g}, allowed {tolerance:.2g} in {dtype}); it may"
+            " keep state outside attention or use a mask of its own"
+        )
 
 
 def _noise(model: Any, tokens: Tensor, logits: Tensor) -> float:  # noqa: ANN401
@@ -165,7 +165,7 @@ def _noise(model: Any, tokens: Tensor, logits: Tensor) -> float:  # noqa: ANN401
     if model.dtype == torch.float32:
         return 0.0
     noisy, _ = probe_attention(model, tokens, torch.finfo(model.dtype).eps)
-    return relative_error(logits, noisy)
+    return typical_error(logits, noisy)
 
 
 def _rounded_logits(model: Any, tokens: Tensor) -> tuple[Tensor, float]:  # noqa: ANN401
@@ -174,21 +174,13 @@ def _rounded_logits(model: Any, tokens: Tensor) -> tuple[Tensor, float]:  # noqa
     for nudge in NUDGES:
         with rounded_matrices(model, nudge):
             logits.append(probe_attention(model, tokens)[0])
-    return logits[0], relative_error(*logits)
+    return logits[0], typical_error(*logits)
 
 
 def _tolerance(dtype: torch.dtype, noise: float) -> float:
     # Logits of 16 bits are rounded themselves, so they agree up to the last bit.
     least = FLOAT32_TOLERANCE if dtype == torch.float32 else torch.finfo(dtype).eps
     return min(max(least, _NOISE_FACTOR * noise), _MAX_TOLERANCE)
-
-
-def _differs(error: float, tolerance: float, dtype: torch.dtype) -> ModelUnsupported:
-    return ModelUnsupported(
-        "its logits through paged attention differ from transformers' own"
-        f" (relative error {error:.2g}, allowed {tolerance:.2g} in {dtype}); it may"
-        " keep state outside attention or use a mask of its own"
-    )
 
 
 def _check_windows(

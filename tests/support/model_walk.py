@@ -39,6 +39,9 @@ _BLOCK_SIZE = 8
 _CHUNK = 29
 # Of float32 logits, see `relative_error`: sums in another order, through peaked layers.
 _TOLERANCE = 3e-4
+# In 16 bits rounding may make a mixture choose another expert for a token that many attend to. That
+# does not happen in most of so many prompts.
+_NUM_PROMPTS = 3
 # What serving in 16 bits may err more than Hugging Face does in 16 bits.
 _NOISE_FACTOR = 2.0
 
@@ -122,17 +125,26 @@ def _serve(directory: Path, number_format: str) -> Outcome:
         return Outcome(f"refused: {str(error).replace(str(directory), '')[:100]}")
     length = min(_MAX_PROMPT_LEN, compute.loaded.max_model_len)
     generator = torch.Generator().manual_seed(9)
-    prompt = torch.randint(3, compute.loaded.vocab_size, (length,), generator=generator)
+    shape = (1 if dtype == "float32" else _NUM_PROMPTS, length)
+    prompts = torch.randint(3, compute.loaded.vocab_size, shape, generator=generator)
+    compared = [_compare(compute, directory, dtype, prompt, is_int8=is_int8) for prompt in prompts]
+    difference, allowed = sorted(compared, key=lambda pair: pair[0] / pair[1])[len(compared) // 2]
+    return Outcome(f"served: {compute.description.partition(' (')[0]}", difference, allowed)
+
+
+def _compare(
+    compute: Compute, directory: Path, dtype: str, prompt: Tensor, *, is_int8: bool
+) -> tuple[float, float]:
+    """The error of what is served, and how large it may be."""
     actual = _served_logits(compute, prompt.tolist())
     allowed = _TOLERANCE
-    with_rounding = rounded_matrices if is_int8 else nullcontext
-    expected = _true_logits(directory, dtype, prompt, with_rounding, in_float32=True)
+    answering = rounded_matrices if is_int8 else nullcontext
+    expected = _true_logits(directory, dtype, prompt, answering, in_float32=True)
     if dtype != "float32":
         theirs = _true_logits(directory, dtype, prompt, nullcontext, in_float32=False)
         allowed = torch.finfo(getattr(torch, dtype)).eps
         allowed += _NOISE_FACTOR * relative_error(expected[None], theirs[None])
-    difference = relative_error(expected[None, :, : actual.shape[1]], actual[None])
-    return Outcome(f"served: {compute.description.partition(' (')[0]}", difference, allowed)
+    return relative_error(expected[None, :, : actual.shape[1]], actual[None]), allowed
 
 
 def _true_logits(

@@ -43,10 +43,14 @@ _SIZES: Mapping[str, Any] = {
     "floor_scale": 24,
     "original_max_position_embeddings": ORIGINAL_POSITIONS,
 }
-_EVEN_IF_NONE: Mapping[str, Any] = {"head_dim": 16, "num_key_value_heads": 2, "pad_token_id": 0}
+_EVEN_IF_NONE: Mapping[str, Any] = {
+    "head_dim": 16,
+    "num_key_value_heads": 2,
+    "num_experts_per_tok": 2,
+    "pad_token_id": 0,
+}
 # What these need besides.
 _BESIDES: Mapping[str, Mapping[str, Any]] = {
-    "bert": {"is_decoder": True},
     "smollm3": {"no_rope_layer_interval": 2},
     "granite": {"residual_multiplier": 0.95},
     "zaya": {"num_experts_per_tok": 1},
@@ -63,10 +67,14 @@ def shrunk_config(model_type: str, overrides: Mapping[str, Any] | None = None) -
         raise ValueError("it has configurations inside")
     settings = vars(base)
     options = {n: size for n, size in _SIZES.items() if settings.get(n) is not None}
+    if "is_decoder" in settings:
+        options["is_decoder"] = True
     options |= {name: size for name, size in _EVEN_IF_NONE.items() if name in settings}
     if "kv_lora_rank" in settings:
         # Keys and values are made of one compressed vector for each query head.
         options["num_key_value_heads"] = options.get("num_attention_heads", 4)
+        if "head_dim" in options:
+            options["head_dim"] = options.get("qk_rope_head_dim", 8)
     for name in ("rope_parameters", "rope_scaling"):
         if isinstance(settings.get(name), dict):
             options[name] = _nearer(settings[name])
