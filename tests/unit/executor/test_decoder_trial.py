@@ -14,6 +14,7 @@ from executor_service.loaded_model import LoadedModel
 from executor_service.model_loader import ModelConfig, load_model
 from executor_service.native_model import build_native_model
 from executor_service.self_check import ReplacementWrong
+from splitserve_kernels.cpu import linear
 from splitserve_kernels.cpu.build import BuildFailed
 from splitserve_kernels.cpu.library import NativeLibrary, load_library
 from tests.support.tiny_models import make_tiny_model
@@ -117,16 +118,12 @@ def test_build_native_model_raises_when_windows_are_not_applied(
 def test_build_native_model_raises_when_int8_weights_are_scaled_wrongly(
     tmp_path: Path, native_library: NativeLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from splitserve_kernels.cpu import decoder
-
-    pack = decoder.pack
-
     def pack_wrongly(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401
-        packed = pack(*arguments, **options)
+        packed = linear.pack(*arguments, **options)
         if packed.scales is not None:
             packed.scales.mul_(1.01)
         return packed
 
-    monkeypatch.setattr(decoder, "pack", pack_wrongly)
+    monkeypatch.setattr("splitserve_kernels.cpu.decoder.pack", pack_wrongly)
     with pytest.raises(ReplacementWrong, match=r"relative error .* in float32"):
         build_native_model(_load(tmp_path, "llama", "bfloat16"), native_library, is_int8=True)
