@@ -92,8 +92,12 @@ def probe_steps(
     forward: Forward,
     block_size: int = PROBE_BLOCK_SIZE,
     starts: Tensor | None = None,
+    *,
+    is_cut: bool = True,
 ) -> Tensor:
     """Float32 logits [Q, L, V] of `tokens` [Q, L], computed in two steps, sequences side by side.
+
+    In one step unless `is_cut`.
 
     Block tables are a shuffle of blocks 0 .. `num_probe_blocks(tokens, block_size)` - 1. `starts`:
     [Q], the position of each sequence's first token; nothing stands before it.
@@ -105,7 +109,8 @@ def probe_steps(
     computed = torch.zeros(num_sequences, dtype=torch.int64)
     offsets = [0] * num_sequences if starts is None else starts.tolist()
     logits: list[list[Tensor]] = [[] for _ in range(num_sequences)]
-    for new in _chunks(num_sequences, length):
+    whole = torch.full((num_sequences,), length)
+    for new in _chunks(num_sequences, length) if is_cut else [whole]:
         batch = build_paged_batch(block_tables, computed, new, block_size, tokens.device)
         spans = list(zip(computed.tolist(), (computed + new).tolist(), strict=True))
         places = [offset + torch.arange(*span) for offset, span in zip(offsets, spans, strict=True)]
@@ -123,6 +128,8 @@ def probe_attention(
     tokens: Tensor,
     rounding_noise: float = 0.0,
     starts: Tensor | None = None,
+    *,
+    is_cut: bool = True,
 ) -> tuple[Tensor, ProbeContext]:
     """Logits [Q, L, V] of `tokens` [Q, L], as `probe_steps` computes them with our attention.
 
@@ -140,7 +147,7 @@ def probe_attention(
     modules = list(model.modules())
     bind(modules, context)
     try:
-        return probe_steps(tokens, forward, starts=starts), context
+        return probe_steps(tokens, forward, starts=starts, is_cut=is_cut), context
     finally:
         unbind(modules)
 
