@@ -16,7 +16,8 @@ MYPY_TARGETS := scheduler_service executor_service protos/splitserve_rpc \
 PIP := -m pip --disable-pip-version-check install --quiet
 
 .PHONY: help setup serve test check lint lint-ruff lint-format lint-types lint-imports buf \
-	check-protos fix protos bench bench-scheduler bench-peers gpu-check soak compose-test clean
+	check-protos fix protos bench bench-scheduler bench-peers gpu-check models soak compose-test \
+	clean
 
 help:
 	@echo 'make setup         .venv with everything (done once)'
@@ -29,6 +30,7 @@ help:
 	@echo 'make bench-scheduler  the scheduler alone'
 	@echo 'make bench-peers   a model and requests beside what other engines did with them'
 	@echo 'make gpu-check     on a machine with a GPU: is it right there, and how fast'
+	@echo 'make models        every model type of transformers, made small, against Hugging Face'
 	@echo 'make soak          the property tests for an hour or so'
 	@echo 'make compose-test  docker-compose.yml for real, with podman'
 	@echo 'make clean         removes .venv, .tools and caches'
@@ -119,6 +121,10 @@ bench-peers: $(READY)
 PY ?= $(BIN)/python
 gpu-check: $(if $(filter $(BIN)/python,$(PY)),$(READY))
 	@PYTHONPATH=.:protos:kernels:clients $(PY) -m benchmarks.gpu_check $(ARGS)
+
+# Some types alone, or one number format: make models ARGS="llama qwen3 --formats int8"
+models: $(READY)
+	@PYTHONPATH=.:protos:kernels:clients $(BIN)/python -m tests.support.model_walk $(ARGS)
 
 # The property tests, much longer; more with SOAK=100000.
 SOAK ?= 20000

@@ -127,6 +127,11 @@ def unbind(modules: Iterable[nn.Module]) -> None:
             delattr(module, _CONTEXT_ATTRIBUTE)
 
 
+def context_of(module: nn.Module) -> AttentionContext | None:
+    """What `module` attends through; None if it is not bound."""
+    return getattr(module, _CONTEXT_ATTRIBUTE, None)
+
+
 def register_attention() -> None:
     """Makes IMPLEMENTATION_NAME known to `transformers`, for attention and for masks."""
     from transformers.masking_utils import AttentionMaskInterface
@@ -177,7 +182,7 @@ def _refuse_unknown_arguments(
     name = type(module).__name__
     if attention_mask is not None:
         raise ModelUnsupported(f"{name} builds an attention mask of its own")
-    if kwargs.get("is_causal", True) is False:
+    if False in (kwargs.get("is_causal"), getattr(module, "is_causal", None)):
         raise ModelUnsupported(f"{name} is not causal")
     for argument, argument_value in kwargs.items():
         if argument not in _IGNORED_ARGUMENTS and argument_value is not None:

@@ -87,21 +87,34 @@ def num_probe_blocks(tokens: Tensor, block_size: int = PROBE_BLOCK_SIZE) -> int:
     return tokens.shape[0] * -(-tokens.shape[1] // block_size)
 
 
-def probe_steps(tokens: Tensor, forward: Forward, block_size: int = PROBE_BLOCK_SIZE) -> Tensor:
+def probe_steps(
+    tokens: Tensor,
+    forward: Forward,
+    block_size: int = PROBE_BLOCK_SIZE,
+    starts: Tensor | None = None,
+    *,
+    is_cut: bool = True,
+) -> Tensor:
     """Float32 logits [Q, L, V] of `tokens` [Q, L], computed in two steps, sequences side by side.
 
-    Block tables are a shuffle of blocks 0 .. `num_probe_blocks(tokens, block_size)` - 1.
+    In one step unless `is_cut`.
+
+    Block tables are a shuffle of blocks 0 .. `num_probe_blocks(tokens, block_size)` - 1. `starts`:
+    [Q], the position of each sequence's first token; nothing stands before it.
     """
     num_sequences, length = tokens.shape
     num_blocks = num_probe_blocks(tokens, block_size)
     block_ids = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1))
     block_tables = block_ids.view(num_sequences, -1)
     computed = torch.zeros(num_sequences, dtype=torch.int64)
+    offsets = [0] * num_sequences if starts is None else starts.tolist()
     logits: list[list[Tensor]] = [[] for _ in range(num_sequences)]
-    for new in _chunks(num_sequences, length):
+    whole = torch.full((num_sequences,), length)
+    for new in _chunks(num_sequences, length) if is_cut else [whole]:
         batch = build_paged_batch(block_tables, computed, new, block_size, tokens.device)
         spans = list(zip(computed.tolist(), (computed + new).tolist(), strict=True))
-        positions = torch.cat([torch.arange(*span) for span in spans]).to(tokens.device)
+        places = [offset + torch.arange(*span) for offset, span in zip(offsets, spans, strict=True)]
+        positions = torch.cat(places).to(tokens.device)
         input_ids = torch.cat([tokens[q, start:end] for q, (start, end) in enumerate(spans)])
         parts = torch.split(forward(input_ids, positions, batch), new.tolist())
         for of_sequence, part in zip(logits, parts, strict=True):
@@ -114,6 +127,9 @@ def probe_attention(
     model: Any,  # noqa: ANN401
     tokens: Tensor,
     rounding_noise: float = 0.0,
+    starts: Tensor | None = None,
+    *,
+    is_cut: bool = True,
 ) -> tuple[Tensor, ProbeContext]:
     """Logits [Q, L, V] of `tokens` [Q, L], as `probe_steps` computes them with our attention.
 
@@ -131,7 +147,7 @@ def probe_attention(
     modules = list(model.modules())
     bind(modules, context)
     try:
-        return probe_steps(tokens, forward), context
+        return probe_steps(tokens, forward, starts=starts, is_cut=is_cut), context
     finally:
         unbind(modules)
 

@@ -32,6 +32,7 @@ from executor_service.llama_parts import (
 )
 from executor_service.loaded_model import LoadedModel
 from executor_service.rotary_check import check_rotary_write
+from splitserve_kernels import reference
 from splitserve_kernels.decoder_weights import LayerWeights, LinearWeights
 from splitserve_kernels.gpu.layer_pools import LayerPools
 from splitserve_kernels.gpu.rotary_kv_write import RotaryTables, rotary_kv_write
@@ -48,7 +49,12 @@ def build_gpu_decoder(
     """
     # The trial of the whole has pools in the dtype of the model.
     check_rotary_write(rotary_kv_write, loaded, block_size)
-    decoder = try_decoder(loaded, lambda: GpuDecoder(loaded, backend), block_size)
+
+    def make(each: LoadedModel) -> GpuDecoder:
+        # Not every backend attends in float32, and each was tried by itself.
+        return GpuDecoder(each, backend if each is loaded else reference)
+
+    decoder = try_decoder(loaded, make, block_size)
     # What the model let go of, torch would keep.
     release_cached_memory(loaded.device)
     return decoder
@@ -109,7 +115,19 @@ class GpuDecoder:
         """See Decoder."""
         # A position beyond the last is nobody's, and is not to be an access beyond the tables.
         places = positions.clamp(max=self._cosines.shape[0] - 1)
-        rotary = RotaryTables(self._cosines[places], self._sines[places])
+        rotation = self._cosines[places], self._sines[places]
+        return self.run_turned(input_ids, rotation, paged, index, cache)
+
+    def run_turned(
+        self,
+        input_ids: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        paged: PagedBatch,
+        index: Tensor,
+        cache: KVCache,
+    ) -> Tensor:
+        """See Decoder."""
+        rotary = RotaryTables(*rotation)
         hidden = functional.embedding(input_ids, self._embedding)  # [T, W]
         pools = zip(cache.key_pools, cache.value_pools, strict=True)
         for layer, (key_pool, value_pool) in zip(self._layers, pools, strict=True):

@@ -1,7 +1,8 @@
 """Models of the Llama kind, taken apart for a decoder that is not that of `transformers`.
 
-A model is recognised by its parts, not by its name. What the parts do not tell (a norm that adds
-one, a scaled residual) has to show in a trial of the decoder.
+A model is recognised by its class and every field of its configuration (`llama_config.py`), then by
+its parts; a trial of the decoder comes after that. The reasons are in
+docs/adr/0010-models-are-recognised-by-their-configuration.md.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from executor_service.llama_config import why_not_llama_config
 from executor_service.loaded_model import LoadedModel
 from executor_service.progress import show_progress
 from splitserve_kernels.decoder_weights import DecoderShape, LayerWeights, LinearWeights
@@ -27,6 +29,10 @@ _ACTIVATIONS = {"SiLU", "SiLUActivation"}
 def why_not_llama(loaded: LoadedModel) -> str | None:
     """What tells a model from the Llama kind; None if it may be one."""
     model: Any = loaded.model
+    return why_not_llama_config(model) or _why_not_parts(model) or _why_not_layers(loaded)
+
+
+def _why_not_parts(model: Any) -> str | None:  # noqa: ANN401
     base = getattr(model, "model", None)
     if _parts(model) != {"model", "lm_head"} or base is None or _parts(base) != _MODEL_PARTS:
         return "the model has other parts"
@@ -41,12 +47,23 @@ def why_not_llama(loaded: LoadedModel) -> str | None:
         activation = type(layer.mlp.act_fn).__name__
         if activation not in _ACTIVATIONS:
             return f"its activation is {activation}"
-        if not hasattr(layer.input_layernorm, "variance_epsilon"):
-            return f"its norm is {type(layer.input_layernorm).__name__}"
+    norms = [module for name, module in base.named_modules() if name.endswith("norm")]
+    epsilons = {getattr(norm, "variance_epsilon", None) for norm in norms}
+    if len(epsilons) > 1 or None in epsilons:
+        return "its norms have no epsilon in common"
+    return None
+
+
+def _why_not_layers(loaded: LoadedModel) -> str | None:
     shapes = {(shape.key_dim, shape.value_dim, shape.num_kv_heads) for shape in loaded.layers}
     key_dim, value_dim, _ = next(iter(shapes))
     if len(shapes) > 1 or key_dim != value_dim or key_dim % 2:
         return "its heads differ in size, or have an odd one"
+    options = loaded.layer_options
+    if len({each.scale for each in options}) > 1:
+        return "its layers scale scores differently"
+    if any(each.softcap is not None or each.sinks is not None for each in options):
+        return "its attention has a soft cap or sinks"
     return None
 
 
@@ -62,7 +79,7 @@ def decoder_shape(loaded: LoadedModel, rotary_dim: int) -> DecoderShape:
         head_dim=key.key_dim,
         rotary_dim=rotary_dim,
         epsilon=float(layer.input_layernorm.variance_epsilon),
-        scale=float(layer.self_attn.scaling),
+        scale=loaded.layer_options[0].scale,
     )
 
 
@@ -101,15 +118,20 @@ def release(module: nn.Module) -> None:
 
 
 def rotation(loaded: LoadedModel, start: int, end: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of positions `start` .. `end` - 1, [.., rotary_dim / 2] float32 each.
+    """Cosines and sines of positions `start` .. `end` - 1, see `rotation_at`.
 
     Not of positions beyond the longest sequence: with these the angles of some models would change
     for all positions.
     """
+    end = min(end, loaded.max_model_len)
+    return rotation_at(loaded, torch.arange(start, end, device=loaded.device))
+
+
+def rotation_at(loaded: LoadedModel, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of `positions` [P], [P, rotary_dim / 2] float32 each."""
     model: Any = loaded.model
-    positions = torch.arange(start, min(end, loaded.max_model_len), device=loaded.device)[None]
     anything = torch.zeros(1, dtype=torch.float32, device=loaded.device)
-    cosines, sines = model.model.rotary_emb(anything, positions)
+    cosines, sines = model.model.rotary_emb(anything, positions[None])
     # Both halves of a head are turned by the same angles.
     half = cosines.shape[-1] // 2
     return cosines[0, :, :half].float().contiguous(), sines[0, :, :half].float().contiguous()

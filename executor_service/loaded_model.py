@@ -17,10 +17,14 @@ from splitserve_kernels.paged_batch import AttentionOptions
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What a model said through paged attention: float32 `logits` [Q, L, V] of `tokens` [Q, L]."""
+    """What a model said through paged attention: float32 `logits` [Q, L, V] of `tokens` [Q, L].
+
+    `noise`: the relative error of its logits that its own rounding makes; 0 in float32.
+    """
 
     tokens: Tensor
     logits: Tensor
+    noise: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,16 @@ from typing import Any
 from executor_service.errors import ModelUnsupported
 
 _DEFAULT_MODEL_LEN = 2048
+# What configurations call the number of positions that a decoder has.
+_NUM_POSITIONS = (
+    "max_position_embeddings",
+    "max_target_positions",
+    "max_sequence_length",
+    "max_seq_length",
+    "max_seq_len",
+    "n_positions",
+    "n_ctx",
+)
 _SERVED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "attention"})
 _LAYER_TYPE_REASONS = {
     "chunked_attention": "chunked attention is not supported",
@@ -29,8 +39,9 @@ def choose_max_model_len(config: Any, requested: int | None) -> int:  # noqa: AN
 
     Raises ModelUnsupported if `requested` is more than the model has positions for.
     """
-    limit = getattr(config, "max_position_embeddings", None)
-    if not isinstance(limit, int) or limit < 1:
+    limits = [getattr(config, name, None) for name in _NUM_POSITIONS]
+    limit = min((each for each in limits if isinstance(each, int) and each > 0), default=None)
+    if limit is None:
         return requested or _DEFAULT_MODEL_LEN
     if requested is not None and requested > limit:
         raise ModelUnsupported(

@@ -52,7 +52,7 @@ def build_native_model(
     the model is then lost.
     """
     return try_decoder(
-        loaded, lambda: NativeModel(loaded, library, is_int8=is_int8), is_int8=is_int8
+        loaded, lambda each: NativeModel(each, library, is_int8=is_int8), is_int8=is_int8
     )
 
 
@@ -96,14 +96,33 @@ class NativeModel:
         cache: KVCache,
     ) -> Tensor:
         """See Decoder."""
-        logits = self._decoder.run(
-            input_ids,
-            positions,
-            self._rotation_up_to(paged.max_num_tokens),
-            paged,
-            self._pools_of(cache),
-            index,
-        )
+        rotation = self._rotation_up_to(paged.max_num_tokens)
+        return self._run(input_ids, positions, rotation, paged, index, cache)
+
+    def run_turned(
+        self,
+        input_ids: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        paged: PagedBatch,
+        index: Tensor,
+        cache: KVCache,
+    ) -> Tensor:
+        """See Decoder."""
+        places = torch.arange(len(input_ids))
+        return self._run(input_ids, places, rotation, paged, index, cache)
+
+    def _run(
+        self,
+        input_ids: Tensor,
+        places: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        paged: PagedBatch,
+        index: Tensor,
+        cache: KVCache,
+    ) -> Tensor:
+        """`places`: [T] int64, where in `rotation` the angles of each token are."""
+        pools = self._pools_of(cache)
+        logits = self._decoder.run(input_ids, places, rotation, paged, pools, index)
         return logits[:, : self._loaded.vocab_size]
 
     def _rotation_up_to(self, num_positions: int) -> tuple[Tensor, Tensor]:

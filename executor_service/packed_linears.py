@@ -11,10 +11,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from executor_service.attention_probe import probe_attention
+from executor_service.int8_reference import can_be_packed
 from executor_service.loaded_model import LoadedModel
 from executor_service.model_loader import weights_bytes
 from executor_service.self_check import check_replacement
-from splitserve_kernels.cpu.library import DTYPES, NativeLibrary
+from splitserve_kernels.cpu.library import NativeLibrary
 from splitserve_kernels.cpu.linear import WeightRows, linear, pack
 
 
@@ -54,7 +55,7 @@ def pack_linears(
     def compute(tokens: Tensor) -> Tensor:
         for parent in list(model.modules()):
             for name, module in list(parent.named_children()):
-                if _can_be_packed(module):
+                if can_be_packed(module):
                     packed.append(PackedLinearModule(library, module, is_int8=is_int8))
                     setattr(parent, name, packed[-1])
         return probe_attention(model, tokens)[0]
@@ -62,10 +63,3 @@ def pack_linears(
     check_replacement(loaded, compute, is_int8=is_int8)
     num_bytes = sum(module.num_bytes for module in packed)
     return replace(loaded, weights_bytes=weights_bytes(model) + num_bytes)
-
-
-def _can_be_packed(module: nn.Module) -> bool:
-    # Subclasses compute something else.
-    return (
-        type(module) is nn.Linear and module.weight.dtype in DTYPES and module.in_features % 2 == 0
-    )

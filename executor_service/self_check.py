@@ -2,7 +2,8 @@
 
 Two random sequences go through the model as `transformers` runs it, and then in uneven parts
 through paged attention. Whatever a model does that its configuration did not tell (state outside
-attention, a mask of its own, positions from elsewhere) shows as a difference.
+attention, a mask of its own, positions from elsewhere) shows as a difference: in float32, where
+nothing else does. What replaces a whole model in 16 bits is compared with the model's own noise.
 
 Shape letters: Q probe sequences, L tokens of each, V vocabulary.
 """
@@ -22,25 +23,19 @@ from executor_service.attention_probe import probe_attention
 from executor_service.checkpoint import one_line
 from executor_service.device_errors import is_out_of_memory
 from executor_service.errors import ModelUnsupported, OutOfMemory
+from executor_service.float32_trial import float32_trial, trial_of
+from executor_service.int8_reference import NUDGES, rounded_matrices
 from executor_service.kv_cache import LayerShape
 from executor_service.loaded_model import LoadedModel, Probe
+from executor_service.logit_error import FLOAT32_TOLERANCE, typical_error
 from executor_service.model_support import expected_windows
+from executor_service.probe_tokens import ProbeTokens, near_tokens
 from splitserve_kernels.paged_batch import AttentionOptions
 
 _log = logging.getLogger(__name__)
 
-_NUM_SEQUENCES = 2
-_MIN_PROBE_TOKENS = 16
-# A window up to this size is probed past its end.
-_MAX_PROBED_WINDOW = 160
-_TOKENS_PAST_WINDOW = 16
-# Errors (see _error) that are taken for rounding without further question. Ordinary models of 2 to
-# 32 layers stay below half of it.
-_TOLERANCES = {torch.float32: 3e-4, torch.float16: 0.02, torch.bfloat16: 0.06}
-# What weights rounded to 8 bits may change. Models that were tried stay below a quarter of it.
-_INT8_TOLERANCE = 0.3
-# Deep mixtures in half precision may be noisier by themselves. Then this many times their own
-# noise is allowed, up to a bound: unrelated logits differ by 1.4.
+# In 16 bits, this many times what a model's own rounding does is taken for rounding, up to a bound:
+# unrelated logits differ by 1.4.
 _NOISE_FACTOR = 3.0
 _MAX_TOLERANCE = 0.5
 
@@ -96,72 +91,100 @@ def check_model(model: Any, text_config: Any, max_model_len: int) -> AttentionPr
 def check_replacement(
     loaded: LoadedModel, compute: Callable[[Tensor], Tensor], *, is_int8: bool = False
 ) -> float:
-    """Compares a replacement of `loaded.model` with what that said of the probe tokens.
+    """Compares a replacement of the whole `loaded.model` with what that says of the probe tokens.
 
     `compute`: the replacement's logits [Q, L, V] of probe tokens [Q, L]; it may take the model
-    apart. `is_int8`: the replacement's weights are rounded. Returns the relative error
-    of its logits. Raises ReplacementWrong if they are others, or it raises something.
+    apart. `is_int8`: its weights are rounded, and so are those it is compared with. Returns the
+    relative error of its logits. Raises ReplacementWrong if they differ by more than the model's
+    own noise, or it raises something.
     """
-    assert loaded.probe is not None, "models are replaced before it is settled what runs them"
-    expected = loaded.probe.logits
-    tolerance = _INT8_TOLERANCE if is_int8 else _TOLERANCES[loaded.dtype]
+    probe = loaded.probe
+    assert probe is not None, "models are replaced before it is settled what runs them"
+    expected, noise = probe.logits, probe.noise
     try:
-        actual = compute(loaded.probe.tokens)
+        if is_int8:
+            expected, undecided = _rounded_logits(loaded.model, probe.tokens)
+            noise = max(noise, undecided)
+        actual = compute(probe.tokens)
     except Exception as error:
         # Models may look into their parts in any way.
         raise ReplacementWrong(f"{type(error).__name__}: {one_line(error)}") from error
-    difference = _error(expected[..., : actual.shape[-1]], actual)
+    difference = typical_error(expected[..., : actual.shape[-1]], actual)
+    tolerance = _tolerance(loaded.dtype, noise)
     if not difference <= tolerance:
         raise ReplacementWrong(
             f"relative error of the logits {difference:.2g}, allowed {tolerance:.2g}"
         )
-    if is_int8:
-        _log.info("int8_checked relative_error_of_logits=%.2g", difference)
     return difference
 
 
 def _check(model: Any, text_config: Any, max_model_len: int) -> AttentionProfile:  # noqa: ANN401
-    tokens = _probe_tokens(model, text_config, max_model_len)
-    expected = model(input_ids=tokens, use_cache=True).logits.float()
-    if not bool(torch.isfinite(expected).all()):
-        raise ModelUnsupported(f"its logits are not finite in {model.dtype}; try another --dtype")
+    tokens = near_tokens(model, text_config, max_model_len).tokens
     register_attention()
     model.set_attn_implementation(IMPLEMENTATION_NAME)
-    actual, context = probe_attention(model, tokens)
+    logits, context = probe_attention(model, tokens)
     if not context.pools:
         raise ModelUnsupported("it bypasses transformers' attention interface")
+    if not bool(torch.isfinite(logits).all()):
+        raise ModelUnsupported(f"its logits are not finite in {model.dtype}; try another --dtype")
     profile = AttentionProfile(
         tuple(context.pools),
         context.layers,
         tuple(context.options.values()),
-        Probe(tokens, actual),
+        Probe(tokens, logits, _noise(model, tokens, logits)),
     )
     _check_windows(text_config, max_model_len, profile.windows)
-    _check_agreement(model, tokens, expected, actual)
+    _check_agreement(model, profile, max_model_len)
     return profile
 
 
-def _probe_tokens(model: Any, text_config: Any, max_model_len: int) -> Tensor:  # noqa: ANN401
-    """Random tokens [Q, L], long enough to pass the end of a small sliding window."""
-    length = _MIN_PROBE_TOKENS
-    window = getattr(text_config, "sliding_window", None)
-    if isinstance(window, int) and window <= _MAX_PROBED_WINDOW:
-        length = max(length, window + _TOKENS_PAST_WINDOW)
-    vocab_size = model.get_input_embeddings().weight.shape[0]
-    # Placeholder tokens (of images, say) would be replaced or counted.
-    special = {
-        token_id
-        for config in (model.config, text_config)
-        for attribute, token_id in vars(config).items()
-        if attribute.endswith(("_token_id", "_token_index")) and isinstance(token_id, int)
-    }
-    ordinary = torch.tensor([t for t in range(vocab_size) if t not in special])
-    chosen = torch.randint(
-        len(ordinary),
-        (_NUM_SEQUENCES, min(length, max_model_len)),
-        generator=torch.Generator().manual_seed(0),
-    )
-    return ordinary[chosen].to(model.device)
+def _check_agreement(model: Any, profile: AttentionProfile, max_model_len: int) -> None:  # noqa: ANN401
+    """Raises ModelUnsupported if layers compute something else through paged attention."""
+    dtype, noise = torch.float32, 0.0
+    trial = float32_trial(model, profile.modules, max_model_len)
+    if trial is None:
+        _log.warning("not_tried_in_float32 model=%s: memory is short", type(model).__name__)
+        dtype, noise = model.dtype, profile.probe.noise
+        trial = trial_of(model, max_model_len)
+    tried = trial.model
+
+    def compute(question: ProbeTokens) -> Tensor:
+        return probe_attention(tried, question.tokens, starts=question.starts)[0]
+
+    error, tolerance = trial.error(compute), _tolerance(dtype, noise)
+    if not error <= tolerance:
+        raise ModelUnsupported(
+            "its logits through paged attention differ from transformers' own"
+            f" (relative error {error:.2g}, allowed {tolerance:.2g} in {dtype}); it may"
+            " keep state outside attention or use a mask of its own"
+        )
+
+
+def _noise(model: Any, tokens: Tensor, logits: Tensor) -> float:  # noqa: ANN401
+    """What another order of sums does to `logits`, those of `tokens`.
+
+    The sequences are not cut, and a last bit of each attention output is changed.
+    """
+    if model.dtype == torch.float32:
+        return 0.0
+    noisy, _ = probe_attention(model, tokens, torch.finfo(model.dtype).eps, is_cut=False)
+    return typical_error(logits, noisy)
+
+
+def _rounded_logits(model: Any, tokens: Tensor) -> tuple[Tensor, float]:  # noqa: ANN401
+    """What rounded weights say of `tokens`; and how much it matters where ties are rounded to."""
+    logits = []
+    # In 16 bits there is more noise than that.
+    for nudge in NUDGES if model.dtype == torch.float32 else (1.0,):
+        with rounded_matrices(model, nudge):
+            logits.append(probe_attention(model, tokens, is_cut=False)[0])
+    return logits[0], typical_error(logits[0], logits[-1])
+
+
+def _tolerance(dtype: torch.dtype, noise: float) -> float:
+    # Logits of 16 bits are rounded themselves, so they agree up to the last bit.
+    least = FLOAT32_TOLERANCE if dtype == torch.float32 else torch.finfo(dtype).eps
+    return min(max(least, _NOISE_FACTOR * noise), _MAX_TOLERANCE)
 
 
 def _check_windows(
@@ -176,34 +199,3 @@ def _check_windows(
                 f"its sliding window of {expected} tokens is applied by mask only;"
                 f" use --max-model-len {expected} or less"
             )
-
-
-def _check_agreement(model: Any, tokens: Tensor, expected: Tensor, actual: Tensor) -> None:  # noqa: ANN401
-    """Raises ModelUnsupported if `actual` is not `expected` up to rounding; both [Q, L, V]."""
-    error = _error(expected, actual)
-    tolerance = _TOLERANCES[model.dtype]
-    if error > tolerance and model.dtype != torch.float32:
-        noisy, _ = probe_attention(model, tokens, torch.finfo(model.dtype).eps)
-        noise = _error(actual, noisy)
-        tolerance = min(max(tolerance, _NOISE_FACTOR * noise), _MAX_TOLERANCE)
-    if not error <= tolerance:
-        raise ModelUnsupported(
-            "its logits through paged attention differ from transformers' own"
-            f" (relative error {error:.2g}, allowed {tolerance:.2g} in {model.dtype}); it may"
-            " keep state outside attention or use a mask of its own"
-        )
-
-
-def _error(expected: Tensor, actual: Tensor) -> float:
-    """Largest error over stretches of 8 positions; of each, the median over its positions.
-
-    The error of a position is the size of the difference over the size of the (centred) logits. The
-    median lets single positions differ, where rounding made a mixture choose another expert; what
-    is wrong with a model is wrong at many positions. NaN if `actual` holds any.
-    """
-    centred = expected - expected.mean(dim=-1, keepdim=True)
-    scale = centred.norm(dim=-1).clamp(min=1e-6)
-    errors = (actual - expected).norm(dim=-1) / scale
-    if not bool(torch.isfinite(errors).all()):
-        return float("nan")
-    return max(float(part.median()) for row in errors for part in row.split(8))

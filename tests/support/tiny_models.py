@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from tests.support.tiny_configs import shrunk_config
+
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -122,7 +124,7 @@ def make_tiny_model(
     overrides: Mapping[str, Any] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Path:
-    """Saves a random model of `architecture` (one of ARCHITECTURES) in `directory`.
+    """Saves a random model of `architecture`, one of ARCHITECTURES or another type, in `directory`.
 
     The same arguments give the same weights. `overrides` are options of its configuration. Returns
     `directory`. There is no tokenizer.
@@ -143,6 +145,9 @@ def make_tiny_config(
     """The configuration of such a model."""
     import transformers
 
+    if architecture not in _RECIPES:
+        shrunk: PreTrainedConfig = shrunk_config(architecture, overrides)
+        return shrunk
     recipe = _RECIPES[architecture]
     options = {**_COMMON, **recipe.options, **(overrides or {})}
     for option in recipe.without:

@@ -89,7 +89,8 @@ def test_compute_on_gpu_takes_decoder_draw_and_copy_when_all_are_right(
 
 
 @pytest.mark.parametrize(
-    ("architecture", "overrides"), [("olmo2", {}), ("llama", {"hidden_act": "gelu"})]
+    ("architecture", "overrides"),
+    [("olmo2", {}), ("llama", {"hidden_act": "gelu"}), ("ministral3", {})],
 )
 def test_compute_on_gpu_leaves_the_model_to_transformers_when_it_is_no_llama(
     tmp_path: Path,

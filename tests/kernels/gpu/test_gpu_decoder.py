@@ -217,6 +217,19 @@ def test_build_gpu_decoder_raises_when_the_whole_computes_something_else(
         build_gpu_decoder(llama.load(), reference, BLOCK_SIZE)
 
 
+@pytest.mark.parametrize("architecture", ["ministral3", "smollm3", "granite"])
+def test_build_gpu_decoder_raises_when_only_the_parts_are_a_llamas(
+    tmp_path: Path, device: torch.device, architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Interpreted, the kernel takes long.
+    monkeypatch.setattr(gpu_decoder, "rotary_kv_write", write_turned)
+    overrides = {"initializer_range": 0.02, "max_position_embeddings": MAX_MODEL_LEN}
+    make_tiny_model(architecture, tmp_path, seed=3, overrides=overrides)
+    loaded = Case(tmp_path, None, device).load("bfloat16")
+    with pytest.raises(ReplacementWrong, match=r"relative error .* in float32"):
+        build_gpu_decoder(loaded, reference, BLOCK_SIZE)
+
+
 @torch.inference_mode()
 def test_decoder_reads_no_further_than_its_tables_when_a_position_is_too_large(llama: Case) -> None:
     """On a GPU that would be the end of the process."""

@@ -21,6 +21,7 @@ from splitserve_kernels.cpu.build import BuildFailed
 from splitserve_kernels.cpu.library import NativeLibrary, load_library
 from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch
 from tests.support.step_driver import Row, make_step
+from tests.support.tiny_models import make_tiny_model
 
 AUTO, TORCH, NATIVE = (
     AttentionBackendName.AUTO,
@@ -163,14 +164,26 @@ def test_choose_compute_refuses_the_native_decoder_when_the_model_computes_somet
     config_class: str,
     name: AttentionBackendName,
 ) -> None:
+    caplog.set_level(logging.INFO, "executor_service")
     loads = _Loads(load, config_class)
     compute = choose_compute(loads, name, BLOCK_SIZE)
     assert compute.description == f"native attention and matrices ({native_library.variant})"
-    refusals = [r for r in caplog.records if "native_decoder_refused" in r.getMessage()]
-    assert [record.levelno for record in refusals] == [logging.ERROR]
-    # The trial takes a model apart.
-    assert loads.count == 2
+    refusals = [r for r in caplog.records if "native_decoder" in r.getMessage()]
+    assert [record.levelno for record in refusals] == [logging.INFO]
+    assert loads.count == 1
     _assert_same_logits(compute, choose_compute(loads, TORCH, BLOCK_SIZE))
+
+
+@pytest.mark.parametrize(("dtype", "is_int8"), [("bfloat16", False), ("bfloat16", True)])
+@pytest.mark.parametrize("architecture", ["ministral3", "smollm3", "granite"])
+def test_choose_compute_refuses_the_native_decoder_when_gentle_weights_hide_the_difference(
+    tmp_path: Path, native_library: NativeLibrary, architecture: str, dtype: str, is_int8: bool
+) -> None:
+    """Their errors, 0.01 to 0.05, are within what 16 or 8 bits do to a model of that kind."""
+    make_tiny_model(architecture, tmp_path, overrides={"initializer_range": 0.02})
+    config = ModelConfig(str(tmp_path), dtype=dtype)
+    compute = choose_compute(lambda: load_model(config), AUTO, BLOCK_SIZE, is_int8=is_int8)
+    assert compute.description.startswith("native attention and matrices")
 
 
 def _round_matrices(loaded: LoadedModel) -> LoadedModel:

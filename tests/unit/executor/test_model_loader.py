@@ -238,3 +238,80 @@ def test_load_model_accepts_when_precision_is_half(
 ) -> None:
     make_tiny_model(architecture, tmp_path)
     assert load_model(ModelConfig(str(tmp_path), dtype=dtype)).dtype_name == dtype
+
+
+def _save_encoder(directory: Path) -> None:
+    from transformers import BertConfig, BertForMaskedLM
+
+    config = BertConfig(
+        vocab_size=160,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=96,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        untyped: Any = BertForMaskedLM(config)
+    untyped.save_pretrained(directory)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("tells", [True, False])
+def test_load_model_refuses_an_encoder_when_precision_hides_what_it_sees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, tells: bool
+) -> None:
+    """By what its modules say of themselves, and by its logits if they said nothing."""
+    _save_encoder(tmp_path)
+    if not tells:
+        monkeypatch.setattr("executor_service.attention._refuse_unknown_arguments", lambda *_: None)
+    reason = "is not causal" if tells else r"differ from transformers' own .* in torch\.float32"
+    with pytest.raises(ModelUnsupported, match=reason):
+        load_model(ModelConfig(str(tmp_path), dtype=dtype))
+
+
+def test_load_model_takes_the_positions_of_the_decoder_when_it_is_one_of_an_encoder(
+    tmp_path: Path,
+) -> None:
+    from transformers import WhisperConfig, WhisperForCausalLM
+
+    config = WhisperConfig(
+        vocab_size=160,
+        d_model=64,
+        decoder_layers=2,
+        decoder_attention_heads=4,
+        decoder_ffn_dim=96,
+        max_target_positions=96,
+        pad_token_id=0,
+        is_encoder_decoder=False,
+        suppress_tokens=None,
+        begin_suppress_tokens=None,
+    )
+    untyped: Any = WhisperForCausalLM(config)
+    untyped.save_pretrained(tmp_path)
+    assert load_model(ModelConfig(str(tmp_path))).max_model_len == 96
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_load_model_refuses_when_a_model_leaves_the_oracle_from_some_position_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    """Positions that no prompt of a trial would reach."""
+    from transformers.models.llama.modeling_llama import LlamaAttention
+
+    forward = LlamaAttention.forward
+
+    def differ(self: Any, hidden_states: Tensor, **kwargs: Any) -> Any:  # noqa: ANN401
+        if self.config._attn_implementation != "eager":
+            is_far = kwargs["position_ids"] >= 300
+            hidden_states = hidden_states * torch.where(is_far, 1.01, 1.0)[..., None].to(
+                hidden_states.dtype
+            )
+        return forward(self, hidden_states, **kwargs)
+
+    make_tiny_model("llama", tmp_path, overrides={"initializer_range": 0.05})
+    monkeypatch.setattr(LlamaAttention, "forward", differ)
+    with pytest.raises(ModelUnsupported, match=r"differ from .* in torch\.float32"):
+        load_model(ModelConfig(str(tmp_path), dtype=dtype))
+    assert load_model(ModelConfig(str(tmp_path), dtype=dtype, max_model_len=299))

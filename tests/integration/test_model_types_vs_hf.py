@@ -1,0 +1,42 @@
+"""A covering sample of `make models`: every way of serving, every reason to refuse."""
+
+from __future__ import annotations
+
+import pytest
+
+from splitserve_kernels.cpu.build import BuildFailed
+from splitserve_kernels.cpu.library import load_library
+from tests.support.model_walk import check_type, known_outcomes
+
+# The decoders' own types, those with only the parts of a Llama, windows, sinks, soft caps,
+# mixtures, compressed keys, learned positions, and what is refused.
+_TYPES = (
+    "bloom",
+    "cwm",
+    "deepseek_v3",
+    "gemma2",
+    "gpt2",
+    "gpt_oss",
+    "granite",
+    "llama",
+    "mamba",
+    "ministral3",
+    "roberta",
+    "smollm3",
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _native_library() -> None:
+    try:
+        load_library()
+    except BuildFailed as failure:
+        pytest.skip(str(failure))
+
+
+@pytest.mark.parametrize("model_type", _TYPES)
+def test_model_type_is_served_as_hugging_face_does_or_refused_when_it_is_walked(
+    model_type: str,
+) -> None:
+    lines = check_type(model_type, known_outcomes())
+    assert not [line for line in lines if line.startswith("!")], "\n".join(lines)
