@@ -24,7 +24,7 @@ _FLAGS = (
     _Flag("max-tokens", "max_tokens", int, "most output tokens (default: what the model allows)"),
     _Flag("min-tokens", "min_tokens", int, "no end before this many output tokens (default: 0)"),
     _Flag("temperature", "temperature", float, "0 is greedy (default: 1)"),
-    _Flag("top-k", "top_k", int, "only the K most probable tokens (default: all)"),
+    _Flag("top-k", "top_k", int, "only the K most probable tokens (default, 0, -1: all)"),
     _Flag("top-p", "top_p", float, "only the most probable tokens, up to this sum (default: 1)"),
     _Flag("min-p", "min_p", float, "least probability relative to the best token (default: 0)"),
     _Flag("repetition-penalty", "repetition_penalty", float, "above 1: less of it (default: 1)"),

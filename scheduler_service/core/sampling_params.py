@@ -14,6 +14,8 @@ MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKENS = 256
 MAX_SEQUENCES = 128
 MAX_BEAM_WIDTH = 16
+# Both mean that top_k is off, as in other engines.
+_TOP_K_OFF = (0, -1)
 
 
 class EarlyStopping(Enum):
@@ -39,7 +41,10 @@ class BeamParams:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Meaning and ranges as in `scheduler.proto`; None stands for the neutral value."""
+    """Meaning and ranges as in `scheduler.proto`; None stands for the neutral value.
+
+    A `top_k` of 0 or -1 becomes None, so nobody else has to know that they mean it.
+    """
 
     temperature: float = 1.0
     top_k: int | None = None
@@ -58,6 +63,11 @@ class SamplingParams:
     n: int = 1
     best_of: int | None = None
     beam: BeamParams | None = None
+
+    def __post_init__(self) -> None:
+        """Off has one spelling from here on."""
+        if self.top_k in _TOP_K_OFF:
+            object.__setattr__(self, "top_k", None)
 
     @property
     def num_sequences(self) -> int:
@@ -93,8 +103,10 @@ class SamplingParams:
         _check_range("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
         _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _check_at_least("top_k", self.top_k, 1)
-        _check_at_least("max_tokens", self.max_tokens, 1)
+        if self.top_k is not None and self.top_k < 1:
+            raise _invalid(f"top_k is {self.top_k}; allowed: 1 or more, or 0, -1 or absent for all")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise _invalid(f"max_tokens is {self.max_tokens}; allowed: 1 or more, or absent")
         most = math.inf if self.max_tokens is None else self.max_tokens
         _check_range("min_tokens", self.min_tokens, 0, most)
         for name in ("num_logprobs", "num_prompt_logprobs"):
@@ -151,11 +163,6 @@ def _check_range(
         return
     allowed = f"{'(' if open_low else '['}{low:g}, {high:g}]"
     raise _invalid(f"{name} is {value:g}; allowed: {allowed}")
-
-
-def _check_at_least(name: str, value: int | None, low: int) -> None:
-    if value is not None and value < low:
-        raise _invalid(f"{name} is {value}; allowed: {low} or more, or absent")
 
 
 def _check_count(name: str, count: int, most: int) -> None:

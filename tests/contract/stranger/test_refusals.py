@@ -77,7 +77,7 @@ BAD_PARAMS: list[dict[str, Param]] = [
     {"temperature": -0.1},
     {"temperature": 100.5},
     {"temperature": math.nan},
-    {"top_k": 0},
+    {"top_k": -2},
     {"top_p": 0.0},
     {"top_p": 1.5},
     {"min_p": -0.1},

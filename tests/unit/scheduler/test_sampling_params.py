@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from scheduler_service.client_codec import decode_sampling_params
 from scheduler_service.core.sampling_params import SamplingParams
+from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_rpc.domain_error import DomainError
 
 
@@ -14,7 +16,7 @@ from splitserve_rpc.domain_error import DomainError
         ("temperature", -0.1),
         ("temperature", float("nan")),
         ("temperature", float("inf")),
-        ("top_k", 0),
+        ("top_k", -2),
         ("top_p", 0.0),
         ("top_p", 1.1),
         ("min_p", -0.1),
@@ -40,6 +42,14 @@ def test_validate_names_field_and_allowed_range_when_out_of_range(
         params.validate(vocab_size=100)
     assert refusal.value.reason == "SAMPLING_PARAMS_INVALID"
     assert "allowed" in refusal.value.message
+
+
+@pytest.mark.parametrize("top_k", [0, -1])
+def test_top_k_is_off_when_it_is_0_or_minus_1(top_k: int) -> None:
+    message = api.SamplingParams(top_k=top_k)
+    for params in (SamplingParams(top_k=top_k), decode_sampling_params(message)):
+        params.validate(vocab_size=100)
+        assert params == SamplingParams()
 
 
 def test_validate_refuses_min_tokens_above_max_tokens() -> None:
