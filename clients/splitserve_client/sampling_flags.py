@@ -62,7 +62,11 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
         "--logit-bias", type=_bias, action="append", default=[], metavar="ID=X", help="repeatable"
     )
     group.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="end before it; repeatable"
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end before it, after --min-tokens at the earliest; repeatable",
     )
     group.add_argument(
         "--stop-token-id",

@@ -13,6 +13,7 @@ import pytest
 
 from splitserve_client.cli import main
 from splitserve_rpc.domain_error import DomainError
+from tests.unit.client import fake_generation
 from tests.unit.client.fake_generation import expected_tokens
 from tests.unit.client.server_thread import FakeServer, words_of
 
@@ -140,6 +141,53 @@ def test_generate_ends_before_the_stop_string_when_it_appears(
     content = json.loads(capsys.readouterr().out)
     assert (content["finish_reason"], content["stop_string"]) == ("stop", stop)
     assert content["text"] == words_of(token_ids[:2]) + " "
+
+
+@pytest.mark.parametrize(
+    ("min_tokens", "kept"),
+    [
+        (2, 2),
+        # The token whose text the stop string is in is the last of those.
+        (3, 6),
+        # The next token with that text comes after them.
+        (5, 6),
+        (6, 6),
+        (7, 8),
+    ],
+)
+def test_generate_looks_for_stop_strings_after_min_tokens_when_both_are_given(
+    server: FakeServer,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    min_tokens: int,
+    kept: int,
+) -> None:
+    monkeypatch.setattr(fake_generation, "token_at", lambda *args: 10 + args[-1] % 4)
+    argv = ["generate", "--address", server.address, "--max-tokens=8", "--json", "--stream"]
+
+    assert main([*argv, f"--min-tokens={min_tokens}", "--stop=t12", "t1"]) == 0
+
+    *pieces, end = map(json.loads, capsys.readouterr().out.splitlines())
+    words = words_of([10, 11, 12, 13, 10, 11, 12, 13][:kept])
+    # What ends the text comes after its last word and a space.
+    assert "".join(piece["text"] for piece in pieces) == (words if kept == 8 else words + " ")
+    assert ("stop_string" in end, end["finish_reason"]) == (
+        (False, "length") if kept == 8 else (True, "stop")
+    )
+    assert end["usage"]["num_output_tokens"] >= min_tokens
+
+
+def test_generate_ends_where_a_stop_string_ends_when_it_began_before_min_tokens(
+    server: FakeServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fake_generation, "token_at", lambda *args: 10 + args[-1])
+    argv = ["generate", "--address", server.address, "--max-tokens=8", "--json", "--stream"]
+
+    assert main([*argv, "--min-tokens=3", "--stop=t11 t12 t13", "--stop=t12", "t1"]) == 0
+
+    *pieces, end = map(json.loads, capsys.readouterr().out.splitlines())
+    assert "".join(piece["text"] for piece in pieces) == "t10 "
+    assert (end["stop_string"], end["usage"]["num_output_tokens"]) == ("t11 t12 t13", 4)
 
 
 def test_generate_is_one_line_and_1_when_the_server_refuses(
