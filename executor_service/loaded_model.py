@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from executor_service.executor_info import DefaultSampling
 from executor_service.kv_cache import LayerShape
 from splitserve_kernels.paged_batch import AttentionOptions
 
@@ -34,6 +35,7 @@ class LoadedModel:
     None for all. `keeps_logits` says whether the model computes logits only where it is told to.
     `weights_bytes`: of all parameters and buffers, each counted once. `tokenizer_files` are those
     that exist. `probe`: what is to replace the model must say the same; None once that is settled.
+    `default_sampling`: what the model's authors recommend.
     """
 
     model: nn.Module
@@ -54,6 +56,7 @@ class LoadedModel:
     weights_bytes: int
     tokenizer_files: tuple[Path, ...]
     probe: Probe | None = None
+    default_sampling: DefaultSampling = DefaultSampling()
 
     @property
     def layer_windows(self) -> tuple[int | None, ...]:

@@ -15,6 +15,7 @@ from scheduler_service.core.request import (
 )
 from scheduler_service.core.sampling_params import BeamParams, EarlyStopping, SamplingParams
 from scheduler_service.step_codec import SHARED_PARAMS
+from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.errors import duration_from_s
@@ -36,6 +37,8 @@ _EARLY_STOPPING: Mapping[int, EarlyStopping] = MappingProxyType(
         api.BEAM_EARLY_STOPPING_NEVER: EarlyStopping.NEVER,
     }
 )
+# What a model's authors may recommend.
+_RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _MAX_PRIORITY = 100
 _MAX_NAME_CHARS = 128
 # A Duration holds ten thousand years, an int64 of nanoseconds not three hundred.
@@ -133,6 +136,23 @@ def _unusable(message: str) -> DomainError:
 
 
 # -- to clients --------------------------------------------------------------------------------
+
+
+def encode_default_sampling(
+    params: executor.SamplingParams, vocab_size: int
+) -> api.SamplingParams | None:
+    """What an executor says of its model, as far as requests could ask for it; None for nothing."""
+    defaults = api.SamplingParams()
+    for name in _RECOMMENDED:
+        if not params.HasField(name):
+            continue
+        value = getattr(params, name)
+        try:
+            SamplingParams(**{name: value}).validate(vocab_size)
+        except DomainError:
+            continue
+        setattr(defaults, name, value)
+    return defaults if defaults.ListFields() else None
 
 
 def encode_scored(token: ScoredToken) -> api.TokenLogprob:

@@ -16,7 +16,7 @@ from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
 from splitserve_rpc.domain_error import DomainError
 
 CONTRACT_MAJOR = 1
-CONTRACT_MINOR = 1
+CONTRACT_MINOR = 2
 
 _LEAST = MappingProxyType(
     {

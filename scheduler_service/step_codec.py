@@ -46,6 +46,7 @@ _FEATURES: Mapping[int, Feature] = MappingProxyType(
         executor.FEATURE_LOGIT_BIAS: Feature.LOGIT_BIAS,
         executor.FEATURE_ADAPTERS: Feature.ADAPTERS,
         executor.FEATURE_CROSS_ATTENTION: Feature.CROSS_ATTENTION,
+        executor.FEATURE_TOKEN_CONSTRAINTS: Feature.TOKEN_CONSTRAINTS,
     }
 )
 # Refusals that no other batch of ours would escape.

@@ -130,6 +130,14 @@ def decode_model(model: scheduler_pb2.GetModelResponse) -> Model:
         model.vocab_size,
         model.max_model_len_tokens,
         tuple(model.eos_token_ids),
+        _decode_default_sampling(model.default_sampling_params),
+    )
+
+
+def _decode_default_sampling(params: scheduler_pb2.SamplingParams) -> SamplingParams:
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    return SamplingParams(
+        **{name: getattr(params, name) for name in names if params.HasField(name)}
     )
 
 

@@ -25,7 +25,12 @@ from executor_service.batch import (
     StepTimings,
 )
 from executor_service.codec import decode_batch, encode_answer, encode_info
-from executor_service.executor_info import ExecutorInfo, ExecutorLimits, ModelInfo
+from executor_service.executor_info import (
+    DefaultSampling,
+    ExecutorInfo,
+    ExecutorLimits,
+    ModelInfo,
+)
 from executor_service.step import LogprobColumns
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.batches import NewRow, Sender, WorkRow
@@ -107,7 +112,17 @@ def _refusal() -> StepAnswer:
 def _info() -> ExecutorInfo:
     return ExecutorInfo(
         executor_epoch=SENDER.executor_epoch,
-        model=ModelInfo("llama", "c0ffee", "bfloat16", "float16", 32000, 4096, (2, 128001), 1024),
+        model=ModelInfo(
+            "llama",
+            "c0ffee",
+            "bfloat16",
+            "float16",
+            32000,
+            4096,
+            (2, 128001),
+            1024,
+            DefaultSampling(0.5, 20, 0.75, 0.25, 1.5),
+        ),
         block_size=16,
         num_device_blocks=1000,
         num_host_blocks=50,

@@ -7,6 +7,7 @@ import grpc
 import pytest
 import pytest_asyncio
 
+from splitserve.executor.v1 import executor_pb2
 from splitserve.scheduler.v1 import scheduler_pb2 as pb
 from tests.contract.stranger.client import (
     ErrorDetails,
@@ -35,7 +36,12 @@ async def cluster() -> AsyncIterator[Cluster]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def full_cluster() -> AsyncIterator[Cluster]:
     """All features, and one request at a time."""
-    executor = StrangerExecutor(ExecutorConfig(tokenizer_files={"a.json": b"0123456789ab"}))
+    config = ExecutorConfig(
+        tokenizer_files={"a.json": b"0123456789ab"},
+        # One of them is out of range.
+        default_sampling_params=executor_pb2.SamplingParams(temperature=0.5, top_k=20, top_p=7),
+    )
+    executor = StrangerExecutor(config)
     async with running_cluster(executor, max_num_seqs=1, max_num_waiting=1) as running:
         yield running
 
@@ -203,6 +209,7 @@ async def test_get_model_describes_what_executor_registered(full_cluster: Cluste
         dtype=info.dtype,
         vocab_size=1000,
         max_model_len_tokens=200,
+        default_sampling_params=pb.SamplingParams(temperature=0.5, top_k=20),
     )
 
 

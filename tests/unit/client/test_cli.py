@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from splitserve.scheduler.v1 import scheduler_pb2
 from splitserve_client.cli import main
 from splitserve_rpc.domain_error import DomainError
 from tests.unit.client import fake_generation
@@ -90,6 +91,39 @@ def test_generate_leaves_defaults_to_the_server_when_nothing_is_given(server: Fa
 
     set_fields = [f.name for f, _ in server.fake.requests[0].sampling_params.ListFields()]
     assert set_fields == ["seed"]
+
+
+RECOMMENDED = {
+    "temperature": 0.5,
+    "top_k": 20,
+    "top_p": 0.75,
+    "min_p": 0.25,
+    "repetition_penalty": 1.5,
+}
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("", RECOMMENDED),
+        ("--generation-config=model", RECOMMENDED),
+        ("--generation-config=none", {}),
+        ("--temperature=0 --top-p=1", {**RECOMMENDED, "temperature": 0, "top_p": 1}),
+        ("--top-k=0", {**RECOMMENDED, "top_k": 0}),
+        ("--generation-config=none --top-k=-1", {"top_k": -1}),
+        ("--beam-width=2", {}),
+    ],
+)
+def test_generate_uses_what_the_model_recommends_when_no_flag_says_otherwise(
+    server: FakeServer, flags: str, expected: dict[str, float]
+) -> None:
+    server.fake.default_sampling_params = scheduler_pb2.SamplingParams(**RECOMMENDED)
+
+    main(["generate", "--address", server.address, "--max-tokens=2", *flags.split(), "t1"])
+
+    params = server.fake.requests[0].sampling_params
+    found = {name: getattr(params, name) for name in RECOMMENDED if params.HasField(name)}
+    assert found == expected
 
 
 def test_generate_writes_one_object_when_json_is_asked_for(
@@ -254,6 +288,19 @@ def test_info_shows_model_and_pools_when_an_executor_is_there(
     assert row.split("  ")[0] == "127.0.0.1:9"
     for cell in ("connected", "60 of 64", "17", "30 of 32"):
         assert cell in row
+
+
+def test_info_shows_what_the_model_recommends_when_it_does(
+    server: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.fake.default_sampling_params = scheduler_pb2.SamplingParams(temperature=0.5, top_k=9)
+
+    assert main(["info", "--address", server.address]) == 0
+    assert "recommended for sampling: temperature 0.5, top_k 9\n" in capsys.readouterr().out
+
+    assert main(["info", "--json", "--address", server.address]) == 0
+    model = json.loads(capsys.readouterr().out)["model"]
+    assert model["default_sampling_params"] == {"temperature": 0.5, "top_k": 9}
 
 
 def test_info_writes_one_object_when_json_is_asked_for(
