@@ -23,7 +23,7 @@ SAMPLING_FEATURES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class DefaultSampling:
-    """What a model's authors recommend; None where they say nothing. Ranges as in scheduler.proto."""
+    """What a model's authors recommend; None for nothing. Ranges as in scheduler.proto."""
 
     temperature: float | None = None
     top_k: int | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ class GenerationConfig:
     """`eos_token_ids`: None if the file does not say."""
 
     eos_token_ids: tuple[int, ...] | None = None
-    sampling: DefaultSampling = DefaultSampling()
+    sampling: DefaultSampling = field(default_factory=DefaultSampling)
 
 
 def read_generation_config(directory: Path, vocab_size: int) -> GenerationConfig:

@@ -5,7 +5,7 @@ Shape letters: Q probe sequences, L tokens of each, V vocabulary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -56,7 +56,7 @@ class LoadedModel:
     weights_bytes: int
     tokenizer_files: tuple[Path, ...]
     probe: Probe | None = None
-    default_sampling: DefaultSampling = DefaultSampling()
+    default_sampling: DefaultSampling = field(default_factory=DefaultSampling)
 
     @property
     def layer_windows(self) -> tuple[int | None, ...]:

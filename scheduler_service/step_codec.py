@@ -167,8 +167,21 @@ def _executor_params(request: Request) -> executor.SamplingParams:
     if not params.is_streamed and params.num_logprobs is None:
         values["num_logprobs"] = 0
     return executor.SamplingParams(
-        **values, logit_bias=params.logit_bias, suppressed_token_ids=suppressed
+        **values,
+        logit_bias=params.logit_bias,
+        suppressed_token_ids=suppressed,
+        allowed_token_ids=sorted(params.allowed_token_ids),
+        bad_words_token_ids=_encode_bad_words(request),
     )
+
+
+def _encode_bad_words(request: Request) -> list[executor.TokenSequence]:
+    """All but single tokens that end a sequence, which no bad word takes away."""
+    return [
+        executor.TokenSequence(token_ids=tokens)
+        for tokens in request.params.bad_words_token_ids
+        if len(tokens) > 1 or tokens[0] not in request.stop_token_ids
+    ]
 
 
 _NO_TOKENS = np.empty(0, np.int32)

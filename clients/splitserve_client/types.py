@@ -196,7 +196,7 @@ class Model:
     vocab_size: int
     max_model_len: int
     eos_token_ids: tuple[int, ...]
-    default_sampling_params: SamplingParams = SamplingParams()  # noqa: RUF009
+    default_sampling_params: SamplingParams = field(default_factory=SamplingParams)
 
 
 @dataclass(frozen=True, slots=True)
