@@ -47,6 +47,12 @@ def _plain_sample(logits: Floats, rows: SamplingRows, row: int) -> int:
     if position - prompt_len < params.min_tokens:
         for token in params.suppressed_token_ids:
             x[token] = -np.inf
+    if params.allowed_token_ids:
+        x[[token not in params.allowed_token_ids for token in range(len(x))]] = -np.inf
+    known = list(rows.histories[row] or [])[:position]
+    for *before, last in params.bad_words_token_ids:
+        if known[len(known) - len(before) :] == before and len(before) <= len(known):
+            x[last] = -np.inf
     for token, bias in params.logit_bias.items():
         x[token] += np.float32(bias)
     history = list(rows.histories[row] or [])[:position]
@@ -76,7 +82,6 @@ def _plain_truncation(x: Floats, params: SamplingParams) -> npt.NDArray[np.bool_
     keep = np.ones(len(x), dtype=bool)
     if params.top_k is not None:
         keep &= x >= np.sort(x)[::-1][min(params.top_k, len(x)) - 1]
-    keep &= np.exp(x) >= np.float32(params.min_p)
     if params.top_p < 1:
         order = sorted(np.flatnonzero(keep), key=lambda token: (-x[token], token))
         total = math.fsum(np.exp(x[order]))
@@ -86,7 +91,7 @@ def _plain_truncation(x: Floats, params: SamplingParams) -> npt.NDArray[np.bool_
             kept += 1
         keep[:] = False
         keep[order[:kept]] = True
-    return keep
+    return keep & (np.exp(x) >= np.float32(params.min_p))
 
 
 def _logits(num_rows: int, seed: int = 0, spread: float = 2.0) -> torch.Tensor:
@@ -119,6 +124,8 @@ TRUNCATIONS = (
     SamplingParams(min_p=1e-4, temperature=4.0, top_p=0.99),
     SamplingParams(top_k=40, top_p=0.8, min_p=0.02, temperature=1.3),
     SamplingParams(top_k=400, top_p=0.95, temperature=2.5),
+    SamplingParams(min_p=0.3, top_p=0.6),
+    SamplingParams(min_p=0.2, top_p=0.8, top_k=300, temperature=3.0),
 )
 
 
@@ -137,6 +144,18 @@ def test_sample_equals_plain_when_rows_differ() -> None:
     [
         SamplingParams(logit_bias={3: 12.0, 9: -100.0, VOCAB_SIZE - 1: 11.5}),
         SamplingParams(min_tokens=6, suppressed_token_ids=(1, 5, 44)),
+        SamplingParams(logit_bias={token: -math.inf for token in range(0, 700, 2)}),
+        SamplingParams(allowed_token_ids=(690, 3, 3, 0)),
+        SamplingParams(bad_words_token_ids=((3,), (690,), *((t,) for t in range(0, 600, 3)))),
+        SamplingParams(
+            allowed_token_ids=tuple(range(60)),
+            # Of every second token one of the four has to come next.
+            bad_words_token_ids=tuple(
+                (t, u) for t in range(0, 60, 2) for u in range(60) if (t + u) % 4
+            ),
+            logit_bias={5: -math.inf, 4: 3.0},
+            frequency_penalty=0.5,
+        ),
         SamplingParams(repetition_penalty=1.8),
         SamplingParams(repetition_penalty=0.6),
         SamplingParams(presence_penalty=3.0),
