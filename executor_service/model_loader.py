@@ -130,6 +130,7 @@ def read_model(checkpoint: Checkpoint, config: Any, model_config: ModelConfig) -
     started_s = time.perf_counter()
     from transformers import GenerationConfig
 
+    make_generation_config: Any = GenerationConfig
     auto_class = _auto_class(config)
     dtype = model_config.dtype
     if dtype != "auto" and dtype not in _DTYPES:
@@ -145,7 +146,7 @@ def read_model(checkpoint: Checkpoint, config: Any, model_config: ModelConfig) -
             local_files_only=True,
             # Not that of the checkpoint, which we read ourselves: what is wrong in it is no reason
             # not to load the weights.
-            generation_config=GenerationConfig(),
+            generation_config=make_generation_config(),
             output_loading_info=True,
             # Not to ignore them, but to name them below.
             ignore_mismatched_sizes=True,

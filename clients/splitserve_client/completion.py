@@ -79,6 +79,7 @@ async def stream_text(
     params: SamplingParams,
     *,
     stop_strings: Sequence[str] = (),
+    bad_words: Sequence[str] = (),
     request_id: str = "",
     scheduling: SchedulingParams | None = None,
     timeout_s: float | None = None,
@@ -87,8 +88,12 @@ async def stream_text(
 
     A completion ends before the first of `stop_strings`, which are looked for from the token after
     the first `min_tokens` on: one that ends within those stays in the text, one that only begins
-    there ends the completion. No part of one that ends a completion is ever streamed.
+    there ends the completion. No part of one that ends a completion is ever streamed. `bad_words`
+    are kept out as far as `Tokenizer.bad_words_token_ids` can say them.
     """
+    if bad_words:
+        encoded = tokenizer.bad_words_token_ids(bad_words)
+        params = replace(params, bad_words_token_ids=(*params.bad_words_token_ids, *encoded))
     prompt_token_ids = prompt.encode(tokenizer)
     context = () if prompt.is_chat(tokenizer) else prompt_token_ids
     texts = [

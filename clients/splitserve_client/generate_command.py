@@ -101,6 +101,7 @@ async def _generate(
             prompt,
             params,
             stop_strings=arguments.stop,
+            bad_words=arguments.bad_words,
             request_id=arguments.request_id,
             scheduling=scheduling,
             timeout_s=arguments.timeout,

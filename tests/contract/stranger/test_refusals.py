@@ -23,6 +23,7 @@ from tests.contract.stranger.truth import expected_tokens
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 PROMPT = [1, 2, 3]
+BAD_WORD = pb.TokenSequence(token_ids=[5] * 8)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -70,6 +71,8 @@ def check(error: ErrorDetails | None, code: grpc.StatusCode, reason: str) -> Non
         (request_of(PROMPT, repetition_penalty=2), "FEATURE_UNSUPPORTED"),
         (request_of(PROMPT, logit_bias={1: 1}), "FEATURE_UNSUPPORTED"),
         (request_of(PROMPT, min_tokens=1, max_tokens=2), "FEATURE_UNSUPPORTED"),
+        (request_of(PROMPT, allowed_token_ids=[1]), "FEATURE_UNSUPPORTED"),
+        (request_of(PROMPT, bad_words_token_ids=[BAD_WORD]), "FEATURE_UNSUPPORTED"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -94,6 +97,15 @@ BAD_PARAMS: list[dict[str, Param]] = [
     {"presence_penalty": -2.5},
     {"frequency_penalty": 2.5},
     {"logit_bias": {1: 101.0}},
+    {"logit_bias": {1: math.inf}},
+    {"logit_bias": {1: math.nan}},
+    {"allowed_token_ids": [1, 1000]},
+    {"allowed_token_ids": [1] * 32769},
+    {"allowed_token_ids": [1], "logit_bias": {1: -math.inf}},
+    {"bad_words_token_ids": [pb.TokenSequence()]},
+    {"bad_words_token_ids": [pb.TokenSequence(token_ids=[1, -1])]},
+    {"bad_words_token_ids": [pb.TokenSequence(token_ids=[1])] * 1025},
+    {"bad_words_token_ids": [pb.TokenSequence(token_ids=[1] * 8193)]},
     {"logit_bias": dict.fromkeys(range(1000), 1.0) | dict.fromkeys(range(1000, 1025), 1.0)},
     {"max_tokens": 0},
     {"min_tokens": -1},
@@ -122,6 +134,10 @@ async def test_generate_names_parameter_when_it_is_out_of_range(
         {"repetition_penalty": 100.0, "presence_penalty": -2.0, "frequency_penalty": 2.0},
         {"logit_bias": dict.fromkeys(range(999), -100.0), "min_tokens": 2, "min_p": 0.0},
         {"num_logprobs": 20, "num_prompt_logprobs": 0, "ignore_eos": True},
+        {"top_k": 0},
+        {"top_k": -1},
+        {"allowed_token_ids": [*range(1000)] * 32 + [1] * 768},
+        {"bad_words_token_ids": [BAD_WORD] * 1024},
     ],
     ids=lambda params: next(iter(params)),
 )

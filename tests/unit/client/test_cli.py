@@ -3,11 +3,13 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,7 +69,8 @@ def test_generate_sends_every_sampling_parameter_when_given(server: FakeServer) 
         "--max-tokens=2 --min-tokens=1 --temperature=0.5 --top-k=3 --top-p=0.25 --min-p=0.125"
         " --repetition-penalty=1.5 --presence-penalty=-1 --frequency-penalty=0.75 --seed=-4"
         " --logprobs=2 --prompt-logprobs=1 --logit-bias=5=-1.5 --logit-bias=6=2 --ignore-eos"
-        " --stop-token-id=8 --stop-token-id=9"
+        " --stop-token-id=8 --stop-token-id=9 --logit-bias=7=-inf --allowed-token-ids=5,6"
+        " --bad-words=t3 --bad-words=t4"
     )
 
     assert main(["generate", "--address", server.address, *flags.split(), "t1"]) == 0
@@ -82,7 +85,9 @@ def test_generate_sends_every_sampling_parameter_when_given(server: FakeServer) 
     assert (params.top_p, params.min_p, params.repetition_penalty) == (0.25, 0.125, 1.5)
     assert (params.presence_penalty, params.frequency_penalty, params.seed) == (-1, 0.75, -4)
     assert (params.num_logprobs, params.num_prompt_logprobs) == (2, 1)
-    assert (dict(params.logit_bias), params.ignore_eos) == ({5: -1.5, 6: 2}, True)
+    assert (dict(params.logit_bias), params.ignore_eos) == ({5: -1.5, 6: 2, 7: -math.inf}, True)
+    assert list(params.allowed_token_ids) == [5, 6]
+    assert [list(word.token_ids) for word in params.bad_words_token_ids] == [[3], [4]]
     assert list(params.stop_token_ids) == [8, 9]
 
 
@@ -93,7 +98,7 @@ def test_generate_leaves_defaults_to_the_server_when_nothing_is_given(server: Fa
     assert set_fields == ["seed"]
 
 
-RECOMMENDED = {
+RECOMMENDED: dict[str, Any] = {
     "temperature": 0.5,
     "top_k": 20,
     "top_p": 0.75,
@@ -261,6 +266,8 @@ def test_command_is_one_line_and_1_when_no_server_answers(
         (["generate", "--timeout=0", "x"], "is not above 0"),
         (["generate", "--max-tokens=99999999999", "x"], "invalid integer value"),
         (["generate", "--logit-bias=5", "x"], "invalid ID=X value"),
+        (["generate", "--allowed-token-ids=", "x"], "invalid ID,ID,... value"),
+        (["generate", "--allowed-token-ids=5,x", "x"], "invalid ID,ID,... value"),
         (["serve", "--block-size=0"], "0 is not allowed"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,13 @@ from executor_service.model_loader import ModelConfig, load_model
 from tests.support.tiny_models import EOS_TOKEN_ID, make_tiny_model
 
 VOCAB_SIZE = 100
-GOOD = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.1, "repetition_penalty": 1.1}
+GOOD: dict[str, Any] = {
+    "temperature": 0.6,
+    "top_k": 20,
+    "top_p": 0.95,
+    "min_p": 0.1,
+    "repetition_penalty": 1.1,
+}
 
 
 def read(tmp_path: Path, content: object) -> GenerationConfig:
@@ -82,10 +89,8 @@ def test_field_costs_itself_and_one_line_when_it_is_wrong(
     config = read(tmp_path, text)
     left = {name: number for name, number in GOOD.items() if name != field}
     assert config.sampling == DefaultSampling(**left)
-    expected_eos = (5,)
-    if field == "eos_token_id":
-        expected_eos = (7,) if "7" in value else None
-    assert config.eos_token_ids == expected_eos
+    expected_eos = {"eos_token_id": (7,) if "7" in value else None}
+    assert config.eos_token_ids == expected_eos.get(field, (5,))
     (record,) = caplog.records
     line = record.getMessage()
     assert f"field={field} " in line

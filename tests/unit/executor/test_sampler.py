@@ -44,18 +44,10 @@ def _plain_sample(logits: Floats, rows: SamplingRows, row: int) -> int:
     params, position = rows.params[row], int(rows.positions[row])
     prompt_len = int(rows.num_prompt_tokens[row])
     x = logits.astype(np.float32).copy()
-    if position - prompt_len < params.min_tokens:
-        for token in params.suppressed_token_ids:
-            x[token] = -np.inf
-    if params.allowed_token_ids:
-        x[[token not in params.allowed_token_ids for token in range(len(x))]] = -np.inf
-    known = list(rows.histories[row] or [])[:position]
-    for *before, last in params.bad_words_token_ids:
-        if known[len(known) - len(before) :] == before and len(before) <= len(known):
-            x[last] = -np.inf
+    history = list(rows.histories[row] or [])[:position]
+    x[_plain_forbidden(params, history, prompt_len, len(x))] = -np.inf
     for token, bias in params.logit_bias.items():
         x[token] += np.float32(bias)
-    history = list(rows.histories[row] or [])[:position]
     for token in set(history):
         penalty = np.float32(params.repetition_penalty)
         x[token] = x[token] / penalty if x[token] > 0 else x[token] * penalty
@@ -76,6 +68,20 @@ def _plain_sample(logits: Floats, rows: SamplingRows, row: int) -> int:
         if running > u * total:
             return token
     raise AssertionError
+
+
+def _plain_forbidden(
+    params: SamplingParams, history: Sequence[int], prompt_len: int, vocab_size: int
+) -> list[int]:
+    forbidden: list[int] = []
+    if len(history) - prompt_len < params.min_tokens:
+        forbidden += params.suppressed_token_ids
+    if params.allowed_token_ids:
+        forbidden += [t for t in range(vocab_size) if t not in params.allowed_token_ids]
+    for *before, last in params.bad_words_token_ids:
+        if len(before) <= len(history) and history[len(history) - len(before) :] == before:
+            forbidden.append(last)
+    return forbidden
 
 
 def _plain_truncation(x: Floats, params: SamplingParams) -> npt.NDArray[np.bool_]:
@@ -144,7 +150,7 @@ def test_sample_equals_plain_when_rows_differ() -> None:
     [
         SamplingParams(logit_bias={3: 12.0, 9: -100.0, VOCAB_SIZE - 1: 11.5}),
         SamplingParams(min_tokens=6, suppressed_token_ids=(1, 5, 44)),
-        SamplingParams(logit_bias={token: -math.inf for token in range(0, 700, 2)}),
+        SamplingParams(logit_bias=dict.fromkeys(range(0, 700, 2), -math.inf)),
         SamplingParams(allowed_token_ids=(690, 3, 3, 0)),
         SamplingParams(bad_words_token_ids=((3,), (690,), *((t,) for t in range(0, 600, 3)))),
         SamplingParams(

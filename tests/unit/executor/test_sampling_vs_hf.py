@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,6 +49,11 @@ def random_logits(num_rows: int, *, has_ties: bool) -> Tensor:
     return (logits * 2).round() / 2 if has_ties else logits
 
 
+def process(processors: Any, histories: list[list[int]], logits: Tensor) -> Tensor:  # noqa: ANN401
+    processed: Tensor = processors(torch.tensor(histories), logits)
+    return processed
+
+
 def hf_warpers(params: SamplingParams) -> LogitsProcessorList:
     """Those that `generate` makes of them, in its order."""
     warpers = LogitsProcessorList([TemperatureLogitsWarper(params.temperature)])
@@ -66,7 +72,7 @@ def test_truncation_keeps_what_hugging_face_keeps_when_limits_are_combined(
 ) -> None:
     logits = random_logits(NUM_ROWS, has_ties=has_ties)
     for params in WARPERS:
-        expected = hf_warpers(params)(torch.zeros(NUM_ROWS, 1, dtype=torch.long), logits)
+        expected = process(hf_warpers(params), [[0]] * NUM_ROWS, logits)
         shifted = (logits - logits.amax(dim=-1, keepdim=True)) / params.temperature
         kept = truncate(shifted, ParamRows.of([params] * NUM_ROWS)) > 0
         for row in range(NUM_ROWS):
@@ -94,9 +100,8 @@ def hf_processors(params: SamplingParams, prompt_len: int) -> LogitsProcessorLis
     """Those that `generate` makes of them, in its order."""
     processors = LogitsProcessorList()
     if params.logit_bias:
-        processors.append(
-            SequenceBiasLogitsProcessor({(token,): b for token, b in params.logit_bias.items()})
-        )
+        bias: list[Any] = [[[token], value] for token, value in params.logit_bias.items()]
+        processors.append(SequenceBiasLogitsProcessor(bias))
     if params.repetition_penalty != 1.0:
         processors.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
     if params.bad_words_token_ids:
@@ -143,6 +148,6 @@ def test_logits_are_adjusted_as_hugging_face_does_when_all_is_combined(num_token
         [[*history, 1, 2] for history in histories],
     )
     for row, params in enumerate(pairs):
-        tokens = torch.tensor([histories[row]])
-        expected = hf_processors(params, prompt_len)(tokens, logits[row : row + 1])
+        processors = hf_processors(params, prompt_len)
+        expected = process(processors, [histories[row]], logits[row : row + 1])
         assert torch.equal(adjusted[row], expected[0]), params

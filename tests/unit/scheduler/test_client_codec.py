@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from scheduler_service.client_codec import encode_default_sampling
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 
-RECOMMENDED = {
+RECOMMENDED: dict[str, Any] = {
     "temperature": 0.5,
     "top_k": 20,
     "top_p": 0.75,

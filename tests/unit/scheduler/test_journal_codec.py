@@ -91,7 +91,9 @@ def test_config_is_the_same_when_it_comes_back(config: SchedulerConfig) -> None:
     assert decode_config(message) == config
 
 
-@pytest.mark.parametrize("params", [PARAMS, SamplingParams(), SamplingParams(temperature=0.0, logit_bias={3: -math.inf})])
+@pytest.mark.parametrize(
+    "params", [PARAMS, SamplingParams(), SamplingParams(temperature=0.0, logit_bias={3: -math.inf})]
+)
 def test_sampling_params_are_the_same_when_they_come_back(params: SamplingParams) -> None:
     message = journal.JournaledSamplingParams()
     encode_fields(params, message)
