@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -163,6 +164,13 @@ def test_add_names_the_feature_when_the_executor_lacks_it(
 ) -> None:
     message = refusal_of(2, CoreDriver(features=frozenset()), **request_values)
     assert message == f"FEATURE_UNSUPPORTED: the executors cannot do {feature}"
+
+
+def test_add_names_token_constraints_when_the_executor_has_only_finite_biases() -> None:
+    driver = CoreDriver(features=frozenset({Feature.LOGIT_BIAS}))
+    message = refusal_of(2, driver, logit_bias={3: -math.inf})
+    assert message == "FEATURE_UNSUPPORTED: the executors cannot do token_constraints"
+    driver.add(2, logit_bias={3: -100.0})
 
 
 def test_add_refuses_an_adapter_when_no_step_may_have_one() -> None:
