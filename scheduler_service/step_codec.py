@@ -99,12 +99,16 @@ def encode_plan(
 
 def _encode_new_rows(rows: Items[NewRow]) -> executor.NewRows:
     distinct: dict[bytes, int] = {}
+    # The sequences of a request have the same, which may be long.
+    of_request: dict[Request, int] = {}
     adapters: dict[str, int] = {"": -1}
     indexes, histories = [], []
     for row in rows:
         request = row.sequence.request
-        params = _executor_params(request).SerializeToString(deterministic=True)
-        indexes.append(distinct.setdefault(params, len(distinct)))
+        if request not in of_request:
+            params = _executor_params(request).SerializeToString(deterministic=True)
+            of_request[request] = distinct.setdefault(params, len(distinct))
+        indexes.append(of_request[request])
         histories.append(row.token_ids if request.params.needs_history else _NO_TOKENS)
         adapters.setdefault(request.scheduling.adapter, len(adapters) - 1)
     block_offsets, block_ids = _csr([row.block_table for row in rows])

@@ -17,7 +17,7 @@ _MAX_SHOWN_CHARS = 80
 _MOST_ENTRIES = {
     "logit_bias": 1024,
     "stop_token_ids": 256,
-    "allowed_token_ids": 32768,
+    "allowed_token_ids": 16384,
     "bad_words_token_ids": 1024,
 }
 # Both mean that top_k is off, as in other engines.
@@ -125,7 +125,7 @@ class SamplingParams:
         if self.min_tokens > 0:
             forbidden |= stop_tokens
         allowed = self.allowed_token_ids
-        if (len(allowed - forbidden) if allowed else vocab_size - len(forbidden)) == 0:
+        if allowed <= forbidden if allowed else len(forbidden) >= vocab_size:
             raise _invalid(
                 f"allowed_token_ids has {len(allowed) or 'all'} tokens, and logit_bias, "
                 "bad_words_token_ids and min_tokens forbid all of them; allowed: at least one "

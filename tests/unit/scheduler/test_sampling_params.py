@@ -38,7 +38,7 @@ from splitserve_rpc.domain_error import DomainError
         ("logit_bias", {3: float("nan")}),
         ("allowed_token_ids", frozenset({5, 100})),
         ("allowed_token_ids", frozenset({-1})),
-        ("allowed_token_ids", frozenset(range(32769))),
+        ("allowed_token_ids", frozenset(range(16385))),
         ("bad_words_token_ids", ((1, 2), (3, 100))),
         ("bad_words_token_ids", ((-1,),)),
         ("bad_words_token_ids", ((1,), ())),
@@ -130,7 +130,7 @@ def test_check_samplable_refuses_when_no_token_is_left(
     [
         api.SamplingParams(logit_bias=dict.fromkeys(range(1025), 1.0)),
         api.SamplingParams(stop_token_ids=[1] * 257),
-        api.SamplingParams(allowed_token_ids=[1] * 32769),
+        api.SamplingParams(allowed_token_ids=[1] * 16385),
         api.SamplingParams(bad_words_token_ids=[api.TokenSequence(token_ids=[1])] * 1025),
         api.SamplingParams(bad_words_token_ids=[api.TokenSequence(token_ids=[1] * 8193)]),
         api.SamplingParams(bad_words_token_ids=[api.TokenSequence()]),
