@@ -29,6 +29,7 @@ class Feature(IntEnum):
     LOGIT_BIAS = 4
     ADAPTERS = 5
     CROSS_ATTENTION = 6
+    TOKEN_CONSTRAINTS = 7
 
 
 class StepStatus(IntEnum):

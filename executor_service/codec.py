@@ -5,6 +5,7 @@ Nothing is judged here but whether a column is one: its length a multiple of its
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from types import MappingProxyType
 
 import numpy as np
@@ -23,7 +24,12 @@ from executor_service.batch import (
     TableWrites,
     Work,
 )
-from executor_service.executor_info import CONTRACT_MAJOR, CONTRACT_MINOR, ExecutorInfo
+from executor_service.executor_info import (
+    CONTRACT_MAJOR,
+    CONTRACT_MINOR,
+    DefaultSampling,
+    ExecutorInfo,
+)
 from executor_service.new_rows_codec import decode_new_rows
 from executor_service.step import (
     BlockMoves,
@@ -197,6 +203,7 @@ def encode_info(info: ExecutorInfo) -> pb.ExecutorInfo:
             max_model_len_tokens=model.max_model_len,
             eos_token_ids=model.eos_token_ids,
             sliding_window_tokens=model.sliding_window,
+            default_sampling_params=_encode_default_sampling(model.default_sampling),
         ),
         block_size_tokens=info.block_size,
         num_device_blocks=info.num_device_blocks,
@@ -212,3 +219,9 @@ def encode_info(info: ExecutorInfo) -> pb.ExecutorInfo:
         features=[_FEATURES[feature] for feature in sorted(info.features)],
         software_version=info.software_version,
     )
+
+
+def _encode_default_sampling(sampling: DefaultSampling) -> pb.SamplingParams | None:
+    """None where there is nothing to say."""
+    given = {name: value for name, value in asdict(sampling).items() if value is not None}
+    return pb.SamplingParams(**given) if given else None

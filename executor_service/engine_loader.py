@@ -116,6 +116,7 @@ def _describe(
             max_model_len=loaded.max_model_len,
             eos_token_ids=loaded.eos_token_ids,
             sliding_window=loaded.sliding_window,
+            default_sampling=loaded.default_sampling,
         ),
         block_size=cache.block_size,
         num_device_blocks=cache.num_device_blocks,

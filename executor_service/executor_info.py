@@ -7,12 +7,29 @@ from dataclasses import dataclass
 from executor_service.batch import Feature
 
 CONTRACT_MAJOR = 1
-CONTRACT_MINOR = 1
+CONTRACT_MINOR = 2
 
 # What every executor here can do, whatever the model.
 SAMPLING_FEATURES = frozenset(
-    {Feature.LOGPROBS, Feature.PROMPT_LOGPROBS, Feature.PENALTIES, Feature.LOGIT_BIAS}
+    {
+        Feature.LOGPROBS,
+        Feature.PROMPT_LOGPROBS,
+        Feature.PENALTIES,
+        Feature.LOGIT_BIAS,
+        Feature.TOKEN_CONSTRAINTS,
+    }
 )
+
+
+@dataclass(frozen=True, slots=True)
+class DefaultSampling:
+    """What a model's authors recommend; None for nothing. Ranges as in scheduler.proto."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +47,7 @@ class ModelInfo:
     max_model_len: int
     eos_token_ids: tuple[int, ...] = ()
     sliding_window: int | None = None
+    default_sampling: DefaultSampling = DefaultSampling()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,13 @@ Shape letters: Q probe sequences, L tokens of each, V vocabulary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from executor_service.executor_info import DefaultSampling
 from executor_service.kv_cache import LayerShape
 from splitserve_kernels.paged_batch import AttentionOptions
 
@@ -38,6 +39,7 @@ class LoadedModel:
     None for all. `keeps_logits` says whether the model computes logits only where it is told to.
     `weights_bytes`: of all parameters and buffers, each counted once. `tokenizer_files` are those
     that exist. `probe`: what is to replace the model must say the same; None once that is settled.
+    `default_sampling`: what the model's authors recommend.
     """
 
     model: nn.Module
@@ -58,6 +60,7 @@ class LoadedModel:
     weights_bytes: int
     tokenizer_files: tuple[Path, ...]
     probe: Probe | None = None
+    default_sampling: DefaultSampling = field(default_factory=DefaultSampling)
 
     @property
     def layer_windows(self) -> tuple[int | None, ...]:

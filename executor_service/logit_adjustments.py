@@ -1,4 +1,4 @@
-"""What changes logits before temperature: suppressed tokens, bias, penalties.
+"""What changes logits before temperature: suppressed tokens, constraints, bias, penalties.
 
 Shape letters: S rows that sample, V tokens of the vocabulary, Q rows with penalties.
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from executor_service.host_copies import to_device
 from executor_service.sampling_params import ParamRows, SamplingParams
-from executor_service.step import Int32Array
+from executor_service.step import BoolArray, Int32Array
 
 
 def adjust_logits(
@@ -36,14 +36,17 @@ def adjust_logits(
         for row in adjusting
         if params[row].suppressed_token_ids and params[row].min_tokens > num_output_tokens[row]
     ]
+    constrained = [row for row in adjusting if params[row].constraints is not None]
     biased = [row for row in adjusting if params[row].logit_bias]
     penalized = [row for row in adjusting if params[row].uses_penalties]
-    if not (suppressing or biased or penalized):
+    if not (suppressing or constrained or biased or penalized):
         return logits
     logits = logits.clone()
     if suppressing:
         token_ids = [params[row].suppressed_token_ids for row in suppressing]
         logits[_pairs(suppressing, token_ids, logits.device)] = -torch.inf
+    if constrained:
+        _constrain(logits, constrained, params, positions, histories)
     if biased:
         _add_bias(logits, biased, params)
     if penalized:
@@ -55,6 +58,47 @@ def adjust_logits(
             num_prompt_tokens[penalized],
         )
     return logits
+
+
+def _constrain(
+    logits: Tensor,
+    constrained: Sequence[int],
+    params: ParamRows,
+    positions: Int32Array,
+    histories: Sequence[Sequence[int] | None],
+) -> None:
+    """Applies the constraints of the rows in `constrained` to `logits` [S, V], in place."""
+    # Rows of one request, as a rule, have the very same parameters.
+    by_params: dict[int, list[int]] = {}
+    for row in constrained:
+        by_params.setdefault(id(params[row]), []).append(row)
+    phrase_rows: list[int] = []
+    forbidden: list[list[int]] = []
+    for rows in by_params.values():
+        constraints = params[rows[0]].constraints
+        assert constraints is not None, "rows without are not here"
+        _block(logits, rows, constraints.blocked(logits.shape[1]))
+        if constraints.phrases:
+            phrase_rows += rows
+            forbidden += [
+                constraints.forbidden_after(_known(histories[row]), int(positions[row]))
+                for row in rows
+            ]
+    if any(forbidden):
+        logits[_pairs(phrase_rows, forbidden, logits.device)] = -torch.inf
+
+
+def _block(logits: Tensor, rows: Sequence[int], blocked: BoolArray | None) -> None:
+    """Gives -inf to the tokens `blocked` [V] in `rows` of `logits` [S, V], in place."""
+    if blocked is None:
+        return
+    mask = to_device(blocked, logits.device)
+    if len(rows) == len(logits):
+        logits.masked_fill_(mask, -torch.inf)
+        return
+    # One by one: to take the rows out and put them back would double their memory.
+    for row in rows:
+        logits[row].masked_fill_(mask, -torch.inf)
 
 
 def _add_bias(logits: Tensor, biased: Sequence[int], params: ParamRows) -> None:
@@ -97,8 +141,12 @@ def _penalize(
 
 def _tokens(history: Sequence[int] | None, num_tokens: int) -> np.ndarray:
     """The first `num_tokens` tokens, int64."""
-    assert history is not None, "a row with penalties has its history"
-    return np.asarray(history[:num_tokens], dtype=np.int64)
+    return np.asarray(_known(history)[:num_tokens], dtype=np.int64)
+
+
+def _known(history: Sequence[int] | None) -> Sequence[int]:
+    assert history is not None, "a row whose logits depend on its history has it"
+    return history
 
 
 def _pairs(

@@ -17,6 +17,7 @@ from torch import nn
 from executor_service.checkpoint import Checkpoint, one_line, resolve_checkpoint
 from executor_service.device_errors import is_out_of_memory
 from executor_service.errors import ExecutorError, ModelUnreadable, ModelUnsupported, OutOfMemory
+from executor_service.generation_config import read_eos_token_ids, read_generation_config
 from executor_service.host_memory import format_bytes
 from executor_service.loaded_model import LoadedModel
 from executor_service.model_support import check_config, check_model_class, choose_max_model_len
@@ -64,6 +65,10 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
     model = read_model(checkpoint, config, model_config)
     profile = check_model(model, text_config, max_model_len)
     vocab_size = _vocab_size(model, text_config)
+    generation_config = read_generation_config(checkpoint.directory, vocab_size)
+    eos_token_ids = generation_config.eos_token_ids
+    if eos_token_ids is None:
+        eos_token_ids = _eos_token_ids(model, text_config, vocab_size)
     return LoadedModel(
         model=model,
         name=model_config.name or checkpoint.directory.resolve().name,
@@ -78,11 +83,12 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
         max_model_len=max_model_len,
         layer_options=profile.options,
         sliding_window=profile.sliding_window,
-        eos_token_ids=_eos_token_ids(model, text_config, vocab_size),
+        eos_token_ids=eos_token_ids,
         keeps_logits="logits_to_keep" in inspect.signature(model.forward).parameters,
         weights_bytes=weights_bytes(model),
         tokenizer_files=checkpoint.tokenizer_files,
         probe=profile.probe,
+        default_sampling=generation_config.sampling,
     )
 
 
@@ -122,6 +128,9 @@ def read_model(checkpoint: Checkpoint, config: Any, model_config: ModelConfig) -
     first used, and hold no memory of their own. Raises what `load_model` does.
     """
     started_s = time.perf_counter()
+    from transformers import GenerationConfig
+
+    make_generation_config: Any = GenerationConfig
     auto_class = _auto_class(config)
     dtype = model_config.dtype
     if dtype != "auto" and dtype not in _DTYPES:
@@ -135,6 +144,9 @@ def read_model(checkpoint: Checkpoint, config: Any, model_config: ModelConfig) -
             # (some versions of transformers run soft-capped models through SDPA, without the cap).
             attn_implementation="eager",
             local_files_only=True,
+            # Not that of the checkpoint, which we read ourselves: what is wrong in it is no reason
+            # not to load the weights.
+            generation_config=make_generation_config(),
             output_loading_info=True,
             # Not to ignore them, but to name them below.
             ignore_mismatched_sizes=True,
@@ -206,11 +218,9 @@ def _vocab_size(model: Any, text_config: Any) -> int:  # noqa: ANN401
 
 
 def _eos_token_ids(model: Any, text_config: Any, vocab_size: int) -> tuple[int, ...]:  # noqa: ANN401
-    """The tokens that end a sequence: those of the generation config, else of the config."""
-    for source in (getattr(model, "generation_config", None), model.config, text_config):
-        token_ids = getattr(source, "eos_token_id", None)
-        if isinstance(token_ids, int):
-            token_ids = [token_ids]
-        if token_ids:
-            return tuple(token_id for token_id in token_ids if 0 <= token_id < vocab_size)
+    """The tokens that end a sequence, where only the configuration of the model says so."""
+    for source in (model.config, text_config):
+        token_ids = read_eos_token_ids(getattr(source, "eos_token_id", None), vocab_size)
+        if token_ids is not None:
+            return token_ids
     return ()

@@ -84,4 +84,6 @@ def _decode_params(params: pb.SamplingParams) -> SamplingParams:
         **given,
         logit_bias=dict(params.logit_bias),
         suppressed_token_ids=tuple(params.suppressed_token_ids),
+        allowed_token_ids=tuple(params.allowed_token_ids),
+        bad_words_token_ids=tuple(tuple(t.token_ids) for t in params.bad_words_token_ids),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from executor_service.batch import BatchRefused, Feature, StepErrorReason
 from executor_service.executor_info import ExecutorInfo
@@ -30,6 +30,11 @@ def check_sampling_params(params: SamplingParams, info: ExecutorInfo, path: str)
     vocab_size = info.model.vocab_size
     _check_tokens(f"{path}.logit_bias", params.logit_bias, vocab_size)
     _check_tokens(f"{path}.suppressed_token_ids", params.suppressed_token_ids, vocab_size)
+    _check_tokens(f"{path}.allowed_token_ids", params.allowed_token_ids, vocab_size)
+    for index, tokens in enumerate(params.bad_words_token_ids):
+        bad_word = f"{path}.bad_words_token_ids[{index}]"
+        _check_value(bad_word, len(tokens), "1 or more tokens", len(tokens) > 0)
+        _check_tokens(bad_word, tokens, vocab_size)
     for feature, field in _features_used(params):
         check_feature(feature, info, f"{path}.{field}")
 
@@ -49,7 +54,10 @@ def _check_value(path: str, value: float | None, allowed: str, is_right: bool) -
         raise BatchRefused(StepErrorReason.MALFORMED, path, f"is {value}; allowed: {allowed}")
 
 
-def _check_tokens(path: str, token_ids: Iterable[int], vocab_size: int) -> None:
+def _check_tokens(path: str, token_ids: Collection[int], vocab_size: int) -> None:
+    # Almost always all are right: the extremes tell, without a loop.
+    if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        return
     for token_id in token_ids:
         if not 0 <= token_id < vocab_size:
             raise BatchRefused(
@@ -76,3 +84,8 @@ def _features_used(params: SamplingParams) -> Iterable[tuple[Feature, str]]:
         yield Feature.LOGIT_BIAS, "logit_bias"
     if params.min_tokens > 0:
         yield Feature.LOGIT_BIAS, "min_tokens"
+    if -math.inf in params.logit_bias.values():
+        yield Feature.TOKEN_CONSTRAINTS, "logit_bias"
+    for name in ("allowed_token_ids", "bad_words_token_ids"):
+        if getattr(params, name):
+            yield Feature.TOKEN_CONSTRAINTS, name

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from executor_service.token_constraints import TokenConstraints
+
 _Int32s = npt.NDArray[np.int32]
 _Float32s = npt.NDArray[np.float32]
 _Indexes = npt.NDArray[np.integer[Any]]
@@ -46,6 +48,14 @@ class SamplingParams:
     suppressed_token_ids: tuple[int, ...] = ()
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    constraints: TokenConstraints | None = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Prepares what would take its time in each step."""
+        constraints = TokenConstraints.of(self.allowed_token_ids, self.bad_words_token_ids)
+        object.__setattr__(self, "constraints", constraints)
 
     @property
     def uses_penalties(self) -> bool:
@@ -59,7 +69,12 @@ class SamplingParams:
     @property
     def needs_history(self) -> bool:
         """Whether the executor must know the tokens of the sequence."""
-        return self.uses_penalties or self.num_prompt_logprobs is not None
+        return self.uses_penalties or self.num_prompt_logprobs is not None or self.has_phrases
+
+    @property
+    def has_phrases(self) -> bool:
+        """Whether there are bad words of several tokens."""
+        return self.constraints is not None and bool(self.constraints.phrases)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +161,11 @@ def _record(params: SamplingParams) -> tuple[object, ...]:
     """In the order of _COLUMNS."""
     limits = (params.top_k, params.num_logprobs, params.num_prompt_logprobs)
     top_k, num_logprobs, num_prompt_logprobs = (_NONE if n is None else n for n in limits)
-    adjusts = bool(params.suppressed_token_ids or params.logit_bias or params.uses_penalties)
+    adjusts = (
+        bool(params.suppressed_token_ids or params.logit_bias)
+        or params.constraints is not None
+        or params.uses_penalties
+    )
     return (
         params.temperature,
         top_k,

@@ -1,4 +1,4 @@
-"""Which tokens stay eligible: top-k, then min-p, then top-p.
+"""Which tokens stay eligible: top-k, then top-p among those, then min-p.
 
 A row is cut at a threshold among its largest logits. Sorting a whole vocabulary is slow and the cut
 is nearly always among the first few hundred, so the rows are tried with ever more candidates, in
@@ -95,24 +95,24 @@ def _count_kept(candidates: Tensor, weights: Tensor, limits: _Limits) -> tuple[T
     sorted_weights = torch.exp(candidates)
     kth = candidates.gather(-1, (limits.top_k.clamp(max=num_candidates) - 1)[:, None])
     within_k = ((candidates >= kth) | (limits.top_k >= vocab_size)[:, None]).sum(dim=-1)
-    within_k = torch.where(limits.top_k > num_candidates, num_candidates, within_k)
+    # Of rows with NaN no candidate is anything.
+    within_k = torch.where(limits.top_k > num_candidates, num_candidates, within_k).clamp(min=1)
     within_min_p = (sorted_weights >= limits.min_p[:, None]).sum(dim=-1)
-    num_kept = torch.minimum(within_k, within_min_p).clamp(min=1)
 
     running = sorted_weights.to(torch.float64).cumsum(dim=-1)
-    is_open = num_kept >= num_candidates
-    total = running.gather(-1, (num_kept - 1)[:, None]).squeeze(-1)
+    total = running.gather(-1, (within_k - 1)[:, None]).squeeze(-1)
     if num_candidates < vocab_size:
-        total = torch.where(is_open, weights.sum(dim=-1, dtype=torch.float64), total)
+        is_all = limits.top_k >= vocab_size
+        total = torch.where(is_all, weights.sum(dim=-1, dtype=torch.float64), total)
     before = running - sorted_weights
-    within_p = (before < (limits.top_p * total)[:, None]).sum(dim=-1).clamp(min=1)
+    within_p = (before < (limits.top_p * total)[:, None]).sum(dim=-1)
     within_p = torch.where(limits.top_p < 1, within_p, num_candidates)
-    # With top-k or min-p open, the total that top-p refers to is not known yet.
-    only_top_p = (limits.top_k >= vocab_size) & (limits.min_p <= 0)
-    is_settled = ~is_open | (only_top_p & (within_p < num_candidates))
+    num_kept = torch.minimum(torch.minimum(within_k, within_p), within_min_p).clamp(min=1)
     if num_candidates == vocab_size:
-        is_settled = torch.ones_like(is_settled)
-    return torch.minimum(num_kept, within_p), is_settled
+        return num_kept, torch.ones_like(num_kept, dtype=torch.bool)
+    # Where top-k ends past the candidates, the total that top-p refers to is not known yet.
+    is_total_open = ~is_all & (within_k >= num_candidates) & (limits.top_p < 1)
+    return num_kept, (num_kept < num_candidates) & ~is_total_open
 
 
 def _keep_first(scaled: Tensor, cut: Tensor, num_equal_kept: Tensor) -> Tensor:

@@ -13,8 +13,15 @@ from scheduler_service.core.request import (
     ScoredToken,
     Sequence,
 )
-from scheduler_service.core.sampling_params import BeamParams, EarlyStopping, SamplingParams
+from scheduler_service.core.sampling_params import (
+    BeamParams,
+    EarlyStopping,
+    SamplingParams,
+    check_bad_words,
+    check_sizes,
+)
 from scheduler_service.step_codec import SHARED_PARAMS
+from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.errors import duration_from_s
@@ -36,6 +43,8 @@ _EARLY_STOPPING: Mapping[int, EarlyStopping] = MappingProxyType(
         api.BEAM_EARLY_STOPPING_NEVER: EarlyStopping.NEVER,
     }
 )
+# What a model's authors may recommend.
+_RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _MAX_PRIORITY = 100
 _MAX_NAME_CHARS = 128
 # A Duration holds ten thousand years, an int64 of nanoseconds not three hundred.
@@ -46,7 +55,12 @@ _LAST_NS = 2**63 - 1
 
 
 def decode_sampling_params(message: api.SamplingParams) -> SamplingParams:
-    """The client's parameters, not validated yet. Raises DomainError for an unknown enum value."""
+    """The client's parameters. Raises DomainError for an unknown enum value, or too long a list.
+
+    The rest is not validated yet.
+    """
+    check_sizes(message)
+    check_bad_words([len(tokens.token_ids) for tokens in message.bad_words_token_ids])
     values = {name: getattr(message, name) for name in SHARED_PARAMS if message.HasField(name)}
     return SamplingParams(
         **values,
@@ -57,6 +71,8 @@ def decode_sampling_params(message: api.SamplingParams) -> SamplingParams:
         n=message.n if message.HasField("n") else 1,
         best_of=message.best_of if message.HasField("best_of") else None,
         beam=_decode_beams(message.beam_search) if message.HasField("beam_search") else None,
+        allowed_token_ids=frozenset(message.allowed_token_ids),
+        bad_words_token_ids=tuple(tuple(t.token_ids) for t in message.bad_words_token_ids),
     )
 
 
@@ -133,6 +149,23 @@ def _unusable(message: str) -> DomainError:
 
 
 # -- to clients --------------------------------------------------------------------------------
+
+
+def encode_default_sampling(
+    params: executor.SamplingParams, vocab_size: int
+) -> api.SamplingParams | None:
+    """What an executor says of its model, as far as requests could ask for it; None for nothing."""
+    defaults = api.SamplingParams()
+    for name in _RECOMMENDED:
+        if not params.HasField(name):
+            continue
+        value = getattr(params, name)
+        try:
+            SamplingParams(**{name: value}).validate(vocab_size)
+        except DomainError:
+            continue
+        setattr(defaults, name, value)
+    return defaults if defaults.ListFields() else None
 
 
 def encode_scored(token: ScoredToken) -> api.TokenLogprob:

@@ -13,7 +13,7 @@ from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve_rpc.domain_error import DomainError
 
 CONTRACT_MAJOR = 1
-CONTRACT_MINOR = 1
+CONTRACT_MINOR = 2
 
 _INT32_MAX = 2**31 - 1
 _INT64_MAX = 2**63 - 1

@@ -14,6 +14,7 @@ from scheduler_service.client_codec import (
     decode_resumed,
     decode_sampling_params,
     decode_scheduling_params,
+    encode_default_sampling,
     encode_rejection,
 )
 from scheduler_service.cluster import Cluster
@@ -132,6 +133,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             vocab_size=model.vocab_size,
             max_model_len_tokens=self._cluster.max_model_len,
             eos_token_ids=model.eos_token_ids,
+            default_sampling_params=encode_default_sampling(
+                model.default_sampling_params, model.vocab_size
+            ),
         )
 
     async def GetTokenizer(

@@ -47,6 +47,7 @@ _FEATURES: Mapping[int, Feature] = MappingProxyType(
         executor.FEATURE_LOGIT_BIAS: Feature.LOGIT_BIAS,
         executor.FEATURE_ADAPTERS: Feature.ADAPTERS,
         executor.FEATURE_CROSS_ATTENTION: Feature.CROSS_ATTENTION,
+        executor.FEATURE_TOKEN_CONSTRAINTS: Feature.TOKEN_CONSTRAINTS,
     }
 )
 _NO_SCORES: Mapping[int, list[ScoredToken]] = MappingProxyType({})
@@ -103,12 +104,16 @@ def encode_plan(
 
 def _encode_new_rows(rows: Items[NewRow]) -> executor.NewRows:
     distinct: dict[bytes, int] = {}
+    # The sequences of a request have the same, which may be long.
+    of_request: dict[Request, int] = {}
     adapters: dict[str, int] = {"": -1}
     indexes, histories = [], []
     for row in rows:
         request = row.sequence.request
-        params = _executor_params(request).SerializeToString(deterministic=True)
-        indexes.append(distinct.setdefault(params, len(distinct)))
+        if request not in of_request:
+            params = _executor_params(request).SerializeToString(deterministic=True)
+            of_request[request] = distinct.setdefault(params, len(distinct))
+        indexes.append(of_request[request])
         histories.append(row.token_ids if request.params.needs_history else _NO_TOKENS)
         adapters.setdefault(request.scheduling.adapter, len(adapters) - 1)
     block_offsets, block_ids = _csr([row.block_table for row in rows])
@@ -171,8 +176,21 @@ def _executor_params(request: Request) -> executor.SamplingParams:
     if not params.is_streamed and params.num_logprobs is None:
         values["num_logprobs"] = 0
     return executor.SamplingParams(
-        **values, logit_bias=params.logit_bias, suppressed_token_ids=suppressed
+        **values,
+        logit_bias=params.logit_bias,
+        suppressed_token_ids=suppressed,
+        allowed_token_ids=sorted(params.allowed_token_ids),
+        bad_words_token_ids=_encode_bad_words(request),
     )
+
+
+def _encode_bad_words(request: Request) -> list[executor.TokenSequence]:
+    """All but single tokens that end a sequence, which no bad word takes away."""
+    return [
+        executor.TokenSequence(token_ids=tokens)
+        for tokens in request.params.bad_words_token_ids
+        if len(tokens) > 1 or tokens[0] not in request.stop_token_ids
+    ]
 
 
 _NO_TOKENS = np.empty(0, np.int32)

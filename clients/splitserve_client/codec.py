@@ -39,7 +39,12 @@ _FINISH_REASONS = {
 
 def encode_sampling_params(params: SamplingParams) -> scheduler_pb2.SamplingParams:
     """Raises ValueError or TypeError for a value that does not fit its field at all."""
+    if params.allowed_token_ids is not None and not params.allowed_token_ids:
+        raise ValueError("allowed_token_ids is empty; allowed: 1 or more, or None for all")
     values = {field.name: getattr(params, field.name) for field in fields(params)}
+    values["bad_words_token_ids"] = [
+        scheduler_pb2.TokenSequence(token_ids=tokens) for tokens in params.bad_words_token_ids
+    ]
     if params.beam_search is not None:
         values["beam_search"] = _encode_beam_search(params.beam_search)
     given = {name: value for name, value in values.items() if value is not None}
@@ -130,6 +135,14 @@ def decode_model(model: scheduler_pb2.GetModelResponse) -> Model:
         model.vocab_size,
         model.max_model_len_tokens,
         tuple(model.eos_token_ids),
+        _decode_default_sampling(model.default_sampling_params),
+    )
+
+
+def _decode_default_sampling(params: scheduler_pb2.SamplingParams) -> SamplingParams:
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    return SamplingParams(
+        **{name: getattr(params, name) for name in names if params.HasField(name)}
     )
 
 

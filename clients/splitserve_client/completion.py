@@ -79,11 +79,21 @@ async def stream_text(
     params: SamplingParams,
     *,
     stop_strings: Sequence[str] = (),
+    bad_words: Sequence[str] = (),
     request_id: str = "",
     scheduling: SchedulingParams | None = None,
     timeout_s: float | None = None,
 ) -> AsyncGenerator[Piece | End, None]:
-    """Streams the text of the completions; the last event is an End. Raises SplitserveError."""
+    """Streams the text of the completions; the last event is an End. Raises SplitserveError.
+
+    A completion ends before the first of `stop_strings`, which are looked for from the token after
+    the first `min_tokens` on: one that ends within those stays in the text, one that only begins
+    there ends the completion. No part of one that ends a completion is ever streamed. `bad_words`
+    are kept out as far as `Tokenizer.bad_words_token_ids` can say them.
+    """
+    if bad_words:
+        encoded = tokenizer.bad_words_token_ids(bad_words)
+        params = replace(params, bad_words_token_ids=(*params.bad_words_token_ids, *encoded))
     prompt_token_ids = prompt.encode(tokenizer)
     context = () if prompt.is_chat(tokenizer) else prompt_token_ids
     texts = [
@@ -151,8 +161,7 @@ class _Text:
             return None
         if self._stops.found is not None:
             tokens = replace(tokens, token_ids=(), logprobs=())
-        self.num_output_tokens += len(tokens.token_ids)
-        text = self._stops.push(self._detokenizer.push(tokens.token_ids))
+        text = self._read(tokens.token_ids)
         if tokens.finish is not None:
             text += self._flush()
         self._finish = self._end_of_text(tokens.finish)
@@ -175,8 +184,17 @@ class _Text:
                 reason = FinishReason.STOP
         return End(reason, usage, self._stops.found)
 
+    def _read(self, token_ids: Sequence[int]) -> str:
+        """The text that `token_ids` add. Nothing ends within the first `min_tokens`."""
+        num_early = max((self._params.min_tokens or 0) - self.num_output_tokens, 0)
+        self.num_output_tokens += len(token_ids)
+        early, late = token_ids[:num_early], token_ids[num_early:]
+        text = self._stops.push(self._detokenizer.push(early), may_end=False)
+        return text + self._stops.push(self._detokenizer.push(late))
+
     def _flush(self) -> str:
-        return self._stops.push(self._detokenizer.finish()) + self._stops.finish()
+        may_end = self.num_output_tokens > (self._params.min_tokens or 0)
+        return self._stops.push(self._detokenizer.finish(), may_end=may_end) + self._stops.finish()
 
     def _end_of_text(self, finish: SequenceFinish | None) -> SequenceFinish | None:
         """How the text ends here, if it does. `finish`: how its sequence does."""

@@ -69,26 +69,43 @@ def _last_characters(decode: Decode, token_ids: Sequence[int]) -> list[int]:
 
 
 class StopStrings:
-    """Cuts text before the first stop string; holds back what may be the start of one."""
+    """Cuts text before the first stop string; holds back what may be the start of one.
+
+    A stop string counts if it ends in text that may end, wherever it began.
+    """
 
     def __init__(self, stop_strings: Sequence[str] = ()) -> None:
         self._stop_strings = tuple(stop for stop in stop_strings if stop)
         self._held = ""
         self.found: str | None = None
 
-    def push(self, text: str) -> str:
-        """The part of the text so far that can be shown and was not yet; see also `found`."""
+    def push(self, text: str, *, may_end: bool = True) -> str:
+        """The part of the text so far that can be shown and was not yet; see also `found`.
+
+        `may_end`: whether a stop string that ends within `text` counts; not so in the text of the
+        first `min_tokens` tokens.
+        """
         if self.found is not None:
             return ""
+        num_held = len(self._held)
         text = self._held + text
-        hits = [(text.find(stop), -len(stop), stop) for stop in self._stop_strings if stop in text]
-        if hits:
+        if may_end and (hits := self._hits(text, num_held)):
             position, _, self.found = min(hits)
             self._held = ""
             return text[:position]
         keep = max((_overlap(text, stop) for stop in self._stop_strings), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
+
+    def _hits(self, text: str, num_held: int) -> list[tuple[int, int, str]]:
+        """Where each stop string is first found that ends after `num_held` characters of `text`.
+
+        One may end before that, in text that was not to end.
+        """
+        starts = [
+            (text.find(stop, max(num_held + 1 - len(stop), 0)), stop) for stop in self._stop_strings
+        ]
+        return [(start, -len(stop), stop) for start, stop in starts if start >= 0]
 
     def finish(self) -> str:
         """What was held back; nothing more comes."""

@@ -55,6 +55,14 @@ def _build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--stream", action="store_true", help="with --json: a JSON line for each piece"
     )
+    parser.add_argument(
+        "--generation-config",
+        choices=["model", "none"],
+        default="model",
+        help="where sampling flags that are not given come from: what the model's authors recommend"
+        " (see splitserve info; not with --beam-width), or the server's neutral defaults"
+        " (default: model)",
+    )
     parser.add_argument("--request-id", default="", metavar="ID", help="name of the request")
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="give up after this long")
     add_address(parser)
@@ -85,12 +93,15 @@ async def _generate(
     output = _output(arguments, params.num_completions)
     async with AsyncClient(arguments.address) as client:
         tokenizer = await client.get_tokenizer()
+        if arguments.generation_config == "model":
+            params = params.with_defaults((await client.get_model()).default_sampling_params)
         events = stream_text(
             client,
             tokenizer,
             prompt,
             params,
             stop_strings=arguments.stop,
+            bad_words=arguments.bad_words,
             request_id=arguments.request_id,
             scheduling=scheduling,
             timeout_s=arguments.timeout,

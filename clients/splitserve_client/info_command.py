@@ -7,11 +7,12 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
 from splitserve_client.client import AsyncClient
 from splitserve_client.command_line import add_address, run
 from splitserve_client.errors import ModelNotReady
-from splitserve_client.types import Executor, ExecutorList, Model
+from splitserve_client.types import Executor, ExecutorList, Model, SamplingParams
 
 _HEADINGS = (
     "EXECUTOR", "STATE", "RUNNING", "WAITING", "SWAPPED", "FREE BLOCKS", "CACHED", "FREE ON HOST",
@@ -48,11 +49,22 @@ def _json(model: Model | None, executors: ExecutorList) -> str:
         entry["connected"] = entry.pop("is_connected")
         entries.append(entry)
     content = {
-        "model": asdict(model) if model else None,
+        "model": _model_entry(model) if model else None,
         "executors": entries,
         "num_unassigned_requests": executors.num_unassigned_requests,
     }
     return json.dumps(content) + "\n"
+
+
+def _model_entry(model: Model) -> dict[str, Any]:
+    return {**asdict(model), "default_sampling_params": _recommended(model)}
+
+
+def _recommended(model: Model) -> dict[str, float]:
+    """Only what the model's authors say something about."""
+    params = asdict(model.default_sampling_params)
+    neutral = asdict(SamplingParams())
+    return {name: value for name, value in params.items() if value != neutral[name]}
 
 
 def _table(model: Model | None, executors: ExecutorList) -> str:
@@ -63,6 +75,9 @@ def _table(model: Model | None, executors: ExecutorList) -> str:
             f"model: {model.name} ({model.dtype}, digest {model.digest[:12]})",
             f"vocabulary: {model.vocab_size} tokens; sequences: up to {model.max_model_len} tokens",
         ]
+        if recommended := _recommended(model):
+            values = ", ".join(f"{name} {value:g}" for name, value in recommended.items())
+            lines.append(f"recommended for sampling: {values}")
     rows = [_HEADINGS, *map(_row, executors.executors)]
     if len(rows) > 1:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

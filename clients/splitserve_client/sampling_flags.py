@@ -24,7 +24,7 @@ _FLAGS = (
     _Flag("max-tokens", "max_tokens", int, "most output tokens (default: what the model allows)"),
     _Flag("min-tokens", "min_tokens", int, "no end before this many output tokens (default: 0)"),
     _Flag("temperature", "temperature", float, "0 is greedy (default: 1)"),
-    _Flag("top-k", "top_k", int, "only the K most probable tokens (default: all)"),
+    _Flag("top-k", "top_k", int, "only the K most probable tokens (default, 0, -1: all)"),
     _Flag("top-p", "top_p", float, "only the most probable tokens, up to this sum (default: 1)"),
     _Flag("min-p", "min_p", float, "least probability relative to the best token (default: 0)"),
     _Flag("repetition-penalty", "repetition_penalty", float, "above 1: less of it (default: 1)"),
@@ -59,10 +59,32 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
         help="when a beam search stops looking for better completions (default: heuristic)",
     )
     group.add_argument(
-        "--logit-bias", type=_bias, action="append", default=[], metavar="ID=X", help="repeatable"
+        "--logit-bias",
+        type=_bias,
+        action="append",
+        default=[],
+        metavar="ID=X",
+        help="added to the token's logit, -inf: never that token; repeatable",
     )
     group.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="end before it; repeatable"
+        "--allowed-token-ids",
+        type=_token_ids,
+        metavar="ID,ID,...",
+        help="only these tokens (default: all)",
+    )
+    group.add_argument(
+        "--bad-words",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="not this word, as it is usually spelt in tokens; repeatable",
+    )
+    group.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end before it, after --min-tokens at the earliest; repeatable",
     )
     group.add_argument(
         "--stop-token-id",
@@ -83,6 +105,7 @@ def sampling_params(arguments: argparse.Namespace) -> SamplingParams:
         stop_token_ids=tuple(arguments.stop_token_id),
         ignore_eos=arguments.ignore_eos,
         beam_search=_beam_search(arguments),
+        allowed_token_ids=arguments.allowed_token_ids,
     )
 
 
@@ -121,7 +144,12 @@ def _bias(text: str) -> tuple[int, float]:
     return int32(token_id), float(bias)
 
 
+def _token_ids(text: str) -> tuple[int, ...]:
+    return tuple(int32(token_id) for token_id in text.split(","))
+
+
 # argparse shows these where a value does not parse.
 int32.__name__ = "integer"
 _int64.__name__ = "integer"
 _bias.__name__ = "ID=X"
+_token_ids.__name__ = "ID,ID,..."

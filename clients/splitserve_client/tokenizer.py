@@ -58,6 +58,17 @@ class Tokenizer:
         ids = list(token_ids)
         return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
+    def bad_words_token_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """What `SamplingParams.bad_words_token_ids` takes to keep `words` out of the output.
+
+        Each word as it is tokenised at the beginning of a text, and after a space. A model can
+        still spell one with other tokens, or within a longer word. Empty words are left out.
+        """
+        bare = [word.lstrip() for word in words if word.strip()]
+        texts = [text for word in bare for text in (word, f" {word}")]
+        encoded = [tuple(self.encode(text, add_special_tokens=False)) for text in texts]
+        return tuple(dict.fromkeys(tokens for tokens in encoded if tokens))
+
     def render_chat(self, messages: Sequence[Message], **variables: Any) -> str:  # noqa: ANN401
         """The text of a chat, ready for the answer. Raises ChatTemplateFailed."""
         if self._chat_template is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 
 _MAX_COMPLETIONS = 128
 # Output tokens of an earlier run; of several sequences a mapping from the index of each.
@@ -32,7 +32,9 @@ class BeamSearch:
 class SamplingParams:
     """How tokens are chosen and when to stop; None leaves the server its default.
 
-    Meanings and ranges: `SamplingParams` in scheduler.proto. The server checks them.
+    Meanings and ranges: `SamplingParams` in scheduler.proto. The server checks them. Its defaults
+    are neutral, whatever the model; what the model's authors recommend is in
+    `Model.default_sampling_params`. `allowed_token_ids`: None for all.
     """
 
     temperature: float | None = None
@@ -53,6 +55,18 @@ class SamplingParams:
     n: int | None = None
     best_of: int | None = None
     beam_search: BeamSearch | None = None
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+
+    def with_defaults(self, defaults: SamplingParams) -> SamplingParams:
+        """These, with the values of `defaults` where they are None.
+
+        A beam search stays as it is: nothing that shapes the distribution goes with it.
+        """
+        if self.beam_search is not None:
+            return self
+        missing = [item.name for item in fields(self) if getattr(self, item.name) is None]
+        return replace(self, **{name: getattr(defaults, name) for name in missing})
 
     @property
     def num_completions(self) -> int:
@@ -169,7 +183,12 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The model that is served. Token ids are 0 .. vocab_size-1."""
+    """The model that is served. Token ids are 0 .. vocab_size-1.
+
+    `default_sampling_params`: what its authors recommend, as far as they do. Requests do not get
+    them by themselves: `replace(model.default_sampling_params, max_tokens=100)` and
+    `params.with_defaults(model.default_sampling_params)` do.
+    """
 
     name: str
     digest: str
@@ -177,6 +196,7 @@ class Model:
     vocab_size: int
     max_model_len: int
     eos_token_ids: tuple[int, ...]
+    default_sampling_params: SamplingParams = field(default_factory=SamplingParams)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ class Feature(Enum):
     LOGIT_BIAS = "logit_bias"
     ADAPTERS = "adapters"
     CROSS_ATTENTION = "cross_attention"
+    TOKEN_CONSTRAINTS = "token_constraints"
 
 
 class BatchPolicyName(Enum):
@@ -51,7 +52,13 @@ class SchedulerConfig:
     vocab_size: int
     eos_token_ids: frozenset[int]
     features: frozenset[Feature] = frozenset(
-        {Feature.LOGPROBS, Feature.PROMPT_LOGPROBS, Feature.PENALTIES, Feature.LOGIT_BIAS}
+        {
+            Feature.LOGPROBS,
+            Feature.PROMPT_LOGPROBS,
+            Feature.PENALTIES,
+            Feature.LOGIT_BIAS,
+            Feature.TOKEN_CONSTRAINTS,
+        }
     )
     num_host_blocks: int = 0
     block_bytes: int = 0

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from splitserve_rpc.domain_error import DomainError
 
 MAX_LOGPROBS = 20
-MAX_LOGIT_BIAS = 1024
-MAX_STOP_TOKENS = 256
+MAX_BAD_WORD_TOKENS = 8192
 MAX_SEQUENCES = 128
 MAX_BEAM_WIDTH = 16
+_MAX_SHOWN_CHARS = 80
+_MOST_ENTRIES = {
+    "logit_bias": 1024,
+    "stop_token_ids": 256,
+    "allowed_token_ids": 16384,
+    "bad_words_token_ids": 1024,
+}
+# Both mean that top_k is off, as in other engines.
+_TOP_K_OFF = (0, -1)
 
 
 class EarlyStopping(Enum):
@@ -39,7 +47,10 @@ class BeamParams:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Meaning and ranges as in `scheduler.proto`; None stands for the neutral value."""
+    """Meaning and ranges as in `scheduler.proto`; None stands for the neutral value.
+
+    A `top_k` of 0 or -1 becomes None, so nobody else has to know that they mean it.
+    """
 
     temperature: float = 1.0
     top_k: int | None = None
@@ -58,6 +69,13 @@ class SamplingParams:
     n: int = 1
     best_of: int | None = None
     beam: BeamParams | None = None
+    allowed_token_ids: frozenset[int] = frozenset()
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        """Off has one spelling from here on."""
+        if self.top_k in _TOP_K_OFF:
+            object.__setattr__(self, "top_k", None)
 
     @property
     def num_sequences(self) -> int:
@@ -83,7 +101,36 @@ class SamplingParams:
     @property
     def needs_history(self) -> bool:
         """Whether the executor must be told all tokens of the sequence."""
-        return self.uses_penalties or self.num_prompt_logprobs is not None
+        has_phrases = any(len(tokens) > 1 for tokens in self.bad_words_token_ids)
+        return self.uses_penalties or self.num_prompt_logprobs is not None or has_phrases
+
+    @property
+    def uses_constraints(self) -> bool:
+        """Whether some tokens can never, or not everywhere, be sampled."""
+        return (
+            bool(self.allowed_token_ids or self.bad_words_token_ids)
+            or -math.inf in self.logit_bias.values()
+        )
+
+    def stop_tokens(self, eos_token_ids: frozenset[int]) -> frozenset[int]:
+        """The tokens that end a sequence of a model with `eos_token_ids`."""
+        return self.stop_token_ids | (frozenset() if self.ignore_eos else eos_token_ids)
+
+    def check_samplable(self, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+        """Raises DomainError(SAMPLING_PARAMS_INVALID) if there is no token to begin with."""
+        stop_tokens = self.stop_tokens(eos_token_ids)
+        forbidden = {token_id for token_id, bias in self.logit_bias.items() if bias == -math.inf}
+        single = {tokens[0] for tokens in self.bad_words_token_ids if len(tokens) == 1}
+        forbidden |= single - stop_tokens
+        if self.min_tokens > 0:
+            forbidden |= stop_tokens
+        allowed = self.allowed_token_ids
+        if allowed <= forbidden if allowed else len(forbidden) >= vocab_size:
+            raise _invalid(
+                f"allowed_token_ids has {len(allowed) or 'all'} tokens, and logit_bias, "
+                "bad_words_token_ids and min_tokens forbid all of them; allowed: at least one "
+                "token that can be sampled"
+            )
 
     def validate(self, vocab_size: int) -> None:
         """Raises DomainError(SAMPLING_PARAMS_INVALID) naming field, value and allowed range."""
@@ -93,22 +140,27 @@ class SamplingParams:
         _check_range("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
         _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _check_at_least("top_k", self.top_k, 1)
-        _check_at_least("max_tokens", self.max_tokens, 1)
+        if self.top_k is not None and self.top_k < 1:
+            raise _invalid(f"top_k is {self.top_k}; allowed: 1 or more, or 0, -1 or absent for all")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise _invalid(f"max_tokens is {self.max_tokens}; allowed: 1 or more, or absent")
         most = math.inf if self.max_tokens is None else self.max_tokens
         _check_range("min_tokens", self.min_tokens, 0, most)
         for name in ("num_logprobs", "num_prompt_logprobs"):
             value = getattr(self, name)
             if value is not None:
                 _check_range(name, value, 0, MAX_LOGPROBS)
-        _check_count("logit_bias", len(self.logit_bias), MAX_LOGIT_BIAS)
-        _check_count("stop_token_ids", len(self.stop_token_ids), MAX_STOP_TOKENS)
+        check_sizes(self)
         self.check_sequences()
         for token_id, bias in self.logit_bias.items():
-            _check_range(f"logit_bias[{token_id}]", bias, -100.0, 100.0)
-            _check_range("logit_bias key", token_id, 0, vocab_size - 1)
-        for token_id in self.stop_token_ids:
-            _check_range("stop_token_ids element", token_id, 0, vocab_size - 1)
+            if not (-100.0 <= bias <= 100.0 or bias == -math.inf):
+                raise _invalid(f"logit_bias[{token_id}] is {bias:g}; allowed: [-100, 100] or -inf")
+        _check_tokens("logit_bias key", self.logit_bias, vocab_size)
+        _check_tokens("stop_token_ids element", self.stop_token_ids, vocab_size)
+        _check_tokens("allowed_token_ids element", self.allowed_token_ids, vocab_size)
+        check_bad_words([len(tokens) for tokens in self.bad_words_token_ids])
+        for tokens in self.bad_words_token_ids:
+            _check_tokens("bad_words_token_ids element", tokens, vocab_size)
 
     def check_sequences(self) -> None:
         """Raises DomainError if n, best_of or beam_search make no sense."""
@@ -124,7 +176,8 @@ class SamplingParams:
         for name in _NOT_WITH_BEAMS:
             value = getattr(self, name)
             if value != getattr(neutral, name):
-                raise _invalid(f"{name} is {value}; allowed with beam_search: its default")
+                shown = f"{value}"[:_MAX_SHOWN_CHARS]
+                raise _invalid(f"{name} is {shown}; allowed with beam_search: its default")
         if self.temperature not in (0.0, 1.0):
             raise _invalid(f"temperature is {self.temperature:g}; allowed with beam_search: 0 or 1")
 
@@ -137,6 +190,8 @@ _NOT_WITH_BEAMS = (
     "presence_penalty",
     "frequency_penalty",
     "logit_bias",
+    "allowed_token_ids",
+    "bad_words_token_ids",
     "num_logprobs",
     "num_prompt_logprobs",
     "best_of",
@@ -153,14 +208,32 @@ def _check_range(
     raise _invalid(f"{name} is {value:g}; allowed: {allowed}")
 
 
-def _check_at_least(name: str, value: int | None, low: int) -> None:
-    if value is not None and value < low:
-        raise _invalid(f"{name} is {value}; allowed: {low} or more, or absent")
+def _check_tokens(name: str, token_ids: Collection[int], vocab_size: int) -> None:
+    # Almost always all are right: the extremes tell, without a loop.
+    if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        return
+    bad = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
+    raise _invalid(f"{name} is {bad}; allowed: 0 to {vocab_size - 1}")
 
 
-def _check_count(name: str, count: int, most: int) -> None:
-    if count > most:
-        raise _invalid(f"{name} has {count} entries; allowed: at most {most}")
+def check_sizes(lists: object) -> None:
+    """Raises DomainError if a list of `lists` is too long; nothing is read or copied for that.
+
+    `lists`: SamplingParams, or the message they come from.
+    """
+    for name, most in _MOST_ENTRIES.items():
+        count = len(getattr(lists, name))
+        if count > most:
+            raise _invalid(f"{name} has {count} entries; allowed: at most {most}")
+
+
+def check_bad_words(lengths: Sequence[int]) -> None:
+    """Raises DomainError for sequences of these `lengths`, if one is empty or all are too long."""
+    if 0 in lengths:
+        raise _invalid(f"bad_words_token_ids[{lengths.index(0)}] is empty; allowed: 1 or more")
+    if sum(lengths) > MAX_BAD_WORD_TOKENS:
+        found = f"bad_words_token_ids has {sum(lengths)} tokens"
+        raise _invalid(f"{found}; allowed: at most {MAX_BAD_WORD_TOKENS}")
 
 
 def _invalid(message: str) -> DomainError:

@@ -172,8 +172,7 @@ class Scheduler:
         self._check_open()
         placement, config, sequence = self._placement, self._config, request.sequence
         assert request.request_id not in placement.requests, "request id in use"
-        eos_token_ids = frozenset() if request.params.ignore_eos else config.eos_token_ids
-        request.stop_token_ids = request.params.stop_token_ids | eos_token_ids
+        request.stop_token_ids = request.params.stop_tokens(config.eos_token_ids)
         request.stop_len = max_len_of(request, config)
         if request.params.max_tokens is not None:
             by_length = sequence.num_prompt_tokens + request.params.max_tokens

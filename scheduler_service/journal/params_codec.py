@@ -33,6 +33,9 @@ def encode_fields(value: object, message: Message) -> None:
         elif isinstance(part, frozenset):
             elements = [item.value if isinstance(item, Enum) else item for item in part]
             getattr(message, field.name).extend(sorted(elements))
+        elif isinstance(part, tuple):
+            for tokens in part:
+                getattr(message, field.name).add(token_ids=tokens)
         elif is_dataclass(part):
             encode_fields(part, getattr(message, field.name))
         else:
@@ -81,4 +84,10 @@ _CONFIG: _Converters = {
     "batch_policy": BatchPolicyName,
     "tenant_weights": dict,
 }
-_SAMPLING: _Converters = {"logit_bias": dict, "stop_token_ids": frozenset, "beam": _beam}
+_SAMPLING: _Converters = {
+    "logit_bias": dict,
+    "stop_token_ids": frozenset,
+    "beam": _beam,
+    "allowed_token_ids": frozenset,
+    "bad_words_token_ids": lambda messages: tuple(tuple(m.token_ids) for m in messages),
+}

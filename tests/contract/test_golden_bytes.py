@@ -25,7 +25,12 @@ from executor_service.batch import (
     StepTimings,
 )
 from executor_service.codec import decode_batch, encode_answer, encode_info
-from executor_service.executor_info import ExecutorInfo, ExecutorLimits, ModelInfo
+from executor_service.executor_info import (
+    DefaultSampling,
+    ExecutorInfo,
+    ExecutorLimits,
+    ModelInfo,
+)
 from executor_service.step import LogprobColumns
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.batches import NewRow, Sender, WorkRow
@@ -49,6 +54,11 @@ def _batch() -> pb.ScheduleBatch:
         "suppressed_token_ids": [2, 300],
         "num_logprobs": 5,
         "num_prompt_logprobs": 0,
+        "allowed_token_ids": [17, 400],
+        "bad_words_token_ids": [
+            pb.TokenSequence(token_ids=[18]),
+            pb.TokenSequence(token_ids=[19, 500]),
+        ],
     }
     return SENDER.batch(
         258,
@@ -107,13 +117,25 @@ def _refusal() -> StepAnswer:
 def _info() -> ExecutorInfo:
     return ExecutorInfo(
         executor_epoch=SENDER.executor_epoch,
-        model=ModelInfo("llama", "c0ffee", "bfloat16", "float16", 32000, 4096, (2, 128001), 1024),
+        model=ModelInfo(
+            "llama",
+            "c0ffee",
+            "bfloat16",
+            "float16",
+            32000,
+            4096,
+            (2, 128001),
+            1024,
+            DefaultSampling(0.5, 20, 0.75, 0.25, 1.5),
+        ),
         block_size=16,
         num_device_blocks=1000,
         num_host_blocks=50,
         block_bytes=2**33,
         limits=ExecutorLimits(256, 2048, 64 * 1024 * 1024, 8, 3),
-        features=frozenset({Feature.PENALTIES, Feature.LOGPROBS, Feature.ADAPTERS}),
+        features=frozenset(
+            {Feature.PENALTIES, Feature.LOGPROBS, Feature.ADAPTERS, Feature.TOKEN_CONSTRAINTS}
+        ),
         software_version="1.2.3",
         address="executor-1:50052",
     )
@@ -157,6 +179,8 @@ def test_columns_hold_the_same_values_when_golden_batch_is_decoded() -> None:
         "history_offsets": content.new_rows.history_offsets.tolist(),
         "top_k": [params.top_k for params in content.new_rows.sampling_params],
         "temperature": [params.temperature for params in content.new_rows.sampling_params],
+        "allowed": [params.allowed_token_ids for params in content.new_rows.sampling_params],
+        "bad_words": [params.bad_words_token_ids for params in content.new_rows.sampling_params],
         "blocks": content.new_rows.block_ids.tolist(),
         "adapters": content.new_rows.row_adapters,
         "written": content.table_writes.block_ids.tolist(),
@@ -172,6 +196,8 @@ def test_columns_hold_the_same_values_when_golden_batch_is_decoded() -> None:
         "history_offsets": [0, 3, 3, 3],
         "top_k": [40, None],
         "temperature": [0.75, 0.0],
+        "allowed": [(17, 400), ()],
+        "bad_words": [((18,), (19, 500)), ()],
         "blocks": [100, 101, -1, 102, 105],
         "adapters": ["french", "", "a"],
         "written": [70000],

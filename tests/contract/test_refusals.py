@@ -8,11 +8,14 @@ from splitserve.executor.v1 import executor_pb2 as pb
 from tests.contract.refusal_case import Case
 from tests.contract.refusal_cases import CASES
 from tests.contract.refusal_cases_additions import FEATURE_CASES, UNANNOUNCED_CASES, WINDOW_CASES
+from tests.contract.refusal_cases_constraints import CONSTRAINT_CASES
 from tests.contract.served import PROMPT, Served
 from tests.support.batches import NewRow, WorkRow, i32
 
 
-@pytest.mark.parametrize("case", [*CASES, *UNANNOUNCED_CASES], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [*CASES, *CONSTRAINT_CASES, *UNANNOUNCED_CASES], ids=lambda case: case.name
+)
 async def test_batch_is_refused_and_changes_nothing_when_it_is_wrong(
     served: Served, case: Case
 ) -> None:

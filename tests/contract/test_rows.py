@@ -284,3 +284,72 @@ async def test_tokens_stay_in_the_vocabulary_when_bias_is_huge(served: Served) -
     batch = served.sender.batch(1, new=[row], work=[WorkRow(0, 0, PROMPT)])
     [token] = await served.open().tokens(batch)
     assert 0 <= token < VOCAB_SIZE
+
+
+# -- token constraints -----------------------------------------------------------------------------
+
+
+def constrained(row_id: int, history: list[int] | None = None, **params: object) -> NewRow:
+    blocks = (4 * row_id, 4 * row_id + 1)
+    return NewRow(row_id, blocks, num_prompt=6, params=params, history=history or ())
+
+
+async def test_token_is_one_of_those_when_only_some_are_allowed(served: Served) -> None:
+    [best] = served.truth(PROMPT)
+    others = [(best + 1) % VOCAB_SIZE, (best + 5) % VOCAB_SIZE]
+    rows = [
+        constrained(0, allowed_token_ids=others),
+        constrained(1, allowed_token_ids=[*others, best]),
+        constrained(2, allowed_token_ids=others, bad_words_token_ids=words([others[0]])),
+        constrained(3),
+    ]
+    batch = served.sender.batch(1, new=rows, work=[WorkRow(i, 0, PROMPT) for i in range(4)])
+    tokens = await served.open().tokens(batch)
+    assert tokens[0] in others
+    assert tokens[1:] == [best, others[1], best]
+
+
+async def test_token_is_another_when_it_is_forbidden(served: Served) -> None:
+    [best] = served.truth(PROMPT)
+    rows = [
+        constrained(0, logit_bias={best: float("-inf")}),
+        constrained(1, bad_words_token_ids=words([best])),
+        constrained(2, PROMPT, bad_words_token_ids=words([*PROMPT[-2:], best])),
+        # Another end, or longer than all there is: it forbids nothing.
+        constrained(3, PROMPT, bad_words_token_ids=words([*PROMPT[:2], best], [1, *PROMPT, best])),
+    ]
+    batch = served.sender.batch(1, new=rows, work=[WorkRow(i, 0, PROMPT) for i in range(4)])
+    tokens = await served.open().tokens(batch)
+    assert [token == best for token in tokens] == [False, False, False, True]
+
+
+async def test_phrase_is_not_completed_when_its_tokens_were_sampled_in_flight(
+    served: Served,
+) -> None:
+    session = served.open()
+    free = served.truth(PROMPT, 3)
+    row = constrained(0, PROMPT, bad_words_token_ids=words(free))
+    await session.send(served.sender.batch(1, new=[row], work=[WorkRow(0, 0, PROMPT)]))
+    for step_id in (2, 3):
+        position = len(PROMPT) + step_id - 2
+        work = [WorkRow(0, position, back=1)]
+        await session.send(served.sender.batch(step_id, base=step_id - 1, work=work))
+    results = [await session.receive() for _ in range(3)]
+    tokens = [read_i32(result.sampled_token_ids)[0] for result in results]
+    assert tokens[:2] == free[:2]
+    assert tokens[2] != free[2]
+
+
+async def test_row_fails_alone_when_its_params_leave_no_token(served: Served) -> None:
+    rows = [
+        constrained(0),
+        constrained(1, allowed_token_ids=[7], logit_bias={7: float("-inf")}),
+    ]
+    batch = served.sender.batch(1, new=rows, work=[WorkRow(i, 0, PROMPT) for i in range(2)])
+    result = await served.open().execute(batch)
+    assert list(result.row_statuses) == [pb.ROW_STATUS_OK, pb.ROW_STATUS_INVALID_LOGITS]
+    assert read_i32(result.sampled_token_ids) == [*served.truth(PROMPT), -1]
+
+
+def words(*sequences: list[int]) -> list[pb.TokenSequence]:
+    return [pb.TokenSequence(token_ids=tokens) for tokens in sequences]

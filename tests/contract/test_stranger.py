@@ -3,10 +3,12 @@
 More of the same in `stranger/test_*.py`: refusals, sessions, faults, several executors.
 """
 
+import math
+
 import pytest
 
 from splitserve.scheduler.v1 import scheduler_pb2 as pb
-from tests.contract.stranger.client import Completion, request_of
+from tests.contract.stranger.client import Completion, Param, request_of
 from tests.contract.stranger.columns import read_i32
 from tests.contract.stranger.executor import ExecutorConfig, StrangerExecutor
 from tests.contract.stranger.process import running_cluster
@@ -251,6 +253,46 @@ async def test_generate_passes_params_on_when_features_are_announced() -> None:
     assert completion.tokens == truth_of(request)
     assert sorted(sent[0].suppressed_token_ids) == [3, 4]
     assert (sent[0].min_tokens, dict(sent[0].logit_bias)) == (2, {5: 1.5})
+
+
+async def test_generate_keeps_to_constraints_when_features_are_announced() -> None:
+    executor = StrangerExecutor(ExecutorConfig(eos_token_ids=(3,)))
+    free = request_of(range(10, 20), temperature=0.7, seed=3, max_tokens=6)
+    first, second = truth_of(free)[:2]
+    async with running_cluster(executor) as cluster:
+        completions = await cluster.client.generate_all(
+            [
+                constrained(free, allowed_token_ids=[8]),
+                constrained(free, bad_words_token_ids=words([first, second], [3])),
+                constrained(free, bad_words_token_ids=words([18, 19, first], [first, second, 5])),
+                constrained(free, logit_bias={first: -math.inf, 3: 1.0}),
+                constrained(free, allowed_token_ids=[8, 3], bad_words_token_ids=words([8, 8], [3])),
+            ]
+        )
+        await cluster.wait_idle()
+        cluster.check_contract()
+        sent = [p for b in executor.batches for p in b.new_rows.sampling_params]
+    tokens = [completion.tokens for completion in completions]
+    assert tokens[0] == [8] * 6
+    assert (tokens[1][0], tokens[1][1]) == (first, second + 1)
+    assert tokens[2][0] == first + 1
+    assert tokens[3][0] == first + 1
+    # The end token is no bad word: only that can come after the first 8.
+    assert tokens[4] in ([8, 3], [3])
+    assert {c.reason for c in completions[:4]} == {"LENGTH"}
+    assert completions[4].reason == "STOP"
+    assert all(list(word.token_ids) != [3] for p in sent for word in p.bad_words_token_ids)
+
+
+def constrained(request: pb.GenerateRequest, **params: Param) -> pb.GenerateRequest:
+    copy = pb.GenerateRequest()
+    copy.CopyFrom(request)
+    copy.sampling_params.MergeFrom(pb.SamplingParams(**params))
+    return copy
+
+
+def words(*sequences: list[int]) -> list[pb.TokenSequence]:
+    return [pb.TokenSequence(token_ids=tokens) for tokens in sequences]
 
 
 async def test_resume_continues_identically_when_stream_was_cut() -> None:

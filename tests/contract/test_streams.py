@@ -182,12 +182,12 @@ async def test_info_says_what_was_registered_when_it_is_asked_for(served: Served
         info.limits.max_inflight_steps,
         list(info.features),
     ) == (
-        (1, 1),
+        (1, 2),
         served.server.info.address,
         BLOCK_SIZE,
         expected.model.vocab_size,
         MAX_INFLIGHT_STEPS,
-        [1, 2, 3, 4],
+        [1, 2, 3, 4, 7],
     )
 
 

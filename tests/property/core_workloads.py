@@ -36,6 +36,10 @@ _KINDS = [
     SamplingParams(num_logprobs=2),
     SamplingParams(num_prompt_logprobs=1),
     SamplingParams(frequency_penalty=0.5),
+    SamplingParams(
+        allowed_token_ids=frozenset(range(0, VOCAB_SIZE, 9)),
+        bad_words_token_ids=((9,), *((t, u) for t in (0, 18, 27) for u in (0, 18))),
+    ),
     SamplingParams(n=2),
     SamplingParams(n=3, num_logprobs=0),
     SamplingParams(n=4),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from executor_service.sampling_params import SamplingParams as ExecutorParams
 from scheduler_service.core.admission import max_len_of
 from scheduler_service.core.beam_search import BeamSearch
 from scheduler_service.core.block_hashes import extend_chain, root_hash
@@ -25,6 +26,7 @@ from tests.support.fake_chain import (
     expected_tokens,
     mix,
 )
+from tests.support.fake_constraints import choose_allowed
 from tests.support.fake_logprobs import fake_logprob, fake_prompt_logprob
 
 
@@ -152,14 +154,36 @@ class Oracle:
     def _continue(
         self, spec: Spec, output: tuple[int, ...], num_tokens: int, seed: int
     ) -> list[int]:
-        return expected_tokens(
-            (*spec.prompt, *output),
-            num_tokens,
-            seed if spec.params.temperature > 0 else 0,
-            self._config.vocab_size,
-            adapter=spec.scheduling.adapter,
-            encoder=spec.encoder,
-            window=self._config.sliding_window,
+        def free_tokens(tokens: tuple[int, ...], count: int) -> list[int]:
+            return expected_tokens(
+                tokens,
+                count,
+                seed if spec.params.temperature > 0 else 0,
+                self._config.vocab_size,
+                adapter=spec.scheduling.adapter,
+                encoder=spec.encoder,
+                window=self._config.sliding_window,
+            )
+
+        tokens = (*spec.prompt, *output)
+        if not spec.params.uses_constraints:
+            return free_tokens(tokens, num_tokens)
+        for _ in range(num_tokens):
+            (free,) = free_tokens(tokens, 1)
+            token = choose_allowed(free, self._constraints(spec), tokens, self._config.vocab_size)
+            tokens = (*tokens, token)
+        return list(tokens[len(spec.prompt) + len(output) :])
+
+    def _constraints(self, spec: Spec) -> ExecutorParams:
+        stop_token_ids = self._stop_token_ids(spec)
+        return ExecutorParams(
+            logit_bias=spec.params.logit_bias,
+            allowed_token_ids=tuple(spec.params.allowed_token_ids),
+            bad_words_token_ids=tuple(
+                tokens
+                for tokens in spec.params.bad_words_token_ids
+                if len(tokens) > 1 or tokens[0] not in stop_token_ids
+            ),
         )
 
     def _stop_token_ids(self, spec: Spec) -> frozenset[int]:

@@ -36,6 +36,7 @@ from tests.support.fake_chain import (
     mix,
     mix_columns,
 )
+from tests.support.fake_constraints import choose_allowed
 from tests.support.fake_cross import POISON, adapter_of, encode_and_read
 from tests.support.fake_logprobs import prompt_scores, sampled_scores
 
@@ -129,6 +130,7 @@ class FakeRunner:
         self._verify(step, starts, failed)
         tokens = self._sample(step, cross.chains)
         statuses = np.full(step.num_rows, RowStatus.OK, np.uint8)
+        statuses[step.samples & (tokens < 0)] = RowStatus.INVALID_LOGITS
         for row in failed:
             statuses[row] = fault.rows[int(step.row_ids[row])]
             tokens[row] = -1
@@ -248,7 +250,10 @@ class FakeRunner:
         for row in np.flatnonzero(step.samples).tolist():
             seed = seeds[row] if step.sampling_params[row].temperature > 0 else 0
             read = self._attend(step.block_tables[row], ends[row]) ^ crosses[row]
-            tokens[row] = mix(read, seed, ends[row]) % self.vocab_size
+            history = (step.histories[row] or ())[: ends[row]]
+            token = mix(read, seed, ends[row]) % self.vocab_size
+            params = step.sampling_params[row]
+            tokens[row] = choose_allowed(token, params, history, self.vocab_size)
         return tokens
 
     def _attend(self, table: Int32Array, end: int) -> int:

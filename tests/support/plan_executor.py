@@ -242,6 +242,12 @@ def _executor_params(request: Request) -> SamplingParams:
         frequency_penalty=params.frequency_penalty,
         num_logprobs=num_logprobs,
         num_prompt_logprobs=params.num_prompt_logprobs,
+        allowed_token_ids=tuple(params.allowed_token_ids),
+        bad_words_token_ids=tuple(
+            tokens
+            for tokens in params.bad_words_token_ids
+            if len(tokens) > 1 or tokens[0] not in request.stop_token_ids
+        ),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from contextlib import suppress
@@ -213,7 +214,9 @@ class RandomRun:
             temperature=draw.choice([0.0, 0.7]),
             top_k=draw.choice([None, 5]),
             repetition_penalty=draw.choice([1.0, 1.1]),
-            logit_bias=draw.choice([{}, {3: 1.5, 40: -2.0, 7: 0.25}]),
+            logit_bias=draw.choice([{}, {3: 1.5, 40: -2.0, 7: 0.25}, {3: -math.inf}]),
+            allowed_token_ids=frozenset(draw.choice([(), (), range(0, VOCAB_SIZE, 2)])),
+            bad_words_token_ids=draw.choice([(), (), ((5,), (6, 8), (10, 12, 10))]),
             max_tokens=max_tokens,
             min_tokens=draw.randint(0, 1),
             stop_token_ids=frozenset(draw.choice([(), (11, 50)])),

@@ -8,6 +8,7 @@ from typing import Literal
 
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.contract.stranger.columns import Refusal, f32, i32
+from tests.contract.stranger.constraints import first_allowed
 from tests.contract.stranger.kv_emulation import KvEmulation, RowInput
 from tests.contract.stranger.rows import Row
 from tests.contract.stranger.truth import Score, sample, score
@@ -276,6 +277,9 @@ class Engine:
         vocab_size = self._info.model.vocab_size
         position = row_input.last_position + 1
         token_id = sample(row_input.chain, row.seed, row.temperature, position, vocab_size)
+        params = row.sampling_params
+        token_id = first_allowed(params, row.history[:position], token_id, vocab_size)
+        assert token_id >= 0, "a scheduler asks for no token where none is allowed"
         if row.sampling_params.HasField("num_logprobs"):
             top = row.sampling_params.num_logprobs
             scores.add(index, position, score(row_input.chain, token_id, top, vocab_size))

@@ -24,6 +24,7 @@ SAMPLING_FEATURES = (
     pb.FEATURE_PROMPT_LOGPROBS,
     pb.FEATURE_PENALTIES,
     pb.FEATURE_LOGIT_BIAS,
+    pb.FEATURE_TOKEN_CONSTRAINTS,
 )
 
 
@@ -44,6 +45,7 @@ class ExecutorConfig:
     features: tuple[pb.Feature, ...] = SAMPLING_FEATURES
     max_adapters_per_step: int | None = None
     sliding_window: int | None = None
+    default_sampling_params: pb.SamplingParams | None = None
     digest: str = "ab" * 32
     tokenizer_files: dict[str, bytes] = field(default_factory=dict)
     register_interval_s: float = 0.5
@@ -155,7 +157,7 @@ class StrangerExecutor:
     def _describe(self) -> pb.ExecutorInfo:
         config = self.config
         return pb.ExecutorInfo(
-            contract_version=pb.ContractVersion(major=1, minor=1),
+            contract_version=pb.ContractVersion(major=1, minor=2),
             executor_epoch=time.time_ns(),
             address=f"127.0.0.1:{self._port}",
             model=pb.ModelInfo(
@@ -167,6 +169,7 @@ class StrangerExecutor:
                 max_model_len_tokens=config.max_model_len,
                 eos_token_ids=config.eos_token_ids,
                 sliding_window_tokens=config.sliding_window,
+                default_sampling_params=config.default_sampling_params,
             ),
             block_size_tokens=config.block_size,
             num_device_blocks=config.num_device_blocks,

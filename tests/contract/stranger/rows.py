@@ -13,6 +13,7 @@ from tests.contract.stranger.columns import (
     read_i32,
     read_i64,
 )
+from tests.contract.stranger.constraints import has_phrases, uses_constraints
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +135,19 @@ class NewRowsReader:
             pb.FEATURE_PROMPT_LOGPROBS: params.HasField("num_prompt_logprobs"),
             pb.FEATURE_PENALTIES: uses_penalties(params),
             pb.FEATURE_LOGIT_BIAS: bool(params.logit_bias) or params.min_tokens > 0,
+            pb.FEATURE_TOKEN_CONSTRAINTS: uses_constraints(params),
         }
         for feature, is_needed in needed.items():
             if is_needed:
                 self._need(feature, "new_rows.sampling_params")
         if params.temperature < 0:
             raise malformed("new_rows.sampling_params.temperature", f"{params.temperature}")
+        self._check_tokens(params.allowed_token_ids, "new_rows.sampling_params.allowed_token_ids")
+        for word in params.bad_words_token_ids:
+            path = "new_rows.sampling_params.bad_words_token_ids"
+            self._check_tokens(word.token_ids, path)
+            if not word.token_ids:
+                raise malformed(path, "an empty one")
 
     def _check_history(
         self, params: pb.SamplingParams, history: list[int], num_prompt_tokens: int
@@ -147,6 +155,7 @@ class NewRowsReader:
         if num_prompt_tokens < 0:
             raise malformed("new_rows.num_prompt_tokens", f"{num_prompt_tokens}")
         is_due = uses_penalties(params) or params.HasField("num_prompt_logprobs")
+        is_due = is_due or has_phrases(params)
         if is_due != bool(history) or (is_due and len(history) < num_prompt_tokens):
             raise malformed("new_rows.history_token_ids", f"{len(history)} tokens")
 

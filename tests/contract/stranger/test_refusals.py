@@ -7,6 +7,7 @@ import grpc
 import pytest
 import pytest_asyncio
 
+from splitserve.executor.v1 import executor_pb2
 from splitserve.scheduler.v1 import scheduler_pb2 as pb
 from tests.contract.stranger.client import (
     ErrorDetails,
@@ -22,6 +23,7 @@ from tests.contract.stranger.truth import expected_tokens
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 PROMPT = [1, 2, 3]
+BAD_WORD = pb.TokenSequence(token_ids=[5] * 8)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -35,7 +37,12 @@ async def cluster() -> AsyncIterator[Cluster]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def full_cluster() -> AsyncIterator[Cluster]:
     """All features, and one request at a time."""
-    executor = StrangerExecutor(ExecutorConfig(tokenizer_files={"a.json": b"0123456789ab"}))
+    config = ExecutorConfig(
+        tokenizer_files={"a.json": b"0123456789ab"},
+        # One of them is out of range.
+        default_sampling_params=executor_pb2.SamplingParams(temperature=0.5, top_k=20, top_p=7),
+    )
+    executor = StrangerExecutor(config)
     async with running_cluster(executor, max_num_seqs=1, max_num_waiting=1) as running:
         yield running
 
@@ -64,6 +71,8 @@ def check(error: ErrorDetails | None, code: grpc.StatusCode, reason: str) -> Non
         (request_of(PROMPT, repetition_penalty=2), "FEATURE_UNSUPPORTED"),
         (request_of(PROMPT, logit_bias={1: 1}), "FEATURE_UNSUPPORTED"),
         (request_of(PROMPT, min_tokens=1, max_tokens=2), "FEATURE_UNSUPPORTED"),
+        (request_of(PROMPT, allowed_token_ids=[1]), "FEATURE_UNSUPPORTED"),
+        (request_of(PROMPT, bad_words_token_ids=[BAD_WORD]), "FEATURE_UNSUPPORTED"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -77,7 +86,7 @@ BAD_PARAMS: list[dict[str, Param]] = [
     {"temperature": -0.1},
     {"temperature": 100.5},
     {"temperature": math.nan},
-    {"top_k": 0},
+    {"top_k": -2},
     {"top_p": 0.0},
     {"top_p": 1.5},
     {"min_p": -0.1},
@@ -88,6 +97,15 @@ BAD_PARAMS: list[dict[str, Param]] = [
     {"presence_penalty": -2.5},
     {"frequency_penalty": 2.5},
     {"logit_bias": {1: 101.0}},
+    {"logit_bias": {1: math.inf}},
+    {"logit_bias": {1: math.nan}},
+    {"allowed_token_ids": [1, 1000]},
+    {"allowed_token_ids": [1] * 16385},
+    {"allowed_token_ids": [1], "logit_bias": {1: -math.inf}},
+    {"bad_words_token_ids": [pb.TokenSequence()]},
+    {"bad_words_token_ids": [pb.TokenSequence(token_ids=[1, -1])]},
+    {"bad_words_token_ids": [pb.TokenSequence(token_ids=[1])] * 1025},
+    {"bad_words_token_ids": [pb.TokenSequence(token_ids=[1] * 8193)]},
     {"logit_bias": dict.fromkeys(range(1000), 1.0) | dict.fromkeys(range(1000, 1025), 1.0)},
     {"max_tokens": 0},
     {"min_tokens": -1},
@@ -116,6 +134,10 @@ async def test_generate_names_parameter_when_it_is_out_of_range(
         {"repetition_penalty": 100.0, "presence_penalty": -2.0, "frequency_penalty": 2.0},
         {"logit_bias": dict.fromkeys(range(999), -100.0), "min_tokens": 2, "min_p": 0.0},
         {"num_logprobs": 20, "num_prompt_logprobs": 0, "ignore_eos": True},
+        {"top_k": 0},
+        {"top_k": -1},
+        {"allowed_token_ids": [*range(1000)] * 16 + [1] * 384},
+        {"bad_words_token_ids": [BAD_WORD] * 1024},
     ],
     ids=lambda params: next(iter(params)),
 )
@@ -203,6 +225,7 @@ async def test_get_model_describes_what_executor_registered(full_cluster: Cluste
         dtype=info.dtype,
         vocab_size=1000,
         max_model_len_tokens=200,
+        default_sampling_params=pb.SamplingParams(temperature=0.5, top_k=20),
     )
 
 

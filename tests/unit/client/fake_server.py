@@ -51,6 +51,7 @@ class FakeScheduler(
     before_token: Callable[[int], None] = lambda number: None
     before_request: Callable[[scheduler_pb2.GenerateRequest], None] = lambda request: None
     tokenizer_files: dict[str, bytes] = field(default_factory=dict)
+    default_sampling_params: scheduler_pb2.SamplingParams | None = None
     hold: asyncio.Event | None = None
     requests: list[scheduler_pb2.GenerateRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
@@ -196,6 +197,7 @@ class FakeScheduler(
             vocab_size=VOCAB_SIZE,
             max_model_len_tokens=128,
             eos_token_ids=[1],
+            default_sampling_params=self.default_sampling_params,
         )
 
     async def GetTokenizer(self, request, context):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, N802

@@ -3,16 +3,20 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from splitserve.scheduler.v1 import scheduler_pb2
 from splitserve_client.cli import main
 from splitserve_rpc.domain_error import DomainError
+from tests.unit.client import fake_generation
 from tests.unit.client.fake_generation import expected_tokens
 from tests.unit.client.server_thread import FakeServer, words_of
 
@@ -65,7 +69,8 @@ def test_generate_sends_every_sampling_parameter_when_given(server: FakeServer) 
         "--max-tokens=2 --min-tokens=1 --temperature=0.5 --top-k=3 --top-p=0.25 --min-p=0.125"
         " --repetition-penalty=1.5 --presence-penalty=-1 --frequency-penalty=0.75 --seed=-4"
         " --logprobs=2 --prompt-logprobs=1 --logit-bias=5=-1.5 --logit-bias=6=2 --ignore-eos"
-        " --stop-token-id=8 --stop-token-id=9"
+        " --stop-token-id=8 --stop-token-id=9 --logit-bias=7=-inf --allowed-token-ids=5,6"
+        " --bad-words=t3 --bad-words=t4"
     )
 
     assert main(["generate", "--address", server.address, *flags.split(), "t1"]) == 0
@@ -80,7 +85,9 @@ def test_generate_sends_every_sampling_parameter_when_given(server: FakeServer) 
     assert (params.top_p, params.min_p, params.repetition_penalty) == (0.25, 0.125, 1.5)
     assert (params.presence_penalty, params.frequency_penalty, params.seed) == (-1, 0.75, -4)
     assert (params.num_logprobs, params.num_prompt_logprobs) == (2, 1)
-    assert (dict(params.logit_bias), params.ignore_eos) == ({5: -1.5, 6: 2}, True)
+    assert (dict(params.logit_bias), params.ignore_eos) == ({5: -1.5, 6: 2, 7: -math.inf}, True)
+    assert list(params.allowed_token_ids) == [5, 6]
+    assert [list(word.token_ids) for word in params.bad_words_token_ids] == [[3], [4]]
     assert list(params.stop_token_ids) == [8, 9]
 
 
@@ -89,6 +96,39 @@ def test_generate_leaves_defaults_to_the_server_when_nothing_is_given(server: Fa
 
     set_fields = [f.name for f, _ in server.fake.requests[0].sampling_params.ListFields()]
     assert set_fields == ["seed"]
+
+
+RECOMMENDED: dict[str, Any] = {
+    "temperature": 0.5,
+    "top_k": 20,
+    "top_p": 0.75,
+    "min_p": 0.25,
+    "repetition_penalty": 1.5,
+}
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("", RECOMMENDED),
+        ("--generation-config=model", RECOMMENDED),
+        ("--generation-config=none", {}),
+        ("--temperature=0 --top-p=1", {**RECOMMENDED, "temperature": 0, "top_p": 1}),
+        ("--top-k=0", {**RECOMMENDED, "top_k": 0}),
+        ("--generation-config=none --top-k=-1", {"top_k": -1}),
+        ("--beam-width=2", {}),
+    ],
+)
+def test_generate_uses_what_the_model_recommends_when_no_flag_says_otherwise(
+    server: FakeServer, flags: str, expected: dict[str, float]
+) -> None:
+    server.fake.default_sampling_params = scheduler_pb2.SamplingParams(**RECOMMENDED)
+
+    main(["generate", "--address", server.address, "--max-tokens=2", *flags.split(), "t1"])
+
+    params = server.fake.requests[0].sampling_params
+    found = {name: getattr(params, name) for name in RECOMMENDED if params.HasField(name)}
+    assert found == expected
 
 
 def test_generate_writes_one_object_when_json_is_asked_for(
@@ -142,6 +182,53 @@ def test_generate_ends_before_the_stop_string_when_it_appears(
     assert content["text"] == words_of(token_ids[:2]) + " "
 
 
+@pytest.mark.parametrize(
+    ("min_tokens", "kept"),
+    [
+        (2, 2),
+        # The token whose text the stop string is in is the last of those.
+        (3, 6),
+        # The next token with that text comes after them.
+        (5, 6),
+        (6, 6),
+        (7, 8),
+    ],
+)
+def test_generate_looks_for_stop_strings_after_min_tokens_when_both_are_given(
+    server: FakeServer,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    min_tokens: int,
+    kept: int,
+) -> None:
+    monkeypatch.setattr(fake_generation, "token_at", lambda *args: 10 + args[-1] % 4)
+    argv = ["generate", "--address", server.address, "--max-tokens=8", "--json", "--stream"]
+
+    assert main([*argv, f"--min-tokens={min_tokens}", "--stop=t12", "t1"]) == 0
+
+    *pieces, end = map(json.loads, capsys.readouterr().out.splitlines())
+    words = words_of([10, 11, 12, 13, 10, 11, 12, 13][:kept])
+    # What ends the text comes after its last word and a space.
+    assert "".join(piece["text"] for piece in pieces) == (words if kept == 8 else words + " ")
+    assert ("stop_string" in end, end["finish_reason"]) == (
+        (False, "length") if kept == 8 else (True, "stop")
+    )
+    assert end["usage"]["num_output_tokens"] >= min_tokens
+
+
+def test_generate_ends_where_a_stop_string_ends_when_it_began_before_min_tokens(
+    server: FakeServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fake_generation, "token_at", lambda *args: 10 + args[-1])
+    argv = ["generate", "--address", server.address, "--max-tokens=8", "--json", "--stream"]
+
+    assert main([*argv, "--min-tokens=3", "--stop=t11 t12 t13", "--stop=t12", "t1"]) == 0
+
+    *pieces, end = map(json.loads, capsys.readouterr().out.splitlines())
+    assert "".join(piece["text"] for piece in pieces) == "t10 "
+    assert (end["stop_string"], end["usage"]["num_output_tokens"]) == ("t11 t12 t13", 4)
+
+
 def test_generate_is_one_line_and_1_when_the_server_refuses(
     server: FakeServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -179,6 +266,8 @@ def test_command_is_one_line_and_1_when_no_server_answers(
         (["generate", "--timeout=0", "x"], "is not above 0"),
         (["generate", "--max-tokens=99999999999", "x"], "invalid integer value"),
         (["generate", "--logit-bias=5", "x"], "invalid ID=X value"),
+        (["generate", "--allowed-token-ids=", "x"], "invalid ID,ID,... value"),
+        (["generate", "--allowed-token-ids=5,x", "x"], "invalid ID,ID,... value"),
         (["serve", "--block-size=0"], "0 is not allowed"),
     ],
 )
@@ -206,6 +295,19 @@ def test_info_shows_model_and_pools_when_an_executor_is_there(
     assert row.split("  ")[0] == "127.0.0.1:9"
     for cell in ("connected", "60 of 64", "17", "30 of 32"):
         assert cell in row
+
+
+def test_info_shows_what_the_model_recommends_when_it_does(
+    server: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.fake.default_sampling_params = scheduler_pb2.SamplingParams(temperature=0.5, top_k=9)
+
+    assert main(["info", "--address", server.address]) == 0
+    assert "recommended for sampling: temperature 0.5, top_k 9\n" in capsys.readouterr().out
+
+    assert main(["info", "--json", "--address", server.address]) == 0
+    model = json.loads(capsys.readouterr().out)["model"]
+    assert model["default_sampling_params"] == {"temperature": 0.5, "top_k": 9}
 
 
 def test_info_writes_one_object_when_json_is_asked_for(

@@ -6,6 +6,7 @@ from contextlib import aclosing
 
 import pytest
 
+from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_client import (
     AsyncClient,
     Client,
@@ -288,3 +289,36 @@ async def test_sync_client_streams_when_it_runs_outside_asyncio(address: str) ->
     tokens = [t for event in collected if isinstance(event, Tokens) for t in event.token_ids]
     assert tokens == expected_tokens(PROMPT, 2, 3)
     assert isinstance(collected[-1], Finish)
+
+
+async def test_allowed_tokens_are_sent_when_there_are_any(
+    client: AsyncClient, fake: FakeScheduler
+) -> None:
+    params = SamplingParams(
+        seed=1, max_tokens=1, allowed_token_ids=(4, 5), bad_words_token_ids=((6,), (7, 8))
+    )
+    await collect(client.generate(PROMPT, params))
+    sent = fake.requests[0].sampling_params
+    assert list(sent.allowed_token_ids) == [4, 5]
+    assert [list(word.token_ids) for word in sent.bad_words_token_ids] == [[6], [7, 8]]
+
+
+async def test_empty_list_of_allowed_tokens_is_refused_when_it_could_be_taken_for_all(
+    client: AsyncClient,
+) -> None:
+    with pytest.raises(ValueError, match="allowed_token_ids is empty"):
+        await collect(client.generate(PROMPT, SamplingParams(allowed_token_ids=())))
+
+
+async def test_recommended_params_are_only_used_when_a_caller_asks(
+    client: AsyncClient, fake: FakeScheduler
+) -> None:
+    fake.default_sampling_params = api.SamplingParams(temperature=0.5, top_k=9)
+    recommended = (await client.get_model()).default_sampling_params
+    assert recommended == SamplingParams(temperature=0.5, top_k=9)
+    own = SamplingParams(seed=1, max_tokens=1, top_k=0)
+    for params in (own, own.with_defaults(recommended)):
+        await collect(client.generate(PROMPT, params))
+    plain, filled = (request.sampling_params for request in fake.requests)
+    assert not plain.HasField("temperature")
+    assert (filled.temperature, filled.top_k, filled.max_tokens) == (0.5, 0, 1)

@@ -127,3 +127,36 @@ def test_stop_strings_hold_back_when_one_may_begin() -> None:
         "a", "", "##b", "",
     ]  # fmt: skip
     assert stops.found == "###"
+
+
+@settings(deadline=None)
+@given(
+    pieces=st.lists(st.text(alphabet="abc", max_size=3), max_size=12),
+    stops=st.lists(st.text(alphabet="abc", min_size=1, max_size=4), max_size=3),
+    num_early=st.integers(0, 12),
+)
+def test_stop_strings_count_from_the_first_piece_that_may_end_when_some_may_not(
+    pieces: list[str], stops: list[str], num_early: int
+) -> None:
+    filter_ = StopStrings(stops)
+    shown = "".join(
+        filter_.push(piece, may_end=index >= num_early) for index, piece in enumerate(pieces)
+    )
+    found = filter_.found
+    shown += filter_.finish()
+
+    whole, expected = "", None
+    for index, piece in enumerate(pieces):
+        ends = range(len(whole) + 1, len(whole) + len(piece) + 1)
+        whole += piece
+        hits = [
+            (end - len(stop), -len(stop), stop)
+            for end in ends
+            for stop in stops
+            if whole[:end].endswith(stop)
+        ]
+        if hits and index >= num_early:
+            start, _, expected = min(hits)
+            whole = whole[:start]
+            break
+    assert (shown, found) == (whole, expected)

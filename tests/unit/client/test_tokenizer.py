@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
+import tokenizers
 
 from splitserve_client import ChatTemplateFailed, Tokenizer, TokenizerUnavailable
 from tests.unit.client import tiny_tokenizers
@@ -100,3 +102,28 @@ def test_render_chat_raises_when_the_model_has_no_template() -> None:
     assert not tokenizer.has_chat_template
     with pytest.raises(ChatTemplateFailed, match="no chat template"):
         tokenizer.render_chat(MESSAGES)
+
+
+@pytest.mark.parametrize("kind", [tiny_tokenizers.byte_level, tiny_tokenizers.sentencepiece])
+@pytest.mark.parametrize("word", ["fox", " fox", "quick", "the fox"])
+def test_bad_words_are_found_in_texts_when_they_are_written_as_usual(
+    kind: Callable[[], tokenizers.Tokenizer], word: str
+) -> None:
+    tokenizer = Tokenizer(kind(), None)
+    bad_words = tokenizer.bad_words_token_ids(["", " ", word])
+    bare = word.strip()
+
+    texts = {bare: True, f"a {bare}": True, f"a {bare} b": True, "a lazy": False}
+    for text, is_in in texts.items():
+        token_ids = tuple(tokenizer.encode(text))
+        windows = {
+            token_ids[start:end]
+            for start in range(len(token_ids))
+            for end in range(start + 1, len(token_ids) + 1)
+        }
+        assert any(tokens in windows for tokens in bad_words) == is_in, text
+
+
+def test_bad_words_are_named_once_when_the_tokenizer_ignores_spaces() -> None:
+    tokenizer = Tokenizer(tiny_tokenizers.words(9), None)
+    assert tokenizer.bad_words_token_ids(["t3", "t4 t5", "t3"]) == ((3,), (4, 5))

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 from executor_service.config import ExecutorConfig
 from executor_service.engine_loader import load_engine
+from executor_service.executor_info import DefaultSampling
 from splitserve_kernels.cpu.build import BuildFailed
 from splitserve_kernels.cpu.library import load_library
 from splitserve_rpc import options
+from tests.support.tiny_models import make_tiny_model
 
 
 @pytest.mark.usefixtures("native_library")
@@ -22,6 +25,15 @@ def test_load_engine_announces_another_model_when_its_weights_are_rounded() -> N
         assert ("int8" in engine.compute) == (quantization == "int8")
     assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest in digests)
     assert digests[0] != digests[1]
+
+
+def test_load_engine_announces_what_the_models_authors_recommend(tmp_path: Path) -> None:
+    make_tiny_model("llama", tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.5, "top_k": 20}')
+    flags = ["--model", str(tmp_path), "--num-device-blocks=4", "--attention-backend=torch"]
+    config = ExecutorConfig.from_options(options.parse("executor", flags, {}))
+    engine = load_engine(config, executor_epoch=1)
+    assert engine.info.model.default_sampling == DefaultSampling(temperature=0.5, top_k=20)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -122,6 +123,9 @@ def _row(params: SamplingParams) -> Row:
 
 RANDOM = SamplingParams(temperature=0.7)
 PENALIZED = SamplingParams(repetition_penalty=1.5, logit_bias={3: 1.0})
+CONSTRAINED = SamplingParams(
+    allowed_token_ids=(1, 2, 3), bad_words_token_ids=((1,), (6, 7, 2)), logit_bias={9: -math.inf}
+)
 
 
 @pytest.mark.parametrize(
@@ -130,6 +134,8 @@ PENALIZED = SamplingParams(repetition_penalty=1.5, logit_bias={3: 1.0})
         ([GREEDY], {}),
         ([GREEDY, RANDOM, GREEDY, RANDOM], {}),
         ([PENALIZED, GREEDY], {}),
+        ([CONSTRAINED, GREEDY], {}),
+        ([CONSTRAINED, CONSTRAINED], {}),
         ([GREEDY, SamplingParams(num_logprobs=3)], {}),
         ([GREEDY, SamplingParams(num_logprobs=3, num_prompt_logprobs=2)], {}),
         # For where top-p cuts.

@@ -285,6 +285,19 @@ def test_execute_samples_alike_when_the_batch_is_different(runner: ModelRunner) 
     assert runner.execute(make_step([*GOOD_ROWS[::2], row])).sampled_token_ids[2] == alone
 
 
+def test_logprobs_are_those_of_the_model_when_tokens_are_forbidden(runner: ModelRunner) -> None:
+    free = SamplingParams(temperature=0.0, num_logprobs=3)
+    before = runner.execute(make_step([replace(GOOD_ROWS[0], params=free)])).logprobs
+    assert before is not None
+    best, second, _ = before.top_token_ids.tolist()
+    params = replace(free, bad_words_token_ids=((best,),))
+    after = runner.execute(make_step([replace(GOOD_ROWS[0], params=params)])).logprobs
+    assert after is not None
+    assert after.top_token_ids.tolist() == before.top_token_ids.tolist()
+    assert after.top_logprobs.tolist() == before.top_logprobs.tolist()
+    assert (after.token_ids.tolist(), after.ranks.tolist()) == ([second], [2])
+
+
 def test_execute_reports_durations_when_it_computes(runner: ModelRunner) -> None:
     output = runner.execute(make_step(GOOD_ROWS))
     assert output.forward_us > 0

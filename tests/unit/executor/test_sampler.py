@@ -44,12 +44,10 @@ def _plain_sample(logits: Floats, rows: SamplingRows, row: int) -> int:
     params, position = rows.params[row], int(rows.positions[row])
     prompt_len = int(rows.num_prompt_tokens[row])
     x = logits.astype(np.float32).copy()
-    if position - prompt_len < params.min_tokens:
-        for token in params.suppressed_token_ids:
-            x[token] = -np.inf
+    history = list(rows.histories[row] or [])[:position]
+    x[_plain_forbidden(params, history, prompt_len, len(x))] = -np.inf
     for token, bias in params.logit_bias.items():
         x[token] += np.float32(bias)
-    history = list(rows.histories[row] or [])[:position]
     for token in set(history):
         penalty = np.float32(params.repetition_penalty)
         x[token] = x[token] / penalty if x[token] > 0 else x[token] * penalty
@@ -72,11 +70,24 @@ def _plain_sample(logits: Floats, rows: SamplingRows, row: int) -> int:
     raise AssertionError
 
 
+def _plain_forbidden(
+    params: SamplingParams, history: Sequence[int], prompt_len: int, vocab_size: int
+) -> list[int]:
+    forbidden: list[int] = []
+    if len(history) - prompt_len < params.min_tokens:
+        forbidden += params.suppressed_token_ids
+    if params.allowed_token_ids:
+        forbidden += [t for t in range(vocab_size) if t not in params.allowed_token_ids]
+    for *before, last in params.bad_words_token_ids:
+        if len(before) <= len(history) and history[len(history) - len(before) :] == before:
+            forbidden.append(last)
+    return forbidden
+
+
 def _plain_truncation(x: Floats, params: SamplingParams) -> npt.NDArray[np.bool_]:
     keep = np.ones(len(x), dtype=bool)
     if params.top_k is not None:
         keep &= x >= np.sort(x)[::-1][min(params.top_k, len(x)) - 1]
-    keep &= np.exp(x) >= np.float32(params.min_p)
     if params.top_p < 1:
         order = sorted(np.flatnonzero(keep), key=lambda token: (-x[token], token))
         total = math.fsum(np.exp(x[order]))
@@ -86,7 +97,7 @@ def _plain_truncation(x: Floats, params: SamplingParams) -> npt.NDArray[np.bool_
             kept += 1
         keep[:] = False
         keep[order[:kept]] = True
-    return keep
+    return keep & (np.exp(x) >= np.float32(params.min_p))
 
 
 def _logits(num_rows: int, seed: int = 0, spread: float = 2.0) -> torch.Tensor:
@@ -119,6 +130,8 @@ TRUNCATIONS = (
     SamplingParams(min_p=1e-4, temperature=4.0, top_p=0.99),
     SamplingParams(top_k=40, top_p=0.8, min_p=0.02, temperature=1.3),
     SamplingParams(top_k=400, top_p=0.95, temperature=2.5),
+    SamplingParams(min_p=0.3, top_p=0.6),
+    SamplingParams(min_p=0.2, top_p=0.8, top_k=300, temperature=3.0),
 )
 
 
@@ -137,6 +150,18 @@ def test_sample_equals_plain_when_rows_differ() -> None:
     [
         SamplingParams(logit_bias={3: 12.0, 9: -100.0, VOCAB_SIZE - 1: 11.5}),
         SamplingParams(min_tokens=6, suppressed_token_ids=(1, 5, 44)),
+        SamplingParams(logit_bias=dict.fromkeys(range(0, 700, 2), -math.inf)),
+        SamplingParams(allowed_token_ids=(690, 3, 3, 0)),
+        SamplingParams(bad_words_token_ids=((3,), (690,), *((t,) for t in range(0, 600, 3)))),
+        SamplingParams(
+            allowed_token_ids=tuple(range(60)),
+            # Of every second token one of the four has to come next.
+            bad_words_token_ids=tuple(
+                (t, u) for t in range(0, 60, 2) for u in range(60) if (t + u) % 4
+            ),
+            logit_bias={5: -math.inf, 4: 3.0},
+            frequency_penalty=0.5,
+        ),
         SamplingParams(repetition_penalty=1.8),
         SamplingParams(repetition_penalty=0.6),
         SamplingParams(presence_penalty=3.0),

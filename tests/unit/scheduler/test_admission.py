@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -123,6 +124,9 @@ def test_add_refuses_when_more_sequences_are_asked_for_than_run_side_by_side(
         ({"beam": BeamParams(2), "top_p": 0.5}, "top_p"),
         ({"beam": BeamParams(2), "repetition_penalty": 1.5}, "repetition_penalty"),
         ({"beam": BeamParams(2), "logit_bias": {3: 1.0}}, "logit_bias"),
+        ({"beam": BeamParams(2), "allowed_token_ids": frozenset({3})}, "allowed_token_ids"),
+        ({"beam": BeamParams(2), "bad_words_token_ids": ((3,),)}, "bad_words_token_ids"),
+        ({"allowed_token_ids": frozenset({EOS}), "min_tokens": 1}, "allowed_token_ids"),
         ({"beam": BeamParams(2), "num_logprobs": 0}, "num_logprobs"),
         ({"beam": BeamParams(2), "num_prompt_logprobs": 0}, "num_prompt_logprobs"),
         ({"temperature": float("nan")}, "temperature is nan"),
@@ -149,6 +153,8 @@ def test_add_names_the_parameter_when_a_combination_makes_no_sense(
         ({"presence_penalty": 0.5}, "penalties"),
         ({"logit_bias": {3: 1.0}}, "logit_bias"),
         ({"min_tokens": 2}, "logit_bias"),
+        ({"allowed_token_ids": frozenset({3})}, "token_constraints"),
+        ({"bad_words_token_ids": ((3, 4),)}, "token_constraints"),
         ({"scheduling": SchedulingParams(adapter="a")}, "adapters"),
         ({"encoder": [5]}, "cross_attention"),
     ],
@@ -158,6 +164,13 @@ def test_add_names_the_feature_when_the_executor_lacks_it(
 ) -> None:
     message = refusal_of(2, CoreDriver(features=frozenset()), **request_values)
     assert message == f"FEATURE_UNSUPPORTED: the executors cannot do {feature}"
+
+
+def test_add_names_token_constraints_when_the_executor_has_only_finite_biases() -> None:
+    driver = CoreDriver(features=frozenset({Feature.LOGIT_BIAS}))
+    message = refusal_of(2, driver, logit_bias={3: -math.inf})
+    assert message == "FEATURE_UNSUPPORTED: the executors cannot do token_constraints"
+    driver.add(2, logit_bias={3: -100.0})
 
 
 def test_add_refuses_an_adapter_when_no_step_may_have_one() -> None:

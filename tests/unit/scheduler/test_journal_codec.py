@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import fields
 
 import numpy as np
@@ -66,6 +67,8 @@ PARAMS = SamplingParams(
     n=2,
     best_of=3,
     beam=BeamParams(4, 0.6, EarlyStopping.NEVER),
+    allowed_token_ids=frozenset({9, 7}),
+    bad_words_token_ids=((5,), (7, 6, 7)),
 )
 SCHEDULING = SchedulingParams(-3, "tenant", 2**60, "adapter", "salt", uses_prefix_cache=False)
 
@@ -89,7 +92,9 @@ def test_config_is_the_same_when_it_comes_back(config: SchedulerConfig) -> None:
     assert decode_config(message) == config
 
 
-@pytest.mark.parametrize("params", [PARAMS, SamplingParams(), SamplingParams(temperature=0.0)])
+@pytest.mark.parametrize(
+    "params", [PARAMS, SamplingParams(), SamplingParams(temperature=0.0, logit_bias={3: -math.inf})]
+)
 def test_sampling_params_are_the_same_when_they_come_back(params: SamplingParams) -> None:
     message = journal.JournaledSamplingParams()
     encode_fields(params, message)

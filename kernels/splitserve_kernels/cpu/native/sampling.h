@@ -1,5 +1,5 @@
 // From logits to a token, one row at a time. What is computed is defined by `SamplingParams` in
-// executor.proto: temperature, then top-k, min-p and top-p, then a draw with a counter-based
+// executor.proto: temperature, then top-k, top-p and min-p, then a draw with a counter-based
 // number.
 //
 // Shape letter: V vocabulary.
@@ -108,7 +108,7 @@ class TokenSampler {
     });
   }
 
-  // Limits by count, by weight and by the share of the total, largest weights first.
+  // Limits by count, by the share of what that leaves, and by weight, largest weights first.
   Cut find_cut(int size, int top_k, float min_p, double top_p) {
     counts_.assign(kNumBuckets, 0);
     sums_.assign(kNumBuckets, 0.0);
@@ -117,13 +117,15 @@ class TokenSampler {
       ++counts_[b];
       sums_[b] += weights_[i];
     }
-    const float least = std::min(std::max(kth_weight(size, top_k), min_p), 1.0f);
-    if (top_p >= 1) return {least, kLastToken};
+    const float kth = kth_weight(size, top_k);
+    const Cut by_weight{std::min(std::max(kth, min_p), 1.0f), kLastToken};
+    if (top_p >= 1) return by_weight;
     double total = 0;
-    for (int b = bucket(least) + 1; b < kNumBuckets; ++b) total += sums_[b];
-    gather(size, bucket(least), least);
+    for (int b = bucket(kth) + 1; b < kNumBuckets; ++b) total += sums_[b];
+    gather(size, bucket(kth), kth);
     for (const Candidate& candidate : candidates_) total += candidate.weight;
-    return share_cut(size, least, top_p * total);
+    const Cut by_share = share_cut(size, kth, top_p * total);
+    return by_share.weight < by_weight.weight ? by_weight : by_share;
   }
 
   // The `k`-th largest weight.
