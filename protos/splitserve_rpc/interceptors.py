@@ -127,6 +127,8 @@ def _guarded(call: Call) -> Call:
             raise
         except DomainError as error:
             refusal = error
+        except NotImplementedError:  # what generated code does with a method that nobody wrote
+            refusal = DomainError("METHOD_UNKNOWN", "this method is not offered here")
         except Exception:
             _log.exception("unexpected_error")
             text = "internal error; the server's log has the details"

@@ -203,6 +203,7 @@ async def test_get_model_describes_what_executor_registered(full_cluster: Cluste
         dtype=info.dtype,
         vocab_size=1000,
         max_model_len_tokens=200,
+        max_message_bytes=256 * 1024 + 4 * 256 * 4,
     )
 
 
