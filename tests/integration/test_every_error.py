@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
@@ -27,6 +28,8 @@ from tests.support.scheduler_in_process import SchedulerInProcess, scheduler_in_
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+# Descriptors have two classes, the types of one of them.
+Field: TypeAlias = Any
 TIMEOUT_S = 10.0
 # No message begins with the end of a group.
 UNDECODABLE = b"\x0c\xff\xff"
@@ -183,7 +186,7 @@ EDGES = {
 }
 
 
-def edges_of(field: FieldDescriptor) -> Iterator[object]:
+def edges_of(field: Field) -> Iterator[object]:
     if field.type == FieldDescriptor.TYPE_BYTES:
         yield b"\xff"
     elif field.message_type is not None and not field.message_type.GetOptions().map_entry:
@@ -194,7 +197,7 @@ def edges_of(field: FieldDescriptor) -> Iterator[object]:
         yield from EDGES[field.cpp_type]
 
 
-def set_field(message: Message, field: FieldDescriptor, value: object) -> None:
+def set_field(message: Message, field: Field, value: object) -> None:
     place = getattr(message, field.name)
     if field.is_repeated:
         place.extend([value] * 3)

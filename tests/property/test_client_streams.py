@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import grpc.aio
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scheduler_service.config import ClusterConfig
 from splitserve.scheduler.v1 import scheduler_pb2 as api
+from tests.contract.stranger.process import poll
 from tests.support.fake_executor import FakeExecutor
 from tests.support.fake_service import StepWatch
 from tests.support.scheduler_in_process import SchedulerInProcess, scheduler_in_process
@@ -146,11 +146,15 @@ def what_is_left(scheduler: SchedulerInProcess) -> str:
     return ", ".join(f"{count} {name}" for name, count in left.items() if count)
 
 
-async def wait_until(holds: Callable[[], bool]) -> None:
-    """Raises TimeoutError."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not holds():
-            await asyncio.sleep(0)
+async def wait_until_nothing(left: Callable[[], object]) -> None:
+    """Raises TimeoutError, which says what is `left`."""
+
+    async def ask() -> tuple[bool, object]:
+        await asyncio.sleep(0)
+        answer = left()
+        return not answer, answer
+
+    await poll(ask, PATIENCE_S)
 
 
 def fails_for_faulty(submit: Callable[..., Any]) -> Callable[..., Any]:
@@ -177,14 +181,11 @@ async def run(script: list[Action]) -> None:
             async with grpc.aio.insecure_channel(scheduler.address) as channel:
                 clients = Clients(channel, watch)
                 await clients.follow(script)
-                try:
-                    await wait_until(lambda: not what_is_left(scheduler))
-                except TimeoutError:
-                    pytest.fail(f"left after {script}: {what_is_left(scheduler)}")
+                await wait_until_nothing(lambda: what_is_left(scheduler))
         finally:
             watch.release()
         core = cluster.engines[0].scheduler
-        await wait_until(lambda: core.num_free_blocks == executor.num_device_blocks)
+        await wait_until_nothing(lambda: executor.num_device_blocks - core.num_free_blocks)
 
 
 @settings(max_examples=NUM_EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
