@@ -140,6 +140,7 @@ def what_is_left(scheduler: SchedulerInProcess) -> str:
         "requests": scheduler.cluster.num_unfinished,
         "streams": len(delivery._streams),
         "sinks": len(delivery._sinks),
+        "unread bytes": delivery._unread.num_bytes,
         "handlers": sum(SERVICE in task.get_name() for task in asyncio.all_tasks()),
         "readers": sum("_read_session" in repr(task) for task in asyncio.all_tasks()),
     }
