@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from functools import partial
 
 import grpc
@@ -41,7 +41,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     async def Generate(
         self, request: api.GenerateRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         """Streams one completion; the end of the call, however it comes, ends the request."""
         self._cluster.check_accepting()
         sink = GenerateSink(self._cluster.delivery.new_outbox())
@@ -57,7 +57,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self,
         request_iterator: AsyncIterator[api.SessionRequest],
         context: grpc.aio.ServicerContext,
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         """Multiplexes requests until the client has half-closed and all have ended."""
         stream = SessionStream(self._cluster.delivery.new_outbox())
         with self._cluster.client_stream(stream):
