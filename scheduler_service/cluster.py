@@ -228,28 +228,29 @@ class Cluster:
             yield
         finally:
             stream.outbox.close()
-            self.close_stream(stream.number)
-
-    def close_stream(self, number: int) -> None:
-        """Ends the requests of a stream; nobody is told. Harmless if it is not open."""
-        for request_id in self.delivery.requests_of(number):
-            self.abandon(request_id)
-        self.delivery.close_stream(number)
+            self._end_requests(stream)
+            self.delivery.close_stream(stream)
 
     def fail_stream(self, stream: Stream, error: DomainError) -> None:
         """Ends a stream with `error`, after what is queued, and its requests at once."""
         stream.outbox.end(error)
-        self.close_stream(stream.number)
+        self._end_requests(stream)
 
     def _end_unread(self, stream: Stream) -> None:
+        num_bytes = stream.outbox.num_bytes
+        _log.info("stream_not_read number=%d num_bytes=%d", stream.number, num_bytes)
         error = DomainError(
             "STREAM_NOT_READ",
-            f"the stream held {stream.outbox.num_bytes} bytes that were not read; allowed: "
+            f"the stream held {num_bytes} bytes that were not read; allowed: "
             f"{self._config.max_unread_bytes}, and {_NUM_UNREAD_STREAMS} times that in all streams",
         )
         stream.outbox.close(error)
         # Not now: a core is still telling what a step brought.
-        asyncio.get_running_loop().call_soon(self.close_stream, stream.number)
+        asyncio.get_running_loop().call_soon(self._end_requests, stream)
+
+    def _end_requests(self, stream: Stream) -> None:
+        for request_id in self.delivery.requests_of(stream):
+            self.abandon(request_id)
 
     # -- requests ------------------------------------------------------------------------------
 

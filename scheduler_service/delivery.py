@@ -29,11 +29,6 @@ class Delivery:
         self._sinks: dict[str, Sink] = {}
         self._request_ids: dict[int, set[str]] = {}
 
-    @property
-    def num_streams(self) -> int:
-        """How many streams are open."""
-        return len(self._streams)
-
     def new_outbox(self) -> Outbox:
         """For a stream that is to be opened."""
         return Outbox(self._unread)
@@ -45,16 +40,13 @@ class Delivery:
         self._streams[stream.number] = stream
         self._request_ids[stream.number] = set()
 
-    def close_stream(self, number: int) -> None:
-        """Nobody listens there any more, if anybody still did."""
-        for request_id in self.requests_of(number):
-            self.forget(request_id)
-        self._streams.pop(number, None)
-        self._request_ids.pop(number, None)
+    def close_stream(self, stream: Stream) -> None:
+        """Nobody listens there any more, and none of its requests is left."""
+        del self._streams[stream.number], self._request_ids[stream.number]
 
-    def requests_of(self, number: int) -> list[str]:
+    def requests_of(self, stream: Stream) -> list[str]:
         """The unfinished requests of a stream; none if it is not open."""
-        return list(self._request_ids.get(number, ()))
+        return list(self._request_ids.get(stream.number, ()))
 
     def expect(self, request_id: str, sink: Sink) -> None:
         """Registers where everything else about a request goes, whose stream is open."""

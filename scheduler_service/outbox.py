@@ -39,7 +39,7 @@ class Outbox:
         self._messages: deque[bytes] = deque()
         self._num_taken_bytes = 0
         self._num_fresh_bytes = 0
-        self._has_ended = False
+        self.has_ended = False
         self._error: DomainError | None = None
         self._changed = asyncio.Event()
         self._has_room = asyncio.Event()
@@ -48,7 +48,7 @@ class Outbox:
 
     def put(self, message: Message) -> None:
         """Queues a message."""
-        if self._has_ended:
+        if self.has_ended:
             return
         data = message.SerializeToString()
         self._messages.append(data)
@@ -67,8 +67,8 @@ class Outbox:
 
     def end(self, error: DomainError | None = None) -> None:
         """Ends the stream, with `error` if given, after what is queued."""
-        if not self._has_ended:
-            self._has_ended = True
+        if not self.has_ended:
+            self.has_ended = True
             self._error = error
             self._changed.set()
 
@@ -78,8 +78,8 @@ class Outbox:
         A message that is being written is the transport's by now.
         """
         self._messages.clear()
-        self._has_ended, self._error = True, error
-        self._num_taken_bytes = 0
+        self.has_ended, self._error = True, error
+        self._num_taken_bytes = self._num_fresh_bytes = 0
         self._count(-self.num_bytes)
         self._changed.set()
 
@@ -93,7 +93,7 @@ class Outbox:
         while not self._messages:
             if self._error is not None:
                 raise self._error
-            if self._has_ended:
+            if self.has_ended:
                 return None
             self._changed.clear()
             await self._changed.wait()

@@ -86,6 +86,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request_iterator: AsyncIterator[api.SessionRequest], stream: SessionStream
     ) -> None:
         async for message in request_iterator:
+            if stream.outbox.has_ended:
+                return
             match message.WhichOneof("action"):
                 case "submit":
                     self._submit(message.submit, stream)

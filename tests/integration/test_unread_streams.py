@@ -69,7 +69,6 @@ async def test_generate_ends_by_name_when_it_is_not_read() -> None:
         await anext(stream)
         await wait_until(lambda: scheduler.cluster.num_unfinished == 0)
         assert held_bytes(scheduler) == 0
-        assert scheduler.cluster.delivery.num_streams == 0
         with pytest.raises(DomainError) as caught:
             await anext(stream)
         assert caught.value.reason == "STREAM_NOT_READ"
@@ -94,6 +93,43 @@ async def test_session_ends_by_name_when_it_is_not_read_and_another_goes_on() ->
         assert caught.value.reason == "STREAM_NOT_READ"
         token_ids = [i async for event in busy for i in getattr(event, "token_ids", ())]
     assert tuple(token_ids) == expected_completions(PROMPT, params)[0].token_ids
+
+
+async def test_session_takes_no_request_any_more_when_it_was_not_read() -> None:
+    may_go_on = asyncio.Event()
+
+    async def messages() -> AsyncIterator[api.SessionRequest]:
+        yield submission(1, chatty())
+        await may_go_on.wait()
+        yield submission(2, chatty())
+
+    async with scheduler_in_process(FakeExecutor(), config=CONFIG) as scheduler:
+        stream = scheduler.servicer.Session(messages(), CONTEXT)
+        await anext(stream)
+        await wait_until(lambda: scheduler.cluster.num_unfinished == 0)
+        may_go_on.set()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert scheduler.cluster.num_unfinished == 0
+        with pytest.raises(DomainError) as caught:
+            await anext(stream)
+        assert caught.value.reason == "STREAM_NOT_READ"
+
+
+async def test_session_that_failed_gives_way_when_all_together_hold_too_much() -> None:
+    """Its error comes after what is queued, which is bounded even so."""
+    no_action = api.SessionRequest()
+    async with scheduler_in_process(FakeExecutor(), config=CONFIG) as scheduler:
+        crowd = [
+            scheduler.servicer.Session(sent(*[refused()] * 35, no_action), CONTEXT)
+            for _ in range(80)
+        ]
+        for stream in crowd:
+            await anext(stream)
+            assert held_bytes(scheduler) <= 16 * BOUND
+        for stream in crowd:
+            await stream.aclose()
+        assert held_bytes(scheduler) == 0
 
 
 async def test_session_is_not_read_on_when_its_refusals_are_not_read() -> None:
@@ -131,12 +167,11 @@ async def test_largest_stream_ends_when_all_together_hold_too_much() -> None:
         for stream in crowd:
             await anext(stream)
             assert held_bytes(scheduler) <= 16 * BOUND
-        num_left = scheduler.cluster.delivery.num_streams
-        assert 0 < num_left < len(crowd)
         with pytest.raises(DomainError) as caught:
             async for _ in crowd[0]:
                 pass
         assert caught.value.reason == "STREAM_NOT_READ"
+        await anext(crowd[-1])
         for stream in crowd:
             await stream.aclose()
         assert held_bytes(scheduler) == 0
