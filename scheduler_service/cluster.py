@@ -283,10 +283,10 @@ class Cluster:
         engine = self._choose(request)
         if engine is None:
             self._check_without_executor(request)
-            self._unassigned[request.request_id] = request
         self.delivery.expect(request.request_id, sink)
         self._tracked[request.request_id] = _Tracked(request, engine)
         if engine is None:
+            self._unassigned[request.request_id] = request
             return
         try:
             self._ask(engine, "add", partial(engine.scheduler.add, request))

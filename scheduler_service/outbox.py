@@ -57,11 +57,11 @@ class Outbox:
         self._changed.set()
 
     def is_unread(self) -> bool:
-        """Whether it held too much already before what was put since this was asked last.
+        """Whether too much waited already before what was put since this was asked last.
 
-        So whoever reads may get a message of any size.
+        So whoever reads may get a message of any size, in its own time.
         """
-        num_old_bytes = self.num_bytes - self._num_fresh_bytes
+        num_old_bytes = self.num_bytes - self._num_taken_bytes - self._num_fresh_bytes
         self._num_fresh_bytes = 0
         return num_old_bytes > self._unread.max_stream_bytes
 
