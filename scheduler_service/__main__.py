@@ -13,6 +13,7 @@ from scheduler_service.cluster import Cluster
 from scheduler_service.config import SchedulerServiceConfig
 from scheduler_service.journal.journal import open_journal
 from scheduler_service.registry import RegistryServicer
+from scheduler_service.request_limits import most_message_bytes
 from scheduler_service.servicer import SchedulerServicer
 from splitserve.scheduler.v1 import admin_pb2_grpc, registry_pb2_grpc, scheduler_pb2_grpc
 from splitserve_rpc import options
@@ -33,7 +34,8 @@ _log = logging.getLogger(__name__)
 async def serve(config: SchedulerServiceConfig) -> None:
     """Serves until told to stop, then drains. Raises CannotListen."""
     stop = stop_event(config.exit_on_stdin_eof)
-    running = bind_server(config.listen, _SERVICES)
+    most_bytes = most_message_bytes(config.cluster.max_model_len)
+    running = bind_server(config.listen, _SERVICES, most_bytes, lambda: cluster.max_message_bytes)
     changed = asyncio.Event()
     scheduler_epoch = time.time_ns()
     journal = open_journal(config.journal, config.journal_max_bytes, scheduler_epoch)

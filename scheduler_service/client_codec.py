@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
+import numpy as np
+
 from scheduler_service.core.request import (
     Completion,
     FinishReason,
+    Int32Array,
     Request,
     SchedulingParams,
     ScoredToken,
@@ -115,7 +118,12 @@ def decode_scheduling_params(message: api.GenerateRequest, now_ns: int) -> Sched
     )
 
 
-def decode_resumed(message: api.GenerateRequest, params: SamplingParams) -> list[list[int]]:
+def decode_token_ids(token_ids: Iterable[int]) -> Int32Array:
+    """A field of tokens as an array, which numpy copies where protobuf (7) lets it."""
+    return np.array(token_ids, dtype=np.int32)
+
+
+def decode_resumed(message: api.GenerateRequest, params: SamplingParams) -> list[Int32Array]:
     """The output tokens that each sequence has. Raises DomainError(SAMPLING_PARAMS_INVALID)."""
     if not message.resume_sequences and not message.resume_token_ids:
         return []
@@ -124,10 +132,10 @@ def decode_resumed(message: api.GenerateRequest, params: SamplingParams) -> list
     if not message.resume_sequences:
         if params.num_sequences > 1:
             raise _unusable("resume_token_ids is for one sequence; use resume_sequences")
-        return [list(message.resume_token_ids)]
+        return [decode_token_ids(message.resume_token_ids)]
     if message.resume_token_ids:
         raise _unusable("resume_token_ids and resume_sequences exclude each other")
-    resumed: list[list[int]] = [[] for _ in range(params.num_sequences)]
+    resumed = [decode_token_ids(()) for _ in range(params.num_sequences)]
     seen: set[int] = set()
     for sequence in message.resume_sequences:
         if not 0 <= sequence.index < len(resumed) or sequence.index in seen:
@@ -136,7 +144,7 @@ def decode_resumed(message: api.GenerateRequest, params: SamplingParams) -> list
                 f"{len(resumed) - 1} once"
             )
         seen.add(sequence.index)
-        resumed[sequence.index] = list(sequence.token_ids)
+        resumed[sequence.index] = decode_token_ids(sequence.token_ids)
     return resumed
 
 

@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from scheduler_service.broken_core import MESSAGE, REASON, end_with_fault
 from scheduler_service.config import ClusterConfig
 from scheduler_service.core.admission import check_request
+from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import StepEvents
 from scheduler_service.core.request import Request
+from scheduler_service.core.sampling_params import MAX_SEQUENCES
 from scheduler_service.core.scheduler import QUEUE_FULL_RETRY_S
 from scheduler_service.delivery import Delivery
 from scheduler_service.engine_loop import EngineLoop
 from scheduler_service.engines import EngineOwner, EngineParts, Engines
 from scheduler_service.executor_link import ExecutorLink, ExecutorLost, Link, LinkConfig
 from scheduler_service.journal.journal import Journal, NoJournal
-from scheduler_service.sinks import Sink
+from scheduler_service.outbox import Unread
+from scheduler_service.request_limits import message_bytes, most_message_bytes
+from scheduler_service.sinks import Sink, Stream
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve_rpc.domain_error import DomainError
+
+# All streams together may hold as much unread as so many may alone.
+_NUM_UNREAD_STREAMS = 16
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -51,7 +61,9 @@ class Cluster:
         self._tracked: dict[str, _Tracked] = {}
         self._unassigned: dict[str, Request] = {}
         self._last_arrival = 0
-        self.delivery = Delivery()
+        max_unread_bytes = config.max_unread_bytes
+        unread = Unread(max_unread_bytes, _NUM_UNREAD_STREAMS * max_unread_bytes)
+        self.delivery = Delivery(unread, self._end_unread)
         self.now_ns = now_ns
         self._draining = False
         self._idle = asyncio.Event()
@@ -80,8 +92,25 @@ class Cluster:
     @property
     def max_model_len(self) -> int:
         """Most tokens of prompt and output together, as some connected executor allows."""
-        config = self._engines.config
+        config = self.largest_config
         return config.max_len if config is not None else 0
+
+    @property
+    def max_num_sequences(self) -> int:
+        """Most sequences of a request, as some connected executor allows."""
+        return min(self._engines.max_num_seqs, MAX_SEQUENCES)
+
+    @property
+    def largest_config(self) -> SchedulerConfig | None:
+        """Of the executor that takes the largest requests; None before the first."""
+        return self._engines.config
+
+    @property
+    def max_message_bytes(self) -> int:
+        """What a message of a client may have now; GetModel says it."""
+        most_bytes = most_message_bytes(self._config.max_model_len)
+        config = self.largest_config
+        return most_bytes if config is None else message_bytes(config, most_bytes)
 
     @property
     def num_unassigned(self) -> int:
@@ -144,6 +173,40 @@ class Cluster:
             default=None,
         )
 
+    # -- streams of clients ----------------------------------------------------------------------
+
+    @contextmanager
+    def client_stream(self, stream: Stream) -> Iterator[None]:
+        """A stream is open within; whatever ends that, it ends its requests."""
+        self.delivery.open_stream(stream)
+        try:
+            yield
+        finally:
+            stream.outbox.close()
+            self._end_requests(stream)
+            self.delivery.close_stream(stream)
+
+    def fail_stream(self, stream: Stream, error: DomainError) -> None:
+        """Ends a stream with `error`, after what is queued, and its requests at once."""
+        stream.outbox.end(error)
+        self._end_requests(stream)
+
+    def _end_unread(self, stream: Stream) -> None:
+        num_bytes = stream.outbox.num_bytes
+        _log.info("stream_not_read number=%d num_bytes=%d", stream.number, num_bytes)
+        error = DomainError(
+            "STREAM_NOT_READ",
+            f"the stream held {num_bytes} bytes that were not read; allowed: "
+            f"{self._config.max_unread_bytes}, and {_NUM_UNREAD_STREAMS} times that in all streams",
+        )
+        stream.outbox.close(error)
+        # Not now: a core is still telling what a step brought.
+        asyncio.get_running_loop().call_soon(self._end_requests, stream)
+
+    def _end_requests(self, stream: Stream) -> None:
+        for request_id in self.delivery.requests_of(stream):
+            self.abandon(request_id)
+
     # -- requests ------------------------------------------------------------------------------
 
     def next_arrival(self) -> int:
@@ -175,10 +238,10 @@ class Cluster:
         engine = self._choose(request)
         if engine is None:
             self._check_without_executor(request)
-            self._unassigned[request.request_id] = request
-        self._tracked[request.request_id] = _Tracked(request, engine)
         self.delivery.expect(request.request_id, sink)
+        self._tracked[request.request_id] = _Tracked(request, engine)
         if engine is None:
+            self._unassigned[request.request_id] = request
             return
         try:
             engine.add(request)
@@ -217,13 +280,10 @@ class Cluster:
         tracked.request.abort_unscheduled()
         self._end(tracked.request)
 
-    def abandon(self, request_id: str, sink: Sink | None = None) -> None:
-        """The client is gone: ends the request if it is unfinished, and tells nobody.
-
-        With a `sink`: only if the request with this id is the one that has it.
-        """
+    def abandon(self, request_id: str) -> None:
+        """The client is gone: ends the request if it is unfinished, and tells nobody."""
         tracked = self._tracked.get(request_id)
-        if tracked is None or sink not in (None, self.delivery.sink(request_id)):
+        if tracked is None:
             return
         self._untrack(request_id)
         if tracked.engine is not None:

@@ -39,6 +39,7 @@ class ClusterConfig:
     reconnect_timeout_s: float = 2.0
     step_timeout_s: float = 300.0
     max_loras: int = 8
+    max_unread_bytes: int = 16 * _MIB
     policies: PolicyConfig = PolicyConfig()
 
 
@@ -72,6 +73,7 @@ class SchedulerServiceConfig:
             reconnect_timeout_s=values["reconnect_timeout_s"],
             step_timeout_s=values["step_timeout_s"],
             max_loras=values["max_loras"],
+            max_unread_bytes=values["max_unread_mib"] * _MIB,
             policies=_policies(values),
         )
         return cls(

@@ -99,8 +99,17 @@ class Engines:
     @property
     def config(self) -> SchedulerConfig | None:
         """Of the connected core that takes the longest sequences, or of the last there was."""
-        connected = [m.config for m in self._members.values() if m.engine.is_connected]
-        return max(connected, key=lambda config: config.max_len, default=self._last_config)
+        return max(self._connected, key=lambda config: config.max_len, default=self._last_config)
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Most sequences side by side that a connected core takes, or the last there was."""
+        last = 0 if self._last_config is None else self._last_config.max_num_seqs
+        return max((config.max_num_seqs for config in self._connected), default=last)
+
+    @property
+    def _connected(self) -> list[SchedulerConfig]:
+        return [member.config for member in self._members.values() if member.engine.is_connected]
 
     # -- joining -------------------------------------------------------------------------------
 

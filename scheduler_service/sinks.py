@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Protocol
 
 import numpy as np
@@ -16,8 +15,8 @@ from scheduler_service.client_codec import (
 from scheduler_service.core.plan import TokenEvent
 from scheduler_service.core.request import Int32Array, Request, ScoredToken, Sequence
 from scheduler_service.core.row_columns import Int64Array
+from scheduler_service.outbox import Outbox
 from splitserve.scheduler.v1 import scheduler_pb2 as api
-from splitserve_rpc.domain_error import DomainError
 
 _HANDLE_BITS = 32
 
@@ -33,7 +32,17 @@ def split_keys(keys: Int64Array) -> tuple[Int64Array, Int32Array]:
 
 
 class Stream(Protocol):
-    """Takes the plain tokens of a step, for any of its requests; `flush` ends the step."""
+    """Takes the plain tokens of a step, for any of its requests; `flush` ends the step.
+
+    `number`: given when it is opened.
+    """
+
+    number: int
+
+    @property
+    def outbox(self) -> Outbox:
+        """What it has still to send."""
+        ...
 
     def plain_tokens(self, handles: Int32Array, token_ids: Int32Array) -> None:
         """Request `handles[i]` got `token_ids[i]`."""
@@ -68,17 +77,14 @@ class Sink(Protocol):
         """The end of the request; brings what was not streamed."""
         ...
 
-    def fail(self, error: DomainError) -> None:
-        """The stream is to end with `error`."""
-        ...
-
 
 class GenerateSink:
-    """The stream of one Generate call. `queue` holds responses; None or an error ends it."""
+    """The stream of one Generate call."""
 
-    def __init__(self, request_id: str) -> None:
-        self.queue: asyncio.Queue[api.GenerateResponse | DomainError | None] = asyncio.Queue()
-        self._request_id = request_id
+    def __init__(self, outbox: Outbox) -> None:
+        self.number = 0
+        self.outbox = outbox
+        self.request_id = ""
 
     @property
     def stream(self) -> GenerateSink:
@@ -108,14 +114,10 @@ class GenerateSink:
             self._put(tokens=chunk)
             self._put(sequence_finish=encode_completion(completion, index))
         self._put(finish=encode_finish(request))
-        self.queue.put_nowait(None)
+        self.outbox.end()
 
     def flush(self) -> None:
         """Nothing to do: everything was queued at once."""
-
-    def fail(self, error: DomainError) -> None:
-        """Ends the stream with `error`."""
-        self.queue.put_nowait(error)
 
     def _put(
         self,
@@ -124,9 +126,9 @@ class GenerateSink:
         sequence_finish: api.SequenceFinish | None = None,
         finish: api.Finish | None = None,
     ) -> None:
-        self.queue.put_nowait(
+        self.outbox.put(
             api.GenerateResponse(
-                request_id=self._request_id,
+                request_id=self.request_id,
                 tokens=tokens,
                 sequence_finish=sequence_finish,
                 finish=finish,
@@ -137,11 +139,12 @@ class GenerateSink:
 class SessionStream:
     """The stream of one Session. Collects what a step brings into one message."""
 
-    def __init__(self) -> None:
-        self.queue: asyncio.Queue[api.SessionResponse | DomainError | None] = asyncio.Queue()
-        self.request_ids: dict[int, str] = {}
+    def __init__(self, outbox: Outbox) -> None:
         self.number = 0
+        self.outbox = outbox
+        self.request_ids: dict[int, str] = {}
         self._pending = api.SessionResponse()
+        self._is_half_closed = False
 
     def plain_tokens(self, handles: Int32Array, token_ids: Int32Array) -> None:
         """Adds plain tokens to this step's message."""
@@ -154,13 +157,23 @@ class SessionStream:
 
     def send_event(self, event: api.SessionEvent) -> None:
         """Queues an event ahead of this step's message, whose tokens come before its events."""
-        self.queue.put_nowait(api.SessionResponse(events=[event]))
+        self.outbox.put(api.SessionResponse(events=[event]))
 
     def flush(self) -> None:
         """Queues this step's message, if there is anything in it."""
         if self._pending.handles or self._pending.events:
-            self.queue.put_nowait(self._pending)
+            self.outbox.put(self._pending)
             self._pending = api.SessionResponse()
+        self._end_if_done()
+
+    def half_close(self) -> None:
+        """The client submits no more: ends the stream when all requests have ended."""
+        self._is_half_closed = True
+        self._end_if_done()
+
+    def _end_if_done(self) -> None:
+        if self._is_half_closed and not self.request_ids:
+            self.outbox.end()
 
 
 class SessionSink:
@@ -199,10 +212,6 @@ class SessionSink:
             finish = encode_completion(completion, index)
             self._add(api.SessionEvent(handle=handle, sequence_finish=finish))
         self._add(api.SessionEvent(handle=handle, finish=encode_finish(request)))
-
-    def fail(self, error: DomainError) -> None:
-        """Ends the stream with `error`."""
-        self._stream.queue.put_nowait(error)
 
     def _add(self, event: api.SessionEvent) -> None:
         self._stream.add_event(event)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         ServerFault,
         ServerUnreachable,
         SplitserveError,
+        StreamNotRead,
         TokenizerUnavailable,
     )
     from splitserve_client.generation import Completion, Generation, collect_generation
@@ -61,7 +62,7 @@ _NAMES_OF_MODULE = {
         "ChatTemplateFailed", "DeadlineExceeded", "DeadlineUnreachable", "Draining",
         "InvalidRequest", "ModelNotReady", "QueueFull", "RequestFailed", "RequestIdInUse",
         "RequestUnknown", "ServerFault", "ServerUnreachable", "SplitserveError",
-        "TokenizerUnavailable",
+        "StreamNotRead", "TokenizerUnavailable",
     ),
     "generation": ("Completion", "Generation", "collect_generation"),
     "resumption": ("RetryPolicy", "Timing"),
@@ -113,6 +114,7 @@ __all__ = [
     "SessionRequest",
     "SplitserveError",
     "StopStrings",
+    "StreamNotRead",
     "Timing",
     "TokenLogprob",
     "Tokenizer",

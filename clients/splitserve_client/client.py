@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, suppress
 from types import TracebackType
@@ -150,7 +151,18 @@ class AsyncClient:
 
     def session(self) -> Session:
         """Many requests over one stream; use it as `async with client.session() as session`."""
-        return Session(self._open_session, self._config.retry, self._config.timing)
+        return Session(
+            self._open_session, self._max_message_bytes, self._config.retry, self._config.timing
+        )
+
+    async def _max_message_bytes(self) -> float:
+        """What the server takes; if it does not say, it is for the server to refuse."""
+        try:
+            request = scheduler_pb2.GetModelRequest()
+            model = await self._call(self._scheduler.GetModel, request)
+        except SplitserveError:
+            return math.inf
+        return model.max_message_bytes or math.inf
 
     async def _open_session(
         self, requests: AsyncIterator[scheduler_pb2.SessionRequest]

@@ -8,6 +8,7 @@ SplitserveError
 ├── RequestUnknown           no unfinished request has this id
 ├── TokenizerUnavailable     the server offers no tokenizer
 ├── QueueFull                too many requests wait; again after `retry_delay_s`
+├── StreamNotRead            the server kept no more of what was not read; goes on by itself
 ├── ModelNotReady            no executor has registered yet; again after a pause
 ├── Draining                 the server is shutting down; try elsewhere
 ├── RequestFailed            an accepted request failed alone
@@ -64,6 +65,10 @@ class QueueFull(SplitserveError):
     """Too many requests wait."""
 
 
+class StreamNotRead(SplitserveError):
+    """The server ended a stream that was not read; what it had brought can be continued."""
+
+
 class ModelNotReady(SplitserveError):
     """No executor has registered yet."""
 
@@ -94,6 +99,8 @@ _ERROR_OF_REASON: Mapping[str, type[SplitserveError]] = MappingProxyType(
         "REQUEST_UNKNOWN": RequestUnknown,
         "TOKENIZER_UNAVAILABLE": TokenizerUnavailable,
         "QUEUE_FULL": QueueFull,
+        "STREAM_NOT_READ": StreamNotRead,
+        "MESSAGE_TOO_LARGE": InvalidRequest,
         "MODEL_NOT_READY": ModelNotReady,
         "DRAINING": Draining,
         "DEADLINE_UNREACHABLE": DeadlineUnreachable,
@@ -111,6 +118,8 @@ _ERROR_OF_CODE: Mapping[grpc.StatusCode, type[SplitserveError]] = MappingProxyTy
         grpc.StatusCode.UNKNOWN: ServerUnreachable,
         grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
         grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
+        # gRPC itself refuses a message that is much too large.
+        grpc.StatusCode.RESOURCE_EXHAUSTED: InvalidRequest,
     }
 )
 

@@ -21,6 +21,7 @@ from splitserve_client.errors import (
     RequestIdInUse,
     ServerUnreachable,
     SplitserveError,
+    StreamNotRead,
 )
 from splitserve_client.types import (
     Finish,
@@ -32,8 +33,10 @@ from splitserve_client.types import (
     Usage,
 )
 
+# What ends a stream, and not what it was for.
+_BROKEN = (ServerUnreachable, StreamNotRead)
 # What a server may say while it, or its successor, comes up again.
-_PASSING = (ServerUnreachable, Draining, ModelNotReady, QueueFull, RequestIdInUse)
+_PASSING = (*_BROKEN, Draining, ModelNotReady, QueueFull, RequestIdInUse)
 # Of a deadline that has passed; a server takes none that is not above 0.
 _LEAST_DEADLINE_S = 0.001
 
@@ -152,7 +155,7 @@ class ResumableRequest:
     def may_go_on(self, error: SplitserveError) -> bool:
         """Whether to submit again after `error`; notes that the stream was lost."""
         is_resumption = self._was_lost or self._has_tokens
-        if not isinstance(error, _PASSING if is_resumption else ServerUnreachable):
+        if not isinstance(error, _PASSING if is_resumption else _BROKEN):
             return False
         self._was_lost = True
         self._held.clear()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import Self
 
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_client.codec import decode_error
-from splitserve_client.errors import ServerUnreachable, SplitserveError
+from splitserve_client.errors import InvalidRequest, ServerUnreachable, SplitserveError
 from splitserve_client.resumable_request import ResumableRequest, Submission
 from splitserve_client.resumption import Backoff, RetryPolicy, Timing
 from splitserve_client.types import (
@@ -23,10 +23,16 @@ from splitserve_client.types import (
 )
 
 Connect = Callable[[AsyncIterator[api.SessionRequest]], AsyncGenerator[api.SessionResponse, None]]
+# Every server takes a message of this size.
+_SMALL_MESSAGE_BYTES = 256 * 1024
 
 
 class SessionRequest:
-    """One request of a session: an iterator over its events; the last is a Finish."""
+    """One request of a session: an iterator over its events; the last is a Finish.
+
+    Events are kept until they are read, so that whoever is slow to read this one keeps none of the
+    others waiting: at most as many as the request was allowed tokens.
+    """
 
     def __init__(self, request: ResumableRequest, abort: Callable[[], None]) -> None:
         self._request = request
@@ -83,8 +89,15 @@ class Session:
     stays usable. The same patience holds for a server that is not there yet.
     """
 
-    def __init__(self, connect: Connect, policy: RetryPolicy, timing: Timing) -> None:
+    def __init__(
+        self,
+        connect: Connect,
+        max_message_bytes: Callable[[], Awaitable[float]],
+        policy: RetryPolicy,
+        timing: Timing,
+    ) -> None:
         self._connect = connect
+        self._max_message_bytes = max_message_bytes
         self._policy = policy
         self._timing = timing
         self._handles = itertools.count(1)
@@ -163,7 +176,7 @@ class Session:
         for handle in self._open:
             self._send_submit(handle)
         try:
-            async with aclosing(self._connect(_drain(outbox))) as responses:
+            async with aclosing(self._connect(self._outgoing(outbox))) as responses:
                 async for response in responses:
                     backoff.reset()
                     self._receive(response)
@@ -178,6 +191,20 @@ class Session:
             message = self._open[handle].request.message()
             submit = api.SessionSubmit(handle=handle, request=message)
             self._outbox.put_nowait(api.SessionRequest(submit=submit))
+
+    async def _outgoing(
+        self, outbox: asyncio.Queue[api.SessionRequest]
+    ) -> AsyncIterator[api.SessionRequest]:
+        """What is in the outbox, but for what would end the session of all the others."""
+        while True:
+            message = await outbox.get()
+            num_bytes = message.ByteSize()
+            if num_bytes > _SMALL_MESSAGE_BYTES and num_bytes > await self._max_message_bytes():
+                refusal = f"the request has {num_bytes} bytes, which is more than the server takes"
+                if message.submit.handle in self._open:
+                    self._end(message.submit.handle, InvalidRequest(refusal, "MESSAGE_TOO_LARGE"))
+            else:
+                yield message
 
     def _abort(self, handle: int) -> None:
         open_request = self._open.get(handle)
@@ -236,10 +263,3 @@ class Session:
         open_request = self._open.pop(handle)
         open_request.cancel_resubmission()
         open_request.stream.put(event)
-
-
-async def _drain(
-    outbox: asyncio.Queue[api.SessionRequest],
-) -> AsyncIterator[api.SessionRequest]:
-    while True:
-        yield await outbox.get()

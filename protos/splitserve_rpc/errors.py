@@ -29,11 +29,16 @@ CODE_OF_REASON: Mapping[str, grpc.StatusCode] = MappingProxyType(
         "REQUEST_ID_INVALID": grpc.StatusCode.INVALID_ARGUMENT,
         "SESSION_PROTOCOL": grpc.StatusCode.INVALID_ARGUMENT,
         "EXECUTOR_INFO_INVALID": grpc.StatusCode.INVALID_ARGUMENT,
+        "MESSAGE_UNDECODABLE": grpc.StatusCode.INVALID_ARGUMENT,
         "REQUEST_ID_IN_USE": grpc.StatusCode.ALREADY_EXISTS,
         "REQUEST_UNKNOWN": grpc.StatusCode.NOT_FOUND,
         "TOKENIZER_UNAVAILABLE": grpc.StatusCode.NOT_FOUND,
+        "SERVICE_UNKNOWN": grpc.StatusCode.NOT_FOUND,
+        "METHOD_UNKNOWN": grpc.StatusCode.UNIMPLEMENTED,
         "REGISTRY_BUSY": grpc.StatusCode.RESOURCE_EXHAUSTED,
         "QUEUE_FULL": grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "MESSAGE_TOO_LARGE": grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "STREAM_NOT_READ": grpc.StatusCode.RESOURCE_EXHAUSTED,
         "MODEL_NOT_READY": grpc.StatusCode.FAILED_PRECONDITION,
         "CONTRACT_VERSION_MISMATCH": grpc.StatusCode.FAILED_PRECONDITION,
         "EXECUTOR_MISMATCH": grpc.StatusCode.FAILED_PRECONDITION,
@@ -44,6 +49,9 @@ CODE_OF_REASON: Mapping[str, grpc.StatusCode] = MappingProxyType(
         "INVARIANT_BROKEN": grpc.StatusCode.INTERNAL,
     }
 )
+# A message quotes what a client sent, and a status has to fit into 8 KiB of headers, where it is
+# said twice and a character may take twelve bytes.
+_MAX_MESSAGE_CHARS = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +77,10 @@ def status_of(error: DomainError) -> grpc.Status:
         delay = duration_from_s(error.retry_delay_s)
         details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
     code: int = CODE_OF_REASON[error.reason].value[0]
-    proto = status_pb2.Status(code=code, message=error.message, details=details)
+    message = error.message
+    if len(message) > _MAX_MESSAGE_CHARS:
+        message = f"{message[:_MAX_MESSAGE_CHARS]}..."
+    proto = status_pb2.Status(code=code, message=message, details=details)
     return rpc_status.to_status(proto)
 
 

@@ -1,41 +1,76 @@
-"""The one place where a domain error becomes a gRPC status."""
+"""The boundary of every server: the one place where bytes become messages and errors statuses."""
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from functools import partial
 from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.errors import status_of
 
 _log = logging.getLogger(__name__)
 
+# grpc.aio has no types.
+Method = Callable[..., Any]
+Decode = Callable[..., Any]
+Call = Callable[[Any, grpc.aio.ServicerContext], Awaitable[Any]]
 
-class DomainErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Maps DomainError to its status, and what nobody expected to INTERNAL with a fixed text."""
+
+class BoundaryInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Decodes what comes in, and gives every error a status with ErrorInfo.
+
+    The library itself would decode a message wherever it is read, answer bytes that are none with
+    UNKNOWN and a traceback, and leave a stream's generator to the garbage collector. So it is given
+    handlers of bytes. `message_limit`: bytes that a message may have now; looked at before it is
+    decoded. What nobody expected becomes INTERNAL with a fixed text.
+    """
+
+    def __init__(self, message_limit: Callable[[], int]) -> None:
+        self._message_limit = message_limit
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler:
-        """Wraps the handler of the call; the handlers of this project are all coroutines."""
+        """Wraps the handler of the call; all handlers here are coroutines or async generators."""
+        name = handler_call_details.method
         handler = await continuation(handler_call_details)
-        if handler is None or not handler_call_details.method.startswith("/splitserve."):
-            return handler
+        if handler is None:
+            return grpc.stream_stream_rpc_method_handler(_guarded(partial(_refuse, name)))
+        decode = partial(self._decode, name, handler.request_deserializer)
+        method = handler.unary_unary or handler.unary_stream
+        method = method or handler.stream_unary or handler.stream_stream
+        answer = _answer_stream if handler.response_streaming else _answer_once
+        receive = partial(_decoded, decode) if handler.request_streaming else decode
         factory = _FACTORIES[(handler.request_streaming, handler.response_streaming)]
-        inner = handler.stream_stream or handler.stream_unary
-        inner = inner or handler.unary_stream or handler.unary_unary
-        wrapped = _wrap_stream(inner) if handler.response_streaming else _wrap_unary(inner)
         return factory(
-            wrapped,
-            request_deserializer=handler.request_deserializer,
-            response_serializer=handler.response_serializer,
+            _guarded(partial(answer, method, receive)),
+            response_serializer=partial(_encode, handler.response_serializer),
         )
+
+    def _decode(self, name: str, deserialize: Decode, message: bytes) -> Any:  # noqa: ANN401
+        limit = self._message_limit()
+        if len(message) > limit:
+            raise DomainError(
+                "MESSAGE_TOO_LARGE",
+                f"a message to {name} has {len(message)} bytes; allowed: at most {limit}",
+            )
+        try:
+            return deserialize(message)
+        except DecodeError:
+            raise DomainError(
+                "MESSAGE_UNDECODABLE",
+                f"a message to {name} of {len(message)} bytes cannot be decoded",
+            ) from None
 
 
 _FACTORIES = {
@@ -46,34 +81,58 @@ _FACTORIES = {
 }
 
 
-def _wrap_unary(inner: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    async def call(request: object, context: grpc.aio.ServicerContext) -> object:
+async def _decoded(decode: Decode, messages: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+    async for message in messages:
+        yield decode(message)
+
+
+def _encode(serialize: Callable[[Any], bytes], message: object) -> bytes:
+    """A servicer may hand out what is encoded already."""
+    return message if isinstance(message, bytes) else serialize(message)
+
+
+async def _answer_once(
+    method: Method,
+    receive: Decode,
+    request: object,
+    context: grpc.aio.ServicerContext,
+) -> object:
+    return await method(receive(request), context)
+
+
+async def _answer_stream(
+    method: Method,
+    receive: Decode,
+    request: object,
+    context: grpc.aio.ServicerContext,
+) -> None:
+    if inspect.iscoroutinefunction(method):  # it writes by itself
+        await method(receive(request), context)
+        return
+    # However this call ends, also while a message is written, the generator is closed before.
+    async with aclosing(method(receive(request), context)) as responses:
+        async for response in responses:
+            await context.write(response)
+
+
+async def _refuse(name: str, request: object, context: grpc.aio.ServicerContext) -> NoReturn:
+    raise DomainError("METHOD_UNKNOWN", f"no method {name} here")
+
+
+def _guarded(call: Call) -> Call:
+    async def guarded(request: object, context: grpc.aio.ServicerContext) -> object:
         try:
-            return await inner(request, context)
-        except (grpc.aio.AbortError, grpc.RpcError):
+            return await call(request, context)
+        except grpc.aio.BaseError:  # the library's own: the call is over
             raise
-        except Exception as error:
-            await _abort(context, error)
+        except DomainError as error:
+            refusal = error
+        except NotImplementedError:  # what generated code does with a method that nobody wrote
+            refusal = DomainError("METHOD_UNKNOWN", "this method is not offered here")
+        except Exception:
+            _log.exception("unexpected_error")
+            text = "internal error; the server's log has the details"
+            refusal = DomainError("INVARIANT_BROKEN", text)
+        return await context.abort_with_status(status_of(refusal))
 
-    return call
-
-
-def _wrap_stream(inner: Callable[..., AsyncIterator[Any]]) -> Callable[..., AsyncIterator[Any]]:
-    async def call(request: object, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-        try:
-            async for response in inner(request, context):
-                yield response
-        except (grpc.aio.AbortError, grpc.RpcError):
-            raise
-        except Exception as error:
-            await _abort(context, error)
-
-    return call
-
-
-async def _abort(context: grpc.aio.ServicerContext, error: Exception) -> NoReturn:
-    if not isinstance(error, DomainError):
-        _log.error("unexpected_error", exc_info=error)
-        error = DomainError("INVARIANT_BROKEN", "internal error; the server's log has the details")
-    await context.abort_with_status(status_of(error))
-    raise AssertionError("abort_with_status raises")
+    return guarded

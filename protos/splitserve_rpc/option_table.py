@@ -188,6 +188,17 @@ OPTIONS: tuple[Option, ...] = (
         maximum=2**20,
     ),
     Option(
+        "max-unread-mib",
+        Kind.INTEGER,
+        "most MiB kept for a client that does not read its stream, and 16 times that for all; "
+        "beyond it the stream ends with STREAM_NOT_READ",
+        _ROBUST,
+        _SERVE_SCHEDULER,
+        16,
+        minimum=1,
+        maximum=1024,
+    ),
+    Option(
         "reconnect-timeout-s",
         Kind.NUMBER,
         "seconds a broken connection to an executor may take to come back before its requests move",

@@ -17,9 +17,12 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from splitserve_rpc.addresses import CannotListen, claim_address
-from splitserve_rpc.interceptors import DomainErrorInterceptor
+from splitserve_rpc.domain_error import DomainError
+from splitserve_rpc.interceptors import BoundaryInterceptor
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+# A message that is so much too large is still refused by name; one larger by the library.
+_TOO_LARGE_BYTES = 1024 * 1024
 _KEEPALIVE_MS = 10_000
 _KEEPALIVE_TIMEOUT_MS = 5_000
 _LAST_HANDLERS_S = 0.2
@@ -53,11 +56,13 @@ class RunningServer:
             await asyncio.wait(handlers, timeout=_LAST_HANDLERS_S)
 
 
-def channel_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> list[tuple[str, int]]:
-    """Options for every channel and server: message size, and pings that find dead peers."""
+def channel_options(
+    max_message_bytes: int = MAX_MESSAGE_BYTES, max_receive_bytes: int | None = None
+) -> list[tuple[str, int]]:
+    """Options for every channel and server: message sizes, and pings that find dead peers."""
     return [
         ("grpc.max_send_message_length", max_message_bytes),
-        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_receive_message_length", max_receive_bytes or max_message_bytes),
         ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
         ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
         ("grpc.keepalive_permit_without_calls", 1),
@@ -70,21 +75,48 @@ def bind_server(
     address: str,
     services: Sequence[str],
     max_message_bytes: int = MAX_MESSAGE_BYTES,
+    message_limit: Callable[[], int] | None = None,
 ) -> RunningServer:
-    """Makes a server on `address` (port 0: any). Raises CannotListen."""
+    """Makes a server on `address` (port 0: any). Raises CannotListen.
+
+    It takes messages of at most `max_message_bytes`, and of `message_limit`, where that may change.
+    """
     claim_address(address)
-    options = [*channel_options(max_message_bytes), ("grpc.so_reuseport", 0)]
-    server = grpc.aio.server(interceptors=[DomainErrorInterceptor()], options=options)
+    boundary = BoundaryInterceptor(message_limit or (lambda: max_message_bytes))
+    options = channel_options(max_receive_bytes=max_message_bytes + _TOO_LARGE_BYTES)
+    options.append(("grpc.so_reuseport", 0))
+    server = grpc.aio.server(interceptors=[boundary], options=options)
     try:
         port = server.add_insecure_port(address)
     except RuntimeError as error:
         raise CannotListen(f"cannot listen on {address}: {error}") from error
-    servicer = health.aio.HealthServicer()
+    servicer = _Health()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     reflection.enable_server_reflection(
         [*services, health.SERVICE_NAME, reflection.SERVICE_NAME], server
     )
     return RunningServer(server, servicer, port)
+
+
+class _Health(health.aio.HealthServicer):  # type: ignore[misc]
+    """The standard service, which says NOT_FOUND without a reason."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._known = {""}
+
+    async def set(self, service: str, status: int) -> None:
+        """See HealthServicer."""
+        self._known.add(service)
+        await super().set(service, status)
+
+    async def Check(  # noqa: N802
+        self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext
+    ) -> health_pb2.HealthCheckResponse:
+        """See HealthServicer."""
+        if request.service not in self._known:
+            raise DomainError("SERVICE_UNKNOWN", f"no service {request.service!r} here")
+        return await super().Check(request, context)
 
 
 def stop_event(exit_on_stdin_eof: bool) -> asyncio.Event:

@@ -187,14 +187,14 @@ class Request:
     def create(
         cls,
         request_id: str,
-        prompt_token_ids: Tokens[int],
+        prompt_token_ids: Tokens[int] | Int32Array,
         params: SamplingParams,
         *,
         arrival: int,
         seed: int,
-        resume_token_ids: Tokens[Tokens[int]] = (),
+        resume_token_ids: Tokens[Tokens[int] | Int32Array] = (),
         scheduling: SchedulingParams = DEFAULT_SCHEDULING,
-        encoder_token_ids: Tokens[int] | None = None,
+        encoder_token_ids: Tokens[int] | Int32Array | None = None,
     ) -> Request:
         """A waiting request with all its sequences of the same prompt; one for a beam search.
 
@@ -240,7 +240,7 @@ class Request:
             sequence.status = SequenceStatus.FINISHED
 
 
-def token_array(token_ids: Tokens[int]) -> Int32Array:
+def token_array(token_ids: Tokens[int] | Int32Array) -> Int32Array:
     """`token_ids` as int32. Raises ValueError if one is no integer or does not fit."""
     if isinstance(token_ids, np.ndarray):
         return token_ids.astype(np.int32, copy=False)

@@ -14,7 +14,7 @@ MAX_BAD_WORD_TOKENS = 8192
 MAX_SEQUENCES = 128
 MAX_BEAM_WIDTH = 16
 _MAX_SHOWN_CHARS = 80
-_MOST_ENTRIES = {
+MAX_ENTRIES = {
     "logit_bias": 1024,
     "stop_token_ids": 256,
     "allowed_token_ids": 16384,
@@ -221,7 +221,7 @@ def check_sizes(lists: object) -> None:
 
     `lists`: SamplingParams, or the message they come from.
     """
-    for name, most in _MOST_ENTRIES.items():
+    for name, most in MAX_ENTRIES.items():
         count = len(getattr(lists, name))
         if count > most:
             raise _invalid(f"{name} has {count} entries; allowed: at most {most}")

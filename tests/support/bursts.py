@@ -29,9 +29,9 @@ from scheduler_service.core.request import (
 from scheduler_service.core.request import Sequence as CoreSequence
 from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.executor_link import ExecutorLost, LinkConfig
+from scheduler_service.outbox import Outbox
 from scheduler_service.sinks import client_key
 from splitserve.executor.v1 import executor_pb2 as pb
-from splitserve_rpc.domain_error import DomainError
 from tests.support.core_driver import make_config
 from tests.support.fake_chain import expected_tokens
 from tests.support.fake_runner import FakeRunner, StepFault
@@ -139,6 +139,8 @@ class BurstClient:
 
     expected: list[list[int]]
     tokens: list[list[int]]
+    outbox: Outbox
+    number: int = 0
     finished: Request | None = None
     num_endings: int = 0
     prompt_scores: list[int] = field(default_factory=list)
@@ -170,10 +172,6 @@ class BurstClient:
         """See Sink."""
         self.finished = request
         self.num_endings += 1
-
-    def fail(self, error: DomainError) -> None:
-        """See Sink."""
-        raise AssertionError(error)
 
     def check(self, *, is_over: bool) -> None:
         """What it got is true, and all there is if it ended well."""
@@ -285,10 +283,12 @@ class Burst:
             expected_tokens(prompt, params.max_tokens or 0, sequence_seed(number, i), VOCAB_SIZE)
             for i in range(params.n)
         ]
-        client = BurstClient(expected, [[] for _ in range(params.n)])
+        delivery = self.cluster.delivery
+        client = BurstClient(expected, [[] for _ in range(params.n)], delivery.new_outbox())
         arrival = self.cluster.next_arrival()
         request = Request.create(f"r{number}", prompt, params, arrival=arrival, seed=number)
-        request.client_key = client_key(self.cluster.delivery.open_stream(client), 0)
+        delivery.open_stream(client)
+        request.client_key = client_key(client.number, 0)
         self.clients[request.request_id] = client
         self.cluster.submit(request, client)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 import grpc.aio
 
@@ -32,7 +33,13 @@ SERVICE = "splitserve.scheduler.v1.SchedulerService"
 
 
 class Cut(Exception):
-    """The connection is to break here."""
+    """The connection is to break here, or the stream to end with the DomainError in it."""
+
+    async def end(self, context: grpc.aio.ServicerContext) -> NoReturn:
+        for error in self.args:
+            raise error
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "the connection broke")
+        raise AssertionError("abort raises")
 
 
 class Failed(Exception):
@@ -56,14 +63,15 @@ class FakeScheduler(
     requests: list[scheduler_pb2.GenerateRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     num_tokens: int = 0
+    max_message_bytes: int = 0
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def Generate(self, request, context):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, N802
         try:
             async for response in self._events(request):
                 yield response
-        except Cut:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "the connection broke")
+        except Cut as cut:
+            await cut.end(context)
         finally:
             self.ended.set()
 
@@ -91,7 +99,7 @@ class FakeScheduler(
             while True:
                 response = await out.get()
                 if isinstance(response, Cut):
-                    await context.abort(grpc.StatusCode.UNAVAILABLE, "the connection broke")
+                    await response.end(context)
                 yield response
         finally:
             for task in (reader, *running.values()):
@@ -198,6 +206,7 @@ class FakeScheduler(
             max_model_len_tokens=128,
             eos_token_ids=[1],
             default_sampling_params=self.default_sampling_params,
+            max_message_bytes=self.max_message_bytes,
         )
 
     async def GetTokenizer(self, request, context):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, N802

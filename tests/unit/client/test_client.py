@@ -35,10 +35,10 @@ from tests.unit.client.fake_server import Cut, FakeScheduler, start
 PROMPT = [3, 4, 5]
 
 
-def cut_at(*numbers: int) -> object:
+def cut_at(*numbers: int, error: DomainError | None = None) -> object:
     def before_token(number: int) -> None:
         if number in numbers:
-            raise Cut
+            raise Cut if error is None else Cut(error)
 
     return before_token
 
@@ -50,6 +50,19 @@ async def collect(events: AsyncIterator[Tokens | Finish]) -> tuple[list[int], Fi
             return token_ids, event
         token_ids.extend(event.token_ids)
     raise AssertionError("no finish")
+
+
+@pytest.mark.parametrize("number", [0, 3])
+async def test_generate_continues_when_it_was_not_read(
+    client: AsyncClient, fake: FakeScheduler, number: int
+) -> None:
+    error = DomainError("STREAM_NOT_READ", "the stream held too much")
+    fake.before_token = cut_at(number, error=error)  # type: ignore[assignment]
+
+    token_ids, _ = await collect(client.generate(PROMPT, SamplingParams(seed=11, max_tokens=5)))
+
+    assert token_ids == expected_tokens(PROMPT, 11, 5)
+    assert len(fake.requests) == 2
 
 
 async def test_generate_streams_tokens_and_finish_when_nothing_goes_wrong(

@@ -131,3 +131,50 @@ async def test_session_fails_its_requests_but_stays_usable_when_patience_ends(
         token_ids, _ = await collect(session.submit([2], SamplingParams(seed=1, max_tokens=3)))
 
     assert token_ids == expected_tokens([2], 1, 3)
+
+
+async def test_session_continues_all_requests_when_it_was_not_read(
+    client: AsyncClient, fake: FakeScheduler
+) -> None:
+    error = DomainError("STREAM_NOT_READ", "the stream held too much")
+    fake.before_token = cut_at(7, error=error)  # type: ignore[assignment]
+
+    async with client.session() as session:
+        streams = [session.submit([n], SamplingParams(seed=n, max_tokens=8)) for n in range(4)]
+        results = await asyncio.gather(*map(collect, streams))
+
+    for number, (token_ids, _) in enumerate(results):
+        assert token_ids == expected_tokens([number], number, 8)
+
+
+async def test_session_brings_the_others_all_when_one_request_is_not_read(
+    client: AsyncClient,
+) -> None:
+    async with client.session() as session:
+        unread = session.submit([1], SamplingParams(seed=1, max_tokens=500))
+        for number in range(2, 5):
+            params = SamplingParams(seed=number, max_tokens=500)
+            token_ids, _ = await collect(session.submit([number], params))
+            assert token_ids == expected_tokens([number], number, 500)
+        token_ids, _ = await collect(unread)
+
+    assert token_ids == expected_tokens([1], 1, 500)
+
+
+async def test_session_fails_one_request_when_it_is_larger_than_the_server_takes(
+    client: AsyncClient, fake: FakeScheduler
+) -> None:
+    fake.max_message_bytes = 300_000
+
+    async with client.session() as session:
+        good = session.submit([1], SamplingParams(seed=1, max_tokens=3))
+        large = session.submit([2] * 300_000, SamplingParams(max_tokens=3))
+        with pytest.raises(InvalidRequest) as caught:
+            await collect(large)
+        token_ids, _ = await collect(good)
+        # Large, but not too large.
+        assert await collect(session.submit([3] * 290_000, SamplingParams(max_tokens=3)))
+
+    assert caught.value.reason == "MESSAGE_TOO_LARGE"
+    assert token_ids == expected_tokens([1], 1, 3)
+    assert [len(request.prompt_token_ids) for request in fake.requests] == [1, 290_000]

@@ -88,6 +88,7 @@ class ExecutorServiceServicer(object):
 
         Everything wrong *inside* a batch is answered in-band by StepResult.status, and the stream
         goes on. gRPC errors mean transport or an undecodable stream:
+        INVALID_ARGUMENT    a message cannot be decoded;
         RESOURCE_EXHAUSTED  a message is larger than the executor reads. A scheduler keeps to
         ExecutorLimits.max_message_bytes, so it never sees this;
         ABORTED             superseded by a newer stream;

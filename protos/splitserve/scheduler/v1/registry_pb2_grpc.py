@@ -66,7 +66,8 @@ class RegistryServiceServicer(object):
         INVALID_ARGUMENT     EXECUTOR_INFO_INVALID      a field that is missing or out of range;
         RESOURCE_EXHAUSTED   REGISTRY_BUSY              64 registrations wait for GetInfo, or one at
         this address;
-        UNAVAILABLE          DRAINING                   the scheduler is shutting down.
+        UNAVAILABLE          DRAINING                   the scheduler is shutting down;
+        and what scheduler.proto says of every method: MESSAGE_UNDECODABLE, MESSAGE_TOO_LARGE.
         After an error the executor may try again, at a pace of seconds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

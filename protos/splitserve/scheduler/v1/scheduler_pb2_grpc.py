@@ -75,11 +75,12 @@ class SchedulerServiceServicer(object):
         soon as the steps in flight are answered.
         Idempotency: none; the same call twice generates twice.
         Ordering: the tokens of a sequence arrive in order, each exactly once.
-        Errors: before the first message all of the table above; afterwards UNAVAILABLE (DRAINING) and
-        INTERNAL only. To continue a broken stream, call again (here or at another scheduler of the
-        same model) with the same `seed` and the tokens received: in `resume_token_ids`, or of several
-        sequences in `resume_sequences`. With best_of > n or beam_search there is nothing to continue:
-        the same call starts over, and with the same seed gives the same.
+        Errors: before the first message all of the table above; afterwards UNAVAILABLE (DRAINING),
+        RESOURCE_EXHAUSTED (STREAM_NOT_READ) and INTERNAL only. To continue a broken stream, call again
+        (here or at another scheduler of the same model) with the same `seed` and the tokens received:
+        in `resume_token_ids`, or of several sequences in `resume_sequences`. With best_of > n or
+        beam_search there is nothing to continue: the same call starts over, and with the same seed
+        gives the same.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -91,12 +92,13 @@ class SchedulerServiceServicer(object):
         Effect: the client submits and aborts requests at any time; the server sends one message per
         step of an executor, with the tokens of all of this session's requests in it, and none for a
         step that brought them nothing. When the client half-closes, the server ends the stream once
-        every request has finished. When the stream breaks, all unfinished requests of the session are
-        aborted.
+        every request has finished. When the stream ends in any other way, all unfinished requests of
+        the session are aborted.
         Ordering: per request as in Generate; `tokens` of a message come before its `events`.
         Errors: what concerns one request arrives as an event and leaves the others alone. The stream
         itself ends with INVALID_ARGUMENT (SESSION_PROTOCOL) if a message has no action or reuses the
-        handle of an unfinished request, and with UNAVAILABLE (DRAINING) at shutdown, if a request is
+        handle of an unfinished request, with MESSAGE_UNDECODABLE, MESSAGE_TOO_LARGE and
+        STREAM_NOT_READ as above, and with UNAVAILABLE (DRAINING) at shutdown, if a request is
         unfinished then; a request submitted during the shutdown is rejected by an event.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

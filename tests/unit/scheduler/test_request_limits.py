@@ -1,0 +1,186 @@
+"""Sizes are looked at first: what is refused for its size is not copied, let alone decoded."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+from google.protobuf.message import Message
+
+from scheduler_service.client_codec import decode_sampling_params
+from scheduler_service.cluster import Cluster
+from scheduler_service.config import ClusterConfig
+from scheduler_service.core.request import Request
+from scheduler_service.core.sampling_params import MAX_ENTRIES, MAX_SEQUENCES
+from scheduler_service.request_limits import check_lengths, message_bytes, most_message_bytes
+from scheduler_service.servicer import SchedulerServicer
+from splitserve.scheduler.v1 import scheduler_pb2 as api
+from splitserve_rpc.domain_error import DomainError
+from splitserve_rpc.interceptors import BoundaryInterceptor
+from tests.support.core_driver import make_config
+
+MAX_LEN = 100
+CONFIG = make_config(max_model_len=MAX_LEN, num_device_blocks=1000)
+NUM_ENTRIES = 200_000
+# Whoever copies so many entries takes four times as much.
+COPY_BYTES = 200_000
+MIB = 2**20
+
+
+def a_request() -> api.GenerateRequest:
+    params = api.SamplingParams(n=2, logit_bias={1: 1.0})
+    request = api.GenerateRequest(prompt_token_ids=[1], sampling_params=params)
+    request.resume_sequences.add(index=0, token_ids=[1])
+    return request
+
+
+def long_lists() -> Iterator[tuple[str, api.GenerateRequest]]:
+    """A request for each list in it, however deep, that is very long there."""
+    for path in paths_of_lists(a_request()):
+        request = a_request()
+        *parents, name = path
+        message: Any = request
+        for parent in parents:
+            place = getattr(message, parent)
+            message = place[0] if isinstance(place, list) or hasattr(place, "append") else place
+        fill(getattr(message, name))
+        yield ".".join(path), request
+
+
+def paths_of_lists(message: Message) -> Iterator[tuple[str, ...]]:
+    for field in message.DESCRIPTOR.fields:
+        if field.is_repeated:
+            yield (field.name,)
+        if field.message_type is None or field.message_type.GetOptions().map_entry:
+            continue
+        place = getattr(message, field.name)
+        inner = (place or [place.add()])[0] if field.is_repeated else place
+        for path in paths_of_lists(inner):
+            yield (field.name, *path)
+
+
+def fill(place: Any) -> None:  # noqa: ANN401
+    if hasattr(place, "add"):
+        place.extend([place.add()] * NUM_ENTRIES)
+    elif hasattr(place, "extend"):
+        place.extend(range(NUM_ENTRIES))
+    else:
+        place.update(dict.fromkeys(range(NUM_ENTRIES), 1.0))
+
+
+class _Cluster:
+    """As much of a Cluster as decoding needs."""
+
+    largest_config = CONFIG
+
+    def next_arrival(self) -> int:
+        return 1
+
+    def now_ns(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize(
+    ("name", "request_"), [pytest.param(*case, id=case[0]) for case in long_lists()]
+)
+def test_request_is_refused_without_a_copy_when_a_list_is_too_long(
+    name: str, request_: api.GenerateRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def create(*_arguments: object, **_options: object) -> None:
+        raise AssertionError("a request was made of it")
+
+    monkeypatch.setattr(Request, "create", create)
+    servicer = SchedulerServicer(cast("Cluster", _Cluster()))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DomainError) as caught:
+            servicer._decode(request_)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < COPY_BYTES
+    assert str(NUM_ENTRIES)[:3] in caught.value.message
+
+
+def at_the_limit() -> api.GenerateRequest:
+    params = api.SamplingParams(
+        logit_bias=dict.fromkeys(range(MAX_ENTRIES["logit_bias"]), 1.0),
+        stop_token_ids=range(MAX_ENTRIES["stop_token_ids"]),
+    )
+    request = api.GenerateRequest(
+        prompt_token_ids=[1] * (MAX_LEN - 1),
+        resume_token_ids=[1] * MAX_LEN,
+        encoder_token_ids=[1] * CONFIG.num_device_slots,
+        sampling_params=params,
+    )
+    for index in range(MAX_SEQUENCES):
+        request.resume_sequences.add(index=index, token_ids=[1] * MAX_LEN)
+    return request
+
+
+def test_sizes_are_allowed_when_they_are_at_the_limits() -> None:
+    request = at_the_limit()
+    check_lengths(request, CONFIG)
+    decode_sampling_params(request.sampling_params)
+
+
+@pytest.mark.parametrize(
+    ("field", "reason"),
+    [
+        ("prompt_token_ids", "PROMPT_TOO_LONG"),
+        ("resume_token_ids", "SAMPLING_PARAMS_INVALID"),
+        ("encoder_token_ids", "NEVER_FITS_KV_CACHE"),
+    ],
+)
+def test_size_is_refused_by_name_when_it_is_one_above_the_limit(field: str, reason: str) -> None:
+    request = at_the_limit()
+    getattr(request, field).append(1)
+    with pytest.raises(DomainError) as caught:
+        check_lengths(request, CONFIG)
+    assert caught.value.reason == reason
+
+
+# -- bytes -------------------------------------------------------------------------------------
+
+
+def test_message_has_room_for_every_request_that_an_executor_can_run() -> None:
+    num_tokens = CONFIG.num_device_slots
+    largest = at_the_limit()
+    largest.prompt_token_ids[:] = [2**28 - 1] * num_tokens
+    del largest.encoder_token_ids[:]
+    for name in ("request_id", "tenant", "adapter", "cache_salt"):
+        setattr(largest, name, "\u4e2d" * 128)
+    session = api.SessionRequest(submit=api.SessionSubmit(handle=-1, request=largest))
+    assert session.ByteSize() <= message_bytes(CONFIG, 4 * MIB) < session.ByteSize() + 256 * 1024
+
+
+def test_message_limit_counts_all_sequences_when_a_window_lets_them_outgrow_the_pool() -> None:
+    window = replace(CONFIG, sliding_window=16, num_device_blocks=100)
+    assert message_bytes(window, 4 * MIB) == 256 * 1024 + 4 * MAX_SEQUENCES * MAX_LEN
+
+
+def test_message_limit_is_usual_unless_max_model_len_asks_for_more() -> None:
+    assert most_message_bytes(None) == most_message_bytes(1000) == 4 * MIB
+    assert most_message_bytes(2 * MIB) == 8 * MIB + 256 * 1024
+    assert most_message_bytes(2**31 - 1) == 64 * MIB
+    assert message_bytes(replace(CONFIG, max_model_len=10 * MIB), 4 * MIB) == 4 * MIB
+
+
+def test_cluster_takes_the_usual_message_while_it_knows_no_executor() -> None:
+    cluster = Cluster(ClusterConfig(max_model_len=2 * MIB), 1, lambda: None)
+    assert cluster.max_message_bytes == most_message_bytes(2 * MIB)
+
+
+def test_message_is_not_decoded_when_it_is_too_large() -> None:
+    def decode(message: bytes) -> None:
+        raise AssertionError("it was decoded")
+
+    boundary = BoundaryInterceptor(lambda: 10)
+    with pytest.raises(DomainError) as caught:
+        boundary._decode("/a.B/C", decode, bytes(11))
+    assert caught.value.reason == "MESSAGE_TOO_LARGE"
+    assert "11 bytes" in caught.value.message
+    assert boundary._decode("/a.B/C", len, bytes(10)) == 10
