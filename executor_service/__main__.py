@@ -172,7 +172,7 @@ def _start_logging(level: str) -> None:
     logging.basicConfig(
         level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
-    for package in ("executor_service", "splitserve_rpc"):
+    for package in ("executor_service", "splitserve_kernels", "splitserve_rpc"):
         logging.getLogger(package).setLevel(level.upper())
 
 

@@ -19,6 +19,7 @@ from executor_service.device_errors import is_out_of_memory
 from executor_service.errors import ExecutorError, ModelUnreadable, ModelUnsupported, OutOfMemory
 from executor_service.host_memory import format_bytes
 from executor_service.loaded_model import LoadedModel
+from executor_service.model_kind import check_kind
 from executor_service.model_support import check_config, check_model_class, choose_max_model_len
 from executor_service.progress import show_progress
 from executor_service.self_check import check_model
@@ -58,6 +59,7 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
     checkpoint = resolve_checkpoint(model_config.model)
     _silence_transformers()
     config = _read_config(checkpoint)
+    check_kind(config, checkpoint.architectures)
     text_config = config.get_text_config(decoder=True)
     max_model_len = choose_max_model_len(text_config, model_config.max_model_len)
     check_config(config, text_config, max_model_len)
@@ -108,7 +110,9 @@ def _read_config(checkpoint: Checkpoint) -> Any:  # noqa: ANN401
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(checkpoint.directory, local_files_only=True)
+        return AutoConfig.from_pretrained(
+            checkpoint.directory, local_files_only=True, trust_remote_code=False
+        )
     except Exception as error:
         # An unknown model type is a ValueError, a nonsensical value any of many types.
         message = f"{checkpoint.directory}/config.json: {one_line(error)}"
@@ -135,6 +139,7 @@ def read_model(checkpoint: Checkpoint, config: Any, model_config: ModelConfig) -
             # (some versions of transformers run soft-capped models through SDPA, without the cap).
             attn_implementation="eager",
             local_files_only=True,
+            trust_remote_code=False,
             output_loading_info=True,
             # Not to ignore them, but to name them below.
             ignore_mismatched_sizes=True,
