@@ -2,8 +2,8 @@
 
 On a GPU: attention in Triton or by flash-attn, and for models of the Llama kind a decoder of our
 own around it. On the CPU: native kernels, with the whole decoder in one call for these models.
-Whatever is chosen was tried on this machine first. What does not apply to a model costs a line at
-INFO that says what serves it instead; a kernel that is wrong on this machine, an error.
+Whatever is chosen was tried on this machine first; what fails its trial is refused, loudly. What
+was not made for a model is one line at INFO, which says what serves it instead.
 """
 
 from __future__ import annotations
@@ -40,6 +40,12 @@ from splitserve_kernels.cpu.build import BuildFailed
 from splitserve_kernels.cpu.library import NativeLibrary, load_library
 
 _log = logging.getLogger(__name__)
+# An operator can mend a build, and has to know of a kernel that is wrong on this machine.
+_LEVELS = {
+    BackendUnavailable: logging.INFO,
+    BuildFailed: logging.WARNING,
+    BackendWrong: logging.ERROR,
+}
 
 
 class AttentionBackendName(Enum):
@@ -132,16 +138,9 @@ def _choose(
     except (BuildFailed, BackendWrong, BackendUnavailable) as error:
         if name is not AttentionBackendName.AUTO:
             raise BackendUnavailable(f"{name.value}: {error}") from error
-        message = "attention_backends_not_used device=%s reason=%r: plain torch serves"
-        _log.log(_level_of(error), message, loaded.device.type, str(error))
+        message = "attention_backends_refused device=%s reason=%r: plain torch serves"
+        _log.log(_LEVELS[type(error)], message, loaded.device.type, str(error))
         return in_torch
-
-
-def _level_of(refusal: BuildFailed | BackendWrong | BackendUnavailable) -> int:
-    """An operator can mend a build, and has to know of kernels that are wrong on this machine."""
-    if isinstance(refusal, BackendWrong):
-        return logging.ERROR
-    return logging.WARNING if isinstance(refusal, BuildFailed) else logging.INFO
 
 
 def _native(
@@ -160,15 +159,17 @@ def _native(
             return _native_decoder(loaded, library, block_size, is_int8=is_int8)
         except ReplacementWrong as error:
             reason = str(error)
+            _log.error("native_decoder_refused model=%s reason=%r", loaded.architecture, reason)
             loaded = load()  # the trial took it apart
-    _log_not_used("native_decoder", loaded, reason, "native attention")
+    else:
+        _log_not_used("native_decoder", loaded, reason, "native attention")
     description = f"native attention ({library.variant})"
     draw, is_packed = native_draw(library), True
     try:
         loaded = pack_linears(loaded, library, is_int8=is_int8)
         description = f"native attention and matrices ({library.variant})"
     except ReplacementWrong as error:
-        _log_not_used("native_matrices", loaded, str(error), "native attention")
+        _log.error("packed_matrices_refused model=%s reason=%r", loaded.architecture, str(error))
         loaded, is_packed = load(), False
     make_model = attending_with(backend)
     is_int8 &= is_packed
@@ -233,12 +234,12 @@ def _gpu_decoder(loaded: LoadedModel, chosen: GpuAttention) -> Decoder | None:
     try:
         return build_gpu_decoder(loaded, chosen.backend, chosen.block_size)
     except ReplacementWrong as error:
-        _log_not_used("gpu_decoder", loaded, str(error), f"{chosen.name} attention")
+        _log.error("gpu_decoder_refused model=%s reason=%r", loaded.architecture, str(error))
         return None
 
 
 def _log_not_used(what: str, loaded: LoadedModel, reason: str, instead: str) -> None:
-    """One line for what an operator need not act on: the model is served well without `what`."""
+    """One line, not urgent: `what` is not made for the model, which is served well without it."""
     _log.info("%s_not_used model=%s reason=%r: %s serves", what, loaded.architecture, reason, instead)
 
 
