@@ -23,6 +23,7 @@ from executor_service.model_kind import check_kind
 from executor_service.model_support import check_config, check_model_class, choose_max_model_len
 from executor_service.progress import show_progress
 from executor_service.self_check import check_model
+from executor_service.weight_names import check_weight_names
 
 _log = logging.getLogger(__name__)
 
@@ -149,7 +150,8 @@ def read_model(checkpoint: Checkpoint, config: Any, model_config: ModelConfig) -
         model = model.to(model_config.device).eval()
     except Exception as error:
         raise _load_error(checkpoint, error) from error
-    _check_loaded(checkpoint, type(model).__name__, info)
+    text_config = config.get_text_config(decoder=True)
+    check_weight_names(checkpoint.directory, type(model).__name__, text_config, info)
     if model.dtype not in _DTYPES.values():
         raise ModelUnsupported(f"{config.model_type}: dtype {model.dtype} is not supported")
     num_files, seconds = len(checkpoint.weight_files), time.perf_counter() - started_s
@@ -163,30 +165,11 @@ def _auto_class(config: Any) -> Any:  # noqa: ANN401
     from transformers import AutoModelForCausalLM
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ModelUnsupported(f"{config.model_type}: transformers has no causal language model")
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     # A few configurations have several classes; which one it is shows when it is loaded.
     if isinstance(model_class, type):
         check_model_class(model_class)
     return AutoModelForCausalLM
-
-
-def _check_loaded(checkpoint: Checkpoint, model_class: str, info: dict[str, Any]) -> None:
-    """Refuses a model of which a part would be random."""
-    missing = sorted(info["missing_keys"])
-    if missing:
-        raise ModelUnreadable(
-            f"{checkpoint.directory}: the weights lack {missing[0]} and"
-            f" {len(missing) - 1} more tensors of {model_class}"
-        )
-    mismatched = sorted(info["mismatched_keys"])
-    if mismatched:
-        name, found, expected = mismatched[0]
-        raise ModelUnreadable(
-            f"{checkpoint.directory}: {name} has shape {list(found)} where config.json implies"
-            f" {list(expected)}, and {len(mismatched) - 1} more tensors do not fit"
-        )
 
 
 def _load_error(checkpoint: Checkpoint, error: Exception) -> ExecutorError:
