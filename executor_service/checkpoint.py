@@ -149,7 +149,7 @@ def _shards(index_path: Path) -> tuple[Path, ...]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelUnreadable(f"{index_path}: has no weight_map")
     for tensor, name in weight_map.items():
-        if not isinstance(name, str) or Path(name).name != name:
+        if not isinstance(name, str) or not name or Path(name).name != name:
             raise ModelUnreadable(f"{index_path}: {tensor} is in {name!r}, which is no file's name")
     paths = tuple(index_path.parent / name for name in sorted(set(weight_map.values())))
     missing = [path.name for path in paths if not path.is_file()]

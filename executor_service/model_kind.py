@@ -29,6 +29,8 @@ _KIND_OF_ENDING = {
     "RewardModel": "reward model, which scores texts",
     "Model": "model without a language model's head, as embedding models are",
 }
+# Encoders unless is_decoder is set, beside those that fill in blanks.
+_ENCODER_TYPES = frozenset({"bert-generation"})
 _MEDIA = ("vision", "image", "video", "audio", "speech", "vq")
 
 
@@ -138,7 +140,9 @@ def _is_bidirectional(config: Any) -> bool:  # noqa: ANN401
     """Whether it says so. If it does not, `attention.py` hears of it from the model's masks."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
 
-    if getattr(config, "is_decoder", None) is False and type(config) in MODEL_FOR_MASKED_LM_MAPPING:
+    if getattr(config, "is_decoder", None) is False and (
+        type(config) in MODEL_FOR_MASKED_LM_MAPPING or config.model_type in _ENCODER_TYPES
+    ):
         return True
     text_config = config.get_text_config(decoder=True)
     sees_later = getattr(text_config, "use_bidirectional_attention", None)
