@@ -143,7 +143,7 @@ def _no_mask(*_args: object, **kwargs: object) -> None:
     """
     # Only the makers of bidirectional masks pass it.
     if "allow_is_bidirectional_skip" in kwargs:
-        raise ModelUnsupported("its tokens see later ones, as those of bidirectional encoders do")
+        raise ModelUnsupported("bidirectional encoder, whose tokens see later ones: not served")
 
 
 def _attention_forward(

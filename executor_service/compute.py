@@ -240,7 +240,9 @@ def _gpu_decoder(loaded: LoadedModel, chosen: GpuAttention) -> Decoder | None:
 
 def _log_not_used(what: str, loaded: LoadedModel, reason: str, instead: str) -> None:
     """One line, not urgent: `what` is not made for the model, which is served well without it."""
-    _log.info("%s_not_used model=%s reason=%r: %s serves", what, loaded.architecture, reason, instead)
+    _log.info(
+        "%s_not_used model=%s reason=%r: %s serves", what, loaded.architecture, reason, instead
+    )
 
 
 def _with_decoder(compute: Compute, decoder: Decoder) -> Compute:

@@ -29,8 +29,8 @@ _PLAIN_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
 _INTEGER_DTYPES = frozenset({"BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64"})
 _MATRIX = re.compile(r"(weight|packed|proj|blocks|scales|zeros)$")
 _SERVED = (
-    "not served; an unquantised checkpoint of the model would be (float32, bfloat16 or float16; on a"
-    " CPU, --quantization int8 rounds its matrices at load)"
+    "not served; an unquantised checkpoint of the model would be (float32, bfloat16 or float16);"
+    " on a CPU, --quantization int8 rounds the matrices of such a one"
 )
 
 

@@ -55,7 +55,7 @@ def _build_parser() -> argparse.ArgumentParser:
         "--token-ids",
         type=_token_ids,
         metavar="IDS",
-        help="the prompt as token ids, say 1,2,3; the answer is token ids, too, and needs no tokenizer",
+        help="the prompt as token ids, say 1,2,3; so is the answer, and no tokenizer is needed",
     )
     parser.add_argument("--raw", action="store_true", help="no chat template: continue the prompt")
     parser.add_argument("--system", default="", metavar="TEXT", help="system message of the chat")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,14 @@ from safetensors.torch import save_file
 
 from executor_service.errors import ExecutorError, ModelUnsupported
 from executor_service.model_loader import ModelConfig, load_model
+from tests.support.tiny_models import make_tiny_model
 
-_SMALL = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1, "vocab_size": 16}
+_SMALL: dict[str, Any] = {
+    "hidden_size": 8,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 1,
+    "vocab_size": 16,
+}
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **_SMALL}
 
 
@@ -151,7 +158,11 @@ _KINDS = [
         "decoder half of an encoder-decoder",
     ),
     (
-        {"model_type": "marian", "architectures": ["MarianForCausalLM"], "is_encoder_decoder": False},
+        {
+            "model_type": "marian",
+            "architectures": ["MarianForCausalLM"],
+            "is_encoder_decoder": False,
+        },
         "decoder half of an encoder-decoder",
     ),
     # Without a head for tokens.
@@ -229,7 +240,10 @@ def test_load_model_judges_the_text_part_when_it_is_multimodal(
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"auto_map": {"AutoConfig": "configuration_x.X"}}, "custom code (auto_map), which is never"),
+        (
+            {"auto_map": {"AutoConfig": "configuration_x.X"}},
+            "custom code (auto_map), which is never",
+        ),
         (
             {"model_type": "mine", "auto_map": {"AutoConfig": "configuration_x.X"}},
             "model_type 'mine' is custom code (auto_map), which is never run: not served",
@@ -245,6 +259,19 @@ def test_load_model_never_runs_custom_code_when_the_type_is_unknown(
     (tmp_path / "configuration_x.py").write_text("raise SystemExit('custom code is run')")
     _write_checkpoint(tmp_path, config)
     assert message in _refusal(tmp_path)
+
+
+def test_load_model_runs_the_code_of_transformers_when_the_checkpoint_brings_its_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_tiny_model("llama", tmp_path)
+    (tmp_path / "modeling_x.py").write_text("raise SystemExit('custom code is run')")
+    config = json.loads((tmp_path / "config.json").read_text())
+    own = {"AutoConfig": "modeling_x.X", "AutoModelForCausalLM": "modeling_x.LlamaForCausalLM"}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "auto_map": own}))
+    caplog.set_level(logging.INFO, "executor_service")
+    assert load_model(ModelConfig(str(tmp_path))).architecture == "LlamaForCausalLM"
+    assert "custom_code_not_run model_type=llama" in caplog.text
 
 
 def _touch(*names: str) -> Callable[[Path], None]:
@@ -348,3 +375,27 @@ def test_load_model_refuses_as_unsupported_when_it_is_another_kind(tmp_path: Pat
     _write_checkpoint(tmp_path, {"model_type": "bert"})
     with pytest.raises(ModelUnsupported):
         load_model(ModelConfig(str(tmp_path)))
+
+
+@pytest.mark.parametrize("model_class", ["BertForMaskedLM", "BertLMHeadModel"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("is_told", [True, False])
+def test_load_model_refuses_an_encoder_when_its_weights_are_gentle(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    model_class: str,
+    dtype: str,
+    is_told: bool,
+) -> None:
+    """Rounding hides what a token of a gentle model sees of later ones; its masks do not."""
+    import transformers
+
+    config = transformers.BertConfig(**_SMALL, intermediate_size=16, max_position_embeddings=64)
+    getattr(transformers, model_class)(config).save_pretrained(tmp_path)
+    if not is_told:
+        monkeypatch.setattr("executor_service.model_loader.check_kind", lambda *_: None)
+    with pytest.raises(
+        ModelUnsupported, match="bidirectional encoder, whose tokens see later ones"
+    ) as caught:
+        load_model(ModelConfig(str(tmp_path), dtype=dtype))
+    assert "\n" not in str(caught.value)
