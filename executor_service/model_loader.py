@@ -150,8 +150,7 @@ def read_model(checkpoint: Checkpoint, config: Any, model_config: ModelConfig) -
         model = model.to(model_config.device).eval()
     except Exception as error:
         raise _load_error(checkpoint, error) from error
-    text_config = config.get_text_config(decoder=True)
-    check_weight_names(checkpoint.directory, type(model).__name__, text_config, info)
+    check_weight_names(checkpoint.directory, model, info)
     if model.dtype not in _DTYPES.values():
         raise ModelUnsupported(f"{config.model_type}: dtype {model.dtype} is not supported")
     num_files, seconds = len(checkpoint.weight_files), time.perf_counter() - started_s

@@ -2,8 +2,8 @@
 
 The rule: every tensor of the model is in the checkpoint, in its shape, or tied to one that is; and
 every tensor of the checkpoint has its place in the model. Left out may only be what cannot change a
-logit: what transformers itself lists for the class (masks and the like), tables that follow from
-the configuration, and layers that predict tokens further ahead.
+logit: what transformers itself lists for the class, tables and masks that the model makes itself,
+and layers that predict tokens further ahead.
 """
 
 from __future__ import annotations
@@ -15,21 +15,20 @@ from typing import Any
 
 from executor_service.errors import ModelUnreadable
 
-_TABLES = re.compile(r"(^|\.)(inv_freq|original_inv_freq|cos_cached|sin_cached|position_ids)$")
+# Tables and masks that models had once, or had in another place.
+_TABLES = re.compile(
+    r"(^|\.)(inv_freq|original_inv_freq|cos_cached|sin_cached|position_ids|masked_bias)$"
+)
 _FURTHER_AHEAD = re.compile(r"(^|\.)mtp(_\w+)?\.")
 _LAYER = re.compile(r"(^|\.)layers\.(\d+)\.")
 
 
-def check_weight_names(
-    directory: Path,
-    model_class: str,
-    config: Any,  # noqa: ANN401
-    info: Mapping[str, Any],
-) -> None:
+def check_weight_names(directory: Path, model: Any, info: Mapping[str, Any]) -> None:  # noqa: ANN401
     """Raises ModelUnreadable for a checkpoint that breaks the rule, with a name and the count.
 
-    `config`: of `transformers`, text part. `info`: what its loading says.
+    `model`: of `transformers`. `info`: what its loading says.
     """
+    model_class = type(model).__name__
     missing = sorted(info["missing_keys"])
     if missing:
         raise ModelUnreadable(
@@ -44,7 +43,7 @@ def check_weight_names(
             f" {list(expected)}, and {len(mismatched) - 1} more tensors do not fit: not served;"
             " served would be weights with the config.json that they were saved with"
         )
-    unused = sorted(name for name in info["unexpected_keys"] if not _is_harmless(name, config))
+    unused = sorted(name for name in info["unexpected_keys"] if not _is_harmless(name, model))
     if unused:
         raise ModelUnreadable(
             f"{directory}: {model_class} has no place for {unused[0]} and {len(unused) - 1} more"
@@ -53,11 +52,15 @@ def check_weight_names(
         )
 
 
-def _is_harmless(name: str, config: Any) -> bool:  # noqa: ANN401
+def _is_harmless(name: str, model: Any) -> bool:  # noqa: ANN401
     if _TABLES.search(name) or _FURTHER_AHEAD.search(name):
         return True
+    # Checkpoints may leave out the first part of names.
+    if any(f".{buffer}".endswith(f".{name}") for buffer, _ in model.named_buffers()):
+        return True
     layer = _LAYER.search(name)
-    return layer is not None and int(layer[2]) in _layers_further_ahead(config)
+    text_config = model.config.get_text_config(decoder=True)
+    return layer is not None and int(layer[2]) in _layers_further_ahead(text_config)
 
 
 def _layers_further_ahead(config: Any) -> Iterable[int]:  # noqa: ANN401

@@ -76,6 +76,17 @@ def test_load_model_serves_when_transformers_itself_lists_the_tensor(tmp_path: P
     assert load_model(ModelConfig(str(tmp_path))).vocab_size == VOCAB_SIZE
 
 
+def test_load_model_serves_when_the_model_makes_the_tensor_by_itself(tmp_path: Path) -> None:
+    import transformers
+
+    sizes = {"n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 64, "vocab_size": VOCAB_SIZE}
+    config = transformers.GPTBigCodeConfig.from_dict(sizes)
+    transformers.GPTBigCodeForCausalLM(config).save_pretrained(tmp_path)
+    _add(tmp_path, "transformer.bias", dtype=torch.bool)
+    _add(tmp_path, "transformer.h.0.attn.masked_bias")
+    assert load_model(ModelConfig(str(tmp_path))).vocab_size == VOCAB_SIZE
+
+
 @pytest.mark.parametrize("has_both", [True, False])
 def test_load_model_serves_tied_weights_when_the_head_is_stored_or_not(
     tmp_path: Path, has_both: bool
