@@ -136,14 +136,8 @@ def register_attention() -> None:
     AttentionMaskInterface.register(IMPLEMENTATION_NAME, _no_mask)
 
 
-def _no_mask(*_args: object, **kwargs: object) -> None:
-    """Positions and block tables say who sees whom; a mask tensor is never needed.
-
-    Raises ModelUnsupported if it is the mask of an encoder that is asked for.
-    """
-    # Only the makers of bidirectional masks pass it.
-    if "allow_is_bidirectional_skip" in kwargs:
-        raise ModelUnsupported("bidirectional encoder, whose tokens see later ones: not served")
+def _no_mask(*_args: object, **_kwargs: object) -> None:
+    """Positions and block tables say who sees whom; a mask tensor is never needed."""
 
 
 def _attention_forward(

@@ -5,6 +5,7 @@ These refusals come before the weights are read. What they miss, `self_check.py`
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -64,10 +65,19 @@ def check_model_class(model_class: type) -> None:
     # after loading comes to the same verdict, only later.
     if getattr(model_class, "_is_stateful", False):
         raise ModelUnsupported(f"{name}: it keeps a recurrent state: {_SERVED_INSTEAD}")
+    if _numbers_from_padding(model_class):
+        reason = "its positions begin behind pad_token_id, not at 0"
+        raise ModelUnsupported(f"{name}: {reason}: {_SERVED_INSTEAD}")
     uses_interface = getattr(model_class, "_can_set_attn_implementation", None)
     if uses_interface is not None and not uses_interface():
         reason = "it bypasses transformers' attention interface"
         raise ModelUnsupported(f"{name}: {reason}: {_SERVED_INSTEAD}")
+
+
+def _numbers_from_padding(model_class: type) -> bool:
+    """Whether it numbers tokens as RoBERTa does, whatever positions it might be given."""
+    classes = vars(sys.modules[model_class.__module__]).values()
+    return any("create_position_ids_from_input_ids" in getattr(c, "__dict__", {}) for c in classes)
 
 
 def expected_windows(text_config: Any, num_layers: int) -> list[int | None]:  # noqa: ANN401

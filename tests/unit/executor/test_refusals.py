@@ -200,6 +200,15 @@ def test_load_model_says_what_it_is_when_it_is_no_causal_language_model(
     assert ": not served; served would be a decoder-only causal language model" in text
 
 
+@pytest.mark.parametrize("model_type", ["roberta", "camembert", "xlm-roberta-xl"])
+def test_load_model_says_so_when_positions_do_not_begin_at_0(
+    tmp_path: Path, model_type: str
+) -> None:
+    _write_checkpoint(tmp_path, {"model_type": model_type, "is_decoder": True})
+    text = _refusal(tmp_path)
+    assert "its positions begin behind pad_token_id, not at 0: not served; served would be" in text
+
+
 @pytest.mark.usefixtures("_reads_no_weights")
 @pytest.mark.parametrize(
     ("config", "parts", "text_part"),
@@ -379,21 +388,14 @@ def test_load_model_refuses_as_unsupported_when_it_is_another_kind(tmp_path: Pat
 
 @pytest.mark.parametrize("model_class", ["BertForMaskedLM", "BertLMHeadModel"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("is_told", [True, False])
 def test_load_model_refuses_an_encoder_when_its_weights_are_gentle(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    model_class: str,
-    dtype: str,
-    is_told: bool,
+    tmp_path: Path, model_class: str, dtype: str
 ) -> None:
-    """Rounding hides what a token of a gentle model sees of later ones; its masks do not."""
+    """Rounding hides what a token of a gentle model sees of later ones."""
     import transformers
 
     config = transformers.BertConfig(**_SMALL, intermediate_size=16, max_position_embeddings=64)
     getattr(transformers, model_class)(config).save_pretrained(tmp_path)
-    if not is_told:
-        monkeypatch.setattr("executor_service.model_loader.check_kind", lambda *_: None)
     with pytest.raises(
         ModelUnsupported, match="bidirectional encoder, whose tokens see later ones"
     ) as caught:
