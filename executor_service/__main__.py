@@ -185,7 +185,8 @@ def main() -> int:
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         asyncio.run(serve(config))
     except (ConfigInvalid, ExecutorError) as error:
-        sys.stderr.write(f"splitserve executor: {error}\n")
+        # Names that come from files may hold anything.
+        sys.stderr.write(f"splitserve executor: {' '.join(str(error).split())}\n")
         return 2
     except CannotListen as error:
         sys.stderr.write(f"splitserve executor: {error}\n")

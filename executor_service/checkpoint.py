@@ -206,7 +206,7 @@ def _sampled_ranges(path: Path, size: int) -> Iterator[tuple[int, int]]:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelUnreadable(f"{path}: not readable as JSON ({one_line(error)})") from error
     if not isinstance(content, dict):
         raise ModelUnreadable(f"{path}: not a JSON object")

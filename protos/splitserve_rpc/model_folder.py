@@ -90,7 +90,7 @@ def _adapter(directory: Path) -> str:
     try:
         content = json.loads((directory / _ADAPTER).read_text(encoding="utf-8"))
         base, kind = content.get("base_model_name_or_path"), content.get("peft_type")
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, RecursionError, AttributeError):
         base = kind = None
     adapter = f"{kind or 'PEFT'} adapter of the model {base or 'that it does not name'}"
     adapter = " ".join(adapter.split())

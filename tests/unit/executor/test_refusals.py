@@ -132,6 +132,26 @@ def test_load_model_refuses_when_weights_are_quantised_and_the_config_is_silent(
     assert f"quantised, though config.json does not tell how: {name} is " in _refusal(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "architectures",
+    [
+        None,
+        [],
+        "LlamaForCausalLM",
+        ["LlamaForCausalLM"],
+        ["LLaMAForCausalLM"],
+        ["X", "LlamaForCausalLM"],
+    ],
+)
+def test_load_model_serves_when_the_class_is_that_of_the_model_type(
+    tmp_path: Path, architectures: object
+) -> None:
+    make_tiny_model("llama", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": architectures}))
+    assert load_model(ModelConfig(str(tmp_path))).architecture == "LlamaForCausalLM"
+
+
 _ENCODER = "bidirectional encoder"
 _KINDS = [
     # Encoders, by flag, by class, or by both.
