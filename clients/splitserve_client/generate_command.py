@@ -12,7 +12,7 @@ from pathlib import Path
 from splitserve_client.client import AsyncClient
 from splitserve_client.command_line import add_address, run
 from splitserve_client.completion import End, Prompt, stream_text
-from splitserve_client.errors import TokenizerUnavailable
+from splitserve_client.errors import ChatTemplateFailed, TokenizerUnavailable
 from splitserve_client.generate_output import (
     JsonLinesOutput,
     JsonOutput,
@@ -131,7 +131,7 @@ async def _generate(
 async def _tokenizer(client: AsyncClient) -> Tokenizer:
     try:
         return await client.get_tokenizer()
-    except TokenizerUnavailable as error:
+    except (TokenizerUnavailable, ChatTemplateFailed) as error:
         raise TokenizerUnavailable(
             f"{error.message}; give token ids (--token-ids 1,2,3), or serve the model with its"
             " tokenizer.json",

@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from splitserve_client.client import AsyncClient
 from splitserve_client.completion import Piece, Prompt, stream_text
 from splitserve_client.connection import DEFAULT_ADDRESS
-from splitserve_client.errors import SplitserveError, TokenizerUnavailable
+from splitserve_client.errors import ChatTemplateFailed, SplitserveError, TokenizerUnavailable
 from splitserve_client.supervisor import ServeConfig
 from splitserve_client.tokenizer import Tokenizer
 from splitserve_client.types import SamplingParams
@@ -59,9 +59,7 @@ async def welcome(config: ServeConfig) -> None:
             )
             tokenizer = await _tokenizer(client)
             has_tokenizer = tokenizer is not None
-            if tokenizer is None:
-                _write("The model comes without a tokenizer.json: prompts are token ids.\n")
-            elif config.with_demo:
+            if tokenizer is not None and config.with_demo:
                 await _demo(client, tokenizer)
     except (SplitserveError, IndexError) as error:
         # The server lives on; a first completion is not worth more than a line.
@@ -70,9 +68,12 @@ async def welcome(config: ServeConfig) -> None:
 
 
 async def _tokenizer(client: AsyncClient) -> Tokenizer | None:
-    with suppress(TokenizerUnavailable):
+    """None, with a line that says why, if prompts have to be token ids."""
+    try:
         return await client.get_tokenizer()
-    return None
+    except (TokenizerUnavailable, ChatTemplateFailed) as error:
+        _write(f"Prompts are token ids: {' '.join(str(error).split())}\n")
+        return None
 
 
 async def _demo(client: AsyncClient, tokenizer: Tokenizer) -> None:

@@ -28,19 +28,33 @@ def _proposed(text: str, command: str) -> list[str]:
     return words[words.index(command) :]
 
 
-@pytest.mark.parametrize("has_tokenizer", [True, False])
+@pytest.mark.parametrize(
+    ("changes", "why_not"),
+    [
+        ({}, ""),
+        (None, "the executors offer no tokenizer"),
+        ({"tokenizer.json": b"{}"}, "tokenizer.json is not readable"),
+        ({"chat_template.jinja": b"{% for"}, "the model's chat template is broken"),
+    ],
+)
 @pytest.mark.parametrize("with_demo", [True, False])
 def test_welcome_proposes_what_works_when_there_is_a_tokenizer_or_none(
-    server: FakeServer, capsys: pytest.CaptureFixture[str], has_tokenizer: bool, with_demo: bool
+    server: FakeServer,
+    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, bytes] | None,
+    why_not: str,
+    with_demo: bool,
 ) -> None:
-    if not has_tokenizer:
+    has_tokenizer = not why_not
+    server.fake.tokenizer_files |= changes or {}
+    if changes is None:
         server.fake.tokenizer_files = {}
 
     _welcome(server, with_demo=with_demo)
 
     shown = capsys.readouterr()
     assert shown.err == ""
-    assert ("prompts are token ids" in shown.out) == (not has_tokenizer)
+    assert (f"Prompts are token ids: {why_not}" in shown.out) == (not has_tokenizer)
     assert len(server.fake.requests) == (with_demo and has_tokenizer)
     assert ("Tell me a story" in shown.out) == has_tokenizer
     for command in ("generate", "info"):
