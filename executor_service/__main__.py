@@ -172,7 +172,7 @@ def _start_logging(level: str) -> None:
     logging.basicConfig(
         level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
-    for package in ("executor_service", "splitserve_rpc"):
+    for package in ("executor_service", "splitserve_kernels", "splitserve_rpc"):
         logging.getLogger(package).setLevel(level.upper())
 
 
@@ -185,7 +185,8 @@ def main() -> int:
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         asyncio.run(serve(config))
     except (ConfigInvalid, ExecutorError) as error:
-        sys.stderr.write(f"splitserve executor: {error}\n")
+        # Names that come from files may hold anything.
+        sys.stderr.write(f"splitserve executor: {' '.join(str(error).split())}\n")
         return 2
     except CannotListen as error:
         sys.stderr.write(f"splitserve executor: {error}\n")

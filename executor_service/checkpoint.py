@@ -7,14 +7,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from executor_service.errors import ModelUnreadable
+from executor_service.model_kind import check_declared_kind
+from executor_service.quantized_checkpoint import check_declared, check_dtypes
+from splitserve_rpc.model_folder import (
+    WEIGHT_FILES,
+    NoCheckpoint,
+    check_folder,
+    check_special_kind,
+    find_checkpoint,
+)
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -22,10 +30,8 @@ _TOKENIZER_FILES = (
     "special_tokens_map.json",
     "chat_template.jinja",
 )
-_SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
-_PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-_HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model")
+_SMALL_FILES = ("*.json", "*.jinja", "tokenizer.model")
+_HUB_PATTERNS = (*_SMALL_FILES, "*.safetensors")
 
 # Files up to this size are hashed whole; of larger ones, evenly spread samples.
 _WHOLE_FILE_BYTES = 16 * 2**20
@@ -37,10 +43,20 @@ _MAX_ERROR_CHARS = 300
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A directory that holds a configuration and complete weight files."""
+    """A directory that holds a configuration and complete weight files.
+
+    `config`: what config.json holds, as it is.
+    """
 
     directory: Path
     weight_files: tuple[Path, ...]
+    config: Mapping[str, Any]
+
+    @property
+    def architectures(self) -> list[str]:
+        """The classes of `transformers` that the configuration names, if any."""
+        named = self.config.get("architectures")
+        return [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
 
     @property
     def tokenizer_files(self) -> tuple[Path, ...]:
@@ -71,21 +87,32 @@ class Checkpoint:
 def resolve_checkpoint(model: str) -> Checkpoint:
     """Finds the checkpoint `model`: a directory, or a model id of the Hugging Face hub.
 
-    Raises ModelUnreadable if it is missing, incomplete or broken.
+    Raises ModelUnreadable if it is missing, incomplete or broken, and ModelUnsupported for a kind
+    of checkpoint that is not served.
     """
-    directory = Path(model).expanduser()
-    if not directory.is_dir():
-        if directory.exists() or not _HUB_ID.fullmatch(model):
-            raise ModelUnreadable(f"{model}: no such directory")
-        directory = _download(model)
-    return Checkpoint(directory, _check_files(directory))
+    try:
+        directory = find_checkpoint(model) or _download(model)
+        check_folder(directory)
+    except NoCheckpoint as error:
+        raise ModelUnreadable(str(error)) from error
+    config = _read_config(directory)
+    return Checkpoint(directory, _check_files(directory), config)
 
 
 def _download(model: str) -> Path:
+    """Raises NoCheckpoint and ModelUnsupported before it fetches the weights."""
+    directory = _snapshot(model, _SMALL_FILES)
+    check_special_kind(directory)
+    if (directory / "config.json").is_file():
+        _read_config(directory)
+    return _snapshot(model, _HUB_PATTERNS)
+
+
+def _snapshot(model: str, patterns: tuple[str, ...]) -> Path:
     import huggingface_hub
 
     try:
-        return Path(huggingface_hub.snapshot_download(model, allow_patterns=list(_HUB_PATTERNS)))
+        return Path(huggingface_hub.snapshot_download(model, allow_patterns=list(patterns)))
     except Exception as error:
         # Hub, HTTP and file errors share no base class; all mean the same here.
         raise ModelUnreadable(
@@ -93,13 +120,17 @@ def _download(model: str) -> Path:
         ) from error
 
 
+def _read_config(directory: Path) -> dict[str, Any]:
+    """What config.json holds. Raises ModelUnsupported for what it rules out."""
+    config = _read_json(directory / "config.json")
+    check_declared(directory, config)
+    check_declared_kind(directory, config)
+    return config
+
+
 def _check_files(directory: Path) -> tuple[Path, ...]:
     """The weight files of `directory`, sorted, each complete."""
-    config_path = directory / "config.json"
-    if not config_path.is_file():
-        raise ModelUnreadable(f"{directory}: config.json is missing")
-    _read_json(config_path)
-    for single, index in (_SAFETENSORS, _PICKLED):
+    for single, index in WEIGHT_FILES:
         if (directory / single).is_file():
             files: tuple[Path, ...] = (directory / single,)
         elif (directory / index).is_file():
@@ -110,13 +141,16 @@ def _check_files(directory: Path) -> tuple[Path, ...]:
             if path.suffix == ".safetensors":
                 _check_safetensors(path)
         return files
-    raise ModelUnreadable(f"{directory}: no weights (model.safetensors or its index is missing)")
+    raise ModelUnreadable(f"{directory}: no weights (what is named so is not a file)")
 
 
 def _shards(index_path: Path) -> tuple[Path, ...]:
     weight_map = _read_json(index_path).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelUnreadable(f"{index_path}: has no weight_map")
+    for tensor, name in weight_map.items():
+        if not isinstance(name, str) or not name or Path(name).name != name:
+            raise ModelUnreadable(f"{index_path}: {tensor} is in {name!r}, which is no file's name")
     paths = tuple(index_path.parent / name for name in sorted(set(weight_map.values())))
     missing = [path.name for path in paths if not path.is_file()]
     if missing:
@@ -128,7 +162,7 @@ def _shards(index_path: Path) -> tuple[Path, ...]:
 
 
 def _check_safetensors(path: Path) -> None:
-    """Compares the size of the file with what its header promises."""
+    """Compares the file with what its header promises. Raises ModelUnsupported if quantised."""
     size = path.stat().st_size
     header_bytes = _header_bytes(path)
     try:
@@ -137,6 +171,7 @@ def _check_safetensors(path: Path) -> None:
             header = json.loads(file.read(header_bytes))
         header.pop("__metadata__", None)
         data_bytes = max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
+        check_dtypes(path, header)
     except (ValueError, AttributeError, KeyError, IndexError, TypeError) as error:
         raise ModelUnreadable(f"{path}: the safetensors header is corrupt") from error
     expected = 8 + header_bytes + data_bytes
@@ -171,7 +206,7 @@ def _sampled_ranges(path: Path, size: int) -> Iterator[tuple[int, int]]:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelUnreadable(f"{path}: not readable as JSON ({one_line(error)})") from error
     if not isinstance(content, dict):
         raise ModelUnreadable(f"{path}: not a JSON object")

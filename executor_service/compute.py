@@ -2,7 +2,8 @@
 
 On a GPU: attention in Triton or by flash-attn, and for models of the Llama kind a decoder of our
 own around it. On the CPU: native kernels, with the whole decoder in one call for these models.
-Whatever is chosen was tried on this machine first; what fails its trial is refused, loudly.
+Whatever is chosen was tried on this machine first; what fails its trial is refused, loudly. What
+was not made for a model is one line at INFO, which says what serves it instead.
 """
 
 from __future__ import annotations
@@ -39,6 +40,12 @@ from splitserve_kernels.cpu.build import BuildFailed
 from splitserve_kernels.cpu.library import NativeLibrary, load_library
 
 _log = logging.getLogger(__name__)
+# An operator can mend a build, and has to know of a kernel that is wrong on this machine.
+_LEVELS = {
+    BackendUnavailable: logging.INFO,
+    BuildFailed: logging.WARNING,
+    BackendWrong: logging.ERROR,
+}
 
 
 class AttentionBackendName(Enum):
@@ -131,9 +138,8 @@ def _choose(
     except (BuildFailed, BackendWrong, BackendUnavailable) as error:
         if name is not AttentionBackendName.AUTO:
             raise BackendUnavailable(f"{name.value}: {error}") from error
-        level = logging.ERROR if isinstance(error, BackendWrong) else logging.WARNING
-        message = "attention_backends_refused device=%s reason=%r: serving with plain torch"
-        _log.log(level, message, loaded.device.type, str(error))
+        message = "attention_backends_refused device=%s reason=%r: plain torch serves"
+        _log.log(_LEVELS[type(error)], message, loaded.device.type, str(error))
         return in_torch
 
 
@@ -155,7 +161,8 @@ def _native(
             reason = str(error)
             _log.error("native_decoder_refused model=%s reason=%r", loaded.architecture, reason)
             loaded = load()  # the trial took it apart
-    _log.info("native_decoder_not_used model=%s reason=%r", loaded.architecture, reason)
+    else:
+        _log_not_used("native_decoder", loaded, reason, "native attention")
     description = f"native attention ({library.variant})"
     draw, is_packed = native_draw(library), True
     try:
@@ -208,7 +215,7 @@ def compute_on_gpu(
     )
     reason = why_not_llama(loaded)
     if reason is not None:
-        _log.info("gpu_decoder_not_used model=%s reason=%r", loaded.architecture, reason)
+        _log_not_used("gpu_decoder", loaded, reason, compute.description)
         return compute
     decoder = _gpu_decoder(loaded, chosen)
     if decoder is not None:
@@ -229,6 +236,13 @@ def _gpu_decoder(loaded: LoadedModel, chosen: GpuAttention) -> Decoder | None:
     except ReplacementWrong as error:
         _log.error("gpu_decoder_refused model=%s reason=%r", loaded.architecture, str(error))
         return None
+
+
+def _log_not_used(what: str, loaded: LoadedModel, reason: str, instead: str) -> None:
+    """One line, not urgent: `what` is not made for the model, which is served well without it."""
+    _log.info(
+        "%s_not_used model=%s reason=%r: %s serves", what, loaded.architecture, reason, instead
+    )
 
 
 def _with_decoder(compute: Compute, decoder: Decoder) -> Compute:

@@ -20,9 +20,11 @@ from executor_service.errors import ExecutorError, ModelUnreadable, ModelUnsuppo
 from executor_service.generation_config import read_eos_token_ids, read_generation_config
 from executor_service.host_memory import format_bytes
 from executor_service.loaded_model import LoadedModel
+from executor_service.model_kind import check_kind
 from executor_service.model_support import check_config, check_model_class, choose_max_model_len
 from executor_service.progress import show_progress
 from executor_service.self_check import check_model
+from executor_service.weight_names import check_weight_names
 
 _log = logging.getLogger(__name__)
 
@@ -59,6 +61,7 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
     checkpoint = resolve_checkpoint(model_config.model)
     _silence_transformers()
     config = _read_config(checkpoint)
+    check_kind(config, checkpoint.architectures)
     text_config = config.get_text_config(decoder=True)
     max_model_len = choose_max_model_len(text_config, model_config.max_model_len)
     check_config(config, text_config, max_model_len)
@@ -114,7 +117,9 @@ def _read_config(checkpoint: Checkpoint) -> Any:  # noqa: ANN401
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(checkpoint.directory, local_files_only=True)
+        return AutoConfig.from_pretrained(
+            checkpoint.directory, local_files_only=True, trust_remote_code=False
+        )
     except Exception as error:
         # An unknown model type is a ValueError, a nonsensical value any of many types.
         message = f"{checkpoint.directory}/config.json: {one_line(error)}"
@@ -147,6 +152,7 @@ def read_model(checkpoint: Checkpoint, config: Any, model_config: ModelConfig) -
             # Not that of the checkpoint, which we read ourselves: what is wrong in it is no reason
             # not to load the weights.
             generation_config=make_generation_config(),
+            trust_remote_code=False,
             output_loading_info=True,
             # Not to ignore them, but to name them below.
             ignore_mismatched_sizes=True,
@@ -156,7 +162,7 @@ def read_model(checkpoint: Checkpoint, config: Any, model_config: ModelConfig) -
         model = model.to(model_config.device).eval()
     except Exception as error:
         raise _load_error(checkpoint, error) from error
-    _check_loaded(checkpoint, type(model).__name__, info)
+    check_weight_names(checkpoint.directory, model, info)
     if model.dtype not in _DTYPES.values():
         raise ModelUnsupported(f"{config.model_type}: dtype {model.dtype} is not supported")
     num_files, seconds = len(checkpoint.weight_files), time.perf_counter() - started_s
@@ -170,30 +176,11 @@ def _auto_class(config: Any) -> Any:  # noqa: ANN401
     from transformers import AutoModelForCausalLM
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ModelUnsupported(f"{config.model_type}: transformers has no causal language model")
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     # A few configurations have several classes; which one it is shows when it is loaded.
     if isinstance(model_class, type):
         check_model_class(model_class)
     return AutoModelForCausalLM
-
-
-def _check_loaded(checkpoint: Checkpoint, model_class: str, info: dict[str, Any]) -> None:
-    """Refuses a model of which a part would be random."""
-    missing = sorted(info["missing_keys"])
-    if missing:
-        raise ModelUnreadable(
-            f"{checkpoint.directory}: the weights lack {missing[0]} and"
-            f" {len(missing) - 1} more tensors of {model_class}"
-        )
-    mismatched = sorted(info["mismatched_keys"])
-    if mismatched:
-        name, found, expected = mismatched[0]
-        raise ModelUnreadable(
-            f"{checkpoint.directory}: {name} has shape {list(found)} where config.json implies"
-            f" {list(expected)}, and {len(mismatched) - 1} more tensors do not fit"
-        )
 
 
 def _load_error(checkpoint: Checkpoint, error: Exception) -> ExecutorError:

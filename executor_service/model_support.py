@@ -5,6 +5,7 @@ These refusals come before the weights are read. What they miss, `self_check.py`
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,6 +31,10 @@ _LAYER_TYPE_REASONS = {
     "conv": "convolution layers keep a state of their own",
     "hybrid": "hybrid layers keep a recurrent state",
 }
+_SERVED_INSTEAD = (
+    "not served; served would be a model whose layers all attend, to everything or to a sliding"
+    " window, through transformers' attention interface"
+)
 # Rotary embeddings whose frequencies depend on the longest position in the batch.
 _GROWING_ROPE_TYPES = frozenset({"dynamic", "longrope"})
 
@@ -53,14 +58,13 @@ def choose_max_model_len(config: Any, requested: int | None) -> int:  # noqa: AN
 def check_config(config: Any, text_config: Any, max_model_len: int) -> None:  # noqa: ANN401
     """Raises ModelUnsupported, by name, for what the configuration rules out."""
     name = config.model_type
-    if getattr(config, "is_encoder_decoder", False):
-        raise ModelUnsupported(f"{name}: encoder-decoder models are not supported")
     for layer_type in _layer_types(text_config):
         if layer_type not in _SERVED_LAYER_TYPES:
             reason = _LAYER_TYPE_REASONS.get(layer_type, f"{layer_type} layers are not supported")
-            raise ModelUnsupported(f"{name}: {reason}")
+            raise ModelUnsupported(f"{name}: {reason}: {_SERVED_INSTEAD}")
     if getattr(text_config, "attention_chunk_size", None):
-        raise ModelUnsupported(f"{name}: {_LAYER_TYPE_REASONS['chunked_attention']}")
+        reason = _LAYER_TYPE_REASONS["chunked_attention"]
+        raise ModelUnsupported(f"{name}: {reason}: {_SERVED_INSTEAD}")
     for rope in _rope_parameters(text_config):
         _check_rope(name, rope, text_config, max_model_len)
 
@@ -71,10 +75,20 @@ def check_model_class(model_class: type) -> None:
     # Both attributes belong to transformers' own bookkeeping; where one is missing, the self-check
     # after loading comes to the same verdict, only later.
     if getattr(model_class, "_is_stateful", False):
-        raise ModelUnsupported(f"{name}: it keeps a recurrent state")
+        raise ModelUnsupported(f"{name}: it keeps a recurrent state: {_SERVED_INSTEAD}")
+    if _numbers_from_padding(model_class):
+        reason = "its positions begin behind pad_token_id, not at 0"
+        raise ModelUnsupported(f"{name}: {reason}: {_SERVED_INSTEAD}")
     uses_interface = getattr(model_class, "_can_set_attn_implementation", None)
     if uses_interface is not None and not uses_interface():
-        raise ModelUnsupported(f"{name}: it bypasses transformers' attention interface")
+        reason = "it bypasses transformers' attention interface"
+        raise ModelUnsupported(f"{name}: {reason}: {_SERVED_INSTEAD}")
+
+
+def _numbers_from_padding(model_class: type) -> bool:
+    """Whether it numbers tokens as RoBERTa does, whatever positions it might be given."""
+    classes = vars(sys.modules[model_class.__module__]).values()
+    return any("create_position_ids_from_input_ids" in getattr(c, "__dict__", {}) for c in classes)
 
 
 def expected_windows(text_config: Any, num_layers: int) -> list[int | None]:  # noqa: ANN401

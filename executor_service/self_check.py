@@ -79,12 +79,17 @@ def check_model(model: Any, text_config: Any, max_model_len: int) -> AttentionPr
     try:
         return _check(model, text_config, max_model_len)
     except ModelUnsupported as error:
-        raise ModelUnsupported(f"{name}: {error}") from error
+        raise _not_served(name, str(error)) from error
     except Exception as error:
         if is_out_of_memory(error):
             raise OutOfMemory(f"{name}: no memory left to try it ({one_line(error)})") from error
         # The models' own code may raise anything.
-        raise ModelUnsupported(f"{name}: a trial run failed ({one_line(error)})") from error
+        raise _not_served(name, f"a trial run failed ({one_line(error)})") from error
+
+
+def _not_served(name: str, reason: str) -> ModelUnsupported:
+    served = "served would be what says the same through paged attention as by itself"
+    return ModelUnsupported(f"{name}: not served, since {reason}; {served}")
 
 
 @torch.inference_mode()

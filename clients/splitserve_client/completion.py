@@ -23,14 +23,20 @@ from splitserve_client.types import (
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt as text. `is_raw`: no chat template; otherwise one is used if the model has one."""
+    """A prompt as text. `is_raw`: no chat template; otherwise one is used if the model has one.
 
-    text: str
+    `token_ids`: the prompt instead of the text, for where there is no tokenizer.
+    """
+
+    text: str = ""
     system: str = ""
     is_raw: bool = False
+    token_ids: tuple[int, ...] = ()
 
-    def encode(self, tokenizer: Tokenizer) -> list[int]:
+    def encode(self, tokenizer: Tokenizer | None) -> list[int]:
         """Its token ids. Raises ChatTemplateFailed."""
+        if tokenizer is None:
+            return list(self.token_ids)
         if not self.is_chat(tokenizer):
             return tokenizer.encode(self.text)
         messages = [{"role": "user", "content": self.text}]
@@ -38,9 +44,9 @@ class Prompt:
             messages.insert(0, {"role": "system", "content": self.system})
         return tokenizer.encode_chat(messages)
 
-    def is_chat(self, tokenizer: Tokenizer) -> bool:
+    def is_chat(self, tokenizer: Tokenizer | None) -> bool:
         """Whether the answer is a new message rather than a continuation."""
-        return tokenizer.has_chat_template and not self.is_raw
+        return tokenizer is not None and tokenizer.has_chat_template and not self.is_raw
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +80,7 @@ class End:
 
 async def stream_text(
     client: AsyncClient,
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | None,
     prompt: Prompt,
     params: SamplingParams,
     *,
@@ -90,14 +96,17 @@ async def stream_text(
     the first `min_tokens` on: one that ends within those stays in the text, one that only begins
     there ends the completion. No part of one that ends a completion is ever streamed. `bad_words`
     are kept out as far as `Tokenizer.bad_words_token_ids` can say them.
+
+    Without a `tokenizer` the prompt is its token ids, and so is the text; `bad_words` need one.
     """
     if bad_words:
+        assert tokenizer is not None, "words are text"
         encoded = tokenizer.bad_words_token_ids(bad_words)
         params = replace(params, bad_words_token_ids=(*params.bad_words_token_ids, *encoded))
     prompt_token_ids = prompt.encode(tokenizer)
     context = () if prompt.is_chat(tokenizer) else prompt_token_ids
     texts = [
-        _Text(index, params, tokenizer.detokenizer(context), StopStrings(stop_strings))
+        _Text(index, params, _detokenizer(tokenizer, context), StopStrings(stop_strings))
         for index in range(params.num_completions)
     ]
     events = client.generate(
@@ -113,6 +122,12 @@ async def stream_text(
                 yield part
                 if isinstance(part, End):
                     return
+
+
+def _detokenizer(tokenizer: Tokenizer | None, context: Sequence[int]) -> Detokenizer:
+    if tokenizer is not None:
+        return tokenizer.detokenizer(context)
+    return Detokenizer(lambda token_ids: " ".join(map(str, token_ids)))
 
 
 def _receive(

@@ -12,6 +12,7 @@ from pathlib import Path
 from splitserve_client.client import AsyncClient
 from splitserve_client.command_line import add_address, run
 from splitserve_client.completion import End, Prompt, stream_text
+from splitserve_client.errors import ChatTemplateFailed, TokenizerUnavailable
 from splitserve_client.generate_output import (
     JsonLinesOutput,
     JsonOutput,
@@ -19,8 +20,9 @@ from splitserve_client.generate_output import (
     SeveralTextsOutput,
     TextOutput,
 )
-from splitserve_client.sampling_flags import add_sampling_flags, sampling_params
+from splitserve_client.sampling_flags import add_sampling_flags, int32, sampling_params
 from splitserve_client.scheduling_flags import add_scheduling_flags, scheduling_params
+from splitserve_client.tokenizer import Tokenizer
 from splitserve_client.types import SamplingParams, SchedulingParams
 
 
@@ -35,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         params = sampling_params(arguments)
         scheduling = scheduling_params(arguments)
-        prompt = Prompt(_read_prompt(arguments), arguments.system, arguments.raw)
+        prompt = _prompt(arguments)
     except (OSError, ValueError) as error:
         parser.error(str(error))
     return run("generate", lambda: _generate(arguments, prompt, params, scheduling))
@@ -49,6 +51,12 @@ def _build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="- or nothing: standard input")
     parser.add_argument("--file", metavar="FILE", help="read the prompt from a file")
+    parser.add_argument(
+        "--token-ids",
+        type=_token_ids,
+        metavar="IDS",
+        help="the prompt as token ids, say 1,2,3; so is the answer, and no tokenizer is needed",
+    )
     parser.add_argument("--raw", action="store_true", help="no chat template: continue the prompt")
     parser.add_argument("--system", default="", metavar="TEXT", help="system message of the chat")
     parser.add_argument("--json", action="store_true", help="one JSON object at the end")
@@ -69,6 +77,24 @@ def _build_parser() -> argparse.ArgumentParser:
     add_sampling_flags(parser)
     add_scheduling_flags(parser)
     return parser
+
+
+def _token_ids(text: str) -> tuple[int, ...]:
+    """Raises ValueError, which the parser reports, for anything but 32-bit integers."""
+    return tuple(int32(number) for number in text.replace(",", " ").split())
+
+
+def _prompt(arguments: argparse.Namespace) -> Prompt:
+    """Raises OSError, or ValueError if there is none, or several."""
+    if arguments.token_ids is None:
+        return Prompt(_read_prompt(arguments), arguments.system, arguments.raw)
+    if arguments.prompt is not None or arguments.file is not None:
+        raise ValueError("give --token-ids, PROMPT or --file, not several of them")
+    if not arguments.token_ids:
+        raise ValueError("--token-ids is empty; allowed: at least one")
+    if arguments.bad_words:
+        raise ValueError("--bad-words are text; with --token-ids use --logit-bias TOKEN=-inf")
+    return Prompt(token_ids=arguments.token_ids)
 
 
 def _read_prompt(arguments: argparse.Namespace) -> str:
@@ -92,7 +118,7 @@ async def _generate(
 ) -> int:
     output = _output(arguments, params.num_completions)
     async with AsyncClient(arguments.address) as client:
-        tokenizer = await client.get_tokenizer()
+        tokenizer = None if prompt.token_ids else await _tokenizer(client)
         if arguments.generation_config == "model":
             params = params.with_defaults((await client.get_model()).default_sampling_params)
         events = stream_text(
@@ -113,6 +139,17 @@ async def _generate(
                 else:
                     output.piece(event)
     return 0
+
+
+async def _tokenizer(client: AsyncClient) -> Tokenizer:
+    try:
+        return await client.get_tokenizer()
+    except (TokenizerUnavailable, ChatTemplateFailed) as error:
+        raise TokenizerUnavailable(
+            f"{error.message}; give token ids (--token-ids 1,2,3), or serve the model with its"
+            " tokenizer.json",
+            error.reason,
+        ) from error
 
 
 def _output(arguments: argparse.Namespace, num_completions: int) -> Output:

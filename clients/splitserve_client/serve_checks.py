@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-import re
-from pathlib import Path
 
+from splitserve_rpc.model_folder import NoCheckpoint, find_checkpoint
 from splitserve_rpc.option import BUNDLED_MODEL
 
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 _EXECUTOR_MODULES = ("torch", "transformers")
 
@@ -26,14 +24,10 @@ def check_model(model: str) -> None:
         )
     if model == BUNDLED_MODEL:
         return
-    directory = Path(model).expanduser()
-    if directory.is_dir():
-        if not (directory / "config.json").is_file():
-            raise CannotServe(f"--model {model}: config.json is missing; is it a checkpoint?")
-    elif directory.exists():
-        raise CannotServe(f"--model {model}: not a directory")
-    elif not _HUB_ID.fullmatch(model) or model.startswith("."):
-        raise CannotServe(f"--model {model}: no such directory")
+    try:
+        find_checkpoint(model)
+    except NoCheckpoint as error:
+        raise CannotServe(f"--model {error}") from error
 
 
 def reachable_address(listen: str) -> str:

@@ -15,8 +15,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from splitserve_client.client import AsyncClient
 from splitserve_client.completion import Piece, Prompt, stream_text
 from splitserve_client.connection import DEFAULT_ADDRESS
-from splitserve_client.errors import SplitserveError
+from splitserve_client.errors import ChatTemplateFailed, SplitserveError, TokenizerUnavailable
 from splitserve_client.supervisor import ServeConfig
+from splitserve_client.tokenizer import Tokenizer
 from splitserve_client.types import SamplingParams
 
 _DEMO_PROMPT = "Tell me a story about a fox."
@@ -46,6 +47,7 @@ async def wait_until_serving(address: str) -> None:
 
 async def welcome(config: ServeConfig) -> None:
     """Says that the server is ready, streams a first completion, and tells how to call it."""
+    has_tokenizer = True
     try:
         async with AsyncClient(config.address) as client:
             executor = (await client.list_executors()).executors[0]
@@ -55,16 +57,26 @@ async def welcome(config: ServeConfig) -> None:
                 f" {executor.model_name}, {executor.dtype}, {executor.num_device_blocks} KV blocks"
                 f" of {executor.block_size} tokens\n"
             )
-            if config.with_demo:
-                await _demo(client)
+            tokenizer = await _tokenizer(client)
+            has_tokenizer = tokenizer is not None
+            if tokenizer is not None and config.with_demo:
+                await _demo(client, tokenizer)
     except (SplitserveError, IndexError) as error:
         # The server lives on; a first completion is not worth more than a line.
         sys.stderr.write(f"splitserve serve: no first completion: {error}\n")
-    _write(_how_to_call(config.address))
+    _write(_how_to_call(config.address, has_tokenizer=has_tokenizer))
 
 
-async def _demo(client: AsyncClient) -> None:
-    tokenizer = await client.get_tokenizer()
+async def _tokenizer(client: AsyncClient) -> Tokenizer | None:
+    """None, with a line that says why, if prompts have to be token ids."""
+    try:
+        return await client.get_tokenizer()
+    except (TokenizerUnavailable, ChatTemplateFailed) as error:
+        _write(f"Prompts are token ids: {' '.join(str(error).split())}\n")
+        return None
+
+
+async def _demo(client: AsyncClient, tokenizer: Tokenizer) -> None:
     _write(f"\n> {_DEMO_PROMPT}\n")
     events = stream_text(client, tokenizer, Prompt(_DEMO_PROMPT), _DEMO_PARAMS)
     try:
@@ -76,12 +88,13 @@ async def _demo(client: AsyncClient) -> None:
         _write("\n")
 
 
-def _how_to_call(address: str) -> str:
+def _how_to_call(address: str, *, has_tokenizer: bool) -> str:
     where = "" if address == DEFAULT_ADDRESS else f" --address {address}"
+    prompt = '"Tell me a story about a dragon."' if has_tokenizer else "--token-ids 1,2,3"
     body = '{"prompt_token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 8}}'
     return f"""
 From another terminal:
-  {_program()} generate{where} "Tell me a story about a dragon."
+  {_program()} generate{where} {prompt}
   {_program()} info{where}
   grpcurl -plaintext -d '{body}' \\
     {address} splitserve.scheduler.v1.SchedulerService/Generate

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -108,6 +110,23 @@ def test_executor_exits_with_2_and_one_line_when_the_model_is_missing(tmp_path: 
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 2
     assert re.fullmatch(r"splitserve executor: .*none: no such directory.*\n", errors)
+
+
+def test_executor_exits_with_2_and_one_line_when_the_checkpoint_is_quantised(
+    model: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(model, tmp_path / "quantised")
+    path = tmp_path / "quantised" / "config.json"
+    declared = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **declared}))
+    process = _start(f"--model={path.parent}", "--log-level=warning")
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert re.fullmatch(
+        r"splitserve executor: .*: quantised: gptq with 4 bits \(quantization_config\), not served;"
+        r" an unquantised checkpoint of the model would be .*\n",
+        errors,
+    )
 
 
 def test_executor_exits_with_2_and_one_line_when_the_pool_does_not_fit(model: Path) -> None:

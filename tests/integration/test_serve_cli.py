@@ -249,6 +249,20 @@ def test_serve_refuses_to_start_when_the_directory_is_no_checkpoint(tmp_path: Pa
     assert done.stderr.count("\n") == 1
 
 
+def test_serve_refuses_to_start_when_the_directory_is_something_else(tmp_path: Path) -> None:
+    adapter = {"peft_type": "LORA", "base_model_name_or_path": "some-org/some-model"}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(adapter))
+
+    done = run_command("serve", "--model", str(tmp_path), timeout_s=_EARLY_S)
+
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"splitserve serve: --model {tmp_path}: LORA adapter of the model some-org/some-model"
+        " (adapter_config.json, no weights of a model), not served by itself; served would be that"
+        " model, or a checkpoint into which the adapter was merged\n"
+    )
+
+
 def test_serve_shows_what_the_executor_says_when_the_weights_are_truncated(
     tmp_path: Path,
 ) -> None:

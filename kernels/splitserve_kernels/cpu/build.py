@@ -93,7 +93,7 @@ def library_path(variant: Variant, openmp: Path | None) -> Path:
 
 
 def _compile(compiler: str, variant: Variant, openmp: Path | None, target: Path) -> Path:
-    _log.warning("compiling the CPU kernels for %s, once; this takes about 10 s", variant.name)
+    _log.info("compiling the CPU kernels for %s, once; this takes about 10 s", variant.name)
     started = time.monotonic()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -112,7 +112,7 @@ def _compile(compiler: str, variant: Variant, openmp: Path | None, target: Path)
             output.replace(target)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildFailed(f"{compiler}: {error}") from error
-    _log.warning("compiled in %.0f s: %s", time.monotonic() - started, target)
+    _log.info("compiled in %.0f s: %s", time.monotonic() - started, target)
     return target
 
 
@@ -140,7 +140,7 @@ def _cpu_flags() -> frozenset[str]:
 
 
 def _main() -> None:
-    logging.basicConfig(format="%(message)s")
+    logging.basicConfig(format="%(message)s", level=logging.INFO)
     os.environ[CACHE_VARIABLE] = sys.argv[1]
     for variant in VARIANTS:
         try:

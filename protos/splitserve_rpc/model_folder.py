@@ -1,0 +1,161 @@
+"""What `--model` names, as far as the names of files tell: a checkpoint, or something else.
+
+Whoever starts executors asks this before it starts one; executors ask it before they read anything.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+# What `transformers` reads: whole, or in parts by an index. The first kind that is there counts.
+WEIGHT_FILES = (
+    ("model.safetensors", "model.safetensors.index.json"),
+    ("pytorch_model.bin", "pytorch_model.bin.index.json"),
+)
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_SERVED = (
+    "a directory with config.json and model.safetensors (or its index) of a decoder-only model,"
+    " as transformers saves it"
+)
+_OTHER_FORMATS = {
+    ".gguf": "GGUF weights",
+    ".ggml": "GGML weights",
+    ".onnx": "an ONNX export",
+    ".engine": "a TensorRT engine",
+    ".h5": "TensorFlow weights",
+    ".msgpack": "Flax weights",
+    ".tflite": "a TensorFlow Lite model",
+    ".nemo": "a NeMo archive",
+    ".distcp": "shards of a training run",
+    ".mlpackage": "a Core ML model",
+    ".xml": "an OpenVINO export",
+}
+_OTHER_KINDS = {
+    "model_index.json": "a diffusers pipeline",
+    "config_sentence_transformers.json": "a sentence-transformers model, which makes embeddings",
+}
+_ADAPTER = "adapter_config.json"
+_FILE = "a file, not a directory"
+_NUM_SHOWN = 3
+
+
+class NoCheckpoint(Exception):
+    """What was named is no checkpoint; the message is one line for people."""
+
+
+def find_checkpoint(model: str) -> Path | None:
+    """The directory that `model` names, None if it can only be an id of the Hugging Face hub.
+
+    Raises NoCheckpoint if it is neither, or a directory without the files of a checkpoint.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir():
+        check_folder(path)
+        return path
+    if path.exists():
+        raise NoCheckpoint(f"{model}: {_not_served(_OTHER_FORMATS.get(path.suffix, _FILE))}")
+    if not _HUB_ID.fullmatch(model) or model.startswith("."):
+        raise NoCheckpoint(f"{model}: no such directory")
+    return None
+
+
+def check_folder(directory: Path) -> None:
+    """Raises NoCheckpoint, with what it is instead, if `directory` is no checkpoint."""
+    try:
+        names = {path.name for path in directory.iterdir()}
+    except OSError as error:
+        raise NoCheckpoint(f"{directory}: not readable ({error.strerror})") from error
+    check_special_kind(directory)
+    for describe in (_other_format, _incomplete):
+        what = describe(directory, names)
+        if what is not None:
+            raise NoCheckpoint(f"{directory}: {what}")
+
+
+def check_special_kind(directory: Path) -> None:
+    """Raises NoCheckpoint if there is a file that only other things have, whatever else is there.
+
+    The weights need not be there yet.
+    """
+    if (directory / _ADAPTER).exists():
+        raise NoCheckpoint(f"{directory}: {_adapter(directory)}")
+    for name, kind in _OTHER_KINDS.items():
+        if (directory / name).exists():
+            raise NoCheckpoint(f"{directory}: {_not_served(f'{kind} ({name})')}")
+
+
+def _adapter(directory: Path) -> str:
+    try:
+        content = json.loads((directory / _ADAPTER).read_text(encoding="utf-8"))
+        base, kind = content.get("base_model_name_or_path"), content.get("peft_type")
+    except (OSError, ValueError, RecursionError, AttributeError):
+        base = kind = None
+    adapter = f"{kind or 'PEFT'} adapter of the model {base or 'that it does not name'}"
+    adapter = " ".join(adapter.split())
+    if _has_weights(directory):
+        return (
+            f"{adapter} ({_ADAPTER}) beside the weights of a model, not served together; served"
+            f" would be the weights without {_ADAPTER}, if the adapter was merged into them"
+        )
+    return (
+        f"{adapter} ({_ADAPTER}, no weights of a model), not served by itself; served would be"
+        " that model, or a checkpoint into which the adapter was merged"
+    )
+
+
+def _other_format(directory: Path, names: set[str]) -> str | None:
+    """What the weights are, if they are not for `transformers` in PyTorch."""
+    if _has_weights(directory):
+        return None
+    if "params.json" in names and any(name.startswith("consolidated.") for name in names):
+        return _not_served("weights in their publisher's format (params.json, consolidated.*)")
+    if (directory / "onnx").is_dir():
+        return _not_served("an ONNX export (onnx)")
+    for name in sorted(names):
+        kind = _OTHER_FORMATS.get(Path(name).suffix)
+        if kind is not None:
+            return _not_served(f"{kind} ({name})")
+    return None
+
+
+def _incomplete(directory: Path, names: set[str]) -> str | None:
+    """What is missing of a checkpoint of `transformers`."""
+    has_config, has_weights = "config.json" in names, _has_weights(directory)
+    if has_config and has_weights:
+        return None
+    missing = "config.json is missing" if not has_config else "no weights"
+    if not names:
+        return _not_served(f"{missing}: an empty directory")
+    inner = _checkpoint_within(directory)
+    if inner is not None:
+        return f"{missing}; did you mean {inner}?"
+    if has_config:
+        missing += " (neither model.safetensors nor its index)"
+    elif not has_weights and any(name.startswith("tokenizer") for name in names):
+        missing += ": a tokenizer without a model"
+    return _not_served(f"{missing}; there is {_some(names)}")
+
+
+def _has_weights(directory: Path) -> bool:
+    return any((directory / name).is_file() for kind in WEIGHT_FILES for name in kind)
+
+
+def _checkpoint_within(directory: Path) -> Path | None:
+    """A directory one or two levels below that looks like the one that was meant."""
+    for pattern in ("*/config.json", "snapshots/*/config.json"):
+        for path in sorted(directory.glob(pattern)):
+            if _has_weights(path.parent):
+                return path.parent
+    return None
+
+
+def _some(names: set[str]) -> str:
+    shown = sorted(names)[:_NUM_SHOWN]
+    rest = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {rest} more" if rest else "")
+
+
+def _not_served(what: str) -> str:
+    return f"{what}, not served; served would be {_SERVED}"
