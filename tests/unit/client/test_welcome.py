@@ -96,6 +96,7 @@ def test_generate_names_the_way_out_when_the_server_has_no_tokenizer(
         (["--token-ids=1", "a text"], "give --token-ids, PROMPT or --file"),
         (["--token-ids=1", "--file=x"], "give --token-ids, PROMPT or --file"),
         (["--token-ids="], "--token-ids is empty"),
+        (["--token-ids=1", "--bad-words=x"], "--bad-words are text"),
         (["--token-ids=one"], "argument --token-ids: invalid"),
         (["--token-ids=2147483648"], "argument --token-ids: invalid"),
     ],
