@@ -3,13 +3,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
 from scheduler_service.broken_core import MESSAGE, REASON, CoreBroken
 from scheduler_service.core.invariants import InvariantBroken
 from scheduler_service.core.losses import MAX_FRUITLESS_LOSSES
-from scheduler_service.core.request import FinishReason
+from scheduler_service.core.request import FinishReason, Request
 from scheduler_service.core.results import Results
 from scheduler_service.core.sampling_params import BeamParams
 from scheduler_service.core.scheduler import Scheduler
@@ -87,37 +86,31 @@ async def test_clients_get_prompt_logprobs_once_when_apply_raises_half_way(
     assert clients.prompt_positions == {1: [1, 2]}
 
 
-def wrong_token(result: pb.StepResult) -> None:
-    """The last row has a token that there is not."""
-    tokens = np.frombuffer(result.sampled_token_ids, "<i4").copy()
-    tokens[-1] = VOCAB_SIZE
-    result.sampled_token_ids = tokens.tobytes()
+def a_token_too_few(result: pb.StepResult) -> None:
+    """Nobody can say whose token is missing."""
+    result.sampled_token_ids = result.sampled_token_ids[:-4]
 
 
-def no_logprobs(result: pb.StepResult) -> None:
-    """Rows that asked for them got none."""
-    result.ClearField("logprobs")
+def a_status_too_many(result: pb.StepResult) -> None:
+    """One more than there are rows."""
+    num_rows = len(result.sampled_token_ids) // 4
+    result.row_statuses = bytes([pb.ROW_STATUS_OK] * (num_rows + 1))
 
 
-def wrong_candidate(result: pb.StepResult) -> None:
-    """The last candidate of the last beam is no token."""
-    tokens = np.frombuffer(result.logprobs.top_token_ids, "<i4").copy()
-    tokens[-1] = VOCAB_SIZE
-    result.logprobs.top_token_ids = tokens.tobytes()
+def another_step(result: pb.StepResult) -> None:
+    """It answers a step that is not the oldest."""
+    result.step_id += 1
 
 
 @pytest.mark.parametrize("step_id", [1, 3])
-@pytest.mark.parametrize("spoil", [wrong_token, no_logprobs, wrong_candidate])
+@pytest.mark.parametrize("spoil", [a_token_too_few, a_status_too_many, another_step])
 async def test_nothing_is_lost_or_told_twice_when_a_result_breaks_the_contract(
     spoil: Callable[[pb.StepResult], None], step_id: int
 ) -> None:
     clients, link = Clients(), LoopLink(CONFIG)
     loop = a_loop(clients, link=link)
     link.alter = lambda result: spoil(result) if result.step_id == step_id else None
-    plain = a_request(1, num_prompt_logprobs=1)
-    best = a_request(2, n=2, best_of=3, num_logprobs=1)
-    beams = a_request(3, beam=BeamParams(3), n=3)
-    for request in (plain, best, beams):
+    for request in several_requests():
         loop.scheduler.add(request)
 
     error = await run_until_lost(loop)
@@ -126,6 +119,19 @@ async def test_nothing_is_lost_or_told_twice_when_a_result_breaks_the_contract(
     assert not isinstance(error, CoreBroken)
     assert not any(request.is_finished for request in requests)
     await finish_elsewhere(requests, clients)
+    check_completions(requests, clients)
+
+
+def several_requests() -> list[Request]:
+    """Plain with prompt logprobs, the best of three, and beams."""
+    plain = a_request(1, num_prompt_logprobs=1)
+    best = a_request(2, n=2, best_of=3, num_logprobs=1)
+    return [plain, best, a_request(3, beam=BeamParams(3), n=3)]
+
+
+def check_completions(requests: list[Request], clients: Clients) -> None:
+    """They are what they would be if nothing had happened."""
+    _, best, beams = sorted(requests, key=lambda request: request.arrival)
     assert clients.prompt_positions == {1: [1, 2]}
     assert clients.tokens[1] == expected_tokens([1, 2, 3], 10, 1, VOCAB_SIZE)
     hypotheses = expected_hypotheses(beams, VOCAB_SIZE)

@@ -32,6 +32,7 @@ MIB = 2**20
 
 def a_request() -> api.GenerateRequest:
     params = api.SamplingParams(n=2, logit_bias={1: 1.0})
+    params.bad_words_token_ids.add(token_ids=[1])
     request = api.GenerateRequest(prompt_token_ids=[1], sampling_params=params)
     request.resume_sequences.add(index=0, token_ids=[1])
     return request
