@@ -99,6 +99,10 @@ _ONLY: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "is_decoder": (True, False),
         "is_encoder_decoder": (False,),
         "pretraining_tp": (1,),
+        # Of converters: well-known checkpoints have them.
+        "is_llama_config": (True,),
+        "rope_interleaved": (False,),
+        "use_mrope": (False,),
     }
 )
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
