@@ -68,6 +68,10 @@ _STARTS = [
     ("gpt_neox", "bfloat16", True, {}),
     ("gpt_oss", "float32", False, {}),
     ("deepseek_v3", "bfloat16", False, {}),
+    # They have the parts of a Llama.
+    ("smollm3", "bfloat16", True, {}),
+    ("granite", "float32", False, {}),
+    ("ernie4_5", "bfloat16", False, {}),
 ]
 
 
