@@ -58,12 +58,6 @@ class SchedulerServiceConfig:
     @classmethod
     def from_options(cls, values: Mapping[str, Any]) -> SchedulerServiceConfig:
         """From parsed options, whose types and ranges are checked already. Raises ValueError."""
-        if values["max_num_batched_tokens"] < values["max_num_seqs"]:
-            raise ValueError(
-                f"--max-num-batched-tokens is {values['max_num_batched_tokens']}; allowed: at "
-                f"least --max-num-seqs, which is {values['max_num_seqs']}: else a step has no "
-                "token for some of the sequences that run"
-            )
         cluster = ClusterConfig(
             max_num_seqs=values["max_num_seqs"],
             max_num_batched_tokens=values["max_num_batched_tokens"],

@@ -29,9 +29,9 @@ def core_config(info: executor.ExecutorInfo, config: ClusterConfig) -> Scheduler
     max_num_batched_tokens = min(config.max_num_batched_tokens, max_tokens)
     max_num_seqs = min(config.max_num_seqs, max_rows)
     if max_num_seqs > max_num_batched_tokens:
-        # A row without a token in a step holds blocks for nothing.
         _log.warning(
-            "rows_limited_by_tokens address=%s max_num_seqs=%d max_num_batched_tokens=%d",
+            "rows_limited_by_tokens address=%s max_num_seqs=%d max_num_batched_tokens=%d:"
+            " a sequence without a token in a step would hold blocks for nothing",
             info.address,
             max_num_seqs,
             max_num_batched_tokens,

@@ -18,17 +18,15 @@ def config_of(*flags: str) -> ClusterConfig:
     return SchedulerServiceConfig.from_options(options.parse("scheduler", flags, {})).cluster
 
 
-def test_options_are_refused_by_name_when_a_step_has_fewer_tokens_than_rows() -> None:
-    with pytest.raises(
-        ValueError,
-        match=r"--max-num-batched-tokens is 7; allowed: at least --max-num-seqs, which is 8",
-    ):
-        config_of("--max-num-batched-tokens=7", "--max-num-seqs=8")
-
-
-def test_options_are_taken_when_a_step_has_just_a_token_for_each_row() -> None:
-    config = config_of("--max-num-batched-tokens=8", "--max-num-seqs=8")
-    assert (config.max_num_batched_tokens, config.max_num_seqs) == (8, 8)
+def test_scheduler_says_both_values_when_a_step_has_fewer_tokens_than_rows(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    info = encode_info(executor_info(make_config(), epoch=1))
+    options_ = config_of("--max-num-batched-tokens=7", "--max-num-seqs=8")
+    with caplog.at_level(logging.WARNING):
+        assert core_config(info, options_).max_num_seqs == 7
+    (text,) = [record.getMessage() for record in caplog.records]
+    assert "max_num_seqs=8 max_num_batched_tokens=7" in text
 
 
 @pytest.mark.parametrize(
