@@ -227,7 +227,7 @@ async def test_get_model_describes_what_executor_registered(full_cluster: Cluste
         max_model_len_tokens=200,
         default_sampling_params=pb.SamplingParams(temperature=0.5, top_k=20),
         max_message_bytes=256 * 1024 + 4 * 256 * 4,
-        max_num_sequences=16,
+        max_num_sequences=1,
     )
 
 
