@@ -264,6 +264,8 @@ def test_load_model_refuses_an_encoder_when_precision_hides_what_it_sees(
 ) -> None:
     """By what its modules say of themselves, and by its logits if they said nothing."""
     _save_encoder(tmp_path)
+    # Its configuration says so, too.
+    monkeypatch.setattr("executor_service.model_loader.check_kind", lambda *_: None)
     if not tells:
         monkeypatch.setattr("executor_service.attention._refuse_unknown_arguments", lambda *_: None)
     reason = "is not causal" if tells else r"differ from transformers' own .* in torch\.float32"
