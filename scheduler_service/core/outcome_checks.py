@@ -28,6 +28,7 @@ class OutcomeChecks:
 
     def __init__(self, config: SchedulerConfig, placement: Placement) -> None:
         self._vocab_size = config.vocab_size
+        self._end_of_vocab = np.array(config.vocab_size, np.uint32)
         self._placement = placement
 
     def check(self, plan: StepPlan, outcome: StepOutcome) -> StepOutcome:
@@ -58,10 +59,9 @@ class OutcomeChecks:
     def _tokens(self, plan: StepPlan, outcome: StepOutcome) -> dict[int, str]:
         token_ids, samples = outcome.token_ids, plan.work.samples
         # As unsigned numbers: negative ones are large.
-        unsigned = token_ids.view(np.uint32)
-        if len(unsigned) == 0 or unsigned.max() < self._vocab_size:
+        is_wrong = token_ids.view(np.uint32) >= self._end_of_vocab
+        if not np.count_nonzero(is_wrong):
             return {}
-        is_wrong = unsigned >= self._vocab_size
         if samples is not None:
             is_wrong &= samples
         if outcome.row_statuses is not None:

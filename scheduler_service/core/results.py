@@ -26,7 +26,7 @@ from scheduler_service.core.request import (
     Request,
     Sequence,
 )
-from scheduler_service.core.row_columns import BoolArray, Int64Array, RowWork
+from scheduler_service.core.row_columns import ONE, BoolArray, Int64Array, RowWork
 from scheduler_service.core.running_rows import RunningRows
 
 
@@ -67,7 +67,8 @@ class Results:
         if special:
             is_plain = rows.is_plain[row_ids]
             row_ids, token_ids = row_ids[is_plain], token_ids[is_plain]
-        self._take_prompt_logprobs(plan, outcome, events)
+        if outcome.prompt_logprobs:
+            self._take_prompt_logprobs(plan, outcome, events)
         if self._config.prefix_caching:
             self._publish_decoded(plan, None if all_current else is_current)
         if special:
@@ -107,10 +108,10 @@ class Results:
         if self._placement.waiting.charges_outputs:
             self._charge(row_ids)
         num_known = rows.num_known[row_ids]
-        rows.token_ids[row_ids, num_known] = token_ids
-        num_known += 1
+        rows.token_ids[row_ids, num_known.astype(np.int64)] = token_ids
+        num_known += ONE
         rows.num_known[row_ids] = num_known
-        may_end = self._may_stop[token_ids]
+        may_end = self._may_stop[token_ids.astype(np.int64)]
         may_end |= num_known >= rows.stop_len[row_ids]
         if np.count_nonzero(may_end):
             for row_id in row_ids[may_end].tolist():
@@ -226,7 +227,7 @@ class Results:
     def _publish_decoded(self, plan: StepPlan, is_current: BoolArray | None) -> None:
         """Blocks that were filled by sampled tokens, which are known by now, become findable."""
         work, block_size = plan.work, self._config.block_size
-        ends = work.num_computed_tokens + 1
+        ends = work.num_computed_tokens + ONE
         is_full = ends % block_size == 0
         if not np.count_nonzero(is_full):
             return
