@@ -41,9 +41,10 @@ class OutcomeChecks:
         faults = self._statuses(statuses) if statuses is not None else {}
         faults |= self._tokens(plan, outcome)
         logprobs, prompt_logprobs = outcome.logprobs, outcome.prompt_logprobs
-        if self._placement.rows.num_not_plain or self._placement.departures:
+        rows, has_departed = self._placement.rows, bool(self._placement.departures)
+        if rows.num_not_plain or has_departed:
             logprobs = self._logprobs(plan, outcome, faults)
-        if len(plan.work.token_ids) or prompt_logprobs:
+        if rows.num_with_prompt_logprobs or has_departed or prompt_logprobs:
             prompt_logprobs = self._prompt_logprobs(plan, outcome, faults)
         if logprobs is not outcome.logprobs or prompt_logprobs is not outcome.prompt_logprobs:
             outcome = replace(outcome, logprobs=logprobs, prompt_logprobs=prompt_logprobs)

@@ -40,6 +40,7 @@ class RowWork:
 _NO_TOKENS = np.empty(0, np.int32)
 # In steps of decodes numbers are arrays without dimensions: to convert a Python integer costs numpy
 # more (0.3 us) than to add it to 64 elements. For the same reason tables are indexed with int64.
+ZERO: Int32Array = np.array(0, np.int32)
 ONE: Int32Array = np.array(1, np.int32)
 _NO_WRITES = TableWrites(_NO_TOKENS, _NO_TOKENS, _NO_TOKENS, _NO_TOKENS)
 
@@ -94,6 +95,7 @@ class RowColumns:
         self.client_keys = np.zeros(max_num_rows, np.int64)
         self.is_plain = np.zeros(max_num_rows, np.bool_)
         self.num_not_plain = 0
+        self.num_with_prompt_logprobs = 0
         self._last_tenancy = NO_TENANCY
         self._free_rows = list(range(max_num_rows - 1, -1, -1))
         # Parallel, most urgent first.
@@ -162,6 +164,7 @@ class RowColumns:
             params.num_logprobs is None and params.num_sequences == 1 and params.beam is None
         )
         self.num_not_plain += not is_plain
+        self.num_with_prompt_logprobs += params.num_prompt_logprobs is not None
         key = (*rank, sequence.index)
         position = bisect_left(self._keys, key)
         self._keys.insert(position, key)
@@ -182,6 +185,7 @@ class RowColumns:
         sequence.num_promised = int(self.num_tokens[row_id] - self.num_known[row_id])
         sequence.row_id = NO_ROW
         self.num_not_plain -= not self.is_plain[row_id]
+        self.num_with_prompt_logprobs -= sequence.request.params.num_prompt_logprobs is not None
         self.num_told_slots[row_id] = self.num_slots[row_id]
         self.sequences[row_id] = None
         self.tenancies[row_id] = NO_TENANCY
@@ -212,9 +216,9 @@ class RowColumns:
     ) -> None:
         """Appends the next `counts[i]` blocks to the table of each row; None for one each."""
         num_slots = self.num_slots[row_ids]
-        starts = num_slots // self._block_size
+        starts = (num_slots // self._block_size).astype(np.int64)
         if counts is None:
-            self.block_tables[row_ids, starts.astype(np.int64)] = block_ids
+            self.block_tables[row_ids, starts] = block_ids
             num_slots += self._block_size
         else:
             self.block_tables[_ragged(row_ids, starts, counts)] = block_ids
@@ -233,7 +237,7 @@ class RowColumns:
     def release_blocks(self, row_ids: Int64Array, ends: Int32Array) -> Int32Array:
         """Takes the blocks before `ends` from tables, those of one row after those of another."""
         starts = self.num_released[row_ids]
-        index = _ragged(row_ids, starts, ends - starts)
+        index = _ragged(row_ids, starts.astype(np.int64), ends - starts)
         blocks: Int32Array = self.block_tables[index]
         self.block_tables[index] = RELEASED
         self.num_released[row_ids] = ends
@@ -315,7 +319,7 @@ class RowColumns:
 
 
 def _ragged(
-    row_ids: Int64Array, starts: Int32Array | Int64Array, counts: Int32Array
+    row_ids: Int64Array, starts: Int64Array, counts: Int32Array
 ) -> tuple[Int64Array, Int64Array]:
     """Row and column of `counts[i]` neighbours from column `starts[i]` of each row on."""
     offsets = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
