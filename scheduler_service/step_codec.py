@@ -151,11 +151,13 @@ def _encode_cross_attention(rows: Items[NewRow], message: executor.NewRows) -> N
 
 
 def _encode_table_writes(writes: TableWrites) -> executor.TableWrites:
+    block_offsets = np.zeros(len(writes.counts) + 1, _I32)
+    block_offsets[1:] = writes.counts.cumsum()
     return executor.TableWrites(
-        row_ids=_i32(writes.row_ids),
-        start_indexes=_i32(writes.start_indexes),
-        block_offsets=_i32([0, *accumulate(writes.counts)]),
-        block_ids=_i32(writes.block_ids),
+        row_ids=writes.row_ids.tobytes(),
+        start_indexes=writes.start_indexes.tobytes(),
+        block_offsets=block_offsets.tobytes(),
+        block_ids=writes.block_ids.tobytes(),
     )
 
 

@@ -228,7 +228,8 @@ class Admitter:
 
     def _candidates(self) -> Iterator[Request]:
         candidates = self._policy.candidates(self._placement.now_ns, self._open_lanes)
-        return filter(self._placement.suspects.may_run, candidates)
+        suspects = self._placement.suspects
+        return filter(suspects.may_run, candidates) if suspects else candidates
 
     def _open_lanes(self) -> Lanes:
         return self._lanes

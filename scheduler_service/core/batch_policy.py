@@ -6,7 +6,7 @@ Source of the second: the scheduler of vLLM's first engine.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, assert_never
+from typing import NamedTuple, Protocol, assert_never
 
 from scheduler_service.core.config import BatchPolicyName, SchedulerConfig
 
@@ -25,8 +25,7 @@ class StepShape:
     splits_prompts: bool
 
 
-@dataclass(frozen=True, slots=True)
-class QueueState:
+class QueueState(NamedTuple):
     """What a batch policy looks at. `oldest_wait_us`: 0 if nothing waits."""
 
     num_waiting: int

@@ -30,12 +30,8 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         """Blocks nobody refers to."""
-        return len(self._blank) + len(self._evictable) + self._num_unused
-
-    @property
-    def _num_unused(self) -> int:
-        """The last blocks of the pool, which nobody has had yet."""
-        return self.num_blocks - len(self._reference_counts)
+        num_unused = self.num_blocks - len(self._reference_counts)
+        return len(self._blank) + len(self._evictable) + num_unused
 
     @property
     def num_published(self) -> int:
@@ -55,7 +51,8 @@ class BlockPool:
         num_blank = min(count, len(self._blank))
         blocks = self._blank[: -num_blank - 1 : -1] if num_blank else []
         del self._blank[len(self._blank) - num_blank :]
-        blocks += self._begin_to_use(min(count - num_blank, self._num_unused))
+        if num_blank < count:
+            blocks += self._begin_to_use(count - num_blank)
         for _ in range(count - len(blocks)):
             block_id, _ = self._evictable.popitem(last=False)
             block_hash = self._forget(block_id)
@@ -117,7 +114,9 @@ class BlockPool:
         return sum(counts[block_id] > 0 for block_id in block_ids)
 
     def _begin_to_use(self, count: int) -> range:
+        """Blocks nobody has had yet, the last of the pool: `count` of them, or all there are."""
         first = len(self._reference_counts)
+        count = min(count, self.num_blocks - first)
         self._reference_counts += [0] * count
         self._hashes += [None] * count
         return range(first, first + count)

@@ -61,8 +61,13 @@ class Lateness:
         self._max_num_batched_tokens = config.max_num_batched_tokens
         self._placement = placement
         self._num_left = MAX_REFUSALS
-        self.pace = StepPace()
+        self._pace = StepPace()
         self.is_behind = False
+
+    def observe(self, plan: StepPlan, compute_us: int) -> None:
+        """Learns from an executed step how fast the executor is, where there are deadlines."""
+        if self._has_deadlines:
+            self._pace.observe(plan, compute_us, self._placement)
 
     def refuse_overdue(self) -> None:
         """Ends requests whose deadline is past. A step begins with this."""
@@ -99,7 +104,7 @@ class Lateness:
     def _earliest_ns(self, request: Request, num_uncached_tokens: int) -> int:
         tokens_per_step, now_ns = self._max_num_batched_tokens, self._placement.now_ns
         smallest = min(len(request.sequence.token_ids), tokens_per_step)
-        step_ns = self.pace.least_ns(smallest, now_ns)
+        step_ns = self._pace.least_ns(smallest, now_ns)
         return earliest_finish_ns(request, now_ns, step_ns, num_uncached_tokens, tokens_per_step)
 
     def _refuse(self, request: Request, earliest_ns: int) -> None:

@@ -28,6 +28,7 @@ class OutcomeChecks:
 
     def __init__(self, config: SchedulerConfig, placement: Placement) -> None:
         self._vocab_size = config.vocab_size
+        self._end_of_vocab = np.array(config.vocab_size, np.uint32)
         self._placement = placement
 
     def check(self, plan: StepPlan, outcome: StepOutcome) -> StepOutcome:
@@ -40,9 +41,10 @@ class OutcomeChecks:
         faults = self._statuses(statuses) if statuses is not None else {}
         faults |= self._tokens(plan, outcome)
         logprobs, prompt_logprobs = outcome.logprobs, outcome.prompt_logprobs
-        if self._placement.rows.num_not_plain or self._placement.departures:
+        rows, has_departed = self._placement.rows, bool(self._placement.departures)
+        if rows.num_not_plain or has_departed:
             logprobs = self._logprobs(plan, outcome, faults)
-        if len(plan.work.token_ids) or prompt_logprobs:
+        if rows.num_with_prompt_logprobs or has_departed or prompt_logprobs:
             prompt_logprobs = self._prompt_logprobs(plan, outcome, faults)
         if logprobs is not outcome.logprobs or prompt_logprobs is not outcome.prompt_logprobs:
             outcome = replace(outcome, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
@@ -58,10 +60,9 @@ class OutcomeChecks:
     def _tokens(self, plan: StepPlan, outcome: StepOutcome) -> dict[int, str]:
         token_ids, samples = outcome.token_ids, plan.work.samples
         # As unsigned numbers: negative ones are large.
-        unsigned = token_ids.view(np.uint32)
-        if len(unsigned) == 0 or unsigned.max() < self._vocab_size:
+        is_wrong = token_ids.view(np.uint32) >= self._end_of_vocab
+        if not np.count_nonzero(is_wrong):
             return {}
-        is_wrong = unsigned >= self._vocab_size
         if samples is not None:
             is_wrong &= samples
         if outcome.row_statuses is not None:

@@ -38,13 +38,14 @@ class _Sorted(Generic[Item]):
 
     def add(self, item: Item, key: Key) -> None:
         if not self._keys:
-            self._keys.append([])
-            self._items.append([])
+            self._keys.append([key])
+            self._items.append([item])
             self._lasts.append(key)
+            return
         piece = min(bisect_left(self._lasts, key), len(self._lasts) - 1)
         keys = self._keys[piece]
         index = bisect_left(keys, key)
-        assert keys[index : index + 1] != [key], "two items with one key"
+        assert index == len(keys) or keys[index] != key, "two items with one key"
         keys.insert(index, key)
         self._items[piece].insert(index, item)
         self._lasts[piece] = keys[-1]
@@ -104,7 +105,9 @@ class OrderedQueue(Generic[Item]):
         self._all.add(item, key)
         self._place_of[item] = (key, lanes)
         for lane in lanes:
-            self._by_lane.setdefault(lane, _Sorted()).add(item, key)
+            if lane not in self._by_lane:
+                self._by_lane[lane] = _Sorted()
+            self._by_lane[lane].add(item, key)
 
     def remove(self, item: Item) -> None:
         """Removes `item`, which must be here."""

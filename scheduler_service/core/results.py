@@ -26,7 +26,7 @@ from scheduler_service.core.request import (
     Request,
     Sequence,
 )
-from scheduler_service.core.row_columns import BoolArray, Int64Array, RowWork
+from scheduler_service.core.row_columns import ONE, ZERO, BoolArray, Int64Array, RowWork
 from scheduler_service.core.running_rows import RunningRows
 
 
@@ -37,6 +37,7 @@ class Results:
         self, config: SchedulerConfig, placement: Placement, losses: Losses, running: RunningRows
     ) -> None:
         self._config = config
+        self._block_size: Int32Array = np.array(config.block_size, np.int32)
         self._placement = placement
         self._rows = placement.rows
         self._losses = losses
@@ -67,7 +68,8 @@ class Results:
         if special:
             is_plain = rows.is_plain[row_ids]
             row_ids, token_ids = row_ids[is_plain], token_ids[is_plain]
-        self._take_prompt_logprobs(plan, outcome, events)
+        if outcome.prompt_logprobs:
+            self._take_prompt_logprobs(plan, outcome, events)
         if self._config.prefix_caching:
             self._publish_decoded(plan, None if all_current else is_current)
         if special:
@@ -107,10 +109,10 @@ class Results:
         if self._placement.waiting.charges_outputs:
             self._charge(row_ids)
         num_known = rows.num_known[row_ids]
-        rows.token_ids[row_ids, num_known] = token_ids
-        num_known += 1
+        rows.token_ids[row_ids, num_known.astype(np.int64)] = token_ids
+        num_known += ONE
         rows.num_known[row_ids] = num_known
-        may_end = self._may_stop[token_ids]
+        may_end = self._may_stop[token_ids.astype(np.int64)]
         may_end |= num_known >= rows.stop_len[row_ids]
         if np.count_nonzero(may_end):
             for row_id in row_ids[may_end].tolist():
@@ -225,15 +227,15 @@ class Results:
 
     def _publish_decoded(self, plan: StepPlan, is_current: BoolArray | None) -> None:
         """Blocks that were filled by sampled tokens, which are known by now, become findable."""
-        work, block_size = plan.work, self._config.block_size
-        ends = work.num_computed_tokens + 1
-        is_full = ends % block_size == 0
+        work, block_size = plan.work, self._block_size
+        ends = work.num_computed_tokens + ONE
+        is_full = ends % block_size == ZERO
         if not np.count_nonzero(is_full):
             return
         is_full &= work.sampled_steps_back > 0
         if is_current is not None:
             is_full &= is_current
-        row_ids, indexes = work.row_ids[is_full], ends[is_full] // block_size - 1
+        row_ids, indexes = work.row_ids[is_full], ends[is_full] // block_size - ONE
         self._placement.blocks.prefixes.publish_rows(self._rows, row_ids, indexes)
 
     def _take_prompt_logprobs(

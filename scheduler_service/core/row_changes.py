@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from scheduler_service.core.request import Sequence
+from scheduler_service.core.request import Int32Array, Sequence
 
 
 @dataclass(slots=True)
@@ -14,13 +14,13 @@ class TableWrites:
     Write i gives row `row_ids[i]` the next `counts[i]` of `block_ids` from `start_indexes[i]` on.
     """
 
-    row_ids: list[int] = field(default_factory=list)
-    start_indexes: list[int] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
-    block_ids: list[int] = field(default_factory=list)
+    row_ids: Int32Array
+    start_indexes: Int32Array
+    counts: Int32Array
+    block_ids: Int32Array
 
     def __bool__(self) -> bool:
-        return bool(self.row_ids)
+        return len(self.row_ids) > 0
 
 
 @dataclass(slots=True)

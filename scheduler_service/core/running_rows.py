@@ -13,7 +13,7 @@ from scheduler_service.core.placement import Placement, running
 from scheduler_service.core.request import FinishReason, Int32Array, Request, Sequence
 from scheduler_service.core.request import SequenceStatus as Status
 from scheduler_service.core.request_queue import Key
-from scheduler_service.core.row_columns import BoolArray, Int64Array
+from scheduler_service.core.row_columns import ONE, BoolArray, Int64Array
 from scheduler_service.core.urgency import TURN_EVERY
 
 
@@ -82,7 +82,7 @@ class RunningRows:
         if suspects := self._placement.suspects:
             requests = (rows.sequence(row_id).request for row_id in order.tolist())
             may_run &= np.fromiter(map(suspects.may_run, requests), np.bool_, len(order))
-        is_decode = (pending == 1) & may_run if decodes else may_run & False
+        is_decode = (pending == ONE) & may_run if decodes else may_run & False
         if np.count_nonzero(is_decode) == len(order):
             return is_decode, is_decode
         chunks = np.minimum(pending, rows.num_slots[order] - num_computed)
@@ -141,7 +141,7 @@ class RunningRows:
         num_computed = rows.num_computed[order]
         is_stuck = num_computed >= rows.run_limit[order]
         if np.count_nonzero(is_stuck):
-            is_stuck &= num_computed < rows.stop_len[order] - 1
+            is_stuck &= num_computed < rows.stop_len[order] - ONE
             self._extend_rows(order[is_stuck])
         if self._config.num_lookahead_slots:
             self._look_ahead()
@@ -261,6 +261,8 @@ class RunningRows:
 
     def join_siblings(self) -> None:
         """Waiting sequences of running requests get rows, as soon as there is KV to share."""
+        if not self._groups:
+            return
         for request in filter(self._placement.suspects.may_run, list(self._groups.values())):
             for sequence in request.sequences:
                 if sequence.status is Status.WAITING and request.request_id in self._groups:

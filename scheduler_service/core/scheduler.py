@@ -283,7 +283,7 @@ class Scheduler:
                 num_tokens=plan.num_tokens,
                 compute_us=outcome.compute_us,
             )
-            self._lateness.pace.observe(plan, outcome.compute_us, placement)
+            self._lateness.observe(plan, outcome.compute_us)
             if placement.suspects:
                 self._losses.acquit(plan, outcome.token_ids)
             try:
@@ -325,13 +325,14 @@ class Scheduler:
         # Also where no decode runs: what they lack must not go to somebody new.
         self._running.grow()
         self._running.join_siblings()
-        budget = Budget(self._config.max_num_batched_tokens, shape.splits_prompts)
+        num_tokens = self._config.max_num_batched_tokens
+        if not self.num_waiting and not self.num_swapped:
+            return self._running.pick(num_tokens, decodes=shape.runs_decodes)
+        budget = Budget(num_tokens, shape.splits_prompts)
         placed = self._admitter.place_urgent(shape, budget) if self.num_waiting else []
         row_ids, num_new_tokens = self._running.pick(
             budget.num_tokens, decodes=shape.runs_decodes, without=[row_id for row_id, _ in placed]
         )
-        if not placed and not self.num_waiting and not self.num_swapped:
-            return row_ids, num_new_tokens
         rows = self._placement.rows
         tenancies = rows.tenancies[row_ids]
         budget.spend(int(num_new_tokens.sum()))

@@ -105,14 +105,15 @@ class PlanExecutor:
             assert new.row_id not in self._rows, "the row exists"
             self._rows[new.row_id] = _make_row(new)
         writes, end = plan.table_writes, 0
-        assert len(set(writes.row_ids)) == len(writes.row_ids), "two writes of one table"
-        each = zip(writes.row_ids, writes.start_indexes, writes.counts, strict=True)
-        for row_id, start, count in each:
+        assert len(np.unique(writes.row_ids)) == len(writes.row_ids), "two writes of one table"
+        columns = (writes.row_ids, writes.start_indexes, writes.counts)
+        blocks = writes.block_ids.tolist()
+        for row_id, start, count in zip(*(column.tolist() for column in columns), strict=True):
             table = self._rows[row_id].table
             assert start <= len(table), "a hole in a block table"
-            table[start : start + count] = writes.block_ids[end : end + count]
+            table[start : start + count] = blocks[end : end + count]
             end += count
-        assert end == len(writes.block_ids), "blocks of no table"
+        assert end == len(blocks), "blocks of no table"
 
     def _works(self, plan: StepPlan) -> list[_Work]:
         planned = plan.work

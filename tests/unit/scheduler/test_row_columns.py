@@ -111,7 +111,9 @@ def test_extend_each_appends_blocks_in_order_when_rows_get_different_numbers() -
 
 
 def columns(writes: TableWrites) -> tuple[list[int], list[int], list[int], list[int]]:
-    return writes.row_ids, writes.start_indexes, writes.counts, writes.block_ids
+    columns = (writes.row_ids, writes.start_indexes, writes.counts, writes.block_ids)
+    row_ids, starts, counts, blocks = (column.tolist() for column in columns)
+    return row_ids, starts, counts, blocks
 
 
 def test_take_table_writes_has_nothing_when_tables_are_those_of_new_rows() -> None:

@@ -130,7 +130,7 @@ def test_executor_is_not_told_of_a_reserved_block_when_it_was_taken_back_at_once
     running._return_spare()
     writes = placement.rows.take_table_writes([])
     blocks = placement.rows.held_blocks(request.sequence.row_id)
-    assert blocks[writes.start_indexes[0] :] == writes.block_ids
+    assert blocks[writes.start_indexes[0] :] == writes.block_ids.tolist()
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])

@@ -138,9 +138,9 @@ def test_schedule_writes_one_block_when_a_boundary_is_crossed() -> None:
     request = driver.add(3)
     writes = [driver.step()[0].table_writes for _ in range(6)]
     assert [len(each.row_ids) for each in writes] == [0, 0, 1, 0, 0, 0]
-    assert writes[2].start_indexes == [1]
+    assert writes[2].start_indexes.tolist() == [1]
     table = driver.core._placement.rows.block_table(request.sequence.row_id)
-    assert writes[2].block_ids == table.tolist()[1:]
+    assert writes[2].block_ids.tolist() == table.tolist()[1:]
 
 
 def test_schedule_removes_a_row_when_its_request_has_ended() -> None:
