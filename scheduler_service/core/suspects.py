@@ -80,6 +80,11 @@ class Suspects:
         finally:
             self._on_trial = None
 
+    @property
+    def is_planning_trial(self) -> bool:
+        """Whether the step that is being planned is a trial."""
+        return self._on_trial is not None
+
     def may_run(self, request: Request) -> bool:
         """Whether the step that is being planned may have the request."""
         if self._on_trial is not None:

@@ -26,7 +26,7 @@ _LACKS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 
 
 def add_suspect(driver: CoreDriver, name: str, prompt: int = 4, **params: Any) -> Request:  # noqa: ANN401
-    request = driver.add([*range(20, 20 + prompt)], name, max_tokens=2, **params)
+    request = driver.add([20 + p % 70 for p in range(prompt)], name, max_tokens=2, **params)
     # As one that comes from a lost executor.
     request.trial_size = 1
     driver.core._placement.suspects.add(request)
@@ -85,3 +85,27 @@ def test_who_is_swapped_holds_up_nobody_whose_turn_it_is(
         driver.step()
 
     driver.run()
+
+
+@pytest.mark.parametrize("num_steps_since_turn", [0, 1])
+def test_trials_take_no_turns_from_patient_rows(num_steps_since_turn: int) -> None:
+    driver = CoreDriver(queue_policy="priority", max_num_batched_tokens=2, prefix_caching=False)
+    for name, priority in [("patient", 1), ("r1", 0), ("r2", 0)]:
+        scheduling = SchedulingParams(priority=priority)
+        driver.add(1, name, max_tokens=150, scheduling=scheduling)
+        driver.step()
+    while "patient" not in {name for name, _, _ in driver.next_rows()}:
+        driver.answer()
+    driver.answer()
+    for _ in range(num_steps_since_turn):
+        driver.step()
+    # Computed in 50 trials, between which the urgent rows take all tokens of the others.
+    suspect = add_suspect(driver, "suspect", 100)
+
+    names: list[str] = []
+    while not suspect.is_finished and len(names) < 200:
+        names += [name for name, _, _ in driver.next_rows()]
+        driver.answer()
+
+    assert names.count("suspect") >= 50
+    assert names.count("patient") >= 4
