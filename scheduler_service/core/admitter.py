@@ -150,7 +150,7 @@ class Admitter:
 
     @property
     def _first_swapped(self) -> Request | None:
-        return self._placement.swapped[0] if self._placement.swapped else None
+        return next(filter(self._placement.suspects.may_run, self._placement.swapped), None)
 
     # -- swapped -------------------------------------------------------------------------------
 
@@ -159,10 +159,12 @@ class Admitter:
         placement, index = self._placement, 0
         while index < len(placement.swapped):
             request = placement.swapped[index]
+            if not placement.suspects.may_run(request):
+                index += 1
+                continue
             if not self._has_adapter_slot(request):
                 self._lanes = _NO_ADAPTER
-            is_passed = self._lanes is not None and request.scheduling.adapter not in self._lanes
-            if is_passed or not placement.suspects.may_run(request):
+            if self._lanes is not None and request.scheduling.adapter not in self._lanes:
                 index += 1
                 continue
             if budget.num_left <= 0 or placement.has_swapped_out or not self._can_swap_in(request):

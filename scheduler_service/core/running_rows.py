@@ -92,7 +92,9 @@ class RunningRows:
 
     @property
     def _is_turn(self) -> bool:
-        return self._num_contended >= TURN_EVERY
+        # Whoever has waited for a turn is not in a trial.
+        is_trial = self._placement.suspects.is_planning_trial
+        return self._num_contended >= TURN_EVERY and not is_trial
 
     def has_less_urgent(self, urgency: Key) -> bool:
         """Whether some row yields tokens of a step to what is so urgent."""
@@ -124,7 +126,7 @@ class RunningRows:
             return served
         if is_turn:
             return served[np.argsort(rows.last_step_id[order[served]], kind="stable")]
-        self._num_contended += 1
+        self._num_contended += not self._placement.suspects.is_planning_trial
         urgencies = map(rows.urgency, order.tolist())
         is_other = [one != other for one, other in pairwise(urgencies)]
         classes = np.cumsum([False, *is_other])

@@ -4,7 +4,8 @@ When a step of several requests is refused or fails, or the executor is lost wit
 nobody knows whose fault that was. From then on these requests run in *trials*: steps of a few of
 them and nobody else, with no other step in flight, so that only they can be to blame. If a trial
 fails, its requests are tried in smaller groups yet. Whoever gets a token out of a trial is a
-suspect no longer. Trials and other steps take turns.
+suspect no longer. Trials and other steps take turns. A trial may lack what others hold; after a
+number of their steps nobody else begins to run until there was a trial, so that it gets that.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from scheduler_service.core.request import Place, Request
 
 # Into so many groups the requests of a failed step are divided.
 _NUM_GROUPS = 4
+# Steps of others after which nobody else begins before there was a trial.
+MAX_STEPS_OF_OTHERS = 8
 
 
 class Suspects:
@@ -26,7 +29,8 @@ class Suspects:
         # Those that may run in the step that is being planned; None: all but suspects.
         self._on_trial: frozenset[str] | None = None
         self._trial_step_id: int | None = None
-        self._was_trial = False
+        # Steps of others since the last trial, while there were suspects.
+        self._num_others = 0
 
     def __bool__(self) -> bool:
         return bool(self._requests)
@@ -51,6 +55,8 @@ class Suspects:
         """The request got a token, or has ended."""
         if self._requests.pop(request.request_id, None) is not None:
             request.trial_size = 0
+            if not self._requests:
+                self._num_others = 0
 
     # -- whose turn it is ----------------------------------------------------------------------
 
@@ -62,7 +68,8 @@ class Suspects:
     @property
     def turns(self) -> tuple[bool, bool]:
         """Kinds of step to try to plan, in this order; true for a trial."""
-        return not self._was_trial, self._was_trial
+        is_trial_first = self._num_others > 0
+        return is_trial_first, not is_trial_first
 
     @contextmanager
     def turn(self, *, is_trial: bool) -> Iterator[None]:
@@ -73,15 +80,22 @@ class Suspects:
         finally:
             self._on_trial = None
 
+    @property
+    def is_planning_trial(self) -> bool:
+        """Whether the step that is being planned is a trial."""
+        return self._on_trial is not None
+
     def may_run(self, request: Request) -> bool:
         """Whether the step that is being planned may have the request."""
         if self._on_trial is not None:
             return request.request_id in self._on_trial
+        if self._num_others >= MAX_STEPS_OF_OTHERS and request.place is not Place.RUNNING:
+            return False
         return request.request_id not in self._requests
 
     def step_planned(self, step_id: int, *, is_trial: bool) -> None:
         """A step was planned in its turn."""
-        self._was_trial = is_trial
+        self._num_others = 0 if is_trial else self._num_others + 1
         self._trial_step_id = step_id if is_trial else None
 
     def step_answered(self, step_id: int) -> None:

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scheduler_service.core.config import Feature, SchedulerConfig
+from scheduler_service.core.plan import StepStatus
 from scheduler_service.core.queue_policy import TURN_EVERY, QueuePolicyName
 from scheduler_service.core.request import Request, SchedulingParams
 from scheduler_service.core.sampling_params import SamplingParams
@@ -43,16 +44,21 @@ NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "15"))
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
-@given(config=configs(), seed=st.integers(0, 2**32), depth=st.integers(1, 3))
+@given(
+    config=configs(),
+    seed=st.integers(0, 2**32),
+    depth=st.integers(1, 3),
+    steps_per_failure=st.sampled_from([0, 30, 1000]),
+)
 def test_request_ends_in_bounded_time_when_others_never_cease_to_come(
-    config: SchedulerConfig, seed: int, depth: int
+    config: SchedulerConfig, seed: int, depth: int, steps_per_failure: int
 ) -> None:
     config = replace(
         config,
         max_num_waiting=MAX_WAITING,
         max_num_batched_tokens=max(config.max_num_batched_tokens, MIN_BUDGET),
     )
-    flood = Flood(config, seed, depth)
+    flood = Flood(config, seed, depth, steps_per_failure)
     for _ in range(NUM_STEPS):
         flood.step()
     assert flood.longest_wait <= MAX_WAIT_STEPS
@@ -113,9 +119,14 @@ def test_urgent_prompt_is_computed_as_if_alone_when_patient_ones_fill_the_steps(
 
 
 class Flood:
-    """Keeps the queue full, for the most part of urgent requests. Waits are counted in steps."""
+    """Keeps the queue full, for the most part of urgent requests. Waits are counted in steps.
 
-    def __init__(self, config: SchedulerConfig, seed: int, depth: int) -> None:
+    One in `steps_per_failure` steps fails, so that there are suspects; 0: none.
+    """
+
+    def __init__(
+        self, config: SchedulerConfig, seed: int, depth: int, steps_per_failure: int = 0
+    ) -> None:
         runner = FakeRunner(
             block_size=config.block_size,
             num_device_blocks=config.num_device_blocks,
@@ -128,6 +139,7 @@ class Flood:
         self.config = config
         self.engine = CoreEngine(config, runner, PlanExecutor, depth=depth)
         self.rng = Random(seed)
+        self.steps_per_failure = steps_per_failure
         self.num_arrivals = 0
         self.waits: dict[int, int] = {}
         self.longest_wait = 0
@@ -135,12 +147,24 @@ class Flood:
     def step(self) -> None:
         for _ in range(self.rng.choice([1, 1, 2, 4])):
             self.arrive()
-        self.engine.step()
+        self.engine.fill()
+        if self.engine.in_flight:
+            self.answer()
         for arrival in list(self.waits):
             self.waits[arrival] += 1
             self.longest_wait = max(self.longest_wait, self.waits[arrival])
             if self.engine.deliveries[arrival].is_finished:
                 del self.waits[arrival], self.engine.deliveries[arrival]
+
+    def answer(self) -> None:
+        if self.steps_per_failure and self.rng.randrange(self.steps_per_failure) == 0:
+            plan, _ = self.engine.in_flight[0]
+            if plan.base_step_id is None and self.rng.random() < 0.5:
+                self.engine.skip(StepStatus.REFUSED)
+            else:
+                self.engine.fail()
+        else:
+            self.engine.answer()
 
     def arrive(self) -> None:
         if self.engine.scheduler.is_queue_full:
@@ -148,7 +172,10 @@ class Flood:
         self.num_arrivals += 1
         spec = fit(self.random_spec(), self.config, self.engine.now_ns)
         with suppress(DomainError):
-            self.engine.add(create_request(spec, self.num_arrivals))
+            request = create_request(spec, self.num_arrivals)
+            # Some were suspects elsewhere.
+            request.trial_size = int(self.steps_per_failure > 0 and self.rng.random() < 0.02)
+            self.engine.add(request)
             self.waits[self.num_arrivals] = 0
 
     def random_spec(self) -> Spec:

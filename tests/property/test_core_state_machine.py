@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
@@ -29,7 +30,7 @@ from hypothesis.stateful import (
 
 from executor_service.step import RowStatus
 from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.plan import StepPlan, StepStatus
+from scheduler_service.core.plan import ContractBroken, StepOutcome, StepPlan, StepStatus
 from scheduler_service.journal.checkpoint import dump_core, load_core
 from splitserve_rpc.domain_error import DomainError
 from tests.property.core_workloads import configs, fit, kin_of, random_spec
@@ -39,8 +40,8 @@ from tests.support.core_engine import CoreEngine, Link, ProtobufLink
 from tests.support.core_truth import Oracle, Spec, create_request
 from tests.support.fake_runner import FakeRunner, StepFault
 from tests.support.plan_executor import PlanExecutor
+from tests.support.spoiled_outcomes import is_row_ok, spoil_row, spoil_step
 
-MAX_STEPS_TO_END = 5000
 # A failure takes long to shrink.
 pytestmark = pytest.mark.timeout(3600)
 
@@ -56,6 +57,7 @@ class Mishap(Enum):
     STEP_IS_NOT_EXECUTED = "step_is_not_executed"
     ROW_FAILS = "row_fails"
     ROW_FAILS_AND_SPOILS_OTHERS = "row_fails_and_spoils_others"
+    ROW_IS_NONSENSE = "row_is_nonsense"
     RESULT_BREAKS_CONTRACT = "result_breaks_contract"
     EXECUTOR_IS_LOST = "executor_is_lost"
     CORE_IS_RESTORED = "core_is_restored"
@@ -158,9 +160,11 @@ class CoreMachine(RuleBasedStateMachine):
         self.running.abort(client.request)
 
     def request_yields(self, index: int) -> None:
-        if len(self.running.in_flight) == self.depth:
-            self.running.answer()
         placement = self.running.scheduler._placement
+        # What is moved is moved by the step that is planned next: there must be one.
+        most = 0 if placement.suspects else self.depth - 1
+        while len(self.running.in_flight) > most:
+            self.running.answer()
         running = placement.rows.running
         if running and not self.running.scheduler._needs_snapshot:
             placement.preempt(running[index % len(running)].request)
@@ -201,22 +205,53 @@ class CoreMachine(RuleBasedStateMachine):
     def row_fails_and_spoils_others(self, index: int) -> None:
         self.row_fails(index, spoils_others=True)
 
-    def result_breaks_contract(self, index: int) -> None:
-        """One row has a token that there is not, or a beam has no candidates."""
-        plan, _ = self.running.in_flight[0]
-        rows = self._rows_that_count(plan)
-        if rows and self.running.break_contract(rows[index % len(rows)]):
-            self.executor_is_lost(index)
+    def row_is_nonsense(self, index: int) -> None:
+        """What the result says of one row, if it counts, costs its request, and no other."""
+        spoiled: list[Client] = []
 
-    def _rows_that_count(self, plan: StepPlan) -> list[int]:
+        def spoil(plan: StepPlan, outcome: StepOutcome) -> StepOutcome:
+            rows = {row: client for row, client in self.clients_of(plan) if is_row_ok(outcome, row)}
+            if not rows:
+                return outcome
+            row = list(rows)[index % len(rows)]
+            rows[row].has_bad_row = True
+            spoiled.append(rows[row])
+            return spoil_row(outcome, row, plan.step_id, self.config.vocab_size)
+
+        self.running.count_fault()
+        self.running.answer(spoil=spoil)
+        for client in spoiled:
+            assert client.request.error is not None, "it was believed"
+            assert client.request.error[0] == "ROW_FAILED"
+
+    def clients_of(self, plan: StepPlan) -> Iterator[tuple[int, Client]]:
+        """The rows of a step that count."""
         work, placement = plan.work, self.running.scheduler._placement
-        samples = [True] * len(work.row_ids) if work.samples is None else work.samples.tolist()
-        each = zip(work.row_ids.tolist(), work.tenancies.tolist(), samples, strict=True)
-        return [
-            index
-            for index, (row_id, tenancy, samples) in enumerate(each)
-            if samples and placement.tenant(row_id, tenancy) is not None
-        ]
+        each = zip(work.row_ids.tolist(), work.tenancies.tolist(), strict=True)
+        for row, (row_id, tenancy) in enumerate(each):
+            sequence = placement.tenant(row_id, tenancy)
+            if sequence is not None:
+                yield row, self.clients[sequence.request.client_key]
+
+    def result_breaks_contract(self, index: int) -> None:
+        """Nothing of such a result is taken: a true one is still good, or the executor is lost."""
+        true: list[StepOutcome] = []
+
+        def spoil(plan: StepPlan, outcome: StepOutcome) -> StepOutcome:
+            if outcome.status is not StepStatus.OK:
+                return outcome
+            true.append(outcome)
+            return spoil_step(plan, outcome, index // 2)
+
+        try:
+            self.running.answer(spoil=spoil)
+        except ContractBroken:
+            if index % 2:
+                self.running.take(true[0])
+            else:
+                self.executor_is_lost(index)
+        else:
+            assert not true, "it was believed"
 
     def executor_is_lost(self, _index: int) -> None:
         lost, unfinished = self.running, self.unfinished
@@ -256,12 +291,34 @@ class CoreMachine(RuleBasedStateMachine):
         for client in self.clients.values():
             client.check(self.config)
 
+    def drain(self) -> None:
+        """Runs until nothing is left to do; somebody gets ahead again and again.
+
+        Between two new tokens each row may at worst compute all its tokens again; in trials and
+        other steps by turns, and each may have to be moved or to wait for results first.
+        """
+        config, progress, num_in_vain = self.config, (0, 0), 0
+        num_chunks = -(-config.max_model_len // config.max_num_batched_tokens)
+        most = 2 * config.max_num_seqs * (num_chunks + 2) + self.depth
+        while self.running.step():
+            before, progress = progress, self.progress()
+            num_in_vain = 0 if progress != before else num_in_vain + 1
+            assert num_in_vain <= most, f"nobody got ahead for {num_in_vain} steps"
+
+    def progress(self) -> tuple[int, int]:
+        """Never decreases: requests that ended, and tokens of the others."""
+        known_tokens = self.running.scheduler._placement.known_tokens
+        num_tokens = 0
+        for client in self.clients.values():
+            lengths = [len(known_tokens(sequence)) for sequence in client.request.sequences]
+            # Which beams go on changes, how long they are does not.
+            num_tokens += max(lengths) if client.spec.params.beam else sum(lengths)
+        return len(self.clients) - len(self.unfinished), num_tokens
+
     def teardown(self) -> None:
         if self.engine is None or sys.exc_info()[0] is not None:
             return
-        for _ in range(MAX_STEPS_TO_END):
-            if not self.engine.step():
-                break
+        self.drain()
         self.core_is_consistent()
         self.clients_get_what_is_true()
         assert not self.unfinished

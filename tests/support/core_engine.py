@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from executor_service.codec import decode_batch, encode_answer
 from executor_service.step_executor import StepExecutor
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import (
-    ContractBroken,
     StepEvents,
     StepOutcome,
     StepPlan,
@@ -28,6 +27,7 @@ from tests.support.plan_executor import InjectedFailure
 
 Message = TypeVar("Message")
 STEP_NS = 100_000
+Spoil = Callable[[StepPlan, StepOutcome], StepOutcome]
 
 
 class Link(Protocol[Message]):
@@ -136,14 +136,14 @@ class CoreEngine(Generic[Message]):
             check_plan(plan, before, self.scheduler, self.config)
             self.in_flight.append((plan, self._link.send(plan)))
 
-    def answer(self, fault: StepFault | None = None) -> StepPlan:
-        """Executes the oldest step in flight."""
+    def answer(self, fault: StepFault | None = None, spoil: Spoil | None = None) -> StepPlan:
+        """Executes the oldest step in flight. `spoil` changes what comes of it."""
         plan, message = self.in_flight.popleft()
         if fault is not None:
             self.runner.fault = lambda _step: fault
         outcome = self._link.execute(message)
         self.runner.fault = no_fault
-        has_bad_rows = fault is not None and bool(fault.rows)
+        has_bad_rows = spoil is not None or (fault is not None and bool(fault.rows))
         if not has_bad_rows:
             self._check_reads(plan)
         assert outcome.status is not StepStatus.REFUSED, outcome.error
@@ -153,7 +153,7 @@ class CoreEngine(Generic[Message]):
             self._may_need_snapshot = False
         self.num_steps += 1
         self.tick(STEP_NS)
-        self._apply(outcome)
+        self.take(outcome if spoil is None else spoil(plan, outcome))
         if has_bad_rows:
             # What leaned on them in this very step is known only now.
             self._check_reads(plan)
@@ -174,27 +174,12 @@ class CoreEngine(Generic[Message]):
         self.count_fault()
         self.answer(StepFault(InjectedFailure("a step that was to fail")))
 
-    def break_contract(self, index: int) -> bool:
-        """The oldest step in flight has nonsense for one row, which counts; False if it failed."""
-        plan, message = self.in_flight.popleft()
-        outcome = self._link.execute(message)
-        token_ids, logprobs = outcome.token_ids.copy(), dict(outcome.logprobs)
-        if outcome.status is StepStatus.OK:
-            token_ids[index] = self.config.vocab_size
-            logprobs.pop(index, None)
-        try:
-            self._apply(replace(outcome, token_ids=token_ids, logprobs=logprobs))
-        except ContractBroken:
-            return True
-        assert outcome.status is not StepStatus.OK, f"step {plan.step_id} was believed"
-        return False
-
     def skip(self, status: StepStatus) -> None:
         """The oldest step in flight is not executed."""
         plan, _ = self.in_flight.popleft()
         self.count_fault()
         self._may_need_snapshot = True
-        self._apply(StepOutcome(plan.step_id, status))
+        self.take(StepOutcome(plan.step_id, status))
 
     def step(self) -> bool:
         """Plans what can be planned, executes one step; False if there is nothing to do."""
@@ -209,7 +194,8 @@ class CoreEngine(Generic[Message]):
         for delivery in self.deliveries.values():
             delivery.num_faults += not delivery.is_finished
 
-    def _apply(self, outcome: StepOutcome) -> None:
+    def take(self, outcome: StepOutcome) -> None:
+        """Gives the core a result. Raises ContractBroken."""
         self._deliver(self.scheduler.apply(outcome))
 
     # -- clients -------------------------------------------------------------------------------
