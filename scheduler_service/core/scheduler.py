@@ -316,7 +316,9 @@ class Scheduler:
         waited_ns = 0
         if self._config.delay_factor and len(placement.waiting):
             waited_ns = placement.now_ns - next(iter(placement.queued)).queued_at_ns
-        num_swapped = sum(map(placement.suspects.may_run, placement.swapped))
+        num_swapped = len(placement.swapped)
+        if placement.suspects:
+            num_swapped = sum(map(placement.suspects.may_run, placement.swapped))
         return QueueState(
             len(placement.waiting), num_swapped, waited_ns / 1000, self._costs.prefill_us
         )
