@@ -10,8 +10,8 @@ from scheduler_service.core.request import FinishReason, Request
 
 # How many requests a step refuses at most; the others wait for the next, but never run.
 MAX_REFUSALS = 32
-# How many of the smallest steps must have been seen before the fastest of all is believed: the
-# first of them are slow, because something is loaded, compiled or captured.
+# How many small steps must have been seen before the fastest of them is believed: the first of them
+# are slow, because something is loaded, compiled or captured.
 MIN_SMALLEST_STEPS = 8
 # How long after the latest step it is believed: without steps nobody notices that they got faster.
 BELIEVED_NS = 1_000_000_000
@@ -21,16 +21,18 @@ _MAX_CONTEXT_BITS = 32
 class StepPace:
     """What any step takes at least, once that is known; only what the executor itself reported.
 
-    The least time of all steps bounds those of a request only if steps as small as its smallest
-    were among them: of a single token, of a plain request, behind no more tokens than its own.
-    It never rises. One slow step, or a thousand, say nothing: a smaller one may be fast.
+    It is learned from the smallest steps there are: of a single token of a plain request. What such
+    a step takes grows with the tokens before it, at most in proportion. So the least time behind k
+    tokens, times c / k, bounds a step behind c < k, and as it is, one behind more. One slow step,
+    or a thousand, say nothing: a smaller one may be fast.
     """
 
     def __init__(self) -> None:
         self._least_ns = 0
         self._latest_ns = 0
-        # By the number of bits of the last position.
+        # Of the smallest steps, by the number of bits of their last position.
         self._num_smallest = [0] * (_MAX_CONTEXT_BITS + 1)
+        self._least_smallest_ns = [0] * (_MAX_CONTEXT_BITS + 1)
 
     def observe(self, plan: StepPlan, compute_us: int, placement: Placement) -> None:
         """Learns from an executed step. A step without a time says nothing."""
@@ -40,14 +42,21 @@ class StepPace:
         step_ns = compute_us * 1000
         self._least_ns = min(self._least_ns or step_ns, step_ns)
         if plan.num_tokens == 1 and not plan.moves and _is_plain(plan, placement):
-            self._num_smallest[(int(plan.work.num_computed_tokens[0]) + 1).bit_length()] += 1
+            bits = (int(plan.work.num_computed_tokens[0]) + 1).bit_length()
+            self._num_smallest[bits] += 1
+            least_ns = self._least_smallest_ns[bits] or step_ns
+            self._least_smallest_ns[bits] = min(least_ns, step_ns)
 
     def least_ns(self, num_tokens: int, now_ns: int) -> int:
-        """The least that a step of `num_tokens` or more may take; 0 if nothing is known."""
-        # All that have fewer bits than `num_tokens + 1` are `num_tokens` or less.
-        num_seen = sum(self._num_smallest[: (num_tokens + 1).bit_length()])
-        is_believed = num_seen >= MIN_SMALLEST_STEPS and now_ns - self._latest_ns <= BELIEVED_NS
-        return self._least_ns if is_believed else 0
+        """The least that a step behind `num_tokens` or more may take; 0 if nothing is known."""
+        if now_ns - self._latest_ns > BELIEVED_NS:
+            return 0
+        bounds_ns = (
+            step_ns * min(num_tokens, 2**bits) >> bits
+            for bits, step_ns in enumerate(self._least_smallest_ns)
+            if self._num_smallest[bits] >= MIN_SMALLEST_STEPS
+        )
+        return min(max(bounds_ns, default=0), self._least_ns)
 
 
 class Lateness:

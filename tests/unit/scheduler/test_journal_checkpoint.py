@@ -30,19 +30,24 @@ def test_core_decides_alike_when_it_was_restored(
     queue_policy: str, sliding_window: int | None
 ) -> None:
     config = run_config(queue_policy=queue_policy, sliding_window=sliding_window)
-    run = RandomRun(NoJournal(), config, seed=1, num_engines=1)
-    run.run(60, to_the_end=False)
-    core = run.cores[0]
-    assert isinstance(core, Scheduler)
+    num_plans = 0
+    for seed in range(1, 5):
+        run = RandomRun(NoJournal(), config, seed=seed, num_engines=1)
+        run.run(60, to_the_end=False)
+        core = run.cores[0]
+        assert isinstance(core, Scheduler)
 
-    copy = load_core(dump_core(core))
+        copy = load_core(dump_core(core))
 
-    assert copy.num_unfinished_tokens == core.num_unfinished_tokens > 0
-    ours, theirs = core.schedule(), copy.schedule()
-    assert ours is not None
-    assert theirs is not None
-    assert theirs.work.row_ids.tolist() == ours.work.row_ids.tolist()
-    assert theirs.work.token_ids.tolist() == ours.work.token_ids.tolist()
+        assert copy.num_unfinished_tokens == core.num_unfinished_tokens > 0
+        # While suspects are on trial there is nothing to plan.
+        ours, theirs = core.schedule(), copy.schedule()
+        assert (ours is None) == (theirs is None)
+        if ours is not None and theirs is not None:
+            num_plans += 1
+            assert theirs.work.row_ids.tolist() == ours.work.row_ids.tolist()
+            assert theirs.work.token_ids.tolist() == ours.work.token_ids.tolist()
+    assert num_plans > 0
 
 
 def test_checkpoint_is_small_when_rows_are_short_and_may_become_long() -> None:
