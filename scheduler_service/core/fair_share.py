@@ -61,7 +61,8 @@ class FairSharePolicy:
         }
         self._accounts: dict[str, _Account] = {}
         self._num_waiting = 0
-        # Tenants that wait, by (counter, arrival of the first request); right after `_refresh`.
+        # Tenants that wait, by (counter, arrival of the lane's first request); right after
+        # `_refresh`.
         self._order: OrderedQueue[_Account] = OrderedQueue()
         self._stale: dict[_Account, None] = {}
         self._last_to_leave: _Account | None = None
@@ -84,7 +85,7 @@ class FairSharePolicy:
         if not account.waiting:
             # Nobody saves up service by not asking for it.
             account.counter = max(account.counter, self._level())
-        account.waiting.add(request, (request.arrival,), (request.scheduling.adapter,))
+        account.waiting.add(request, {request.scheduling.adapter: (request.arrival,)})
         self._num_waiting += 1
         self._stale[account] = None
 
@@ -140,12 +141,16 @@ class FairSharePolicy:
     ) -> Iterator[Request]:
         """Who is admitted is met again, with its new counter and next request."""
         place = BEFORE_ALL
+        in_vain: set[_Account] = set()
         while (tenant_entry := self._next_tenant(place, lanes := open_lanes())) is not None:
             place, account = tenant_entry
             entry = account.waiting.after(tried.get(account, BEFORE_ALL), lanes)
-            if entry is not None:
+            # Whoever was tried in vain is met again in another lane.
+            if entry is not None and account not in in_vain:
                 tried[account], request = entry
                 yield request
+                if request in account.waiting:
+                    in_vain.add(account)
 
     def _further_requests(
         self, tried: dict[_Account, Key], open_lanes: Callable[[], Lanes]
@@ -178,10 +183,10 @@ class FairSharePolicy:
             if account in self._order:
                 self._order.remove(account)
         for account in self._stale:
-            first = account.waiting.first()
-            if first is not None:
-                lanes = tuple(account.waiting.lanes)
-                self._order.add(account, (account.counter, first.arrival), lanes)
+            if account.waiting:
+                firsts = account.waiting.firsts().items()
+                keys = {lane: (account.counter, first.arrival) for lane, first in firsts}
+                self._order.add(account, keys)
         self._stale.clear()
 
     # -- the accounts --------------------------------------------------------------------------

@@ -104,7 +104,7 @@ class FcfsPolicy:
 
     def push(self, request: Request) -> None:
         """See `QueuePolicy`."""
-        self._waiting.add(request, self.rank(request), (request.scheduling.adapter,))
+        self._waiting.add(request, {request.scheduling.adapter: self.rank(request)})
 
     def remove(self, request: Request) -> None:
         """See `QueuePolicy`."""

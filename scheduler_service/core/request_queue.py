@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from itertools import chain
 from typing import Generic, TypeVar
 
@@ -78,7 +78,7 @@ class _Sorted(Generic[Item]):
 
 
 class OrderedQueue(Generic[Item]):
-    """Items by key, smallest first; keys are unique. Each item is in some lanes.
+    """Items by key, smallest first; keys are unique. Each item has a key in each of its lanes.
 
     It remembers each item's key, so what becomes of the item while it is here does not move it.
     Everything costs binary searches and the move of a few hundred pointers, however many there are.
@@ -88,40 +88,39 @@ class OrderedQueue(Generic[Item]):
         # Annotated, not subscripted: a checkpoint has no place for type arguments.
         self._all: _Sorted[Item] = _Sorted()
         self._by_lane: dict[str, _Sorted[Item]] = {}
-        self._place_of: dict[Item, tuple[Key, Collection[str]]] = {}
+        self._keys_of: dict[Item, Mapping[str, Key]] = {}
 
     def __len__(self) -> int:
-        return len(self._place_of)
+        return len(self._keys_of)
 
     def __iter__(self) -> Iterator[Item]:
         return iter(self._all)
 
     def __contains__(self, item: Item) -> bool:
-        return item in self._place_of
+        return item in self._keys_of
 
-    def add(self, item: Item, key: Key, lanes: Collection[str] = ("",)) -> None:
-        """Adds `item`, which is not here, at the place of `key`."""
-        assert item not in self._place_of, "queued twice"
-        self._all.add(item, key)
-        self._place_of[item] = (key, lanes)
-        for lane in lanes:
+    def add(self, item: Item, keys: Mapping[str, Key]) -> None:
+        """Adds `item`, which is not here. `keys`: by lane; where all are read, the least counts."""
+        assert item not in self._keys_of, "queued twice"
+        self._keys_of[item] = keys
+        self._all.add(item, min(keys.values()))
+        for lane, key in keys.items():
             if lane not in self._by_lane:
                 self._by_lane[lane] = _Sorted()
             self._by_lane[lane].add(item, key)
 
     def remove(self, item: Item) -> None:
         """Removes `item`, which must be here."""
-        key, lanes = self._place_of.pop(item)
-        self._all.remove(key)
-        for lane in lanes:
+        keys = self._keys_of.pop(item)
+        self._all.remove(min(keys.values()))
+        for lane, key in keys.items():
             self._by_lane[lane].remove(key)
             if not self._by_lane[lane]:
                 del self._by_lane[lane]
 
-    @property
-    def lanes(self) -> Collection[str]:
-        """The lanes that have items."""
-        return self._by_lane.keys()
+    def firsts(self) -> Mapping[str, Item]:
+        """The first item of each lane."""
+        return {lane: next(iter(items)) for lane, items in self._by_lane.items()}
 
     def first(self) -> Item | None:
         """The item with the smallest key, or None."""

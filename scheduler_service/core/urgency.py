@@ -47,12 +47,12 @@ class UrgencyPolicy:
     def push(self, request: Request) -> None:
         """See `QueuePolicy`."""
         deadline_ns = request.scheduling.deadline_ns
-        lanes, queue = (request.scheduling.adapter,), self._lasting
+        queue = self._lasting
         if self._refuses_late and deadline_ns is not None and not _has_run(request):
             queue = self._expiring
-            self._by_deadline.add(request, (deadline_ns, request.arrival))
-        queue.add(request, self.rank(request), lanes)
-        self._turns_of(request).waiting.add(request, (request.arrival,))
+            self._by_deadline.add(request, {"": (deadline_ns, request.arrival)})
+        queue.add(request, {request.scheduling.adapter: self.rank(request)})
+        self._turns_of(request).waiting.add(request, {"": (request.arrival,)})
 
     def remove(self, request: Request) -> None:
         """See `QueuePolicy`."""

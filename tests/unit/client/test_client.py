@@ -27,7 +27,6 @@ from splitserve_client import (
     Tokens,
 )
 from splitserve_rpc.domain_error import DomainError
-from splitserve_rpc.server import RunningServer
 from tests.unit.client.conftest import VirtualTime
 from tests.unit.client.fake_generation import expected_tokens
 from tests.unit.client.fake_server import Cut, FakeScheduler, start
@@ -183,27 +182,27 @@ async def test_generate_raises_when_the_server_notices_the_deadline(
 async def test_generate_survives_when_the_server_process_is_replaced(
     virtual_time: VirtualTime,
 ) -> None:
-    first = FakeScheduler(hold=asyncio.Event())
-    second = FakeScheduler()
+    first, second = FakeScheduler(), FakeScheduler()
+
+    def hold_all_but_one(number: int) -> None:
+        first.hold = asyncio.Event() if number > 0 else None
+
+    first.before_token = hold_all_but_one
     running = await start(first)
     address = f"127.0.0.1:{running.port}"
-    assert first.hold is not None
-    first.hold.set()
-    replaced: list[RunningServer] = []
 
     async with AsyncClient(address) as client:
         token_ids: list[int] = []
         async for event in client.generate(PROMPT, SamplingParams(seed=5, max_tokens=6)):
             if isinstance(event, Tokens):
                 token_ids.extend(event.token_ids)
-            if not replaced:
-                first.hold.clear()
+            if not second.requests:
                 await running.server.stop(None)
-                replaced.append(await start(second, address))
+                running = await start(second, address)
 
+    await running.server.stop(None)
     assert token_ids == expected_tokens(PROMPT, 5, 6)
     assert len(second.requests) == 1
-    await replaced[0].server.stop(None)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from scheduler_service.core.fair_share import FairSharePolicy
 from scheduler_service.core.queue_policy import make_queue_policy
 from scheduler_service.core.request import FinishReason
@@ -52,6 +54,20 @@ def test_fair_goes_on_with_the_new_counter_when_a_candidate_was_admitted() -> No
         if request.arrival != 4:
             admit(policy, request, 2)
     assert yielded == [1, 4, 2, 3, 5]
+
+
+def test_fair_orders_level_tenants_by_their_first_request_of_an_open_lane() -> None:
+    arrivals = [("a", "x"), ("b", "y"), ("b", ""), ("a", "x"), ("a", "y"), ("a", "")]
+    policy = make_policy(
+        "fair",
+        [
+            make_request(arrival, tenant=tenant, adapter=adapter)
+            for arrival, (tenant, adapter) in enumerate(arrivals, start=1)
+        ],
+    )
+    for lanes, arrivals_in_order in [({""}, [3, 6]), ({"", "y"}, [2, 5, 3, 6]), ({"z"}, [])]:
+        candidates = policy.candidates(0, partial(set, lanes))
+        assert [request.arrival for request in candidates] == arrivals_in_order
 
 
 def test_fair_gives_no_credit_for_having_asked_for_nothing() -> None:
