@@ -13,13 +13,14 @@ from collections.abc import AsyncIterator
 import grpc.aio
 import numpy as np
 
-from executor_service.batch import Batch, BatchContent, StepAnswer, StepRows, StepStatus
-from executor_service.codec import decode_batch, encode_answer, encode_info
-from executor_service.executor_info import ExecutorInfo, ExecutorLimits, ModelInfo
-from executor_service.servicer import SERVICE, Engine, ExecutorServicer
-from executor_service.step import FinishedStep, RowStatus, StepInput, StepOutput
-from executor_service.step_executor import StepExecutor
-from executor_service.step_worker import StepWorker
+from executor_service.service.decode_batch import decode_batch
+from executor_service.service.encode_answer import encode_answer, encode_info
+from executor_service.service.servicer import SERVICE, Engine, ExecutorServicer
+from executor_service.service.step_worker import StepWorker
+from executor_service.steps.batch import Batch, BatchContent, StepAnswer, StepRows, StepStatus
+from executor_service.steps.executor_info import ExecutorInfo, ExecutorLimits, ModelInfo
+from executor_service.steps.step import FinishedStep, RowStatus, StepInput, StepOutput
+from executor_service.steps.step_executor import StepExecutor
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.executor.v1 import executor_pb2_grpc
 from splitserve_rpc.server import bind_server

@@ -19,24 +19,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from benchmarks.report import emit
-from executor_service.codec import decode_batch
 from executor_service.config import ExecutorConfig
 from executor_service.engine_loader import LoadedEngine, load_engine
-from executor_service.step import PendingStep, StepInput
-from executor_service.step_executor import StepExecutor
+from executor_service.service.decode_batch import decode_batch
+from executor_service.steps.step import PendingStep, StepInput
+from executor_service.steps.step_executor import StepExecutor
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import StepOutcome, StepStatus
 from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import SamplingParams as CoreParams
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.step_codec import encode_plan
-from splitserve_client import (
-    AsyncClient,
-    Finish,
-    SamplingParams,
-    SchedulingParams,
-    SplitserveError,
-)
+from splitserve_client import AsyncClient, Finish, SamplingParams, SchedulingParams, SplitserveError
 from splitserve_rpc import options
 
 Prompts = list[list[int]]

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 
 from benchmarks.cpu_limits import StepSize
-from executor_service.codec import decode_batch, encode_answer
 from executor_service.engine_loader import LoadedEngine
-from executor_service.executor_info import ExecutorInfo
-from executor_service.step_executor import StepExecutor
+from executor_service.service.decode_batch import decode_batch
+from executor_service.service.encode_answer import encode_answer
+from executor_service.steps.executor_info import ExecutorInfo
+from executor_service.steps.step_executor import StepExecutor
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import StepOutcome, StepPlan, StepStatus
 from scheduler_service.core.request import Request

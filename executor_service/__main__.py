@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from executor_service.config import ConfigInvalid, ExecutorConfig
 from executor_service.errors import ExecutorError
-from executor_service.executor_info import ExecutorInfo
-from executor_service.registration import GrpcRegistry, Registrar, advertised_address
-from executor_service.servicer import SERVICE, Engine, ExecutorServicer
-from executor_service.step_executor import StepExecutor
-from executor_service.step_worker import StepWorker
+from executor_service.service.registration import GrpcRegistry, Registrar, advertised_address
+from executor_service.service.servicer import SERVICE, Engine, ExecutorServicer
+from executor_service.service.step_worker import StepWorker
+from executor_service.steps.executor_info import ExecutorInfo
+from executor_service.steps.step_executor import StepExecutor
 from splitserve.executor.v1 import executor_pb2_grpc
 from splitserve_rpc import options
 from splitserve_rpc.addresses import CannotListen

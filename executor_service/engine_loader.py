@@ -12,14 +12,15 @@ import torch
 # Loading a model imports it in any case. Here it is part of the imports, which __main__ wraps.
 import transformers.modeling_utils  # noqa: F401
 
-from executor_service.compute import AttentionBackendName, Compute, choose_compute
+from executor_service.backends.choose import AttentionBackendName, choose_compute
+from executor_service.backends.compute import Compute
+from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.config import ExecutorConfig
-from executor_service.decode_graphs import with_decode_graphs
-from executor_service.executor_info import ExecutorInfo, ExecutorLimits, ModelInfo
-from executor_service.loaded_model import LoadedModel
-from executor_service.memory import CacheConfig, build_runner
-from executor_service.model_loader import ModelConfig, load_model
-from executor_service.model_runner import ModelRunner
+from executor_service.model.loaded_model import LoadedModel
+from executor_service.runner.decode_graphs import with_decode_graphs
+from executor_service.runner.model_runner import ModelRunner
+from executor_service.runner.pool_sizes import CacheConfig, build_runner
+from executor_service.steps.executor_info import ExecutorInfo, ExecutorLimits, ModelInfo
 from splitserve_rpc.server import MAX_MESSAGE_BYTES
 
 _BUNDLED = "bundled"

@@ -33,3 +33,12 @@ class OutOfMemory(ExecutorError):
 
 class StepFailed(ExecutorError):
     """A step failed as a whole and no row has a token."""
+
+
+_MAX_ERROR_CHARS = 300
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says, on one line of bounded length."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= _MAX_ERROR_CHARS else text[:_MAX_ERROR_CHARS] + "..."

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib
 
-from executor_service.attention import AttentionBackend
 from splitserve_kernels.gpu.availability import why_unavailable
 from splitserve_kernels.gpu.flash_attention_rules import PAGE_SIZE, why_no_flash_attention
+from splitserve_kernels.paged_batch import AttentionBackend
 
 
 def gpu_backends() -> dict[str, tuple[AttentionBackend, int]]:

@@ -24,10 +24,9 @@ from benchmarks.gpu_check.problems import (
 )
 from benchmarks.gpu_check.results import Measurement
 from benchmarks.gpu_check.sizes import Sizes
-from executor_service.attention import AttentionBackend
 from splitserve_kernels import reference
 from splitserve_kernels.gpu.flash_attention_rules import why_not_flash_attention
-from splitserve_kernels.paged_batch import AttentionOptions
+from splitserve_kernels.paged_batch import AttentionBackend, AttentionOptions
 
 _SECTION = "correct"
 # Largest difference of an output: those of tests/kernels/gpu.

@@ -16,12 +16,13 @@ from benchmarks.gpu_check.engine import decode_times, make_runner, make_step, re
 from benchmarks.gpu_check.models import load_random
 from benchmarks.gpu_check.results import Measurement
 from benchmarks.gpu_check.sizes import ModelShape, Sizes
-from executor_service.attention import unbind
-from executor_service.compute import Compute, attending_with
-from executor_service.decoder_model import DecoderModel
-from executor_service.gpu_attention import CANDIDATES, choose_gpu_attention
-from executor_service.input_batch import build_input_batch
-from executor_service.kv_cache import KVCache
+from executor_service.backends.compute import Compute
+from executor_service.backends.gpu import CANDIDATES, choose_gpu_attention
+from executor_service.decoders.decoder import DecoderModel
+from executor_service.device.kv_cache import KVCache
+from executor_service.model.input_batch import build_input_batch
+from executor_service.model.paged_model import attending_with
+from executor_service.model.transformers_attention import unbind
 from splitserve_kernels.gpu.availability import why_unavailable
 
 # That of the trial at start, in half precision.
@@ -35,7 +36,7 @@ def measure_decoder(shape: ModelShape, sizes: Sizes) -> Iterator[Measurement]:
     if reason is not None:
         yield Measurement("decoder", shape.name, "not run", note=reason)
         return
-    from executor_service.gpu_decoder import build_gpu_decoder
+    from executor_service.decoders.gpu_decoder import build_gpu_decoder
 
     release_models()
     sizes = replace(sizes, batches=sizes.batches[:_NUM_BATCHES])

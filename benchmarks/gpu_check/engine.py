@@ -17,14 +17,15 @@ from benchmarks.gpu_check.results import Measurement
 from benchmarks.gpu_check.sizes import ModelShape, Sizes
 from benchmarks.gpu_check.speed import copy_bandwidth
 from benchmarks.gpu_check.timing import now_s
-from executor_service.attention import unbind
-from executor_service.compute import Compute, choose_compute
-from executor_service.decode_graphs import with_decode_graphs
-from executor_service.kv_cache import block_bytes
-from executor_service.memory import CacheConfig, build_runner
-from executor_service.model_runner import ModelRunner
-from executor_service.sampling_params import ParamRows, SamplingParams
-from executor_service.step import BlockMoves, StepInput, StepOutput
+from executor_service.backends.choose import choose_compute
+from executor_service.backends.compute import Compute
+from executor_service.device.kv_cache import block_bytes
+from executor_service.model.transformers_attention import unbind
+from executor_service.runner.decode_graphs import with_decode_graphs
+from executor_service.runner.model_runner import ModelRunner
+from executor_service.runner.pool_sizes import CacheConfig, build_runner
+from executor_service.steps.sampling_params import ParamRows, SamplingParams
+from executor_service.steps.step import BlockMoves, StepInput, StepOutput
 
 _NUM_WARM_UPS = 3
 _NO_IDS = np.empty(0, dtype=np.int32)

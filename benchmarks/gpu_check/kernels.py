@@ -14,9 +14,9 @@ import torch
 from benchmarks.gpu_check.results import Measurement
 from benchmarks.gpu_check.sizes import Sizes
 from benchmarks.gpu_check.timing import median_s
-from executor_service.kv_cache import copy_in_torch
-from executor_service.sampler import SamplingRows, draw_in_torch
-from executor_service.sampling_params import ParamRows, SamplingParams
+from executor_service.device.kv_cache import copy_in_torch
+from executor_service.sampling.sampler import SamplingRows, draw_in_torch
+from executor_service.steps.sampling_params import ParamRows, SamplingParams
 from splitserve_kernels.gpu.availability import why_unavailable
 
 _NUM_COPIED = 16
@@ -26,7 +26,7 @@ def measure_kernels(sizes: Sizes) -> Iterator[Measurement]:
     """Drawing tokens, and copying blocks."""
     draws, copies = {"torch": draw_in_torch}, {"torch": copy_in_torch}
     if why_unavailable() is None:
-        from executor_service.gpu_sampler import triton_draw
+        from executor_service.backends.gpu_draw import triton_draw
         from splitserve_kernels.gpu.block_copy import copy_blocks
 
         draws["triton"], copies["triton"] = triton_draw, copy_blocks

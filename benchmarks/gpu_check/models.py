@@ -7,9 +7,8 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_check.sizes import ModelShape, Sizes
-from executor_service.loaded_model import LoadedModel
-from executor_service.model_loader import weights_bytes
-from executor_service.self_check import check_model
+from executor_service.model.loaded_model import LoadedModel, weights_bytes
+from executor_service.trials.self_check import check_model
 
 
 def make_model(shape: ModelShape, sizes: Sizes) -> Any:  # noqa: ANN401

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from executor_service.kv_cache import KVCache, LayerShape
+from executor_service.device.kv_cache import KVCache, LayerShape
 from splitserve_kernels.paged_batch import PagedBatch, build_paged_batch
 
 # Chunks of prompts and decodes in one step: (computed, new) tokens of each row.

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from executor_service.compute import AttentionBackendName
+from executor_service.backends.choose import AttentionBackendName
 
 
 @dataclass(frozen=True, slots=True)

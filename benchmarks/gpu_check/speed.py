@@ -11,9 +11,8 @@ from benchmarks.gpu_check.problems import AttentionShape, make_problem
 from benchmarks.gpu_check.results import Measurement
 from benchmarks.gpu_check.sizes import Sizes
 from benchmarks.gpu_check.timing import median_s, recorded
-from executor_service.attention import AttentionBackend
 from splitserve_kernels.gpu.flash_attention_rules import why_not_flash_attention
-from splitserve_kernels.paged_batch import AttentionOptions
+from splitserve_kernels.paged_batch import AttentionBackend, AttentionOptions
 
 # A decode reads its keys and values once: this share of what a copy reaches is wanted, where it
 # reads enough for a launch not to count.

@@ -14,13 +14,7 @@ from splitserve_client.codec import decode_error
 from splitserve_client.errors import InvalidRequest, ServerUnreachable, SplitserveError
 from splitserve_client.resumable_request import ResumableRequest, Submission
 from splitserve_client.resumption import Backoff, RetryPolicy, Timing
-from splitserve_client.types import (
-    Finish,
-    ResumeTokenIds,
-    SamplingParams,
-    SchedulingParams,
-    Tokens,
-)
+from splitserve_client.types import Finish, ResumeTokenIds, SamplingParams, SchedulingParams, Tokens
 
 Connect = Callable[[AsyncIterator[api.SessionRequest]], AsyncGenerator[api.SessionResponse, None]]
 # Every server takes a message of this size.

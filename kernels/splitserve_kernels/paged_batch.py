@@ -6,7 +6,7 @@ Shape letters: R rows, T tokens over all rows, M blocks of the longest block tab
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -95,3 +95,24 @@ def build_paged_batch(
         max_num_new_tokens=int(new.max()) if len(new) else 0,
         max_num_tokens=int((computed + new).max()) if len(new) else 0,
     )
+
+
+class AttentionBackend(Protocol):
+    """Paged attention on one kind of device; modules of `splitserve_kernels` satisfy it."""
+
+    def write_kv(
+        self, key: Tensor, value: Tensor, key_pool: Tensor, value_pool: Tensor, batch: PagedBatch
+    ) -> None:
+        """See `splitserve_kernels.reference.write_kv`."""
+        ...
+
+    def paged_attention(
+        self,
+        query: Tensor,
+        key_pool: Tensor,
+        value_pool: Tensor,
+        batch: PagedBatch,
+        options: AttentionOptions,
+    ) -> Tensor:
+        """See `splitserve_kernels.reference.paged_attention`."""
+        ...

@@ -9,13 +9,7 @@ import numpy as np
 from scheduler_service.core.beam_search import BeamSearch
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.placement import Placement
-from scheduler_service.core.request import (
-    Completion,
-    FinishReason,
-    Int32Array,
-    Request,
-    Sequence,
-)
+from scheduler_service.core.request import Completion, FinishReason, Int32Array, Request, Sequence
 
 
 class Beams:

@@ -11,12 +11,7 @@ import numpy as np
 from scheduler_service.core.departures import TablePart
 from scheduler_service.core.placement import Placement
 from scheduler_service.core.plan import StepPlan
-from scheduler_service.core.request import (
-    FinishReason,
-    Int32Array,
-    Place,
-    Request,
-)
+from scheduler_service.core.request import FinishReason, Int32Array, Place, Request
 
 MAX_FRUITLESS_LOSSES = 8
 

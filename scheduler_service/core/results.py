@@ -12,20 +12,8 @@ from scheduler_service.core.best_of import rank_completions
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.losses import Losses
 from scheduler_service.core.placement import Placement
-from scheduler_service.core.plan import (
-    RowStatus,
-    StepEvents,
-    StepOutcome,
-    StepPlan,
-    TokenEvent,
-)
-from scheduler_service.core.request import (
-    Completion,
-    FinishReason,
-    Int32Array,
-    Request,
-    Sequence,
-)
+from scheduler_service.core.plan import RowStatus, StepEvents, StepOutcome, StepPlan, TokenEvent
+from scheduler_service.core.request import Completion, FinishReason, Int32Array, Request, Sequence
 from scheduler_service.core.row_columns import ONE, ZERO, BoolArray, Int64Array, RowWork
 from scheduler_service.core.running_rows import RunningRows
 

@@ -9,12 +9,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from scheduler_service.core.config import (
-    BatchPolicyName,
-    Feature,
-    PreemptionMode,
-    SchedulerConfig,
-)
+from scheduler_service.core.config import BatchPolicyName, Feature, PreemptionMode, SchedulerConfig
 from scheduler_service.core.request import SchedulingParams
 from scheduler_service.core.sampling_params import BeamParams, EarlyStopping, SamplingParams
 from splitserve.scheduler.v1 import journal_pb2 as journal

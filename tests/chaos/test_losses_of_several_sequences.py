@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import pytest
 
-from executor_service.step import RowStatus, StepInput
+from executor_service.steps.step import RowStatus, StepInput
 from splitserve_client import (
     BeamSearch,
     Completion,

@@ -3,15 +3,7 @@
 from __future__ import annotations
 
 from splitserve.executor.v1 import executor_pb2 as pb
-from tests.contract.refusal_case import (
-    Case,
-    moves,
-    new_rows,
-    params,
-    set_field,
-    table_writes,
-    work,
-)
+from tests.contract.refusal_case import Case, moves, new_rows, params, set_field, table_writes, work
 from tests.contract.served import (
     MAX_NUM_BATCHED_TOKENS,
     MAX_NUM_ROWS,

@@ -10,15 +10,15 @@ from typing import Any
 
 import grpc.aio
 
-from executor_service.batch import Feature
 from executor_service.errors import OutOfMemory
-from executor_service.executor_info import (
+from executor_service.steps.executor_info import (
     SAMPLING_FEATURES,
     ExecutorInfo,
     ExecutorLimits,
+    Feature,
     ModelInfo,
 )
-from executor_service.step import PendingStep, RowStatus, Runner, StepInput
+from executor_service.steps.step import PendingStep, RowStatus, Runner, StepInput
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.executor.v1 import executor_pb2_grpc
 from tests.support.batches import NewRow, Sender, WorkRow, tokens_of

@@ -15,8 +15,9 @@ import pytest
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
-from executor_service.batch import (
-    Feature,
+from executor_service.service.decode_batch import decode_batch
+from executor_service.service.encode_answer import encode_answer, encode_info
+from executor_service.steps.batch import (
     StepAnswer,
     StepError,
     StepErrorReason,
@@ -24,14 +25,14 @@ from executor_service.batch import (
     StepStatus,
     StepTimings,
 )
-from executor_service.codec import decode_batch, encode_answer, encode_info
-from executor_service.executor_info import (
+from executor_service.steps.executor_info import (
     DefaultSampling,
     ExecutorInfo,
     ExecutorLimits,
+    Feature,
     ModelInfo,
 )
-from executor_service.step import LogprobColumns
+from executor_service.steps.step import LogprobColumns
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.batches import NewRow, Sender, WorkRow
 

@@ -8,9 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from executor_service.batch import Feature
-from executor_service.executor_info import SAMPLING_FEATURES, ExecutorLimits
-from executor_service.step import StepInput
+from executor_service.steps.executor_info import SAMPLING_FEATURES, ExecutorLimits, Feature
+from executor_service.steps.step import StepInput
 from splitserve_client import BeamSearch, InvalidRequest, SamplingParams, SchedulingParams
 from tests.support.fake_chain import expected_tokens
 from tests.support.fake_executor import FakeExecutor

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from executor_service.compute import AttentionBackendName, Compute, choose_compute
-from executor_service.model_loader import ModelConfig, load_model
+from executor_service.backends.choose import AttentionBackendName, choose_compute
+from executor_service.backends.compute import Compute
+from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from scheduler_service.core.config import PreemptionMode
 from scheduler_service.core.plan import StepEvents
 from splitserve_kernels.cpu.build import BuildFailed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from executor_service.codec import encode_info
+from executor_service.service.encode_answer import encode_info
 from scheduler_service.executor_link import (
     ExecutorLink,
     ExecutorLost,

@@ -12,12 +12,13 @@ from queue import SimpleQueue
 
 import pytest
 
-from executor_service.decode_graphs import with_decode_graphs
-from executor_service.loaded_model import LoadedModel
-from executor_service.memory import CacheConfig, MakeModel, build_runner, torch_model
-from executor_service.model_loader import ModelConfig, load_model
-from executor_service.step_executor import StepExecutor
-from executor_service.step_worker import Encode, StepWorker
+from executor_service.checkpoint.model_loader import ModelConfig, load_model
+from executor_service.model.loaded_model import LoadedModel
+from executor_service.model.paged_model import MakeModel, torch_model
+from executor_service.runner.decode_graphs import with_decode_graphs
+from executor_service.runner.pool_sizes import CacheConfig, build_runner
+from executor_service.service.step_worker import Encode, StepWorker
+from executor_service.steps.step_executor import StepExecutor
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import SamplingParams

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from executor_service.loaded_model import LoadedModel
-from executor_service.memory import CacheConfig, build_runner
-from executor_service.model_loader import ModelConfig, load_model
-from executor_service.sampling_params import SamplingParams
+from executor_service.checkpoint.model_loader import ModelConfig, load_model
+from executor_service.model.loaded_model import LoadedModel
+from executor_service.runner.pool_sizes import CacheConfig, build_runner
+from executor_service.steps.sampling_params import SamplingParams
 from tests.support.step_driver import DrivenSequence, drive
 from tests.support.tiny_models import VOCAB_SIZE, make_tiny_model
 

@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from executor_service.batch import Feature
-from executor_service.executor_info import SAMPLING_FEATURES
+from executor_service.steps.executor_info import SAMPLING_FEATURES, Feature
 from splitserve_client import Generation, SamplingParams, SchedulingParams
 from tests.support.fake_executor import FakeExecutor
 from tests.support.fake_service import FakeService, StepWatch, fake_service

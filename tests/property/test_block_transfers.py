@@ -18,9 +18,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor_service.block_transfers import BlockTransfers
-from executor_service.device_streams import Timer
-from executor_service.step import BlockMoves, StepInput
+from executor_service.device.block_transfers import BlockTransfers
+from executor_service.device.streams import Timer
+from executor_service.steps.step import BlockMoves, StepInput
 from tests.support.step_driver import Row, make_step
 
 BLOCK_SIZE = 4

@@ -20,15 +20,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, note, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from executor_service.step import RowStatus
+from executor_service.steps.step import RowStatus
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import ContractBroken, StepOutcome, StepPlan, StepStatus
 from scheduler_service.journal.checkpoint import dump_core, load_core

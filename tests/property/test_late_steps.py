@@ -16,28 +16,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from executor_service.batch import StepAnswer
-from executor_service.codec import decode_batch
+from executor_service.device.kv_cache import KVCache
 from executor_service.errors import StepFailed
-from executor_service.executor_info import ExecutorInfo, ExecutorLimits, ModelInfo
-from executor_service.input_batch import InputBatch
-from executor_service.kv_cache import KVCache
-from executor_service.loaded_model import LoadedModel
-from executor_service.memory import CacheConfig, build_runner, torch_model
-from executor_service.paged_model import PagedModel
-from executor_service.step import LogprobColumns, PendingStep, Runner, StepInput, StepOutput
-from executor_service.step_executor import RunningStep, StepExecutor
+from executor_service.model.input_batch import InputBatch
+from executor_service.model.loaded_model import LoadedModel
+from executor_service.model.paged_model import PagedModel, torch_model
+from executor_service.runner.pool_sizes import CacheConfig, build_runner
+from executor_service.service.decode_batch import decode_batch
+from executor_service.steps.batch import StepAnswer
+from executor_service.steps.executor_info import ExecutorInfo, ExecutorLimits, ModelInfo
+from executor_service.steps.step import LogprobColumns, PendingStep, Runner, StepInput, StepOutput
+from executor_service.steps.step_executor import RunningStep, StepExecutor
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.contract.served import NAN_TOKEN, OUT_OF_MEMORY_TOKEN, VOCAB_SIZE
 from tests.contract.served_model import TinyModel, load_tiny_model
 from tests.support.late_device import LateStreams, late_runner
-from tests.support.step_scripts import (
-    BLOCK_SIZE,
-    BLOCKS_PER_ROW,
-    EXECUTOR_EPOCH,
-    NUM_ROWS,
-    Script,
-)
+from tests.support.step_scripts import BLOCK_SIZE, BLOCKS_PER_ROW, EXECUTOR_EPOCH, NUM_ROWS, Script
 
 # Whoever finishes a step that was fed it hears that the device is lost.
 LOST_TOKEN = OUT_OF_MEMORY_TOKEN - 1

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from executor_service.codec import decode_batch, encode_answer, encode_info
-from executor_service.step import StepInput
-from executor_service.step_executor import StepExecutor
+from executor_service.service.decode_batch import decode_batch
+from executor_service.service.encode_answer import encode_answer, encode_info
+from executor_service.steps.step import StepInput
+from executor_service.steps.step_executor import StepExecutor
 from scheduler_service.cluster import Cluster
 from scheduler_service.config import ClusterConfig
 from scheduler_service.core.plan import TokenEvent

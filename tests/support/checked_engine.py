@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from executor_service.step import StepInput
+from executor_service.steps.step import StepInput
 from scheduler_service.core.beam_search import BeamSearch, Hypothesis
 from scheduler_service.core.config import Feature
 from scheduler_service.core.plan import StepEvents

@@ -7,15 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
-from executor_service.codec import decode_batch, encode_answer
-from executor_service.step_executor import StepExecutor
+from executor_service.service.decode_batch import decode_batch
+from executor_service.service.encode_answer import encode_answer
+from executor_service.steps.step_executor import StepExecutor
 from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.plan import (
-    StepEvents,
-    StepOutcome,
-    StepPlan,
-    StepStatus,
-)
+from scheduler_service.core.plan import StepEvents, StepOutcome, StepPlan, StepStatus
 from scheduler_service.core.request import Request, ScoredToken
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.step_codec import decode_result, encode_plan

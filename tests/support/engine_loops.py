@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from executor_service.codec import decode_batch, encode_answer
-from executor_service.step_executor import StepExecutor
+from executor_service.service.decode_batch import decode_batch
+from executor_service.service.encode_answer import encode_answer
+from executor_service.steps.step_executor import StepExecutor
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import StepEvents
 from scheduler_service.core.request import Request

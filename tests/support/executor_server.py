@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
-from executor_service.executor_info import ExecutorInfo
-from executor_service.servicer import SERVICE, Engine, ExecutorServicer
-from executor_service.step import Runner
-from executor_service.step_executor import StepExecutor
-from executor_service.step_worker import StepWorker
+from executor_service.service.servicer import SERVICE, Engine, ExecutorServicer
+from executor_service.service.step_worker import StepWorker
+from executor_service.steps.executor_info import ExecutorInfo
+from executor_service.steps.step import Runner
+from executor_service.steps.step_executor import StepExecutor
 from splitserve.executor.v1 import executor_pb2_grpc
 from splitserve_rpc.server import RunningServer, bind_server
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from executor_service.sampling_params import SamplingParams
+from executor_service.steps.sampling_params import SamplingParams
 
 
 def choose_allowed(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from executor_service.step import CrossInput, Int64Array, StepInput
+from executor_service.steps.step import CrossInput, Int64Array, StepInput
 from tests.support.fake_chain import encoder_start, mix
 
 POISON = -1

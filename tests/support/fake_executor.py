@@ -19,15 +19,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from executor_service.batch import Feature
-from executor_service.executor_info import (
+from executor_service.service.registration import GrpcRegistry, Pacing, Registrar
+from executor_service.steps.executor_info import (
     SAMPLING_FEATURES,
     ExecutorInfo,
     ExecutorLimits,
+    Feature,
     ModelInfo,
 )
-from executor_service.registration import GrpcRegistry, Pacing, Registrar
-from executor_service.step import FinishedStep, StepInput
+from executor_service.steps.step import FinishedStep, StepInput
 from splitserve_rpc.domain_error import DomainError
 from tests.support.executor_server import ExecutorServer, start_executor
 from tests.support.fake_runner import FakeRunner, StepFault, no_fault

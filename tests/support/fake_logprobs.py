@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from executor_service.step import Int32Array, LogprobColumns, StepInput
+from executor_service.steps.step import Int32Array, LogprobColumns, StepInput
 
 
 def fake_logprob(token: int) -> float:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from executor_service.step import (
+from executor_service.steps.step import (
     BlockMoves,
     BoolArray,
     FinishedStep,

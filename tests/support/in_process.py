@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from executor_service.batch import Feature
-from executor_service.codec import decode_batch, encode_answer
-from executor_service.executor_info import ExecutorInfo, ExecutorLimits, ModelInfo
-from executor_service.step import Runner
-from executor_service.step_executor import StepExecutor
+from executor_service.service.decode_batch import decode_batch
+from executor_service.service.encode_answer import encode_answer
+from executor_service.steps.executor_info import ExecutorInfo, ExecutorLimits, Feature, ModelInfo
+from executor_service.steps.step import Runner
+from executor_service.steps.step_executor import StepExecutor
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import StepEvents
 from scheduler_service.core.request import Request

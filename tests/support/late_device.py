@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from executor_service.loaded_model import LoadedModel
-from executor_service.memory import CacheConfig, MakeModel, build_runner, torch_model
-from executor_service.model_runner import ModelRunner
+from executor_service.model.loaded_model import LoadedModel
+from executor_service.model.paged_model import MakeModel, torch_model
+from executor_service.runner.model_runner import ModelRunner
+from executor_service.runner.pool_sizes import CacheConfig, build_runner
 
 # As a float it is NaN, as a token id nothing.
 RUBBISH = 0x7FFFFFFF
@@ -139,7 +140,7 @@ class LateStreams:
 
 
 class LateTimer:
-    """See executor_service.device_streams.Timer."""
+    """See executor_service.device.streams.Timer."""
 
     def __init__(self, streams: LateStreams, stream: _Stream) -> None:
         self._streams = streams

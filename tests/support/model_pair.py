@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from executor_service.loaded_model import LoadedModel
-from executor_service.model_loader import ModelConfig, load_model
+from executor_service.checkpoint.model_loader import ModelConfig, load_model
+from executor_service.model.loaded_model import LoadedModel
 from tests.support.hugging_face import generate_greedily, load_reference
 from tests.support.tiny_models import make_tiny_model
 

@@ -19,14 +19,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from executor_service.compute import AttentionBackendName, Compute, choose_compute
+from executor_service.backends.choose import AttentionBackendName, choose_compute
+from executor_service.backends.compute import Compute
+from executor_service.checkpoint.model_loader import ModelConfig, load_model
+from executor_service.device.kv_cache import KVCache
 from executor_service.errors import BackendUnavailable, ModelUnsupported
-from executor_service.input_batch import build_input_batch
-from executor_service.int8_reference import rounded_matrices
-from executor_service.kv_cache import KVCache
-from executor_service.logit_error import relative_error
-from executor_service.model_loader import ModelConfig, load_model
-from executor_service.sampling_params import SamplingParams
+from executor_service.model.input_batch import build_input_batch
+from executor_service.steps.sampling_params import SamplingParams
+from executor_service.trials.int8_reference import rounded_matrices
+from executor_service.trials.logit_error import relative_error
 from tests.support.step_driver import Row, make_step
 from tests.support.tiny_models import make_tiny_model
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from executor_service.compute import Compute
-from executor_service.memory import CacheConfig, build_runner
+from executor_service.backends.compute import Compute
+from executor_service.runner.pool_sizes import CacheConfig, build_runner
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import StepEvents, StepPlan
 from scheduler_service.core.request import Request

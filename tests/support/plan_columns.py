@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from executor_service.step import BlockMoves, Int32Array, LogprobColumns
+from executor_service.steps.step import BlockMoves, Int32Array, LogprobColumns
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import StepPlan
 from scheduler_service.core.request import ScoredToken

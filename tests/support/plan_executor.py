@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from executor_service.sampling_params import ParamRows, SamplingParams
-from executor_service.step import CrossInput, Int32Array, RowStatus, StepInput, StepOutput
+from executor_service.steps.sampling_params import ParamRows, SamplingParams
+from executor_service.steps.step import CrossInput, Int32Array, RowStatus, StepInput, StepOutput
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import NewRow, StepOutcome, StepPlan, StepStatus
 from scheduler_service.core.request import Request

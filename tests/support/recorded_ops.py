@@ -17,11 +17,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from executor_service.input_batch import InputBatch
-from executor_service.kv_cache import KVCache
-from executor_service.loaded_model import LoadedModel
-from executor_service.memory import torch_model
-from executor_service.paged_model import PagedModel, TransformersModel
+from executor_service.device.kv_cache import KVCache
+from executor_service.model.input_batch import InputBatch
+from executor_service.model.loaded_model import LoadedModel
+from executor_service.model.paged_model import PagedModel, TransformersModel, torch_model
 from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ class RecordedOps:
         self._fails = fails
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        """See executor_service.decode_graphs.Recorder."""
+        """See executor_service.runner.decode_graphs.Recorder."""
         if self._fails:
             raise RuntimeError("operation not permitted when stream is capturing")
         run()
@@ -84,7 +83,7 @@ class RunAgain:
     """A Recorder that records nothing, for kernels that are no operations of torch."""
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        """See executor_service.decode_graphs.Recorder."""
+        """See executor_service.runner.decode_graphs.Recorder."""
         run()
         return run
 

@@ -7,9 +7,10 @@ import random
 from collections import deque
 from contextlib import suppress
 
-from executor_service.codec import decode_batch, encode_answer
-from executor_service.step import StepInput
-from executor_service.step_executor import StepExecutor
+from executor_service.service.decode_batch import decode_batch
+from executor_service.service.encode_answer import encode_answer
+from executor_service.steps.step import StepInput
+from executor_service.steps.step_executor import StepExecutor
 from scheduler_service.core.config import Feature, SchedulerConfig
 from scheduler_service.core.plan import StepOutcome, StepPlan, StepStatus
 from scheduler_service.core.request import Request, SchedulingParams

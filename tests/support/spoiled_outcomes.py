@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from executor_service.step import RowStatus
+from executor_service.steps.step import RowStatus
 from scheduler_service.core.plan import StepOutcome, StepPlan, StepStatus
 from scheduler_service.core.request import ScoredToken
 

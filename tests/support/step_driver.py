@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from executor_service.sampling_params import ParamRows, SamplingParams
-from executor_service.step import (
+from executor_service.steps.sampling_params import ParamRows, SamplingParams
+from executor_service.steps.step import (
     BlockMoves,
     CrossInput,
     Int32Array,

@@ -4,13 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from splitserve.executor.v1 import executor_pb2 as pb
-from tests.contract.stranger.columns import (
-    Refusal,
-    check_length,
-    malformed,
-    read_groups,
-    read_i32,
-)
+from tests.contract.stranger.columns import Refusal, check_length, malformed, read_groups, read_i32
 from tests.contract.stranger.rows import (
     NewRowsReader,
     Row,

@@ -15,9 +15,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from executor_service.attention import AttentionBackend
 from splitserve_kernels import reference
-from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch, build_paged_batch
+from splitserve_kernels.paged_batch import (
+    AttentionBackend,
+    AttentionOptions,
+    PagedBatch,
+    build_paged_batch,
+)
 
 # Largest difference to the oracle, which computes in float32 with the same numbers: sums in another
 # order; weights and output rounded to 7 bits behind the point.

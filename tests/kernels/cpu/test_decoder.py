@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from executor_service.attention_probe import PROBE_BLOCK_SIZE, num_probe_blocks, probe_steps
-from executor_service.compute import AttentionBackendName, choose_compute
-from executor_service.kv_cache import KVCache
-from executor_service.memory import CacheConfig, build_runner
-from executor_service.native_model import build_native_model, why_not_native
+from executor_service.backends.choose import AttentionBackendName, choose_compute
+from executor_service.decoders.cpu_decoder import build_native_model, why_not_native
+from executor_service.device.kv_cache import KVCache
+from executor_service.model.attention_probe import PROBE_BLOCK_SIZE, num_probe_blocks, probe_steps
+from executor_service.runner.pool_sizes import CacheConfig, build_runner
 from splitserve_kernels.cpu.library import STEP_PARTS, NativeLibrary
 from splitserve_kernels.paged_batch import PagedBatch
 from tests.kernels.cpu.tiny_decoders import (
@@ -111,7 +111,7 @@ def test_runner_gives_hugging_face_tokens_when_the_decoder_is_native(
     directory_of: DirectoryOf,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("executor_service.compute.load_library", lambda: library)
+    monkeypatch.setattr("executor_service.backends.cpu.load_library", lambda: library)
     directory = directory_of(name)
     prompts = [random_tokens(length, seed=length) for length in PROMPT_LENGTHS]
     reference = load_reference(directory)

@@ -11,16 +11,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from executor_service.loaded_model import LoadedModel
-from executor_service.native_model import NativeModel, build_native_model
+from executor_service.decoders.cpu_decoder import NativeModel, build_native_model
+from executor_service.model.loaded_model import LoadedModel
 from splitserve_kernels.cpu.library import NativeLibrary
-from tests.kernels.cpu.tiny_decoders import (
-    Served,
-    load_decoder,
-    random_tokens,
-    save_decoder,
-    serve,
-)
+from tests.kernels.cpu.tiny_decoders import Served, load_decoder, random_tokens, save_decoder, serve
 
 NAMES = ("llama_odd_mlp", "qwen3", "mistral")
 DTYPES = (torch.float32, torch.bfloat16)

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from executor_service.native_sampler import native_draw
-from executor_service.sampler import SamplingRows, draw_in_torch
-from executor_service.sampling_params import ParamRows, SamplingParams
+from executor_service.backends.cpu import native_draw
+from executor_service.sampling.sampler import SamplingRows, draw_in_torch
+from executor_service.steps.sampling_params import ParamRows, SamplingParams
 from splitserve_kernels.cpu.library import NativeLibrary
 
 VOCAB_SIZES = (1, 7, 511, 512, 513, 3000)

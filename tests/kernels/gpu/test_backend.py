@@ -9,11 +9,10 @@ import sys
 import pytest
 import torch
 
-from executor_service.attention import AttentionBackend
 from splitserve_kernels import reference
 from splitserve_kernels.gpu.availability import is_available, why_unavailable
 from splitserve_kernels.gpu.layer_pools import KVScales
-from splitserve_kernels.paged_batch import AttentionOptions
+from splitserve_kernels.paged_batch import AttentionBackend, AttentionOptions
 from tests.kernels.gpu.problems import Shape, assert_close, make_problem
 
 IMPORT_WITHOUT_TRITON = """

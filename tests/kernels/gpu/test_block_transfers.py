@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from executor_service.block_transfers import BlockTransfers
-from executor_service.device_streams import streams_of
-from executor_service.kv_cache import CopyBlocks, KVCache, LayerShape, copy_in_torch
-from executor_service.step import BlockMoves
+from executor_service.device.block_transfers import BlockTransfers
+from executor_service.device.kv_cache import CopyBlocks, KVCache, LayerShape, copy_in_torch
+from executor_service.device.streams import streams_of
+from executor_service.steps.step import BlockMoves
 from tests.support.step_driver import Row, make_step
 
 NUM_DEVICE_BLOCKS, NUM_HOST_BLOCKS, NUM_STEPS = 9, 5, 120

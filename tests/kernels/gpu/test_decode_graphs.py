@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from executor_service.decode_graphs import CudaGraphs, Recorder, with_decode_graphs
-from executor_service.kv_cache import KVCache
-from executor_service.loaded_model import LoadedModel
-from executor_service.memory import CacheConfig, build_runner, torch_model
-from executor_service.model_loader import ModelConfig, load_model
-from executor_service.paged_model import PagedModel, TransformersModel
+from executor_service.checkpoint.model_loader import ModelConfig, load_model
+from executor_service.device.kv_cache import KVCache
+from executor_service.model.loaded_model import LoadedModel
+from executor_service.model.paged_model import PagedModel, TransformersModel, torch_model
+from executor_service.runner.decode_graphs import CudaGraphs, Recorder, with_decode_graphs
+from executor_service.runner.pool_sizes import CacheConfig, build_runner
 from tests.support.recorded_ops import RunAgain
 from tests.support.step_driver import DrivenSequence, drive
 from tests.support.tiny_models import make_tiny_model

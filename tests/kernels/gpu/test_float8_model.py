@@ -8,16 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from executor_service.attention import AttentionBackend
-from executor_service.attention_check import LayerKind, check_layer
-from executor_service.input_batch import build_input_batch
-from executor_service.kv_cache import KVCache, LayerShape
-from executor_service.loaded_model import LoadedModel
-from executor_service.model_loader import ModelConfig, load_model
-from executor_service.paged_model import TransformersModel
-from executor_service.sampling_params import SamplingParams
+from executor_service.backends.attention_trial import check_layer
+from executor_service.checkpoint.model_loader import ModelConfig, load_model
+from executor_service.device.kv_cache import KVCache, LayerShape
+from executor_service.model.input_batch import build_input_batch
+from executor_service.model.loaded_model import LayerKind, LoadedModel
+from executor_service.model.paged_model import TransformersModel
+from executor_service.steps.sampling_params import SamplingParams
 from splitserve_kernels import reference
-from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch
+from splitserve_kernels.paged_batch import AttentionBackend, AttentionOptions, PagedBatch
 from tests.support.step_driver import Row, make_step
 from tests.support.tiny_models import make_tiny_model
 

@@ -11,20 +11,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from executor_service.compute import Compute, compute_on_gpu
-from executor_service.input_batch import build_input_batch
-from executor_service.kv_cache import KVCache, copy_in_torch
-from executor_service.loaded_model import LoadedModel
-from executor_service.memory import torch_model
-from executor_service.model_loader import ModelConfig, load_model, weights_bytes
-from executor_service.sampler import SamplingRows, draw_in_torch
-from executor_service.sampling_params import SamplingParams
+from executor_service.backends.compute import Compute
+from executor_service.backends.gpu import compute_on_gpu
+from executor_service.checkpoint.model_loader import ModelConfig, load_model
+from executor_service.device.kv_cache import KVCache, copy_in_torch
+from executor_service.model.input_batch import build_input_batch
+from executor_service.model.loaded_model import LoadedModel, weights_bytes
+from executor_service.model.paged_model import torch_model
+from executor_service.sampling.sampler import SamplingRows, draw_in_torch
+from executor_service.steps.sampling_params import SamplingParams
 from tests.support.step_driver import Row, make_step
 from tests.support.tiny_models import make_tiny_model
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from executor_service import gpu_decoder, gpu_sampler
+from executor_service.backends import gpu_draw as gpu_sampler
+from executor_service.decoders import gpu_decoder
 from splitserve_kernels.gpu import block_copy
 
 BLOCK_SIZE = 8

@@ -12,16 +12,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from executor_service.decode_graphs import CudaGraphs, Recorder, with_decode_graphs
-from executor_service.decoder_model import DecoderModel
-from executor_service.input_batch import build_input_batch
-from executor_service.kv_cache import KVCache
-from executor_service.loaded_model import LoadedModel
-from executor_service.memory import CacheConfig, MakeModel, build_runner
-from executor_service.model_loader import ModelConfig, load_model
-from executor_service.paged_model import PagedModel, TransformersModel
-from executor_service.sampling_params import SamplingParams
-from executor_service.self_check import ReplacementWrong
+from executor_service.checkpoint.model_loader import ModelConfig, load_model
+from executor_service.decoders.decoder import DecoderModel
+from executor_service.device.kv_cache import KVCache
+from executor_service.model.input_batch import build_input_batch
+from executor_service.model.loaded_model import LoadedModel
+from executor_service.model.paged_model import MakeModel, PagedModel, TransformersModel
+from executor_service.runner.decode_graphs import CudaGraphs, Recorder, with_decode_graphs
+from executor_service.runner.pool_sizes import CacheConfig, build_runner
+from executor_service.steps.sampling_params import SamplingParams
+from executor_service.trials.self_check import ReplacementWrong
 from tests.support.hugging_face import generate_greedily, load_reference
 from tests.support.recorded_ops import RecordedOps, RunAgain, StaticAttention, write_turned
 from tests.support.step_driver import DrivenSequence, Row, drive, make_step
@@ -29,8 +29,8 @@ from tests.support.tiny_models import make_tiny_model
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from executor_service import gpu_decoder
-from executor_service.gpu_decoder import GpuDecoder, build_gpu_decoder
+from executor_service.decoders import gpu_decoder
+from executor_service.decoders.gpu_decoder import GpuDecoder, build_gpu_decoder
 from splitserve_kernels import reference
 from splitserve_kernels.gpu import backend
 from splitserve_kernels.gpu.rotary_kv_write import rotary_kv_write

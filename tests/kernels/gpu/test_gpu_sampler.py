@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from executor_service.draw_check import check_draw
-from executor_service.sampler import SamplingRows, draw_in_torch
-from executor_service.sampler import sample as sample_rows
-from executor_service.sampling_params import ParamRows, SamplingParams
+from executor_service.backends.draw_trial import check_draw
+from executor_service.sampling.sampler import SamplingRows, draw_in_torch
+from executor_service.sampling.sampler import sample as sample_rows
+from executor_service.steps.sampling_params import ParamRows, SamplingParams
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from executor_service.gpu_sampler import triton_draw
+from executor_service.backends.gpu_draw import triton_draw
 
 GREEDY, RANDOM = SamplingParams(temperature=0.0), SamplingParams(temperature=0.8)
 CUT = (

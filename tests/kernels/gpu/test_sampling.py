@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from executor_service.random_bits import uniform
-from executor_service.sampler import SamplingRows
-from executor_service.sampler import sample as sample_by_oracle
-from executor_service.sampling_params import ParamRows, SamplingParams
+from executor_service.sampling.philox import uniform
+from executor_service.sampling.sampler import SamplingRows
+from executor_service.sampling.sampler import sample as sample_by_oracle
+from executor_service.steps.sampling_params import ParamRows, SamplingParams
 
 pytest.importorskip("triton", reason="triton is not installed")
 

@@ -10,12 +10,7 @@ from typing import NoReturn
 import grpc.aio
 
 from splitserve.executor.v1 import executor_pb2
-from splitserve.scheduler.v1 import (
-    admin_pb2,
-    admin_pb2_grpc,
-    scheduler_pb2,
-    scheduler_pb2_grpc,
-)
+from splitserve.scheduler.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.server import RunningServer, bind_server
 from tests.unit.client.fake_generation import (

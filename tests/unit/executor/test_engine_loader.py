@@ -7,7 +7,7 @@ import pytest
 
 from executor_service.config import ExecutorConfig
 from executor_service.engine_loader import load_engine
-from executor_service.executor_info import DefaultSampling
+from executor_service.steps.executor_info import DefaultSampling
 from splitserve_kernels.cpu.build import BuildFailed
 from splitserve_kernels.cpu.library import load_library
 from splitserve_rpc import options

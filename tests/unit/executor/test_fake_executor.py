@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import grpc.aio
 import pytest
 
-from executor_service.batch import Feature
+from executor_service.steps.executor_info import Feature
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.executor.v1 import executor_pb2_grpc
 from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc

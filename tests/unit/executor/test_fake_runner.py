@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from executor_service.step import BlockMoves, RowStatus, StepInput
+from executor_service.steps.step import BlockMoves, RowStatus, StepInput
 from tests.support.fake_runner import FakeRunner, StepFault, expected_tokens
 from tests.support.step_driver import DrivenSequence, Row, drive, make_step
 

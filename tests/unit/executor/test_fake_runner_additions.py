@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from executor_service.step import BlockMoves, RowStatus
+from executor_service.steps.step import BlockMoves, RowStatus
 from tests.support.fake_runner import FakeRunner, StepFault, expected_tokens
 from tests.support.step_driver import Row, make_step
 

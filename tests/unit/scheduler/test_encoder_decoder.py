@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from executor_service.step import StepInput
+from executor_service.steps.step import StepInput
 from scheduler_service.core.config import Feature, PreemptionMode
 from scheduler_service.core.plan import StepPlan
 from tests.support.checked_engine import CheckedEngine

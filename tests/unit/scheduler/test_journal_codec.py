@@ -7,12 +7,7 @@ import numpy as np
 import pytest
 
 from scheduler_service.core.beam_search import BeamSearch
-from scheduler_service.core.config import (
-    BatchPolicyName,
-    Feature,
-    PreemptionMode,
-    SchedulerConfig,
-)
+from scheduler_service.core.config import BatchPolicyName, Feature, PreemptionMode, SchedulerConfig
 from scheduler_service.core.request import (
     FinishReason,
     Request,

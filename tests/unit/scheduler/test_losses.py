@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from executor_service.step import RowStatus as ExecutorRowStatus
-from executor_service.step import StepInput
+from executor_service.steps.step import RowStatus as ExecutorRowStatus
+from executor_service.steps.step import StepInput
 from scheduler_service.core.config import BatchPolicyName
 from scheduler_service.core.losses import MAX_FRUITLESS_LOSSES
 from scheduler_service.core.plan import RowStatus, StepStatus

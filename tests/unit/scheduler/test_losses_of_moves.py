@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from executor_service.step import StepInput
+from executor_service.steps.step import StepInput
 from scheduler_service.core.config import BatchPolicyName, PreemptionMode
 from scheduler_service.core.plan import StepStatus
 from splitserve.executor.v1 import executor_pb2 as pb

@@ -5,10 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scheduler_service.core.config import PreemptionMode
-from scheduler_service.core.preemption_costs import (
-    ASSUMED_HOST_LINK_BYTES_PER_S,
-    PreemptionCosts,
-)
+from scheduler_service.core.preemption_costs import ASSUMED_HOST_LINK_BYTES_PER_S, PreemptionCosts
 from tests.support.core_driver import make_config
 
 

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from executor_service.codec import encode_info
+from executor_service.service.encode_answer import encode_info
 from scheduler_service.config import ClusterConfig, SchedulerServiceConfig
 from scheduler_service.core_config import core_config
 from splitserve_rpc import options

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from executor_service.step import StepInput
+from executor_service.steps.step import StepInput
 from scheduler_service.core.losses import MAX_FRUITLESS_LOSSES
 from scheduler_service.core.plan import StepStatus
 from scheduler_service.core.request import FinishReason, Request

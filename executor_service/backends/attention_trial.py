@@ -1,0 +1,183 @@
+"""Tries an attention backend against the plain torch oracle, and times it, before it serves.
+
+Shape letters: R rows, T input tokens, H query heads, G key/value heads, D, E head sizes.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from executor_service.device.kv_cache import KVCache, LayerShape, block_bytes
+from executor_service.errors import one_line
+from executor_service.model.loaded_model import LayerKind, LoadedModel, layer_kinds
+from splitserve_kernels import reference
+from splitserve_kernels.paged_batch import AttentionBackend, build_paged_batch
+
+# Largest difference of an output, by the dtype of queries; outputs are averages of numbers of about
+# 1. It is the same for float8 pools: the oracle's are float8 too, and both round to the nearest.
+_TOLERANCES = {torch.float32: 1e-4, torch.float16: 0.01, torch.bfloat16: 0.05}
+# A short prompt's end, a decode, a chunk after a prefix, a decode far behind the window.
+_NUM_COMPUTED = (1, 40, 33, 150)
+_NUM_NEW = (37, 1, 20, 1)
+_MAX_NUM_DECODES = 64
+_MAX_POOL_BYTES = 2**29
+_NUM_TIMED_COMPUTED = 2048
+_NUM_TIMED_PROMPT_TOKENS = 1024
+_NUM_RUNS = 5
+# One after the other without waiting, so that the device is timed and not what launches.
+_CALLS_PER_RUN = 10
+
+
+class BackendWrong(Exception):
+    """An attention backend computes something else than the oracle."""
+
+
+def check_backend(backend: AttentionBackend, loaded: LoadedModel, block_size: int) -> None:
+    """Compares outputs with the reference's, on random rows, for each kind of layer of `loaded`.
+
+    Raises BackendWrong, also if the backend raises something.
+    """
+    for kind in layer_kinds(loaded):
+        check_layer(backend, kind, block_size, loaded.dtype, loaded.device, loaded.kv_dtype)
+
+
+@torch.inference_mode()
+def check_layer(
+    backend: AttentionBackend,
+    kind: LayerKind,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    kv_dtype: torch.dtype | None = None,
+) -> None:
+    """As `check_backend`, for layers of one kind.
+
+    `kv_dtype`: that of the pools, None for `dtype`, which queries have.
+    """
+    try:
+        pools = _pools(kind.layer, block_size, kv_dtype or dtype, device)
+        _compare(backend, pools, kind, dtype)
+    except BackendWrong:
+        raise
+    except Exception as error:
+        raise BackendWrong(f"{type(error).__name__}: {one_line(error)}") from error
+
+
+def _pools(
+    layer: LayerShape, block_size: int, kv_dtype: torch.dtype, device: torch.device
+) -> tuple[KVCache, KVCache]:
+    """Those of the oracle and those of who is tried."""
+    num_blocks = _block_tables(block_size).numel()
+    oracle, tried = (
+        KVCache([layer], block_size, num_blocks, 0, kv_dtype, device) for _ in range(2)
+    )
+    return oracle, tried
+
+
+def _compare(
+    backend: AttentionBackend,
+    pools: tuple[KVCache, KVCache],
+    kind: LayerKind,
+    dtype: torch.dtype,
+) -> None:
+    layer = kind.layer
+    generator = torch.Generator().manual_seed(0)
+    computed, new = torch.tensor(_NUM_COMPUTED), torch.tensor(_NUM_NEW)
+    block_size, device = pools[0].block_size, pools[0].device
+    tables = _block_tables(block_size)
+    # How a backend keeps keys and values is its own business, so it writes what it reads.
+    for before, count in ((torch.zeros_like(computed), computed), (computed, new)):
+        batch = build_paged_batch(tables, before, count, block_size, device)
+        num_tokens = len(batch.slot_mapping)
+        query, key, value = (
+            torch.randn(num_tokens, heads, size, generator=generator).to(device, dtype)
+            for heads, size in (
+                (kind.num_heads, layer.key_dim),
+                (layer.num_kv_heads, layer.key_dim),
+                (layer.num_kv_heads, layer.value_dim),
+            )
+        )
+        outputs = []
+        for tried, pool in zip((reference, backend), pools, strict=True):
+            key_pool, value_pool = pool.key_pools[0], pool.value_pools[0]
+            tried.write_kv(key, value, key_pool, value_pool, batch)
+            outputs.append(tried.paged_attention(query, key_pool, value_pool, batch, kind.options))
+        error = float((outputs[0].float() - outputs[1].float()).abs().max())
+        if not error <= _TOLERANCES[dtype]:
+            raise BackendWrong(
+                f"the output differs by {error:.2g} from the reference's, allowed"
+                f" {_TOLERANCES[dtype]:g} in {dtype} over {pools[0].dtype}"
+            )
+
+
+def _block_tables(block_size: int) -> Tensor:
+    """Shuffled blocks for the rows, [R, M]."""
+    ends = [computed + new for computed, new in zip(_NUM_COMPUTED, _NUM_NEW, strict=True)]
+    width = -(-max(ends) // block_size)
+    blocks = torch.randperm(len(ends) * width, generator=torch.Generator().manual_seed(2))
+    return blocks.view(len(ends), width)
+
+
+@torch.inference_mode()
+def time_attention(backend: AttentionBackend, loaded: LoadedModel, block_size: int) -> float:
+    """Seconds for up to 64 decodes and a chunk of 1024 tokens, each behind 2048, in one layer.
+
+    Of a model with several kinds of layers, the first kind.
+    """
+    kind = layer_kinds(loaded)[0]
+    row_bytes = block_bytes([kind.layer], _NUM_TIMED_COMPUTED, loaded.kv_dtype)
+    num_decodes = max(1, min(_MAX_NUM_DECODES, _MAX_POOL_BYTES // row_bytes))
+    time_s = _time_rows(backend, kind, loaded, block_size, (num_decodes, 1))
+    time_s += _time_rows(backend, kind, loaded, block_size, (1, _NUM_TIMED_PROMPT_TOKENS))
+    # What torch keeps for later would be missing when the KV blocks are counted.
+    torch.cuda.empty_cache()
+    return time_s
+
+
+def _time_rows(
+    backend: AttentionBackend,
+    kind: LayerKind,
+    loaded: LoadedModel,
+    block_size: int,
+    rows: tuple[int, int],
+) -> float:
+    """Seconds for so many rows with so many new tokens each."""
+    num_rows, num_new = rows
+    layer, device = kind.layer, loaded.device
+    width = -(-(_NUM_TIMED_COMPUTED + num_new) // block_size)
+    cache = KVCache([layer], block_size, num_rows * width, 0, loaded.kv_dtype, device)
+    batch = build_paged_batch(
+        torch.arange(num_rows * width).view(num_rows, width),
+        torch.full((num_rows,), _NUM_TIMED_COMPUTED),
+        torch.full((num_rows,), num_new),
+        block_size,
+        device,
+    )
+    shape = (num_rows * num_new, kind.num_heads, layer.key_dim)
+    query = torch.ones(shape, dtype=loaded.dtype, device=device)
+    key_pool, value_pool = cache.key_pools[0], cache.value_pools[0]
+
+    def attend() -> None:
+        for _ in range(_CALLS_PER_RUN):
+            backend.paged_attention(query, key_pool, value_pool, batch, kind.options)
+
+    attend()  # compiles
+    return statistics.median(_elapsed_s(attend, device) for _ in range(_NUM_RUNS)) / _CALLS_PER_RUN
+
+
+def _elapsed_s(run: Callable[[], None], device: torch.device) -> float:
+    started = _now(device)
+    run()
+    return _now(device) - started
+
+
+def _now(device: torch.device) -> float:
+    """Seconds, once the device has done what was asked of it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

@@ -1,0 +1,105 @@
+"""Which code computes a model: the fastest there is that computes the same as plain torch.
+
+On a GPU: attention in Triton or by flash-attn, and for models of the Llama kind a decoder of our
+own around it. On the CPU: native kernels, with the whole decoder in one call for these models.
+Whatever is chosen was tried on this machine first; what fails its trial is refused, loudly. What
+was not made for a model is one line at INFO, which says what serves it instead.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from enum import Enum
+
+from executor_service.backends.attention_trial import BackendWrong
+from executor_service.backends.compute import Compute
+from executor_service.backends.cpu import _native
+from executor_service.backends.gpu import DEFAULT_BLOCK_SIZE, compute_on_gpu
+from executor_service.errors import BackendUnavailable
+from executor_service.model.loaded_model import LoadedModel
+from executor_service.model.paged_model import torch_model
+from splitserve_kernels.cpu.build import BuildFailed
+
+_log = logging.getLogger(__name__)
+# An operator can mend a build, and has to know of a kernel that is wrong on this machine.
+_LEVELS = {
+    BackendUnavailable: logging.INFO,
+    BuildFailed: logging.WARNING,
+    BackendWrong: logging.ERROR,
+}
+
+
+class AttentionBackendName(Enum):
+    """What attends.
+
+    AUTO: the fastest that passes its trial. TORCH: plain torch. NATIVE: compiled CPU kernels.
+    TRITON: our GPU kernels. FLASH_ATTN: the package flash-attn, on a GPU.
+    """
+
+    AUTO = "auto"
+    TORCH = "torch"
+    NATIVE = "native"
+    TRITON = "triton"
+    FLASH_ATTN = "flash-attn"
+
+
+def choose_compute(
+    load: Callable[[], LoadedModel],
+    name: AttentionBackendName,
+    block_size: int | None,
+    *,
+    is_deterministic: bool = False,
+    is_int8: bool = False,
+) -> Compute:
+    """Loads the model and decides what runs it.
+
+    `block_size`: None for what suits the backend best. `is_deterministic`: it must be batch
+    invariant. `is_int8`: its matrices are rounded to 8 bits. Raises BackendUnavailable if these
+    cannot be had, or if `name` is not AUTO and cannot.
+    """
+    compute = _choose(load, name, block_size, is_int8=is_int8)
+    if is_int8 and not compute.is_int8:
+        raise BackendUnavailable(
+            f"quantization int8: {compute.loaded.architecture} runs with {compute.description};"
+            " allowed: float32 or bfloat16 on a CPU, with --attention-backend auto or native"
+        )
+    if is_deterministic and not compute.is_batch_invariant:
+        raise BackendUnavailable(
+            f"deterministic: {compute.loaded.architecture} runs with {compute.description}, whose"
+            " results depend on the batch; allowed: what the native decoder of CPUs runs"
+        )
+    description = f"{compute.description}, int8" if is_int8 else compute.description
+    # Nothing will replace the model any more.
+    loaded = replace(compute.loaded, probe=None)
+    return replace(compute, loaded=loaded, description=description)
+
+
+def _choose(
+    load: Callable[[], LoadedModel],
+    name: AttentionBackendName,
+    block_size: int | None,
+    *,
+    is_int8: bool,
+) -> Compute:
+    loaded = load()
+    in_torch = Compute(loaded, torch_model, "torch", block_size or DEFAULT_BLOCK_SIZE)
+    if name is AttentionBackendName.TORCH:
+        return in_torch
+    is_for_cpu = loaded.device.type == "cpu"
+    if name is not AttentionBackendName.AUTO and is_for_cpu != (
+        name is AttentionBackendName.NATIVE
+    ):
+        raise BackendUnavailable(f"{name.value}: not for {loaded.device.type}")
+    try:
+        if is_for_cpu:
+            return _native(load, loaded, block_size or DEFAULT_BLOCK_SIZE, is_int8=is_int8)
+        only = None if name is AttentionBackendName.AUTO else name.value
+        return compute_on_gpu(load, loaded, only, block_size)
+    except (BuildFailed, BackendWrong, BackendUnavailable) as error:
+        if name is not AttentionBackendName.AUTO:
+            raise BackendUnavailable(f"{name.value}: {error}") from error
+        message = "attention_backends_refused device=%s reason=%r: plain torch serves"
+        _log.log(_LEVELS[type(error)], message, loaded.device.type, str(error))
+        return in_torch

@@ -1,0 +1,101 @@
+"""Draws tokens with the native kernels; see sampler.py."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from torch import Tensor
+
+from executor_service.backends.attention_trial import check_backend
+from executor_service.backends.compute import Compute, log_not_used
+from executor_service.decoders.cpu_decoder import build_native_model, why_not_native
+from executor_service.decoders.decoder import DecoderModel
+from executor_service.decoders.packed_linears import pack_linears
+from executor_service.device.kv_cache import KVCache
+from executor_service.errors import BackendUnavailable
+from executor_service.model.loaded_model import LoadedModel
+from executor_service.model.paged_model import PagedModel, attending_with
+from executor_service.sampling.sampler import Draw, SamplingRows
+from executor_service.trials.self_check import ReplacementWrong
+from splitserve_kernels.cpu.attention import NativeAttention, why_not_native_attention
+from splitserve_kernels.cpu.library import NativeLibrary, load_library
+from splitserve_kernels.cpu.sampling import DrawRows, choose_tokens
+
+_log = logging.getLogger(__name__)
+
+
+def native_draw(library: NativeLibrary) -> Draw:
+    """Chooses as `draw_in_torch` does, many times faster. Logits must be on the CPU."""
+
+    def draw(adjusted: Tensor, rows: SamplingRows) -> Tensor:
+        params = rows.params
+        return choose_tokens(
+            library,
+            adjusted,
+            DrawRows(
+                temperatures=params.temperatures,
+                top_k=params.top_k(adjusted.shape[1]),
+                top_p=params.top_p,
+                min_p=params.min_p,
+                seeds=rows.seeds.astype(np.int64),
+                positions=rows.positions.astype(np.int64),
+            ),
+        )
+
+    return draw
+
+
+def _native(
+    load: Callable[[], LoadedModel], loaded: LoadedModel, block_size: int, *, is_int8: bool
+) -> Compute:
+    for layer in loaded.layers:
+        reason = why_not_native_attention((layer.key_dim, layer.value_dim), loaded.dtype)
+        if reason is not None:
+            raise BackendUnavailable(reason)
+    library = load_library()
+    backend = NativeAttention(library)
+    check_backend(backend, loaded, block_size)
+    reason = why_not_native(loaded)
+    if reason is None:
+        try:
+            return _native_decoder(loaded, library, block_size, is_int8=is_int8)
+        except ReplacementWrong as error:
+            reason = str(error)
+            _log.error("native_decoder_refused model=%s reason=%r", loaded.architecture, reason)
+            loaded = load()  # the trial took it apart
+    else:
+        log_not_used("native_decoder", loaded, reason, "native attention")
+    description = f"native attention ({library.variant})"
+    draw, is_packed = native_draw(library), True
+    try:
+        loaded = pack_linears(loaded, library, is_int8=is_int8)
+        description = f"native attention and matrices ({library.variant})"
+    except ReplacementWrong as error:
+        _log.error("packed_matrices_refused model=%s reason=%r", loaded.architecture, str(error))
+        loaded, is_packed = load(), False
+    make_model = attending_with(backend)
+    is_int8 &= is_packed
+    return Compute(loaded, make_model, description, block_size, draw, is_int8=is_int8)
+
+
+def _native_decoder(
+    loaded: LoadedModel, library: NativeLibrary, block_size: int, *, is_int8: bool
+) -> Compute:
+    native = build_native_model(loaded, library, is_int8=is_int8)
+    loaded = replace(loaded, weights_bytes=native.num_bytes)
+
+    def make_model(_loaded: LoadedModel, cache: KVCache) -> PagedModel:
+        return DecoderModel(native, cache)
+
+    return Compute(
+        loaded,
+        make_model,
+        f"native decoder ({library.variant})",
+        block_size,
+        native_draw(library),
+        is_batch_invariant=True,
+        is_int8=is_int8,
+    )

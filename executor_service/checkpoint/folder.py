@@ -1,0 +1,212 @@
+"""A checkpoint directory, looked at before `transformers` sees it.
+
+Everything that can be wrong with files is found here, where it can be said in one clear line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from executor_service.checkpoint.model_kind import check_declared_kind
+from executor_service.checkpoint.quantized import check_declared, check_dtypes
+from executor_service.errors import ModelUnreadable, one_line
+from splitserve_rpc.model_folder import (
+    WEIGHT_FILES,
+    NoCheckpoint,
+    check_folder,
+    check_special_kind,
+    find_checkpoint,
+)
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
+_SMALL_FILES = ("*.json", "*.jinja", "tokenizer.model")
+_HUB_PATTERNS = (*_SMALL_FILES, "*.safetensors")
+
+# Files up to this size are hashed whole; of larger ones, evenly spread samples.
+_WHOLE_FILE_BYTES = 16 * 2**20
+_SAMPLE_BYTES = 64 * 2**10
+_NUM_SAMPLES = 64
+_MAX_HEADER_BYTES = 100 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A directory that holds a configuration and complete weight files.
+
+    `config`: what config.json holds, as it is.
+    """
+
+    directory: Path
+    weight_files: tuple[Path, ...]
+    config: Mapping[str, Any]
+
+    @property
+    def architectures(self) -> list[str]:
+        """The classes of `transformers` that the configuration names, if any."""
+        named = self.config.get("architectures")
+        return [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
+
+    @property
+    def tokenizer_files(self) -> tuple[Path, ...]:
+        """The tokenizer's files that exist."""
+        paths = (self.directory / name for name in _TOKENIZER_FILES)
+        return tuple(path for path in paths if path.is_file())
+
+    def digest(self) -> str:
+        """Lower-case hex SHA-256 that tells one checkpoint from another.
+
+        It covers `config.json` in full, and of each weight file its name, its size and its content:
+        files up to 16 MiB whole, larger ones as their safetensors header and 64 samples of 64 KiB,
+        the last bytes included. So it notices another model, dtype, shape or training run, but not
+        single bytes changed between two samples. To read terabytes at each start would cost
+        minutes.
+        """
+        sha256 = hashlib.sha256()
+        for path in (self.directory / "config.json", *self.weight_files):
+            size = path.stat().st_size
+            sha256.update(f"{path.name}\0{size}\0".encode())
+            with path.open("rb") as file:
+                for start, length in _sampled_ranges(path, size):
+                    file.seek(start)
+                    sha256.update(file.read(length))
+        return sha256.hexdigest()
+
+
+def resolve_checkpoint(model: str) -> Checkpoint:
+    """Finds the checkpoint `model`: a directory, or a model id of the Hugging Face hub.
+
+    Raises ModelUnreadable if it is missing, incomplete or broken, and ModelUnsupported for a kind
+    of checkpoint that is not served.
+    """
+    try:
+        directory = find_checkpoint(model) or _download(model)
+        check_folder(directory)
+    except NoCheckpoint as error:
+        raise ModelUnreadable(str(error)) from error
+    config = _read_config(directory)
+    return Checkpoint(directory, _check_files(directory), config)
+
+
+def _download(model: str) -> Path:
+    """Raises NoCheckpoint and ModelUnsupported before it fetches the weights."""
+    directory = _snapshot(model, _SMALL_FILES)
+    check_special_kind(directory)
+    if (directory / "config.json").is_file():
+        _read_config(directory)
+    return _snapshot(model, _HUB_PATTERNS)
+
+
+def _snapshot(model: str, patterns: tuple[str, ...]) -> Path:
+    import huggingface_hub
+
+    try:
+        return Path(huggingface_hub.snapshot_download(model, allow_patterns=list(patterns)))
+    except Exception as error:
+        # Hub, HTTP and file errors share no base class; all mean the same here.
+        raise ModelUnreadable(
+            f"{model}: no such directory, and not available from the hub ({one_line(error)})"
+        ) from error
+
+
+def _read_config(directory: Path) -> dict[str, Any]:
+    """What config.json holds. Raises ModelUnsupported for what it rules out."""
+    config = _read_json(directory / "config.json")
+    check_declared(directory, config)
+    check_declared_kind(directory, config)
+    return config
+
+
+def _check_files(directory: Path) -> tuple[Path, ...]:
+    """The weight files of `directory`, sorted, each complete."""
+    for single, index in WEIGHT_FILES:
+        if (directory / single).is_file():
+            files: tuple[Path, ...] = (directory / single,)
+        elif (directory / index).is_file():
+            files = _shards(directory / index)
+        else:
+            continue
+        for path in files:
+            if path.suffix == ".safetensors":
+                _check_safetensors(path)
+        return files
+    raise ModelUnreadable(f"{directory}: no weights (what is named so is not a file)")
+
+
+def _shards(index_path: Path) -> tuple[Path, ...]:
+    weight_map = _read_json(index_path).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelUnreadable(f"{index_path}: has no weight_map")
+    for tensor, name in weight_map.items():
+        if not isinstance(name, str) or not name or Path(name).name != name:
+            raise ModelUnreadable(f"{index_path}: {tensor} is in {name!r}, which is no file's name")
+    paths = tuple(index_path.parent / name for name in sorted(set(weight_map.values())))
+    missing = [path.name for path in paths if not path.is_file()]
+    if missing:
+        raise ModelUnreadable(
+            f"{index_path.parent}: {len(missing)} of {len(paths)} weight files are missing,"
+            f" the first is {missing[0]}"
+        )
+    return paths
+
+
+def _check_safetensors(path: Path) -> None:
+    """Compares the file with what its header promises. Raises ModelUnsupported if quantised."""
+    size = path.stat().st_size
+    header_bytes = _header_bytes(path)
+    try:
+        with path.open("rb") as file:
+            file.seek(8)
+            header = json.loads(file.read(header_bytes))
+        header.pop("__metadata__", None)
+        data_bytes = max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
+        check_dtypes(path, header)
+    except (ValueError, AttributeError, KeyError, IndexError, TypeError) as error:
+        raise ModelUnreadable(f"{path}: the safetensors header is corrupt") from error
+    expected = 8 + header_bytes + data_bytes
+    if size != expected:
+        problem = "truncated" if size < expected else "corrupt"
+        raise ModelUnreadable(f"{path}: {problem}, {size} bytes where {expected} are expected")
+
+
+def _header_bytes(path: Path) -> int:
+    """Length of the JSON header of a safetensors file."""
+    with path.open("rb") as file:
+        prefix = file.read(8)
+    if len(prefix) < 8:
+        raise ModelUnreadable(f"{path}: truncated, only {len(prefix)} bytes")
+    length = int(struct.unpack("<Q", prefix)[0])
+    if length > _MAX_HEADER_BYTES:
+        raise ModelUnreadable(f"{path}: the safetensors header is corrupt")
+    return length
+
+
+def _sampled_ranges(path: Path, size: int) -> Iterator[tuple[int, int]]:
+    """(start, length) of the parts of a file that the digest covers."""
+    if size <= _WHOLE_FILE_BYTES:
+        yield 0, size
+        return
+    if path.suffix == ".safetensors":
+        yield 0, 8 + _header_bytes(path)
+    for sample in range(_NUM_SAMPLES):
+        yield sample * (size - _SAMPLE_BYTES) // (_NUM_SAMPLES - 1), _SAMPLE_BYTES
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelUnreadable(f"{path}: not readable as JSON ({one_line(error)})") from error
+    if not isinstance(content, dict):
+        raise ModelUnreadable(f"{path}: not a JSON object")
+    return content

@@ -1,0 +1,178 @@
+"""What kind of model a configuration describes: only causal language models are served.
+
+Every refusal says what the model is, that it is not served, and what would be.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from executor_service.checkpoint.model_support import check_config, check_model_class
+from executor_service.errors import ModelUnsupported
+
+_log = logging.getLogger(__name__)
+
+_SERVED = "served would be a decoder-only causal language model, such as a LlamaForCausalLM"
+_CAUSAL_ENDINGS = ("ForCausalLM", "LMHeadModel")
+# By the end of an architecture's name; the first that fits tells.
+_KIND_OF_ENDING = {
+    "ForMaskedLM": "bidirectional encoder, which fills in blanks",
+    "ForPreTraining": "bidirectional encoder with heads for pre-training",
+    "ForNextSentencePrediction": "bidirectional encoder, which compares sentences",
+    "ForMultipleChoice": "classifier, which scores texts",
+    "ForSequenceClassification": "sequence classifier or reward model, which scores texts",
+    "ForTokenClassification": "token classifier, which labels tokens",
+    "ForQuestionAnswering": "extractive question answerer, which marks a part of a text",
+    "RewardModel": "reward model, which scores texts",
+    "Model": "model without a language model's head, as embedding models are",
+}
+# Encoders unless is_decoder is set, beside those that fill in blanks.
+_ENCODER_TYPES = frozenset({"bert-generation"})
+_MEDIA = ("vision", "image", "video", "audio", "speech", "vq")
+
+
+def check_declared_kind(directory: Path, content: Mapping[str, Any]) -> None:
+    """Raises ModelUnsupported for what config.json rules out before transformers may look at it.
+
+    `content`: what config.json in `directory` holds. Custom code is never run.
+    """
+    from transformers import CONFIG_MAPPING, __version__
+
+    model_type = content.get("model_type")
+    has_custom_code = bool(content.get("auto_map"))
+    if isinstance(model_type, str) and model_type in CONFIG_MAPPING:
+        if has_custom_code:
+            _log.info("custom_code_not_run model_type=%s: transformers' own runs", model_type)
+        return
+    named = f"{directory}/config.json: model_type {model_type!r}"
+    if has_custom_code:
+        raise ModelUnsupported(
+            f"{named} is custom code (auto_map), which is never run: not served; served would be a"
+            f" model type that transformers {__version__} has itself"
+        )
+    if not isinstance(model_type, str):
+        raise ModelUnsupported(f"{named} is not the name of one: not served; {_SERVED}")
+    raise ModelUnsupported(
+        f"{named} is unknown to transformers {__version__}: not served; served would be a type that"
+        " it has (a later version may know this one)"
+    )
+
+
+def check_kind(config: Any, architectures: Sequence[str]) -> None:  # noqa: ANN401
+    """Raises ModelUnsupported unless it is a causal language model.
+
+    `config`: of `transformers`. `architectures`: the classes that config.json names; none is fine.
+    """
+    classes = _causal_classes(config)
+    what, would_be = _other_kind(config, architectures, classes)
+    if what:
+        named = f" ({', '.join(architectures)})" if architectures else ""
+        raise ModelUnsupported(f"{config.model_type}: {what}{named}: not served; {would_be}")
+
+
+def _other_kind(
+    config: Any,  # noqa: ANN401
+    architectures: Sequence[str],
+    classes: Mapping[str, type],
+) -> tuple[str, str]:
+    """What it is instead, and what would be served; empty if it is a causal language model."""
+    is_causal = bool(classes) and (not architectures or any(a in classes for a in architectures))
+    media = _media(config)
+    if media and not is_causal:
+        return f"multimodal model (with {', '.join(media)})", _text_part(config)
+    would_be = _SERVED
+    if getattr(config, "is_encoder_decoder", False):
+        return "encoder-decoder model", would_be
+    if _is_half_of_encoder_decoder(config):
+        return "decoder half of an encoder-decoder model, with positions of its own", would_be
+    if _is_bidirectional(config):
+        return "bidirectional encoder, whose tokens see later ones", would_be
+    if not classes:
+        return _kind_of(architectures) or "model type without a causal language model", would_be
+    if is_causal or _is_same_by_another_name(config, architectures):
+        return "", ""
+    class_name = next(iter(classes))
+    kind = _kind_of(architectures) or f"other code than that of its model type ({class_name})"
+    if getattr(config, "auto_map", None):
+        kind += ", custom code, which is never run,"
+    return kind, f"{_SERVED}, here {class_name}"
+
+
+def _causal_classes(config: Any) -> dict[str, type]:  # noqa: ANN401
+    """The causal language models that transformers has for the type of `config`, by name."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return {}
+    found: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    return {each.__name__: each for each in (found if isinstance(found, tuple) else (found,))}
+
+
+def _kind_of(architectures: Sequence[str]) -> str | None:
+    """What the name of a class says; None for that of a causal language model."""
+    if not architectures or architectures[0].endswith(_CAUSAL_ENDINGS):
+        return None
+    name = architectures[0]
+    kinds = (kind for ending, kind in _KIND_OF_ENDING.items() if name.endswith(ending))
+    return next(kinds, "no causal language model")
+
+
+def _is_same_by_another_name(config: Any, architectures: Sequence[str]) -> bool:  # noqa: ANN401
+    """Whether the class is that of the model type, though transformers calls it otherwise."""
+    stems = (_plain(name.removesuffix(end)) for name in architectures for end in _CAUSAL_ENDINGS)
+    return _plain(config.model_type) in stems
+
+
+def _plain(name: str) -> str:
+    return "".join(letter for letter in name.lower() if letter.isalnum())
+
+
+def _is_half_of_encoder_decoder(config: Any) -> bool:  # noqa: ANN401
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
+
+    return type(config) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING and not _media(config)
+
+
+def _is_bidirectional(config: Any) -> bool:  # noqa: ANN401
+    """Whether it says so."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
+
+    if getattr(config, "is_decoder", None) is False and (
+        type(config) in MODEL_FOR_MASKED_LM_MAPPING or config.model_type in _ENCODER_TYPES
+    ):
+        return True
+    text_config = config.get_text_config(decoder=True)
+    sees_later = getattr(text_config, "use_bidirectional_attention", None)
+    # Some let the parts of one image see each other; there is no image here.
+    return sees_later not in (None, False, "vision") or (
+        getattr(text_config, "is_causal", True) is False
+    )
+
+
+def _media(config: Any) -> list[str]:  # noqa: ANN401
+    """The parts for images and sounds that a model has beside its text part."""
+    parts = getattr(type(config), "sub_configs", {})
+    return [
+        name
+        for name in parts
+        if name.startswith(_MEDIA) and getattr(config, name, None) is not None
+    ]
+
+
+def _text_part(config: Any) -> str:  # noqa: ANN401
+    """Whether the text part alone would be served."""
+    text_config = config.get_text_config(decoder=True)
+    classes = _causal_classes(text_config)
+    if text_config is config or not classes:
+        return _SERVED
+    name, model_class = next(iter(classes.items()))
+    try:
+        check_kind(text_config, [name])
+        check_config(text_config, text_config, 1)
+        check_model_class(model_class)
+    except ModelUnsupported as error:
+        return f"nor would its text part be ({error}); {_SERVED}"
+    return f"its text part alone would be, saved as a checkpoint of {name}"

@@ -1,0 +1,142 @@
+"""Models of the Llama kind, run by the native decoder instead of `transformers`.
+
+Shape letter: T input tokens.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from executor_service.decoders.decoder import try_decoder
+from executor_service.decoders.llama_parts import (
+    decoder_shape,
+    linear_weights,
+    release,
+    rotation,
+    take_layers,
+    why_not_llama,
+)
+from executor_service.device.kv_cache import KVCache
+from executor_service.model.loaded_model import LoadedModel
+from splitserve_kernels.cpu.decoder import DecoderPools, NativeDecoder
+from splitserve_kernels.cpu.library import DTYPES, NativeLibrary
+from splitserve_kernels.paged_batch import PagedBatch
+
+# The rotary embedding is tabulated for so many positions at a time.
+_ROTATION_STEP = 4096
+
+
+def why_not_native(loaded: LoadedModel) -> str | None:
+    """What keeps a model from the native decoder; None if it can be tried."""
+    if loaded.device.type != "cpu" or loaded.dtype not in DTYPES:
+        return f"{loaded.dtype_name} on {loaded.device.type}"
+    reason = why_not_llama(loaded)
+    if reason is not None:
+        return reason
+    linears = (module for module in loaded.model.modules() if isinstance(module, nn.Linear))
+    if any(module.in_features % 2 for module in linears):
+        return "a matrix has an odd number of inputs"
+    return None
+
+
+def build_native_model(
+    loaded: LoadedModel, library: NativeLibrary, *, is_int8: bool = False
+) -> NativeModel:
+    """Takes `loaded` apart and returns what runs in its place, with weights rounded if `is_int8`.
+
+    Call it only if `why_not_native` is None. Raises ReplacementWrong if it computes something else;
+    the model is then lost.
+    """
+    return try_decoder(
+        loaded, lambda each: NativeModel(each, library, is_int8=is_int8), is_int8=is_int8
+    )
+
+
+class NativeModel:
+    """A decoder with packed weights; see NativeDecoder and Decoder."""
+
+    def __init__(
+        self, loaded: LoadedModel, library: NativeLibrary, *, is_int8: bool = False
+    ) -> None:
+        """Takes the weights out of `loaded`, layer by layer, so that memory holds them once.
+
+        Afterwards `loaded.model` cannot run any more. Call it only if `why_not_native` is None.
+        """
+        model: Any = loaded.model
+        self._loaded = loaded
+        self._bound: tuple[weakref.ref[KVCache], DecoderPools] | None = None
+        self._rotation = rotation(loaded, 0, _ROTATION_STEP)
+        self._decoder = NativeDecoder(
+            library,
+            decoder_shape(loaded, 2 * self._rotation[0].shape[1]),
+            take_layers(loaded),
+            model.model.embed_tokens.weight,
+            model.model.norm.weight,
+            linear_weights(model.lm_head),
+            is_int8=is_int8,
+        )
+        # Each tensor that is left would keep all of the mapped file.
+        release(model)
+
+    @property
+    def num_bytes(self) -> int:
+        """What the weights take."""
+        return self._decoder.num_bytes
+
+    def run(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        paged: PagedBatch,
+        index: Tensor,
+        cache: KVCache,
+    ) -> Tensor:
+        """See Decoder."""
+        rotation = self._rotation_up_to(paged.max_num_tokens)
+        return self._run(input_ids, positions, rotation, paged, index, cache)
+
+    def run_turned(
+        self,
+        input_ids: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        paged: PagedBatch,
+        index: Tensor,
+        cache: KVCache,
+    ) -> Tensor:
+        """See Decoder."""
+        places = torch.arange(len(input_ids))
+        return self._run(input_ids, places, rotation, paged, index, cache)
+
+    def _run(
+        self,
+        input_ids: Tensor,
+        places: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        paged: PagedBatch,
+        index: Tensor,
+        cache: KVCache,
+    ) -> Tensor:
+        """`places`: [T] int64, where in `rotation` the angles of each token are."""
+        pools = self._pools_of(cache)
+        logits = self._decoder.run(input_ids, places, rotation, paged, pools, index)
+        return logits[:, : self._loaded.vocab_size]
+
+    def _rotation_up_to(self, num_positions: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of so many positions or more, [.., rotary_dim / 2] each."""
+        cosines, sines = self._rotation
+        known = cosines.shape[0]
+        if num_positions > known:
+            more = rotation(self._loaded, known, num_positions + _ROTATION_STEP)
+            self._rotation = torch.cat([cosines, more[0]]), torch.cat([sines, more[1]])
+        return self._rotation
+
+    def _pools_of(self, cache: KVCache) -> DecoderPools:
+        # A cache that was for a trial is not to be kept.
+        if self._bound is None or self._bound[0]() is not cache:
+            pools = DecoderPools(cache.key_pools, cache.value_pools)
+            self._bound = weakref.ref(cache), pools
+        return self._bound[1]

@@ -1,0 +1,212 @@
+"""A decoder of our own in the place of a model of `transformers`, and its two trials.
+
+What it computes is tried in float32 on the first layers, at positions where a model may begin to
+compute something else. Then the whole, with its weights packed, is compared with the model.
+
+Shape letters: Q probe sequences, L tokens of each, T input tokens, S rows of logits, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from executor_service.decoders.llama_parts import rotation_at
+from executor_service.device.kv_cache import KVCache
+from executor_service.errors import OutOfMemory, one_line
+from executor_service.model.attention_probe import (
+    PROBE_BLOCK_SIZE,
+    num_probe_blocks,
+    probe_attention,
+    probe_steps,
+)
+from executor_service.model.input_batch import InputBatch
+from executor_service.model.loaded_model import LoadedModel
+from executor_service.trials.float32_trial import Trial, float32_trial
+from executor_service.trials.int8_reference import rounded_matrices
+from executor_service.trials.logit_error import FLOAT32_TOLERANCE
+from executor_service.trials.model_cut import CUT_VOCAB_SIZE
+from executor_service.trials.probe_tokens import ProbeTokens
+from executor_service.trials.self_check import ReplacementWrong, check_replacement
+from splitserve_kernels.paged_batch import PagedBatch
+
+# Less than the probe tokens, so that some are behind the window.
+_NARROW_WINDOW = 6
+# Weights of 16 bits often lie just between two steps of 8 bits, those with this ratio of noise not.
+_NOISE = 0.01
+
+
+class Decoder(Protocol):
+    """Computes tokens of many sequences on the pools of any cache of its model."""
+
+    @property
+    def num_bytes(self) -> int:
+        """What its weights take."""
+        ...
+
+    def run(
+        self, input_ids: Tensor, positions: Tensor, paged: PagedBatch, index: Tensor, cache: KVCache
+    ) -> Tensor:
+        """Logits [S, V] float32 of the tokens at `index` [S]; all tokens are written to the pools.
+
+        `input_ids`, `positions`: [T] int64. `index`: [S] int64. The next call may overwrite them.
+        """
+        ...
+
+    def run_turned(
+        self,
+        input_ids: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        paged: PagedBatch,
+        index: Tensor,
+        cache: KVCache,
+    ) -> Tensor:
+        """As `run`, with cosines and sines for each token, [T, rotary_dim / 2] float32 each."""
+        ...
+
+
+_Decoder = TypeVar("_Decoder", bound=Decoder)
+
+
+def try_decoder(
+    loaded: LoadedModel,
+    make: Callable[[LoadedModel], _Decoder],
+    block_size: int = PROBE_BLOCK_SIZE,
+    *,
+    is_int8: bool = False,
+) -> _Decoder:
+    """What `make` makes of the parts of `loaded`, which is lost then.
+
+    `make` is called for a cut of `loaded` in float32 before. Raises ReplacementWrong if what it
+    makes computes something else than the model it is made of; `is_int8` says that its weights are
+    rounded. `block_size`: of the pools it is tried with, in the dtype of the model.
+    """
+    _check_in_float32(loaded, make, block_size, is_int8=is_int8)
+    made: list[_Decoder] = []
+
+    def compute(tokens: Tensor) -> Tensor:
+        made.append(make(loaded))
+        starts = torch.zeros(len(tokens), dtype=torch.int64)
+        return _probe_decoder(loaded, made[0].run, ProbeTokens(tokens, starts), block_size)
+
+    check_replacement(loaded, compute, is_int8=is_int8)
+    return made[0]
+
+
+@torch.inference_mode()
+def _check_in_float32(
+    loaded: LoadedModel,
+    make: Callable[[LoadedModel], Decoder],
+    block_size: int,
+    *,
+    is_int8: bool,
+) -> None:
+    """Raises ReplacementWrong if a decoder of a cut differs from `transformers`' forward pass."""
+    try:
+        error = _error_in_float32(loaded, make, block_size, is_int8=is_int8)
+    except Exception as raised:
+        raise ReplacementWrong(f"{type(raised).__name__}: {one_line(raised)}") from raised
+    if not error <= FLOAT32_TOLERANCE:
+        raise ReplacementWrong(
+            f"relative error of the logits {error:.2g}, allowed {FLOAT32_TOLERANCE:.2g} in float32"
+        )
+
+
+def _error_in_float32(
+    loaded: LoadedModel,
+    make: Callable[[LoadedModel], Decoder],
+    block_size: int,
+    *,
+    is_int8: bool,
+) -> float:
+    trial = float32_trial(
+        loaded.model,
+        loaded.attention_modules,
+        loaded.max_model_len,
+        _prepare_int8 if is_int8 else _narrow_windows,
+        rounded_matrices if is_int8 else nullcontext,
+    )
+    if trial is None:
+        raise OutOfMemory("no room for a layer in float32")
+    cut = _loaded_cut(loaded, trial)
+    decoder = make(cut)
+
+    def forward(
+        input_ids: Tensor, positions: Tensor, batch: PagedBatch, index: Tensor, cache: KVCache
+    ) -> Tensor:
+        # From the model itself: tables up to far positions would take long to make.
+        rotation = rotation_at(cut, positions)
+        return decoder.run_turned(input_ids, rotation, batch, index, cache)
+
+    return trial.error(lambda question: _probe_decoder(cut, forward, question, block_size))
+
+
+def _narrow_windows(cut: Any) -> None:  # noqa: ANN401
+    """Lets sliding windows end within the probe tokens.
+
+    How wide the windows of the model are, the decoders take from what its modules pass on.
+    """
+    for settings in (cut.config, *cut.modules()):
+        if isinstance(getattr(settings, "sliding_window", None), int):
+            settings.sliding_window = _NARROW_WINDOW
+
+
+def _prepare_int8(cut: Any) -> None:  # noqa: ANN401
+    """Moves weights apart from where they lie between two steps of rounding, too."""
+    _narrow_windows(cut)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in cut.parameters():
+        noise = torch.rand(parameter.shape, generator=generator).to(parameter.device)
+        parameter.data = parameter.data * (1 + _NOISE * noise)
+
+
+def _loaded_cut(loaded: LoadedModel, trial: Trial) -> LoadedModel:
+    _, context = probe_attention(trial.model, trial.questions[0].tokens)
+    return replace(
+        loaded,
+        model=trial.model,
+        dtype=torch.float32,
+        kv_dtype=torch.float32,
+        attention_modules=tuple(context.pools),
+        layers=context.layers,
+        layer_options=tuple(context.options.values()),
+        vocab_size=min(loaded.vocab_size, CUT_VOCAB_SIZE),
+        max_model_len=1,  # longer tables are not used
+        probe=None,
+    )
+
+
+_Run = Callable[[Tensor, Tensor, PagedBatch, Tensor, KVCache], Tensor]
+
+
+def _probe_decoder(
+    loaded: LoadedModel, run: _Run, question: ProbeTokens, block_size: int
+) -> Tensor:
+    """Logits [Q, L, V] of `question`, on pools of their own."""
+    num_blocks = num_probe_blocks(question.tokens, block_size)
+    cache = KVCache(loaded.layers, block_size, num_blocks, 0, loaded.dtype, loaded.device)
+
+    def forward(input_ids: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
+        index = torch.arange(len(input_ids), device=loaded.device)
+        return run(input_ids, positions, batch, index, cache)
+
+    return probe_steps(question.tokens, forward, block_size, question.starts)
+
+
+class DecoderModel:
+    """A Decoder and the pools it works on; see PagedModel."""
+
+    def __init__(self, decoder: Decoder, cache: KVCache) -> None:
+        self._decoder = decoder
+        self._cache = cache
+
+    def logits(self, batch: InputBatch) -> Tensor:
+        """See PagedModel."""
+        return self._decoder.run(
+            batch.input_ids[0], batch.position_ids[0], batch.paged, batch.logits_index, self._cache
+        )

@@ -1,0 +1,64 @@
+"""Matrices of a `transformers` model, packed for the native kernels.
+
+For the models that the native decoder does not run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from executor_service.model.attention_probe import probe_attention
+from executor_service.model.loaded_model import LoadedModel, weights_bytes
+from executor_service.trials.int8_reference import can_be_packed
+from executor_service.trials.self_check import check_replacement
+from splitserve_kernels.cpu.library import NativeLibrary
+from splitserve_kernels.cpu.linear import WeightRows, linear, pack
+
+
+class PackedLinearModule(nn.Module):
+    """Takes the place of an `nn.Linear`; its weights are packed copies."""
+
+    def __init__(self, library: NativeLibrary, module: nn.Linear, *, is_int8: bool) -> None:
+        """`is_int8`: weights are rounded, see `linear.pack`."""
+        super().__init__()
+        self.in_features = module.in_features
+        self.out_features = module.out_features
+        self._library = library
+        self._packed = pack(library, WeightRows.of(module.weight), module.bias, is_int8=is_int8)
+
+    @property
+    def num_bytes(self) -> int:
+        """What the weights take."""
+        return self._packed.num_bytes
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """[..., in_features] -> [..., out_features]."""
+        output = linear(self._library, self._packed, rows.reshape(-1, self.in_features))
+        return output.view(*rows.shape[:-1], self.out_features)
+
+
+def pack_linears(
+    loaded: LoadedModel, library: NativeLibrary, *, is_int8: bool = False
+) -> LoadedModel:
+    """Replaces the matrices of `loaded.model`.
+
+    What is no plain `nn.Linear` (experts of a mixture, say) stays. Raises ReplacementWrong if the
+    model computes something else then, or does not run any more; it is lost in that case.
+    """
+    model: Any = loaded.model
+    packed: list[PackedLinearModule] = []
+
+    def compute(tokens: Tensor) -> Tensor:
+        for parent in list(model.modules()):
+            for name, module in list(parent.named_children()):
+                if can_be_packed(module):
+                    packed.append(PackedLinearModule(library, module, is_int8=is_int8))
+                    setattr(parent, name, packed[-1])
+        return probe_attention(model, tokens)[0]
+
+    check_replacement(loaded, compute, is_int8=is_int8)
+    num_bytes = sum(module.num_bytes for module in packed)
+    return replace(loaded, weights_bytes=weights_bytes(model) + num_bytes)

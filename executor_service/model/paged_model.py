@@ -1,0 +1,65 @@
+"""What a forward pass runs: a model whose attention goes through the KV pools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from torch import Tensor
+
+from executor_service.device.kv_cache import KVCache
+from executor_service.model.input_batch import InputBatch
+from executor_service.model.loaded_model import LoadedModel
+from executor_service.model.transformers_attention import StepContext, bind
+from splitserve_kernels import reference
+from splitserve_kernels.paged_batch import AttentionBackend
+
+
+class PagedModel(Protocol):
+    """Computes the tokens of a batch, reading and writing the KV pools."""
+
+    def logits(self, batch: InputBatch) -> Tensor:
+        """Float32 logits [S + P, V] of the tokens that `batch.logits_index` names.
+
+        The next call may overwrite them.
+        """
+        ...
+
+
+class TransformersModel:
+    """A model as `transformers` has it, with our attention."""
+
+    def __init__(self, loaded: LoadedModel, cache: KVCache, backend: AttentionBackend) -> None:
+        """Binds the attention modules of `loaded` to `cache`."""
+        self._loaded = loaded
+        self._context = StepContext(cache, backend, loaded.attention_modules)
+        bind(loaded.attention_modules, self._context)
+
+    def logits(self, batch: InputBatch) -> Tensor:
+        """See PagedModel."""
+        self._context.begin_forward(batch.paged)
+        keep = {"logits_to_keep": batch.logits_index} if self._loaded.keeps_logits else {}
+        output = self._loaded.model(
+            input_ids=batch.input_ids,
+            position_ids=batch.position_ids,
+            use_cache=False,
+            **keep,
+        )
+        logits: Tensor = output.logits[0]
+        if not self._loaded.keeps_logits:
+            logits = logits[batch.logits_index]
+        # Some heads are padded beyond the last token that the embedding knows.
+        return logits[:, : self._loaded.vocab_size].float()
+
+
+MakeModel = Callable[[LoadedModel, KVCache], PagedModel]
+
+
+def torch_model(loaded: LoadedModel, cache: KVCache) -> PagedModel:
+    """The model as `transformers` has it, attending in plain torch."""
+    return TransformersModel(loaded, cache, reference)
+
+
+def attending_with(backend: AttentionBackend) -> MakeModel:
+    """Makes the model as `transformers` has it, attending by `backend`."""
+    return lambda loaded, cache: TransformersModel(loaded, cache, backend)

@@ -1,0 +1,1 @@
+"""One step on a device, and how much room it needs."""

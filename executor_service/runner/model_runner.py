@@ -1,0 +1,179 @@
+"""One step: block moves, forward pass, sampling. What goes wrong with one row stays with it.
+
+On a GPU a step is over some time after it has begun, and the next may begin meanwhile: all that a
+step asks of its device is done after what the steps before asked, and its input tokens may be some
+that are only there. On a CPU a step is over when it has begun.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from executor_service.device.block_transfers import BlockTransfers
+from executor_service.device.errors import is_out_of_memory, release_cached_memory
+from executor_service.device.kv_cache import KVCache
+from executor_service.device.sampled_tokens import SampledTokens
+from executor_service.device.streams import Streams, Timer, streams_of
+from executor_service.errors import OutOfMemory, StepFailed
+from executor_service.model.loaded_model import LoadedModel
+from executor_service.model.paged_model import PagedModel
+from executor_service.runner.forward_pass import ForwardPass
+from executor_service.runner.pending_sampling import PendingSampling
+from executor_service.runner.prompt_logprob_chunks import run_in_parts, scores_too_much
+from executor_service.sampling.sampler import Draw, draw_in_torch
+from executor_service.sampling.truncation import is_limited
+from executor_service.steps.step import (
+    FinishedStep,
+    PendingStep,
+    StepInput,
+    StepOutput,
+    execute_step,
+)
+
+_NO_ROWS = StepOutput(np.empty(0, np.uint8), np.empty(0, np.int32))
+
+
+@dataclass(frozen=True, slots=True)
+class _Computing:
+    """What a step with rows asked of the compute stream. `sample_timer` ends it."""
+
+    forward_timer: Timer
+    sample_timer: Timer
+    sampling: PendingSampling
+
+
+class ModelRunner:
+    """Runs steps of one model against its KV pools. Not thread-safe."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        cache: KVCache,
+        model: PagedModel,
+        draw: Draw = draw_in_torch,
+        streams: Streams | None = None,
+    ) -> None:
+        """`model` computes what `loaded` says, on the pools of `cache`; `draw` chooses tokens.
+
+        `streams`: None for those of the device of `cache`.
+        """
+        self.cache = cache
+        self._vocab_size = loaded.vocab_size
+        self._sampled = SampledTokens()
+        self._forward_pass = ForwardPass(loaded, cache, model, self._sampled)
+        self._draw = draw
+        self._streams = streams or streams_of(cache.device)
+        self._transfers = BlockTransfers(cache, self._streams)
+        self._unfinished: deque[PendingModelStep] = deque()
+        self._ran_out_of_memory = False
+
+    def execute(self, step: StepInput) -> StepOutput:
+        """Begins and finishes `step`; all steps before are finished. Raises StepFailed."""
+        return execute_step(self, step)
+
+    def begin(self, step: StepInput) -> PendingStep | None:
+        """See Runner. The `__cause__` of StepFailed is an OutOfMemory where memory ran out."""
+        is_cut = scores_too_much(step)
+        if self._unfinished and (is_cut or self._waits_to_draw(step)):
+            return None
+        if is_cut:
+            return FinishedStep(run_in_parts(step, lambda part: self._begin(part).finish()))
+        return self._begin(step)
+
+    @torch.inference_mode()
+    def _begin(self, step: StepInput) -> PendingModelStep:
+        if self._ran_out_of_memory:
+            # Not when it happened: the error still held the tensors of that step.
+            self._ran_out_of_memory = False
+            release_cached_memory(self.cache.device)
+        with self._failing_the_step():
+            move_timers = self._transfers.begin(step)
+            computing = self._compute(step) if step.num_rows else None
+            pending = PendingModelStep(self, step.step_id, move_timers, computing)
+            if computing is not None and (self._unfinished or not pending.is_done):
+                sampling = computing.sampling
+                self._sampled.keep(step, sampling.rows, sampling.token_ids)
+        self._unfinished.append(pending)
+        return pending
+
+    def finish(self, pending: PendingModelStep) -> StepOutput:
+        """What became of the oldest step that is not finished. See PendingStep."""
+        oldest = self._unfinished.popleft()
+        assert pending is oldest, "steps are finished in the order in which they began"
+        self._sampled.forget(pending.step_id)
+        with self._failing_the_step():
+            move_us = self._transfers.finish(pending.move_timers)
+            computing = pending.computing
+            if computing is None:
+                return replace(_NO_ROWS, move_us=move_us)
+            # Timers wait for the device.
+            forward_us = computing.forward_timer.elapsed_us()
+            sample_us = computing.sample_timer.elapsed_us()
+            return computing.sampling.output(move_us, forward_us, sample_us)
+
+    def _compute(self, step: StepInput) -> _Computing:
+        forward_timer = self._streams.start_timer()
+        forward = self._forward_pass.run(step)
+        forward_timer.stop()
+        sample_timer = self._streams.start_timer()
+        sampling = PendingSampling(step, forward, self._draw, self._streams)
+        sample_timer.stop()
+        return _Computing(forward_timer, sample_timer, sampling)
+
+    def _waits_to_draw(self, step: StepInput) -> bool:
+        """Whether drawing looks at what the device has computed, to know how to go on."""
+        sampling = step.sampling_params.take(np.flatnonzero(step.samples))
+        random = sampling.take(np.flatnonzero(sampling.temperatures > 0))
+        return bool(is_limited(random, self._vocab_size).any())
+
+    @contextmanager
+    def _failing_the_step(self) -> Iterator[None]:
+        """What is raised inside becomes StepFailed."""
+        try:
+            yield
+        except StepFailed:
+            raise
+        except Exception as error:
+            if is_out_of_memory(error):
+                self._ran_out_of_memory = True
+                raise StepFailed("out of memory") from OutOfMemory(str(error))
+            raise StepFailed(f"{type(error).__name__} while the step ran") from error
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PendingModelStep:
+    """See PendingStep. `computing`: None for a step without rows."""
+
+    runner: ModelRunner
+    step_id: int
+    move_timers: list[Timer]
+    computing: _Computing | None
+
+    @property
+    def is_done(self) -> bool:
+        """See PendingStep."""
+        try:
+            return all(timer.is_over for timer in self._timers)
+        except RuntimeError:  # the device is lost; `finish` will say so
+            return True
+
+    def wait(self) -> None:
+        """See PendingStep."""
+        with suppress(RuntimeError):
+            for timer in self._timers:
+                timer.wait()
+
+    def finish(self) -> StepOutput:
+        """See PendingStep."""
+        return self.runner.finish(self)
+
+    @property
+    def _timers(self) -> list[Timer]:
+        computing = self.computing
+        return self.move_timers + ([] if computing is None else [computing.sample_timer])

@@ -1,0 +1,207 @@
+"""What a step asks of its logits, and what the host makes of the answers.
+
+Nothing that is asked depends on an answer: rows that turn out to have none are sampled and scored
+like the others, and left out at the end.
+
+Shape letters: R rows of the step, S rows that sample, P scored prompt tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from executor_service.device.host_copies import Array, HostCopy, to_device
+from executor_service.device.streams import Streams
+from executor_service.model.input_batch import Readout
+from executor_service.runner.forward_pass import ForwardResult
+from executor_service.sampling.logprobs import ScoredTokens, make_columns, score
+from executor_service.sampling.sampler import Draw, SamplingRows, sample
+from executor_service.steps.step import (
+    BoolArray,
+    Int32Array,
+    Int64Array,
+    LogprobColumns,
+    RowStatus,
+    StepInput,
+    StepOutput,
+    UInt8Array,
+)
+
+_INVALID_LOGITS = "the model returned logits that are NaN, +inf, or -inf alone"
+
+
+@dataclass(slots=True)
+class _RowResults:
+    """Columns of the output while they are filled; `statuses`, `token_ids`: [R]."""
+
+    statuses: UInt8Array
+    token_ids: Int32Array
+    errors: dict[int, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, num_rows: int) -> _RowResults:
+        """Rows that are OK and have no token."""
+        statuses = np.full(num_rows, RowStatus.OK, dtype=np.uint8)
+        return cls(statuses, np.full(num_rows, -1, dtype=np.int32))
+
+    @property
+    def failed(self) -> BoolArray:
+        """[R]; rows that are not OK."""
+        return np.asarray(self.statuses != RowStatus.OK)
+
+    def fail(self, rows: Iterable[int], status: RowStatus, message: str) -> None:
+        """Marks rows; a row has no token then."""
+        for row in rows:
+            self.statuses[row] = status
+            self.token_ids[row] = -1
+            self.errors[row] = message
+
+
+class PendingSampling:
+    """Tokens and scores of a step, on their way to the host in one copy.
+
+    `rows`: [S], those that sample. `token_ids`: [S] int32, on the device: what they sample, -1 for
+    nothing.
+    """
+
+    def __init__(
+        self, step: StepInput, forward: ForwardResult, draw: Draw, streams: Streams
+    ) -> None:
+        """Asks for everything."""
+        self._num_rows = step.num_rows
+        self._row_errors = forward.row_errors
+        self.rows = forward.readout.sampling_rows
+        self._sampling = _sampling_rows(step, self.rows)
+        self._prompt_tokens = _prompt_tokens(step, forward.readout)
+        self.token_ids, scores = _sample(forward.sampling_logits, self._sampling, draw)
+        prompt_scores = _score_prompts(forward.prompt_logits, self._prompt_tokens)
+        self._num_scores = len(scores)
+        tensors = (self.token_ids, *scores, *prompt_scores)
+        self._copy = HostCopy(tensors, streams.copy_to_host)
+
+    def output(self, move_us: int, forward_us: int, sample_us: int) -> StepOutput:
+        """What became of the rows; to be asked for when the device has done all.
+
+        The durations are passed on.
+        """
+        sampled_ids, *columns = self._copy.arrays()
+        rows = _RowResults.of(self._num_rows)
+        for row, message in self._row_errors.items():
+            rows.fail([row], RowStatus.FAILED, message)
+        rows.token_ids[self.rows] = sampled_ids
+        rows.fail(self.rows[sampled_ids < 0].tolist(), RowStatus.INVALID_LOGITS, _INVALID_LOGITS)
+        prompt_logprobs = self._prompt_logprobs(rows, columns[self._num_scores :])
+        return StepOutput(
+            row_statuses=rows.statuses,
+            sampled_token_ids=rows.token_ids,
+            row_errors=rows.errors,
+            logprobs=self._logprobs(rows, sampled_ids, columns[: self._num_scores]),
+            prompt_logprobs=prompt_logprobs,
+            move_us=move_us,
+            forward_us=forward_us,
+            sample_us=sample_us,
+        )
+
+    def _logprobs(
+        self, rows: _RowResults, sampled_ids: Int32Array, scores: Sequence[Array]
+    ) -> LogprobColumns | None:
+        if not scores:
+            return None
+        num_top = self._sampling.params.num_logprobs
+        is_scored = num_top >= 0
+        row_indexes = self.rows.astype(np.int32)
+        tokens = ScoredTokens(row_indexes, self._sampling.positions, sampled_ids, num_top)
+        return _columns(tokens.select(is_scored), scores, ~rows.failed[self.rows[is_scored]])
+
+    def _prompt_logprobs(self, rows: _RowResults, scores: Sequence[Array]) -> LogprobColumns | None:
+        """Fails rows without valid logits."""
+        tokens = self._prompt_tokens
+        if tokens is None:
+            return None
+        is_valid, *columns = scores
+        invalid_rows = np.unique(tokens.row_indexes[~is_valid])
+        rows.fail(invalid_rows.tolist(), RowStatus.INVALID_LOGITS, _INVALID_LOGITS)
+        return _columns(tokens, columns, ~rows.failed[tokens.row_indexes])
+
+
+def _sample(logits: Tensor, rows: SamplingRows, draw: Draw) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The tokens of all rows, and what `score` says of those rows that ask for it."""
+    if not len(logits):
+        return logits.new_empty(0, dtype=torch.int32), ()
+    token_ids = sample(logits, rows, draw)
+    num_top = rows.params.num_logprobs
+    is_scored = num_top >= 0
+    if not is_scored.any():
+        return token_ids, ()
+    # A row without a token is scored too, and left out at the end.
+    scored_ids = _select(token_ids, is_scored).clamp(min=0)
+    return token_ids, score(_select(logits, is_scored), scored_ids, int(num_top.max()))
+
+
+def _sampling_rows(step: StepInput, sampling_rows: Int64Array) -> SamplingRows:
+    """What the sampler is to know of `sampling_rows`, rising indexes of rows."""
+    positions = step.num_computed_tokens + step.num_new_tokens
+    if len(sampling_rows) == step.num_rows:
+        # As a rule; a dozen columns need not be copied then.
+        return SamplingRows(
+            step.sampling_params, step.seeds, positions, step.num_prompt_tokens, step.histories
+        )
+    return SamplingRows(
+        params=step.sampling_params.take(sampling_rows),
+        seeds=step.seeds[sampling_rows],
+        positions=positions[sampling_rows],
+        num_prompt_tokens=step.num_prompt_tokens[sampling_rows],
+        histories=[step.histories[row] for row in sampling_rows.tolist()],
+    )
+
+
+def _prompt_tokens(step: StepInput, readout: Readout) -> ScoredTokens | None:
+    """The prompt tokens whose scores were asked for; None if there are none."""
+    prompt_rows, positions = readout.prompt_rows, readout.prompt_positions
+    if not len(prompt_rows):
+        return None
+    return ScoredTokens(
+        row_indexes=prompt_rows.astype(np.int32),
+        positions=positions.astype(np.int32),
+        token_ids=_history_tokens(step, prompt_rows, positions),
+        num_top=step.sampling_params.num_prompt_logprobs[prompt_rows],
+    )
+
+
+def _score_prompts(logits: Tensor, tokens: ScoredTokens | None) -> tuple[Tensor, ...]:
+    """Which lines of `logits` [P, V] are valid, and what `score` says of `tokens` [P]."""
+    if tokens is None:
+        return ()
+    token_ids = to_device(tokens.token_ids, logits.device)
+    scores = score(logits, token_ids, int(tokens.num_top.max()))
+    return (torch.isfinite(logits.max(dim=-1).values), *scores)
+
+
+def _columns(
+    tokens: ScoredTokens, scores: Sequence[Array], kept: BoolArray
+) -> LogprobColumns | None:
+    """The scores of those `tokens` that are `kept`; None if that is none."""
+    if not kept.any():
+        return None
+    return make_columns(tokens.select(kept), tuple(column[kept] for column in scores))
+
+
+def _history_tokens(step: StepInput, rows: Int64Array, positions: Int64Array) -> Int32Array:
+    """The tokens at `positions` of the sequences of `rows`; [P] each."""
+    tokens = np.empty(len(rows), dtype=np.int32)
+    for row in np.unique(rows).tolist():
+        history = step.histories[row]
+        assert history is not None, "a row with prompt logprobs has its history"
+        of_row = rows == row
+        tokens[of_row] = np.asarray(history)[positions[of_row]]
+    return tokens
+
+
+def _select(lines: Tensor, kept: BoolArray) -> Tensor:
+    """The lines where `kept` holds; no copy if that is all of them."""
+    return lines if kept.all() else lines[to_device(np.flatnonzero(kept), lines.device)]

@@ -1,0 +1,246 @@
+"""How many KV blocks fit, and a runner that has them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, replace
+
+import torch
+
+from executor_service.device.errors import is_out_of_memory, release_cached_memory
+from executor_service.device.kv_cache import CopyBlocks, KVCache, block_bytes, copy_in_torch
+from executor_service.device.memory import MemoryProbe, available_host_bytes, format_bytes, probe_of
+from executor_service.errors import ExecutorError, OutOfMemory
+from executor_service.model.loaded_model import LoadedModel
+from executor_service.model.paged_model import MakeModel, torch_model
+from executor_service.model.transformers_attention import unbind
+from executor_service.runner.largest_step import StepSize, measure_worst_step, num_worst_step_blocks
+from executor_service.runner.model_runner import ModelRunner
+from executor_service.sampling.sampler import Draw, draw_in_torch
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """How the pools are made.
+
+    `block_size`: tokens per block. `num_device_blocks`: None for as many as fit: on a GPU, what
+    `memory_ratio` of its memory leaves beside the weights and the largest step; on a CPU,
+    `memory_ratio` of the memory that is available now, less that step, but no more than
+    `max_cpu_pool_bytes` (None: no such limit). `num_host_blocks`: None for as many as on the
+    device, but no more than `host_memory_ratio` of the host memory that is available and that the
+    device pool leaves; 0 for no swapping. A number that is not given stays at or below
+    `max_auto_blocks`: the scheduler keeps books on every block. `max_num_rows`,
+    `max_num_batched_tokens`: of a step; 0 for nothing to leave room for. `copy_blocks`: what copies
+    within the device pool.
+    """
+
+    block_size: int = 16
+    num_device_blocks: int | None = None
+    num_host_blocks: int | None = None
+    memory_ratio: float = 0.9
+    max_cpu_pool_bytes: int | None = 4 * 2**30
+    host_memory_ratio: float = 0.25
+    max_auto_blocks: int = 2**17
+    max_num_rows: int = 0
+    max_num_batched_tokens: int = 0
+    copy_blocks: CopyBlocks = copy_in_torch
+
+
+@dataclass(frozen=True, slots=True)
+class _Engine:
+    """What makes runners for `loaded`."""
+
+    loaded: LoadedModel
+    cache_config: CacheConfig
+    make_model: MakeModel
+    draw: Draw
+
+    @property
+    def block_bytes(self) -> int:
+        """Of one block."""
+        return block_bytes(self.loaded.layers, self.cache_config.block_size, self.loaded.kv_dtype)
+
+    def cache(self, num_device_blocks: int, num_host_blocks: int) -> KVCache:
+        """Allocates the pools. Raises OutOfMemory."""
+        return KVCache(
+            layers=self.loaded.layers,
+            block_size=self.cache_config.block_size,
+            num_device_blocks=num_device_blocks,
+            num_host_blocks=num_host_blocks,
+            dtype=self.loaded.kv_dtype,
+            device=self.loaded.device,
+            copy_blocks=self.cache_config.copy_blocks,
+        )
+
+    def runner(self, cache: KVCache) -> ModelRunner:
+        """A runner on the pools of `cache`."""
+        return ModelRunner(self.loaded, cache, self.make_model(self.loaded, cache), self.draw)
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """Memory where the model is, before the pools. `budget_bytes`: what pool and step may take.
+
+    `step_bytes`: what the largest step takes; None if it was not measured.
+    """
+
+    free_bytes: int
+    budget_bytes: int
+    step_bytes: int | None = None
+
+    @property
+    def pool_bytes(self) -> int:
+        """What the device pool may take."""
+        return self.budget_bytes - (self.step_bytes or 0)
+
+
+def build_runner(
+    loaded: LoadedModel,
+    cache_config: CacheConfig,
+    make_model: MakeModel = torch_model,
+    draw: Draw = draw_in_torch,
+    probe: MemoryProbe | None = None,
+) -> ModelRunner:
+    """Allocates the pools and makes a runner for `loaded`, which `draw` chooses tokens for.
+
+    Where the number of blocks is not given, it runs the largest step first, and `probe` measures
+    what that takes. Raises OutOfMemory, with the numbers, if the pools, that step or a single block
+    do not fit.
+    """
+    engine = _Engine(loaded, cache_config, make_model, draw)
+    room = _look_around(loaded.device, cache_config)
+    if _must_measure(loaded.device, cache_config, room):
+        step_bytes = _measure_step(engine, cache_config, room, probe or probe_of(loaded.device))
+        room = replace(room, step_bytes=step_bytes)
+        release_cached_memory(loaded.device)
+    num_device_blocks = _choose_device_blocks(engine, cache_config, room)
+    num_host_blocks = _choose_host_blocks(engine, cache_config, room, num_device_blocks)
+    cache = engine.cache(num_device_blocks, num_host_blocks)
+    _log_plan(loaded, cache, room)
+    return engine.runner(cache)
+
+
+def _look_around(device: torch.device, cache_config: CacheConfig) -> _Room:
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        # What the ratio leaves out is for other users of the device, and for what no step shows.
+        return _Room(free, int(free - (1 - cache_config.memory_ratio) * total))
+    free = available_host_bytes()
+    return _Room(free, int(free * cache_config.memory_ratio))
+
+
+def _must_measure(device: torch.device, cache_config: CacheConfig, room: _Room) -> bool:
+    if cache_config.num_device_blocks is not None or not cache_config.max_num_batched_tokens:
+        return False
+    if device.type == "cuda" or cache_config.max_cpu_pool_bytes is None:
+        return True
+    # A large step takes a CPU seconds, which a start has not got. It is only worth them where the
+    # pool is not far smaller than what there is.
+    return room.budget_bytes < 2 * cache_config.max_cpu_pool_bytes
+
+
+def _measure_step(
+    engine: _Engine, cache_config: CacheConfig, room: _Room, probe: MemoryProbe
+) -> int:
+    """Bytes that the largest step takes. Raises OutOfMemory."""
+    loaded, block_size = engine.loaded, cache_config.block_size
+    size = StepSize(
+        num_rows=max(1, cache_config.max_num_rows),
+        num_tokens=cache_config.max_num_batched_tokens,
+        max_model_len=loaded.max_model_len,
+        # That takes a GPU a moment and a CPU minutes. What attends on a CPU needs no more memory
+        # for it, up to a bound.
+        attends_back=loaded.device.type == "cuda",
+    )
+    started_s = time.perf_counter()
+    try:
+        cache = engine.cache(num_worst_step_blocks(size, block_size), 0)
+        step_bytes = measure_worst_step(
+            size, cache, loaded.vocab_size, lambda: engine.runner(cache), probe
+        )
+    except ExecutorError as error:
+        if not is_out_of_memory(error.__cause__ or error):
+            raise
+        raise OutOfMemory(
+            f"the largest step does not fit: {size.num_tokens} tokens in {size.num_rows} rows,"
+            f" {_said(loaded, room)} ({error}); lower --max-num-batched-tokens or --max-num-seqs"
+        ) from error
+    finally:
+        # Else the model would hold on to the blocks of this step.
+        unbind(loaded.attention_modules)
+    _log.info("largest_step_measured seconds=%.2f", time.perf_counter() - started_s)
+    return step_bytes
+
+
+def _choose_device_blocks(engine: _Engine, cache_config: CacheConfig, room: _Room) -> int:
+    size = engine.block_bytes
+    asked = cache_config.num_device_blocks
+    if asked is not None:
+        if asked * size > room.free_bytes:
+            raise OutOfMemory(
+                f"the device pool does not fit: {asked} blocks of {size} bytes take"
+                f" {format_bytes(asked * size)}, {_said(engine.loaded, room)}; lower"
+                " --num-device-blocks"
+            )
+        return asked
+    limit = room.pool_bytes
+    if engine.loaded.device.type != "cuda" and cache_config.max_cpu_pool_bytes is not None:
+        limit = min(limit, cache_config.max_cpu_pool_bytes)
+    if limit < size:
+        raise OutOfMemory(
+            f"no room for KV blocks: one takes {size} bytes, {_said(engine.loaded, room)}, of which"
+            f" memory fraction {cache_config.memory_ratio} allows to use"
+            f" {format_bytes(max(room.budget_bytes, 0))}, and a step takes {_step_text(room)};"
+            " raise --memory-fraction, or lower --max-num-batched-tokens or --max-num-seqs"
+        )
+    return min(limit // size, cache_config.max_auto_blocks)
+
+
+def _choose_host_blocks(
+    engine: _Engine, cache_config: CacheConfig, room: _Room, num_device_blocks: int
+) -> int:
+    free, size = available_host_bytes(), engine.block_bytes
+    if engine.loaded.device.type != "cuda":
+        free -= num_device_blocks * size + (room.step_bytes or 0)
+    asked = cache_config.num_host_blocks
+    if asked is None:
+        fitting = max(0, int(free * cache_config.host_memory_ratio)) // size
+        return min(fitting, num_device_blocks, cache_config.max_auto_blocks)
+    if asked * size > free:
+        raise OutOfMemory(
+            f"the host pool does not fit: {asked} blocks of {size} bytes take"
+            f" {format_bytes(asked * size)}, {format_bytes(max(free, 0))} of host memory are left"
+            " beside the rest; lower --num-host-blocks"
+        )
+    return asked
+
+
+def _log_plan(loaded: LoadedModel, cache: KVCache, room: _Room) -> None:
+    """Says what went where."""
+    device_bytes = cache.num_device_blocks * cache.block_bytes
+    host_bytes = cache.num_host_blocks * cache.block_bytes
+    left = room.free_bytes - device_bytes - (room.step_bytes or 0)
+    if loaded.device.type != "cuda":
+        left -= host_bytes
+    _log.info(
+        "memory_planned device=%s weights=%r step=%r device_pool=%r host_pool=%r left=%r",
+        loaded.device,
+        format_bytes(loaded.weights_bytes),
+        _step_text(room),
+        format_bytes(device_bytes),
+        format_bytes(host_bytes),
+        format_bytes(left),
+    )
+
+
+def _said(loaded: LoadedModel, room: _Room) -> str:
+    """What is free, and what is not because of the weights."""
+    weights = format_bytes(loaded.weights_bytes)
+    return f"{room.free_bytes} bytes are free on {loaded.device} beside the weights ({weights})"
+
+
+def _step_text(room: _Room) -> str:
+    return "not measured" if room.step_bytes is None else format_bytes(room.step_bytes)

@@ -1,0 +1,158 @@
+"""What changes logits before temperature: suppressed tokens, constraints, bias, penalties.
+
+Shape letters: S rows that sample, V tokens of the vocabulary, Q rows with penalties.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from executor_service.device.host_copies import to_device
+from executor_service.steps.sampling_params import ParamRows, SamplingParams
+from executor_service.steps.step import BoolArray, Int32Array
+
+
+def adjust_logits(
+    logits: Tensor,
+    params: ParamRows,
+    positions: Int32Array,
+    num_prompt_tokens: Int32Array,
+    histories: Sequence[Sequence[int] | None],
+) -> Tensor:
+    """Applies steps 1 and 2 of `SamplingParams` in `executor.proto`.
+
+    `logits`: [S, V] float32. `positions`: [S] int32, tokens before the one to sample.
+    `num_prompt_tokens`: [S] int32. Returns `logits` itself if no row asks for anything, otherwise a
+    changed copy.
+    """
+    adjusting = np.flatnonzero(params.adjusts_logits).tolist()
+    num_output_tokens = positions - num_prompt_tokens
+    suppressing = [
+        row
+        for row in adjusting
+        if params[row].suppressed_token_ids and params[row].min_tokens > num_output_tokens[row]
+    ]
+    constrained = [row for row in adjusting if params[row].constraints is not None]
+    biased = [row for row in adjusting if params[row].logit_bias]
+    penalized = [row for row in adjusting if params[row].uses_penalties]
+    if not (suppressing or constrained or biased or penalized):
+        return logits
+    logits = logits.clone()
+    if suppressing:
+        token_ids = [params[row].suppressed_token_ids for row in suppressing]
+        logits[_pairs(suppressing, token_ids, logits.device)] = -torch.inf
+    if constrained:
+        _constrain(logits, constrained, params, positions, histories)
+    if biased:
+        _add_bias(logits, biased, params)
+    if penalized:
+        selected = to_device(np.array(penalized), logits.device)
+        logits[selected] = _penalize(
+            logits[selected],
+            [params[row] for row in penalized],
+            [_tokens(histories[row], positions[row]) for row in penalized],
+            num_prompt_tokens[penalized],
+        )
+    return logits
+
+
+def _constrain(
+    logits: Tensor,
+    constrained: Sequence[int],
+    params: ParamRows,
+    positions: Int32Array,
+    histories: Sequence[Sequence[int] | None],
+) -> None:
+    """Applies the constraints of the rows in `constrained` to `logits` [S, V], in place."""
+    # Rows of one request, as a rule, have the very same parameters.
+    by_params: dict[int, list[int]] = {}
+    for row in constrained:
+        by_params.setdefault(id(params[row]), []).append(row)
+    phrase_rows: list[int] = []
+    forbidden: list[list[int]] = []
+    for rows in by_params.values():
+        constraints = params[rows[0]].constraints
+        assert constraints is not None, "rows without are not here"
+        _block(logits, rows, constraints.blocked(logits.shape[1]))
+        if constraints.phrases:
+            phrase_rows += rows
+            forbidden += [
+                constraints.forbidden_after(_known(histories[row]), int(positions[row]))
+                for row in rows
+            ]
+    if any(forbidden):
+        logits[_pairs(phrase_rows, forbidden, logits.device)] = -torch.inf
+
+
+def _block(logits: Tensor, rows: Sequence[int], blocked: BoolArray | None) -> None:
+    """Gives -inf to the tokens `blocked` [V] in `rows` of `logits` [S, V], in place."""
+    if blocked is None:
+        return
+    mask = to_device(blocked, logits.device)
+    if len(rows) == len(logits):
+        logits.masked_fill_(mask, -torch.inf)
+        return
+    # One by one: to take the rows out and put them back would double their memory.
+    for row in rows:
+        logits[row].masked_fill_(mask, -torch.inf)
+
+
+def _add_bias(logits: Tensor, biased: Sequence[int], params: ParamRows) -> None:
+    """Adds the `logit_bias` of the rows in `biased` to `logits` [S, V], in place."""
+    token_ids = [list(params[row].logit_bias) for row in biased]
+    values = [value for row in biased for value in params[row].logit_bias.values()]
+    bias = to_device(np.array(values, dtype=np.float32), logits.device)
+    # A token occurs once in a row, so nothing is accumulated twice.
+    logits[_pairs(biased, token_ids, logits.device)] += bias
+
+
+def _penalize(
+    logits: Tensor,
+    params: Sequence[SamplingParams],
+    histories: Sequence[np.ndarray],
+    num_prompt_tokens: Int32Array,
+) -> Tensor:
+    """`logits`: [Q, V] with the tokens so far of each row. Returns [Q, V]."""
+    device = logits.device
+    outputs = [
+        tokens[start:] for tokens, start in zip(histories, num_prompt_tokens.tolist(), strict=True)
+    ]
+    seen = torch.zeros_like(logits, dtype=torch.bool)
+    seen[_pairs(range(len(histories)), histories, device)] = True
+    counts = torch.zeros_like(logits)
+    pairs = _pairs(range(len(outputs)), outputs, device)
+    # Sums of ones are exact in any order, so this is deterministic on every device.
+    counts.index_put_(pairs, torch.ones(len(pairs[0]), device=device), accumulate=True)
+
+    def column(values: list[float]) -> Tensor:
+        return to_device(np.array(values, dtype=np.float32), device)[:, None]
+
+    repetition = column([row.repetition_penalty for row in params])
+    frequency = column([row.frequency_penalty for row in params])
+    presence = column([row.presence_penalty for row in params])
+    repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
+    logits = torch.where(seen, repeated, logits)
+    return logits - frequency * counts - presence * (counts > 0)
+
+
+def _tokens(history: Sequence[int] | None, num_tokens: int) -> np.ndarray:
+    """The first `num_tokens` tokens, int64."""
+    return np.asarray(_known(history)[:num_tokens], dtype=np.int64)
+
+
+def _known(history: Sequence[int] | None) -> Sequence[int]:
+    assert history is not None, "a row whose logits depend on its history has it"
+    return history
+
+
+def _pairs(
+    rows: Sequence[int], token_ids: Sequence[Sequence[int] | np.ndarray], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Index tensors (row, token) of all tokens of all rows; both [number of pairs] int64."""
+    lengths = [len(tokens) for tokens in token_ids]
+    flat = np.concatenate([np.asarray(tokens, dtype=np.int64) for tokens in token_ids])
+    return to_device(np.repeat(np.asarray(rows), lengths), device), to_device(flat, device)

@@ -1,0 +1,133 @@
+"""Logits to token ids, for all rows of a step at once.
+
+The arithmetic is that of `SamplingParams` in `executor.proto`; its steps are spread over this file
+(greedy, temperature), `logit_adjustments.py` (bias, penalties), `truncation.py` (top-k, min-p,
+top-p) and `random_bits.py` (the number u).
+
+Shape letters: S rows that sample, V tokens of the vocabulary, L blocks of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from executor_service.device.host_copies import to_device
+from executor_service.sampling.logit_adjustments import adjust_logits
+from executor_service.sampling.philox import uniform
+from executor_service.sampling.truncation import truncate
+from executor_service.steps.sampling_params import ParamRows
+from executor_service.steps.step import Int32Array, Int64Array
+
+# The vocabulary is summed in blocks of this size before a token is looked for inside one block.
+_BLOCK = 512
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """The rows that sample.
+
+    `params`, `histories`: S long; of a history, the first `positions[i]` tokens count. `seeds`: [S]
+    int64. `positions`: [S] int32, the index in its sequence of the token to sample.
+    `num_prompt_tokens`: [S] int32.
+    """
+
+    params: ParamRows
+    seeds: Int64Array
+    positions: Int32Array
+    num_prompt_tokens: Int32Array
+    histories: Sequence[Sequence[int] | None]
+
+
+# Adjusted logits [S, V] float32 and their rows -> token ids [S] int32, -1 where invalid, on the
+# device of the logits.
+Draw = Callable[[Tensor, SamplingRows], Tensor]
+
+
+def sample(logits: Tensor, rows: SamplingRows, draw: Draw | None = None) -> Tensor:
+    """Chooses one token for each row. `logits`: [S, V] float32, not changed.
+
+    `draw` is what chooses once biases and penalties are applied; plain torch if it is None. Returns
+    [S] int32 on the device of `logits`: -1 where no token can be told, because a row of logits has
+    NaN or +inf, or -inf alone.
+    """
+    adjusted = adjust_logits(
+        logits, rows.params, rows.positions, rows.num_prompt_tokens, rows.histories
+    )
+    token_ids = (draw or draw_in_torch)(adjusted, rows)
+    if adjusted is logits:
+        return token_ids
+    # Suppression may have hidden an infinity.
+    return torch.where(torch.isfinite(logits.max(dim=-1).values), token_ids, -1)
+
+
+def draw_in_torch(adjusted: Tensor, rows: SamplingRows) -> Tensor:
+    """See Draw."""
+    # torch.max returns the first of equal maxima. Its value is NaN, +inf or -inf exactly for the
+    # rows that are invalid.
+    largest, token_ids = adjusted.max(dim=-1)
+    random_rows = np.flatnonzero(rows.params.temperatures > 0)
+    if random_rows.size:
+        selected = to_device(random_rows, adjusted.device)
+        token_ids[selected] = draw_random_rows(adjusted, largest, rows, random_rows)
+    return torch.where(torch.isfinite(largest), token_ids, -1).to(torch.int32)
+
+
+def draw_random_rows(
+    adjusted: Tensor, largest: Tensor, rows: SamplingRows, chosen: Int64Array
+) -> Tensor:
+    """Tokens of the rows `chosen`, indexes; their temperatures are above 0.
+
+    `adjusted`: [S, V], `largest`: [S], the largest logits of its rows. Returns int64; invalid rows
+    get some id below V.
+    """
+    device = adjusted.device
+    temperatures = rows.params.temperatures[chosen]
+    scaled = _scale(adjusted, largest, to_device(chosen, device), temperatures)
+    weights = truncate(scaled, rows.params.take(chosen))
+    u = uniform(
+        to_device(rows.seeds[chosen].astype(np.int64), device),
+        to_device(rows.positions[chosen].astype(np.int64), device),
+    )
+    return _draw(weights, u)
+
+
+def _scale(adjusted: Tensor, largest: Tensor, selected: Tensor, temperatures: np.ndarray) -> Tensor:
+    """Logits of the selected rows over their temperature, the largest of each row at 0."""
+    # Softmax does not see a shift, and shifting first cannot overflow at a tiny temperature.
+    shifted = adjusted[selected] - largest[selected, None]
+    return shifted / to_device(temperatures, adjusted.device)[:, None]
+
+
+def _draw(weights: Tensor, u: Tensor) -> Tensor:
+    """The first token id at which the running sum of the weights exceeds u times their total.
+
+    `weights`: [S, V] float32, >= 0. `u`: [S] float64. Sums are float64. Returns [S] int64. Rows
+    with NaN get some id below V.
+    """
+    num_rows, vocab_size = weights.shape
+    padding = -vocab_size % _BLOCK
+    blocks = torch.nn.functional.pad(weights, (0, padding)).view(num_rows, -1, _BLOCK)  # [S, L, ..]
+    block_sums = blocks.sum(dim=-1, dtype=torch.float64)
+    running = block_sums.cumsum(dim=-1)
+    target = u * running[:, -1]
+    block = _first_above(running, target, block_sums)
+    row = torch.arange(num_rows, device=weights.device)
+    before = torch.where(block > 0, running[row, (block - 1).clamp(min=0)], 0.0)
+    inside = blocks[row, block].to(torch.float64)
+    offset = _first_above(inside.cumsum(dim=-1), target - before, inside)
+    return (block * _BLOCK + offset).clamp(max=vocab_size - 1)
+
+
+def _first_above(running: Tensor, target: Tensor, parts: Tensor) -> Tensor:
+    """Index of the first running sum > target; [S, n], [S], [S, n] -> [S] int64.
+
+    Rounding may leave none above: then the last part that is not empty.
+    """
+    first = (running <= target[:, None]).sum(dim=-1)
+    last = parts.shape[-1] - 1 - (parts > 0).flip(-1).to(torch.int8).argmax(dim=-1)
+    return torch.minimum(first, last)

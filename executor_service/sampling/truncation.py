@@ -1,0 +1,121 @@
+"""Which tokens stay eligible: top-k, then top-p among those, then min-p.
+
+A row is cut at a threshold among its largest logits. Sorting a whole vocabulary is slow and the cut
+is nearly always among the first few hundred, so the rows are tried with ever more candidates, in
+the end with all.
+
+Shape letters: S rows that sample, V tokens of the vocabulary, C candidates.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from executor_service.device.host_copies import to_device, to_host
+from executor_service.steps.sampling_params import ParamRows
+from executor_service.steps.step import BoolArray
+
+_NUM_CANDIDATES = (256, 4096)
+
+
+class _Limits:
+    """The limits of some rows as columns: [S] int64, [S] float64, [S] float32."""
+
+    def __init__(self, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> None:
+        self.top_k = top_k
+        self.top_p = top_p
+        self.min_p = min_p
+
+    @classmethod
+    def of(cls, params: ParamRows, vocab_size: int, device: torch.device) -> _Limits:
+        """Columns of `params`; no top-k is top-k with the whole vocabulary."""
+        return cls(
+            to_device(params.top_k(vocab_size).astype(np.int64), device),
+            to_device(params.top_p, device),
+            to_device(params.min_p, device),
+        )
+
+    def select(self, rows: Tensor) -> _Limits:
+        """The limits of `rows`, indexes."""
+        return _Limits(self.top_k[rows], self.top_p[rows], self.min_p[rows])
+
+
+def is_limited(params: ParamRows, vocab_size: int) -> BoolArray:
+    """[S]; whether not all tokens stay eligible."""
+    is_cut: BoolArray = (params.top_p < 1) | (params.min_p > 0)
+    is_cut |= params.top_k(vocab_size) < vocab_size
+    return is_cut
+
+
+def truncate(scaled: Tensor, params: ParamRows) -> Tensor:
+    """Weights of the tokens that stay eligible, 0 for the others.
+
+    `scaled`: [S, V] float32, logits over temperature, the largest of each row at 0. Returns [S, V]
+    float32: exp(scaled), proportional to probability. Among equal logits at the cut of top-p the
+    smaller token ids stay.
+    """
+    vocab_size = scaled.shape[-1]
+    weights = torch.exp(scaled)
+    limited = np.flatnonzero(is_limited(params, vocab_size))
+    if not len(limited):
+        return weights
+    limits = _Limits.of(params.take(limited), vocab_size, scaled.device)
+    open_rows = to_device(limited, scaled.device)
+    for num_candidates in (*(c for c in _NUM_CANDIDATES if c < vocab_size), vocab_size):
+        part = scaled[open_rows]
+        candidates = part.topk(num_candidates, dim=-1).values
+        num_kept, is_settled = _count_kept(candidates, weights[open_rows], limits)
+        cut = candidates.gather(-1, (num_kept - 1)[:, None])
+        num_equal_kept = num_kept - (part > cut).sum(dim=-1)
+        has_excess = (part == cut).sum(dim=-1) > num_equal_kept
+        settled_lines, excess_lines = to_host(is_settled, has_excess)
+        keep = part >= cut
+        if excess_lines.any():
+            lines = to_device(np.flatnonzero(excess_lines), scaled.device)
+            keep[lines] = _keep_first(part[lines], cut[lines], num_equal_kept[lines])
+        lines = to_device(np.flatnonzero(settled_lines), scaled.device)
+        settled_rows = open_rows[lines]
+        weights[settled_rows] = torch.where(keep[lines], weights[settled_rows], 0.0)
+        if settled_lines.all():
+            break
+        lines = to_device(np.flatnonzero(~settled_lines), scaled.device)
+        open_rows, limits = open_rows[lines], limits.select(lines)
+    return weights
+
+
+def _count_kept(candidates: Tensor, weights: Tensor, limits: _Limits) -> tuple[Tensor, Tensor]:
+    """How many of the largest tokens of each row stay, and whether that is certain.
+
+    `candidates`: [S, C], the largest of `scaled`, falling. `weights`: [S, V]. Returns [S] int64
+    and [S] bool: a cut at or past the last candidate of C < V is not certain.
+    """
+    num_candidates, vocab_size = candidates.shape[-1], weights.shape[-1]
+    sorted_weights = torch.exp(candidates)
+    kth = candidates.gather(-1, (limits.top_k.clamp(max=num_candidates) - 1)[:, None])
+    within_k = ((candidates >= kth) | (limits.top_k >= vocab_size)[:, None]).sum(dim=-1)
+    # Of rows with NaN no candidate is anything.
+    within_k = torch.where(limits.top_k > num_candidates, num_candidates, within_k).clamp(min=1)
+    within_min_p = (sorted_weights >= limits.min_p[:, None]).sum(dim=-1)
+
+    running = sorted_weights.to(torch.float64).cumsum(dim=-1)
+    total = running.gather(-1, (within_k - 1)[:, None]).squeeze(-1)
+    if num_candidates < vocab_size:
+        is_all = limits.top_k >= vocab_size
+        total = torch.where(is_all, weights.sum(dim=-1, dtype=torch.float64), total)
+    before = running - sorted_weights
+    within_p = (before < (limits.top_p * total)[:, None]).sum(dim=-1)
+    within_p = torch.where(limits.top_p < 1, within_p, num_candidates)
+    num_kept = torch.minimum(torch.minimum(within_k, within_p), within_min_p).clamp(min=1)
+    if num_candidates == vocab_size:
+        return num_kept, torch.ones_like(num_kept, dtype=torch.bool)
+    # Where top-k ends past the candidates, the total that top-p refers to is not known yet.
+    is_total_open = ~is_all & (within_k >= num_candidates) & (limits.top_p < 1)
+    return num_kept, (num_kept < num_candidates) & ~is_total_open
+
+
+def _keep_first(scaled: Tensor, cut: Tensor, num_equal_kept: Tensor) -> Tensor:
+    """What is above the cut, and the first of what equals it. [S, V], [S, 1], [S] -> [S, V]."""
+    equal = scaled == cut
+    return (scaled > cut) | (equal & (equal.cumsum(dim=-1) <= num_equal_kept[:, None]))

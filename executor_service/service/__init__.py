@@ -1,0 +1,1 @@
+"""The executor's gRPC face: messages to columns, steps to the worker thread. No torch."""

@@ -1,0 +1,161 @@
+"""A ScheduleBatch as columns that lie in its bytes.
+
+Nothing is judged here but whether a column is one: its length a multiple of its element width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from executor_service.service.wire_columns import (
+    INT32,
+    UINT8,
+    read_int32,
+    read_int64,
+    read_offsets,
+    read_optional_offsets,
+)
+from executor_service.steps.batch import (
+    Batch,
+    BatchContent,
+    BatchRefused,
+    NewCross,
+    NewRows,
+    StepIdentity,
+    TableWrites,
+    Work,
+)
+from executor_service.steps.sampling_params import SamplingParams
+from executor_service.steps.step import BlockMoves
+from splitserve.executor.v1 import executor_pb2 as pb
+
+# Fields that are absent where they have their neutral value.
+_OPTIONAL_PARAMS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "min_tokens",
+    "num_logprobs",
+    "num_prompt_logprobs",
+)
+_NO_IDS = np.empty(0, INT32)
+_NO_MOVES = BlockMoves(_NO_IDS, _NO_IDS)
+_NO_WORK = Work(_NO_IDS, _NO_IDS, _NO_IDS, _NO_IDS, _NO_IDS, np.empty(0, UINT8))
+
+
+def decode_batch(message: pb.ScheduleBatch) -> Batch:
+    """Columns of `message`, lying in its bytes. What cannot be read becomes a BatchRefused."""
+    identity = StepIdentity(
+        message.scheduler_epoch,
+        message.executor_epoch,
+        message.step_id,
+        message.base_step_id if message.HasField("base_step_id") else None,
+    )
+    try:
+        return Batch(identity, _decode_content(message))
+    except BatchRefused as refusal:
+        return Batch(identity, refusal)
+
+
+def _decode_content(message: pb.ScheduleBatch) -> BatchContent:
+    has = message.HasField
+    return BatchContent(
+        removed_row_ids=read_int32(message.removed_row_ids, "removed_row_ids"),
+        new_rows=_decode_new_rows(message.new_rows) if has("new_rows") else None,
+        table_writes=_decode_table_writes(message.table_writes) if has("table_writes") else None,
+        swap_out=_decode_moves(message.swap_out, "swap_out") if has("swap_out") else _NO_MOVES,
+        swap_in=_decode_moves(message.swap_in, "swap_in") if has("swap_in") else _NO_MOVES,
+        copy=_decode_moves(message.copy, "copy") if has("copy") else _NO_MOVES,
+        work=_decode_work(message.work) if has("work") else _NO_WORK,
+    )
+
+
+def _decode_table_writes(writes: pb.TableWrites) -> TableWrites:
+    return TableWrites(
+        row_ids=read_int32(writes.row_ids, "table_writes.row_ids"),
+        start_indexes=read_int32(writes.start_indexes, "table_writes.start_indexes"),
+        block_offsets=read_offsets(writes.block_offsets, "table_writes.block_offsets"),
+        block_ids=read_int32(writes.block_ids, "table_writes.block_ids"),
+    )
+
+
+def _decode_moves(moves: pb.BlockMoves, path: str) -> BlockMoves:
+    return BlockMoves(
+        sources=read_int32(moves.source_block_ids, f"{path}.source_block_ids"),
+        destinations=read_int32(moves.destination_block_ids, f"{path}.destination_block_ids"),
+    )
+
+
+def _decode_work(work: pb.Work) -> Work:
+    return Work(
+        row_ids=read_int32(work.row_ids, "work.row_ids"),
+        num_computed_tokens=read_int32(work.num_computed_tokens, "work.num_computed_tokens"),
+        num_new_tokens=read_int32(work.num_new_tokens, "work.num_new_tokens"),
+        sampled_steps_back=read_int32(work.sampled_steps_back, "work.sampled_steps_back"),
+        token_ids=read_int32(work.token_ids, "work.token_ids"),
+        samples=np.frombuffer(work.samples, UINT8),
+    )
+
+
+def _decode_new_rows(rows: pb.NewRows) -> NewRows:
+    """Columns of `rows`. Raises BatchRefused for one that cannot be read."""
+    row_ids = read_int32(rows.row_ids, "new_rows.row_ids")
+    return NewRows(
+        row_ids=row_ids,
+        sampling_params_indexes=read_int32(
+            rows.sampling_params_indexes, "new_rows.sampling_params_indexes"
+        ),
+        seeds=read_int64(rows.seeds, "new_rows.seeds"),
+        num_prompt_tokens=read_int32(rows.num_prompt_tokens, "new_rows.num_prompt_tokens"),
+        block_offsets=read_offsets(rows.block_offsets, "new_rows.block_offsets"),
+        block_ids=read_int32(rows.block_ids, "new_rows.block_ids"),
+        history_offsets=read_offsets(rows.history_offsets, "new_rows.history_offsets"),
+        history_token_ids=read_int32(rows.history_token_ids, "new_rows.history_token_ids"),
+        sampling_params=tuple(_decode_params(params) for params in rows.sampling_params),
+        adapter_indexes=read_int32(rows.adapter_indexes, "new_rows.adapter_indexes"),
+        adapters=tuple(rows.adapters),
+        cross=_decode_cross(rows, len(row_ids)),
+    )
+
+
+def _decode_cross(rows: pb.NewRows, num_rows: int) -> NewCross | None:
+    columns = (
+        rows.cross_block_offsets,
+        rows.cross_block_ids,
+        rows.encoder_offsets,
+        rows.encoder_token_ids,
+        rows.num_encoder_tokens,
+    )
+    if not any(columns):
+        return None
+    lengths = read_int32(rows.num_encoder_tokens, "new_rows.num_encoder_tokens")
+    return NewCross(
+        block_offsets=read_optional_offsets(
+            rows.cross_block_offsets, num_rows, "new_rows.cross_block_offsets"
+        ),
+        block_ids=read_int32(rows.cross_block_ids, "new_rows.cross_block_ids"),
+        encoder_offsets=read_optional_offsets(
+            rows.encoder_offsets, num_rows, "new_rows.encoder_offsets"
+        ),
+        encoder_token_ids=read_int32(rows.encoder_token_ids, "new_rows.encoder_token_ids"),
+        num_encoder_tokens=lengths if len(lengths) else np.zeros(num_rows, np.int32),
+    )
+
+
+def _decode_params(params: pb.SamplingParams) -> SamplingParams:
+    given: dict[str, Any] = {
+        name: getattr(params, name) for name in _OPTIONAL_PARAMS if params.HasField(name)
+    }
+    return SamplingParams(
+        **given,
+        logit_bias=dict(params.logit_bias),
+        suppressed_token_ids=tuple(params.suppressed_token_ids),
+        allowed_token_ids=tuple(params.allowed_token_ids),
+        bad_words_token_ids=tuple(tuple(t.token_ids) for t in params.bad_words_token_ids),
+    )

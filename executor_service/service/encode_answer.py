@@ -1,0 +1,156 @@
+"""StepResults and the handshake, from the values of the executor."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from types import MappingProxyType
+
+import numpy as np
+
+from executor_service.service.wire_columns import FLOAT32, INT32, UINT8
+from executor_service.steps.batch import (
+    INTERNAL_ERROR_MESSAGE,
+    StepAnswer,
+    StepErrorReason,
+    StepRows,
+    StepStatus,
+)
+from executor_service.steps.executor_info import (
+    CONTRACT_MAJOR,
+    CONTRACT_MINOR,
+    DefaultSampling,
+    ExecutorInfo,
+    Feature,
+)
+from executor_service.steps.step import (
+    Float32Array,
+    Int32Array,
+    LogprobColumns,
+    RowStatus,
+    UInt8Array,
+)
+from splitserve.executor.v1 import executor_pb2 as pb
+
+# An enum's member is slow to compare with.
+_ROW_OK = np.uint8(RowStatus.OK.value)
+
+# The generated stubs cannot tell the type of an enum's value from its name; getattr can do without.
+_STATUSES = MappingProxyType(
+    {status: getattr(pb, f"STEP_STATUS_{status.name}") for status in StepStatus}
+)
+_REASONS = MappingProxyType(
+    {reason: getattr(pb, f"STEP_ERROR_REASON_{reason.name}") for reason in StepErrorReason}
+)
+_FEATURES = MappingProxyType(
+    {feature: getattr(pb, f"FEATURE_{feature.name}") for feature in Feature}
+)
+
+
+# -- answers ---------------------------------------------------------------------------------------
+
+
+def encode_answer(answer: StepAnswer) -> pb.StepResult:
+    """The message of `answer`."""
+    result = pb.StepResult(
+        scheduler_epoch=answer.scheduler_epoch,
+        executor_epoch=answer.executor_epoch,
+        step_id=answer.step_id,
+        status=_STATUSES[answer.status],
+    )
+    if answer.rows is not None:
+        _encode_rows(answer.rows, result)
+    if answer.error is not None:
+        result.error.reason = _REASONS[answer.error.reason]
+        result.error.field = answer.error.field
+        result.error.message = answer.error.message
+    if answer.status in (StepStatus.OK, StepStatus.FAILED):
+        result.timings.queue_us = answer.timings.queue_us
+        result.timings.move_us = answer.timings.move_us
+        result.timings.forward_us = answer.timings.forward_us
+        result.timings.sample_us = answer.timings.sample_us
+    return result
+
+
+def encode_internal_error(batch: pb.ScheduleBatch) -> pb.StepResult:
+    """FAILED, for a batch that nobody could answer; it is not stored, so a snapshot must follow."""
+    return pb.StepResult(
+        scheduler_epoch=batch.scheduler_epoch,
+        executor_epoch=batch.executor_epoch,
+        step_id=batch.step_id,
+        status=_STATUSES[StepStatus.FAILED],
+        error=pb.StepError(
+            reason=_REASONS[StepErrorReason.INTERNAL], message=INTERNAL_ERROR_MESSAGE
+        ),
+    )
+
+
+def _encode_rows(rows: StepRows, result: pb.StepResult) -> None:
+    result.sampled_token_ids = _bytes(rows.sampled_token_ids, INT32)
+    if np.count_nonzero(rows.row_statuses != _ROW_OK):
+        result.row_statuses = _bytes(rows.row_statuses, UINT8)
+    for row_index, message in sorted(rows.row_errors.items()):
+        result.row_errors.add(row_index=row_index, message=message)
+    if rows.logprobs is not None:
+        result.logprobs.CopyFrom(_encode_logprobs(rows.logprobs))
+    if rows.prompt_logprobs is not None:
+        result.prompt_logprobs.CopyFrom(_encode_logprobs(rows.prompt_logprobs))
+
+
+def _encode_logprobs(columns: LogprobColumns) -> pb.Logprobs:
+    return pb.Logprobs(
+        row_indexes=_bytes(columns.row_indexes, INT32),
+        positions=_bytes(columns.positions, INT32),
+        token_ids=_bytes(columns.token_ids, INT32),
+        logprobs=_bytes(columns.logprobs, FLOAT32),
+        ranks=_bytes(columns.ranks, INT32),
+        top_offsets=_bytes(columns.top_offsets, INT32),
+        top_token_ids=_bytes(columns.top_token_ids, INT32),
+        top_logprobs=_bytes(columns.top_logprobs, FLOAT32),
+    )
+
+
+def _bytes(column: Int32Array | Float32Array | UInt8Array, dtype: np.dtype[np.generic]) -> bytes:
+    return column.astype(dtype, copy=False).tobytes()
+
+
+# -- handshake -------------------------------------------------------------------------------------
+
+
+def encode_info(info: ExecutorInfo) -> pb.ExecutorInfo:
+    """The message of `info`, with the contract's version."""
+    model = info.model
+    return pb.ExecutorInfo(
+        contract_version=pb.ContractVersion(major=CONTRACT_MAJOR, minor=CONTRACT_MINOR),
+        executor_epoch=info.executor_epoch,
+        address=info.address,
+        model=pb.ModelInfo(
+            name=model.name,
+            digest=model.digest,
+            dtype=model.dtype,
+            kv_cache_dtype=model.kv_cache_dtype,
+            vocab_size=model.vocab_size,
+            max_model_len_tokens=model.max_model_len,
+            eos_token_ids=model.eos_token_ids,
+            sliding_window_tokens=model.sliding_window,
+            default_sampling_params=_encode_default_sampling(model.default_sampling),
+        ),
+        block_size_tokens=info.block_size,
+        num_device_blocks=info.num_device_blocks,
+        num_host_blocks=info.num_host_blocks,
+        block_bytes=info.block_bytes,
+        limits=pb.ExecutorLimits(
+            max_num_rows=info.limits.max_num_rows,
+            max_num_batched_tokens=info.limits.max_num_batched_tokens,
+            max_message_bytes=info.limits.max_message_bytes,
+            max_inflight_steps=info.limits.max_inflight_steps,
+            max_adapters_per_step=info.limits.max_adapters_per_step,
+        ),
+        features=[_FEATURES[feature] for feature in sorted(info.features)],
+        software_version=info.software_version,
+    )
+
+
+def _encode_default_sampling(sampling: DefaultSampling) -> pb.SamplingParams | None:
+    """None where there is nothing to say."""
+    given = {name: value for name, value in asdict(sampling).items() if value is not None}
+    return pb.SamplingParams(**given) if given else None

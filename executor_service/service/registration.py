@@ -1,0 +1,199 @@
+"""Registers the executor at its scheduler, again and again, while no Execute stream is open."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import grpc
+import grpc.aio
+
+from executor_service.service.encode_answer import encode_info
+from executor_service.steps.executor_info import CONTRACT_MAJOR, ExecutorInfo
+from executor_service.steps.step_executor import MAX_CLOCK_SKEW_NS
+from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
+from splitserve_rpc.errors import failure_of
+from splitserve_rpc.server import channel_options
+
+_PERIOD_S = 1.0
+_FIRST_RETRY_S = 0.25
+_MAX_RETRY_S = 2.0
+# A scheduler that restarts, or that stops before we do, is gone for a moment: no news before we
+# wait this long for the next attempt.
+_QUIET_BELOW_S = 1.0
+_JITTER_RATIO = 0.2
+_CALL_TIMEOUT_S = 5.0
+_RECONNECT_OPTIONS = [
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+]
+_UNREACHABLE = "scheduler_unreachable"
+_WILDCARD_HOSTS = ("", "0.0.0.0", "[::]", "::", "*")
+
+_log = logging.getLogger(__name__)
+
+
+class RegistrationFailed(Exception):
+    """One attempt failed. `event`: its name in the log, where `details` follow it."""
+
+    def __init__(self, event: str, details: str) -> None:
+        super().__init__(f"{event} {details}")
+        self.event = event
+
+
+class Registry(Protocol):
+    """Where executors announce themselves."""
+
+    async def register(self, info: ExecutorInfo) -> int:
+        """Returns the epoch of the scheduler. Raises RegistrationFailed."""
+        ...
+
+
+class GrpcRegistry:
+    """The RegistryService of the scheduler at one address."""
+
+    def __init__(self, scheduler: str) -> None:
+        self._scheduler = scheduler
+        options = [*channel_options(), *_RECONNECT_OPTIONS]
+        self._channel = grpc.aio.insecure_channel(scheduler, options)
+        self._stub = registry_pb2_grpc.RegistryServiceStub(self._channel)
+
+    async def register(self, info: ExecutorInfo) -> int:
+        """See Registry."""
+        request = registry_pb2.RegisterRequest(executor=encode_info(info))
+        try:
+            response = await self._stub.Register(request, timeout=_CALL_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise self._failed(error) from error
+        major = response.contract_version.major
+        if major != CONTRACT_MAJOR:
+            raise RegistrationFailed(
+                "registration_refused",
+                f"reason=CONTRACT_VERSION_MISMATCH message='the scheduler at {self._scheduler}"
+                f" speaks contract version {major}, this executor {CONTRACT_MAJOR}'",
+            )
+        scheduler_epoch: int = response.scheduler_epoch
+        return scheduler_epoch
+
+    async def close(self) -> None:
+        """Closes the channel."""
+        await self._channel.close()
+
+    def _failed(self, error: grpc.aio.AioRpcError) -> RegistrationFailed:
+        failure = failure_of(error)
+        if failure.reason:
+            return RegistrationFailed(
+                "registration_refused", f"reason={failure.reason} message={failure.message!r}"
+            )
+        # The text of a transport error changes from try to try; its code does not.
+        return RegistrationFailed(
+            _UNREACHABLE, f"scheduler={self._scheduler} code={failure.code.name}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Pacing:
+    """How a Registrar waits; tests put a clock of their own here.
+
+    `now_ns`: nanoseconds since 1970, as epochs are.
+    """
+
+    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
+    random: Callable[[], float] = random.random
+    now_ns: Callable[[], int] = time.time_ns
+
+    def jittered(self, delay_s: float) -> float:
+        """`delay_s`, up to a fifth longer or shorter."""
+        return delay_s * (1 + _JITTER_RATIO * (2 * self.random() - 1))
+
+
+class Registrar:
+    """Keeps the executor registered. It logs a line when something changes, not per attempt."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        describe: Callable[[], Awaitable[ExecutorInfo]],
+        wait_unwatched: Callable[[], Awaitable[None]],
+        adopt_scheduler_epoch: Callable[[int], None],
+        pacing: Pacing = Pacing(),
+    ) -> None:
+        """`describe`: what to announce; OSError if that cannot be told yet.
+
+        `wait_unwatched`: returns when no Execute stream is open.
+        """
+        self._registry = registry
+        self._describe = describe
+        self._wait_unwatched = wait_unwatched
+        self._adopt_scheduler_epoch = adopt_scheduler_epoch
+        self._pacing = pacing
+        self._last_line = ""
+
+    async def run(self) -> None:
+        """Registers until cancelled."""
+        retry_s = _FIRST_RETRY_S
+        while True:
+            await self._wait_unwatched()
+            try:
+                await self._register()
+                delay_s, retry_s = _PERIOD_S, _FIRST_RETRY_S
+            except RegistrationFailed as failure:
+                if failure.event != _UNREACHABLE or retry_s >= _QUIET_BELOW_S:
+                    self._log_change(logging.WARNING, str(failure))
+                delay_s, retry_s = retry_s, min(2 * retry_s, _MAX_RETRY_S)
+            await self._pacing.sleep(self._pacing.jittered(delay_s))
+
+    async def _register(self) -> None:
+        """Raises RegistrationFailed."""
+        try:
+            info = await self._describe()
+            scheduler_epoch = await self._registry.register(info)
+        except OSError as error:
+            raise RegistrationFailed(_UNREACHABLE, f"problem={str(error)!r}") from error
+        if scheduler_epoch > self._pacing.now_ns() + MAX_CLOCK_SKEW_NS:
+            raise RegistrationFailed(
+                "registration_refused",
+                f"reason=FUTURE_SCHEDULER_EPOCH message='the scheduler_epoch {scheduler_epoch} is"
+                " more than an hour ahead of the clock here'",
+            )
+        self._adopt_scheduler_epoch(scheduler_epoch)
+        line = f"registered address={info.address} scheduler_epoch={scheduler_epoch}"
+        self._log_change(logging.INFO, line)
+
+    def _log_change(self, level: int, line: str) -> None:
+        if line != self._last_line:
+            self._last_line = line
+            _log.log(level, "%s", line)
+
+
+async def advertised_address(listen: str, port: int, scheduler: str) -> str:
+    """`host:port` under which the scheduler at `scheduler` reaches what listens on `listen`.
+
+    For a wildcard, the host is that from which this machine reaches the scheduler. Raises OSError
+    if its name cannot be resolved.
+    """
+    host = listen.rpartition(":")[0]
+    if host in _WILDCARD_HOSTS:
+        host = await _local_host(scheduler)
+    return f"{host}:{port}"
+
+
+async def _local_host(scheduler: str) -> str:
+    remote_host, _, remote_port = scheduler.rpartition(":")
+    loop = asyncio.get_running_loop()
+    infos = await loop.getaddrinfo(
+        remote_host.strip("[]"), int(remote_port), type=socket.SOCK_DGRAM
+    )
+    family, kind, protocol, _, remote = infos[0]
+    with socket.socket(family, kind, protocol) as probe:
+        # Connecting a datagram socket sends nothing: it asks the routing table.
+        probe.connect(remote)
+        host: str = probe.getsockname()[0]
+    return f"[{host}]" if family == socket.AF_INET6 else host

@@ -1,0 +1,92 @@
+"""What an executor is: the handshake as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+CONTRACT_MAJOR = 1
+CONTRACT_MINOR = 2
+
+
+class Feature(IntEnum):
+    """An optional ability of an executor; the numbers are those of the contract."""
+
+    LOGPROBS = 1
+    PROMPT_LOGPROBS = 2
+    PENALTIES = 3
+    LOGIT_BIAS = 4
+    ADAPTERS = 5
+    CROSS_ATTENTION = 6
+    TOKEN_CONSTRAINTS = 7
+
+
+# What every executor here can do, whatever the model.
+SAMPLING_FEATURES = frozenset(
+    {
+        Feature.LOGPROBS,
+        Feature.PROMPT_LOGPROBS,
+        Feature.PENALTIES,
+        Feature.LOGIT_BIAS,
+        Feature.TOKEN_CONSTRAINTS,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DefaultSampling:
+    """What a model's authors recommend; None for nothing. Ranges as in scheduler.proto."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """The model as far as scheduling and clients need it; see `ModelInfo` in the proto.
+
+    `sliding_window`: in tokens, None unless every layer has one.
+    """
+
+    name: str
+    digest: str
+    dtype: str
+    kv_cache_dtype: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...] = ()
+    sliding_window: int | None = None
+    default_sampling: DefaultSampling = DefaultSampling()
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorLimits:
+    """What one step may ask for; see `ExecutorLimits` in the proto.
+
+    `max_adapters_per_step`: not None exactly if the feature ADAPTERS is announced.
+    """
+
+    max_num_rows: int = 256
+    max_num_batched_tokens: int = 2048
+    max_message_bytes: int = 64 * 1024 * 1024
+    max_inflight_steps: int = 8
+    max_adapters_per_step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorInfo:
+    """What an executor registers with. `address` is empty until it is known."""
+
+    executor_epoch: int
+    model: ModelInfo
+    block_size: int
+    num_device_blocks: int
+    num_host_blocks: int
+    block_bytes: int
+    limits: ExecutorLimits = ExecutorLimits()
+    features: frozenset[Feature] = SAMPLING_FEATURES
+    software_version: str = ""
+    address: str = ""

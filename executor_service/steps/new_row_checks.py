@@ -1,0 +1,239 @@
+"""What can be wrong with rows to add, and with block tables; all functions raise BatchRefused.
+
+Shape letters: N row ids (`max_num_rows`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+
+import numpy as np
+
+from executor_service.steps.batch import BatchRefused, NewCross, NewRows, StepErrorReason
+from executor_service.steps.column_checks import (
+    check_at_least,
+    check_below,
+    check_free_rows,
+    check_length,
+    check_offsets,
+)
+from executor_service.steps.executor_info import ExecutorInfo, Feature
+from executor_service.steps.sampling_params import SamplingParams
+from executor_service.steps.step import BoolArray, Int32Array, Int64Array
+
+_MALFORMED = StepErrorReason.MALFORMED
+_BLOCK = StepErrorReason.BLOCK_OUT_OF_RANGE
+_POSITION = StepErrorReason.POSITION_OUT_OF_RANGE
+_TOKEN = StepErrorReason.TOKEN_OUT_OF_RANGE
+
+
+def check_new_rows(rows: NewRows, exists: BoolArray, info: ExecutorInfo) -> Int32Array:
+    """Returns the lengths of the block tables of the new rows; `exists` [N]: ids that are taken."""
+    num_rows = len(rows.row_ids)
+    for name in ("sampling_params_indexes", "seeds", "num_prompt_tokens"):
+        check_length(getattr(rows, name), num_rows, f"new_rows.{name}", "new_rows.row_ids")
+    check_free_rows(rows.row_ids, exists, "new_rows.row_ids")
+    check_below(
+        rows.sampling_params_indexes,
+        len(rows.sampling_params),
+        _MALFORMED,
+        "new_rows.sampling_params_indexes",
+    )
+    check_at_least(rows.num_prompt_tokens, 0, _MALFORMED, "new_rows.num_prompt_tokens")
+    check_offsets(rows.block_offsets, num_rows, len(rows.block_ids), "new_rows.block_offsets")
+    check_table_blocks(rows.block_ids, info, "new_rows.block_ids")
+    num_blocks = np.diff(rows.block_offsets)
+    check_table_lengths(num_blocks, info, "new_rows.block_offsets")
+    for index, params in enumerate(rows.sampling_params):
+        check_sampling_params(params, info, f"new_rows.sampling_params[{index}]")
+    _check_histories(rows, info)
+    _check_adapters(rows, info)
+    if rows.cross is not None:
+        _check_cross(rows.cross, num_rows, info)
+    return num_blocks
+
+
+def _check_histories(rows: NewRows, info: ExecutorInfo) -> None:
+    num_tokens = len(rows.history_token_ids)
+    check_offsets(rows.history_offsets, len(rows.row_ids), num_tokens, "new_rows.history_offsets")
+    lengths = np.diff(rows.history_offsets)
+    params_need = np.array([params.needs_history for params in rows.sampling_params], np.bool_)
+    needs_history = params_need[rows.sampling_params_indexes]
+    is_right = np.where(needs_history, lengths >= rows.num_prompt_tokens, lengths == 0)
+    if not is_right.all():
+        index = int((~is_right).argmax())
+        allowed = f"at least the {rows.num_prompt_tokens[index]} of its prompt"
+        raise BatchRefused(
+            _MALFORMED,
+            "new_rows.history_offsets",
+            f"row {rows.row_ids[index]} has a history of {lengths[index]} tokens; allowed:"
+            f" {allowed if needs_history[index] else 'none with its sampling params'}",
+        )
+    check_below(
+        rows.history_token_ids,
+        info.model.vocab_size,
+        _TOKEN,
+        "new_rows.history_token_ids",
+    )
+
+
+def _check_adapters(rows: NewRows, info: ExecutorInfo) -> None:
+    path = "new_rows.adapters"
+    if rows.adapters:
+        check_feature(Feature.ADAPTERS, info, path)
+    for index, name in enumerate(rows.adapters):
+        if not name or name in rows.adapters[:index]:
+            problem = f"element {index} is {name!r}; allowed: distinct names that are not empty"
+            raise BatchRefused(_MALFORMED, path, problem)
+    if len(rows.adapter_indexes):
+        path = "new_rows.adapter_indexes"
+        check_length(rows.adapter_indexes, len(rows.row_ids), path, "new_rows.row_ids")
+        check_below(rows.adapter_indexes, len(rows.adapters), _MALFORMED, path, low=-1)
+
+
+def _check_cross(cross: NewCross, num_rows: int, info: ExecutorInfo) -> None:
+    counts, path = cross.num_encoder_tokens, "new_rows.num_encoder_tokens"
+    check_length(counts, num_rows, path, "new_rows.row_ids")
+    check_at_least(counts, 0, _MALFORMED, path)
+    if np.count_nonzero(counts):
+        check_feature(Feature.CROSS_ATTENTION, info, path)
+    path = "new_rows.cross_block_offsets"
+    check_offsets(cross.block_offsets, num_rows, len(cross.block_ids), path)
+    check_below(cross.block_ids, info.num_device_blocks, _BLOCK, "new_rows.cross_block_ids")
+    num_blocks = np.diff(cross.block_offsets).astype(np.int64)
+    _check_each(
+        (num_blocks == 0) | (counts > 0),
+        num_blocks,
+        _MALFORMED,
+        path,
+        "none without encoder tokens",
+    )
+    enough = num_blocks * info.block_size >= counts
+    _check_each(enough, num_blocks, _POSITION, path, "enough for the row's encoder tokens")
+    path = "new_rows.encoder_offsets"
+    check_offsets(cross.encoder_offsets, num_rows, len(cross.encoder_token_ids), path)
+    lengths = np.diff(cross.encoder_offsets)
+    all_or_none = (lengths == 0) | (lengths == counts)
+    _check_each(all_or_none, lengths, _MALFORMED, path, "all of the row's encoder tokens, or none")
+    check_below(
+        cross.encoder_token_ids, info.model.vocab_size, _TOKEN, "new_rows.encoder_token_ids"
+    )
+
+
+def _check_each(
+    is_right: BoolArray,
+    counts: Int32Array | Int64Array,
+    reason: StepErrorReason,
+    path: str,
+    allowed: str,
+) -> None:
+    """`is_right` holds for every new row; `counts`: how many elements each has."""
+    if not is_right.all():
+        index = int((~is_right).argmax())
+        raise BatchRefused(
+            reason, path, f"new row {index} has {counts[index]} elements; allowed: {allowed}"
+        )
+
+
+def check_table_blocks(block_ids: Int32Array, info: ExecutorInfo, path: str) -> None:
+    """Each is a device block, or -1 where a sliding window lets entries be missing."""
+    low = 0 if info.model.sliding_window is None else -1
+    check_below(block_ids, info.num_device_blocks, _BLOCK, path, low=low)
+
+
+def check_table_lengths(num_blocks: Int32Array, info: ExecutorInfo, path: str) -> None:
+    """A table longer than the pool would name a block twice; this bounds the row table's memory.
+
+    With a sliding window it may be longer: what lies behind the window names no block any more.
+    """
+    limit = info.num_device_blocks
+    if info.model.sliding_window is not None:
+        limit = max(limit, -(-info.model.max_model_len // info.block_size))
+    if len(num_blocks) and np.maximum.reduce(num_blocks) > limit:
+        raise BatchRefused(
+            _POSITION,
+            path,
+            f"a block table of {num_blocks.max()} blocks; allowed: at most {limit}",
+        )
+
+
+def check_sampling_params(params: SamplingParams, info: ExecutorInfo, path: str) -> None:
+    """Raises BatchRefused for a value out of range, or a feature that `info` does not announce."""
+    _check_value(f"{path}.temperature", params.temperature, ">= 0", params.temperature >= 0)
+    _check_value(f"{path}.top_k", params.top_k, ">= 1", params.top_k is None or params.top_k >= 1)
+    _check_value(f"{path}.top_p", params.top_p, "in (0, 1]", 0 < params.top_p <= 1)
+    _check_value(f"{path}.min_p", params.min_p, "in [0, 1]", 0 <= params.min_p <= 1)
+    repetition = params.repetition_penalty
+    _check_value(f"{path}.repetition_penalty", repetition, "> 0", repetition > 0)
+    for name in ("temperature", "repetition_penalty", "presence_penalty", "frequency_penalty"):
+        value = getattr(params, name)
+        _check_value(f"{path}.{name}", value, "finite", math.isfinite(value))
+    for name in ("min_tokens", "num_logprobs", "num_prompt_logprobs"):
+        value = getattr(params, name)
+        _check_value(f"{path}.{name}", value, ">= 0", value is None or value >= 0)
+    for token_id, bias in params.logit_bias.items():
+        allowed = "below infinity and not NaN"
+        _check_value(f"{path}.logit_bias[{token_id}]", bias, allowed, bias < math.inf)
+    vocab_size = info.model.vocab_size
+    _check_tokens(f"{path}.logit_bias", params.logit_bias, vocab_size)
+    _check_tokens(f"{path}.suppressed_token_ids", params.suppressed_token_ids, vocab_size)
+    _check_tokens(f"{path}.allowed_token_ids", params.allowed_token_ids, vocab_size)
+    for index, tokens in enumerate(params.bad_words_token_ids):
+        bad_word = f"{path}.bad_words_token_ids[{index}]"
+        _check_value(bad_word, len(tokens), "1 or more tokens", len(tokens) > 0)
+        _check_tokens(bad_word, tokens, vocab_size)
+    for feature, field in _features_used(params):
+        check_feature(feature, info, f"{path}.{field}")
+
+
+def check_feature(feature: Feature, info: ExecutorInfo, path: str) -> None:
+    """Raises BatchRefused if `info` does not announce `feature`, which the field `path` needs."""
+    if feature not in info.features:
+        raise BatchRefused(
+            StepErrorReason.FEATURE_UNSUPPORTED,
+            path,
+            f"needs the feature {feature.name}, which this executor did not announce",
+        )
+
+
+def _check_value(path: str, value: float | None, allowed: str, is_right: bool) -> None:
+    if not is_right:
+        raise BatchRefused(StepErrorReason.MALFORMED, path, f"is {value}; allowed: {allowed}")
+
+
+def _check_tokens(path: str, token_ids: Collection[int], vocab_size: int) -> None:
+    # Almost always all are right: the extremes tell, without a loop.
+    if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        return
+    for token_id in token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise BatchRefused(
+                StepErrorReason.TOKEN_OUT_OF_RANGE,
+                path,
+                f"token {token_id}; allowed: 0 .. {vocab_size - 1}",
+            )
+
+
+def _features_used(params: SamplingParams) -> Iterable[tuple[Feature, str]]:
+    """The features that these params need, each with the field that needs it."""
+    if params.num_logprobs is not None:
+        yield Feature.LOGPROBS, "num_logprobs"
+    if params.num_prompt_logprobs is not None:
+        yield Feature.PROMPT_LOGPROBS, "num_prompt_logprobs"
+    for name, neutral in (
+        ("repetition_penalty", 1.0),
+        ("presence_penalty", 0.0),
+        ("frequency_penalty", 0.0),
+    ):
+        if getattr(params, name) != neutral:
+            yield Feature.PENALTIES, name
+    if params.logit_bias:
+        yield Feature.LOGIT_BIAS, "logit_bias"
+    if params.min_tokens > 0:
+        yield Feature.LOGIT_BIAS, "min_tokens"
+    if -math.inf in params.logit_bias.values():
+        yield Feature.TOKEN_CONSTRAINTS, "logit_bias"
+    for name in ("allowed_token_ids", "bad_words_token_ids"):
+        if getattr(params, name):
+            yield Feature.TOKEN_CONSTRAINTS, name

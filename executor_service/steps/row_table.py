@@ -1,0 +1,278 @@
+"""The row table: what the executor remembers of each sequence between steps.
+
+Shape letters: N row ids (`max_num_rows`), C blocks the tables have room for (grows), D steps that
+may be unfinished (`max_inflight_steps`), R rows of a step, W blocks of their longest table, X
+blocks of their longest cross table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from executor_service.steps.batch import NewCross, NewRows, TableWrites
+from executor_service.steps.sampling_params import ParamRows
+from executor_service.steps.step import BoolArray, CrossInput, Int32Array, Int64Array
+
+_NO_BLOCK = -1
+_NO_TOKEN = -1
+# Stands for a token that is not known yet.
+_ANY_TOKEN = 0
+_NO_STEP = np.iinfo(np.int64).min
+_INITIAL_CAPACITY = 16
+_NO_IDS = np.empty(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cross:
+    """What one row has of an encoder; `encoder_token_ids`: those that are yet to be encoded."""
+
+    num_encoder_tokens: int = 0
+    block_ids: Int32Array = field(default_factory=lambda: _NO_IDS)
+    encoder_token_ids: Int32Array = field(default_factory=lambda: _NO_IDS)
+
+
+_NO_CROSS = _Cross()
+
+
+class RowTable:
+    """Columns indexed by row id. Methods trust their arguments: a batch is checked before.
+
+    `exists`: [N]. `num_blocks`: [N] int32, the lengths of the block tables. `last_missing`: [N]
+    int32, the last index of a table whose entry is -1, and -1 where none is.
+    """
+
+    def __init__(self, max_num_rows: int, max_inflight_steps: int) -> None:
+        """`max_inflight_steps`: D."""
+        self.exists: BoolArray = np.zeros(max_num_rows, np.bool_)
+        self.num_blocks: Int32Array = np.zeros(max_num_rows, np.int32)
+        self.last_missing: Int32Array = np.full(max_num_rows, -1, np.int32)
+        self._knows_missing = False
+        self._tables = np.full((max_num_rows, _INITIAL_CAPACITY), _NO_BLOCK, np.int32)
+        self._num_prompt_tokens = np.zeros(max_num_rows, np.int32)
+        self._seeds = np.zeros(max_num_rows, np.int64)
+        self._params = ParamRows.empty(max_num_rows)
+        self._histories = np.empty(max_num_rows, np.object_)
+        self._has_history = np.zeros(max_num_rows, np.bool_)
+        self._adapters = np.full(max_num_rows, "", np.object_)
+        self._has_adapter = np.zeros(max_num_rows, np.bool_)
+        self._crosses = np.full(max_num_rows, _NO_CROSS, np.object_)
+        self._has_cross = np.zeros(max_num_rows, np.bool_)
+        # What was sampled in step k is in line k % 2D, with k beside it. The source of a step is
+        # less than D before it; what begins before it is finished is less than D behind.
+        shape = (2 * max_inflight_steps, max_num_rows)
+        self._sampled_tokens = np.full(shape, _NO_TOKEN, np.int32)
+        self._sampled_steps = np.full(shape, _NO_STEP, np.int64)
+
+    # -- what is asked ---------------------------------------------------------------------------
+
+    def block_tables(self, row_ids: Int32Array) -> Int32Array:
+        """A copy of the tables of `row_ids` [R]: [R, W], padded with -1."""
+        if len(row_ids) == 0:
+            return np.empty((0, 0), np.int32)
+        width = int(np.maximum.reduce(self.num_blocks.take(row_ids)))
+        # Whole lines are copied much faster than parts of them.
+        tables: Int32Array = self._tables.take(row_ids, axis=0)[:, :width]
+        return tables
+
+    def block_table(self, row_id: int) -> Int32Array:
+        """The table of one row; a view."""
+        table: Int32Array = self._tables[row_id, : self.num_blocks[row_id]]
+        return table
+
+    def num_prompt_tokens(self, row_ids: Int32Array) -> Int32Array:
+        """[R] int32."""
+        counts: Int32Array = self._num_prompt_tokens.take(row_ids)
+        return counts
+
+    def seeds(self, row_ids: Int32Array) -> Int64Array:
+        """[R] int64."""
+        seeds: Int64Array = self._seeds.take(row_ids)
+        return seeds
+
+    def sampling_params(self, row_ids: Int32Array) -> ParamRows:
+        """R parameter sets."""
+        return self._params.take(row_ids)
+
+    def histories(self, row_ids: Int32Array) -> Sequence[Sequence[int] | None]:
+        """R histories, None for rows without; they grow with `record_sampled`."""
+        if not np.count_nonzero(self._has_history):
+            return [None] * len(row_ids)
+        histories: list[list[int] | None] = self._histories.take(row_ids).tolist()
+        return histories
+
+    def adapters(self, row_ids: Int32Array) -> Sequence[str]:
+        """R names, empty for rows without; nothing at all if no row of the table has one."""
+        if not np.count_nonzero(self._has_adapter):
+            return ()
+        adapters: list[str] = self._adapters.take(row_ids).tolist()
+        return adapters
+
+    def cross(self, row_ids: Int32Array) -> CrossInput | None:
+        """What the rows have of an encoder; None if none of them has anything."""
+        if not np.count_nonzero(self._has_cross.take(row_ids)):
+            return None
+        crosses: list[_Cross] = self._crosses.take(row_ids).tolist()
+        tables = np.full((len(crosses), max(len(c.block_ids) for c in crosses)), _NO_BLOCK)
+        for table, cross in zip(tables, crosses, strict=True):
+            table[: len(cross.block_ids)] = cross.block_ids
+        return CrossInput(
+            num_encoder_tokens=np.array([c.num_encoder_tokens for c in crosses], np.int32),
+            block_tables=tables.astype(np.int32),
+            encoder_token_ids=[c.encoder_token_ids for c in crosses],
+        )
+
+    def tokens_sampled(
+        self, row_ids: Int32Array, step_id: int, steps_back: Int32Array
+    ) -> Int32Array:
+        """The token row i sampled `steps_back[i]` steps before `step_id`, -1 if none then; [R].
+
+        Of each row, the tokens of its last D steps at least are known. What it samples in a step
+        that is not recorded yet is some token.
+        """
+        first = int(steps_back[0])
+        if np.count_nonzero(steps_back == first) == len(steps_back):
+            wanted: Int64Array | int = step_id - first
+            line = wanted % len(self._sampled_steps)
+            tokens = self._sampled_tokens[line].take(row_ids)
+            found_steps = self._sampled_steps[line].take(row_ids)
+        else:
+            wanted = step_id - steps_back.astype(np.int64)
+            lines = wanted % len(self._sampled_steps)
+            tokens = self._sampled_tokens[lines, row_ids]
+            found_steps = self._sampled_steps[lines, row_ids]
+        tokens[found_steps != wanted] = _NO_TOKEN
+        return tokens
+
+    def tokens_recorded(self, row_ids: Int32Array, step_ids: Int64Array) -> Int32Array:
+        """What was recorded for row i in step `step_ids[i]`, even if the row is gone since; [R].
+
+        All of these steps were recorded, fewer than 2D steps before the latest expected.
+        """
+        tokens: Int32Array = self._sampled_tokens[step_ids % len(self._sampled_tokens), row_ids]
+        return tokens
+
+    def reads_history(self, row_ids: Int32Array) -> bool:
+        """Whether logits of any of the rows depend on what it sampled before."""
+        # Others with a history, which want prompt logprobs, read the prompt only.
+        if not np.count_nonzero(self._has_history):
+            return False
+        rows = row_ids[self._has_history.take(row_ids)]
+        return bool(np.count_nonzero(self._params.take(rows).adjusts_logits))
+
+    # -- what changes ----------------------------------------------------------------------------
+
+    def clear(self) -> None:
+        """Forgets all rows."""
+        self.remove(np.flatnonzero(self.exists).astype(np.int32))
+
+    def remove(self, row_ids: Int32Array) -> None:
+        """Forgets rows."""
+        if len(row_ids) == 0:
+            return
+        self.exists[row_ids] = False
+        self.num_blocks[row_ids] = 0
+        self._tables[row_ids] = _NO_BLOCK
+        self._params.forget(row_ids)
+        self._histories[row_ids] = None
+        self._has_history[row_ids] = False
+        self.last_missing[row_ids] = -1
+        self._adapters[row_ids] = ""
+        self._has_adapter[row_ids] = False
+        self._crosses[row_ids] = _NO_CROSS
+        self._has_cross[row_ids] = False
+        self._sampled_steps[:, row_ids] = _NO_STEP
+
+    def add(self, rows: NewRows) -> None:
+        """Adds rows whose ids are free."""
+        row_ids = rows.row_ids
+        self.exists[row_ids] = True
+        self._seeds[row_ids] = rows.seeds
+        self._num_prompt_tokens[row_ids] = rows.num_prompt_tokens
+        starts = np.zeros(len(row_ids), np.int32)
+        self.write_tables(TableWrites(row_ids, starts, rows.block_offsets, rows.block_ids))
+        params = ParamRows.of(rows.sampling_params).take(rows.sampling_params_indexes)
+        self._params.put(row_ids, params)
+        offsets = rows.history_offsets.tolist()
+        for i, row_id in enumerate(row_ids.tolist()):
+            if params[i].needs_history:
+                tokens = rows.history_token_ids[offsets[i] : offsets[i + 1]]
+                self._histories[row_id] = tokens.tolist()
+                self._has_history[row_id] = True
+        if len(rows.adapter_indexes):
+            self._adapters[row_ids] = rows.row_adapters
+            self._has_adapter[row_ids] = rows.adapter_indexes >= 0
+        if rows.cross is not None:
+            self._add_crosses(row_ids, rows.cross)
+
+    def _add_crosses(self, row_ids: Int32Array, cross: NewCross) -> None:
+        for i in np.flatnonzero(cross.num_encoder_tokens).tolist():
+            blocks, tokens = cross.block_offsets[i : i + 2], cross.encoder_offsets[i : i + 2]
+            # Copies: the columns lie in the message, which would be kept with them.
+            self._crosses[row_ids[i]] = _Cross(
+                int(cross.num_encoder_tokens[i]),
+                cross.block_ids[slice(*blocks)].copy(),
+                cross.encoder_token_ids[slice(*tokens)].copy(),
+            )
+            self._has_cross[row_ids[i]] = True
+
+    def forget_encoder_tokens(self, row_ids: Int32Array) -> None:
+        """The rows were in a step: their encoder tokens were for that."""
+        if not np.count_nonzero(self._has_cross):
+            return
+        for row_id in row_ids[self._has_cross.take(row_ids)].tolist():
+            self._crosses[row_id] = replace(self._crosses[row_id], encoder_token_ids=_NO_IDS)
+
+    def write_tables(self, writes: TableWrites) -> None:
+        """Overwrites and extends block tables."""
+        if len(writes.row_ids) == 0:
+            return
+        row_ids, starts = writes.row_ids.astype(np.intp), writes.start_indexes
+        counts = writes.block_offsets[1:] - writes.block_offsets[:-1]
+        ends = starts + counts
+        self._grow_to(int(np.maximum.reduce(ends)))
+        if np.count_nonzero(counts == 1) == len(counts):
+            self._tables[row_ids, starts] = writes.block_ids
+        else:
+            skipped = np.repeat(starts - writes.block_offsets[:-1], counts)
+            columns = np.arange(len(writes.block_ids)) + skipped
+            self._tables[np.repeat(row_ids, counts), columns] = writes.block_ids
+        self.num_blocks[row_ids] = np.maximum(self.num_blocks.take(row_ids), ends)
+        # A model without a sliding window never gets here.
+        self._knows_missing |= bool(np.count_nonzero(writes.block_ids < 0))
+        if self._knows_missing:
+            for row_id in row_ids.tolist():
+                missing = np.flatnonzero(self.block_table(row_id) < 0)
+                self.last_missing[row_id] = missing[-1] if len(missing) else -1
+
+    def expect_sampled(self, row_ids: Int32Array, step_id: int) -> None:
+        """Remembers that the rows sample in `step_id`, which is yet to be recorded."""
+        line = step_id % len(self._sampled_steps)
+        # Assigning through 32-bit indexes is several times slower.
+        indexes = row_ids.astype(np.intp)
+        self._sampled_steps[line][indexes] = step_id
+        self._sampled_tokens[line][indexes] = _ANY_TOKEN
+
+    def record_sampled(self, row_ids: Int32Array, step_id: int, token_ids: Int32Array) -> None:
+        """Remembers that the rows sampled `token_ids` [R] in `step_id`; -1: nothing.
+
+        A row that was removed since, and may be another by now, knows nothing of it.
+        """
+        line = step_id % len(self._sampled_steps)
+        indexes = row_ids.astype(np.intp)
+        self._sampled_tokens[line][indexes] = token_ids
+        if not np.count_nonzero(self._has_history):
+            return
+        is_known = self._sampled_steps[line].take(row_ids) == step_id
+        is_known &= self._has_history.take(row_ids) & (token_ids >= 0)
+        for index in np.flatnonzero(is_known).tolist():
+            self._histories[row_ids[index]].append(int(token_ids[index]))
+
+    def _grow_to(self, num_blocks: int) -> None:
+        num_rows, capacity = self._tables.shape
+        if num_blocks > capacity:
+            wider = np.full((num_rows, max(num_blocks, 2 * capacity)), _NO_BLOCK, np.int32)
+            wider[:, :capacity] = self._tables
+            self._tables = wider

@@ -1,0 +1,177 @@
+"""How tokens are chosen: the parameters of a row, and those of many rows without a loop over them.
+
+Shape letters: R rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from executor_service.steps.token_constraints import TokenConstraints
+
+_Int32s = npt.NDArray[np.int32]
+_Float32s = npt.NDArray[np.float32]
+_Indexes = npt.NDArray[np.integer[Any]]
+
+_NONE = -1
+_COLUMNS = np.dtype(
+    [
+        ("temperature", np.float32),
+        ("top_k", np.int32),
+        ("top_p", np.float64),
+        ("min_p", np.float32),
+        ("num_logprobs", np.int32),
+        ("num_prompt_logprobs", np.int32),
+        ("adjusts_logits", np.bool_),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How a token is chosen; meaning and order of application as in `executor.proto`."""
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    min_tokens: int = 0
+    suppressed_token_ids: tuple[int, ...] = ()
+    num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    constraints: TokenConstraints | None = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Prepares what would take its time in each step."""
+        constraints = TokenConstraints.of(self.allowed_token_ids, self.bad_words_token_ids)
+        object.__setattr__(self, "constraints", constraints)
+
+    @property
+    def uses_penalties(self) -> bool:
+        """Whether the logits depend on the tokens so far."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether the executor must know the tokens of the sequence."""
+        return self.uses_penalties or self.num_prompt_logprobs is not None or self.has_phrases
+
+    @property
+    def has_phrases(self) -> bool:
+        """Whether there are bad words of several tokens."""
+        return self.constraints is not None and bool(self.constraints.phrases)
+
+
+@dataclass(frozen=True, slots=True)
+class ParamRows:
+    """One SamplingParams for each row: as objects [R], and as columns [R] of what all rows need."""
+
+    objects: npt.NDArray[np.object_]
+    columns: npt.NDArray[np.void]
+
+    @classmethod
+    def of(cls, params: Sequence[SamplingParams]) -> ParamRows:
+        """Those of `params`, one a row."""
+        rows = cls.empty(len(params))
+        for row, row_params in enumerate(params):
+            rows.objects[row] = row_params
+            rows.columns[row] = _record(row_params)
+        return rows
+
+    @classmethod
+    def empty(cls, num_rows: int) -> ParamRows:
+        """Room for `num_rows` rows, of which none has parameters."""
+        return cls(np.empty(num_rows, np.object_), np.zeros(num_rows, _COLUMNS))
+
+    def __len__(self) -> int:
+        """R."""
+        return len(self.objects)
+
+    def __getitem__(self, row: int) -> SamplingParams:
+        """Those of one row."""
+        params: SamplingParams = self.objects[row]
+        return params
+
+    def take(self, rows: _Indexes) -> ParamRows:
+        """Those of `rows`, indexes."""
+        return ParamRows(self.objects.take(rows), self.columns.take(rows))
+
+    def put(self, rows: _Indexes, params: ParamRows) -> None:
+        """Overwrites those of `rows`."""
+        self.objects[rows] = params.objects
+        self.columns[rows] = params.columns
+
+    def forget(self, rows: _Indexes) -> None:
+        """Takes away those of `rows`."""
+        self.objects[rows] = None
+
+    @property
+    def temperatures(self) -> _Float32s:
+        """[R]."""
+        return self.columns["temperature"].copy()
+
+    @property
+    def top_p(self) -> npt.NDArray[np.float64]:
+        """[R]; 1 for no limit."""
+        return self.columns["top_p"].copy()
+
+    @property
+    def min_p(self) -> _Float32s:
+        """[R]; 0 for no limit."""
+        return self.columns["min_p"].copy()
+
+    def top_k(self, vocab_size: int) -> _Int32s:
+        """[R], at most `vocab_size`, which is no limit."""
+        top_k = self.columns["top_k"]
+        limits: _Int32s = np.where(top_k == _NONE, vocab_size, np.minimum(top_k, vocab_size))
+        return limits.astype(np.int32, copy=False)
+
+    @property
+    def num_logprobs(self) -> _Int32s:
+        """[R]; -1 where none are asked for."""
+        return self.columns["num_logprobs"].copy()
+
+    @property
+    def num_prompt_logprobs(self) -> _Int32s:
+        """[R]; -1 where none are asked for."""
+        return self.columns["num_prompt_logprobs"].copy()
+
+    @property
+    def adjusts_logits(self) -> npt.NDArray[np.bool_]:
+        """[R]; whether logits are changed before temperature: suppressed, biased or penalised."""
+        return self.columns["adjusts_logits"].copy()
+
+
+def _record(params: SamplingParams) -> tuple[object, ...]:
+    """In the order of _COLUMNS."""
+    limits = (params.top_k, params.num_logprobs, params.num_prompt_logprobs)
+    top_k, num_logprobs, num_prompt_logprobs = (_NONE if n is None else n for n in limits)
+    adjusts = (
+        bool(params.suppressed_token_ids or params.logit_bias)
+        or params.constraints is not None
+        or params.uses_penalties
+    )
+    return (
+        params.temperature,
+        top_k,
+        params.top_p,
+        params.min_p,
+        num_logprobs,
+        num_prompt_logprobs,
+        adjusts,
+    )

@@ -1,0 +1,231 @@
+"""One step as the compute side sees it: plain arrays, no protobuf, no torch.
+
+Shape letters: R rows of the step, T input tokens over all rows, M blocks of the longest block
+table in the step, X blocks of the longest cross table, K scored tokens, N alternatives over all
+scored tokens, A rows whose input token is awaited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from executor_service.steps.sampling_params import ParamRows
+
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+UInt8Array = npt.NDArray[np.uint8]
+BoolArray = npt.NDArray[np.bool_]
+Float32Array = npt.NDArray[np.float32]
+
+
+class RowStatus(IntEnum):
+    """What became of one row; the numbers are those of the contract."""
+
+    OK = 1
+    INVALID_LOGITS = 2
+    INPUT_UNAVAILABLE = 3
+    FAILED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class BlockMoves:
+    """Block pairs of one phase: `sources[i]` is copied over `destinations[i]`, all reads first."""
+
+    sources: Int32Array
+    destinations: Int32Array
+
+
+@dataclass(frozen=True, slots=True)
+class CrossInput:
+    """What the rows of a step attend to beside their own tokens: the output of an encoder.
+
+    `num_encoder_tokens`: [R] int32, 0 for a row without. `block_tables`: [R, X] int32, the blocks
+    of the encoder tokens, padded with -1. `encoder_token_ids`: R long; the tokens that are to be
+    encoded into those blocks before any row attends, empty where they are there already.
+    """
+
+    num_encoder_tokens: Int32Array
+    block_tables: Int32Array
+    encoder_token_ids: Sequence[Int32Array]
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitedTokens:
+    """Input tokens that nobody on the host knows: steps sample them that have begun only.
+
+    `rows`: [A] int64, rising indexes of rows; each has one input token, the one its row id samples
+    in step `step_ids` [A] int64. It may turn out to be none (-1): such a row computes anything and
+    writes anything to its slot, and whoever finishes the step drops its results.
+    """
+
+    rows: Int64Array
+    step_ids: Int64Array
+
+
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    """A validated step. Executed as swap_out, swap_in, copy, compute, sample.
+
+    `row_ids`, `num_computed_tokens`, `num_new_tokens`, `num_prompt_tokens`: [R] int32.
+    `token_ids`: [T] int32, rows concatenated; those of `awaited` rows mean nothing.
+    `samples`: [R] bool. `seeds`: [R] int64.
+    `block_tables`: [R, M] int32, padded with -1. Entries wholly behind the model's sliding window
+    may be -1 too, or name a block that is no longer the row's.
+    `sampling_params`, `histories`: R long. A history is all tokens of the sequence known so far
+    (the input tokens included), or None where the params need none.
+    `adapters`: R names, empty for a row without; or nothing at all if no row has one. `cross`: None
+    if no row has encoder tokens. `awaited`: None if all tokens are known.
+    """
+
+    step_id: int
+    swap_out: BlockMoves
+    swap_in: BlockMoves
+    copy: BlockMoves
+    row_ids: Int32Array
+    num_computed_tokens: Int32Array
+    num_new_tokens: Int32Array
+    token_ids: Int32Array
+    samples: BoolArray
+    block_tables: Int32Array
+    num_prompt_tokens: Int32Array
+    seeds: Int64Array
+    sampling_params: ParamRows
+    histories: Sequence[Sequence[int] | None]
+    adapters: Sequence[str] = ()
+    cross: CrossInput | None = None
+    awaited: AwaitedTokens | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """R."""
+        return len(self.row_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobColumns:
+    """Scores of K tokens, ordered by row, then position; see `Logprobs` in `executor.proto`.
+
+    `row_indexes`, `positions`, `token_ids`, `ranks`: [K] int32. `logprobs`: [K] float32.
+    `top_offsets`: [K + 1] int32. `top_token_ids`: [N] int32. `top_logprobs`: [N] float32.
+    """
+
+    row_indexes: Int32Array
+    positions: Int32Array
+    token_ids: Int32Array
+    logprobs: Float32Array
+    ranks: Int32Array
+    top_offsets: Int32Array
+    top_token_ids: Int32Array
+    top_logprobs: Float32Array
+
+    def without(self, rows: Int64Array) -> LogprobColumns | None:
+        """The scores of all rows but these; None if no row is left."""
+        is_kept = ~np.isin(self.row_indexes, rows)
+        if not is_kept.any():
+            return None
+        num_top = np.diff(self.top_offsets)
+        is_top_kept = np.repeat(is_kept, num_top)
+        return LogprobColumns(
+            self.row_indexes[is_kept],
+            self.positions[is_kept],
+            self.token_ids[is_kept],
+            self.logprobs[is_kept],
+            self.ranks[is_kept],
+            np.concatenate([[0], np.cumsum(num_top[is_kept])]).astype(np.int32),
+            self.top_token_ids[is_top_kept],
+            self.top_logprobs[is_top_kept],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What a runner returns: `row_statuses` [R] uint8, `sampled_token_ids` [R] int32 (-1: none)."""
+
+    row_statuses: UInt8Array
+    sampled_token_ids: Int32Array
+    row_errors: Mapping[int, str] = field(default_factory=dict)
+    logprobs: LogprobColumns | None = None
+    prompt_logprobs: LogprobColumns | None = None
+    move_us: int = 0
+    forward_us: int = 0
+    sample_us: int = 0
+
+
+class PendingStep(Protocol):
+    """A step that has begun. Steps are finished in the order in which they began."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `finish` would wait for nothing. Once it is, it stays so. Raises nothing."""
+        ...
+
+    def wait(self) -> None:
+        """Returns when it is done. May be called in any thread. Raises nothing."""
+        ...
+
+    def finish(self) -> StepOutput:
+        """Waits, and returns what became of the step; to be called once. Raises StepFailed."""
+        ...
+
+
+class Runner(Protocol):
+    """Begins steps one after the other against its own KV pools."""
+
+    def begin(self, step: StepInput) -> PendingStep | None:
+        """Asks for `step`, which writes the KV pools; what is asked for later finds it done.
+
+        None if it would have to wait for steps that are not finished: then nothing was done, and
+        `step` can begin when they are. Raises StepFailed if no row can be answered.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedStep:
+    """A step that was over when `begin` returned."""
+
+    output: StepOutput
+
+    @property
+    def is_done(self) -> bool:
+        """See PendingStep."""
+        return True
+
+    def wait(self) -> None:
+        """See PendingStep."""
+
+    def finish(self) -> StepOutput:
+        """See PendingStep."""
+        return self.output
+
+
+@dataclass(frozen=True, slots=True)
+class FailedStep:
+    """A step that could not begin."""
+
+    error: Exception
+
+    @property
+    def is_done(self) -> bool:
+        """See PendingStep."""
+        return True
+
+    def wait(self) -> None:
+        """See PendingStep."""
+
+    def finish(self) -> StepOutput:
+        """Raises `error`."""
+        raise self.error
+
+
+def execute_step(runner: Runner, step: StepInput) -> StepOutput:
+    """Begins and finishes `step`; all steps before are finished. Raises StepFailed."""
+    pending = runner.begin(step)
+    assert pending is not None, "there is no step to wait for"
+    return pending.finish()

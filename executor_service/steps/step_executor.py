@@ -1,0 +1,343 @@
+"""Executes batches: decides whether to run one, runs it, remembers what was answered.
+
+Synchronous and deterministic; one thread at a time. A step begins when its batch is taken, and is
+finished in its turn, perhaps after others have begun; until then its row changes are seen, and what
+it samples is awaited.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from executor_service.errors import ExecutorError, OutOfMemory
+from executor_service.steps.batch import (
+    INTERNAL_ERROR_MESSAGE,
+    Batch,
+    BatchContent,
+    BatchRefused,
+    StepAnswer,
+    StepError,
+    StepErrorReason,
+    StepIdentity,
+    StepRows,
+    StepStatus,
+    StepTimings,
+)
+from executor_service.steps.batch_checks import check_batch
+from executor_service.steps.executor_info import ExecutorInfo
+from executor_service.steps.row_table import RowTable
+from executor_service.steps.step import FailedStep, Int32Array, PendingStep, Runner, StepOutput
+from executor_service.steps.step_input import PreparedStep, prepare_step
+
+# By which clocks of two machines may differ.
+MAX_CLOCK_SKEW_NS = 3600 * 10**9
+_NO_TIMINGS = StepTimings()
+_BUG = StepError(StepErrorReason.INTERNAL, "", INTERNAL_ERROR_MESSAGE)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class RunningStep:
+    """A step that has begun. `prepared`: None if it failed before."""
+
+    identity: StepIdentity
+    row_ids: Int32Array
+    queue_us: int
+    then: Callable[[StepAnswer], None]
+    prepared: PreparedStep | None
+    pending: PendingStep
+    is_finished: bool = False
+
+
+class StepExecutor:
+    """The step contract's semantics around a runner; see `ScheduleBatch` in the proto."""
+
+    def __init__(
+        self,
+        info: ExecutorInfo,
+        runner: Runner,
+        now_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        """`now_ns`: nanoseconds since 1970, as epochs are."""
+        self._info = info
+        self._now_ns = now_ns
+        self._runner = runner
+        self._scheduler_epoch = 0
+        self._rows = RowTable(info.limits.max_num_rows, info.limits.max_inflight_steps)
+        self._answers: OrderedDict[int, StepAnswer] = OrderedDict()
+        self._running: deque[RunningStep] = deque()
+        # L of the identity rules; the row table is what step `_base_step_id` left.
+        self._last_step_id: int | None = None
+        self._base_step_id: int | None = None
+
+    def adopt_scheduler_epoch(self, scheduler_epoch: int) -> None:
+        """Forgets everything said by older schedulers, if `scheduler_epoch` is a newer one.
+
+        One from the future is none.
+        """
+        if scheduler_epoch > self._scheduler_epoch and not self._is_future(scheduler_epoch):
+            self.finish()
+            _log.info("scheduler_epoch_adopted scheduler_epoch=%d", scheduler_epoch)
+            self._scheduler_epoch = scheduler_epoch
+            self._rows.clear()
+            self._answers.clear()
+            self._last_step_id = self._base_step_id = None
+
+    def _is_future(self, scheduler_epoch: int) -> bool:
+        return scheduler_epoch > self._now_ns() + MAX_CLOCK_SKEW_NS
+
+    def execute(self, batch: Batch, queue_us: int = 0) -> StepAnswer:
+        """Answers `batch` and all before it; raises nothing. `queue_us`: see `begin`."""
+        answers: list[StepAnswer] = []
+        self.begin(batch, answers.append, queue_us)
+        self.finish()
+        return answers[0]
+
+    def begin(
+        self, batch: Batch, then: Callable[[StepAnswer], None], queue_us: int = 0
+    ) -> RunningStep | None:
+        """Begins the step of `batch`, or answers it without; raises nothing.
+
+        `then` gets the answer, after those to all batches before: here or, if a step is returned,
+        when that is finished. It must not raise. `queue_us`: how long the batch waited.
+        """
+        identity = batch.identity
+        running: RunningStep | None = None
+        try:
+            answer = self._answer_by_identity(identity)
+            if answer is None:
+                content = self._checked_content(batch)
+                self.adopt_scheduler_epoch(identity.scheduler_epoch)
+                running = self._begin(identity, content, queue_us, then)
+        except BatchRefused as refusal:
+            answer = self._refuse(identity, refusal.error)
+        except Exception:
+            # A bug of ours. How far it got is unknown, so no delta may build on this step.
+            _log.exception("step_broken step_id=%d", identity.step_id)
+            self.adopt_scheduler_epoch(identity.scheduler_epoch)
+            self._apply(identity.step_id, base_step_id=None)
+            self.finish()
+            answer = self._answer(identity, StepStatus.FAILED, error=_BUG)
+            self._store(answer)
+        if running is not None:
+            self._finish_what_is_done()
+            return None if running.is_finished else running
+        assert answer is not None, "what did not begin has its answer"
+        self.finish()
+        then(answer)
+        return None
+
+    def finish(self, last: RunningStep | None = None) -> None:
+        """Finishes all steps up to `last` and what is done then; waits. None: all there are."""
+        while self._running and not (last is not None and last.is_finished):
+            self._finish_oldest()
+        self._finish_what_is_done()
+
+    # -- identity ------------------------------------------------------------------------------
+
+    def _answer_by_identity(self, identity: StepIdentity) -> StepAnswer | None:
+        """Identity rules a to d; None: the batch is taken. Raises BatchRefused."""
+        executor_epoch, newest_epoch = self._info.executor_epoch, self._scheduler_epoch
+        if identity.executor_epoch != executor_epoch:
+            raise BatchRefused(
+                StepErrorReason.WRONG_EXECUTOR_EPOCH,
+                "executor_epoch",
+                f"{identity.executor_epoch}; allowed: {executor_epoch}",
+            )
+        if identity.scheduler_epoch < newest_epoch:
+            raise BatchRefused(
+                StepErrorReason.STALE_SCHEDULER_EPOCH,
+                "scheduler_epoch",
+                f"{identity.scheduler_epoch}; allowed: {newest_epoch} or newer",
+            )
+        step_id, last_step_id = identity.step_id, self._last_step_id
+        base_step_id = self._base_step_id
+        if identity.scheduler_epoch > newest_epoch:
+            if self._is_future(identity.scheduler_epoch):
+                raise BatchRefused(
+                    StepErrorReason.FUTURE_SCHEDULER_EPOCH,
+                    "scheduler_epoch",
+                    f"{identity.scheduler_epoch}; allowed: an hour more than {self._now_ns()}",
+                )
+            last_step_id = base_step_id = None
+        if last_step_id is not None and step_id <= last_step_id:
+            self.finish()
+            if step_id in self._answers:
+                return self._answers[step_id]
+            raise BatchRefused(
+                StepErrorReason.STALE_STEP,
+                "step_id",
+                f"{step_id}; allowed: above {last_step_id}, or one of the stored"
+                f" {list(self._answers)}",
+            )
+        if identity.base_step_id is not None and identity.base_step_id != base_step_id:
+            return self._answer(identity, StepStatus.NEED_SNAPSHOT)
+        return None
+
+    def _checked_content(self, batch: Batch) -> BatchContent:
+        if isinstance(batch.content, BatchRefused):
+            raise batch.content
+        identity = batch.identity
+        if identity.step_id < 1:
+            raise BatchRefused(
+                StepErrorReason.MALFORMED, "step_id", f"{identity.step_id}; allowed: 1 or more"
+            )
+        is_snapshot = identity.base_step_id is None
+        check_batch(batch.content, is_snapshot, self._rows, self._info)
+        return batch.content
+
+    # -- execution -----------------------------------------------------------------------------
+
+    def _begin(
+        self,
+        identity: StepIdentity,
+        content: BatchContent,
+        queue_us: int,
+        then: Callable[[StepAnswer], None],
+    ) -> RunningStep:
+        """Changes the rows and begins to compute. Raises only what is a bug of ours."""
+        step_id, row_ids = identity.step_id, content.work.row_ids
+        self._change_rows(content, is_snapshot=identity.base_step_id is None)
+        prepared: PreparedStep | None = None
+        pending: PendingStep
+        try:
+            prepared, pending = self._begin_computing(step_id, content)
+        except Exception as error:
+            # At once: the error may hold memory that the next step needs.
+            self.finish()
+            pending = FailedStep(error)
+        else:
+            self._rows.expect_sampled(prepared.sampling_row_ids, step_id)
+        self._rows.forget_encoder_tokens(row_ids)
+        self._apply(step_id, base_step_id=step_id)
+        running = RunningStep(identity, row_ids, queue_us, then, prepared, pending)
+        self._running.append(running)
+        return running
+
+    def _begin_computing(
+        self, step_id: int, content: BatchContent
+    ) -> tuple[PreparedStep, PendingStep]:
+        """Finishes steps before where this one needs to know what they sampled."""
+        if self._running and (
+            step_id - self._running[0].identity.step_id >= self._info.limits.max_inflight_steps
+            or self._rows.reads_history(content.work.row_ids)
+        ):
+            self.finish()
+        oldest = self._running[0].identity.step_id if self._running else None
+        prepared = prepare_step(step_id, content, self._rows, oldest)
+        pending = self._runner.begin(prepared.step)
+        if pending is None:
+            self.finish()
+            prepared = prepare_step(step_id, content, self._rows)
+            pending = self._runner.begin(prepared.step)
+            assert pending is not None, "there is no step to wait for"
+        return prepared, pending
+
+    def _finish_what_is_done(self) -> None:
+        while self._running and self._running[0].pending.is_done:
+            self._finish_oldest()
+
+    def _finish_oldest(self) -> None:
+        running = self._running.popleft()
+        answer = self._finish_step(running)
+        if answer.rows is None and running.prepared is not None:
+            # What was expected of it.
+            nothing = np.full(len(running.row_ids), -1, np.int32)
+            self._rows.record_sampled(running.row_ids, answer.step_id, nothing)
+        self._store(answer)
+        running.is_finished = True
+        running.then(answer)
+
+    def _finish_step(self, running: RunningStep) -> StepAnswer:
+        identity = running.identity
+        error = _BUG
+        try:
+            output = running.pending.finish()
+        except Exception as raised:
+            _log.exception("step_failed step_id=%d", identity.step_id)
+            error = _describe(raised)
+        else:
+            try:
+                return self._answer_rows(running, output)
+            except Exception:
+                # A bug of ours; what the row table remembers is unknown.
+                _log.exception("step_broken step_id=%d", identity.step_id)
+                self._base_step_id = None
+        timings = StepTimings(running.queue_us)
+        return self._answer(identity, StepStatus.FAILED, error=error, timings=timings)
+
+    def _answer_rows(self, running: RunningStep, output: StepOutput) -> StepAnswer:
+        assert running.prepared is not None, "what was computed was prepared"
+        identity = running.identity
+        rows = running.prepared.merge(output, self._rows)
+        self._rows.record_sampled(running.row_ids, identity.step_id, rows.sampled_token_ids)
+        timings = StepTimings(running.queue_us, output.move_us, output.forward_us, output.sample_us)
+        return self._answer(identity, StepStatus.OK, rows=rows, timings=timings)
+
+    def _change_rows(self, content: BatchContent, *, is_snapshot: bool) -> None:
+        if is_snapshot:
+            self._rows.clear()
+        self._rows.remove(content.removed_row_ids)
+        if content.new_rows is not None:
+            self._rows.add(content.new_rows)
+        if content.table_writes is not None:
+            self._rows.write_tables(content.table_writes)
+
+    # -- answers -------------------------------------------------------------------------------
+
+    def _refuse(self, identity: StepIdentity, error: StepError) -> StepAnswer:
+        _log.warning(
+            "batch_refused step_id=%d reason=%s field=%s message=%r",
+            identity.step_id,
+            error.reason.name,
+            error.field,
+            error.message,
+        )
+        return self._answer(identity, StepStatus.REFUSED, error=error)
+
+    def _answer(
+        self,
+        identity: StepIdentity,
+        status: StepStatus,
+        *,
+        error: StepError | None = None,
+        rows: StepRows | None = None,
+        timings: StepTimings = _NO_TIMINGS,
+    ) -> StepAnswer:
+        return StepAnswer(
+            identity.scheduler_epoch,
+            self._info.executor_epoch,
+            identity.step_id,
+            status,
+            error,
+            rows,
+            timings,
+        )
+
+    def _apply(self, step_id: int, base_step_id: int | None) -> None:
+        """The step becomes L of the identity rules."""
+        self._last_step_id = max(step_id, self._last_step_id or step_id)
+        self._base_step_id = base_step_id
+
+    def _store(self, answer: StepAnswer) -> None:
+        """Remembers the answer of a step that was applied."""
+        self._answers[answer.step_id] = answer
+        while len(self._answers) > self._info.limits.max_inflight_steps:
+            self._answers.popitem(last=False)
+
+
+def _describe(error: Exception) -> StepError:
+    """What a runner's error means. Only texts that are made for people leave the process."""
+    is_out_of_memory = isinstance(error, (OutOfMemory, MemoryError)) or isinstance(
+        error.__cause__, OutOfMemory
+    )
+    reason = StepErrorReason.OUT_OF_MEMORY if is_out_of_memory else StepErrorReason.INTERNAL
+    message = str(error) if isinstance(error, ExecutorError) else INTERNAL_ERROR_MESSAGE
+    return StepError(reason, "", message)

@@ -1,0 +1,186 @@
+"""From a checked batch to what the runner is given, and back.
+
+Shape letters: R rows of the batch, K rows of it whose input is known or awaited, T input
+tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from executor_service.steps.batch import BatchContent, StepRows, Work
+from executor_service.steps.row_table import RowTable
+from executor_service.steps.step import (
+    AwaitedTokens,
+    BoolArray,
+    Int32Array,
+    Int64Array,
+    LogprobColumns,
+    RowStatus,
+    StepInput,
+    StepOutput,
+)
+
+_Number = TypeVar("_Number", np.int32, np.uint8)
+
+_NO_ROWS = np.empty(0, np.int64)
+_INPUT_UNAVAILABLE = "its input is a token that was never sampled"
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedStep:
+    """`step`: the rows whose input is available, or awaited. `kept_rows`: which, None for all."""
+
+    step: StepInput
+    num_rows: int
+    kept_rows: Int64Array | None
+
+    @property
+    def sampling_row_ids(self) -> Int32Array:
+        """The row ids that sample."""
+        return self.step.row_ids[self.step.samples]
+
+    def merge(self, output: StepOutput, rows: RowTable) -> StepRows:
+        """The results of all R rows; `rows` has recorded the steps that the step awaited.
+
+        Raises ValueError if `output` is not for this step.
+        """
+        for column in (output.row_statuses, output.sampled_token_ids):
+            if len(column) != self.step.num_rows:
+                raise ValueError(f"{len(column)} results for {self.step.num_rows} rows")
+        results = StepRows(
+            output.row_statuses,
+            output.sampled_token_ids,
+            output.row_errors,
+            output.logprobs,
+            output.prompt_logprobs,
+        )
+        missing = self._missing_rows(rows)
+        if len(missing):
+            results = _without(results, missing)
+        return results if self.kept_rows is None else self._spread(results, self.kept_rows)
+
+    def _missing_rows(self, rows: RowTable) -> Int64Array:
+        """Rows of `step` that awaited a token and got none."""
+        awaited = self.step.awaited
+        if awaited is None:
+            return _NO_ROWS
+        tokens = rows.tokens_recorded(self.step.row_ids[awaited.rows], awaited.step_ids)
+        return awaited.rows[tokens < 0]
+
+    def _spread(self, results: StepRows, kept: Int64Array) -> StepRows:
+        """`results` of the rows of `step` as those of all rows."""
+        statuses = np.full(self.num_rows, RowStatus.INPUT_UNAVAILABLE, np.uint8)
+        statuses[kept] = results.row_statuses
+        tokens = np.full(self.num_rows, -1, np.int32)
+        tokens[kept] = results.sampled_token_ids
+        missing = np.flatnonzero(statuses == RowStatus.INPUT_UNAVAILABLE).tolist()
+        errors = dict.fromkeys(missing, _INPUT_UNAVAILABLE)
+        errors |= {int(kept[row]): message for row, message in results.row_errors.items()}
+        return StepRows(
+            statuses,
+            tokens,
+            errors,
+            _renumber(results.logprobs, kept),
+            _renumber(results.prompt_logprobs, kept),
+        )
+
+
+def prepare_step(
+    step_id: int, content: BatchContent, rows: RowTable, unfinished_step_id: int | None = None
+) -> PreparedStep:
+    """Resolves tokens of earlier steps and leaves rows out that have none; reads `rows`.
+
+    `unfinished_step_id`: the oldest step that is not recorded in `rows`; None for no such step.
+    """
+    work = content.work
+    token_ids, is_missing = _resolve_tokens(step_id, work, rows)
+    kept = None if is_missing is None else np.flatnonzero(~is_missing)
+    if is_missing is not None and kept is not None:
+        token_ids = token_ids[np.repeat(~is_missing, work.num_new_tokens)]
+    awaited = None
+    if unfinished_step_id is not None and len(work.sampled_steps_back):
+        steps_back = _select(work.sampled_steps_back, kept)
+        awaited = _find_awaited(step_id, steps_back, unfinished_step_id)
+    row_ids = _select(work.row_ids, kept)
+    samples: BoolArray = np.ones(len(row_ids), np.bool_)
+    if len(work.samples):
+        samples = _select(work.samples, kept) != 0
+    step = StepInput(
+        step_id=step_id,
+        swap_out=content.swap_out,
+        swap_in=content.swap_in,
+        copy=content.copy,
+        row_ids=row_ids,
+        num_computed_tokens=_select(work.num_computed_tokens, kept),
+        num_new_tokens=_select(work.num_new_tokens, kept),
+        token_ids=token_ids,
+        samples=samples,
+        block_tables=rows.block_tables(row_ids),
+        num_prompt_tokens=rows.num_prompt_tokens(row_ids),
+        seeds=rows.seeds(row_ids),
+        sampling_params=rows.sampling_params(row_ids),
+        histories=rows.histories(row_ids),
+        adapters=rows.adapters(row_ids),
+        cross=rows.cross(row_ids),
+        awaited=awaited,
+    )
+    return PreparedStep(step, len(work.row_ids), kept)
+
+
+def _resolve_tokens(
+    step_id: int, work: Work, rows: RowTable
+) -> tuple[Int32Array, BoolArray | None]:
+    """Input tokens [T], and which rows miss theirs [R] (None: no row)."""
+    steps_back = work.sampled_steps_back
+    if not np.count_nonzero(steps_back):
+        return work.token_ids, None
+    sampled = rows.tokens_sampled(work.row_ids, step_id, steps_back)
+    is_sampled = steps_back > 0
+    if len(work.token_ids) == 0:
+        token_ids = sampled
+    else:
+        is_literal = np.repeat(~is_sampled, work.num_new_tokens)
+        token_ids = np.empty(len(is_literal), np.int32)
+        token_ids[is_literal] = work.token_ids
+        # A row whose token was sampled has one input token, so its last one is it.
+        last_tokens = np.cumsum(work.num_new_tokens) - 1
+        token_ids[last_tokens[is_sampled]] = sampled[is_sampled]
+    is_missing = is_sampled & (sampled < 0)
+    return token_ids, is_missing if np.count_nonzero(is_missing) else None
+
+
+def _find_awaited(
+    step_id: int, steps_back: Int32Array, unfinished_step_id: int
+) -> AwaitedTokens | None:
+    source_ids = step_id - steps_back.astype(np.int64)
+    awaiting = np.flatnonzero((steps_back > 0) & (source_ids >= unfinished_step_id))
+    return AwaitedTokens(awaiting, source_ids[awaiting]) if len(awaiting) else None
+
+
+def _without(results: StepRows, missing: Int64Array) -> StepRows:
+    """`results` of rows of which those `missing` computed something else than they should."""
+    statuses, tokens = results.row_statuses.copy(), results.sampled_token_ids.copy()
+    statuses[missing] = RowStatus.INPUT_UNAVAILABLE
+    tokens[missing] = -1
+    errors = dict(results.row_errors) | dict.fromkeys(missing.tolist(), _INPUT_UNAVAILABLE)
+    logprobs, prompt_logprobs = (
+        None if columns is None else columns.without(missing)
+        for columns in (results.logprobs, results.prompt_logprobs)
+    )
+    return StepRows(statuses, tokens, errors, logprobs, prompt_logprobs)
+
+
+def _select(column: npt.NDArray[_Number], kept: Int64Array | None) -> npt.NDArray[_Number]:
+    return column if kept is None else column[kept]
+
+
+def _renumber(columns: LogprobColumns | None, kept: Int64Array) -> LogprobColumns | None:
+    """Row indexes of the runner's rows as those of the batch's rows."""
+    if columns is None:
+        return None
+    return replace(columns, row_indexes=kept[columns.row_indexes].astype(np.int32))

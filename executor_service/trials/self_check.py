@@ -1,0 +1,205 @@
+"""The last judge at load: does a model say the same through paged attention as by itself?
+
+Two random sequences go through the model as `transformers` runs it, and then in uneven parts
+through paged attention. Whatever a model does that its configuration did not tell (state outside
+attention, a mask of its own, positions from elsewhere) shows as a difference: in float32, where
+nothing else does. What replaces a whole model in 16 bits is compared with the model's own noise.
+
+Shape letters: Q probe sequences, L tokens of each, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from executor_service.checkpoint.model_support import expected_windows
+from executor_service.device.errors import is_out_of_memory
+from executor_service.device.kv_cache import LayerShape
+from executor_service.errors import ModelUnsupported, OutOfMemory, one_line
+from executor_service.model.attention_probe import probe_attention
+from executor_service.model.loaded_model import LoadedModel, Probe
+from executor_service.model.transformers_attention import IMPLEMENTATION_NAME, register_attention
+from executor_service.trials.float32_trial import float32_trial, trial_of
+from executor_service.trials.int8_reference import NUDGES, rounded_matrices
+from executor_service.trials.logit_error import FLOAT32_TOLERANCE, typical_error
+from executor_service.trials.probe_tokens import ProbeTokens, near_tokens
+from splitserve_kernels.paged_batch import AttentionOptions
+
+_log = logging.getLogger(__name__)
+
+# In 16 bits, this many times what a model's own rounding does is taken for rounding, up to a bound:
+# unrelated logits differ by 1.4.
+_NOISE_FACTOR = 3.0
+_MAX_TOLERANCE = 0.5
+
+
+class ReplacementWrong(Exception):
+    """What was to run instead of a model computes something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionProfile:
+    """What a model's attention is made of: parallel, in the order of the forward pass.
+
+    `options`: as each module passes them to the attention. `probe`: what came of it.
+    """
+
+    modules: tuple[nn.Module, ...]
+    layers: tuple[LayerShape, ...]
+    options: tuple[AttentionOptions, ...]
+    probe: Probe
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The sliding windows in tokens, None for none."""
+        return tuple(options.sliding_window for options in self.options)
+
+    @property
+    def sliding_window(self) -> int | None:
+        """How many tokens, itself included, a token attends to at most; None if to all."""
+        limited = [window for window in self.windows if window is not None]
+        return max(limited) if limited and len(limited) == len(self.windows) else None
+
+
+@torch.inference_mode()
+def check_model(model: Any, text_config: Any, max_model_len: int) -> AttentionProfile:  # noqa: ANN401
+    """Switches `model` to paged attention and compares its logits with those from before.
+
+    `model`, `text_config`: of `transformers`. Raises ModelUnsupported if the model cannot be
+    served; the model is then left as it happens to be.
+    """
+    name = type(model).__name__
+    try:
+        return _check(model, text_config, max_model_len)
+    except ModelUnsupported as error:
+        raise _not_served(name, str(error)) from error
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise OutOfMemory(f"{name}: no memory left to try it ({one_line(error)})") from error
+        # The models' own code may raise anything.
+        raise _not_served(name, f"a trial run failed ({one_line(error)})") from error
+
+
+def _not_served(name: str, reason: str) -> ModelUnsupported:
+    served = "served would be what says the same through paged attention as by itself"
+    return ModelUnsupported(f"{name}: not served, since {reason}; {served}")
+
+
+@torch.inference_mode()
+def check_replacement(
+    loaded: LoadedModel, compute: Callable[[Tensor], Tensor], *, is_int8: bool = False
+) -> float:
+    """Compares a replacement of the whole `loaded.model` with what that says of the probe tokens.
+
+    `compute`: the replacement's logits [Q, L, V] of probe tokens [Q, L]; it may take the model
+    apart. `is_int8`: its weights are rounded, and so are those it is compared with. Returns the
+    relative error of its logits. Raises ReplacementWrong if they differ by more than the model's
+    own noise, or it raises something.
+    """
+    probe = loaded.probe
+    assert probe is not None, "models are replaced before it is settled what runs them"
+    expected, noise = probe.logits, probe.noise
+    try:
+        if is_int8:
+            expected, undecided = _rounded_logits(loaded.model, probe.tokens)
+            noise = max(noise, undecided)
+        actual = compute(probe.tokens)
+    except Exception as error:
+        # Models may look into their parts in any way.
+        raise ReplacementWrong(f"{type(error).__name__}: {one_line(error)}") from error
+    difference = typical_error(expected[..., : actual.shape[-1]], actual)
+    tolerance = _tolerance(loaded.dtype, noise)
+    if not difference <= tolerance:
+        raise ReplacementWrong(
+            f"relative error of the logits {difference:.2g}, allowed {tolerance:.2g}"
+        )
+    return difference
+
+
+def _check(model: Any, text_config: Any, max_model_len: int) -> AttentionProfile:  # noqa: ANN401
+    tokens = near_tokens(model, text_config, max_model_len).tokens
+    register_attention()
+    model.set_attn_implementation(IMPLEMENTATION_NAME)
+    logits, context = probe_attention(model, tokens)
+    if not context.pools:
+        raise ModelUnsupported("it bypasses transformers' attention interface")
+    if not bool(torch.isfinite(logits).all()):
+        raise ModelUnsupported(f"its logits are not finite in {model.dtype}; try another --dtype")
+    profile = AttentionProfile(
+        tuple(context.pools),
+        context.layers,
+        tuple(context.options.values()),
+        Probe(tokens, logits, _noise(model, tokens, logits)),
+    )
+    _check_windows(text_config, max_model_len, profile.windows)
+    _check_agreement(model, profile, max_model_len)
+    return profile
+
+
+def _check_agreement(model: Any, profile: AttentionProfile, max_model_len: int) -> None:  # noqa: ANN401
+    """Raises ModelUnsupported if layers compute something else through paged attention."""
+    dtype, noise = torch.float32, 0.0
+    trial = float32_trial(model, profile.modules, max_model_len)
+    if trial is None:
+        _log.warning("not_tried_in_float32 model=%s: memory is short", type(model).__name__)
+        dtype, noise = model.dtype, profile.probe.noise
+        trial = trial_of(model, max_model_len)
+    tried = trial.model
+
+    def compute(question: ProbeTokens) -> Tensor:
+        return probe_attention(tried, question.tokens, starts=question.starts)[0]
+
+    error, tolerance = trial.error(compute), _tolerance(dtype, noise)
+    if not error <= tolerance:
+        raise ModelUnsupported(
+            "its logits through paged attention differ from transformers' own"
+            f" (relative error {error:.2g}, allowed {tolerance:.2g} in {dtype}); it may"
+            " keep state outside attention or use a mask of its own"
+        )
+
+
+def _noise(model: Any, tokens: Tensor, logits: Tensor) -> float:  # noqa: ANN401
+    """What another order of sums does to `logits`, those of `tokens`.
+
+    The sequences are not cut, and a last bit of each attention output is changed.
+    """
+    if model.dtype == torch.float32:
+        return 0.0
+    noisy, _ = probe_attention(model, tokens, torch.finfo(model.dtype).eps, is_cut=False)
+    return typical_error(logits, noisy)
+
+
+def _rounded_logits(model: Any, tokens: Tensor) -> tuple[Tensor, float]:  # noqa: ANN401
+    """What rounded weights say of `tokens`; and how much it matters where ties are rounded to."""
+    logits = []
+    # In 16 bits there is more noise than that.
+    for nudge in NUDGES if model.dtype == torch.float32 else (1.0,):
+        with rounded_matrices(model, nudge):
+            logits.append(probe_attention(model, tokens, is_cut=False)[0])
+    return logits[0], typical_error(logits[0], logits[-1])
+
+
+def _tolerance(dtype: torch.dtype, noise: float) -> float:
+    # Logits of 16 bits are rounded themselves, so they agree up to the last bit.
+    least = FLOAT32_TOLERANCE if dtype == torch.float32 else torch.finfo(dtype).eps
+    return min(max(least, _NOISE_FACTOR * noise), _MAX_TOLERANCE)
+
+
+def _check_windows(
+    text_config: Any,  # noqa: ANN401
+    max_model_len: int,
+    windows: Sequence[int | None],
+) -> None:
+    """A window too large to be probed must at least have been passed on to the attention."""
+    for window, expected in zip(windows, expected_windows(text_config, len(windows)), strict=True):
+        if isinstance(expected, int) and expected < max_model_len and window != expected:
+            raise ModelUnsupported(
+                f"its sliding window of {expected} tokens is applied by mask only;"
+                f" use --max-model-len {expected} or less"
+            )

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from executor_service.backends.attention_trial import BackendWrong, check_layer
+from executor_service.device.kv_cache import LayerShape
+from executor_service.model.loaded_model import LayerKind
+from splitserve_kernels import reference
+from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch
+
+CPU = torch.device("cpu")
+LAYER = LayerShape(num_kv_heads=2, key_dim=16, value_dim=24)
+NUM_HEADS = 6
+OPTIONS = AttentionOptions(
+    scale=0.25, sliding_window=12, softcap=5.0, sinks=torch.linspace(-1, 2, NUM_HEADS)
+)
+FAULTS = (
+    "offset",
+    "nan",
+    "no_window",
+    "no_softcap",
+    "no_sinks",
+    "scale",
+    "late_write",
+    "last_row",
+    "heads",
+)
+FLOAT8 = torch.float8_e4m3fn
+
+
+@dataclass(frozen=True, slots=True)
+class Faulty:
+    """The oracle, but for `fault`."""
+
+    fault: str
+
+    def write_kv(
+        self, key: Tensor, value: Tensor, key_pool: Tensor, value_pool: Tensor, batch: PagedBatch
+    ) -> None:
+        if self.fault == "late_write":
+            batch = replace(batch, slot_mapping=batch.slot_mapping.flip(0))
+        if self.fault == "cut_off":
+            # Rounds all numbers towards zero.
+            key, value = ((x.float() * (1 - 2**-4)).to(x.dtype) for x in (key, value))
+        reference.write_kv(key, value, key_pool, value_pool, batch)
+
+    def paged_attention(
+        self,
+        query: Tensor,
+        key_pool: Tensor,
+        value_pool: Tensor,
+        batch: PagedBatch,
+        options: AttentionOptions,
+    ) -> Tensor:
+        if self.fault == "no_window":
+            options = replace(options, sliding_window=None)
+        if self.fault == "no_softcap":
+            options = replace(options, softcap=None)
+        if self.fault == "no_sinks":
+            options = replace(options, sinks=None)
+        if self.fault == "scale":
+            options = replace(options, scale=options.scale * 1.1)
+        if self.fault == "heads":
+            query = query.roll(1, dims=1)
+        output = reference.paged_attention(query, key_pool, value_pool, batch, options)
+        if self.fault == "offset":
+            output = output + 0.1
+        if self.fault in ("nan", "last_row"):
+            output[-1, -1, -1] = torch.nan if self.fault == "nan" else 2.0
+        return output
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("sliding_window", [None, 12, 100_000])
+@pytest.mark.parametrize("block_size", [1, 16, 256])
+def test_check_layer_passes_when_the_backend_is_right(
+    block_size: int, sliding_window: int | None, dtype: torch.dtype
+) -> None:
+    options = replace(OPTIONS, sliding_window=sliding_window)
+    check_layer(Faulty("none"), LayerKind(LAYER, NUM_HEADS, options), block_size, dtype, CPU)
+
+
+@pytest.mark.parametrize("kv_dtype", [None, FLOAT8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_check_layer_raises_when_the_backend_is_wrong(
+    fault: str, dtype: torch.dtype, kv_dtype: torch.dtype | None
+) -> None:
+    kind = LayerKind(LAYER, NUM_HEADS, OPTIONS)
+    with pytest.raises(BackendWrong, match=f"allowed .* in {dtype} over {kv_dtype or dtype}"):
+        check_layer(Faulty(fault), kind, 16, dtype, CPU, kv_dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_check_layer_passes_when_pools_are_float8(dtype: torch.dtype) -> None:
+    check_layer(Faulty("none"), LayerKind(LAYER, NUM_HEADS, OPTIONS), 16, dtype, CPU, FLOAT8)
+
+
+def test_check_layer_raises_when_float8_is_rounded_wrongly() -> None:
+    kind = LayerKind(LAYER, NUM_HEADS, OPTIONS)
+    with pytest.raises(BackendWrong, match="differs by"):
+        check_layer(Faulty("cut_off"), kind, 16, torch.bfloat16, CPU, FLOAT8)

@@ -1,0 +1,297 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from executor_service.backends.choose import AttentionBackendName, choose_compute
+from executor_service.backends.compute import Compute
+from executor_service.checkpoint.model_loader import ModelConfig, load_model
+from executor_service.decoders.packed_linears import PackedLinearModule
+from executor_service.device.kv_cache import KVCache
+from executor_service.errors import BackendUnavailable
+from executor_service.model.input_batch import build_input_batch
+from executor_service.model.loaded_model import LoadedModel
+from executor_service.steps.sampling_params import SamplingParams
+from splitserve_kernels.cpu.attention import NativeAttention
+from splitserve_kernels.cpu.build import BuildFailed
+from splitserve_kernels.cpu.library import NativeLibrary, load_library
+from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch
+from tests.support.step_driver import Row, make_step
+from tests.support.tiny_models import make_tiny_model
+
+AUTO, TORCH, NATIVE = (
+    AttentionBackendName.AUTO,
+    AttentionBackendName.TORCH,
+    AttentionBackendName.NATIVE,
+)
+BLOCK_SIZE = 8
+PROMPT = [(11 * i + 5) % 90 for i in range(45)]
+LOGIT_TOLERANCE = 1e-4
+_COMMON: Mapping[str, Any] = {
+    "vocab_size": 160,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
+# Made of other parts than a Llama.
+_OTHERS = ("GPTNeoXConfig", "OPTConfig", "GemmaConfig")
+# Of the parts of a Llama, which computes something else with them.
+_LOOKALIKES = ("GraniteConfig", "SmolLM3Config")
+_OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "OPTConfig": {"ffn_dim": 96, "word_embed_proj_dim": 64},
+    "GemmaConfig": {"head_dim": 16},
+    "GraniteConfig": {"residual_multiplier": 0.3, "embedding_multiplier": 3.0},
+    "SmolLM3Config": {"no_rope_layer_interval": 2},
+}
+Load = Callable[..., LoadedModel]
+
+
+@pytest.fixture(scope="module")
+def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
+    """Loads a random model by the name of its configuration's class."""
+    directories: dict[str, Path] = {}
+
+    def get(config_class: str, dtype: str = "float32") -> LoadedModel:
+        if config_class not in directories:
+            directories[config_class] = tmp_path_factory.mktemp(config_class)
+            _save(config_class, directories[config_class])
+        return load_model(ModelConfig(str(directories[config_class]), dtype=dtype))
+
+    return get
+
+
+@pytest.fixture
+def native_library() -> NativeLibrary:
+    try:
+        return load_library()
+    except BuildFailed as failure:
+        pytest.skip(str(failure))
+
+
+def _save(config_class: str, directory: Path) -> None:
+    import transformers
+
+    # One that has other names for these sizes takes them for unknown attributes.
+    config = getattr(transformers, config_class)(**{**_COMMON, **_OPTIONS.get(config_class, {})})
+    auto: Any = transformers.AutoModelForCausalLM
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        auto.from_config(config).save_pretrained(directory)
+
+
+class _Loads:
+    """Loads a model and counts how often."""
+
+    def __init__(self, load: Load, config_class: str) -> None:
+        self._load, self._config_class, self.count = load, config_class, 0
+
+    def __call__(self) -> LoadedModel:
+        self.count += 1
+        return self._load(self._config_class)
+
+
+@torch.inference_mode()
+def _logits(compute: Compute) -> torch.Tensor:
+    """Of all tokens of PROMPT, [len(PROMPT), V], in two chunks."""
+    loaded = compute.loaded
+    cache = KVCache(loaded.layers, BLOCK_SIZE, 8, 0, loaded.dtype, loaded.device)
+    model = compute.make_model(loaded, cache)
+    params, tokens, parts = SamplingParams(num_prompt_logprobs=0), [*PROMPT, 7], []
+    for start, end in ((0, 20), (20, len(PROMPT))):
+        row = Row(tokens[start:end], start, (5, 0, 3, 1, 7, 2), len(tokens), False, params)
+        batch = build_input_batch(make_step([row]), [0], BLOCK_SIZE, loaded.device)
+        parts.append(model.logits(batch).clone())
+    return torch.cat(parts)
+
+
+def _assert_same_logits(
+    compute: Compute, expected: Compute, tolerance: float = LOGIT_TOLERANCE
+) -> None:
+    torch.testing.assert_close(_logits(compute), _logits(expected), atol=tolerance, rtol=0)
+
+
+def test_choose_compute_takes_torch_when_asked(load: Load) -> None:
+    compute = choose_compute(lambda: load("LlamaConfig"), TORCH, BLOCK_SIZE)
+    assert compute.description == "torch"
+    assert _logits(compute).shape == (len(PROMPT), 160)
+
+
+@pytest.mark.parametrize("name", [AUTO, NATIVE])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_choose_compute_takes_the_native_decoder_when_the_model_is_a_llama(
+    load: Load, native_library: NativeLibrary, name: AttentionBackendName, dtype: str
+) -> None:
+    compute = choose_compute(lambda: load("LlamaConfig", dtype), name, BLOCK_SIZE)
+    assert compute.description == f"native decoder ({native_library.variant})"
+
+
+def test_choose_compute_serves_the_same_logits_when_the_decoder_is_native(
+    load: Load, native_library: NativeLibrary
+) -> None:
+    compute = choose_compute(lambda: load("LlamaConfig"), NATIVE, BLOCK_SIZE)
+    _assert_same_logits(compute, choose_compute(lambda: load("LlamaConfig"), TORCH, BLOCK_SIZE))
+
+
+@pytest.mark.parametrize("config_class", _OTHERS)
+def test_choose_compute_takes_native_attention_when_the_model_has_other_parts(
+    load: Load, native_library: NativeLibrary, config_class: str
+) -> None:
+    loads = _Loads(load, config_class)
+    compute = choose_compute(loads, AUTO, BLOCK_SIZE)
+    assert compute.description == f"native attention and matrices ({native_library.variant})"
+    assert loads.count == 1
+    _assert_same_logits(compute, choose_compute(loads, TORCH, BLOCK_SIZE))
+
+
+@pytest.mark.parametrize("name", [AUTO, NATIVE])
+@pytest.mark.parametrize("config_class", _LOOKALIKES)
+def test_choose_compute_refuses_the_native_decoder_when_the_model_computes_something_else(
+    load: Load,
+    native_library: NativeLibrary,
+    caplog: pytest.LogCaptureFixture,
+    config_class: str,
+    name: AttentionBackendName,
+) -> None:
+    caplog.set_level(logging.INFO, "executor_service")
+    loads = _Loads(load, config_class)
+    compute = choose_compute(loads, name, BLOCK_SIZE)
+    assert compute.description == f"native attention and matrices ({native_library.variant})"
+    refusals = [r for r in caplog.records if "native_decoder" in r.getMessage()]
+    assert [record.levelno for record in refusals] == [logging.INFO]
+    assert loads.count == 1
+    _assert_same_logits(compute, choose_compute(loads, TORCH, BLOCK_SIZE))
+
+
+@pytest.mark.parametrize(("dtype", "is_int8"), [("bfloat16", False), ("bfloat16", True)])
+@pytest.mark.parametrize("architecture", ["ministral3", "smollm3", "granite"])
+def test_choose_compute_refuses_the_native_decoder_when_gentle_weights_hide_the_difference(
+    tmp_path: Path, native_library: NativeLibrary, architecture: str, dtype: str, is_int8: bool
+) -> None:
+    """Their errors, 0.01 to 0.05, are within what 16 or 8 bits do to a model of that kind."""
+    make_tiny_model(architecture, tmp_path, overrides={"initializer_range": 0.02})
+    config = ModelConfig(str(tmp_path), dtype=dtype)
+    compute = choose_compute(lambda: load_model(config), AUTO, BLOCK_SIZE, is_int8=is_int8)
+    assert compute.description.startswith("native attention and matrices")
+
+
+def _round_matrices(loaded: LoadedModel) -> LoadedModel:
+    """Rounds the weights of matrices to 127 steps to either side of 0 for each output."""
+    for module in loaded.model.modules():
+        if isinstance(module, torch.nn.Linear):
+            factor = 127 / module.weight.detach().abs().amax(dim=1, keepdim=True)
+            module.weight.data = torch.round(module.weight.detach() * factor) / factor
+    return loaded
+
+
+@pytest.mark.parametrize("config_class", ["LlamaConfig", *_OTHERS, *_LOOKALIKES])
+def test_choose_compute_serves_rounded_weights_when_int8_was_asked(
+    load: Load, native_library: NativeLibrary, config_class: str
+) -> None:
+    compute = choose_compute(lambda: load(config_class), AUTO, BLOCK_SIZE, is_int8=True)
+    rounded = choose_compute(lambda: _round_matrices(load(config_class)), TORCH, BLOCK_SIZE)
+    # Scales are multiplied with sums here and with weights there.
+    _assert_same_logits(compute, rounded, tolerance=1e-3)
+
+
+def test_choose_compute_raises_when_int8_was_asked_and_torch_computes(load: Load) -> None:
+    with pytest.raises(BackendUnavailable, match=r"quantization int8: LlamaForCausalLM runs with"):
+        choose_compute(lambda: load("LlamaConfig"), TORCH, BLOCK_SIZE, is_int8=True)
+
+
+def test_choose_compute_keeps_matrices_in_torch_when_packed_ones_compute_something_else(
+    load: Load,
+    native_library: NativeLibrary,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    forward = PackedLinearModule.forward
+    monkeypatch.setattr(PackedLinearModule, "forward", lambda self, rows: forward(self, rows) * 2)
+    loads = _Loads(load, "OPTConfig")
+    compute = choose_compute(loads, AUTO, BLOCK_SIZE)
+    assert compute.description == f"native attention ({native_library.variant})"
+    assert [r.levelno for r in caplog.records if "packed_matrices_refused" in r.getMessage()] == [
+        logging.ERROR
+    ]
+    assert loads.count == 2
+    _assert_same_logits(compute, choose_compute(loads, TORCH, BLOCK_SIZE))
+    with pytest.raises(BackendUnavailable, match="quantization int8"):
+        choose_compute(loads, AUTO, BLOCK_SIZE, is_int8=True)
+
+
+def _fail_to_build() -> NativeLibrary:
+    raise BuildFailed("there is no C++ compiler")
+
+
+def test_choose_compute_warns_and_takes_torch_when_there_is_no_compiler(
+    load: Load, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("executor_service.backends.cpu.load_library", _fail_to_build)
+    loads = _Loads(load, "LlamaConfig")
+    compute = choose_compute(loads, AUTO, BLOCK_SIZE)
+    assert (compute.description, loads.count) == ("torch", 1)
+    warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert len(warnings) == 1
+    assert "there is no C++ compiler" in warnings[0]
+    assert _logits(compute).isfinite().all()
+
+
+def test_choose_compute_raises_when_native_was_asked_and_there_is_no_compiler(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("executor_service.backends.cpu.load_library", _fail_to_build)
+    with pytest.raises(BackendUnavailable, match="native: there is no C\\+\\+ compiler"):
+        choose_compute(lambda: load("LlamaConfig"), NATIVE, BLOCK_SIZE)
+
+
+class _Nonsense(NativeAttention):
+    def paged_attention(
+        self,
+        query: torch.Tensor,
+        key_pool: torch.Tensor,
+        value_pool: torch.Tensor,
+        batch: PagedBatch,
+        options: AttentionOptions,
+    ) -> torch.Tensor:
+        return super().paged_attention(query, key_pool, value_pool, batch, options) + 0.01
+
+
+def test_choose_compute_says_an_error_and_takes_torch_when_the_backend_computes_nonsense(
+    load: Load,
+    native_library: NativeLibrary,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("executor_service.backends.cpu.NativeAttention", _Nonsense)
+    compute = choose_compute(lambda: load("LlamaConfig"), AUTO, BLOCK_SIZE)
+    assert compute.description == "torch"
+    errors = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
+    assert len(errors) == 1
+    assert "differs by 0.01 from the reference" in errors[0]
+
+
+def test_choose_compute_raises_when_native_was_asked_and_computes_nonsense(
+    load: Load, native_library: NativeLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("executor_service.backends.cpu.NativeAttention", _Nonsense)
+    with pytest.raises(BackendUnavailable, match=r"native: the output differs by 0\.01 "):
+        choose_compute(lambda: load("LlamaConfig"), NATIVE, BLOCK_SIZE)
+
+
+def test_choose_compute_takes_torch_when_the_model_is_float16(load: Load) -> None:
+    compute = choose_compute(lambda: load("LlamaConfig", "float16"), AUTO, BLOCK_SIZE)
+    assert compute.description == "torch"
+    with pytest.raises(BackendUnavailable, match=r"native: torch\.float16"):
+        choose_compute(lambda: load("LlamaConfig", "float16"), NATIVE, BLOCK_SIZE)

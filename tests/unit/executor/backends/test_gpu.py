@@ -1,0 +1,178 @@
+"""The choice among GPU backends, played with plain torch on the CPU."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from executor_service.backends.attention_trial import BackendWrong, time_attention
+from executor_service.backends.gpu import CANDIDATES, Candidate, choose_gpu_attention
+from executor_service.checkpoint.model_loader import ModelConfig, load_model
+from executor_service.errors import BackendUnavailable
+from executor_service.model.loaded_model import LoadedModel
+from splitserve_kernels import reference
+from splitserve_kernels.gpu.flash_attention_rules import why_not_flash_attention
+from splitserve_kernels.paged_batch import AttentionBackend, AttentionOptions, PagedBatch
+from tests.support.tiny_models import make_tiny_model
+
+
+class _Right:
+    write_kv = staticmethod(reference.write_kv)
+    paged_attention = staticmethod(reference.paged_attention)
+
+
+class _Wrong(_Right):
+    @staticmethod
+    def paged_attention(
+        query: Tensor,
+        key_pool: Tensor,
+        value_pool: Tensor,
+        batch: PagedBatch,
+        options: AttentionOptions,
+    ) -> Tensor:
+        return reference.paged_attention(query, key_pool, value_pool, batch, options) + 1
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    directory = make_tiny_model("llama", tmp_path_factory.mktemp("llama"))
+    return load_model(ModelConfig(str(directory)))
+
+
+def _candidate(
+    name: str,
+    block_size: int,
+    make: Callable[[], AttentionBackend] = _Right,
+    why_not: Callable[[LoadedModel, int], str | None] = lambda _loaded, _size: None,
+) -> Candidate:
+    return Candidate(name, block_size, why_not, make)
+
+
+def _coarse_only(_loaded: LoadedModel, block_size: int) -> str | None:
+    return None if block_size % 256 == 0 else f"block_size {block_size}: multiples of 256 only"
+
+
+FINE = _candidate("fine", 16)
+COARSE = _candidate("coarse", 256, why_not=_coarse_only)
+
+
+def _never(_backend: AttentionBackend, _loaded: LoadedModel, _size: int) -> float:
+    raise AssertionError("nothing is to be timed")
+
+
+def _seconds(fine: float, coarse: float) -> Callable[[AttentionBackend, LoadedModel, int], float]:
+    times = iter((fine, coarse))
+    return lambda _backend, _loaded, _size: next(times)
+
+
+@pytest.mark.parametrize(
+    ("fine_s", "coarse_s", "chosen"),
+    [(1.0, 2.0, "fine"), (1.0, 0.9, "fine"), (1.0, 0.7, "coarse")],
+)
+def test_choose_gpu_attention_takes_coarse_blocks_when_they_are_much_faster(
+    loaded: LoadedModel, fine_s: float, coarse_s: float, chosen: str
+) -> None:
+    seconds = _seconds(fine_s, coarse_s)
+    choice = choose_gpu_attention(loaded, None, None, (FINE, COARSE), seconds)
+    assert (choice.name, choice.block_size) == (chosen, {"fine": 16, "coarse": 256}[chosen])
+
+
+def test_choose_gpu_attention_takes_the_fastest_when_the_block_size_is_given(
+    loaded: LoadedModel,
+) -> None:
+    choice = choose_gpu_attention(loaded, None, 256, (FINE, COARSE), _seconds(1.0, 0.99))
+    assert (choice.name, choice.block_size) == ("coarse", 256)
+
+
+def _fail(_backend: AttentionBackend, _loaded: LoadedModel, _size: int) -> float:
+    raise RuntimeError("out of memory")
+
+
+def test_choose_gpu_attention_takes_the_default_when_timing_fails(
+    loaded: LoadedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    choice = choose_gpu_attention(loaded, None, None, (FINE, COARSE), _fail)
+    assert choice.name == "fine"
+    assert "attention_backends_not_timed reason='out of memory'" in caplog.text
+
+
+def test_choose_gpu_attention_takes_who_can_when_the_block_size_is_fine(
+    loaded: LoadedModel,
+) -> None:
+    choice = choose_gpu_attention(loaded, None, 32, (FINE, COARSE), _never)
+    assert (choice.name, choice.block_size) == ("fine", 32)
+
+
+def test_choose_gpu_attention_raises_when_the_only_one_cannot_do_the_block_size(
+    loaded: LoadedModel,
+) -> None:
+    with pytest.raises(BackendUnavailable, match="block_size 16: multiples of 256 only"):
+        choose_gpu_attention(loaded, "coarse", 16, (FINE, COARSE), _never)
+
+
+def test_choose_gpu_attention_takes_its_block_size_when_only_one_may_be_taken(
+    loaded: LoadedModel,
+) -> None:
+    choice = choose_gpu_attention(loaded, "coarse", None, (FINE, COARSE), _never)
+    assert (choice.name, choice.block_size) == ("coarse", 256)
+
+
+def test_choose_gpu_attention_says_an_error_and_takes_the_next_when_one_is_wrong(
+    loaded: LoadedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrong = _candidate("fine", 16, _Wrong)
+    choice = choose_gpu_attention(loaded, None, None, (wrong, COARSE), _never)
+    assert choice.name == "coarse"
+    errors = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
+    assert len(errors) == 1
+    assert "attention_backend_refused backend=fine" in errors[0]
+
+
+def test_choose_gpu_attention_raises_what_is_worse_when_none_can_serve(
+    loaded: LoadedModel,
+) -> None:
+    wrong = _candidate("fine", 16, _Wrong)
+    missing = _candidate("missing", 256, why_not=lambda _loaded, _size: "it is not installed")
+    for candidates in ((wrong, missing), (missing, wrong)):
+        with pytest.raises(BackendWrong, match="differs"):
+            choose_gpu_attention(loaded, None, None, candidates, _never)
+    with pytest.raises(BackendUnavailable, match="it is not installed"):
+        choose_gpu_attention(loaded, None, None, (missing,), _never)
+
+
+def test_candidates_pass_the_sinks_on_when_a_model_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = "executor_service.backends.gpu"
+    monkeypatch.setattr(f"{module}.why_no_flash_attention", lambda: None)
+    monkeypatch.setattr(f"{module}.why_unavailable", lambda: None)
+    loaded = load_model(ModelConfig(str(make_tiny_model("gpt_oss", tmp_path)), dtype="bfloat16"))
+    assert CANDIDATES[1].why_not(loaded, 256) == why_not_flash_attention(
+        (16, 16), loaded.dtype, 256, has_sinks=True
+    )
+
+
+def test_candidates_refuse_flash_attention_when_keys_and_values_have_8_bits(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = "executor_service.backends.gpu"
+    monkeypatch.setattr(f"{module}.why_no_flash_attention", lambda: None)
+    monkeypatch.setattr(f"{module}.why_unavailable", lambda: None)
+    reason = CANDIDATES[1].why_not(replace(loaded, kv_dtype=torch.float8_e4m3fn), 256)
+    assert reason == "flash-attn takes no float8_e4m3fn keys and values"
+
+
+def test_time_attention_takes_time(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    for constant, number in (
+        ("_NUM_TIMED_COMPUTED", 20),
+        ("_NUM_TIMED_PROMPT_TOKENS", 8),
+        ("_NUM_RUNS", 1),
+    ):
+        monkeypatch.setattr(f"executor_service.backends.attention_trial.{constant}", number)
+    assert time_attention(reference, loaded, 16) > 0

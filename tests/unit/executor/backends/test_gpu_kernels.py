@@ -1,0 +1,152 @@
+"""The trials of kernels beside attention, played with plain torch on the CPU."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from executor_service.backends.draw_trial import check_draw
+from executor_service.backends.gpu_kernels import check_copy
+from executor_service.backends.trial import KernelWrong, tried
+from executor_service.device.kv_cache import CopyBlocks, copy_in_torch
+from executor_service.sampling.sampler import Draw, SamplingRows, draw_in_torch
+from executor_service.steps.sampling_params import ParamRows, SamplingParams
+
+CPU = torch.device("cpu")
+
+
+def _next_token(adjusted: Tensor, rows: SamplingRows) -> Tensor:
+    """Of rows that have one."""
+    token_ids = draw_in_torch(adjusted, rows)
+    return torch.where(token_ids > 0, token_ids - 1, token_ids)
+
+
+def _largest(adjusted: Tensor, rows: SamplingRows) -> Tensor:
+    count = len(rows.params)
+    greedy = ParamRows.of([SamplingParams(temperature=0.0)] * count)
+    return draw_in_torch(adjusted, replace(rows, params=greedy))
+
+
+def _uncut(adjusted: Tensor, rows: SamplingRows) -> Tensor:
+    temperatures = rows.params.temperatures.tolist()
+    params = ParamRows.of([SamplingParams(temperature=t) for t in temperatures])
+    return draw_in_torch(adjusted, replace(rows, params=params))
+
+
+def _unmarked(adjusted: Tensor, rows: SamplingRows) -> Tensor:
+    return draw_in_torch(adjusted.nan_to_num(), rows)
+
+
+def _narrow_seeds(adjusted: Tensor, rows: SamplingRows) -> Tensor:
+    return draw_in_torch(adjusted, replace(rows, seeds=rows.seeds & 0xFFFFFFFF))
+
+
+def _in_wrong_rows(adjusted: Tensor, rows: SamplingRows) -> Tensor:
+    return draw_in_torch(adjusted, rows).roll(1)
+
+
+def _rarely_from_the_second_half(adjusted: Tensor, rows: SamplingRows) -> Tensor:
+    half = adjusted.clone()
+    half[:, adjusted.shape[1] // 2 :] -= 4.0
+    return draw_in_torch(half, rows)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        _next_token,
+        _largest,
+        _uncut,
+        _unmarked,
+        _narrow_seeds,
+        _in_wrong_rows,
+        _rarely_from_the_second_half,
+    ],
+)
+@pytest.mark.parametrize("vocab_size", [700, 9001])
+def test_check_draw_raises_when_tokens_are_others(draw: Draw, vocab_size: int) -> None:
+    with pytest.raises(KernelWrong, match="token"):
+        check_draw(draw, vocab_size, CPU)
+
+
+def _with_noise(adjusted: Tensor, rows: SamplingRows) -> Tensor:
+    """As exact as another approximation of exp."""
+    noise = torch.rand(adjusted.shape, generator=torch.Generator().manual_seed(0))
+    is_random = torch.from_numpy(rows.params.temperatures > 1e-3)[:, None]
+    return draw_in_torch(torch.where(is_random, adjusted + 1e-7 * noise, adjusted), rows)
+
+
+@pytest.mark.parametrize("draw", [draw_in_torch, _with_noise])
+@pytest.mark.parametrize("vocab_size", [1, 3, 9001])
+def test_check_draw_passes_when_tokens_are_right_but_for_rounding(
+    draw: Draw, vocab_size: int
+) -> None:
+    assert check_draw(draw, vocab_size, CPU) <= 1e-5
+
+
+def _first_only(pool: Tensor, sources: Tensor, destinations: Tensor) -> None:
+    copy_in_torch(pool, sources[:1], destinations[:1])
+
+
+def _backwards(pool: Tensor, sources: Tensor, destinations: Tensor) -> None:
+    copy_in_torch(pool, destinations, sources)
+
+
+def _all_but_the_end(pool: Tensor, sources: Tensor, destinations: Tensor) -> None:
+    ends = pool[destinations, -1]
+    copy_in_torch(pool, sources, destinations)
+    pool[destinations, -1] = ends
+
+
+@pytest.mark.parametrize("copy", [_first_only, _backwards, _all_but_the_end])
+def test_check_copy_raises_when_blocks_hold_something_else(copy: CopyBlocks) -> None:
+    with pytest.raises(KernelWrong, match="of 40 blocks hold something else"):
+        check_copy(copy, CPU)
+
+
+def test_check_copy_passes_when_torch_copies() -> None:
+    check_copy(copy_in_torch, CPU)
+
+
+def _nothing() -> None:
+    """Passes any trial."""
+
+
+def _refuse(_kernel: Callable[[], None]) -> None:
+    raise KernelWrong("all is 1")
+
+
+def test_tried_says_an_error_and_takes_torch_when_a_kernel_is_wrong(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def in_torch() -> None:
+        """Another one."""
+
+    assert tried("some", lambda: _nothing, _refuse, in_torch) is in_torch
+    errors = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
+    assert errors == [
+        "kernel_refused kernel=some reason='KernelWrong: all is 1': plain torch does it"
+    ]
+
+
+def test_tried_says_an_error_and_takes_torch_when_a_kernel_cannot_be_made(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def make() -> Callable[[], None]:
+        raise ImportError("no triton")
+
+    assert tried("some", make, lambda _: None, _nothing) is _nothing
+    assert "reason='ImportError: no triton'" in caplog.text
+
+
+def test_tried_takes_the_kernel_when_it_is_right(caplog: pytest.LogCaptureFixture) -> None:
+    def in_torch() -> None:
+        """Another one."""
+
+    assert tried("some", lambda: _nothing, lambda _: None, in_torch) is _nothing
+    assert not caplog.records

@@ -1,0 +1,131 @@
+"""What the trial of a decoder finds by itself, were its configuration not known to be another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from executor_service.checkpoint.model_loader import ModelConfig, load_model
+from executor_service.decoders.cpu_decoder import build_native_model
+from executor_service.model.loaded_model import LoadedModel
+from executor_service.trials.self_check import ReplacementWrong
+from splitserve_kernels.cpu import linear
+from splitserve_kernels.cpu.build import BuildFailed
+from splitserve_kernels.cpu.library import NativeLibrary, load_library
+from tests.support.tiny_models import make_tiny_model
+
+# As gentle as real weights: what is wrong is smaller than the noise of bfloat16.
+GENTLE: Mapping[str, Any] = {"initializer_range": 0.02}
+
+
+@pytest.fixture
+def native_library() -> NativeLibrary:
+    try:
+        return load_library()
+    except BuildFailed as failure:
+        pytest.skip(str(failure))
+
+
+@pytest.fixture
+def _any_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "executor_service.decoders.llama_parts.why_not_llama_config", lambda _: None
+    )
+
+
+def _load(directory: Path, architecture: str, dtype: str, **overrides: Any) -> LoadedModel:  # noqa: ANN401
+    make_tiny_model(architecture, directory, seed=1, overrides={**GENTLE, **overrides})
+    return load_model(ModelConfig(str(directory), dtype=dtype))
+
+
+@pytest.mark.usefixtures("_any_configuration")
+@pytest.mark.parametrize("is_int8", [False, True])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("architecture", ["ministral3", "smollm3", "granite"])
+def test_build_native_model_raises_when_only_the_parts_are_a_llamas(
+    tmp_path: Path, native_library: NativeLibrary, architecture: str, dtype: str, is_int8: bool
+) -> None:
+    loaded = _load(tmp_path, architecture, dtype)
+    with pytest.raises(ReplacementWrong, match=r"relative error .* in float32"):
+        build_native_model(loaded, native_library, is_int8=is_int8)
+
+
+@pytest.mark.parametrize("boundary", [3001, 8187])
+@pytest.mark.parametrize("is_int8", [False, True])
+def test_build_native_model_raises_when_a_model_differs_from_some_position_on(
+    tmp_path: Path, native_library: NativeLibrary, boundary: int, is_int8: bool
+) -> None:
+    loaded = _load(tmp_path, "llama", "bfloat16", max_position_embeddings=8192)
+    model: Any = loaded.model
+    model.config.what_comes_tomorrow = {"from": float(boundary)}
+    for layer in model.model.layers:
+        layer.self_attn.register_forward_pre_hook(_ScaledFrom(boundary), with_kwargs=True)
+    with pytest.raises(ReplacementWrong, match=r"relative error .* in float32"):
+        build_native_model(loaded, native_library, is_int8=is_int8)
+
+
+class _ScaledFrom:
+    """Scales what a layer attends with by a hair, from a position on."""
+
+    def __init__(self, boundary: int) -> None:
+        self._boundary = boundary
+
+    def __call__(self, _module: Any, args: Any, kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+        is_far: Tensor = kwargs["position_ids"] >= self._boundary
+        factors = torch.where(is_far, 1.05, 1.0)[..., None]
+        states = kwargs["hidden_states"]
+        return args, {**kwargs, "hidden_states": states * factors.to(states.dtype)}
+
+
+@pytest.mark.parametrize("is_int8", [False, True])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    ("architecture", "overrides"),
+    [
+        ("llama", {"max_position_embeddings": 100_000, "vocab_size": 3000}),
+        ("qwen3", {}),
+        ("mistral", {"sliding_window": 300}),
+        ("cwm", {}),
+        ("seed_oss", {}),
+    ],
+)
+def test_build_native_model_passes_when_the_decoder_computes_the_model(
+    tmp_path: Path,
+    native_library: NativeLibrary,
+    architecture: str,
+    overrides: Mapping[str, Any],
+    dtype: str,
+    is_int8: bool,
+) -> None:
+    build_native_model(
+        _load(tmp_path, architecture, dtype, **overrides), native_library, is_int8=is_int8
+    )
+
+
+def test_build_native_model_raises_when_windows_are_not_applied(
+    tmp_path: Path, native_library: NativeLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A window so large that no probe of the whole model passes its end."""
+    loaded = _load(tmp_path, "mistral", "bfloat16", sliding_window=300)
+    monkeypatch.setattr(LoadedModel, "layer_windows", property(lambda self: [None] * 2))
+    with pytest.raises(ReplacementWrong, match=r"relative error .* in float32"):
+        build_native_model(loaded, native_library)
+
+
+def test_build_native_model_raises_when_int8_weights_are_scaled_wrongly(
+    tmp_path: Path, native_library: NativeLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pack_wrongly(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401
+        packed = linear.pack(*arguments, **options)
+        if packed.scales is not None:
+            packed.scales.mul_(1.01)
+        return packed
+
+    monkeypatch.setattr("splitserve_kernels.cpu.decoder.pack", pack_wrongly)
+    with pytest.raises(ReplacementWrong, match=r"relative error .* in float32"):
+        build_native_model(_load(tmp_path, "llama", "bfloat16"), native_library, is_int8=True)

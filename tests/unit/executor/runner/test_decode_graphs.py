@@ -1,0 +1,305 @@
+"""Recorded decodes against the model that was recorded, over steps whose rows change."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from executor_service.checkpoint.model_loader import ModelConfig, load_model
+from executor_service.device.kv_cache import KVCache
+from executor_service.model.input_batch import InputBatch, build_input_batch
+from executor_service.model.loaded_model import LoadedModel
+from executor_service.model.paged_model import PagedModel, TransformersModel, torch_model
+from executor_service.runner.decode_graphs import DecodeGraphs, recorded_sizes, with_decode_graphs
+from executor_service.runner.pool_sizes import CacheConfig, build_runner
+from executor_service.steps.sampling_params import SamplingParams
+from tests.support.recorded_ops import RecordedOps, StaticAttention, mixed_model
+from tests.support.step_driver import DrivenSequence, Row, drive, make_step
+from tests.support.tiny_models import make_tiny_model
+
+BLOCK_SIZE = 4
+NUM_BLOCKS = 40
+MAX_NUM_ROWS = 6
+TABLE_WIDTH = 15
+# Of float32 logits of about 10; a matrix product may depend on how many rows there are.
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3"])
+def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    directory: Path = tmp_path_factory.mktemp(request.param)
+    make_tiny_model(request.param, directory)
+    return load_model(ModelConfig(str(directory), max_model_len=TABLE_WIDTH * BLOCK_SIZE))
+
+
+@pytest.fixture(autouse=True)
+def _capturing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What transformers asks in order to leave out its own reads on the host."""
+    monkeypatch.setattr("transformers.utils.import_utils.is_cuda_stream_capturing", lambda: True)
+
+
+def _cache(loaded: LoadedModel) -> KVCache:
+    return KVCache(loaded.layers, BLOCK_SIZE, NUM_BLOCKS, 0, loaded.dtype, loaded.device)
+
+
+def _static_model(loaded: LoadedModel, cache: KVCache) -> PagedModel:
+    return TransformersModel(loaded, cache, StaticAttention())
+
+
+def _logits(model: PagedModel, rows: list[Row]) -> Tensor:
+    step = make_step(rows)
+    batch = build_input_batch(step, list(range(len(rows))), BLOCK_SIZE, torch.device("cpu"))
+    with torch.inference_mode():
+        return model.logits(batch).clone()
+
+
+def _random_decodes(generator: random.Random, num_rows: int, *, samples: bool = True) -> list[Row]:
+    free = list(range(NUM_BLOCKS))
+    generator.shuffle(free)
+    rows = []
+    for _ in range(num_rows):
+        computed = generator.randrange(24)
+        table = [free.pop() for _ in range(computed // BLOCK_SIZE + generator.randint(1, 2))]
+        token = generator.randrange(3, 150)
+        rows.append(Row([token], computed, table, 1, samples or generator.random() < 0.5))
+    return rows
+
+
+@dataclass(slots=True)
+class Pair:
+    """A recorded model and its original, each on pools of its own with the same content."""
+
+    graphs: DecodeGraphs
+    recorder: RecordedOps
+    original: PagedModel
+    caches: tuple[KVCache, KVCache] = field(repr=False)
+
+    def same_pools(self) -> None:
+        """Fills both pools with the same numbers."""
+        generator = torch.Generator().manual_seed(0)
+        for layer in range(len(self.caches[0].key_pools)):
+            for pools in ("key_pools", "value_pools"):
+                shape = getattr(self.caches[0], pools)[layer].shape
+                numbers = torch.randn(shape, generator=generator)
+                for cache in self.caches:
+                    getattr(cache, pools)[layer].copy_(numbers)
+
+
+class _Turns:
+    """Two models in turns: attention of a loaded model is bound to the one that was made last."""
+
+    def __init__(self, loaded: LoadedModel, cache: KVCache) -> None:
+        self._loaded, self._cache = loaded, cache
+
+    def logits(self, batch: InputBatch) -> Tensor:
+        return _static_model(self._loaded, self._cache).logits(batch)
+
+
+@pytest.fixture
+def pair(loaded: LoadedModel) -> Pair:
+    caches = (_cache(loaded), _cache(loaded))
+    recorder = RecordedOps()
+    model = _static_model(loaded, caches[0])
+    graphs = DecodeGraphs(model, loaded, caches[0], MAX_NUM_ROWS)
+    graphs.record(recorder)
+    assert recorder.num_recorded == len(recorded_sizes(MAX_NUM_ROWS))
+    made = Pair(graphs, recorder, _Turns(loaded, caches[1]), caches)
+    made.same_pools()
+    recorder.num_replayed = 0
+    return made
+
+
+def _assert_same_pools(pair: Pair) -> None:
+    first, second = pair.caches
+    for pools in ("key_pools", "value_pools"):
+        for a, b in zip(getattr(first, pools), getattr(second, pools), strict=True):
+            torch.testing.assert_close(a, b, atol=TOLERANCE, rtol=0)
+
+
+def test_graphs_say_what_the_model_says_when_rows_come_and_go(pair: Pair) -> None:
+    generator = random.Random(1)
+    for num_rows in (6, 1, 3, 5, 2, 6, 4, 3, 1):
+        rows = _random_decodes(generator, num_rows)
+        expected = _logits(pair.original, rows)
+        torch.testing.assert_close(_logits(pair.graphs, rows), expected, atol=TOLERANCE, rtol=0)
+        _assert_same_pools(pair)
+    assert pair.recorder.num_replayed == 9
+
+
+@pytest.mark.parametrize("num_rows", recorded_sizes(MAX_NUM_ROWS))
+def test_graphs_say_the_same_bits_when_no_row_is_added(pair: Pair, num_rows: int) -> None:
+    generator = random.Random(2)
+    for _ in range(3):
+        rows = [
+            # As wide as the buffers: how many numbers are summed decides how they are rounded.
+            replace(row, block_table=[*row.block_table, *[0] * TABLE_WIDTH][:TABLE_WIDTH])
+            for row in _random_decodes(generator, num_rows)
+        ]
+        assert torch.equal(_logits(pair.graphs, rows), _logits(pair.original, rows))
+
+
+def test_graphs_leave_the_pools_alone_when_rows_are_added(pair: Pair) -> None:
+    before = [pool.clone() for pool in pair.caches[0].key_pools]
+    (row,) = _random_decodes(random.Random(3), 1)
+    _logits(pair.graphs, [row])
+    rows = _random_decodes(random.Random(3), 5)
+    _logits(pair.graphs, rows)
+    written = {
+        row.block_table[row.num_computed // BLOCK_SIZE] * BLOCK_SIZE + row.num_computed % BLOCK_SIZE
+        for row in [*rows, row]
+    }
+    for pool, old in zip(pair.caches[0].key_pools, before, strict=True):
+        changed = (pool != old).flatten(2).any(-1).flatten().nonzero().flatten().tolist()
+        assert set(changed) <= written
+
+
+def test_graphs_pick_the_rows_that_sample_when_some_do_not(pair: Pair) -> None:
+    generator = random.Random(4)
+    for num_rows in (3, 6, 5):
+        rows = _random_decodes(generator, num_rows, samples=False)
+        expected = _logits(pair.original, rows)
+        assert len(expected) == sum(row.samples for row in rows)
+        torch.testing.assert_close(_logits(pair.graphs, rows), expected, atol=TOLERANCE, rtol=0)
+
+
+def test_graphs_score_prompts_when_a_chunk_has_one_token(pair: Pair) -> None:
+    rows = _random_decodes(random.Random(5), 3)
+    params = SamplingParams(num_prompt_logprobs=0)
+    chunk = Row([9], 2, [30, 31], 8, False, params)
+    expected = _logits(pair.original, [*rows, chunk])
+    actual = _logits(pair.graphs, [*rows, chunk])
+    torch.testing.assert_close(actual, expected, atol=TOLERANCE, rtol=0)
+    assert pair.recorder.num_replayed == 1
+
+
+def test_graphs_read_block_0_when_an_added_row_follows_a_row_without_a_first_block(
+    pair: Pair,
+) -> None:
+    """Behind a sliding window entries are -1."""
+    tables = pair.graphs._inputs._tables
+    tables.fill_(-1)
+    _logits(pair.graphs, _random_decodes(random.Random(6), 3))
+    assert tables[3].tolist()[0] == 0
+
+
+class _Counting:
+    """Counts what is not replayed."""
+
+    def __init__(self, model: PagedModel) -> None:
+        self._model, self.count = model, 0
+
+    def logits(self, batch: InputBatch) -> Tensor:
+        self.count += 1
+        return self._model.logits(batch)
+
+
+def test_graphs_are_not_used_when_rows_have_several_tokens_or_are_too_many(
+    loaded: LoadedModel,
+) -> None:
+    cache, recorder = _cache(loaded), RecordedOps()
+    counting = _Counting(torch_model(loaded, cache))
+    graphs = DecodeGraphs(counting, loaded, cache, 2)
+    graphs._replays = {size: recorder.record(lambda: None) for size in recorded_sizes(2)}
+    generator = random.Random(7)
+    _logits(graphs, [Row([5, 6], 0, [0], 2), *_random_decodes(generator, 1)])
+    _logits(graphs, _random_decodes(generator, 3))
+    assert counting.count == 2
+    assert recorder.num_replayed == 0
+
+
+@pytest.mark.parametrize(
+    ("make_model", "fails", "event"),
+    [
+        (_static_model, True, "decode_graphs_failed"),
+        # It decides on the host how many keys a row has.
+        (torch_model, False, "decode_graphs_refused"),
+    ],
+)
+def test_graphs_say_an_error_and_serve_without_when_recording_fails(
+    loaded: LoadedModel,
+    make_model: type,
+    fails: bool,
+    event: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cache = _cache(loaded)
+    recorder = RecordedOps(fails=fails)
+    model = with_decode_graphs(make_model, MAX_NUM_ROWS, lambda: recorder)(loaded, cache)
+    errors = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
+    assert len(errors) == 1
+    assert event in errors[0]
+    num_tried = recorder.num_replayed
+    assert _logits(model, _random_decodes(random.Random(8), 3)).isfinite().all()
+    assert recorder.num_replayed == num_tried
+
+
+class _Broken(RecordedOps):
+    """Its second recording spoils the logits."""
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        replay = super().record(run)
+        return replay if self.num_recorded != 2 else partial(self._spoil, run)
+
+    def _spoil(self, run: Callable[[], None]) -> None:
+        closure = run.__closure__ or ()
+        for cell in closure:
+            if isinstance(cell.cell_contents, DecodeGraphs):
+                cell.cell_contents._logits.fill_(torch.nan)
+
+
+class _Frozen(RecordedOps):
+    """Replays nothing."""
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        super().record(run)
+        return lambda: None
+
+
+@pytest.mark.parametrize("make_recorder", [_Frozen, _Broken])
+def test_graphs_say_an_error_and_serve_without_when_a_replay_is_wrong(
+    loaded: LoadedModel,
+    make_recorder: Callable[[], RecordedOps],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cache = _cache(loaded)
+    model = with_decode_graphs(_static_model, MAX_NUM_ROWS, make_recorder)(loaded, cache)
+    assert "decode_graphs_refused" in caplog.text
+    rows = _random_decodes(random.Random(9), 3)
+    expected = _logits(_Turns(loaded, cache), rows)
+    assert torch.equal(_logits(model, rows), expected)
+
+
+def test_runner_samples_the_same_tokens_when_decodes_are_recorded(loaded: LoadedModel) -> None:
+    outputs = []
+    for make_model in (torch_model, with_decode_graphs(mixed_model, 4, RecordedOps)):
+        config = CacheConfig(BLOCK_SIZE, num_device_blocks=60, num_host_blocks=0)
+        runner = build_runner(loaded, config, make_model)
+        sequences = [
+            DrivenSequence([(7 * i + j) % 140 + 3 for j in range(3 + 4 * i)], 9, start_step=2 * i)
+            for i in range(4)
+        ]
+        drive(runner, sequences, block_size=BLOCK_SIZE, num_blocks=60, chunk_size=5)
+        outputs.append([sequence.output for sequence in sequences])
+    assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize(
+    ("max_num_rows", "expected"),
+    [
+        (1, [1]),
+        (3, [1, 2, 3]),
+        (8, [1, 2, 4, 8]),
+        (20, [1, 2, 4, 8, 16, 20]),
+        (330, [1, 2, 4, *range(8, 257, 8), 320, 330]),
+    ],
+)
+def test_recorded_sizes_end_with_the_most_rows(max_num_rows: int, expected: list[int]) -> None:
+    assert recorded_sizes(max_num_rows) == expected

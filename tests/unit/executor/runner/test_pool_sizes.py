@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from executor_service.checkpoint.model_loader import ModelConfig, load_model
+from executor_service.device.kv_cache import KVCache
+from executor_service.errors import OutOfMemory, StepFailed
+from executor_service.model.input_batch import InputBatch
+from executor_service.model.loaded_model import LoadedModel
+from executor_service.model.paged_model import PagedModel, torch_model
+from executor_service.runner.pool_sizes import CacheConfig, build_runner
+from tests.support.tiny_models import make_tiny_model
+
+# 2 layers x 2 heads x (16 + 16) numbers x 4 bytes x 16 tokens.
+BLOCK_BYTES = 2 * 2 * 32 * 4 * 16
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return load_model(ModelConfig(str(make_tiny_model("llama", tmp_path_factory.mktemp("llama")))))
+
+
+def _available(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
+    monkeypatch.setattr(
+        "executor_service.runner.pool_sizes.available_host_bytes", lambda: num_bytes
+    )
+
+
+def test_build_runner_takes_the_numbers_when_they_are_given(loaded: LoadedModel) -> None:
+    cache = build_runner(loaded, CacheConfig(8, num_device_blocks=7, num_host_blocks=3)).cache
+    assert (cache.block_size, cache.num_device_blocks, cache.num_host_blocks) == (8, 7, 3)
+    assert cache.block_bytes == BLOCK_BYTES // 2
+
+
+def test_build_runner_takes_a_share_of_memory_when_no_number_is_given(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _available(monkeypatch, 100 * BLOCK_BYTES)
+    cache = build_runner(loaded, CacheConfig(16, memory_ratio=0.5)).cache
+    # A quarter of what the device pool leaves, since both are in the same memory.
+    assert (cache.num_device_blocks, cache.num_host_blocks) == (50, 12)
+
+
+def test_build_runner_makes_the_host_pool_as_large_as_the_other_when_memory_is_plenty(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _available(monkeypatch, 1000 * BLOCK_BYTES)
+    cache = build_runner(loaded, CacheConfig(16, num_device_blocks=7)).cache
+    assert cache.num_host_blocks == 7
+
+
+def test_build_runner_makes_no_host_pool_when_the_other_takes_all(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _available(monkeypatch, 10 * BLOCK_BYTES)
+    cache = build_runner(loaded, CacheConfig(16, num_device_blocks=10)).cache
+    assert cache.num_host_blocks == 0
+
+
+def test_build_runner_stays_below_the_cap_when_memory_is_plenty(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _available(monkeypatch, 2**50)
+    cache_config = CacheConfig(16, max_cpu_pool_bytes=9 * BLOCK_BYTES, num_host_blocks=0)
+    assert build_runner(loaded, cache_config).cache.num_device_blocks == 9
+
+
+def test_build_runner_says_the_numbers_when_no_block_fits(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _available(monkeypatch, BLOCK_BYTES)
+    with pytest.raises(OutOfMemory, match=f"one takes {BLOCK_BYTES} bytes, {BLOCK_BYTES} bytes"):
+        build_runner(loaded, CacheConfig(16))
+
+
+# -- with the largest step -------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Probe:
+    """Lets the step run and says what it is told to."""
+
+    step_bytes: int
+    num_runs: int = 0
+
+    def peak_bytes(self, work: Callable[[], None]) -> int:
+        work()
+        self.num_runs += 1
+        return self.step_bytes
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Makes models that note the batches they get, or raise `error`."""
+
+    error: Exception | None = None
+    batches: list[InputBatch] = field(default_factory=list)
+    caches: list[KVCache] = field(default_factory=list)
+
+    def make_model(self, loaded: LoadedModel, cache: KVCache) -> PagedModel:
+        self.caches.append(cache)
+        return _SeenModel(torch_model(loaded, cache), self)
+
+
+class _SeenModel:
+    def __init__(self, model: PagedModel, seen: _Seen) -> None:
+        self.model = model
+        self.seen = seen
+
+    def logits(self, batch: InputBatch) -> torch.Tensor:
+        self.seen.batches.append(batch)
+        if self.seen.error is not None:
+            raise self.seen.error
+        return self.model.logits(batch)
+
+
+def _stepping(**changes: Any) -> CacheConfig:  # noqa: ANN401
+    """Measures a step of 4 rows and 24 tokens, unless `changes` say otherwise."""
+    values = {"max_num_rows": 4, "max_num_batched_tokens": 24, "num_host_blocks": 0}
+    return CacheConfig(**{"block_size": 16, "memory_ratio": 0.5, **values, **changes})
+
+
+def test_build_runner_leaves_room_for_the_largest_step_when_it_was_measured(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _available(monkeypatch, 100 * BLOCK_BYTES)
+    probe, seen = _Probe(20 * BLOCK_BYTES), _Seen()
+    runner = build_runner(loaded, _stepping(num_host_blocks=None), seen.make_model, probe=probe)
+    # 50 by ratio, less 20; the host pool gets a quarter of the 50 that both leave.
+    assert (runner.cache.num_device_blocks, runner.cache.num_host_blocks) == (30, 12)
+    [batch] = seen.batches
+    assert batch.input_ids.shape == (1, 24)
+    assert len(batch.readout.sampling_rows) == 4
+    assert seen.caches[-1] is runner.cache
+
+
+def test_build_runner_forgets_the_blocks_of_the_largest_step_when_it_was_measured(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _available(monkeypatch, 100 * BLOCK_BYTES)
+    caches: list[weakref.ref[KVCache]] = []
+
+    def make_model(loaded: LoadedModel, cache: KVCache) -> PagedModel:
+        assert all(earlier() is None for earlier in caches)
+        caches.append(weakref.ref(cache))
+        return torch_model(loaded, cache)
+
+    build_runner(loaded, _stepping(), make_model, probe=_Probe(0))
+    assert len(caches) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_runs"),
+    [
+        ({}, 1),
+        ({"num_device_blocks": 5}, 0),
+        ({"max_num_batched_tokens": 0}, 0),
+        # The cap leaves as much again.
+        ({"max_cpu_pool_bytes": 25 * BLOCK_BYTES}, 0),
+        ({"max_cpu_pool_bytes": 26 * BLOCK_BYTES}, 1),
+        ({"max_cpu_pool_bytes": None}, 1),
+    ],
+)
+def test_build_runner_measures_when_the_pool_takes_much_of_what_there_is(
+    loaded: LoadedModel,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+    num_runs: int,
+) -> None:
+    _available(monkeypatch, 100 * BLOCK_BYTES)
+    probe = _Probe(0)
+    build_runner(loaded, _stepping(**changes), probe=probe)
+    assert probe.num_runs == num_runs
+
+
+def test_build_runner_says_the_numbers_when_the_largest_step_leaves_no_block(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _available(monkeypatch, 100 * BLOCK_BYTES)
+    weights = f"{loaded.weights_bytes / 2**10:.2f} KiB"
+    with pytest.raises(OutOfMemory) as caught:
+        build_runner(loaded, _stepping(), probe=_Probe(50 * BLOCK_BYTES))
+    assert str(caught.value) == (
+        f"no room for KV blocks: one takes {BLOCK_BYTES} bytes, {100 * BLOCK_BYTES} bytes are free"
+        f" on cpu beside the weights ({weights}), of which memory fraction 0.5 allows to use"
+        " 400.00 KiB, and a step takes 400.00 KiB; raise --memory-fraction, or lower"
+        " --max-num-batched-tokens or --max-num-seqs"
+    )
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), torch.OutOfMemoryError("no"), RuntimeError("can't allocate memory")]
+)
+def test_build_runner_says_the_numbers_when_the_largest_step_does_not_fit(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    _available(monkeypatch, 100 * BLOCK_BYTES)
+    message = f"24 tokens in 4 rows, {100 * BLOCK_BYTES} bytes are free .* lower --max-num-batched"
+    with pytest.raises(OutOfMemory, match=message):
+        build_runner(loaded, _stepping(), _Seen(error).make_model, probe=_Probe(0))
+
+
+def test_build_runner_does_not_call_it_memory_when_the_largest_step_fails_otherwise(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _available(monkeypatch, 100 * BLOCK_BYTES)
+    with pytest.raises(StepFailed, match="every row failed, the last: ValueError"):
+        build_runner(loaded, _stepping(), _Seen(ValueError()).make_model, probe=_Probe(0))
+
+
+@pytest.mark.parametrize(
+    ("option", "changes"),
+    [
+        ("device", {"num_device_blocks": 101}),
+        ("host", {"num_device_blocks": 60, "num_host_blocks": 41}),
+    ],
+)
+def test_build_runner_says_the_numbers_when_a_pool_does_not_fit(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch, option: str, changes: dict[str, Any]
+) -> None:
+    _available(monkeypatch, 100 * BLOCK_BYTES)
+    blocks = changes[f"num_{option}_blocks"]
+    message = rf"{option} pool does not fit: {blocks} blocks of {BLOCK_BYTES} bytes take .*iB, "
+    with pytest.raises(OutOfMemory, match=rf"{message}.*; lower --num-{option}-blocks$"):
+        build_runner(loaded, CacheConfig(16, **changes))
+
+
+def test_build_runner_says_what_went_where_when_it_is_done(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _available(monkeypatch, 100 * BLOCK_BYTES)
+    with caplog.at_level(logging.INFO, "executor_service"):
+        build_runner(loaded, _stepping(num_host_blocks=3), probe=_Probe(10 * BLOCK_BYTES))
+    [line] = [text for text in caplog.messages if text.startswith("memory_planned")]
+    assert line == (
+        f"memory_planned device=cpu weights='{loaded.weights_bytes / 2**10:.2f} KiB'"
+        " step='80.00 KiB' device_pool='320.00 KiB' host_pool='24.00 KiB' left='376.00 KiB'"
+    )
+
+
+def test_build_runner_measures_for_real_when_it_is_not_told_how(
+    loaded: LoadedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache_config = _stepping(max_auto_blocks=4, max_cpu_pool_bytes=None)
+    with caplog.at_level(logging.INFO, "executor_service"):
+        runner = build_runner(loaded, cache_config)
+    assert runner.cache.num_device_blocks == 4
+    assert "largest_step_measured" in caplog.text
+    assert "not measured" not in caplog.text

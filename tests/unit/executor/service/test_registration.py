@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+import grpc
+import grpc.aio
+import pytest
+
+from executor_service.service.registration import (
+    GrpcRegistry,
+    Pacing,
+    Registrar,
+    RegistrationFailed,
+    advertised_address,
+)
+from executor_service.steps.executor_info import ExecutorInfo, ModelInfo
+from splitserve.executor.v1 import executor_pb2 as pb
+from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
+from splitserve_rpc.domain_error import DomainError
+from splitserve_rpc.server import bind_server
+
+INFO = ExecutorInfo(
+    executor_epoch=7,
+    model=ModelInfo("m", "d", "float32", "float32", 10, 10),
+    block_size=1,
+    num_device_blocks=1,
+    num_host_blocks=0,
+    block_bytes=1,
+    address="127.0.0.1:9",
+)
+REFUSED = RegistrationFailed("registration_refused", "reason=MODEL_MISMATCH message='no'")
+UNREACHABLE = RegistrationFailed("scheduler_unreachable", "code=UNAVAILABLE")
+
+
+class _Enough(Exception):
+    """The script of a test has ended."""
+
+
+@dataclass(slots=True)
+class _Script:
+    """A registry that answers from a list, and a clock that only notes how long was slept."""
+
+    answers: list[int | Exception]
+    slept: list[float] = field(default_factory=list)
+    adopted: list[int] = field(default_factory=list)
+    is_watched: bool = False
+
+    async def register(self, info: ExecutorInfo) -> int:
+        if not self.answers:
+            raise _Enough
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def sleep(self, delay_s: float) -> None:
+        self.slept.append(delay_s)
+
+    async def describe(self) -> ExecutorInfo:
+        return INFO
+
+    async def wait_unwatched(self) -> None:
+        if self.is_watched:
+            raise _Enough
+
+    async def run(self, random: Callable[[], float] = lambda: 0.5) -> None:
+        pacing = Pacing(self.sleep, random)
+        registrar = Registrar(self, self.describe, self.wait_unwatched, self.adopted.append, pacing)
+        with pytest.raises(_Enough):
+            await registrar.run()
+
+
+def _lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage().split()[0] for record in caplog.records]
+
+
+async def test_registrar_repeats_every_second_when_no_stream_opens() -> None:
+    script = _Script([5, 5, 5])
+    await script.run()
+    assert script.slept == [1.0, 1.0, 1.0]
+
+
+async def test_registrar_backs_off_to_2_s_when_it_fails_again_and_again() -> None:
+    script = _Script([UNREACHABLE] * 6)
+    await script.run()
+    assert script.slept == [0.25, 0.5, 1.0, 2.0, 2.0, 2.0]
+
+
+async def test_registrar_retries_soon_when_a_failure_follows_a_success() -> None:
+    script = _Script([UNREACHABLE, UNREACHABLE, 5, UNREACHABLE])
+    await script.run()
+    assert script.slept == [0.25, 0.5, 1.0, 0.25]
+
+
+@pytest.mark.parametrize(("number", "delay_s"), [(0.0, 0.8), (1.0, 1.2)])
+async def test_registrar_jitters_by_a_fifth_when_it_waits(number: float, delay_s: float) -> None:
+    script = _Script([5])
+    await script.run(lambda: number)
+    assert script.slept == pytest.approx([delay_s])
+
+
+async def test_registrar_does_not_register_when_a_stream_is_open() -> None:
+    script = _Script([5], is_watched=True)
+    await script.run()
+    assert script.answers == [5]
+
+
+async def test_registrar_adopts_nothing_when_the_scheduler_comes_from_the_future(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    script = _Script([2**63 - 1, 5])
+    await script.run()
+    assert script.adopted == [5]
+    assert "reason=FUTURE_SCHEDULER_EPOCH" in caplog.text
+
+
+async def test_registrar_adopts_epoch_when_it_is_registered() -> None:
+    script = _Script([5, UNREACHABLE, 6])
+    await script.run()
+    assert script.adopted == [5, 6]
+
+
+async def test_registrar_logs_once_when_nothing_changes(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    await _Script([*[UNREACHABLE] * 5, 5, 5, REFUSED, REFUSED, 5, 6]).run()
+    assert _lines(caplog) == [
+        "scheduler_unreachable",
+        "registered",
+        "registration_refused",
+        "registered",
+        "registered",
+    ]
+
+
+async def test_registrar_logs_nothing_when_the_scheduler_is_gone_for_a_moment(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    await _Script([5, UNREACHABLE, UNREACHABLE, 5]).run()
+    assert _lines(caplog) == ["registered"]
+
+
+async def test_registrar_goes_on_when_the_scheduler_name_is_unknown(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    script = _Script([OSError("no such name"), 5])
+    await script.run()
+    assert script.adopted == [5]
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0"])
+async def test_address_is_the_route_to_the_scheduler_when_listening_everywhere(
+    listen: str,
+) -> None:
+    assert await advertised_address(listen, 77, "127.0.0.1:50051") == "127.0.0.1:77"
+
+
+async def test_address_is_where_it_listens_when_that_is_one_host() -> None:
+    assert await advertised_address("10.1.2.3:0", 77, "127.0.0.1:50051") == "10.1.2.3:77"
+
+
+class _Servicer(registry_pb2_grpc.RegistryServiceServicer):
+    def __init__(self) -> None:
+        self.requests: list[registry_pb2.RegisterRequest] = []
+        self.error: DomainError | None = None
+        self.major = 1
+
+    async def Register(  # noqa: N802
+        self, request: registry_pb2.RegisterRequest, context: grpc.aio.ServicerContext
+    ) -> registry_pb2.RegisterResponse:
+        self.requests.append(request)
+        if self.error is not None:
+            raise self.error
+        return registry_pb2.RegisterResponse(
+            scheduler_epoch=42, contract_version=pb.ContractVersion(major=self.major)
+        )
+
+
+@pytest.fixture
+async def scheduler() -> AsyncIterator[tuple[_Servicer, GrpcRegistry]]:
+    running = bind_server("127.0.0.1:0", ())
+    servicer = _Servicer()
+    registry_pb2_grpc.add_RegistryServiceServicer_to_server(servicer, running.server)
+    await running.server.start()
+    registry = GrpcRegistry(f"127.0.0.1:{running.port}")
+    yield servicer, registry
+    await registry.close()
+    await running.server.stop(None)
+
+
+async def test_registry_returns_epoch_when_the_scheduler_accepts(
+    scheduler: tuple[_Servicer, GrpcRegistry],
+) -> None:
+    servicer, registry = scheduler
+    assert await registry.register(INFO) == 42
+    assert servicer.requests[0].executor.executor_epoch == 7
+
+
+async def test_registry_names_reason_when_the_scheduler_refuses(
+    scheduler: tuple[_Servicer, GrpcRegistry],
+) -> None:
+    servicer, registry = scheduler
+    servicer.error = DomainError("MODEL_MISMATCH", "digest is a, not b")
+    with pytest.raises(RegistrationFailed) as caught:
+        await registry.register(INFO)
+    assert str(caught.value) == (
+        "registration_refused reason=MODEL_MISMATCH message='digest is a, not b'"
+    )
+
+
+async def test_registry_refuses_when_the_scheduler_speaks_another_major(
+    scheduler: tuple[_Servicer, GrpcRegistry],
+) -> None:
+    servicer, registry = scheduler
+    servicer.major = 2
+    with pytest.raises(RegistrationFailed, match="CONTRACT_VERSION_MISMATCH"):
+        await registry.register(INFO)
+
+
+async def test_registry_says_unreachable_when_nobody_listens(
+    unused_tcp_port: int,
+) -> None:
+    registry = GrpcRegistry(f"127.0.0.1:{unused_tcp_port}")
+    with pytest.raises(RegistrationFailed, match="scheduler_unreachable"):
+        await registry.register(INFO)
+    await registry.close()

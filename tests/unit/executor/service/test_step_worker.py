@@ -1,0 +1,248 @@
+"""Steps that are over some time after they have begun, and the batches behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+
+import numpy as np
+import pytest
+
+from executor_service.checkpoint.model_loader import ModelConfig, load_model
+from executor_service.model.loaded_model import LoadedModel
+from executor_service.runner.pool_sizes import CacheConfig, build_runner
+from executor_service.service.decode_batch import decode_batch
+from executor_service.service.step_worker import Encode, StepWorker
+from executor_service.steps.batch import StepAnswer, StepStatus
+from executor_service.steps.executor_info import ExecutorInfo, ExecutorLimits, ModelInfo
+from executor_service.steps.step import RowStatus
+from executor_service.steps.step_executor import RunningStep, StepExecutor
+from splitserve.executor.v1 import executor_pb2 as pb
+from tests.support.batches import NewRow, Sender, WorkRow, tokens_of
+from tests.support.late_device import LateStreams, late_runner
+from tests.support.tiny_models import VOCAB_SIZE, make_tiny_model
+
+SENDER = Sender(1, 1)
+PATIENCE_S = 30.0
+PROMPT = [5, 6, 7]
+CACHE = CacheConfig(4, num_device_blocks=8, num_host_blocks=2)
+INFO = ExecutorInfo(
+    executor_epoch=1,
+    model=ModelInfo("m", "d", "float32", "float32", VOCAB_SIZE, 64),
+    block_size=4,
+    num_device_blocks=8,
+    num_host_blocks=2,
+    block_bytes=1,
+    limits=ExecutorLimits(max_num_rows=4, max_inflight_steps=3),
+)
+SNAPSHOT = SENDER.batch(1, new=[NewRow(0, (0, 1), num_prompt=3)], work=[WorkRow(0, 0, PROMPT)])
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return load_model(ModelConfig(str(make_tiny_model("llama", tmp_path_factory.mktemp("llama")))))
+
+
+def _decode(step_id: int) -> pb.ScheduleBatch:
+    """The token after what the step before sampled."""
+    work = [WorkRow(0, len(PROMPT) + step_id - 2, back=1)]
+    return SENDER.batch(step_id, base=step_id - 1, work=work)
+
+
+# -- the executor ------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Late:
+    """An executor whose device does nothing by itself, and its answers."""
+
+    streams: LateStreams
+    executor: StepExecutor
+    answers: list[StepAnswer] = field(default_factory=list)
+
+    def begin(self, batch: pb.ScheduleBatch) -> RunningStep | None:
+        return self.executor.begin(decode_batch(batch), self.answers.append)
+
+    @property
+    def answered(self) -> list[int]:
+        return [answer.step_id for answer in self.answers]
+
+
+@pytest.fixture
+def late(loaded: LoadedModel) -> _Late:
+    streams = LateStreams()
+    return _Late(streams, StepExecutor(INFO, late_runner(loaded, CACHE, streams)))
+
+
+def _truth(loaded: LoadedModel, *batches: pb.ScheduleBatch) -> list[StepAnswer]:
+    """What is said where no device is late."""
+    executor = StepExecutor(INFO, build_runner(loaded, CACHE))
+    return [executor.execute(decode_batch(batch)) for batch in batches]
+
+
+def _tokens(answers: list[StepAnswer]) -> list[list[int] | None]:
+    return [a.rows.sampled_token_ids.tolist() if a.rows is not None else None for a in answers]
+
+
+def test_steps_begin_when_those_before_are_not_done(loaded: LoadedModel, late: _Late) -> None:
+    batches = [SNAPSHOT, _decode(2), _decode(3)]
+    running = [late.begin(batch) for batch in batches]
+    assert (late.answers, late.streams.num_waits) == ([], 0)
+    late.executor.finish(running[0])
+    assert late.answered == [1]
+    late.executor.finish()
+    assert _tokens(late.answers) == _tokens(_truth(loaded, *batches))
+
+
+def test_no_more_steps_begin_than_may_be_in_flight(late: _Late) -> None:
+    for batch in (SNAPSHOT, _decode(2), _decode(3), _decode(4)):
+        late.begin(batch)
+    assert late.answered == [1, 2, 3]
+
+
+def _with_params(**params: object) -> pb.ScheduleBatch:
+    history = PROMPT if {"repetition_penalty", "num_prompt_logprobs"} & set(params) else []
+    row = NewRow(0, (0, 1), num_prompt=3, params=params, history=history)
+    return SENDER.batch(1, new=[row], work=[WorkRow(0, 0, PROMPT)])
+
+
+@pytest.mark.parametrize(
+    ("params", "answered"),
+    [
+        ({"repetition_penalty": 1.5}, [1, 2]),
+        ({"temperature": 1.0, "top_p": 0.5}, [1, 2]),
+        ({"temperature": 1.0}, []),
+        ({"num_prompt_logprobs": 1}, []),
+        ({"min_tokens": 2, "suppressed_token_ids": [3], "num_logprobs": 1}, []),
+    ],
+)
+def test_steps_before_are_finished_first_when_the_host_needs_to_know(
+    loaded: LoadedModel, late: _Late, params: dict[str, object], answered: list[int]
+) -> None:
+    batches = [_with_params(**params), _decode(2), _decode(3)]
+    for batch in batches:
+        late.begin(batch)
+    assert late.answered == answered
+    late.executor.finish()
+    assert _tokens(late.answers) == _tokens(_truth(loaded, *batches))
+
+
+@pytest.mark.parametrize(
+    ("batch", "status"),
+    [
+        (SENDER.batch(3, base=1), StepStatus.NEED_SNAPSHOT),
+        (SENDER.batch(3, base=2, removed=[3]), StepStatus.REFUSED),
+        (_decode(2), StepStatus.OK),
+        (SNAPSHOT, StepStatus.OK),
+        (Sender(1, 2).batch(3), StepStatus.REFUSED),
+        (Sender(2, 1).batch(1), StepStatus.OK),
+    ],
+    ids=["need snapshot", "refused", "repeat", "older repeat", "wrong epoch", "newer scheduler"],
+)
+def test_answers_keep_their_order_when_one_needs_no_computing(
+    loaded: LoadedModel, late: _Late, batch: pb.ScheduleBatch, status: StepStatus
+) -> None:
+    for earlier in (SNAPSHOT, _decode(2)):
+        late.begin(earlier)
+    assert late.begin(batch) is None
+    assert late.answered == [1, 2, batch.step_id]
+    assert late.answers[2].status is status
+    assert _tokens(late.answers) == _tokens(_truth(loaded, SNAPSHOT, _decode(2), batch))
+
+
+def test_row_knows_nothing_of_the_one_before_when_that_was_removed_in_flight(late: _Late) -> None:
+    late.begin(SNAPSHOT)
+    params = {"repetition_penalty": 50.0}
+    new = NewRow(0, (2, 3), num_prompt=1, params=params, history=[9])
+    late.begin(SENDER.batch(2, base=1, removed=[0], new=[new]))
+    late.begin(SENDER.batch(3, base=2, work=[WorkRow(0, 0, back=2)]))
+    late.executor.finish()
+    rows = late.answers[2].rows
+    assert rows is not None
+    assert rows.row_statuses.tolist() == [RowStatus.INPUT_UNAVAILABLE]
+    assert late.executor._rows.histories(np.array([0])) == [[9]]
+
+
+def test_step_is_not_done_when_only_its_swap_is_not(late: _Late) -> None:
+    batch = SENDER.batch(1, swap_out=[(0, 1)], work=[])
+    batch.MergeFrom(SNAPSHOT)
+    running = late.begin(batch)
+    assert running is not None
+    late.streams.advance()
+    assert not running.pending.is_done
+    late.streams.advance(swap=True)
+    assert running.pending.is_done
+
+
+# -- the threads -------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Worker:
+    """A worker whose device waits for the test."""
+
+    streams: LateStreams
+    worker: StepWorker
+    results: SimpleQueue[pb.StepResult] = field(default_factory=SimpleQueue)
+
+    def submit(self, *batches: pb.ScheduleBatch) -> None:
+        for batch in batches:
+            self.worker.submit(batch, self._deliver)
+
+    def _deliver(self, encode: Encode) -> None:
+        self.results.put(encode())
+
+
+@pytest.fixture
+def worker(loaded: LoadedModel) -> Iterator[_Worker]:
+    streams = LateStreams(is_held=True)
+    worker = StepWorker(StepExecutor(INFO, late_runner(loaded, CACHE, streams)))
+    yield _Worker(streams, worker)
+    streams.release()
+    worker.finish()
+
+
+def test_worker_begins_the_next_step_when_the_one_before_is_not_done(worker: _Worker) -> None:
+    worker.submit(SNAPSHOT, _decode(2))
+    worker.streams.wait_for_steps(2)
+    assert worker.results.empty()
+    worker.streams.finish_step()
+    assert worker.results.get(timeout=PATIENCE_S).step_id == 1
+    assert worker.results.empty()
+    worker.submit(_decode(3))
+    worker.streams.wait_for_steps(2)
+    for step_id in (2, 3):
+        worker.streams.finish_step()
+        assert worker.results.get(timeout=PATIENCE_S).step_id == step_id
+
+
+def test_worker_answers_all_when_it_is_told_to_finish(loaded: LoadedModel, worker: _Worker) -> None:
+    batches = (SNAPSHOT, _decode(2), SENDER.batch(3, base=1), _decode(3))
+    worker.submit(*batches)
+    worker.streams.wait_for_steps(2)
+    worker.streams.release()
+    worker.worker.finish()
+    results = [worker.results.get_nowait() for _ in batches]
+    assert [result.step_id for result in results] == [1, 2, 3, 3]
+    assert results[2].status == pb.STEP_STATUS_NEED_SNAPSHOT
+    tokens = [tokens_of(results[number]) for number in (0, 1, 3)]
+    assert tokens == _tokens(_truth(loaded, SNAPSHOT, _decode(2), _decode(3)))
+
+
+def test_worker_answers_the_others_when_one_cannot_be_told(worker: _Worker) -> None:
+    def deliver(_encode: Encode) -> None:
+        raise RuntimeError("the event loop is closed")
+
+    worker.worker.submit(SNAPSHOT, deliver)
+    worker.submit(_decode(2))
+    worker.streams.wait_for_steps(2)
+    worker.streams.release()
+    assert worker.results.get(timeout=PATIENCE_S).status == pb.STEP_STATUS_OK
+
+
+def test_worker_has_no_second_thread_when_no_step_is_late(loaded: LoadedModel) -> None:
+    worker = StepWorker(StepExecutor(INFO, build_runner(loaded, CACHE)))
+    worker.submit(SNAPSHOT, lambda _encode: None)
+    worker.finish()
+    assert worker._waiter is None

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import numpy as np
+
+from executor_service.steps.sampling_params import ParamRows, SamplingParams
+
+PARAMS = (
+    SamplingParams(),
+    SamplingParams(temperature=0.0, top_k=5, top_p=0.25, min_p=0.5),
+    SamplingParams(top_k=1000, num_logprobs=0, num_prompt_logprobs=3),
+    SamplingParams(suppressed_token_ids=(2,), min_tokens=4),
+    SamplingParams(logit_bias={7: 1.0}),
+    SamplingParams(frequency_penalty=0.1),
+)
+
+
+def test_columns_say_what_the_objects_say() -> None:
+    rows = ParamRows.of(PARAMS)
+    assert [rows[row] for row in range(len(rows))] == list(PARAMS)
+    assert rows.temperatures.tolist() == [1, 0, 1, 1, 1, 1]
+    assert rows.top_k(100).tolist() == [100, 5, 100, 100, 100, 100]
+    assert rows.top_p.tolist() == [1, 0.25, 1, 1, 1, 1]
+    assert rows.min_p.tolist() == [0, 0.5, 0, 0, 0, 0]
+    assert rows.num_logprobs.tolist() == [-1, -1, 0, -1, -1, -1]
+    assert rows.num_prompt_logprobs.tolist() == [-1, -1, 3, -1, -1, -1]
+    assert rows.adjusts_logits.tolist() == [False, False, False, True, True, True]
+    columns = (rows.temperatures, rows.top_k(9), rows.top_p, rows.min_p, rows.num_logprobs)
+    # Native code reads them from end to end.
+    assert all(column.flags.c_contiguous for column in columns)
+
+
+def test_rows_are_taken_and_put_as_a_whole() -> None:
+    table = ParamRows.empty(4)
+    table.put(np.array([3, 1], np.int32), ParamRows.of(PARAMS[1:3]))
+    taken = table.take(np.array([1, 3, 1]))
+    assert [taken[row] for row in range(3)] == [PARAMS[2], PARAMS[1], PARAMS[2]]
+    assert taken.top_k(100).tolist() == [100, 5, 100]
+    table.forget(np.array([3], np.int32))
+    assert table.objects[3] is None

@@ -1,0 +1,165 @@
+"""What the contract tests cannot provoke through a real runner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from executor_service.errors import OutOfMemory, StepFailed
+from executor_service.service.decode_batch import decode_batch
+from executor_service.steps.batch import StepAnswer, StepErrorReason, StepStatus
+from executor_service.steps.executor_info import ExecutorInfo, Feature, ModelInfo
+from executor_service.steps.step import FinishedStep, PendingStep, StepInput, StepOutput
+from executor_service.steps.step_executor import StepExecutor
+from tests.support.batches import NewRow, Sender, WorkRow
+from tests.support.fake_runner import FakeRunner, expected_tokens
+
+SENDER = Sender(1, 1)
+INFO = ExecutorInfo(
+    executor_epoch=1,
+    model=ModelInfo("m", "d", "float32", "float32", 128, 64),
+    block_size=4,
+    num_device_blocks=16,
+    num_host_blocks=0,
+    block_bytes=1,
+)
+INTERNAL = "internal error; the executor's log has the details"
+
+
+class _Runner:
+    """Does what a function says, once; then it is a FakeRunner."""
+
+    def __init__(self, first: Callable[[StepInput], StepOutput]) -> None:
+        self.first: Callable[[StepInput], StepOutput] | None = first
+        self.fake = FakeRunner(block_size=4, num_device_blocks=16)
+
+    def begin(self, step: StepInput) -> PendingStep:
+        if self.first is not None:
+            first, self.first = self.first, None
+            return FinishedStep(first(step))
+        return self.fake.begin(step)
+
+
+def _raises(error: BaseException, cause: BaseException | None = None) -> _Runner:
+    def execute(_step: StepInput) -> StepOutput:
+        raise error from cause
+
+    return _Runner(execute)
+
+
+def _first_step(step_executor: StepExecutor) -> StepAnswer:
+    batch = SENDER.batch(1, new=[NewRow(0, (0, 1))], work=[WorkRow(0, 0, [5, 6])])
+    return step_executor.execute(decode_batch(batch))
+
+
+@pytest.mark.parametrize(
+    ("runner", "reason", "message"),
+    [
+        (_raises(RuntimeError("prompt text")), StepErrorReason.INTERNAL, INTERNAL),
+        (_raises(StepFailed("lost it")), StepErrorReason.INTERNAL, "lost it"),
+        (_raises(OutOfMemory("1 of 2 GiB")), StepErrorReason.OUT_OF_MEMORY, "1 of 2 GiB"),
+        (_raises(MemoryError("secret")), StepErrorReason.OUT_OF_MEMORY, INTERNAL),
+        (
+            _raises(StepFailed("no room"), OutOfMemory("gone")),
+            StepErrorReason.OUT_OF_MEMORY,
+            "no room",
+        ),
+    ],
+    ids=["unexpected", "StepFailed", "OutOfMemory", "MemoryError", "caused by OutOfMemory"],
+)
+def test_step_fails_when_the_runner_raises(
+    runner: _Runner, reason: StepErrorReason, message: str
+) -> None:
+    answer = _first_step(StepExecutor(INFO, runner))
+    assert answer.error is not None
+    assert (answer.status, answer.error.reason, answer.error.message) == (
+        StepStatus.FAILED,
+        reason,
+        message,
+    )
+
+
+def test_delta_is_taken_when_the_step_before_failed_in_the_runner() -> None:
+    step_executor = StepExecutor(INFO, _raises(RuntimeError()))
+    _first_step(step_executor)
+    batch = SENDER.batch(2, base=1, work=[WorkRow(0, 0, [5, 6])])
+    answer = step_executor.execute(decode_batch(batch))
+    assert answer.rows is not None
+    assert answer.rows.sampled_token_ids.tolist() == expected_tokens([5, 6], 1, 0, 128)
+
+
+def _broken_output(_step: StepInput) -> StepOutput:
+    return StepOutput(np.ones(5, np.uint8), np.zeros(5, np.int32))
+
+
+def test_step_fails_when_the_runner_answers_for_other_rows() -> None:
+    answer = _first_step(StepExecutor(INFO, _Runner(_broken_output)))
+    assert (answer.status, answer.error and answer.error.message) == (StepStatus.FAILED, INTERNAL)
+
+
+def test_delta_needs_snapshot_when_the_step_before_broke_us() -> None:
+    step_executor = StepExecutor(INFO, _Runner(_broken_output))
+    _first_step(step_executor)
+    answer = step_executor.execute(decode_batch(SENDER.batch(2, base=1)))
+    assert answer.status is StepStatus.NEED_SNAPSHOT
+
+
+@pytest.mark.parametrize(
+    ("feature", "params", "field"),
+    [
+        (Feature.LOGPROBS, {"num_logprobs": 0}, "num_logprobs"),
+        (Feature.PROMPT_LOGPROBS, {"num_prompt_logprobs": 0}, "num_prompt_logprobs"),
+        (Feature.PENALTIES, {"repetition_penalty": 1.5}, "repetition_penalty"),
+        (Feature.LOGIT_BIAS, {"logit_bias": {1: 1.0}}, "logit_bias"),
+        (Feature.LOGIT_BIAS, {"min_tokens": 1}, "min_tokens"),
+    ],
+)
+def test_row_is_refused_when_it_needs_a_feature_that_was_not_announced(
+    feature: Feature, params: dict[str, object], field: str
+) -> None:
+    info = replace(INFO, features=INFO.features - {feature})
+    step_executor = StepExecutor(info, FakeRunner(block_size=4, num_device_blocks=16))
+    batch = SENDER.batch(1, new=[NewRow(0, (0,), params=params, history=[1])])
+    answer = step_executor.execute(decode_batch(batch))
+    assert answer.error is not None
+    assert (answer.error.reason, answer.error.field) == (
+        StepErrorReason.FEATURE_UNSUPPORTED,
+        f"new_rows.sampling_params[0].{field}",
+    )
+
+
+def test_row_is_taken_when_it_sets_features_to_neutral_values() -> None:
+    info = replace(INFO, features=frozenset())
+    step_executor = StepExecutor(info, FakeRunner(block_size=4, num_device_blocks=16))
+    params = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "min_tokens": 0}
+    batch = SENDER.batch(1, new=[NewRow(0, (0,), params=params)])
+    assert step_executor.execute(decode_batch(batch)).status is StepStatus.OK
+
+
+def test_table_is_refused_when_it_is_longer_than_the_pool() -> None:
+    step_executor = StepExecutor(INFO, FakeRunner(block_size=4, num_device_blocks=16))
+    batch = SENDER.batch(1, new=[NewRow(0, [0] * 17)])
+    answer = step_executor.execute(decode_batch(batch))
+    assert answer.error is not None
+    assert answer.error.reason is StepErrorReason.POSITION_OUT_OF_RANGE
+
+
+def test_history_holds_sampled_tokens_when_runner_is_asked() -> None:
+    histories = []
+
+    class _Listening(FakeRunner):
+        def execute(self, step: StepInput) -> StepOutput:
+            histories.append([list(history or ()) for history in step.histories])
+            return super().execute(step)
+
+    step_executor = StepExecutor(INFO, _Listening(block_size=4, num_device_blocks=16))
+    row = NewRow(0, (0, 1), num_prompt=2, params={"presence_penalty": 1.0}, history=[5, 6])
+    for batch in (
+        SENDER.batch(1, new=[row], work=[WorkRow(0, 0, [5, 6])]),
+        SENDER.batch(2, base=1, work=[WorkRow(0, 2, back=1)]),
+    ):
+        step_executor.execute(decode_batch(batch))
+    assert histories == [[[5, 6]], [[5, 6, *expected_tokens([5, 6], 1, 0, 128)]]]

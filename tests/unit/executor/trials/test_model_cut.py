@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from executor_service.checkpoint.model_loader import ModelConfig, load_model
+from executor_service.model.loaded_model import LoadedModel
+from executor_service.trials import model_cut
+from executor_service.trials.model_cut import CUT_VOCAB_SIZE, cut_to_float32
+from executor_service.trials.probe_tokens import far_tokens
+from tests.support.tiny_models import make_tiny_model
+
+TYPES = ["full_attention", "full_attention", "sliding_attention", "full_attention"]
+
+
+def _load(directory: Path, architecture: str, dtype: str, **overrides: Any) -> LoadedModel:  # noqa: ANN401
+    make_tiny_model(architecture, directory, overrides=overrides)
+    return load_model(ModelConfig(str(directory), dtype=dtype))
+
+
+def _cut(loaded: LoadedModel) -> Any:  # noqa: ANN401
+    return cut_to_float32(loaded.model, loaded.attention_modules)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "overrides", "num_layers"),
+    [
+        ("llama", {"num_hidden_layers": 4}, 1),
+        ("cwm", {"num_hidden_layers": 4, "layer_types": TYPES}, 3),
+        ("smollm3", {"num_hidden_layers": 4, "no_rope_layer_interval": 3}, 3),
+        ("deepseek_v3", {"num_hidden_layers": 4, "first_k_dense_replace": 2}, 3),
+    ],
+)
+def test_cut_has_the_first_layers_of_every_kind_when_the_model_is_large(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    architecture: str,
+    overrides: Mapping[str, Any],
+    num_layers: int,
+) -> None:
+    loaded = _load(tmp_path, architecture, "bfloat16", **overrides)
+    monkeypatch.setattr(model_cut, "_SMALL_BYTES", 0)
+    cut = _cut(loaded)
+    assert len(cut.model.layers) == num_layers
+    assert {parameter.dtype for parameter in cut.parameters()} == {torch.float32}
+    model: Any = loaded.model
+    assert len(model.model.layers) == 4
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+
+
+def test_cut_says_what_the_model_says_when_no_layer_is_left_out(tmp_path: Path) -> None:
+    loaded = _load(tmp_path, "gemma2", "float32")
+    model: Any = loaded.model
+    model.set_attn_implementation("eager")
+    cut = _cut(loaded)
+    tokens = torch.arange(20)[None]
+    assert torch.equal(cut(input_ids=tokens).logits, model(input_ids=tokens).logits)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_cut_knows_the_first_tokens_only_when_there_are_many(
+    tmp_path: Path, dtype: str, is_tied: bool
+) -> None:
+    options = {"vocab_size": 3000, "tie_word_embeddings": is_tied}
+    loaded = _load(tmp_path, "llama", dtype, **options)
+    cut, model = _cut(loaded), loaded.model
+    expected: Any = model.get_parameter("lm_head.weight")
+    assert torch.equal(cut.lm_head.weight, expected[:CUT_VOCAB_SIZE].float())
+    assert cut.model.embed_tokens.weight.shape == (CUT_VOCAB_SIZE, 64)
+    # Who takes the cut apart leaves the model whole.
+    cut.lm_head.weight.data = torch.empty(0)
+    assert expected.shape == (3000, 64)
+
+
+def test_there_is_no_cut_when_memory_is_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = _load(tmp_path, "llama", "bfloat16")
+    monkeypatch.setattr(model_cut, "available_host_bytes", lambda: 1000)
+    assert _cut(loaded) is None
+
+
+def test_load_model_compares_with_noise_when_memory_is_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(model_cut, "available_host_bytes", lambda: 1000)
+    assert _load(tmp_path, "llama", "bfloat16").dtype_name == "bfloat16"
+    assert "not_tried_in_float32 model=LlamaForCausalLM" in caplog.text
+
+
+def test_far_tokens_are_around_every_number_when_positions_reach_it(tmp_path: Path) -> None:
+    rope = {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": 4.0,
+        "original_max_position_embeddings": 4000,
+    }
+    loaded = _load(tmp_path, "llama", "float32", max_position_embeddings=9000, rope_parameters=rope)
+    model: Any = loaded.model
+    model.config.of_tomorrow = {"deep": {"limit": 7000.0}, "beyond": 12_000}
+    starts = far_tokens(model, model.config, 8500).starts.tolist()
+    assert {4000 - 2, 7000 - 2, 8500 - 8} <= set(starts)
+    assert all(0 <= start <= 8500 - 8 for start in starts)
