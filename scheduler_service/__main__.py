@@ -8,13 +8,13 @@ import os
 import sys
 import time
 
-from scheduler_service.admin import AdminServicer
 from scheduler_service.cluster import Cluster
 from scheduler_service.config import SchedulerServiceConfig
 from scheduler_service.journal.journal import open_journal
-from scheduler_service.registry import RegistryServicer
 from scheduler_service.request_limits import most_message_bytes
-from scheduler_service.servicer import SchedulerServicer
+from scheduler_service.service.admin import AdminServicer
+from scheduler_service.service.registry import RegistryServicer
+from scheduler_service.service.servicer import SchedulerServicer
 from splitserve.scheduler.v1 import admin_pb2_grpc, registry_pb2_grpc, scheduler_pb2_grpc
 from splitserve_rpc import options
 from splitserve_rpc.addresses import CannotListen

@@ -9,22 +9,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from scheduler_service.broken_core import MESSAGE, REASON, end_with_fault
 from scheduler_service.config import ClusterConfig
-from scheduler_service.core.admission import check_request
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import StepEvents
+from scheduler_service.core.planning.arrival_checks import check_request
 from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import MAX_SEQUENCES
 from scheduler_service.core.scheduler import QUEUE_FULL_RETRY_S
-from scheduler_service.delivery import Delivery
-from scheduler_service.engine_loop import EngineLoop
-from scheduler_service.engines import EngineOwner, EngineParts, Engines
-from scheduler_service.executor_link import ExecutorLink, ExecutorLost, Link, LinkConfig
+from scheduler_service.executors.broken_core import MESSAGE, REASON, end_with_fault
+from scheduler_service.executors.engine_loop import EngineLoop
+from scheduler_service.executors.engines import EngineOwner, EngineParts, Engines
+from scheduler_service.executors.executor_link import ExecutorLink, ExecutorLost, Link, LinkConfig
 from scheduler_service.journal.journal import Journal, NoJournal
-from scheduler_service.outbox import Unread
 from scheduler_service.request_limits import message_bytes, most_message_bytes
-from scheduler_service.sinks import Sink, Stream
+from scheduler_service.streams.delivery import Delivery
+from scheduler_service.streams.outbox import Unread
+from scheduler_service.streams.sinks import Sink, Stream
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve_rpc.domain_error import DomainError
 

@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 from typing import assert_never
 
 from scheduler_service.core.sampling_params import BeamParams, EarlyStopping
-from scheduler_service.core.search_state import BeamState, SearchState
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,3 +207,26 @@ class BeamSearch:
             ended.cumulative_logprob,
             last if last in self._stop_token_ids else None,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class BeamState:
+    """A live beam, or an ended one with its score: output tokens and the sum of their logprobs."""
+
+    token_ids: tuple[int, ...]
+    cumulative_logprob: float
+    score: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SearchState:
+    """A search after `num_tokens` tokens, with its parameters."""
+
+    params: BeamParams
+    n: int
+    max_tokens: int
+    min_tokens: int
+    stop_token_ids: frozenset[int]
+    num_tokens: int
+    live: Items[BeamState]
+    ended: Items[BeamState]

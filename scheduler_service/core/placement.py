@@ -14,12 +14,12 @@ from operator import attrgetter
 import numpy as np
 
 from scheduler_service.core.beam_search import BeamSearch
-from scheduler_service.core.block_manager import BlockManager
+from scheduler_service.core.blocks.block_manager import BlockManager
+from scheduler_service.core.blocks.prefix_cache import PrefixHit
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.departures import Departures, TablePart
+from scheduler_service.core.policies.queue_policy import QueuePolicy
 from scheduler_service.core.preemption_costs import PreemptionCosts
-from scheduler_service.core.prefix_cache import PrefixHit
-from scheduler_service.core.queue_policy import QueuePolicy
 from scheduler_service.core.request import (
     NO_ROW,
     FinishReason,

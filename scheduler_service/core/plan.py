@@ -9,9 +9,8 @@ from enum import Enum, IntEnum
 
 import numpy as np
 
-from scheduler_service.core.block_moves import BlockMoves
 from scheduler_service.core.request import Int32Array, Request, ScoredToken, Sequence
-from scheduler_service.core.row_changes import TableWrites
+from scheduler_service.core.row_changes import BlockMoves, TableWrites
 from scheduler_service.core.row_columns import Int64Array, RowWork
 
 

@@ -1,4 +1,4 @@
-"""What a step must tell the executor about its row table."""
+"""What a step must tell the executor: changes of its row table, and block pairs to move."""
 
 from __future__ import annotations
 
@@ -38,3 +38,28 @@ class RowChanges:
         """The row is gone. What the executor was never told need not be taken back."""
         if self.new.pop(row_id, None) is None:
             self.removed_row_ids.append(row_id)
+
+
+@dataclass(slots=True)
+class BlockMoves:
+    """(source, destination) pairs of the three phases; see `BlockMoves` in the proto."""
+
+    swap_out: list[tuple[int, int]] = field(default_factory=list)
+    swap_in: list[tuple[int, int]] = field(default_factory=list)
+    copy: list[tuple[int, int]] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.swap_out or self.swap_in or self.copy)
+
+    def __len__(self) -> int:
+        return len(self.swap_out) + len(self.swap_in) + len(self.copy)
+
+    @property
+    def device_destinations(self) -> set[int]:
+        """Device blocks that are overwritten."""
+        return {destination for _, destination in [*self.swap_in, *self.copy]}
+
+    @property
+    def host_destinations(self) -> set[int]:
+        """Host blocks that are overwritten."""
+        return {destination for _, destination in self.swap_out}

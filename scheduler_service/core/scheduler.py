@@ -12,15 +12,12 @@ from collections import deque
 
 import numpy as np
 
-from scheduler_service.core.admission import check_request, max_len_of
-from scheduler_service.core.admitter import Admitter, Budget
-from scheduler_service.core.batch_policy import QueueState, StepShape, make_batch_policy
-from scheduler_service.core.beams import prepare_search
 from scheduler_service.core.config import Feature, SchedulerConfig
 from scheduler_service.core.invariants import InvariantBroken
-from scheduler_service.core.lateness import Lateness
-from scheduler_service.core.losses import Losses, count_lost_executor
-from scheduler_service.core.outcome_checks import OutcomeChecks
+from scheduler_service.core.outcomes.beams import prepare_search
+from scheduler_service.core.outcomes.losses import Losses, count_lost_executor, take_back
+from scheduler_service.core.outcomes.outcome_checks import OutcomeChecks
+from scheduler_service.core.outcomes.results import Results
 from scheduler_service.core.placement import Placement
 from scheduler_service.core.plan import (
     ContractBroken,
@@ -30,14 +27,16 @@ from scheduler_service.core.plan import (
     StepPlan,
     StepStatus,
 )
+from scheduler_service.core.planning.admitter import Admitter, Budget
+from scheduler_service.core.planning.arrival_checks import check_request, max_len_of
+from scheduler_service.core.planning.lateness import Lateness
+from scheduler_service.core.planning.running_rows import RunningRows
+from scheduler_service.core.policies.batch_policy import QueueState, StepShape, make_batch_policy
+from scheduler_service.core.policies.queue_policy import make_queue_policy
 from scheduler_service.core.preemption_costs import PreemptionCosts
-from scheduler_service.core.queue_policy import make_queue_policy
 from scheduler_service.core.request import FinishReason, Int32Array, Request, Sequence
-from scheduler_service.core.results import Results
 from scheduler_service.core.row_changes import RowChanges
 from scheduler_service.core.row_columns import NO_TENANCY, Int64Array, RowWork
-from scheduler_service.core.running_rows import RunningRows
-from scheduler_service.core.taken_back import take_back
 from splitserve_rpc.domain_error import DomainError
 
 QUEUE_FULL_RETRY_S = 1.0

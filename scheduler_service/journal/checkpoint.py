@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from scheduler_service.core.block_manager import BlockManager
+from scheduler_service.core.blocks.block_manager import BlockManager
 from scheduler_service.core.row_columns import RowColumns
 from scheduler_service.core.scheduler import Scheduler
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from scheduler_service.core.beam_search import BeamSearch
+from scheduler_service.core.beam_search import BeamSearch, BeamState, SearchState
 from scheduler_service.core.request import (
     FinishReason,
     Int32Array,
@@ -13,7 +13,6 @@ from scheduler_service.core.request import (
     Sequence,
     SequenceStatus,
 )
-from scheduler_service.core.search_state import BeamState, SearchState
 from scheduler_service.journal.params_codec import (
     decode_sampling_params,
     decode_scheduling_params,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from executor_service.service.encode_answer import encode_info
-from scheduler_service.executor_link import (
+from scheduler_service.executors.executor_link import (
     ExecutorLink,
     ExecutorLost,
     ExecutorRestarted,

@@ -8,7 +8,7 @@ from random import Random
 from hypothesis import strategies as st
 
 from scheduler_service.core.config import BatchPolicyName, Feature, PreemptionMode, SchedulerConfig
-from scheduler_service.core.queue_policy import QueuePolicyName
+from scheduler_service.core.policies.queue_policy import QueuePolicyName
 from scheduler_service.core.request import SchedulingParams
 from scheduler_service.core.sampling_params import BeamParams, EarlyStopping, SamplingParams
 from tests.support.core_truth import Spec

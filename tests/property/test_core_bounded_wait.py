@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from scheduler_service.core.config import Feature, SchedulerConfig
 from scheduler_service.core.plan import StepStatus
-from scheduler_service.core.queue_policy import TURN_EVERY, QueuePolicyName
+from scheduler_service.core.policies.queue_policy import TURN_EVERY, QueuePolicyName
 from scheduler_service.core.request import Request, SchedulingParams
 from scheduler_service.core.sampling_params import SamplingParams
 from splitserve_rpc.domain_error import DomainError

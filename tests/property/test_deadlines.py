@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_service.core.lateness import MAX_REFUSALS, MIN_SMALLEST_STEPS
 from scheduler_service.core.plan import StepPlan
+from scheduler_service.core.planning.lateness import MAX_REFUSALS, MIN_SMALLEST_STEPS
 from scheduler_service.core.request import Request, SchedulingParams
 from tests.support.core_driver import CoreDriver
 

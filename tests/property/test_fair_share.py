@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from scheduler_service.core.fair_share import FairSharePolicy
-from scheduler_service.core.queue_policy import make_queue_policy
+from scheduler_service.core.policies.fair_share import FairSharePolicy
+from scheduler_service.core.policies.queue_policy import make_queue_policy
 from scheduler_service.core.request import FinishReason, Request
 from tests.support.policy_driver import make_request
 

@@ -8,7 +8,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_service.core.queue_policy import QueuePolicy, make_queue_policy
+from scheduler_service.core.policies.queue_policy import QueuePolicy, make_queue_policy
 from scheduler_service.core.request import Request
 from tests.support.policy_driver import make_request
 

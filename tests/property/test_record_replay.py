@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scheduler_service.core.config import BatchPolicyName, PreemptionMode
-from scheduler_service.core.queue_policy import QueuePolicyName
+from scheduler_service.core.policies.queue_policy import QueuePolicyName
 from scheduler_service.journal.journal import FileJournal
 from scheduler_service.journal.replay import replay
 from tests.support.in_process import SCHEDULER_EPOCH

@@ -29,9 +29,9 @@ from scheduler_service.core.request import (
 )
 from scheduler_service.core.request import Sequence as CoreSequence
 from scheduler_service.core.sampling_params import SamplingParams
-from scheduler_service.executor_link import ExecutorLost, LinkConfig
-from scheduler_service.outbox import Outbox
-from scheduler_service.sinks import client_key
+from scheduler_service.executors.executor_link import ExecutorLost, LinkConfig
+from scheduler_service.streams.outbox import Outbox
+from scheduler_service.streams.sinks import client_key
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.core_driver import make_config
 from tests.support.fake_chain import expected_tokens

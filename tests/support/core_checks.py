@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 
-from scheduler_service.core.block_pool import BlockPool
+from scheduler_service.core.blocks.block_pool import BlockPool
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.placement import Placement
 from scheduler_service.core.plan import StepPlan

@@ -6,8 +6,8 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.losses import MAX_FRUITLESS_LOSSES
-from scheduler_service.core.queue_policy import QueuePolicyName
+from scheduler_service.core.outcomes.losses import MAX_FRUITLESS_LOSSES
+from scheduler_service.core.policies.queue_policy import QueuePolicyName
 from scheduler_service.core.request import FinishReason, Request, ScoredToken
 from tests.support.core_engine import Delivery
 from tests.support.core_truth import Spec, Truth

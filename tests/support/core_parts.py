@@ -6,8 +6,8 @@ from collections.abc import Sequence as Items
 
 import numpy as np
 
-from scheduler_service.core.block_manager import BlockManager
-from scheduler_service.core.prefix_cache import NO_HIT, PrefixHit
+from scheduler_service.core.blocks.block_manager import BlockManager
+from scheduler_service.core.blocks.prefix_cache import NO_HIT, PrefixHit
 from scheduler_service.core.request import DEFAULT_SCHEDULING, Request, SchedulingParams, Sequence
 from scheduler_service.core.row_columns import RowColumns
 from scheduler_service.core.sampling_params import SamplingParams

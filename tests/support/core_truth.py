@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from executor_service.steps.sampling_params import SamplingParams as ExecutorParams
-from scheduler_service.core.admission import max_len_of
 from scheduler_service.core.beam_search import BeamSearch
-from scheduler_service.core.block_hashes import extend_chain, root_hash
+from scheduler_service.core.blocks.block_hashes import extend_chain, root_hash
 from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.planning.arrival_checks import max_len_of
 from scheduler_service.core.request import FinishReason, Request, SchedulingParams, sequence_seed
 from scheduler_service.core.sampling_params import SamplingParams
 from tests.support.fake_chain import (

@@ -16,8 +16,8 @@ from scheduler_service.core.plan import StepEvents
 from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.core.scheduler import Scheduler
-from scheduler_service.engine_loop import EngineLoop
-from scheduler_service.executor_link import ExecutorLost
+from scheduler_service.executors.engine_loop import EngineLoop
+from scheduler_service.executors.executor_link import ExecutorLost
 from scheduler_service.journal.core import Core
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.core_driver import make_config

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from scheduler_service.core.queue_policy import QueuePolicy, make_queue_policy
+from scheduler_service.core.policies.queue_policy import QueuePolicy, make_queue_policy
 from scheduler_service.core.request import Request, SchedulingParams
 from scheduler_service.core.sampling_params import SamplingParams
 

@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from scheduler_service.admin import AdminServicer
 from scheduler_service.cluster import Cluster
 from scheduler_service.config import ClusterConfig
-from scheduler_service.registry import RegistryServicer
 from scheduler_service.request_limits import most_message_bytes
-from scheduler_service.servicer import SchedulerServicer
+from scheduler_service.service.admin import AdminServicer
+from scheduler_service.service.registry import RegistryServicer
+from scheduler_service.service.servicer import SchedulerServicer
 from splitserve.scheduler.v1 import admin_pb2_grpc, registry_pb2_grpc, scheduler_pb2_grpc
 from splitserve_rpc.server import RunningServer, bind_server
 from tests.support.fake_executor import FakeExecutor

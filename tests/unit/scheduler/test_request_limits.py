@@ -10,13 +10,13 @@ from typing import Any, cast
 import pytest
 from google.protobuf.message import Message
 
-from scheduler_service.client_codec import decode_sampling_params
 from scheduler_service.cluster import Cluster
 from scheduler_service.config import ClusterConfig
 from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import MAX_ENTRIES, MAX_SEQUENCES
 from scheduler_service.request_limits import check_lengths, message_bytes, most_message_bytes
-from scheduler_service.servicer import SchedulerServicer
+from scheduler_service.service.servicer import SchedulerServicer
+from scheduler_service.streams.client_codec import decode_sampling_params
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.interceptors import BoundaryInterceptor

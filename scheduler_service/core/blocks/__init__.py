@@ -1,0 +1,1 @@
+"""Which KV block holds what, and whose it is."""

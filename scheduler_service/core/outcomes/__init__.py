@@ -1,0 +1,1 @@
+"""What the result of a step brings, and what a failure takes."""

@@ -1,0 +1,279 @@
+"""What the rows of a step bring: tokens, ends, logprobs, full blocks, failures."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Items
+
+import numpy as np
+
+from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.outcomes.beams import Beams
+from scheduler_service.core.outcomes.losses import Losses
+from scheduler_service.core.placement import Placement
+from scheduler_service.core.plan import RowStatus, StepEvents, StepOutcome, StepPlan, TokenEvent
+from scheduler_service.core.planning.running_rows import RunningRows
+from scheduler_service.core.request import Completion, FinishReason, Int32Array, Request, Sequence
+from scheduler_service.core.row_columns import ONE, ZERO, BoolArray, Int64Array, RowWork
+
+
+class Results:
+    """Applies results of executed steps to rows and requests."""
+
+    def __init__(
+        self, config: SchedulerConfig, placement: Placement, losses: Losses, running: RunningRows
+    ) -> None:
+        self._config = config
+        self._block_size: Int32Array = np.array(config.block_size, np.int32)
+        self._placement = placement
+        self._rows = placement.rows
+        self._losses = losses
+        self._running = running
+        self._beams = Beams(config, placement)
+        # Tokens that end some sequence. Others need no second look.
+        self._may_stop = np.zeros(config.vocab_size, np.bool_)
+
+    def expect(self, request: Request) -> None:
+        """Gets ready for the tokens of a request."""
+        self._may_stop[list(request.stop_token_ids)] = True
+
+    def take(self, plan: StepPlan, outcome: StepOutcome, events: StepEvents) -> None:
+        """Takes what an executed step brought, and `OutcomeChecks` let through."""
+        if outcome.row_statuses is not None:
+            self._take_failures(plan, outcome)
+        work, rows = plan.work, self._rows
+        is_current = rows.tenancies[work.row_ids] == work.tenancies
+        all_current = np.count_nonzero(is_current) == len(work.row_ids)
+        departed = {} if all_current else self._departed(work)
+        indexes: Int64Array | None = None
+        row_ids, token_ids = work.row_ids, outcome.token_ids
+        if not all_current or work.samples is not None:
+            samples = is_current if work.samples is None else is_current & work.samples
+            indexes = np.flatnonzero(samples)
+            row_ids, token_ids = row_ids[indexes], token_ids[indexes]
+        special = {} if not rows.num_not_plain else self._special(row_ids, indexes)
+        if special:
+            is_plain = rows.is_plain[row_ids]
+            row_ids, token_ids = row_ids[is_plain], token_ids[is_plain]
+        if outcome.prompt_logprobs:
+            self._take_prompt_logprobs(plan, outcome, events)
+        if self._config.prefix_caching:
+            self._publish_decoded(plan, None if all_current else is_current)
+        if special:
+            self._take_special(special, outcome, events)
+        self._take_tokens(row_ids, token_ids, events)
+        if departed:
+            self._take_departed(departed, outcome, events)
+
+    # -- whose they are ------------------------------------------------------------------------
+
+    def _special(self, row_ids: Int64Array, indexes: Int64Array | None) -> dict[int, Sequence]:
+        """Beams, and sequences of requests with several or with logprobs, by index in the step."""
+        positions = np.flatnonzero(~self._rows.is_plain[row_ids])
+        in_step = positions if indexes is None else indexes[positions]
+        each = zip(in_step.tolist(), row_ids[positions].tolist(), strict=True)
+        return {index: self._rows.sequence(row_id) for index, row_id in each}
+
+    def _departed(self, work: RowWork) -> dict[int, Sequence]:
+        """Sequences that were preempted while the step was to sample for them, by index in it."""
+        found, samples = self._placement.departures.sequences, work.samples
+        return {
+            index: found[tenancy]
+            for index, tenancy in enumerate(work.tenancies.tolist())
+            if tenancy in found and (samples is None or samples[index])
+        }
+
+    # -- tokens --------------------------------------------------------------------------------
+
+    def _take_tokens(self, row_ids: Int64Array, token_ids: Int32Array, events: StepEvents) -> None:
+        """Tokens of plain requests in their rows."""
+        events.client_keys, events.token_ids = self._rows.client_keys[row_ids], token_ids
+        self._record(row_ids, token_ids)
+
+    def _record(self, row_ids: Int64Array, token_ids: Int32Array) -> None:
+        """Appends tokens to sequences in rows, and ends those that end with them."""
+        rows = self._rows
+        if self._placement.waiting.charges_outputs:
+            self._charge(row_ids)
+        num_known = rows.num_known[row_ids]
+        rows.token_ids[row_ids, num_known.astype(np.int64)] = token_ids
+        num_known += ONE
+        rows.num_known[row_ids] = num_known
+        may_end = self._may_stop[token_ids.astype(np.int64)]
+        may_end |= num_known >= rows.stop_len[row_ids]
+        if np.count_nonzero(may_end):
+            for row_id in row_ids[may_end].tolist():
+                self.finish_if_stopped(rows.sequence(row_id))
+
+    def _take_special(
+        self, special: Mapping[int, Sequence], outcome: StepOutcome, events: StepEvents
+    ) -> None:
+        """Tokens of beams, and of requests with several sequences or logprobs."""
+        indexes = [i for i, s in special.items() if not self._take_candidates(s, i, outcome)]
+        for index in indexes:
+            self._add_event(special[index], index, outcome, events)
+        if indexes:
+            row_ids = np.array([special[index].row_id for index in indexes], np.int64)
+            self._record(row_ids, outcome.token_ids[indexes])
+        self._advance_beams(special.values())
+
+    def _take_departed(
+        self, departed: Mapping[int, Sequence], outcome: StepOutcome, events: StepEvents
+    ) -> None:
+        """Tokens of sequences that were preempted while the step was in flight."""
+        for index, sequence in departed.items():
+            if self._take_candidates(sequence, index, outcome):
+                continue
+            token_id = outcome.token_ids[index]
+            sequence.token_ids = np.append(sequence.token_ids, token_id)
+            sequence.num_promised -= 1
+            self._placement.waiting.sampled(sequence.request.scheduling.tenant, 1)
+            self._add_event(sequence, index, outcome, events)
+            self.finish_if_stopped(sequence)
+        self._advance_beams(departed.values())
+
+    def _take_candidates(self, sequence: Sequence, index: int, outcome: StepOutcome) -> bool:
+        """The most probable next tokens of a beam are known; False if it is none."""
+        if sequence.request.params.beam is None:
+            return False
+        sequence.candidates = outcome.logprobs[index].top
+        return True
+
+    def _add_event(
+        self, sequence: Sequence, index: int, outcome: StepOutcome, events: StepEvents
+    ) -> None:
+        token_id, scored = int(outcome.token_ids[index]), outcome.logprobs.get(index)
+        if scored is not None:
+            sequence.cumulative_logprob += scored.logprob
+        if sequence.request.params.is_streamed:
+            events.tokens.append(TokenEvent(sequence, token_id, scored))
+        elif sequence.request.params.num_logprobs is not None and scored is not None:
+            sequence.scored.append(scored)
+
+    def _charge(self, row_ids: Int64Array) -> None:
+        """Tells a fair policy whose tokens these are."""
+        sequences = map(self._rows.sequence, row_ids.tolist())
+        tokens_of = Counter(sequence.request.scheduling.tenant for sequence in sequences)
+        for tenant, num_tokens in tokens_of.items():
+            self._placement.waiting.sampled(tenant, num_tokens)
+
+    # -- ends ----------------------------------------------------------------------------------
+
+    def finish_if_stopped(self, sequence: Sequence) -> None:
+        """Ends a sequence if its last token does; and its request with its last sequence."""
+        request = sequence.request
+        tokens = self._placement.known_tokens(sequence)
+        num_tokens, last = len(tokens), int(tokens[-1])
+        if last in request.stop_token_ids:
+            sequence.finish_reason, sequence.stop_token_id = FinishReason.STOP, last
+        elif num_tokens >= request.stop_len:
+            max_tokens = request.params.max_tokens
+            num_output_tokens = num_tokens - sequence.num_prompt_tokens
+            by_length = max_tokens is not None and num_output_tokens >= max_tokens
+            sequence.finish_reason = FinishReason.LENGTH if by_length else FinishReason.MODEL_LENGTH
+        else:
+            return
+        self._running.join_before_end(sequence)
+        self._placement.finish_sequence(sequence)
+        if request.params.num_sequences > 1 and request.params.is_streamed:
+            self._placement.ended_sequences.append(sequence)
+        if not request.unfinished:
+            self._complete(request)
+
+    def _complete(self, request: Request) -> None:
+        if not request.params.is_streamed:
+            best = rank_completions(request.sequences, request.params.n)
+            request.completions = [
+                Completion(
+                    s.token_ids[s.num_prompt_tokens :].tolist(),
+                    s.finish_reason or FinishReason.STOP,
+                    s.stop_token_id,
+                    s.cumulative_logprob,
+                    scored=s.scored,
+                )
+                for s in best
+            ]
+        first = request.sequences[0].finish_reason
+        if request.completions:
+            first = request.completions[0].finish_reason
+        self._placement.finish(request, first or FinishReason.STOP)
+
+    def _advance_beams(self, sequences: Iterable[Sequence]) -> None:
+        """Those of the searches of `sequences` go on of which all candidates are known."""
+        requests = {s.request: None for s in sequences if s.request.params.beam is not None}
+        for request in requests:
+            if not self._beams.advance(request):
+                continue
+            if request.completions:
+                self._placement.finish(request, request.completions[0].finish_reason)
+            else:
+                error = ("INVALID_LOGITS", "every token that may follow has probability 0")
+                self._placement.finish(request, FinishReason.ERROR, error)
+
+    # -- the rest ------------------------------------------------------------------------------
+
+    def _publish_decoded(self, plan: StepPlan, is_current: BoolArray | None) -> None:
+        """Blocks that were filled by sampled tokens, which are known by now, become findable."""
+        work, block_size = plan.work, self._block_size
+        ends = work.num_computed_tokens + ONE
+        is_full = ends % block_size == ZERO
+        if not np.count_nonzero(is_full):
+            return
+        is_full &= work.sampled_steps_back > 0
+        if is_current is not None:
+            is_full &= is_current
+        row_ids, indexes = work.row_ids[is_full], ends[is_full] // block_size - ONE
+        self._placement.blocks.prefixes.publish_rows(self._rows, row_ids, indexes)
+
+    def _take_prompt_logprobs(
+        self, plan: StepPlan, outcome: StepOutcome, events: StepEvents
+    ) -> None:
+        work = plan.work
+        for index, scored in outcome.prompt_logprobs.items():
+            sequence = self._placement.tenant(int(work.row_ids[index]), int(work.tenancies[index]))
+            if sequence is None:
+                continue
+            request = sequence.request
+            # After a recompute, or from a second sequence, the first of them were sent before.
+            new = [token for token in scored if token.position > request.num_prompt_logprobs_sent]
+            if new:
+                events.prompt_logprobs.append((request, new))
+                request.num_prompt_logprobs_sent += len(new)
+
+    def _take_failures(self, plan: StepPlan, outcome: StepOutcome) -> None:
+        """Ends the requests of failed rows; what leaned on these is computed again."""
+        work = plan.work
+        statuses = np.asarray(outcome.row_statuses, np.int64)
+        spoiled = {
+            int(work.tenancies[index]): index
+            for index in np.flatnonzero(statuses != RowStatus.OK).tolist()
+        }
+        if not spoiled:
+            return
+        # Whoever read what another row failed to write is not to blame for what it made of it.
+        readers = self._losses.readers_of(plan, set(spoiled)) if len(spoiled) > 1 else set()
+        for tenancy, index in spoiled.items():
+            sequence = self._placement.tenant(int(work.row_ids[index]), tenancy)
+            status = RowStatus(int(statuses[index]))
+            if sequence is None or tenancy in readers or status is RowStatus.INPUT_UNAVAILABLE:
+                continue
+            reason = "INVALID_LOGITS" if status is RowStatus.INVALID_LOGITS else "ROW_FAILED"
+            message = outcome.row_errors.get(index, "the executor could not compute it")
+            self._placement.finish(sequence.request, FinishReason.ERROR, (reason, message))
+        self._losses.lose_rows(plan, spoiled)
+
+
+def rank_completions(sequences: Items[Sequence], n: int) -> list[Sequence]:
+    """The `n` with the highest mean logprob per output token, best first; of equals, by index.
+
+    A stop token counts as a token. One without any comes last.
+    """
+    return sorted(sequences, key=lambda s: (-_mean_logprob(s), s.index))[:n]
+
+
+def _mean_logprob(sequence: Sequence) -> float:
+    if sequence.num_output_tokens == 0:
+        return -math.inf
+    return sequence.cumulative_logprob / sequence.num_output_tokens

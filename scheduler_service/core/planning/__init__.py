@@ -1,0 +1,1 @@
+"""What the next step does: who may come at all, who goes on, who gets a row."""

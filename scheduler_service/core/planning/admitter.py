@@ -1,0 +1,395 @@
+"""Requests without rows get them: first those that were swapped out, then those that wait.
+
+Who is next is the queue policy's business. Nobody who cannot run now blocks others for ever, nor is
+passed by others for ever: what lacks a slot for its adapter, or (unless the policy is first come,
+first served) blocks or rows, may be passed by MAX_BYPASSES requests; then those wait for it that
+would take what it lacks. Everybody takes blocks and rows, but only who has an adapter keeps a slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from scheduler_service.core.blocks.block_manager import Allocation
+from scheduler_service.core.blocks.prefix_cache import PrefixHit
+from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.placement import Placement, num_rows_wanted
+from scheduler_service.core.planning.lateness import Lateness
+from scheduler_service.core.planning.running_rows import RunningRows
+from scheduler_service.core.policies.batch_policy import StepShape
+from scheduler_service.core.policies.queue_policy import QueuePolicyName
+from scheduler_service.core.policies.request_queue import Lanes
+from scheduler_service.core.request import FinishReason, Request, Sequence, SequenceStatus
+
+MAX_BYPASSES = 64
+# How many blocked requests a step looks past; bounds the work of a step.
+_MAX_BLOCKED = 16
+
+
+class _Lack(Enum):
+    """Why a request cannot run now."""
+
+    ADAPTER_SLOT = "adapter_slot"
+    BLOCKS = "blocks"
+    ROWS = "rows"
+    POOL = "pool"
+    # All of these pass by themselves, and nobody goes first.
+    RESULTS = "results"
+    BUDGET = "budget"
+    BLOCKS_ON_THEIR_WAY = "blocks_on_their_way"
+
+
+_LACKS = {
+    Allocation.OK: None,
+    Allocation.LATER: _Lack.BLOCKS,
+    Allocation.NEVER: _Lack.POOL,
+}
+_PASSABLE = frozenset({_Lack.BLOCKS, _Lack.ROWS})
+_NO_ADAPTER = frozenset({""})
+
+
+@dataclass(slots=True)
+class Budget:
+    """What is left of a step. `is_untouched`: nothing else is in it yet.
+
+    `num_reserved`: tokens for running rows that go before whoever is to be placed. `may_preempt`:
+    others may be preempted for it.
+    """
+
+    num_tokens: int
+    splits_prompts: bool
+    is_untouched: bool = True
+    num_reserved: int = 0
+    may_preempt: bool = True
+
+    @property
+    def num_left(self) -> int:
+        """Tokens for whoever is to be placed."""
+        return self.num_tokens - self.num_reserved
+
+    def spend(self, num_tokens: int) -> None:
+        """These tokens are in the step."""
+        self.num_tokens -= num_tokens
+        self.is_untouched = self.is_untouched and num_tokens == 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """Of whom a waiting request goes ahead: a swapped one, or rows that it takes tokens from."""
+
+    swapped: Request | None
+    is_of_rows: bool = False
+    runs_decodes: bool = True
+
+
+class Admitter:
+    """Places swapped and waiting requests."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        placement: Placement,
+        running_rows: RunningRows,
+        lateness: Lateness,
+    ) -> None:
+        self._config = config
+        self._placement = placement
+        self._running_rows = running_rows
+        self._lateness = lateness
+        self._policy = placement.waiting
+        is_strict = config.queue_policy == QueuePolicyName.FCFS.value
+        self._pool_bypasses = 0 if is_strict else MAX_BYPASSES
+        # The lanes of whoever may pass those that lack a slot; see `_admit`.
+        self._lanes: Lanes = None
+
+    def place_urgent(self, shape: StepShape, budget: Budget) -> list[tuple[int, int]]:
+        """Gives rows to waiting requests for which less urgent rows yield tokens of the step.
+
+        What rows want that are as urgent is reserved. Returns (row id, tokens to compute) of each.
+        """
+        placed: list[tuple[int, int]] = []
+        if self._placement.has_preempted or not shape.takes_waiting:
+            return placed
+        self._lanes = None
+        first = next(self._candidates(), None)
+        if first is None:
+            return placed
+        num_tokens, rows = len(first.sequence.token_ids), self._running_rows
+        if not rows.may_yield_to(self._policy.urgency(first)):
+            return placed
+        num_others = budget.num_tokens - rows.num_wanted(decodes=shape.runs_decodes)
+        if num_others < num_tokens:
+            # Others are preempted after their work was chosen, if that leaves a token.
+            budget.may_preempt = num_others <= 0
+            ahead = _Ahead(self._first_swapped, is_of_rows=True, runs_decodes=shape.runs_decodes)
+            self._admit(budget, placed, ahead)
+        budget.num_reserved, budget.may_preempt = 0, True
+        return placed
+
+    def place(self, shape: StepShape, budget: Budget) -> list[tuple[int, int]]:
+        """Gives rows to swapped and waiting requests: (row id, tokens to compute) of each row.
+
+        Swapped ones go first, but for waiting ones that are urgent enough to preempt them.
+        """
+        placed: list[tuple[int, int]] = []
+        if self._placement.has_preempted:
+            return placed  # what somebody just gave up is for those that run
+        self._lanes = None
+        swapped = self._first_swapped
+        if shape.takes_waiting and swapped is not None:
+            must_wait = self._admit(budget, placed, _Ahead(swapped))
+            if must_wait or not shape.takes_swapped:
+                return placed
+        self._lanes = None
+        must_wait = shape.takes_swapped and not self._swap_in(budget, placed)
+        if shape.takes_waiting and not must_wait:
+            self._admit(budget, placed)
+        return placed
+
+    @property
+    def _first_swapped(self) -> Request | None:
+        return next(filter(self._placement.suspects.may_run, self._placement.swapped), None)
+
+    # -- swapped -------------------------------------------------------------------------------
+
+    def _swap_in(self, budget: Budget, placed: list[tuple[int, int]]) -> bool:
+        """Brings swapped requests back, most urgent first; False if others have to wait for one."""
+        placement, index = self._placement, 0
+        while index < len(placement.swapped):
+            request = placement.swapped[index]
+            if not placement.suspects.may_run(request):
+                index += 1
+                continue
+            if not self._has_adapter_slot(request):
+                self._lanes = _NO_ADAPTER
+            if self._lanes is not None and request.scheduling.adapter not in self._lanes:
+                index += 1
+                continue
+            if budget.num_left <= 0 or placement.has_swapped_out or not self._can_swap_in(request):
+                return False
+            placement.swap_in(request)
+            for sequence in request.sequences:
+                if sequence.status is SequenceStatus.RUNNING:
+                    self._spend(sequence, budget, placed)
+        return True
+
+    def _can_swap_in(self, request: Request) -> bool:
+        placement = self._placement
+        blocks = placement.blocks
+        # Each sequence may need a block at once; else it would be preempted by that.
+        needed = blocks.num_swap_in_blocks(request)
+        if len(placement.rows):
+            needed += len(request.unfinished) + blocks.watermark
+        return (
+            placement.is_settled(request)
+            and self._has_adapter_slot(request)
+            and placement.num_unreserved_rows >= num_rows_wanted(request)
+            and blocks.device.num_free >= needed
+        )
+
+    # -- waiting -------------------------------------------------------------------------------
+
+    def _admit(
+        self, budget: Budget, placed: list[tuple[int, int]], ahead: _Ahead | None = None
+    ) -> bool:
+        """Moves requests from waiting to running while they fit; True if all have to wait for one.
+
+        `ahead`: of whom they go ahead; who may not do that stays.
+        """
+        blocked: list[Request] = []
+        for request in self._hopeful(budget, placed, ahead):
+            lack = self._place(request, budget, placed)
+            if lack is _Lack.POOL:
+                self._fail(request, "KV_CACHE_EXHAUSTED", "it outgrew the whole KV cache")
+            elif lack is None:
+                for passed in blocked:
+                    passed.num_bypasses += 1
+            elif self._must_all_wait(request, lack):
+                return True
+            else:
+                blocked.append(request)
+                if len(blocked) == _MAX_BLOCKED:
+                    break
+        return False
+
+    def _hopeful(
+        self, budget: Budget, placed: list[tuple[int, int]], ahead: _Ahead | None
+    ) -> Iterator[Request]:
+        """Candidates as long as there are tokens for them; who is late is ended on the way."""
+        for request in self._candidates():
+            if ahead is not None and not self._goes_ahead(request, ahead, budget, placed):
+                return
+            if budget.num_left <= 0:
+                return
+            if not self._lateness.cannot_meet(request):
+                yield request
+            elif not request.is_finished:
+                return
+
+    def _candidates(self) -> Iterator[Request]:
+        candidates = self._policy.candidates(self._placement.now_ns, self._open_lanes)
+        suspects = self._placement.suspects
+        return filter(suspects.may_run, candidates) if suspects else candidates
+
+    def _open_lanes(self) -> Lanes:
+        return self._lanes
+
+    def _must_all_wait(self, request: Request, lack: _Lack) -> bool:
+        """Whether nobody may pass a request that lacks something; closes the lanes of some."""
+        if lack is not _Lack.ADAPTER_SLOT:
+            return lack not in _PASSABLE or request.num_bypasses >= self._pool_bypasses
+        # It gets a slot when all who use one have left it.
+        is_next = request.num_bypasses >= MAX_BYPASSES
+        self._lanes = _NO_ADAPTER if is_next else {"", *self._placement.adapters}
+        return False
+
+    def _goes_ahead(
+        self, request: Request, ahead: _Ahead, budget: Budget, placed: list[tuple[int, int]]
+    ) -> bool:
+        if ahead.swapped is not None and not self._policy.may_preempt(request, ahead.swapped):
+            return False
+        if not ahead.is_of_rows:
+            return True
+        urgency = self._policy.urgency(request)
+        if not self._running_rows.has_less_urgent(urgency):
+            return False
+        budget.num_reserved = self._running_rows.num_wanted(
+            urgency, [row_id for row_id, _ in placed], decodes=ahead.runs_decodes
+        )
+        return True
+
+    def _place(
+        self, request: Request, budget: Budget, placed: list[tuple[int, int]]
+    ) -> _Lack | None:
+        """Admits a request if it can run; else says what it lacks."""
+        placement = self._placement
+        if not placement.is_settled(request):
+            return _Lack.RESULTS
+        if not self._has_adapter_slot(request):
+            return _Lack.ADAPTER_SLOT
+        leader = request.unfinished[0]
+        hit = placement.blocks.prefixes.find(leader)
+        lack = self._lacks_room(request, leader, hit)
+        if lack is not None:
+            if lack is _Lack.POOL or not budget.may_preempt:
+                return lack
+            if not self._make_way(request, leader, hit):
+                return lack
+            # Those that made way may have held what was found, or still wait for results.
+            hit = placement.blocks.prefixes.find(leader)
+            if self._lacks_room(request, leader, hit) is not None:
+                return _Lack.BLOCKS_ON_THEIR_WAY
+        num_pending = len(leader.token_ids) - hit.num_tokens
+        if not self._fits(num_pending, budget):
+            return _Lack.BUDGET
+        if request.num_preemptions == 0:
+            request.num_cached_tokens = min(hit.num_tokens, leader.num_prompt_tokens)
+        self._policy.admitted(request, num_pending)
+        placement.start(leader, hit)
+        self._spend(leader, budget, placed)
+        return None
+
+    def _lacks_room(self, request: Request, leader: Sequence, hit: PrefixHit) -> _Lack | None:
+        placement = self._placement
+        if placement.num_unreserved_rows < num_rows_wanted(request):
+            return _Lack.ROWS
+        allocation = placement.blocks.can_allocate(
+            leader,
+            hit,
+            others_run=len(placement.rows) > 0,
+            num_more_blocks=self._num_more_blocks(request, leader),
+        )
+        return _LACKS[allocation]
+
+    def _num_more_blocks(self, request: Request, leader: Sequence) -> int:
+        """What a request needs besides the blocks of its first sequence."""
+        num_cross = self._placement.blocks.num_cross_blocks(request)
+        if request.params.num_sequences == 1:
+            return num_cross
+        num_shared = (leader.num_prompt_tokens - 1) // self._config.block_size
+        lengths = [len(s.token_ids) for s in request.unfinished[1:]]
+        lengths += [len(leader.token_ids)] * (num_rows_wanted(request) - 1 - len(lengths))
+        own = [self._config.num_blocks_for(length) for length in lengths]
+        if self._config.sliding_window is None:
+            return num_cross + sum(own) - num_shared * len(own)
+        # What they share may be behind the window of one and not of the other.
+        most = self._config.num_window_blocks
+        return num_cross + sum(min(num_blocks, most) for num_blocks in own)
+
+    def _has_adapter_slot(self, request: Request) -> bool:
+        adapter, running = request.scheduling.adapter, self._placement.adapters
+        if adapter == "" or adapter in running:
+            return True
+        return len(running) - ("" in running) < self._config.max_adapters
+
+    def _fits(self, num_pending: int, budget: Budget) -> bool:
+        if budget.splits_prompts or num_pending <= budget.num_left:
+            return True
+        is_alone = budget.is_untouched and budget.num_reserved == 0
+        return is_alone and num_pending > self._config.max_num_batched_tokens
+
+    def _spend(self, sequence: Sequence, budget: Budget, placed: list[tuple[int, int]]) -> None:
+        rows, row_id = self._placement.rows, sequence.row_id
+        end = min(rows.num_tokens[row_id], rows.num_slots[row_id])
+        if rows.num_computed[row_id] >= rows.run_limit[row_id]:
+            return
+        num_new_tokens = min(budget.num_left, int(end - rows.num_computed[row_id]))
+        if num_new_tokens > 0:
+            budget.spend(num_new_tokens)
+            start = int(rows.num_computed[row_id])
+            self._placement.publish_chunk(row_id, start, num_new_tokens)
+            placed.append((row_id, num_new_tokens))
+
+    # -- urgency -------------------------------------------------------------------------------
+
+    def _make_way(self, request: Request, leader: Sequence, hit: PrefixHit) -> bool:
+        """Preempts less urgent requests for an urgent one; nobody if that is not enough for it."""
+        placement, blocks = self._placement, self._placement.blocks
+        if placement.has_swapped_in:
+            return False  # whoever makes way may be swapped out
+        num_rows = num_rows_wanted(request) - placement.num_unreserved_rows
+        num_blocks = (
+            blocks.num_lacking(leader, hit)
+            + self._num_more_blocks(request, leader)
+            + blocks.watermark
+            - blocks.num_deferred
+        )
+        victims: list[Request] = []
+        for victim in self._by_least_urgent(request):
+            if num_rows <= 0 and num_blocks <= 0:
+                break
+            if self._policy.may_preempt(request, victim):
+                victims.append(victim)
+                num_rows -= num_rows_wanted(victim)
+                held = blocks.blocks_of(victim)
+                num_blocks -= sum(blocks.device.reference_count(block) == 1 for block in held)
+        if num_rows > 0 or num_blocks > 0:
+            return False
+        for victim in victims:
+            placement.preempt(victim)
+        return True
+
+    def _by_least_urgent(self, waiting: Request) -> list[Request]:
+        """Running requests, least urgent first; none if not even the first of them may yield.
+
+        Not those that this very step places, nor those whose pending blocks others may have found.
+        """
+        placement, tenancies = self._placement, self._placement.rows.tenancies
+        order = placement.rows.order
+        if len(order) == 0 or not self._policy.may_preempt(
+            waiting, placement.rows.sequence(int(order[-1])).request
+        ):
+            return []
+        found: dict[Request, None] = {}
+        kept: set[Request] = set()
+        for sequence in reversed(placement.rows.running):
+            found[sequence.request] = None
+            is_pending = int(tenancies[sequence.row_id]) in placement.published
+            if is_pending or sequence.row_id in placement.changes.new:
+                kept.add(sequence.request)
+        return [request for request in found if request not in kept]
+
+    def _fail(self, request: Request, reason: str, message: str) -> None:
+        self._placement.finish(request, FinishReason.ERROR, (reason, message))

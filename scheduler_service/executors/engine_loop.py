@@ -1,0 +1,238 @@
+"""The loop of one executor: schedule -> execute -> apply, with up to `pipeline_depth` in flight."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import aclosing, suppress
+from typing import TypeVar
+
+from scheduler_service.core.plan import ContractBroken, StepEvents, StepOutcome, StepStatus
+from scheduler_service.core.request import Request
+from scheduler_service.executors.broken_core import CoreBroken, rescue
+from scheduler_service.executors.executor_link import ExecutorLost, Link
+from scheduler_service.journal.core import Core, step_codec
+from scheduler_service.step_codec import ResultUnusable
+from splitserve.executor.v1 import executor_pb2 as executor
+from splitserve_rpc.domain_error import DomainError
+
+_Result = TypeVar("_Result")
+# In a row, of steps that were answered before; a stream of nothing else would never end.
+_MAX_REPEATED = 1000
+_GIVEN_UP = "it was given up"
+
+_log = logging.getLogger(__name__)
+
+
+class EngineLoop:
+    """Drives one scheduler core and its executor.
+
+    `scheduler` is the only way to the core, and `evacuate` closes it: a callback, a result or a
+    question that comes later, however it was under way, finds no core. `is_connected`: it may be
+    given requests.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        link: Link,
+        deliver: Callable[[StepEvents], None],
+        *,
+        scheduler_epoch: int,
+        pipeline_depth: int,
+        now_ns: Callable[[], int],
+    ) -> None:
+        self._core: Core | None = core
+        self.link = link
+        self.is_connected = False
+        self._deliver = deliver
+        self._codec = step_codec(core, scheduler_epoch, link.info.executor_epoch)
+        self._now_ns = now_ns
+        self._credits = min(pipeline_depth, link.info.limits.max_inflight_steps)
+        self._rows_of_step: dict[int, int] = {}
+        self._unsent_step_ids: set[int] = set()
+        self._wake_up_scheduled = False
+        self._broken: CoreBroken | None = None
+        self._ended = asyncio.Event()
+        self._has_lost_events = False
+        self._last_answered_step_id = 0
+        self._num_repeated = 0
+
+    @property
+    def scheduler(self) -> Core:
+        """The core. Raises ExecutorLost once it was given up."""
+        if self._core is None:
+            raise ExecutorLost(_GIVEN_UP)
+        return self._core
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether it is connected, and its core sound."""
+        return self.is_connected and self._core is not None and self._broken is None
+
+    # -- what the cluster asks of it -----------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        """Takes a new request. Raises DomainError if the core refuses it, ExecutorLost."""
+        self._ask("add", lambda: self.scheduler.add(request))
+
+    def readmit(self, request: Request) -> None:
+        """Takes a request that was accepted before. Raises ExecutorLost."""
+        self._ask("readmit", lambda: self.scheduler.readmit(request))
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request. Raises ExecutorLost."""
+        self._ask("abort", lambda: self.scheduler.abort(request_id))
+
+    def _ask(self, name: str, question: Callable[[], object]) -> None:
+        """Calls the core, and tells what has ended by it."""
+        self.scheduler.tick(self._now_ns())
+        self.call(name, question)
+        self._deliver(self.call("take_ended", self.scheduler.take_ended))
+        self.wake_up()
+
+    def wake_up(self) -> None:
+        """Something was added: fills the pipeline once all that arrived together is in."""
+        if not self._wake_up_scheduled:
+            self._wake_up_scheduled = True
+            asyncio.get_running_loop().call_soon(self._start_steps)
+
+    # -- its life ------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Runs until the executor is lost. Raises ExecutorLost, with the reason.
+
+        It is CoreBroken if the core failed; either way, `evacuate` comes next.
+        """
+        self._start_steps()
+        receiving = asyncio.ensure_future(self._receive())
+        ending = asyncio.ensure_future(self._ended.wait())
+        try:
+            await asyncio.wait({receiving, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if self._broken is not None:
+                raise self._broken
+            if self._core is None:
+                raise ExecutorLost(_GIVEN_UP)
+            receiving.result()
+        finally:
+            receiving.cancel()
+            ending.cancel()
+            await asyncio.gather(receiving, ending, return_exceptions=True)
+
+    def evacuate(self) -> list[Request]:
+        """Gives the core up; its requests, some with an error, as `rescue` says."""
+        core, self._core = self.scheduler, None
+        self._ended.set()
+        return rescue(core, self._broken, has_lost_events=self._has_lost_events)
+
+    def call(self, name: str, call: Callable[[], _Result]) -> _Result:
+        """Calls the core. Raises what a call may raise, else CoreBroken: then `run` ends, too.
+
+        A core that is broken is not called again, and CoreBroken raised at once.
+        """
+        if self._broken is not None:
+            raise self._broken
+        try:
+            return call()
+        except (DomainError, ContractBroken):
+            raise
+        except Exception as error:
+            _log.exception(
+                "core_invariant_broken address=%s call=%s journal=%s",
+                self.link.info.address,
+                name,
+                self._codec.position,
+            )
+            self._broken = CoreBroken(name, error)
+            self._ended.set()
+            raise self._broken from error
+
+    async def _receive(self) -> None:
+        async with aclosing(self.link.results()) as results:
+            async for result in results:
+                if self._is_repeated(result.step_id):
+                    continue
+                events = self._take(result)
+                try:
+                    self._answer_unsent()
+                    self._fill_pipeline()
+                finally:
+                    # Whatever fails by now, these tokens are known.
+                    self._deliver(events)
+                self._deliver(self.call("take_ended", self.scheduler.take_ended))
+
+    def _is_repeated(self, step_id: int) -> bool:
+        """Whether a result is of a step that was answered before: it says nothing new."""
+        if not 1 <= step_id <= self._last_answered_step_id:
+            self._num_repeated = 0
+            return False
+        self._num_repeated += 1
+        if self._num_repeated > _MAX_REPEATED:
+            raise ExecutorLost(f"it broke the step contract: step {step_id} is answered for ever")
+        _log.warning("step_answered_again address=%s step_id=%d", self.link.info.address, step_id)
+        return True
+
+    def _start_steps(self) -> None:
+        self._wake_up_scheduled = False
+        if self._core is None or self._broken is not None:
+            return
+        with suppress(CoreBroken):  # `run` raises it
+            self._fill_pipeline()
+            self._deliver(self.call("take_ended", self.scheduler.take_ended))
+
+    def _take(self, result: executor.StepResult) -> StepEvents:
+        core = self.scheduler
+        try:
+            outcome = self._codec.decode(result, self._rows_of_step.pop(result.step_id, 0))
+            if outcome.status is not StepStatus.OK:
+                _log.warning(
+                    "step_not_executed step_id=%d status=%s error=%r",
+                    outcome.step_id,
+                    outcome.status.value,
+                    outcome.error,
+                )
+            return self._apply(core, outcome)
+        except (ResultUnusable, ContractBroken) as error:
+            raise ExecutorLost(f"it broke the step contract: {error}") from error
+
+    def _apply(self, core: Core, outcome: StepOutcome) -> StepEvents:
+        try:
+            events = self.call("apply", lambda: core.apply(outcome))
+        except CoreBroken:  # a result that breaks the contract leaves nothing half taken
+            was_taken = core.oldest_step_in_flight != outcome.step_id
+            self._has_lost_events = was_taken and outcome.status is StepStatus.OK
+            raise
+        self._last_answered_step_id = outcome.step_id
+        return events
+
+    def _fill_pipeline(self) -> None:
+        while self.scheduler.num_in_flight < self._credits:
+            self.scheduler.tick(self._now_ns())
+            batch = self.call("schedule", self._next_batch)
+            if batch is None:
+                if self.scheduler.is_behind:
+                    self.wake_up()
+                return
+            if batch.ByteSize() <= self.link.info.limits.max_message_bytes:
+                self.link.send(batch)
+            else:
+                self._unsent_step_ids.add(batch.step_id)
+                self._answer_unsent()
+
+    def _next_batch(self) -> executor.ScheduleBatch | None:
+        plan = self.scheduler.schedule()
+        if plan is None:
+            return None
+        self._rows_of_step[plan.step_id] = len(plan.work.row_ids)
+        return self._codec.encode(plan)
+
+    def _answer_unsent(self) -> None:
+        """Answers batches that were too large to be sent, when it is their turn."""
+        core = self.scheduler
+        while (step_id := core.oldest_step_in_flight) in self._unsent_step_ids:
+            assert step_id is not None
+            self._unsent_step_ids.discard(step_id)
+            _log.error("batch_exceeds_max_message_bytes step_id=%d", step_id)
+            self._rows_of_step.pop(step_id)
+            self._deliver(self._apply(core, StepOutcome(step_id, StepStatus.REFUSED)))

@@ -1,0 +1,251 @@
+"""The executors: who joins, whose life goes on, and who is lost.
+
+Nothing that Register says is believed before GetInfo at that address has said the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from scheduler_service.config import ClusterConfig
+from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.plan import StepEvents
+from scheduler_service.core.request import Request
+from scheduler_service.executors.engine_loop import EngineLoop
+from scheduler_service.executors.executor_link import ExecutorLost, Link, LinkConfig
+from scheduler_service.executors.handshake import check_model, check_same, core_config
+from scheduler_service.journal.core import Core
+from scheduler_service.journal.journal import Journal, NoJournal
+from splitserve.executor.v1 import executor_pb2 as executor
+from splitserve_rpc.domain_error import DomainError
+
+# An address where nobody answers is waited for so long; executors wait 5 s for Register.
+_VERIFY_TIMEOUT_S = 3.0
+MAX_PENDING_JOINS = 64
+_BUSY_RETRY_S = 1.0
+# Lives of executors whose last step is remembered.
+_MAX_REMEMBERED_LIVES = 4096
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOwner:
+    """Who hears of engines. `lost`: the engine is closed, and these were its requests."""
+
+    deliver: Callable[[StepEvents], None]
+    joined: Callable[[], None]
+    lost: Callable[[EngineLoop, list[Request]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """What engines are made of."""
+
+    config: ClusterConfig
+    scheduler_epoch: int
+    now_ns: Callable[[], int]
+    journal: Journal | NoJournal
+    connect: Callable[[executor.ExecutorInfo, LinkConfig], Link]
+
+
+@dataclass(slots=True)
+class _Member:
+    engine: EngineLoop
+    config: SchedulerConfig
+    task: asyncio.Task[None] | None = None
+
+
+class Engines:
+    """One engine for each executor, by address.
+
+    `model`, `tokenizer_files`, `config`: what the executors serve, once one was connected; None or
+    empty before. The model stays the same as long as this process lives, whoever comes and goes.
+    """
+
+    def __init__(self, parts: EngineParts, owner: EngineOwner) -> None:
+        self._parts = parts
+        self._owner = owner
+        self._members: dict[str, _Member] = {}
+        self._pending: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        # By address: the latest life there, and its last step.
+        self._last_steps: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        self._accepted_model: executor.ModelInfo | None = None
+        self._last_config: SchedulerConfig | None = None
+        self._is_closed = False
+        self.tokenizer_files: dict[str, bytes] = {}
+
+    @property
+    def known(self) -> list[EngineLoop]:
+        """All engines, in order of registration."""
+        return [member.engine for member in self._members.values()]
+
+    @property
+    def taking_requests(self) -> list[EngineLoop]:
+        """Those that may be given requests."""
+        return [engine for engine in self.known if engine.takes_requests]
+
+    @property
+    def model(self) -> executor.ModelInfo | None:
+        """The model clients are served."""
+        return self._accepted_model if self._last_config is not None else None
+
+    @property
+    def config(self) -> SchedulerConfig | None:
+        """Of the connected core that takes the longest sequences, or of the last there was."""
+        return max(self._connected, key=lambda config: config.max_len, default=self._last_config)
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Most sequences side by side that a connected core takes, or the last there was."""
+        last = 0 if self._last_config is None else self._last_config.max_num_seqs
+        return max((config.max_num_seqs for config in self._connected), default=last)
+
+    @property
+    def _connected(self) -> list[SchedulerConfig]:
+        return [member.config for member in self._members.values() if member.engine.is_connected]
+
+    # -- joining -------------------------------------------------------------------------------
+
+    async def join(self, info: executor.ExecutorInfo) -> None:
+        """Takes the executor that answers at `info.address`, if it is what `info` says.
+
+        One that does not answer is not taken, and may register again. Raises DomainError.
+        """
+        check_model(info, self._accepted_model)
+        if self._is_known(info):
+            return
+        address = info.address
+        if address in self._pending or len(self._pending) >= MAX_PENDING_JOINS:
+            raise DomainError(
+                "REGISTRY_BUSY",
+                f"{len(self._pending)} registrations wait for an answer of their executors, "
+                f"allowed: {MAX_PENDING_JOINS}, one for each address",
+                retry_delay_s=_BUSY_RETRY_S,
+            )
+        patience = LinkConfig(
+            self._parts.config.reconnect_timeout_s, self._parts.config.step_timeout_s
+        )
+        link: Link | None = self._parts.connect(info, patience)
+        self._pending.add(address)
+        try:
+            if link is not None and await self._is_verified(info, link):
+                self._take(info, link)
+                link = None
+        finally:
+            self._pending.discard(address)
+            if link is not None:
+                await link.close()
+
+    def _is_known(self, info: executor.ExecutorInfo) -> bool:
+        member = self._members.get(info.address)
+        epoch = info.executor_epoch
+        return member is not None and member.engine.link.info.executor_epoch == epoch
+
+    async def _is_verified(self, info: executor.ExecutorInfo, link: Link) -> bool:
+        """Whether it answers, and is not known by then. Raises DomainError if it is another."""
+        try:
+            answer = await link.get_info(_VERIFY_TIMEOUT_S)
+        except ExecutorLost as lost:
+            _log.warning("executor_unreachable address=%s reason=%r", info.address, str(lost))
+            return False
+        check_same(info, answer)
+        check_model(info, self._accepted_model)
+        return not self._is_known(info) and not self._is_closed
+
+    def _take(self, info: executor.ExecutorInfo, link: Link) -> None:
+        """Raises DomainError if no core can be made for it; then nothing has changed."""
+        config, core = self._make_core(info)
+        engine = EngineLoop(
+            core,
+            link,
+            self._owner.deliver,
+            scheduler_epoch=self._parts.scheduler_epoch,
+            pipeline_depth=self._parts.config.pipeline_depth,
+            now_ns=self._parts.now_ns,
+        )
+        known = self._members.get(info.address)
+        if known is not None:
+            self._remove(known.engine, "a new executor answers at its address")
+        self._accepted_model = info.model
+        member = self._members[info.address] = _Member(engine, config)
+        member.task = asyncio.create_task(self._run(member))
+        self._tasks.add(member.task)
+        member.task.add_done_callback(self._tasks.discard)
+
+    def _make_core(self, info: executor.ExecutorInfo) -> tuple[SchedulerConfig, Core]:
+        epoch, last_step_id = self._last_steps.get(info.address, (0, 0))
+        try:
+            config = core_config(info, self._parts.config)
+            core = self._parts.journal.core(
+                config,
+                last_step_id if epoch == info.executor_epoch else 0,
+                info.address,
+                info.executor_epoch,
+            )
+        except (ValueError, OverflowError, MemoryError, OSError) as error:
+            message = f"no scheduler can be made for it: {error}"
+            raise DomainError("EXECUTOR_INFO_INVALID", message) from error
+        return config, core
+
+    # -- its life ------------------------------------------------------------------------------
+
+    async def _run(self, member: _Member) -> None:
+        """Lives as long as the executor; then its requests move."""
+        engine = member.engine
+        info = engine.link.info
+        try:
+            if not self.tokenizer_files:
+                self.tokenizer_files = await engine.link.tokenizer_files()
+            _log.info("executor_joined address=%s epoch=%d", info.address, info.executor_epoch)
+            self._last_config = member.config
+            engine.is_connected = True
+            self._owner.joined()
+            await engine.run()
+        except ExecutorLost as lost:
+            self._remove(engine, str(lost))
+        except Exception:
+            # A fault of ours costs this executor a recompute, not the service its life.
+            _log.exception("engine_loop_failed address=%s", info.address)
+            self._remove(engine, "its engine loop failed")
+        finally:
+            await engine.link.close()
+
+    def _remove(self, engine: EngineLoop, why: str) -> None:
+        """Closes an engine and ends its stream, unless that was done before."""
+        info = engine.link.info
+        member = self._members.get(info.address)
+        if member is None or member.engine is not engine:
+            return
+        del self._members[info.address]
+        engine.is_connected = False
+        self._remember_last_step(engine)
+        requests = engine.evacuate()
+        _log.warning(
+            "executor_lost address=%s num_requests=%d reason=%r", info.address, len(requests), why
+        )
+        if member.task is not None and member.task is not asyncio.current_task():
+            member.task.cancel()
+        if self._last_config is None and not self._members:
+            self._accepted_model = None  # it never served anybody
+        self._owner.lost(engine, requests)
+
+    def _remember_last_step(self, engine: EngineLoop) -> None:
+        """Should this life of it come back, its steps are numbered on."""
+        info = engine.link.info
+        self._last_steps[info.address] = (info.executor_epoch, engine.scheduler.last_step_id)
+        self._last_steps.move_to_end(info.address)
+        while len(self._last_steps) > _MAX_REMEMBERED_LIVES:
+            self._last_steps.popitem(last=False)
+
+    async def close(self) -> None:
+        """Ends all streams, and takes nobody any more."""
+        self._is_closed = True
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,0 +1,204 @@
+"""What an executor says of itself: checked, and made into the configuration of its core.
+
+The checks raise DomainError, naming field and values.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from functools import reduce
+from types import MappingProxyType
+from typing import Any
+
+from scheduler_service.config import ClusterConfig
+from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.step_codec import decode_features
+from splitserve.executor.v1 import executor_pb2 as executor
+from splitserve_rpc.domain_error import DomainError
+
+# What a step may take of the largest message: a token travels as input, as history and, with blocks
+# of one token, as block id; a row has a dozen columns. What does not fit even so (the history of a
+# long sequence, many logit biases) is caught when the batch is encoded.
+MIN_MESSAGE_BYTES = 64 * 1024
+_MESSAGE_BYTES_PER_TOKEN = 32
+_MESSAGE_BYTES_PER_ROW = 128
+
+CONTRACT_MAJOR = 1
+CONTRACT_MINOR = 2
+
+_INT32_MAX = 2**31 - 1
+_INT64_MAX = 2**63 - 1
+# Far above what exists, and so small that a core of it costs little: what is taken before anything
+# runs are a byte for each token of the vocabulary, and address space for the longest rows.
+_RANGES = MappingProxyType(
+    {
+        "executor_epoch": (1, _INT64_MAX),
+        "block_size_tokens": (1, 2**16),
+        "num_device_blocks": (1, 2**24),
+        "num_host_blocks": (0, 2**24),
+        "block_bytes": (0, 2**40),
+        "model.vocab_size": (1, 2**24),
+        "model.max_model_len_tokens": (2, 2**24),
+        "limits.max_num_rows": (1, _INT32_MAX),
+        "limits.max_num_batched_tokens": (1, _INT32_MAX),
+        "limits.max_message_bytes": (MIN_MESSAGE_BYTES, _INT32_MAX),
+        "limits.max_inflight_steps": (1, _INT32_MAX),
+    }
+)
+_MAX_LENGTHS = MappingProxyType(
+    {
+        "address": 300,
+        "model.name": 1024,
+        "software_version": 1024,
+        "model.eos_token_ids": 4096,
+        "features": 1024,
+    }
+)
+_DTYPES = "float32|bfloat16|float16"
+_KV_DTYPES = f"{_DTYPES}|float8_e4m3fn"
+_TEXTS = MappingProxyType(
+    {
+        "address": (r".+:[0-9]{1,5}", "host:port"),
+        "model.name": (r"(?s).+", "a text that is not empty"),
+        "model.digest": (r"[0-9a-f]{64}", "64 lower-case hexadecimal digits"),
+        "model.dtype": (_DTYPES, _DTYPES),
+        "model.kv_cache_dtype": (_KV_DTYPES, _KV_DTYPES),
+    }
+)
+_SHOWN_CHARS = 100
+# The same executor may be reached under several addresses.
+_NOT_COMPARED = frozenset({"address", "software_version"})
+
+
+def check_executor_info(info: executor.ExecutorInfo) -> None:
+    """Whether every field is in its range."""
+    major = info.contract_version.major
+    if major != CONTRACT_MAJOR:
+        raise DomainError(
+            "CONTRACT_VERSION_MISMATCH",
+            f"contract_version.major is {major}; this scheduler speaks {CONTRACT_MAJOR}",
+        )
+    for path, most in _MAX_LENGTHS.items():
+        if (length := len(_get(info, path))) > most:
+            raise _invalid(path, f"{length} long", f"{most} at most")
+    for path, (least, most) in _RANGES.items():
+        if not least <= (number := _get(info, path)) <= most:
+            raise _invalid(path, number, f"{least} to {most}")
+    for path, (pattern, allowed) in _TEXTS.items():
+        if not re.fullmatch(pattern, text := _get(info, path)):
+            raise _invalid(path, repr(text[:_SHOWN_CHARS]), allowed)
+    for token_id in info.model.eos_token_ids:
+        if not 0 <= token_id < info.model.vocab_size:
+            raise _invalid("model.eos_token_ids", token_id, f"0 to {info.model.vocab_size - 1}")
+    _check_optional(info)
+
+
+def check_model(info: executor.ExecutorInfo, model: executor.ModelInfo | None) -> None:
+    """Whether it has the model that the others serve, if any."""
+    for path in ("digest", "dtype", "kv_cache_dtype"):
+        if model is not None and getattr(model, path) != getattr(info.model, path):
+            raise DomainError(
+                "MODEL_MISMATCH",
+                f"model.{path} is {getattr(info.model, path)!r}; the executors here serve "
+                f"{getattr(model, path)!r}",
+            )
+
+
+def check_same(info: executor.ExecutorInfo, answer: executor.ExecutorInfo) -> None:
+    """Whether `answer`, which came from the address of `info`, is of the same executor."""
+    if info.executor_epoch != answer.executor_epoch:
+        raise DomainError(
+            "EXECUTOR_MISMATCH",
+            f"executor_epoch is {info.executor_epoch}; GetInfo at {info.address} says "
+            f"{answer.executor_epoch}: another executor answers there",
+        )
+    for path, said, answered in _differences(info, answer):
+        shown = f"{answered!r}"[:_SHOWN_CHARS]
+        raise DomainError(
+            "EXECUTOR_MISMATCH",
+            f"{path} is {f'{said!r}'[:_SHOWN_CHARS]}; GetInfo at {info.address} says {shown}",
+        )
+
+
+def _differences(said: Any, answered: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:  # noqa: ANN401
+    """Path and both values of each field that is not the same."""
+    for field in said.DESCRIPTOR.fields:
+        one, other = getattr(said, field.name), getattr(answered, field.name)
+        if f"{prefix}{field.name}" in _NOT_COMPARED or one == other:
+            continue
+        if hasattr(one, "DESCRIPTOR"):
+            yield from _differences(one, other, f"{prefix}{field.name}.")
+        else:
+            yield f"{prefix}{field.name}", one, other
+
+
+def _check_optional(info: executor.ExecutorInfo) -> None:
+    """Fields that are present exactly if something else is so."""
+    window = info.model.sliding_window_tokens
+    if info.model.HasField("sliding_window_tokens") and window < 1:
+        raise _invalid("model.sliding_window_tokens", window, "1 or more, or absent")
+    most = info.limits.max_adapters_per_step
+    if (executor.FEATURE_ADAPTERS in info.features) != (most >= 1):
+        allowed = "1 or more with FEATURE_ADAPTERS, absent without"
+        raise _invalid("limits.max_adapters_per_step", most, allowed)
+
+
+def _invalid(path: str, value: object, allowed: str) -> DomainError:
+    return DomainError("EXECUTOR_INFO_INVALID", f"{path} is {value}; allowed: {allowed}")
+
+
+def _get(info: executor.ExecutorInfo, path: str) -> Any:  # noqa: ANN401
+    return reduce(getattr, path.split("."), info)
+
+
+_log = logging.getLogger(__name__)
+
+
+def core_config(info: executor.ExecutorInfo, config: ClusterConfig) -> SchedulerConfig:
+    """For the executor that `info` describes."""
+    limits, model, policies = info.limits, info.model, config.policies
+    max_rows = min(limits.max_num_rows, limits.max_message_bytes // _MESSAGE_BYTES_PER_ROW)
+    max_tokens = min(
+        limits.max_num_batched_tokens, limits.max_message_bytes // _MESSAGE_BYTES_PER_TOKEN
+    )
+    max_num_batched_tokens = min(config.max_num_batched_tokens, max_tokens)
+    max_num_seqs = min(config.max_num_seqs, max_rows)
+    if max_num_seqs > max_num_batched_tokens:
+        _log.warning(
+            "rows_limited_by_tokens address=%s max_num_seqs=%d max_num_batched_tokens=%d:"
+            " a sequence without a token in a step would hold blocks for nothing",
+            info.address,
+            max_num_seqs,
+            max_num_batched_tokens,
+        )
+        max_num_seqs = max_num_batched_tokens
+    has_window = model.HasField("sliding_window_tokens")
+    return SchedulerConfig(
+        block_size=info.block_size_tokens,
+        num_device_blocks=info.num_device_blocks,
+        num_host_blocks=info.num_host_blocks,
+        block_bytes=info.block_bytes,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=min(
+            config.max_model_len or model.max_model_len_tokens, model.max_model_len_tokens
+        ),
+        max_num_waiting=config.max_num_waiting,
+        vocab_size=model.vocab_size,
+        eos_token_ids=frozenset(model.eos_token_ids),
+        features=decode_features(info.features),
+        sliding_window=model.sliding_window_tokens if has_window else None,
+        max_adapters=min(config.max_loras, limits.max_adapters_per_step),
+        model_digest=model.digest,
+        prefix_caching=policies.prefix_caching,
+        host_prefix_cache=policies.host_prefix_cache,
+        separates_tenants=policies.separates_tenants,
+        num_lookahead_slots=policies.num_lookahead_slots,
+        preemption_mode=policies.preemption_mode,
+        batch_policy=policies.batch_policy,
+        delay_factor=policies.delay_factor,
+        queue_policy=policies.queue_policy,
+        tenant_weights=policies.tenant_weights,
+    )

@@ -1,0 +1,1 @@
+"""What clients, executors and operators call."""

@@ -1,0 +1,32 @@
+"""Registration of executors: what does not fit is refused here, by name, not at the first step."""
+
+from __future__ import annotations
+
+import grpc.aio
+
+from scheduler_service.cluster import Cluster
+from scheduler_service.executors.handshake import (
+    CONTRACT_MAJOR,
+    CONTRACT_MINOR,
+    check_executor_info,
+)
+from splitserve.executor.v1 import executor_pb2 as executor
+from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
+
+
+class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
+    """Register."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    async def Register(
+        self, request: registry_pb2.RegisterRequest, context: grpc.aio.ServicerContext
+    ) -> registry_pb2.RegisterResponse:
+        """Takes an executor into the cluster once it answers, or refuses it."""
+        check_executor_info(request.executor)
+        await self._cluster.join(request.executor)
+        return registry_pb2.RegisterResponse(
+            scheduler_epoch=self._cluster.scheduler_epoch,
+            contract_version=executor.ContractVersion(major=CONTRACT_MAJOR, minor=CONTRACT_MINOR),
+        )

@@ -1,0 +1,1 @@
+"""What clients asked for, on its way back to them."""

@@ -1,0 +1,217 @@
+"""The queue policies, rule by rule; for fair shares see test_fair_share.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduler_service.core.planning.lateness import earliest_finish_ns
+from scheduler_service.core.policies.queue_policy import (
+    TURN_EVERY,
+    QueuePolicy,
+    QueuePolicyName,
+    make_queue_policy,
+)
+from scheduler_service.core.request import Request
+from scheduler_service.core.sampling_params import SamplingParams
+from tests.support.policy_driver import admit, admit_next, make_policy, make_request, order
+
+ALL_NAMES = [name.value for name in QueuePolicyName]
+
+
+# -- all of them -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ALL_NAMES)
+def test_requests_wait_until_removed(name: str) -> None:
+    requests = [make_request(1, tenant="a"), make_request(2, tenant="b"), make_request(3)]
+    policy = make_policy(name, requests)
+    policy.remove(requests[1])
+    assert len(policy) == 2
+    assert {request.arrival for request in policy} == {1, 3}
+    assert sorted(order(policy)) == [1, 3]
+
+
+@pytest.mark.parametrize("name", ALL_NAMES)
+def test_candidates_go_on_when_each_is_admitted(name: str) -> None:
+    policy = make_policy(name, [make_request(arrival) for arrival in (2, 1, 3)])
+    admitted = []
+    for request in policy.candidates():
+        admit(policy, request)
+        admitted.append(request.arrival)
+    assert admitted == [1, 2, 3]
+    assert len(policy) == 0
+
+
+@pytest.mark.parametrize("name", ALL_NAMES)
+def test_only_fair_charges_outputs(name: str) -> None:
+    assert make_policy(name).charges_outputs is (name == "fair")
+
+
+@pytest.mark.parametrize("name", ["fcfs", "fair"])
+def test_nobody_is_preempted_when_arrivals_rank(name: str) -> None:
+    policy = make_policy(name)
+    urgent, running = make_request(1, priority=-5), make_request(2, priority=5)
+    assert policy.rank(urgent) < policy.rank(running)
+    assert not policy.may_preempt(urgent, running)
+
+
+def test_make_queue_policy_names_the_policies_when_it_knows_none() -> None:
+    with pytest.raises(ValueError, match="queue_policy is 'lifo'; allowed: fcfs, priority, fair"):
+        make_queue_policy("lifo", {})
+
+
+@pytest.mark.parametrize("weight", [0, -1.5, float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["fair", "fcfs"])
+def test_make_queue_policy_names_the_weight_when_it_is_out_of_range(
+    name: str, weight: float
+) -> None:
+    with pytest.raises(ValueError, match=r"tenant_weights\['a'\] is .*; allowed: above 0"):
+        make_queue_policy(name, {"a": weight})
+
+
+# -- first come, first served ------------------------------------------------------------------
+
+
+def test_fcfs_puts_a_preempted_request_back_at_its_place() -> None:
+    policy = make_policy("fcfs", [make_request(arrival) for arrival in (4, 1, 3)])
+    policy.push(make_request(2))
+    assert order(policy) == [1, 2, 3, 4]
+
+
+# -- priority and deadline ---------------------------------------------------------------------
+
+
+def test_priority_orders_by_class_then_arrival() -> None:
+    waiting = [make_request(1, 3), make_request(2, -1), make_request(3, 0), make_request(4, -1)]
+    assert order(make_policy("priority", waiting)) == [2, 4, 3, 1]
+
+
+def test_deadline_orders_by_class_then_deadline_then_arrival() -> None:
+    waiting = [
+        make_request(1, 1, deadline_ns=5),
+        make_request(2),
+        make_request(3, deadline_ns=9),
+        make_request(4, deadline_ns=7),
+        make_request(5, deadline_ns=9),
+        make_request(6),
+    ]
+    assert order(make_policy("deadline", waiting)) == [4, 3, 5, 2, 6, 1]
+
+
+@pytest.mark.parametrize("name", ["priority", "deadline"])
+def test_a_running_request_is_preempted_only_for_a_more_urgent_class(name: str) -> None:
+    policy = make_policy(name)
+    running = make_request(9, priority=1)
+    assert policy.may_preempt(make_request(10, priority=0), running)
+    assert not policy.may_preempt(make_request(1, priority=1, deadline_ns=1), running)
+    assert not policy.may_preempt(make_request(2, priority=2), running)
+    running.is_protected = True
+    assert not policy.may_preempt(make_request(10, priority=0), running)
+
+
+@pytest.mark.parametrize("name", ["priority", "deadline"])
+def test_the_longest_waiting_request_has_every_ninth_turn(name: str) -> None:
+    patient = [make_request(1, priority=5), make_request(2, priority=5)]
+    policy = make_policy(name, patient)
+    admissions = []
+    for arrival in range(100, 100 + 2 * TURN_EVERY + 2):
+        policy.push(make_request(arrival, priority=-1))
+        admissions.append(admit_next(policy))
+    assert admissions[TURN_EVERY] is patient[0]
+    assert admissions[2 * TURN_EVERY + 1] is patient[1]
+    assert [request for request in admissions if request.is_protected] == patient
+
+
+def test_whoever_has_the_turn_stays_first_when_it_cannot_run() -> None:
+    policy = make_policy("priority", [make_request(1, priority=5)])
+    for arrival in range(10, 10 + TURN_EVERY):
+        policy.push(make_request(arrival))
+        admit(policy, next(r for r in policy if r.arrival == arrival))
+    for arrival in (30, 31, 32):
+        policy.push(make_request(arrival))
+    passing = iter(policy.candidates())
+    assert next(passing).arrival == 1
+    admit(policy, next(passing))
+    assert [request.arrival for request in passing] == [31, 32]
+    assert order(policy) == [1, 31, 32]
+
+
+def test_a_turn_comes_in_the_middle_of_the_candidates() -> None:
+    waiting = [make_request(1, priority=5), *(make_request(a) for a in range(2, 14))]
+    policy = make_policy("priority", waiting)
+    admissions = []
+    for request in policy.candidates():
+        admit(policy, request)
+        admissions.append(request.arrival)
+    assert admissions == [*range(2, 2 + TURN_EVERY), 1, *range(2 + TURN_EVERY, 14)]
+
+
+def protect_by_turn(policy: QueuePolicy, request: Request) -> None:
+    """Admits `request`, which must be older than all others, out of turn."""
+    policy.push(request)
+    for arrival in range(1000, 1000 + TURN_EVERY):
+        policy.push(make_request(arrival, priority=-50))
+        admit_next(policy)
+    assert admit_next(policy) is request
+    assert request.is_protected
+
+
+def test_protected_requests_rank_first_and_by_arrival() -> None:
+    policy = make_policy("priority")
+    older, younger = make_request(1, priority=9), make_request(2, priority=8)
+    protect_by_turn(policy, younger)
+    protect_by_turn(policy, older)
+    ranks = [policy.rank(request) for request in (older, younger, make_request(3, priority=-100))]
+    assert ranks == sorted(ranks)
+
+
+def test_a_protected_request_that_comes_back_takes_no_turn_from_others() -> None:
+    policy = make_policy("priority")
+    protected, patient = make_request(1, priority=9), make_request(2, priority=9)
+    protect_by_turn(policy, protected)
+    policy.push(patient)
+    for arrival in range(10, 10 + TURN_EVERY):
+        policy.push(make_request(arrival))
+        admit_next(policy)
+    policy.push(protected)
+    policy.push(make_request(50))
+    assert [admit_next(policy), admit_next(policy)] == [protected, patient]
+
+
+# -- deadlines ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("params", "num_uncached_tokens", "num_steps"),
+    [
+        (SamplingParams(max_tokens=10), 1, 1),
+        (SamplingParams(max_tokens=10), 0, 1),
+        (SamplingParams(max_tokens=10), 16, 2),
+        (SamplingParams(max_tokens=10), 17, 3),
+        (SamplingParams(max_tokens=10, min_tokens=4), 8, 4),
+        (SamplingParams(max_tokens=10, ignore_eos=True), 8, 10),
+        (SamplingParams(max_tokens=10, ignore_eos=True, stop_token_ids=frozenset({3})), 8, 1),
+        (SamplingParams(min_tokens=3, ignore_eos=True), 9, 4),
+    ],
+)
+def test_earliest_finish_counts_the_least_number_of_steps(
+    params: SamplingParams, num_uncached_tokens: int, num_steps: int
+) -> None:
+    request = Request.create("r", [1] * 20, params, arrival=1, seed=0)
+    finish_ns = earliest_finish_ns(request, 1000, 7, num_uncached_tokens, tokens_per_step=8)
+    assert finish_ns == 1000 + 7 * num_steps
+
+
+def test_earliest_finish_counts_only_what_is_missing_when_resumed() -> None:
+    params = SamplingParams(max_tokens=10, ignore_eos=True, n=2)
+    request = Request.create("r", [1], params, arrival=1, seed=0, resume_token_ids=[[5] * 6, [5]])
+    assert earliest_finish_ns(request, 0, 1, 4, tokens_per_step=8) == 9
+    request.sequences[1].num_promised = 2
+    assert earliest_finish_ns(request, 0, 1, 4, tokens_per_step=8) == 7
+
+
+def test_earliest_finish_stops_at_the_length_of_the_model() -> None:
+    params = SamplingParams(max_tokens=10, ignore_eos=True)
+    request = Request.create("r", [1] * 4, params, arrival=1, seed=0)
+    request.stop_len = 7
+    assert earliest_finish_ns(request, 0, 1, 4, tokens_per_step=8) == 3

@@ -1,0 +1,174 @@
+"""A request that makes steps fail is found, and ends alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from executor_service.steps.step import StepInput
+from scheduler_service.core.outcomes.losses import MAX_FRUITLESS_LOSSES
+from scheduler_service.core.plan import StepStatus
+from scheduler_service.core.request import FinishReason, Request
+from splitserve.executor.v1 import executor_pb2 as pb
+from tests.support.checked_engine import CheckedEngine
+from tests.support.core_driver import CoreDriver
+from tests.support.fake_runner import StepFault
+
+MAX_TOKENS = 6
+
+
+class Poison:
+    """Fails every step that feeds the token of a guilty request; `failed`: by seed, how often."""
+
+    def __init__(self, *guilty: int, from_length: int = 0) -> None:
+        self.guilty = guilty
+        self.from_length = from_length
+        self.num_steps = 0
+        self.failed: Counter[int] = Counter()
+
+    def __call__(self, step: StepInput) -> StepFault:
+        self.num_steps += 1
+        lengths = (step.num_computed_tokens + step.num_new_tokens).tolist()
+        seeds = step.seeds.tolist()
+        for seed, length in zip(seeds, lengths, strict=True):
+            if seed in self.guilty and length >= self.from_length:
+                self.failed.update(seeds)
+                return StepFault(error=RuntimeError("a row that nobody survives"))
+        return StepFault()
+
+
+def add_requests(engine: CheckedEngine, count: int, **params: Any) -> list[Request]:  # noqa: ANN401
+    return [
+        engine.add([number, 5, 6, 7, 8], max_tokens=MAX_TOKENS, **params)
+        for number in range(1, count + 1)
+    ]
+
+
+def check_ends(engine: CheckedEngine, requests: list[Request], *guilty: int) -> None:
+    """The guilty have ended with an error, and all others with their tokens."""
+    for number, request in enumerate(requests, 1):
+        if number in guilty:
+            assert request.finish_reason is FinishReason.ERROR
+        else:
+            assert request.error is None
+            engine.check_tokens(request)
+    engine.check_blocks()
+
+
+@pytest.mark.parametrize("from_length", [0, 8])
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("count", "most_failures", "most_steps"), [(1, 0, 30), (4, 1, 40), (8, 2, 50), (16, 2, 60)]
+)
+def test_guilty_request_ends_alone_when_every_step_with_it_fails(
+    count: int, most_failures: int, most_steps: int, depth: int, from_length: int
+) -> None:
+    poison = Poison(count, from_length=from_length)
+    engine = CheckedEngine(depth=depth, fault=poison, max_num_seqs=16, num_device_blocks=128)
+    requests = add_requests(engine, count)
+
+    engine.drain()
+
+    check_ends(engine, requests, count)
+    innocent = [poison.failed[number] for number in range(1, count)]
+    # Steps in flight behind the first that failed have the same rows.
+    assert max(innocent, default=0) <= most_failures + depth - 1
+    assert poison.num_steps <= most_steps
+
+
+@pytest.mark.parametrize("params", [{"n": 2, "temperature": 1.0}, {"num_logprobs": 1}])
+def test_guilty_requests_end_alone_when_there_are_several(params: dict[str, Any]) -> None:
+    poison = Poison(2, 5, 6)
+    engine = CheckedEngine(depth=2, fault=poison, max_num_seqs=16, num_device_blocks=128)
+    requests = add_requests(engine, 8, **params)
+
+    engine.drain()
+
+    check_ends(engine, requests, 2, 5, 6)
+
+
+def test_others_arrive_and_go_on_when_a_guilty_request_is_tried() -> None:
+    poison = Poison(3)
+    engine = CheckedEngine(depth=2, fault=poison, max_num_seqs=16, num_device_blocks=128)
+    requests = add_requests(engine, 4)
+    engine.step(3)
+    late = [engine.add([90 + i, 5], max_tokens=MAX_TOKENS) for i in range(3)]
+
+    engine.drain()
+
+    check_ends(engine, requests, 3)
+    for request in late:
+        assert request.error is None
+        assert poison.failed[request.sequence.seed] == 0
+
+
+def test_guilty_request_ends_alone_when_its_row_makes_steps_be_refused() -> None:
+    engine = CheckedEngine(depth=2, max_num_seqs=16, num_device_blocks=128)
+    requests = add_requests(engine, 8)
+    in_process, num_refused, num_steps = engine.engine, 0, 0
+
+    def is_refused(batch: pb.ScheduleBatch) -> bool:
+        return 4 in np.frombuffer(batch.new_rows.seeds, "<i8")
+
+    for _ in range(200):
+        num_steps += 1
+        in_process.fill()
+        if not in_process.in_flight:
+            break
+        if is_refused(pb.ScheduleBatch.FromString(in_process.in_flight[0][0])):
+            in_process.skip(pb.STEP_STATUS_REFUSED)
+            num_refused += 1
+        else:
+            in_process.answer()
+
+    check_ends(engine, requests, 4)
+    assert num_refused == MAX_FRUITLESS_LOSSES
+    assert num_steps < 60
+
+
+def test_innocent_requests_lose_two_executors_at_most_when_one_kills_them_all() -> None:
+    drivers, guilty, num_killed = [CoreDriver()], "r2", 0
+    requests = {drivers[0].add(4, f"r{i}", max_tokens=3).request_id: None for i in range(1, 5)}
+    ended: dict[str, Request] = {}
+    lost: Counter[str] = Counter()
+    for _ in range(200):
+        driver = drivers[-1]
+        plan = driver.plan()
+        if plan is None:
+            break
+        names = [name for name, _, _ in driver.rows_of(plan)]
+        if guilty in names:
+            num_killed += 1
+            lost.update(names)
+            drivers.append(CoreDriver())
+            for request in driver.core.evacuate():
+                if request.is_finished:
+                    ended[request.request_id] = request
+                else:
+                    drivers[-1].core.readmit(request)
+        else:
+            ended |= {request.request_id: request for request in driver.answer().finished}
+
+    assert ended.keys() == requests.keys()
+    assert [name for name, request in ended.items() if request.error] == [guilty]
+    assert num_killed == MAX_FRUITLESS_LOSSES
+    assert max(count for name, count in lost.items() if name != guilty) == 2
+
+
+def test_nobody_is_suspected_any_more_when_all_got_a_token() -> None:
+    driver = CoreDriver()
+    for number in range(1, 9):
+        driver.add([number, 2, 3], max_tokens=4)
+    driver.plan()
+    driver.answer(StepStatus.FAILED)
+    sizes = []
+    while driver.core._placement.suspects:
+        sizes.append(len(driver.next_rows()))
+        assert driver.plan() is None  # a trial is in flight
+        driver.answer()
+    # Trials take turns with steps of those that are suspects no longer.
+    assert sizes == [2, 2, 2, 4, 2, 6, 2]
+    driver.run(depth=2)

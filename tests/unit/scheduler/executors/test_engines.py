@@ -1,0 +1,211 @@
+"""Who joins: nothing is believed before the executor itself has said it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from scheduler_service.cluster import Cluster
+from scheduler_service.config import ClusterConfig
+from scheduler_service.core.scheduler import Scheduler
+from scheduler_service.executors.engines import MAX_PENDING_JOINS
+from scheduler_service.executors.executor_link import ExecutorLost, LinkConfig
+from scheduler_service.executors.handshake import check_executor_info, core_config
+from splitserve.executor.v1 import executor_pb2 as pb
+from splitserve_rpc.domain_error import DomainError
+from tests.support.bursts import BurstLink, Machine
+from tests.support.core_driver import make_config
+
+ADDRESS = "executor:1"
+
+
+class Network:
+    """Links to machines by address; where there is none, `answer` says what comes of asking."""
+
+    def __init__(self, *machines: Machine) -> None:
+        self.machines = {machine.address: machine for machine in machines}
+        self.links: list[NetworkLink] = []
+        self.held: asyncio.Event | None = None
+        self.cluster = Cluster(
+            ClusterConfig(), 7, lambda: None, now_ns=lambda: 0, connect=self.connect
+        )
+
+    def connect(self, info: pb.ExecutorInfo, _config: LinkConfig) -> NetworkLink:
+        machine = self.machines.get(info.address)
+        self.links.append(NetworkLink(self, machine or Machine(info.address), info))
+        return self.links[-1]
+
+
+class NetworkLink(BurstLink):
+    """Nobody answers where no machine is; where `held` is set, not before that."""
+
+    def __init__(self, network: Network, machine: Machine, info: pb.ExecutorInfo) -> None:
+        super().__init__(machine, info)
+        self._network = network
+        self.is_closed = False
+
+    async def get_info(self, timeout_s: float) -> pb.ExecutorInfo:
+        if self._network.held is not None:
+            await self._network.held.wait()
+        if self.info.address not in self._network.machines:
+            raise ExecutorLost("UNAVAILABLE: nobody there")
+        return await super().get_info(timeout_s)
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+async def turns() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def info_of(machine: Machine, change: Callable[[pb.ExecutorInfo], None]) -> pb.ExecutorInfo:
+    info = machine.info
+    change(info)
+    return info
+
+
+async def test_model_and_length_are_those_of_executors_that_answer_when_others_claim_more() -> None:
+    machine = Machine(ADDRESS)
+    network = Network(machine)
+    dead = Machine("nobody:1").info
+    dead.model.digest, dead.model.max_model_len_tokens = "e" * 64, 3
+
+    await network.cluster.join(dead)
+    assert network.cluster.model is None
+    await network.cluster.join(machine.info)
+    await turns()
+    await network.cluster.join(info_of(Machine("nobody:1"), lambda info: None))
+
+    assert network.cluster.model == machine.info.model
+    assert network.cluster.max_model_len == 96
+    assert [link.is_closed for link in network.links] == [True, False, True]
+    await network.cluster.drain(0)
+
+
+def _digest(info: pb.ExecutorInfo) -> None:
+    info.model.digest = "e" * 64
+
+
+def _length(info: pb.ExecutorInfo) -> None:
+    info.model.max_model_len_tokens = 3
+
+
+def _pool(info: pb.ExecutorInfo) -> None:
+    info.num_device_blocks = 2**20
+
+
+def _epoch(info: pb.ExecutorInfo) -> None:
+    info.executor_epoch += 1
+
+
+@pytest.mark.parametrize("change", [_digest, _length, _pool, _epoch])
+async def test_living_executor_goes_on_when_another_registers_with_its_address(
+    change: Callable[[pb.ExecutorInfo], None],
+) -> None:
+    machine = Machine(ADDRESS)
+    network = Network(machine)
+    if change is _epoch:
+        await network.cluster.join(machine.info)
+        await turns()
+    known = network.cluster.engines
+
+    with pytest.raises(DomainError) as refusal:
+        await network.cluster.join(info_of(machine, change))
+
+    assert refusal.value.reason == "EXECUTOR_MISMATCH"
+    assert f"GetInfo at {ADDRESS} says" in refusal.value.message
+    assert network.cluster.engines == known
+    assert all(engine.is_connected for engine in known)
+    await network.cluster.join(machine.info)
+    await turns()
+    assert [engine.is_connected for engine in network.cluster.engines] == [True]
+    await network.cluster.drain(0)
+
+
+async def test_stream_of_the_former_life_ends_when_an_executor_has_restarted() -> None:
+    machine = Machine(ADDRESS)
+    network = Network(machine)
+    await network.cluster.join(machine.info)
+    await turns()
+    machine.restart()
+
+    await network.cluster.join(machine.info)
+    await turns()
+
+    assert [link.is_closed for link in network.links] == [True, False]
+    (engine,) = network.cluster.engines
+    assert engine.link.info.executor_epoch == machine.epoch
+    assert engine.is_connected
+    await network.cluster.drain(0)
+
+
+async def test_registrations_are_bounded_when_nobody_answers() -> None:
+    network = Network()
+    network.held = asyncio.Event()
+    infos = [Machine(f"nobody:{number}").info for number in range(MAX_PENDING_JOINS + 1)]
+    joining = [asyncio.ensure_future(network.cluster.join(info)) for info in infos[:-1]]
+    await turns()
+
+    for info in (infos[-1], infos[0]):
+        with pytest.raises(DomainError) as refusal:
+            await network.cluster.join(info)
+        assert refusal.value.reason == "REGISTRY_BUSY"
+
+    network.held.set()
+    await asyncio.gather(*joining)
+    assert all(link.is_closed for link in network.links)
+    assert network.cluster.engines == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("num_device_blocks", 2**24 + 1),
+        ("num_device_blocks", 2**31 - 1),
+        ("num_host_blocks", 2**31 - 1),
+        ("block_size_tokens", 2**31 - 1),
+        ("block_bytes", 2**62),
+        ("model.vocab_size", 2**31 - 1),
+        ("model.max_model_len_tokens", 2**31 - 1),
+        ("model.name", "n" * 2000),
+        ("software_version", "v" * 2000),
+        ("address", "a" * 1000 + ":1"),
+    ],
+)
+def test_info_is_refused_by_name_when_a_size_is_beyond_all_that_exists(
+    path: str, value: object
+) -> None:
+    info = Machine(ADDRESS).info
+    *parents, name = path.split(".")
+    setattr(getattr(info, parents[0]) if parents else info, name, value)
+    with pytest.raises(DomainError) as refusal:
+        check_executor_info(info)
+    assert refusal.value.reason == "EXECUTOR_INFO_INVALID"
+    assert refusal.value.message.startswith(path)
+    assert len(refusal.value.message) < 300
+
+
+def test_info_is_refused_when_it_names_countless_tokens() -> None:
+    info = Machine(ADDRESS).info
+    info.model.eos_token_ids.extend([1] * 5000)
+    with pytest.raises(DomainError, match=r"model.eos_token_ids is 5000 long; allowed: 4096"):
+        check_executor_info(info)
+
+
+def test_info_is_accepted_when_it_names_a_feature_of_a_later_version() -> None:
+    info = Machine(ADDRESS).info
+    known = core_config(info, ClusterConfig()).features
+    info.features.append(99)  # type: ignore[arg-type]
+    check_executor_info(info)
+    assert core_config(info, ClusterConfig()).features == known
+
+
+def test_core_keeps_nothing_of_blocks_when_nobody_used_them() -> None:
+    core = Scheduler(make_config(num_device_blocks=2**24, num_host_blocks=2**24))
+    device = core._placement.blocks.device
+    assert core.num_free_blocks == 2**24
+    assert len(device._reference_counts) == len(device._blank) == len(device._hashes) == 0

@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import io
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scheduler_service.core.beam_search import BeamSearch
+from scheduler_service.core.config import BatchPolicyName
+from scheduler_service.core.policies.queue_policy import QueuePolicyName
+from scheduler_service.core.sampling_params import BeamParams
+from scheduler_service.core.scheduler import Scheduler
+from scheduler_service.journal import checkpoint
+from scheduler_service.journal.checkpoint import CheckpointUnusable, dump_core, load_core
+from scheduler_service.journal.journal import NoJournal
+from scheduler_service.journal.replay import replay
+from scheduler_service.journal.segment_file import JournalUnreadable, frame
+from splitserve.scheduler.v1 import journal_pb2 as pb
+from tests.support.core_driver import CoreDriver, make_config
+from tests.support.recorded_run import RandomRun, run_config
+
+
+@pytest.mark.parametrize("queue_policy", [policy.value for policy in QueuePolicyName])
+@pytest.mark.parametrize("sliding_window", [None, 13])
+def test_core_decides_alike_when_it_was_restored(
+    queue_policy: str, sliding_window: int | None
+) -> None:
+    config = run_config(queue_policy=queue_policy, sliding_window=sliding_window)
+    num_plans = 0
+    for seed in range(1, 5):
+        run = RandomRun(NoJournal(), config, seed=seed, num_engines=1)
+        run.run(60, to_the_end=False)
+        core = run.cores[0]
+        assert isinstance(core, Scheduler)
+
+        copy = load_core(dump_core(core))
+
+        assert copy.num_unfinished_tokens == core.num_unfinished_tokens > 0
+        # While suspects are on trial there is nothing to plan.
+        ours, theirs = core.schedule(), copy.schedule()
+        assert (ours is None) == (theirs is None)
+        if ours is not None and theirs is not None:
+            num_plans += 1
+            assert theirs.work.row_ids.tolist() == ours.work.row_ids.tolist()
+            assert theirs.work.token_ids.tolist() == ours.work.token_ids.tolist()
+    assert num_plans > 0
+
+
+def test_checkpoint_is_small_when_rows_are_short_and_may_become_long() -> None:
+    driver = CoreDriver(max_model_len=100_000, num_device_blocks=30_000, max_num_seqs=8)
+    driver.add(10)
+    driver.step()
+    rows = driver.core._placement.rows
+    assert rows.token_ids.nbytes + rows.block_tables.nbytes > 3_000_000
+
+    data = dump_core(driver.core)
+
+    # Two numbers for each block, and little else.
+    assert len(data) < 200_000
+    copy = load_core(data)._placement.rows
+    assert copy.token_ids.shape == rows.token_ids.shape
+    assert copy.block_tables.shape == rows.block_tables.shape
+    row_id = rows.order[0]
+    assert copy.known_tokens(row_id).tolist() == rows.known_tokens(row_id).tolist()
+    assert copy.block_table(row_id).tolist() == rows.block_table(row_id).tolist()
+
+
+def test_beam_search_is_restored_when_its_beams_are_longer_than_a_pickle_may_be_deep() -> None:
+    driver = CoreDriver()
+    driver.add(4)
+    search = BeamSearch(BeamParams(2), n=1, max_tokens=6000)
+    for step in range(5000):
+        search.advance([[(step % 90, -0.1), (step % 90 + 1, -0.2)]] * search.num_live)
+    next(iter(driver.core._placement.requests.values())).search = search
+
+    copy = load_core(dump_core(driver.core))
+
+    restored = next(iter(copy._placement.requests.values())).search
+    assert restored is not None
+    assert restored.state == search.state
+
+
+def test_prefix_cache_evicts_to_the_host_when_the_core_was_restored() -> None:
+    core = Scheduler(make_config(num_host_blocks=4))
+    copy = load_core(dump_core(core))
+
+    evict = copy._placement.blocks.device._on_evict
+
+    assert evict is not None
+    assert evict.__self__ is copy._placement.blocks  # type: ignore[attr-defined]
+
+
+def test_all_queue_and_batch_policies_are_restored_when_nothing_has_happened() -> None:
+    for queue in QueuePolicyName:
+        for batch in BatchPolicyName:
+            core = Scheduler(make_config(queue_policy=queue.value, batch_policy=batch))
+            assert load_core(dump_core(core)).num_waiting == 0
+
+
+# -- what a stranger may write -----------------------------------------------------------------
+
+
+class Calls:
+    """Pickles as a call."""
+
+    def __init__(self, function: object, *arguments: object) -> None:
+        self.function, self.arguments = function, arguments
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.function, self.arguments
+
+
+def by_name(module: str, name: str, *arguments: str) -> bytes:
+    """A pickle that calls something by its name, which may have dots."""
+    parts = [pickle.PROTO, b"\x04"]
+    for text in (module, name):
+        parts += [pickle.SHORT_BINUNICODE, bytes([len(text)]), text.encode()]
+    parts += [pickle.STACK_GLOBAL, pickle.MARK]
+    for text in arguments:
+        parts += [pickle.SHORT_BINUNICODE, bytes([len(text)]), text.encode()]
+    return b"".join([*parts, pickle.TUPLE, pickle.REDUCE, pickle.STOP])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pickle.dumps(Calls(os.system, "true")),
+        pickle.dumps(Calls(eval, "1")),
+        pickle.dumps(Calls(getattr, "", "join")),
+        pickle.dumps(Calls(np.load, "x")),
+        pickle.dumps(Calls(io.open, "x")),
+        pickle.dumps(pickle.loads),
+        pickle.dumps(type("x", (), {}).__class__),
+        by_name("posix", "system", "true"),
+        by_name("scheduler_service.core.scheduler", "np.save", "x"),
+        by_name("scheduler_service.core.scheduler", "np"),
+        by_name("scheduler_service.core.placement", "attrgetter", "__class__"),
+        by_name("scheduler_service.core.request", "array", "i"),
+        by_name("scheduler_service.core.nothing", "x"),
+        by_name("scheduler_service.executors.engine_loop", "EngineLoop"),
+        by_name("scheduler_service.core", "os"),
+        by_name("scheduler_service.journal.checkpoint", "importlib.import_module", "os"),
+        by_name("scheduler_service.journal.checkpoint", "dump_core", "x"),
+        by_name("builtins", "__import__", "os"),
+        by_name("copyreg", "_reconstructor", "x"),
+        b"cos\nsystem\n(S'true'\ntR.",
+        b"(S'true'\nios\nsystem\n.",
+        b"Pname\n.",
+        b"\x80\x04\x82\x01.",
+        b"",
+        b"\x80\x05K\x01.",
+        pickle.dumps({"no": "core"}),
+    ],
+)
+def test_load_refuses_bytes_when_they_are_not_the_state_of_a_core(data: bytes) -> None:
+    with pytest.raises(CheckpointUnusable):
+        load_core(data)
+
+
+def test_load_runs_nothing_when_a_pickle_calls_something(tmp_path: Path) -> None:
+    witness = tmp_path / "witness"
+    for data in (
+        pickle.dumps(Calls(os.mkdir, str(witness))),
+        by_name("posix", "mkdir", str(witness)),
+        by_name("scheduler_service.core.scheduler", "np.lib.format.os.mkdir", str(witness)),
+    ):
+        with pytest.raises(CheckpointUnusable, match="is not admitted"):
+            load_core(data)
+
+    assert not witness.exists()
+
+
+@pytest.mark.parametrize("dtype", ["|O", "<U4", "|V8", "<M8[ns]"])
+def test_array_is_refused_when_it_is_not_one_of_numbers(dtype: str) -> None:
+    with pytest.raises(ValueError, match="an array of"):
+        checkpoint.restore_array(dtype, (1,), b"\0" * 16)
+
+
+@pytest.mark.parametrize("part", [np.array([object()]), Scheduler.tick, len])
+def test_dump_refuses_core_when_it_has_what_cannot_be_restored(part: object) -> None:
+    core = Scheduler(make_config())
+    core.part = part.__get__(core) if part is Scheduler.tick else part  # type: ignore[attr-defined]
+
+    with pytest.raises((pickle.PicklingError, CheckpointUnusable)):
+        load_core(dump_core(core))
+
+
+def test_replay_refuses_file_when_its_checkpoint_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "bad.journal"
+    entries = [
+        pb.JournalEntry(header=pb.JournalHeader(journal_version=1, software_version="0.0.9")),
+        pb.JournalEntry(core=1, core_checkpoint=pb.CoreCheckpoint(scheduler=b"cos\nsystem\n.")),
+    ]
+    path.write_bytes(b"".join(map(frame, entries)))
+
+    with pytest.raises(JournalUnreadable, match=r"version 0.0.9.*os.system is not admitted"):
+        replay(path)

@@ -1,0 +1,44 @@
+"""Messages of clients and to them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from scheduler_service.streams.client_codec import encode_default_sampling
+from splitserve.executor.v1 import executor_pb2 as executor
+from splitserve.scheduler.v1 import scheduler_pb2 as api
+
+RECOMMENDED: dict[str, Any] = {
+    "temperature": 0.5,
+    "top_k": 20,
+    "top_p": 0.75,
+    "min_p": 0.25,
+    "repetition_penalty": 1.5,
+}
+
+
+def test_recommendation_is_passed_on_when_clients_may_ask_for_it() -> None:
+    said = executor.SamplingParams(**RECOMMENDED, presence_penalty=1, num_logprobs=3)
+    assert encode_default_sampling(said, 100) == api.SamplingParams(**RECOMMENDED)
+    assert encode_default_sampling(executor.SamplingParams(), 100) is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"temperature": math.nan},
+        {"temperature": -1.0},
+        {"top_k": -2},
+        {"top_p": 0.0},
+        {"top_p": math.inf},
+        {"min_p": 1.5},
+        {"repetition_penalty": -math.inf},
+    ],
+)
+def test_recommendation_costs_only_itself_when_it_is_out_of_range(wrong: dict[str, float]) -> None:
+    said = executor.SamplingParams(**{**RECOMMENDED, **wrong})
+    left = {name: value for name, value in RECOMMENDED.items() if name not in wrong}
+    assert encode_default_sampling(said, 100) == api.SamplingParams(**left)
