@@ -12,7 +12,8 @@ BUF := .tools/node_modules/.bin/buf
 BUF_VERSION := 1.75.0
 GRPCIO_TOOLS_VERSION := 1.73.1
 MYPY_TARGETS := scheduler_service executor_service protos/splitserve_rpc \
-	kernels/splitserve_kernels clients/splitserve_client benchmarks tests tools/bundled_model
+	protos/splitserve_options kernels/splitserve_kernels clients/splitserve_client \
+	clients/splitserve_cli benchmarks tests tools/bundled_model
 PIP := -m pip --disable-pip-version-check install --quiet
 
 .PHONY: help setup serve test check lint lint-ruff lint-format lint-types lint-imports buf \
@@ -124,7 +125,7 @@ gpu-check: $(if $(filter $(BIN)/python,$(PY)),$(READY))
 
 # Some types alone, or one number format: make models ARGS="llama qwen3 --formats int8"
 models: $(READY)
-	@PYTHONPATH=.:protos:kernels:clients $(BIN)/python -m tests.support.model_walk $(ARGS)
+	@PYTHONPATH=.:protos:kernels:clients $(BIN)/python -m tests.support.models.model_walk $(ARGS)
 
 # The property tests, much longer; more with SOAK=100000.
 SOAK ?= 20000

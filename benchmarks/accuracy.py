@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from benchmarks.report import emit
 from benchmarks.serving import serving, wait_until_connected
 from splitserve_client import AsyncClient, SamplingParams
-from splitserve_client.completion import Prompt
 from splitserve_client.generation import collect_generation
+from splitserve_client.text_stream import Prompt
 from splitserve_client.types import TokenLogprob
 
 _PROMPTS = (

@@ -27,8 +27,8 @@ from benchmarks.timed_steps import TimedExecutor, num_blocks
 from executor_service.checkpoint.folder import resolve_checkpoint
 from executor_service.config import ExecutorConfig
 from executor_service.engine_loader import BUNDLED_DIRECTORY, LoadedEngine, load_engine
-from splitserve_rpc import options
-from splitserve_rpc.option import BUNDLED_MODEL
+from splitserve_options import options
+from splitserve_options.option import BUNDLED_MODEL
 
 _BLOCK_SIZE = 16
 # Figures of a part: key in JSON -> title in the table and digits behind the point.

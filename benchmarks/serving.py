@@ -31,7 +31,7 @@ from scheduler_service.core.sampling_params import SamplingParams as CoreParams
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.step_codec import encode_plan
 from splitserve_client import AsyncClient, Finish, SamplingParams, SchedulingParams, SplitserveError
-from splitserve_rpc import options
+from splitserve_options import options
 
 Prompts = list[list[int]]
 START_TIMEOUT_S = 120.0

@@ -23,7 +23,7 @@ from executor_service.service.step_worker import StepWorker
 from executor_service.steps.executor_info import ExecutorInfo
 from executor_service.steps.step_executor import StepExecutor
 from splitserve.executor.v1 import executor_pb2_grpc
-from splitserve_rpc import options
+from splitserve_options import options
 from splitserve_rpc.addresses import CannotListen
 from splitserve_rpc.server import RunningServer, bind_server, stop_event
 

@@ -16,7 +16,7 @@ from scheduler_service.service.admin import AdminServicer
 from scheduler_service.service.registry import RegistryServicer
 from scheduler_service.service.servicer import SchedulerServicer
 from splitserve.scheduler.v1 import admin_pb2_grpc, registry_pb2_grpc, scheduler_pb2_grpc
-from splitserve_rpc import options
+from splitserve_options import options
 from splitserve_rpc.addresses import CannotListen
 from splitserve_rpc.server import bind_server, stop_event
 

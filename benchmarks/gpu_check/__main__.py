@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 _RESULTS = Path(__file__).parents[1] / "results"
+_TESTS = ("tests/kernels/gpu", "tests/unit/executor/gpu")
 _TESTS_TIMEOUT_S = 300
 
 
@@ -49,9 +50,9 @@ def _run(arguments: argparse.Namespace) -> int:
     sizes = smoke_sizes() if arguments.smoke else full_sizes()
 
     def kernel_tests() -> Iterator[Measurement]:
-        command = [sys.executable, "-m", "pytest", "-q", "tests/kernels/gpu"]
+        command = [sys.executable, "-m", "pytest", "-q", *_TESTS]
         code = subprocess.run(command, check=False, timeout=_TESTS_TIMEOUT_S).returncode
-        yield Measurement("tests", "tests/kernels/gpu", f"exit code {code}", is_met=code == 0)
+        yield Measurement("tests", " ".join(_TESTS), f"exit code {code}", is_met=code == 0)
 
     sections: dict[str, Section] = {
         "kernels": lambda: check_kernels(sizes),
@@ -94,7 +95,7 @@ def _repair_interpreter() -> None:
     from splitserve_kernels.gpu.availability import is_available
 
     if is_available():
-        from tests.kernels.gpu.interpreter import repair
+        from tests.support.devices.interpreter import repair
 
         repair()
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib
 
+from splitserve_kernels.gpu.attention.flash_attention_rules import PAGE_SIZE, why_no_flash_attention
 from splitserve_kernels.gpu.availability import why_unavailable
-from splitserve_kernels.gpu.flash_attention_rules import PAGE_SIZE, why_no_flash_attention
 from splitserve_kernels.paged_batch import AttentionBackend
 
 
@@ -13,11 +13,11 @@ def gpu_backends() -> dict[str, tuple[AttentionBackend, int]]:
     """By name, with the block size that each is measured with."""
     backends: dict[str, tuple[AttentionBackend, int]] = {}
     if why_unavailable() is None:
-        from splitserve_kernels.gpu import backend
+        from splitserve_kernels.gpu.attention import backend
 
         backends["triton"] = (backend, 16)
         if why_no_flash_attention() is None:
-            from splitserve_kernels.gpu.flash_attention import FlashAttention
+            from splitserve_kernels.gpu.attention.flash_attention import FlashAttention
 
             package = importlib.import_module("flash_attn")
             backends["flash-attn"] = (FlashAttention(package), PAGE_SIZE)

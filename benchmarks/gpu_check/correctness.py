@@ -25,7 +25,7 @@ from benchmarks.gpu_check.problems import (
 from benchmarks.gpu_check.results import Measurement
 from benchmarks.gpu_check.sizes import Sizes
 from splitserve_kernels import reference
-from splitserve_kernels.gpu.flash_attention_rules import why_not_flash_attention
+from splitserve_kernels.gpu.attention.flash_attention_rules import why_not_flash_attention
 from splitserve_kernels.paged_batch import AttentionBackend, AttentionOptions
 
 _SECTION = "correct"
@@ -134,7 +134,7 @@ def _expected(problem: AttentionProblem, pools: list[Tensor], options: Attention
 
 
 def _float8_error(shape: AttentionShape, sizes: Sizes) -> float:
-    from splitserve_kernels.gpu import backend
+    from splitserve_kernels.gpu.attention import backend
     from splitserve_kernels.gpu.layer_pools import KVScales
 
     options, scales = AttentionOptions(scale=128**-0.5), KVScales(key=0.02, value=0.01)

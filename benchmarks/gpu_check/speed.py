@@ -11,7 +11,7 @@ from benchmarks.gpu_check.problems import AttentionShape, make_problem
 from benchmarks.gpu_check.results import Measurement
 from benchmarks.gpu_check.sizes import Sizes
 from benchmarks.gpu_check.timing import median_s, recorded
-from splitserve_kernels.gpu.flash_attention_rules import why_not_flash_attention
+from splitserve_kernels.gpu.attention.flash_attention_rules import why_not_flash_attention
 from splitserve_kernels.paged_batch import AttentionBackend, AttentionOptions
 
 # A decode reads its keys and values once: this share of what a copy reaches is wanted, where it

@@ -20,12 +20,12 @@ from executor_service.errors import BackendUnavailable, one_line
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import attending_with
 from executor_service.trials.self_check import ReplacementWrong
-from splitserve_kernels.gpu.availability import why_unavailable
-from splitserve_kernels.gpu.flash_attention_rules import (
+from splitserve_kernels.gpu.attention.flash_attention_rules import (
     PAGE_SIZE,
     why_no_flash_attention,
     why_not_flash_attention,
 )
+from splitserve_kernels.gpu.availability import why_unavailable
 from splitserve_kernels.paged_batch import AttentionBackend
 
 DEFAULT_BLOCK_SIZE = 16
@@ -131,7 +131,7 @@ def _why_not_triton(_loaded: LoadedModel, _block_size: int) -> str | None:
 
 def _make_triton() -> AttentionBackend:
     # It needs Triton already when it is imported.
-    from splitserve_kernels.gpu import backend
+    from splitserve_kernels.gpu.attention import backend
 
     return backend
 
@@ -151,7 +151,7 @@ def _why_not_flash_attention(loaded: LoadedModel, block_size: int) -> str | None
 
 
 def _make_flash_attention() -> AttentionBackend:
-    from splitserve_kernels.gpu.flash_attention import FlashAttention
+    from splitserve_kernels.gpu.attention.flash_attention import FlashAttention
 
     return FlashAttention(importlib.import_module("flash_attn"))
 

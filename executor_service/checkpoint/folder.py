@@ -16,7 +16,7 @@ from typing import Any
 from executor_service.checkpoint.model_kind import check_declared_kind
 from executor_service.checkpoint.quantized import check_declared, check_dtypes
 from executor_service.errors import ModelUnreadable, one_line
-from splitserve_rpc.model_folder import (
+from splitserve_options.model_folder import (
     WEIGHT_FILES,
     NoCheckpoint,
     check_folder,

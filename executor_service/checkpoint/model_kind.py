@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from executor_service.checkpoint.model_support import check_config, check_model_class
 from executor_service.errors import ModelUnsupported
+from executor_service.model.model_support import check_config, check_model_class
 
 _log = logging.getLogger(__name__)
 

@@ -16,11 +16,6 @@ import torch
 from executor_service.checkpoint.folder import Checkpoint, resolve_checkpoint
 from executor_service.checkpoint.generation_config import read_eos_token_ids, read_generation_config
 from executor_service.checkpoint.model_kind import check_kind
-from executor_service.checkpoint.model_support import (
-    check_config,
-    check_model_class,
-    choose_max_model_len,
-)
 from executor_service.checkpoint.weight_names import check_weight_names
 from executor_service.device.errors import is_out_of_memory
 from executor_service.device.memory import format_bytes
@@ -32,6 +27,11 @@ from executor_service.errors import (
     one_line,
 )
 from executor_service.model.loaded_model import LoadedModel, weights_bytes
+from executor_service.model.model_support import (
+    check_config,
+    check_model_class,
+    choose_max_model_len,
+)
 from executor_service.model.progress import show_progress
 from executor_service.trials.self_check import check_model
 

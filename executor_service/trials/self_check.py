@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from executor_service.checkpoint.model_support import expected_windows
 from executor_service.device.errors import is_out_of_memory
 from executor_service.device.kv_cache import LayerShape
 from executor_service.errors import ModelUnsupported, OutOfMemory, one_line
 from executor_service.model.attention_probe import probe_attention
 from executor_service.model.loaded_model import LoadedModel, Probe
+from executor_service.model.model_support import expected_windows
 from executor_service.model.transformers_attention import IMPLEMENTATION_NAME, register_attention
 from executor_service.trials.float32_trial import float32_trial, trial_of
 from executor_service.trials.int8_reference import NUDGES, rounded_matrices

@@ -29,6 +29,7 @@ from scheduler_service.core.plan import (
 )
 from scheduler_service.core.planning.admitter import Admitter, Budget
 from scheduler_service.core.planning.arrival_checks import check_request, max_len_of
+from scheduler_service.core.planning.growing_rows import GrowingRows
 from scheduler_service.core.planning.lateness import Lateness
 from scheduler_service.core.planning.running_rows import RunningRows
 from scheduler_service.core.policies.batch_policy import QueueState, StepShape, make_batch_policy
@@ -37,6 +38,7 @@ from scheduler_service.core.preemption_costs import PreemptionCosts
 from scheduler_service.core.request import FinishReason, Int32Array, Request, Sequence
 from scheduler_service.core.row_changes import RowChanges
 from scheduler_service.core.row_columns import NO_TENANCY, Int64Array, RowWork
+from scheduler_service.core.siblings import Siblings
 from splitserve_rpc.domain_error import DomainError
 
 QUEUE_FULL_RETRY_S = 1.0
@@ -57,9 +59,11 @@ class Scheduler:
         self._in_flight: deque[StepPlan] = deque()
         self._losses = Losses(self._placement, self._in_flight)
         self._checks = OutcomeChecks(config, self._placement)
+        siblings = Siblings(self._placement)
+        self._growing = GrowingRows(config, self._placement, siblings)
         self._running = RunningRows(config, self._placement)
         self._lateness = Lateness(config, self._placement)
-        self._results = Results(config, self._placement, self._losses, self._running)
+        self._results = Results(config, self._placement, self._losses, siblings)
         self._admitter = Admitter(config, self._placement, self._running, self._lateness)
         self._batch_policy = make_batch_policy(config)
         self._needs_snapshot = True
@@ -325,8 +329,8 @@ class Scheduler:
     def _fill(self, shape: StepShape) -> tuple[Int64Array, Int32Array]:
         """Rows of a step of this shape, and how many tokens each computes."""
         # Also where no decode runs: what they lack must not go to somebody new.
-        self._running.grow()
-        self._running.join_siblings()
+        self._growing.grow()
+        self._growing.join_siblings()
         num_tokens = self._config.max_num_batched_tokens
         if not self.num_waiting and not self.num_swapped:
             return self._running.pick(num_tokens, decodes=shape.runs_decodes)

@@ -23,10 +23,10 @@ from splitserve_client import (
     ServerUnreachable,
 )
 from tests.contract.stranger.process import running_scheduler
-from tests.support.fake_executor import FakeExecutor
-from tests.support.fake_runner import StepFault, no_fault
-from tests.support.fake_service import FakeService, StepWatch, fake_service
-from tests.support.fake_truth import expected_completions
+from tests.support.fakes.fake_executor import FakeExecutor
+from tests.support.fakes.fake_runner import StepFault, no_fault
+from tests.support.fakes.fake_truth import expected_completions
+from tests.support.processes.fake_service import FakeService, StepWatch, fake_service
 
 MAX_DEPTH = 3
 STOPS = (0, 32, 64, 96)

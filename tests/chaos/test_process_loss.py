@@ -19,9 +19,9 @@ from splitserve_client import (
     Tokens,
     collect_generation,
 )
-from tests.support.hugging_face import generate_greedily, load_reference
-from tests.support.processes import processes
-from tests.support.tiny_models import make_tiny_model
+from tests.support.models.hugging_face import generate_greedily, load_reference
+from tests.support.models.tiny_models import make_tiny_model
+from tests.support.processes.processes import processes
 
 NUM_TOKENS = 150
 KILL_AFTER = 15

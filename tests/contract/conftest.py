@@ -21,8 +21,8 @@ from tests.contract.served import (
     make_fake_backend,
     make_info,
 )
-from tests.support.executor_server import serve_executor
-from tests.support.fake_runner import FakeRunner
+from tests.support.fakes.executor_server import serve_executor
+from tests.support.fakes.fake_runner import FakeRunner
 
 if TYPE_CHECKING:
     from tests.contract.served_model import TinyModel

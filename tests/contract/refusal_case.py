@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from splitserve.executor.v1 import executor_pb2 as pb
-from tests.support.batches import NewRow, Sender, WorkRow, i32
+from tests.support.steps.batches import NewRow, Sender, WorkRow, i32
 
 
 @dataclass(frozen=True, slots=True)

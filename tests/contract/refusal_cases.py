@@ -11,7 +11,7 @@ from tests.contract.served import (
     NUM_HOST_BLOCKS,
     VOCAB_SIZE,
 )
-from tests.support.batches import NewRow, WorkRow, i32, i64
+from tests.support.steps.batches import NewRow, WorkRow, i32, i64
 
 PARAMS = "new_rows.sampling_params[0]"
 

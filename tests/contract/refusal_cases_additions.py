@@ -5,7 +5,7 @@ from __future__ import annotations
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.contract.refusal_case import Case, new_rows, set_field, table_writes
 from tests.contract.served import NUM_DEVICE_BLOCKS, VOCAB_SIZE
-from tests.support.batches import NewRow, Sender, WorkRow, i32
+from tests.support.steps.batches import NewRow, Sender, WorkRow, i32
 
 ENCODED = NewRow(2, (5,), cross_blocks=(20, 21), encoder=(1, 2, 3, 4, 5))
 

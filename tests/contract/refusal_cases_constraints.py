@@ -7,7 +7,7 @@ import math
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.contract.refusal_case import Case, new_rows, params
 from tests.contract.served import VOCAB_SIZE
-from tests.support.batches import NewRow
+from tests.support.steps.batches import NewRow
 
 PARAMS = "new_rows.sampling_params[0]"
 

@@ -22,9 +22,9 @@ from tests.contract.served import (
     VOCAB_SIZE,
     Backend,
 )
-from tests.support import tiny_models
-from tests.support.hugging_face import load_reference
-from tests.support.late_device import LateStreams, late_runner
+from tests.support.devices.late_device import LateStreams, late_runner
+from tests.support.models import tiny_models
+from tests.support.models.hugging_face import load_reference
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.contract.served import MAX_ADAPTERS_PER_STEP, PROMPT, Served
-from tests.support.batches import NewRow, WorkRow
+from tests.support.steps.batches import NewRow, WorkRow
 
 NAMES = ["", "french", "", "pirate"]
 

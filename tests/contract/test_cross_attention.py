@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.contract.served import PROMPT, Served
-from tests.support.batches import NewRow, WorkRow, i32
+from tests.support.steps.batches import NewRow, WorkRow, i32
 
 ENCODER = [31, 41, 59, 26, 53, 58]
 OTHER = [2, 7, 18]

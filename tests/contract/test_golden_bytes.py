@@ -34,7 +34,7 @@ from executor_service.steps.executor_info import (
 )
 from executor_service.steps.step import LogprobColumns
 from splitserve.executor.v1 import executor_pb2 as pb
-from tests.support.batches import NewRow, Sender, WorkRow
+from tests.support.steps.batches import NewRow, Sender, WorkRow
 
 FOLDER = Path(__file__).parent / "golden"
 SENDER = Sender(scheduler_epoch=1_700_000_000_000_000_001, executor_epoch=1_700_000_000_000_000_002)

@@ -16,7 +16,7 @@ from tests.contract.served import (
     SCHEDULER_EPOCH,
     Served,
 )
-from tests.support.batches import NewRow, WorkRow
+from tests.support.steps.batches import NewRow, WorkRow
 
 
 async def test_batch_is_refused_when_it_is_meant_for_another_executor_epoch(

@@ -10,7 +10,7 @@ from tests.contract.refusal_cases import CASES
 from tests.contract.refusal_cases_additions import FEATURE_CASES, UNANNOUNCED_CASES, WINDOW_CASES
 from tests.contract.refusal_cases_constraints import CONSTRAINT_CASES
 from tests.contract.served import PROMPT, Served
-from tests.support.batches import NewRow, WorkRow, i32
+from tests.support.steps.batches import NewRow, WorkRow, i32
 
 
 @pytest.mark.parametrize(

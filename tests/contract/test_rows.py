@@ -6,7 +6,7 @@ import pytest
 
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.contract.served import BROKEN_TOKEN, NAN_TOKEN, PROMPT, VOCAB_SIZE, Served
-from tests.support.batches import NewRow, WorkRow, read_f32, read_i32
+from tests.support.steps.batches import NewRow, WorkRow, read_f32, read_i32
 
 OTHER = [80, 3, 3, 51, 29]
 UNAVAILABLE = pb.ROW_STATUS_INPUT_UNAVAILABLE

@@ -8,7 +8,7 @@ import pytest
 
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.contract.served import BLOCK_SIZE, NAN_TOKEN, PROMPT, SLIDING_WINDOW, Served
-from tests.support.batches import NewRow, WorkRow, read_i32
+from tests.support.steps.batches import NewRow, WorkRow, read_i32
 
 LONG = [(7 * i + 3) % 150 for i in range(18)]
 BLOCKS = (3, 9, 1, 12, 7, 20, 5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.contract.served import BLOCK_SIZE, MAX_NUM_BATCHED_TOKENS, PROMPT, Served
-from tests.support.batches import NewRow, WorkRow, i32
+from tests.support.steps.batches import NewRow, WorkRow, i32
 
 OTHER = [80, 3, 3, 51, 29, 77, 14]
 LONG = [(7 * i + 3) % 150 for i in range(3 * BLOCK_SIZE)]

@@ -19,7 +19,7 @@ from tests.contract.served import (
     Served,
     make_info,
 )
-from tests.support.batches import WorkRow, tokens_of
+from tests.support.steps.batches import WorkRow, tokens_of
 
 
 async def test_older_stream_is_aborted_when_a_newer_one_sends_a_batch(served: Served) -> None:

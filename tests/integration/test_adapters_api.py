@@ -11,10 +11,10 @@ import pytest
 from executor_service.steps.executor_info import SAMPLING_FEATURES, ExecutorLimits, Feature
 from executor_service.steps.step import StepInput
 from splitserve_client import BeamSearch, InvalidRequest, SamplingParams, SchedulingParams
-from tests.support.fake_chain import expected_tokens
-from tests.support.fake_executor import FakeExecutor
-from tests.support.fake_service import FakeService, StepWatch, fake_service
-from tests.support.fake_truth import VOCAB_SIZE, expected_completions
+from tests.support.fakes.fake_chain import expected_tokens
+from tests.support.fakes.fake_executor import FakeExecutor
+from tests.support.fakes.fake_truth import VOCAB_SIZE, expected_completions
+from tests.support.processes.fake_service import FakeService, StepWatch, fake_service
 
 PROMPT = [4, 8, 15, 16, 23, 42]
 PARAMS = SamplingParams(seed=1, max_tokens=25)

@@ -12,8 +12,8 @@ import torch
 
 from scheduler_service.core.beam_search import BeamSearch, Hypothesis
 from scheduler_service.core.sampling_params import BeamParams, EarlyStopping
-from tests.support.hugging_face import BeamQuestion, generate_beams, load_reference
-from tests.support.tiny_models import make_tiny_model
+from tests.support.models.hugging_face import BeamQuestion, generate_beams, load_reference
+from tests.support.models.tiny_models import make_tiny_model
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Items

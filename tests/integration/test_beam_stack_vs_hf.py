@@ -16,10 +16,10 @@ import pytest
 from scheduler_service.core.config import PreemptionMode
 from scheduler_service.core.request import FinishReason, Request
 from scheduler_service.core.sampling_params import BeamParams, EarlyStopping
+from tests.support.core.observed_engine import ObservedEngine, make_request
 from tests.support.covering import covering
-from tests.support.hugging_face import BeamQuestion, generate_beams
-from tests.support.model_pair import ModelPair
-from tests.support.observed_engine import ObservedEngine, make_request
+from tests.support.models.hugging_face import BeamQuestion, generate_beams
+from tests.support.models.model_pair import ModelPair
 
 PairOf = Callable[..., ModelPair]
 

@@ -19,9 +19,9 @@ from scheduler_service.core.config import PreemptionMode
 from scheduler_service.core.plan import StepEvents
 from splitserve_kernels.cpu.build import BuildFailed
 from splitserve_kernels.cpu.library import load_library
-from tests.support.model_pair import ModelPair
-from tests.support.observed_engine import ObservedEngine, make_request
-from tests.support.tiny_models import make_tiny_model
+from tests.support.core.observed_engine import ObservedEngine, make_request
+from tests.support.models.model_pair import ModelPair
+from tests.support.models.tiny_models import make_tiny_model
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,7 @@ from scheduler_service.executors.executor_link import (
     ExecutorRestarted,
     LinkConfig,
 )
-from tests.support.fake_executor import FakeExecutor
+from tests.support.fakes.fake_executor import FakeExecutor
 
 PATIENCE = LinkConfig(reconnect_timeout_s=5.0, step_timeout_s=5.0)
 

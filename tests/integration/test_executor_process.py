@@ -22,8 +22,8 @@ from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.executor.v1 import executor_pb2_grpc
 from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
 from splitserve_rpc.server import bind_server
-from tests.support.batches import NewRow, Sender, WorkRow, tokens_of
-from tests.support.tiny_models import VOCAB_SIZE, make_tiny_model
+from tests.support.models.tiny_models import VOCAB_SIZE, make_tiny_model
+from tests.support.steps.batches import NewRow, Sender, WorkRow, tokens_of
 
 ROOT = Path(__file__).parents[2]
 SOURCE_ROOTS = os.pathsep.join(str(ROOT / name) for name in (".", "protos", "kernels", "clients"))

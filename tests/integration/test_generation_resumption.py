@@ -23,10 +23,10 @@ from splitserve_client import (
     collect_generation,
 )
 from tests.contract.stranger.process import running_scheduler
-from tests.support.cut_proxy import CutProxy, cut_proxy
-from tests.support.fake_executor import FakeExecutor
-from tests.support.fake_service import FakeService, StepWatch, fake_service
-from tests.support.fake_truth import expected_completions
+from tests.support.fakes.fake_executor import FakeExecutor
+from tests.support.fakes.fake_truth import expected_completions
+from tests.support.processes.cut_proxy import CutProxy, cut_proxy
+from tests.support.processes.fake_service import FakeService, StepWatch, fake_service
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

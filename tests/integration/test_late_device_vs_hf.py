@@ -25,11 +25,11 @@ from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.step_codec import decode_result, encode_plan
 from splitserve.executor.v1 import executor_pb2 as pb
-from tests.support.hugging_face import generate_greedily, load_reference
-from tests.support.in_process import InProcessEngine, executor_info, output_token_ids
-from tests.support.late_device import LateStreams, late_runner
-from tests.support.recorded_ops import RecordedOps, mixed_model
-from tests.support.tiny_models import VOCAB_SIZE, make_tiny_model
+from tests.support.core.in_process import InProcessEngine, executor_info, output_token_ids
+from tests.support.devices.late_device import LateStreams, late_runner
+from tests.support.devices.recorded_ops import RecordedOps, mixed_model
+from tests.support.models.hugging_face import generate_greedily, load_reference
+from tests.support.models.tiny_models import VOCAB_SIZE, make_tiny_model
 
 PATIENCE_S = 30.0
 NUM_OUTPUT_TOKENS = 10

@@ -13,9 +13,9 @@ from itertools import cycle
 import pytest
 
 from scheduler_service.core.config import BatchPolicyName, PreemptionMode
+from tests.support.core.observed_engine import ObservedEngine, ObservedScheduler, make_request
 from tests.support.covering import covering
-from tests.support.model_pair import ModelPair
-from tests.support.observed_engine import ObservedEngine, ObservedScheduler, make_request
+from tests.support.models.model_pair import ModelPair
 
 PROMPT_LENS = (23, 5, 40, 17, 31, 9, 2, 28)
 NUM_OUTPUT_TOKENS = 20

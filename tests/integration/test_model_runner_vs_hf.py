@@ -14,8 +14,8 @@ from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
 from executor_service.steps.sampling_params import SamplingParams
-from tests.support.step_driver import DrivenSequence, drive
-from tests.support.tiny_models import VOCAB_SIZE, make_tiny_model
+from tests.support.models.tiny_models import VOCAB_SIZE, make_tiny_model
+from tests.support.steps.step_driver import DrivenSequence, drive
 
 SERVED = (
     "llama",

@@ -6,7 +6,7 @@ import pytest
 
 from splitserve_kernels.cpu.build import BuildFailed
 from splitserve_kernels.cpu.library import load_library
-from tests.support.model_walk import check_type, known_outcomes
+from tests.support.models.model_walk import check_type, known_outcomes
 
 # The decoders' own types, those with only the parts of a Llama, windows, sinks, soft caps,
 # mixtures, compressed keys, learned positions, and what is refused.

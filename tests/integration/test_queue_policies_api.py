@@ -18,9 +18,9 @@ from splitserve_client import (
     Session,
     Usage,
 )
-from tests.support.fake_executor import FakeExecutor
-from tests.support.fake_service import FakeService, StepWatch, fake_service
-from tests.support.fake_truth import expected_completions
+from tests.support.fakes.fake_executor import FakeExecutor
+from tests.support.fakes.fake_truth import expected_completions
+from tests.support.processes.fake_service import FakeService, StepWatch, fake_service
 
 PROMPT = [1, 2, 3, 4, 5]
 SHORT = SamplingParams(seed=6, max_tokens=6, ignore_eos=True)

@@ -16,9 +16,9 @@ import pytest
 from scheduler_service.config import SchedulerServiceConfig
 from scheduler_service.core.config import BatchPolicyName, PreemptionMode
 from splitserve_client import Executor, SamplingParams
-from splitserve_rpc import options
-from tests.support.fake_executor import FakeExecutor
-from tests.support.fake_service import FakeService, StepWatch, fake_service
+from splitserve_options import options
+from tests.support.fakes.fake_executor import FakeExecutor
+from tests.support.processes.fake_service import FakeService, StepWatch, fake_service
 
 LONG = SamplingParams(seed=1, max_tokens=60)
 

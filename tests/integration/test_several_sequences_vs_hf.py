@@ -13,9 +13,9 @@ import pytest
 
 from scheduler_service.core.config import PreemptionMode
 from scheduler_service.core.request import Request
+from tests.support.core.observed_engine import ObservedEngine, ObservedScheduler, make_request
 from tests.support.covering import covering
-from tests.support.model_pair import ModelPair
-from tests.support.observed_engine import ObservedEngine, ObservedScheduler, make_request
+from tests.support.models.model_pair import ModelPair
 
 PairOf = Callable[..., ModelPair]
 

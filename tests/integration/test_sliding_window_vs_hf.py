@@ -15,11 +15,11 @@ import pytest
 from scheduler_service.core.config import PreemptionMode
 from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import BeamParams
+from tests.support.core.observed_engine import ObservedEngine, make_request
 from tests.support.covering import covering
-from tests.support.hugging_face import BeamQuestion, generate_beams
-from tests.support.model_pair import ModelPair
-from tests.support.observed_engine import ObservedEngine, make_request
-from tests.support.tiny_models import SLIDING_WINDOW
+from tests.support.models.hugging_face import BeamQuestion, generate_beams
+from tests.support.models.model_pair import ModelPair
+from tests.support.models.tiny_models import SLIDING_WINDOW
 
 PairOf = Callable[..., ModelPair]
 

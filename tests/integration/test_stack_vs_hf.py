@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import pytest
 
 from scheduler_service.core.request import FinishReason
-from tests.support.model_pair import ModelPair
-from tests.support.observed_engine import ObservedEngine, make_request
+from tests.support.core.observed_engine import ObservedEngine, make_request
+from tests.support.models.model_pair import ModelPair
 
 ARCHITECTURES = (
     "llama",

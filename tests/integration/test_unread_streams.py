@@ -17,9 +17,9 @@ from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_client import AsyncClient, SamplingParams
 from splitserve_rpc.domain_error import DomainError
 from tests.contract.stranger.process import poll
-from tests.support.fake_executor import FakeExecutor
-from tests.support.fake_truth import expected_completions
-from tests.support.scheduler_in_process import SchedulerInProcess, scheduler_in_process
+from tests.support.fakes.fake_executor import FakeExecutor
+from tests.support.fakes.fake_truth import expected_completions
+from tests.support.processes.scheduler_in_process import SchedulerInProcess, scheduler_in_process
 
 BOUND = 16 * 1024
 CONFIG = ClusterConfig(reconnect_timeout_s=0.1, max_unread_bytes=BOUND)

@@ -11,7 +11,7 @@ from scheduler_service.core.config import BatchPolicyName, Feature, PreemptionMo
 from scheduler_service.core.policies.queue_policy import QueuePolicyName
 from scheduler_service.core.request import SchedulingParams
 from scheduler_service.core.sampling_params import BeamParams, EarlyStopping, SamplingParams
-from tests.support.core_truth import Spec
+from tests.support.core.truth import Spec
 
 VOCAB_SIZE = 50
 MAX_MODEL_LEN = 60

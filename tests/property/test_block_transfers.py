@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from executor_service.device.block_transfers import BlockTransfers
 from executor_service.device.streams import Timer
 from executor_service.steps.step import BlockMoves, StepInput
-from tests.support.step_driver import Row, make_step
+from tests.support.steps.step_driver import Row, make_step
 
 BLOCK_SIZE = 4
 NUM_DEVICE_BLOCKS, NUM_HOST_BLOCKS = 7, 4

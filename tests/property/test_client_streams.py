@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from scheduler_service.config import ClusterConfig
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from tests.contract.stranger.process import poll
-from tests.support.fake_executor import FakeExecutor
-from tests.support.fake_service import StepWatch
-from tests.support.scheduler_in_process import SchedulerInProcess, scheduler_in_process
+from tests.support.fakes.fake_executor import FakeExecutor
+from tests.support.processes.fake_service import StepWatch
+from tests.support.processes.scheduler_in_process import SchedulerInProcess, scheduler_in_process
 
 NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "25"))
 PATIENCE_S = 5.0

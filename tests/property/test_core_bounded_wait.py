@@ -22,11 +22,11 @@ from scheduler_service.core.request import Request, SchedulingParams
 from scheduler_service.core.sampling_params import SamplingParams
 from splitserve_rpc.domain_error import DomainError
 from tests.property.core_workloads import MAX_MODEL_LEN, VOCAB_SIZE, configs, fit, random_spec
-from tests.support.core_driver import make_config
-from tests.support.core_engine import CoreEngine
-from tests.support.core_truth import Spec, create_request
-from tests.support.fake_runner import FakeRunner
-from tests.support.plan_executor import PlanExecutor
+from tests.support.core.driver import make_config
+from tests.support.core.engine import CoreEngine
+from tests.support.core.plan_executor import PlanExecutor
+from tests.support.core.truth import Spec, create_request
+from tests.support.fakes.fake_runner import FakeRunner
 
 MAX_PROMPT = 12
 MAX_TOKENS = 8

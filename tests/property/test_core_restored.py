@@ -18,10 +18,10 @@ from scheduler_service.journal.checkpoint import dump_core, load_core
 from scheduler_service.step_codec import encode_plan
 from splitserve_rpc.domain_error import DomainError
 from tests.property.core_workloads import configs, fit, random_spec
-from tests.support.core_engine import CoreEngine
-from tests.support.core_truth import Oracle, create_request
-from tests.support.fake_runner import FakeRunner
-from tests.support.plan_executor import PlanExecutor
+from tests.support.core.engine import CoreEngine
+from tests.support.core.plan_executor import PlanExecutor
+from tests.support.core.truth import Oracle, create_request
+from tests.support.fakes.fake_runner import FakeRunner
 
 
 class Twins:

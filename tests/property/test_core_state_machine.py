@@ -28,13 +28,13 @@ from scheduler_service.core.plan import ContractBroken, StepOutcome, StepPlan, S
 from scheduler_service.journal.checkpoint import dump_core, load_core
 from splitserve_rpc.domain_error import DomainError
 from tests.property.core_workloads import configs, fit, kin_of, random_spec
-from tests.support.core_checks import check_core, check_published
-from tests.support.core_clients import Client
-from tests.support.core_engine import CoreEngine, Link, ProtobufLink
-from tests.support.core_truth import Oracle, Spec, create_request
-from tests.support.fake_runner import FakeRunner, StepFault
-from tests.support.plan_executor import PlanExecutor
-from tests.support.spoiled_outcomes import is_row_ok, spoil_row, spoil_step
+from tests.support.core.checks import check_core, check_published
+from tests.support.core.clients import Client
+from tests.support.core.engine import CoreEngine, Link, ProtobufLink
+from tests.support.core.plan_executor import PlanExecutor
+from tests.support.core.spoiled_outcomes import is_row_ok, spoil_row, spoil_step
+from tests.support.core.truth import Oracle, Spec, create_request
+from tests.support.fakes.fake_runner import FakeRunner, StepFault
 
 # A failure takes long to shrink.
 pytestmark = pytest.mark.timeout(3600)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scheduler_service.core.plan import StepPlan
 from scheduler_service.core.planning.lateness import MAX_REFUSALS, MIN_SMALLEST_STEPS
 from scheduler_service.core.request import Request, SchedulingParams
-from tests.support.core_driver import CoreDriver
+from tests.support.core.driver import CoreDriver
 
 NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "60"))
 BUDGET = 16

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from scheduler_service.core.policies.fair_share import FairSharePolicy
 from scheduler_service.core.policies.queue_policy import make_queue_policy
 from scheduler_service.core.request import FinishReason, Request
-from tests.support.policy_driver import make_request
+from tests.support.core.policy_driver import make_request
 
 NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "60"))
 property_settings = settings(max_examples=NUM_EXAMPLES, deadline=None)

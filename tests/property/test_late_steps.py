@@ -30,8 +30,14 @@ from executor_service.steps.step_executor import RunningStep, StepExecutor
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.contract.served import NAN_TOKEN, OUT_OF_MEMORY_TOKEN, VOCAB_SIZE
 from tests.contract.served_model import TinyModel, load_tiny_model
-from tests.support.late_device import LateStreams, late_runner
-from tests.support.step_scripts import BLOCK_SIZE, BLOCKS_PER_ROW, EXECUTOR_EPOCH, NUM_ROWS, Script
+from tests.support.devices.late_device import LateStreams, late_runner
+from tests.support.steps.step_scripts import (
+    BLOCK_SIZE,
+    BLOCKS_PER_ROW,
+    EXECUTOR_EPOCH,
+    NUM_ROWS,
+    Script,
+)
 
 # Whoever finishes a step that was fed it hears that the device is lost.
 LOST_TOKEN = OUT_OF_MEMORY_TOKEN - 1

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from scheduler_service.core.policies.queue_policy import QueuePolicy, make_queue_policy
 from scheduler_service.core.request import Request
-from tests.support.policy_driver import make_request
+from tests.support.core.policy_driver import make_request
 
 NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "60"))
 TURN_EVERY = 8

@@ -13,8 +13,8 @@ from scheduler_service.core.config import BatchPolicyName, PreemptionMode
 from scheduler_service.core.policies.queue_policy import QueuePolicyName
 from scheduler_service.journal.journal import FileJournal
 from scheduler_service.journal.replay import replay
-from tests.support.in_process import SCHEDULER_EPOCH
-from tests.support.recorded_run import RandomRun, run_config
+from tests.support.core.in_process import SCHEDULER_EPOCH
+from tests.support.core.recorded_run import RandomRun, run_config
 
 OPTIONS = {
     "queue_policy": st.sampled_from([policy.value for policy in QueuePolicyName]),

@@ -6,8 +6,8 @@ import logging
 from pathlib import Path
 
 from scheduler_service.journal.journal import FileJournal
-from tests.support.in_process import SCHEDULER_EPOCH
-from tests.support.recorded_run import RandomRun, run_config
+from tests.support.core.in_process import SCHEDULER_EPOCH
+from tests.support.core.recorded_run import RandomRun, run_config
 
 PATH = Path(__file__).with_name("everything.journal")
 _SEED = 11

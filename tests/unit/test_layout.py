@@ -58,6 +58,6 @@ def test_generated_code_is_current() -> None:
 
 
 def test_readme_has_the_current_table_of_options() -> None:
-    from splitserve_rpc import options
+    from splitserve_options import options
 
     assert options.markdown().strip() in (ROOT / "README.md").read_text()

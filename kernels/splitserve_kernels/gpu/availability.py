@@ -1,6 +1,6 @@
 """Whether the kernels of this package can run here; the only module that needs no Triton.
 
-A caller asks `why_unavailable()` and imports `splitserve_kernels.gpu.backend` only if it is None.
+A caller asks `why_unavailable()`, and imports the others of this package only if it is None.
 """
 
 from __future__ import annotations

@@ -14,23 +14,23 @@ from scheduler_service.core.outcomes.beams import Beams
 from scheduler_service.core.outcomes.losses import Losses
 from scheduler_service.core.placement import Placement
 from scheduler_service.core.plan import RowStatus, StepEvents, StepOutcome, StepPlan, TokenEvent
-from scheduler_service.core.planning.running_rows import RunningRows
 from scheduler_service.core.request import Completion, FinishReason, Int32Array, Request, Sequence
 from scheduler_service.core.row_columns import ONE, ZERO, BoolArray, Int64Array, RowWork
+from scheduler_service.core.siblings import Siblings
 
 
 class Results:
     """Applies results of executed steps to rows and requests."""
 
     def __init__(
-        self, config: SchedulerConfig, placement: Placement, losses: Losses, running: RunningRows
+        self, config: SchedulerConfig, placement: Placement, losses: Losses, siblings: Siblings
     ) -> None:
         self._config = config
         self._block_size: Int32Array = np.array(config.block_size, np.int32)
         self._placement = placement
         self._rows = placement.rows
         self._losses = losses
-        self._running = running
+        self._siblings = siblings
         self._beams = Beams(config, placement)
         # Tokens that end some sequence. Others need no second look.
         self._may_stop = np.zeros(config.vocab_size, np.bool_)
@@ -175,7 +175,7 @@ class Results:
             sequence.finish_reason = FinishReason.LENGTH if by_length else FinishReason.MODEL_LENGTH
         else:
             return
-        self._running.join_before_end(sequence)
+        self._siblings.join_before_end(sequence)
         self._placement.finish_sequence(sequence)
         if request.params.num_sequences > 1 and request.params.is_streamed:
             self._placement.ended_sequences.append(sequence)

@@ -23,8 +23,8 @@ from tests.kernels.cpu.tiny_decoders import (
     random_tokens,
     save_decoder,
 )
-from tests.support.hugging_face import generate_greedily, load_reference
-from tests.support.step_driver import DrivenSequence, drive
+from tests.support.models.hugging_face import generate_greedily, load_reference
+from tests.support.steps.step_driver import DrivenSequence, drive
 
 # Largest absolute difference of a logit; logits are of about 10.
 FLOAT32_TOLERANCE = 1e-4

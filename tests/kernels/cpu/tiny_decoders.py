@@ -18,7 +18,7 @@ from executor_service.decoders.cpu_decoder import NativeModel
 from executor_service.device.kv_cache import KVCache
 from executor_service.model.loaded_model import LoadedModel
 from splitserve_kernels.paged_batch import build_paged_batch
-from tests.support.tiny_models import VOCAB_SIZE, make_tiny_model
+from tests.support.models.tiny_models import VOCAB_SIZE, make_tiny_model
 
 _LLAMA3_ROPE: Mapping[str, Any] = {
     "rope_type": "llama3",

@@ -14,11 +14,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
+from splitserve_kernels.gpu.attention.paged_decode import paged_decode
+from splitserve_kernels.gpu.attention.paged_prefill import paged_prefill
 from splitserve_kernels.gpu.block_copy import copy_blocks, gather_blocks, scatter_blocks
 from splitserve_kernels.gpu.kv_write import kv_write
 from splitserve_kernels.gpu.layer_pools import KVScales, LayerPools
-from splitserve_kernels.gpu.paged_decode import paged_decode
-from splitserve_kernels.gpu.paged_prefill import paged_prefill
 from splitserve_kernels.gpu.rotary_kv_write import RotaryTables, rotary_kv_write
 from splitserve_kernels.gpu.sampling import greedy, sample
 from splitserve_kernels.paged_batch import AttentionOptions, build_paged_batch

@@ -62,7 +62,7 @@ def test_backend_equals_the_oracle_when_it_writes_and_attends(
     rows: tuple[tuple[int, int], ...], device: torch.device
 ) -> None:
     pytest.importorskip("triton", reason="triton is not installed")
-    from splitserve_kernels.gpu import backend as gpu_backend
+    from splitserve_kernels.gpu.attention import backend as gpu_backend
 
     assert is_available(), why_unavailable()
     shape = Shape(8, 2, 32, 32, 16, rows)
@@ -82,7 +82,7 @@ def test_backend_equals_the_oracle_when_it_writes_and_attends(
 
 def test_backend_undoes_the_scales_when_pools_have_8_bits(device: torch.device) -> None:
     pytest.importorskip("triton", reason="triton is not installed")
-    from splitserve_kernels.gpu import backend
+    from splitserve_kernels.gpu.attention import backend
 
     problem = make_problem(Shape(2, 1, 32, 32, 16, ((0, 5),)), device)
     narrow = [pool.to(torch.float8_e4m3fn) for pool in (problem.key_pool, problem.value_pool)]

@@ -10,17 +10,17 @@ import pytest
 import torch
 
 from splitserve_kernels import reference
-from splitserve_kernels.gpu.flash_attention_rules import (
+from splitserve_kernels.gpu.attention.flash_attention_rules import (
     why_no_flash_attention,
     why_not_flash_attention,
 )
 from splitserve_kernels.paged_batch import AttentionOptions
 from tests.kernels.gpu.problems import Shape, assert_close, attend_by_oracle, make_problem
-from tests.support import fake_flash_attn
+from tests.support.fakes import fake_flash_attn
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from splitserve_kernels.gpu.flash_attention import FlashAttention
+from splitserve_kernels.gpu.attention.flash_attention import FlashAttention
 
 DECODES = ((0, 1), (255, 1), (256, 1), (700, 1))
 MIXED = ((0, 300), (511, 1), (30, 20), (600, 5))

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from splitserve_kernels.gpu.attention.splits import MAX_NUM_SPLITS, choose_num_splits
 from splitserve_kernels.gpu.layer_pools import KVScales, LayerPools
-from splitserve_kernels.gpu.splits import MAX_NUM_SPLITS, choose_num_splits
 from splitserve_kernels.paged_batch import AttentionOptions, build_paged_batch
 from tests.kernels.gpu.problems import (
     Problem,
@@ -21,7 +21,7 @@ from tests.kernels.gpu.problems import (
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from splitserve_kernels.gpu.paged_decode import paged_decode
+from splitserve_kernels.gpu.attention.paged_decode import paged_decode
 
 SHAPES = (
     Shape(1, 1, 32, 32, 1, ((0, 1),)),

@@ -18,7 +18,7 @@ from tests.kernels.gpu.problems import (
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from splitserve_kernels.gpu.paged_prefill import choose_num_queries, paged_prefill
+from splitserve_kernels.gpu.attention.paged_prefill import choose_num_queries, paged_prefill
 
 SHAPES = (
     Shape(1, 1, 32, 32, 1, ((0, 1), (0, 2), (3, 30))),

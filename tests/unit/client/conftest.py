@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
 from splitserve_client import AsyncClient, ClientConfig, RetryPolicy, Timing
-from tests.unit.client.fake_server import FakeScheduler, start
-from tests.unit.client.server_thread import FakeServer
+from tests.support.fakes.fake_scheduler import FakeScheduler, start
 
 
 class VirtualTime:
@@ -52,10 +51,3 @@ async def address(fake: FakeScheduler) -> AsyncIterator[str]:
 async def client(address: str, virtual_time: VirtualTime) -> AsyncIterator[AsyncClient]:
     async with AsyncClient(address, virtual_time.config()) as client:
         yield client
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    server = FakeServer()
-    yield server
-    server.close()

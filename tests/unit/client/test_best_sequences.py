@@ -11,8 +11,8 @@ from splitserve_client import (
     Tokens,
     collect_generation,
 )
-from tests.unit.client.fake_generation import expected_tokens, logprob_of
-from tests.unit.client.fake_server import FakeScheduler
+from tests.support.fakes.fake_generation import expected_tokens, logprob_of
+from tests.support.fakes.fake_scheduler import FakeScheduler
 from tests.unit.client.test_client import PROMPT, cut_at
 
 SEED = 11

@@ -27,9 +27,9 @@ from splitserve_client import (
     Tokens,
 )
 from splitserve_rpc.domain_error import DomainError
+from tests.support.fakes.fake_generation import expected_tokens
+from tests.support.fakes.fake_scheduler import Cut, FakeScheduler, start
 from tests.unit.client.conftest import VirtualTime
-from tests.unit.client.fake_generation import expected_tokens
-from tests.unit.client.fake_server import Cut, FakeScheduler, start
 
 PROMPT = [3, 4, 5]
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from splitserve_client import Detokenizer, StopStrings, Tokenizer
-from tests.unit.client import tiny_tokenizers
+from tests.support.models import tiny_tokenizers
 
 TOKENIZERS = {
     "byte_level": Tokenizer(tiny_tokenizers.byte_level(), None),

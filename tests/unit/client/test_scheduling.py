@@ -15,8 +15,8 @@ from splitserve_client import (
 from splitserve_client.errors import error_of_failure, error_of_reason
 from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.errors import RpcFailure
+from tests.support.fakes.fake_scheduler import Failed, FakeScheduler
 from tests.unit.client.conftest import VirtualTime
-from tests.unit.client.fake_server import Failed, FakeScheduler
 from tests.unit.client.test_client import PROMPT, collect, cut_at
 
 SCHEDULING = SchedulingParams(

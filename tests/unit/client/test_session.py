@@ -13,9 +13,9 @@ from splitserve_client import (
     Tokens,
 )
 from splitserve_rpc.domain_error import DomainError
+from tests.support.fakes.fake_generation import expected_tokens
+from tests.support.fakes.fake_scheduler import FakeScheduler
 from tests.unit.client.conftest import VirtualTime
-from tests.unit.client.fake_generation import expected_tokens
-from tests.unit.client.fake_server import FakeScheduler
 from tests.unit.client.test_client import collect, cut_at
 
 

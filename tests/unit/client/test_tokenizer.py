@@ -7,7 +7,7 @@ import pytest
 import tokenizers
 
 from splitserve_client import ChatTemplateFailed, Tokenizer, TokenizerUnavailable
-from tests.unit.client import tiny_tokenizers
+from tests.support.models import tiny_tokenizers
 
 MESSAGES = [{"role": "user", "content": "<hi> & bye"}]
 

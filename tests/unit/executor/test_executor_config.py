@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from executor_service.config import ConfigInvalid, ExecutorConfig
-from splitserve_rpc import options
+from splitserve_options import options
 
 
 def _values(**changes: object) -> dict[str, object]:

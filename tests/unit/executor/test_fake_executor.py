@@ -11,9 +11,9 @@ from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.executor.v1 import executor_pb2_grpc
 from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
 from splitserve_rpc.server import bind_server
-from tests.support.batches import NewRow, Sender, WorkRow, tokens_of
-from tests.support.fake_executor import FakeExecutor
-from tests.support.fake_runner import expected_tokens
+from tests.support.fakes.fake_executor import FakeExecutor
+from tests.support.fakes.fake_runner import expected_tokens
+from tests.support.steps.batches import NewRow, Sender, WorkRow, tokens_of
 
 
 class _Scheduler(registry_pb2_grpc.RegistryServiceServicer):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from executor_service.steps.step import BlockMoves, RowStatus, StepInput
-from tests.support.fake_runner import FakeRunner, StepFault, expected_tokens
-from tests.support.step_driver import DrivenSequence, Row, drive, make_step
+from tests.support.fakes.fake_runner import FakeRunner, StepFault, expected_tokens
+from tests.support.steps.step_driver import DrivenSequence, Row, drive, make_step
 
 PROMPT = [3, 1, 4, 1, 5, 9]
 

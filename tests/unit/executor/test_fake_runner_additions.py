@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from executor_service.steps.step import BlockMoves, RowStatus
-from tests.support.fake_runner import FakeRunner, StepFault, expected_tokens
-from tests.support.step_driver import Row, make_step
+from tests.support.fakes.fake_runner import FakeRunner, StepFault, expected_tokens
+from tests.support.steps.step_driver import Row, make_step
 
 PROMPT = [3, 1, 4, 1, 5, 9]
 ENCODER = [27, 18, 28, 18, 28]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scheduler_service.core.scheduler import Scheduler
-from tests.support.core_driver import make_config
+from tests.support.core.driver import make_config
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from scheduler_service.streams.client_codec import decode_sampling_params
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.interceptors import BoundaryInterceptor
-from tests.support.core_driver import make_config
+from tests.support.core.driver import make_config
 
 MAX_LEN = 100
 CONFIG = make_config(max_model_len=MAX_LEN, num_device_blocks=1000)

@@ -21,8 +21,8 @@ from splitserve_kernels.cpu.attention import NativeAttention
 from splitserve_kernels.cpu.build import BuildFailed
 from splitserve_kernels.cpu.library import NativeLibrary, load_library
 from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch
-from tests.support.step_driver import Row, make_step
-from tests.support.tiny_models import make_tiny_model
+from tests.support.models.tiny_models import make_tiny_model
+from tests.support.steps.step_driver import Row, make_step
 
 AUTO, TORCH, NATIVE = (
     AttentionBackendName.AUTO,

@@ -17,9 +17,9 @@ from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.errors import BackendUnavailable
 from executor_service.model.loaded_model import LoadedModel
 from splitserve_kernels import reference
-from splitserve_kernels.gpu.flash_attention_rules import why_not_flash_attention
+from splitserve_kernels.gpu.attention.flash_attention_rules import why_not_flash_attention
 from splitserve_kernels.paged_batch import AttentionBackend, AttentionOptions, PagedBatch
-from tests.support.tiny_models import make_tiny_model
+from tests.support.models.tiny_models import make_tiny_model
 
 
 class _Right:

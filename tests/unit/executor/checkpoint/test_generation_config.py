@@ -11,7 +11,7 @@ import pytest
 from executor_service.checkpoint.generation_config import GenerationConfig, read_generation_config
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.steps.executor_info import DefaultSampling
-from tests.support.tiny_models import EOS_TOKEN_ID, make_tiny_model
+from tests.support.models.tiny_models import EOS_TOKEN_ID, make_tiny_model
 
 VOCAB_SIZE = 100
 GOOD: dict[str, Any] = {

@@ -15,7 +15,12 @@ from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.errors import ModelUnreadable, ModelUnsupported
 from splitserve_kernels import reference
 from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch
-from tests.support.tiny_models import EOS_TOKEN_ID, SLIDING_WINDOW, VOCAB_SIZE, make_tiny_model
+from tests.support.models.tiny_models import (
+    EOS_TOKEN_ID,
+    SLIDING_WINDOW,
+    VOCAB_SIZE,
+    make_tiny_model,
+)
 
 DYNAMIC = {
     "rope_type": "dynamic",

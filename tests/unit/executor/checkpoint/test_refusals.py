@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.errors import ExecutorError, ModelUnsupported
-from tests.support.tiny_models import make_tiny_model
+from tests.support.models.tiny_models import make_tiny_model
 
 _SMALL: dict[str, Any] = {
     "hidden_size": 8,

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.errors import ModelUnreadable
-from tests.support.tiny_models import VOCAB_SIZE, make_tiny_model
+from tests.support.models.tiny_models import VOCAB_SIZE, make_tiny_model
 
 
 @pytest.fixture

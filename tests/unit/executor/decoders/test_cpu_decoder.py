@@ -18,8 +18,8 @@ from executor_service.runner.forward_pass import ForwardPass
 from executor_service.trials.self_check import ReplacementWrong
 from splitserve_kernels.cpu.build import BuildFailed
 from splitserve_kernels.cpu.library import NativeLibrary, load_library
-from tests.support.step_driver import Row, make_step
-from tests.support.tiny_models import make_tiny_model
+from tests.support.models.tiny_models import make_tiny_model
+from tests.support.steps.step_driver import Row, make_step
 
 PROMPTS = ([5, 6, 7], [9, 8, 7, 6], [50, 3])
 

@@ -17,7 +17,7 @@ from executor_service.trials.self_check import ReplacementWrong
 from splitserve_kernels.cpu import linear
 from splitserve_kernels.cpu.build import BuildFailed
 from splitserve_kernels.cpu.library import NativeLibrary, load_library
-from tests.support.tiny_models import make_tiny_model
+from tests.support.models.tiny_models import make_tiny_model
 
 # As gentle as real weights: what is wrong is smaller than the noise of bfloat16.
 GENTLE: Mapping[str, Any] = {"initializer_range": 0.02}

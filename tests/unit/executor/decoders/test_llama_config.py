@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from executor_service.decoders.llama_config import why_not_llama_config
-from tests.support.tiny_models import make_tiny_config
+from tests.support.models.tiny_models import make_tiny_config
 
 LLAMA3: Mapping[str, Any] = {
     "rope_type": "llama3",

@@ -7,7 +7,7 @@ import torch
 
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.decoders.llama_parts import take_layers
-from tests.support.tiny_models import make_tiny_model
+from tests.support.models.tiny_models import make_tiny_model
 
 
 def test_take_layers_lets_go_of_each_layer_when_the_next_one_is_asked_for(tmp_path: Path) -> None:

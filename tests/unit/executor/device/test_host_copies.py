@@ -24,9 +24,9 @@ from executor_service.runner.model_runner import ModelRunner
 from executor_service.runner.pool_sizes import CacheConfig
 from executor_service.steps.sampling_params import SamplingParams
 from executor_service.steps.step import AwaitedTokens, RowStatus
-from tests.support.late_device import LateStreams, late_runner
-from tests.support.step_driver import GREEDY, Row, make_step
-from tests.support.tiny_models import make_tiny_model
+from tests.support.devices.late_device import LateStreams, late_runner
+from tests.support.models.tiny_models import make_tiny_model
+from tests.support.steps.step_driver import GREEDY, Row, make_step
 
 CPU = torch.device("cpu")
 # What makes a GPU's caller wait for a number: said by methods of tensors, and by operators.

@@ -16,8 +16,8 @@ from executor_service.model.loaded_model import LoadedModel
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
 from splitserve_kernels import reference
 from splitserve_kernels.paged_batch import build_paged_batch
-from splitserve_rpc import options
-from tests.support.tiny_models import make_tiny_model
+from splitserve_options import options
+from tests.support.models.tiny_models import make_tiny_model
 
 FLOAT8 = torch.float8_e4m3fn
 # 2 layers x 2 heads x (16 + 16) numbers x 16 tokens.

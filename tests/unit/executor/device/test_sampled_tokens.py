@@ -11,7 +11,7 @@ import torch
 from executor_service.device.sampled_tokens import SampledTokens
 from executor_service.model.input_batch import build_input_batch
 from executor_service.steps.step import AwaitedTokens, StepInput
-from tests.support.step_driver import Row, make_step
+from tests.support.steps.step_driver import Row, make_step
 
 CPU = torch.device("cpu")
 

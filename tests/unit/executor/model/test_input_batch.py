@@ -4,7 +4,7 @@ import torch
 
 from executor_service.model.input_batch import InputBatch, build_input_batch
 from executor_service.steps.sampling_params import SamplingParams
-from tests.support.step_driver import Row, make_step
+from tests.support.steps.step_driver import Row, make_step
 
 BLOCK_SIZE = 4
 SCORED = SamplingParams(num_prompt_logprobs=0)

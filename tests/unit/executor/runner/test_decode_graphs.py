@@ -21,9 +21,9 @@ from executor_service.model.paged_model import PagedModel, TransformersModel, to
 from executor_service.runner.decode_graphs import DecodeGraphs, recorded_sizes, with_decode_graphs
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
 from executor_service.steps.sampling_params import SamplingParams
-from tests.support.recorded_ops import RecordedOps, StaticAttention, mixed_model
-from tests.support.step_driver import DrivenSequence, Row, drive, make_step
-from tests.support.tiny_models import make_tiny_model
+from tests.support.devices.recorded_ops import RecordedOps, StaticAttention, mixed_model
+from tests.support.models.tiny_models import make_tiny_model
+from tests.support.steps.step_driver import DrivenSequence, Row, drive, make_step
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 40

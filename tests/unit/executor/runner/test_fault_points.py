@@ -33,8 +33,8 @@ from executor_service.steps.step import RowStatus
 from executor_service.steps.step_executor import StepExecutor
 from splitserve_kernels import reference
 from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch
-from tests.support.batches import NewRow, Sender, WorkRow
-from tests.support.tiny_models import VOCAB_SIZE, make_tiny_model
+from tests.support.models.tiny_models import VOCAB_SIZE, make_tiny_model
+from tests.support.steps.batches import NewRow, Sender, WorkRow
 
 SENDER = Sender(1, 1)
 BLOCK_SIZE = 4

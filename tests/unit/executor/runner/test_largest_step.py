@@ -19,7 +19,7 @@ from executor_service.runner.largest_step import (
 )
 from executor_service.runner.model_runner import ModelRunner
 from executor_service.steps.step import FinishedStep, RowStatus, StepInput, StepOutput
-from tests.support.tiny_models import make_tiny_model
+from tests.support.models.tiny_models import make_tiny_model
 
 VOCAB_SIZE = 50
 BLOCK_SIZE = 4

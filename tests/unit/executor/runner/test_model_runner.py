@@ -18,8 +18,8 @@ from executor_service.runner.model_runner import ModelRunner
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
 from executor_service.steps.sampling_params import SamplingParams
 from executor_service.steps.step import BlockMoves, RowStatus
-from tests.support.step_driver import GREEDY, Row, make_step
-from tests.support.tiny_models import make_tiny_model
+from tests.support.models.tiny_models import make_tiny_model
+from tests.support.steps.step_driver import GREEDY, Row, make_step
 
 BLOCK_SIZE = 4
 BAD_TOKEN = 99

@@ -16,9 +16,9 @@ from executor_service.runner.model_runner import ModelRunner
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
 from executor_service.steps.executor_info import SAMPLING_FEATURES
 from executor_service.steps.step import RowStatus
-from splitserve_rpc import options
-from tests.support.step_driver import Row, make_step
-from tests.support.tiny_models import SLIDING_WINDOW, make_tiny_model
+from splitserve_options import options
+from tests.support.models.tiny_models import SLIDING_WINDOW, make_tiny_model
+from tests.support.steps.step_driver import Row, make_step
 
 BLOCK_SIZE = 4
 BAD_TOKEN = 99

@@ -16,7 +16,7 @@ from executor_service.model.input_batch import InputBatch
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import PagedModel, torch_model
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
-from tests.support.tiny_models import make_tiny_model
+from tests.support.models.tiny_models import make_tiny_model
 
 # 2 layers x 2 heads x (16 + 16) numbers x 4 bytes x 16 tokens.
 BLOCK_BYTES = 2 * 2 * 32 * 4 * 16

@@ -13,8 +13,8 @@ from executor_service.runner.pool_sizes import CacheConfig, build_runner
 from executor_service.runner.prompt_logprob_chunks import run_in_parts, scores_too_much
 from executor_service.steps.sampling_params import SamplingParams
 from executor_service.steps.step import BlockMoves, RowStatus, StepInput, StepOutput
-from tests.support.step_driver import GREEDY, Row, make_step
-from tests.support.tiny_models import make_tiny_model
+from tests.support.models.tiny_models import make_tiny_model
+from tests.support.steps.step_driver import GREEDY, Row, make_step
 
 _LIMIT = 3
 _SCORED = SamplingParams(temperature=0.0, num_logprobs=1, num_prompt_logprobs=2)

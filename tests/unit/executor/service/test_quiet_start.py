@@ -15,8 +15,8 @@ from executor_service.config import ExecutorConfig
 from executor_service.engine_loader import load_engine
 from splitserve_kernels.cpu.build import BuildFailed
 from splitserve_kernels.cpu.library import load_library
-from splitserve_rpc import options
-from tests.support.tiny_models import make_tiny_model
+from splitserve_options import options
+from tests.support.models.tiny_models import make_tiny_model
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -15,7 +15,7 @@ from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.executor.v1 import executor_pb2_grpc
 from splitserve_rpc.errors import failure_of
 from splitserve_rpc.server import bind_server
-from tests.support.fake_runner import FakeRunner
+from tests.support.fakes.fake_runner import FakeRunner
 
 INFO = ExecutorInfo(
     executor_epoch=1,

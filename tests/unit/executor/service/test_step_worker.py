@@ -19,9 +19,9 @@ from executor_service.steps.executor_info import ExecutorInfo, ExecutorLimits, M
 from executor_service.steps.step import RowStatus
 from executor_service.steps.step_executor import RunningStep, StepExecutor
 from splitserve.executor.v1 import executor_pb2 as pb
-from tests.support.batches import NewRow, Sender, WorkRow, tokens_of
-from tests.support.late_device import LateStreams, late_runner
-from tests.support.tiny_models import VOCAB_SIZE, make_tiny_model
+from tests.support.devices.late_device import LateStreams, late_runner
+from tests.support.models.tiny_models import VOCAB_SIZE, make_tiny_model
+from tests.support.steps.batches import NewRow, Sender, WorkRow, tokens_of
 
 SENDER = Sender(1, 1)
 PATIENCE_S = 30.0

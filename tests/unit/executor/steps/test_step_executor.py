@@ -14,8 +14,8 @@ from executor_service.steps.batch import StepAnswer, StepErrorReason, StepStatus
 from executor_service.steps.executor_info import ExecutorInfo, Feature, ModelInfo
 from executor_service.steps.step import FinishedStep, PendingStep, StepInput, StepOutput
 from executor_service.steps.step_executor import StepExecutor
-from tests.support.batches import NewRow, Sender, WorkRow
-from tests.support.fake_runner import FakeRunner, expected_tokens
+from tests.support.fakes.fake_runner import FakeRunner, expected_tokens
+from tests.support.steps.batches import NewRow, Sender, WorkRow
 
 SENDER = Sender(1, 1)
 INFO = ExecutorInfo(

@@ -12,7 +12,7 @@ from executor_service.model.loaded_model import LoadedModel
 from executor_service.trials import model_cut
 from executor_service.trials.model_cut import CUT_VOCAB_SIZE, cut_to_float32
 from executor_service.trials.probe_tokens import far_tokens
-from tests.support.tiny_models import make_tiny_model
+from tests.support.models.tiny_models import make_tiny_model
 
 TYPES = ["full_attention", "full_attention", "sliding_attention", "full_attention"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support import result_mutations as mutations
-from tests.support.bursts import Burst
+from tests.support.core import result_mutations as mutations
+from tests.support.core.bursts import Burst
 
 NUM_RUNS = 60
 # Those that do not turn a token into another that might be true.

@@ -15,7 +15,7 @@ import pytest
 from scheduler_service.core.config import BatchPolicyName, Feature, PreemptionMode
 from scheduler_service.core.policies.queue_policy import QueuePolicyName
 from scheduler_service.core.request import SchedulingParams
-from tests.support.core_driver import CoreDriver
+from tests.support.core.driver import CoreDriver
 
 # A block taken is two lines of the pool, a block given back eight, and behind a window one more.
 MOST_LINES_FOR_A_ROW = 14

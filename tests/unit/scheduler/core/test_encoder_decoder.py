@@ -7,9 +7,9 @@ import pytest
 from executor_service.steps.step import StepInput
 from scheduler_service.core.config import Feature, PreemptionMode
 from scheduler_service.core.plan import StepPlan
-from tests.support.checked_engine import CheckedEngine
-from tests.support.core_driver import CoreDriver
-from tests.support.fake_runner import StepFault
+from tests.support.core.checked_engine import CheckedEngine
+from tests.support.core.driver import CoreDriver
+from tests.support.fakes.fake_runner import StepFault
 
 ENCODER = [11, 12, 13, 14, 15, 16]  # Two blocks of 4.
 FEATURES = frozenset({Feature.CROSS_ATTENTION})

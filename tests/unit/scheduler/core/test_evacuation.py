@@ -8,9 +8,9 @@ from scheduler_service.core.outcomes.losses import MAX_FRUITLESS_LOSSES
 from scheduler_service.core.outcomes.results import Results
 from scheduler_service.core.request import FinishReason
 from scheduler_service.core.sampling_params import BeamParams
-from tests.support.checked_engine import CheckedEngine
-from tests.support.core_driver import CoreDriver
-from tests.support.engine_loops import Broken
+from tests.support.core.checked_engine import CheckedEngine
+from tests.support.core.driver import CoreDriver
+from tests.support.core.engine_loops import Broken
 
 
 def test_evacuate_returns_requests_with_their_tokens_when_the_executor_is_lost() -> None:

@@ -12,7 +12,7 @@ import pytest
 from scheduler_service.core.config import PreemptionMode
 from scheduler_service.core.request import FinishReason, Place, Request, SchedulingParams
 from splitserve_rpc.domain_error import DomainError
-from tests.support.checked_engine import CheckedEngine
+from tests.support.core.checked_engine import CheckedEngine
 
 SWAP, RECOMPUTE = PreemptionMode.SWAP, PreemptionMode.RECOMPUTE
 URGENT, PATIENT = SchedulingParams(priority=-1), SchedulingParams(priority=1)

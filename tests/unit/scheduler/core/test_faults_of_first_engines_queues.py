@@ -11,8 +11,8 @@ import pytest
 
 from scheduler_service.core.config import BatchPolicyName, PreemptionMode
 from scheduler_service.core.request import Request, SchedulingParams
-from tests.support.checked_engine import CheckedEngine
-from tests.support.core_driver import CoreDriver
+from tests.support.core.checked_engine import CheckedEngine
+from tests.support.core.driver import CoreDriver
 
 SWAP, RECOMPUTE = PreemptionMode.SWAP, PreemptionMode.RECOMPUTE
 URGENT, PATIENT = SchedulingParams(priority=-1), SchedulingParams(priority=1)

@@ -8,8 +8,8 @@ import pytest
 
 from scheduler_service.core.plan import StepStatus
 from scheduler_service.core.request import SchedulingParams, SequenceStatus
-from tests.support.checked_engine import CheckedEngine
-from tests.support.core_driver import EOS, CoreDriver
+from tests.support.core.checked_engine import CheckedEngine
+from tests.support.core.driver import EOS, CoreDriver
 
 PROMPT = list(range(1, 14))
 UNCACHED = SchedulingParams(uses_prefix_cache=False)
@@ -82,7 +82,7 @@ def test_sibling_computes_the_prompt_again_when_what_it_needs_is_behind_a_window
     request = driver.add(PROMPT, n=2)
     driver.step()
     assert driver.next_rows() == [("r1", 6, 7)]
-    driver.core._running._slide_windows()
+    driver.core._growing._slide_windows()
     driver.answer(token_ids=[EOS])
     assert request.sequences[1].status is SequenceStatus.WAITING
     assert driver.next_rows() == [("r1", 0, 6)]

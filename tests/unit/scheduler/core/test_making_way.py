@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from scheduler_service.core.config import PreemptionMode
 from scheduler_service.core.request import Place, SchedulingParams
-from tests.support.checked_engine import CheckedEngine
-from tests.support.core_driver import CoreDriver
+from tests.support.core.checked_engine import CheckedEngine
+from tests.support.core.driver import CoreDriver
 
 PATIENT = SchedulingParams(priority=1)
 

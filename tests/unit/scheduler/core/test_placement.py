@@ -8,8 +8,8 @@ from scheduler_service.core.blocks.prefix_cache import NO_HIT
 from scheduler_service.core.config import PreemptionMode
 from scheduler_service.core.request import Place, Request, SequenceStatus
 from scheduler_service.core.sampling_params import BeamParams
-from tests.support.checked_engine import CheckedEngine
-from tests.support.core_driver import CoreDriver
+from tests.support.core.checked_engine import CheckedEngine
+from tests.support.core.driver import CoreDriver
 
 SWAP, RECOMPUTE, AUTO = PreemptionMode.SWAP, PreemptionMode.RECOMPUTE, PreemptionMode.AUTO
 

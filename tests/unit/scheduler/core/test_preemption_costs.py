@@ -6,7 +6,7 @@ import pytest
 
 from scheduler_service.core.config import PreemptionMode
 from scheduler_service.core.preemption_costs import ASSUMED_HOST_LINK_BYTES_PER_S, PreemptionCosts
-from tests.support.core_driver import make_config
+from tests.support.core.driver import make_config
 
 
 def make_costs(

@@ -6,8 +6,8 @@ import pytest
 
 from scheduler_service.core.config import BatchPolicyName, PreemptionMode
 from scheduler_service.core.request import SchedulingParams
-from tests.support.checked_engine import CheckedEngine
-from tests.support.core_driver import CoreDriver
+from tests.support.core.checked_engine import CheckedEngine
+from tests.support.core.driver import CoreDriver
 
 COMMON = list(range(1, 33))
 

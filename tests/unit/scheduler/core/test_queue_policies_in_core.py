@@ -8,8 +8,8 @@ from scheduler_service.core.config import PreemptionMode
 from scheduler_service.core.planning.lateness import MIN_SMALLEST_STEPS
 from scheduler_service.core.policies.queue_policy import TURN_EVERY
 from scheduler_service.core.request import Place, SchedulingParams
-from tests.support.checked_engine import CheckedEngine
-from tests.support.core_driver import CoreDriver
+from tests.support.core.checked_engine import CheckedEngine
+from tests.support.core.driver import CoreDriver
 
 SWAP, RECOMPUTE = PreemptionMode.SWAP, PreemptionMode.RECOMPUTE
 URGENT, NORMAL, PATIENT = (SchedulingParams(priority=priority) for priority in (-1, 0, 5))

@@ -6,7 +6,7 @@ import pytest
 
 from scheduler_service.core.config import BatchPolicyName
 from scheduler_service.core.request import FinishReason, SequenceStatus
-from tests.support.core_driver import EOS, CoreDriver
+from tests.support.core.driver import EOS, CoreDriver
 
 
 def waiting(status: SequenceStatus) -> bool:

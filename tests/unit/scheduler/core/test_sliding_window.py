@@ -6,9 +6,9 @@ import pytest
 
 from scheduler_service.core.config import BatchPolicyName, PreemptionMode
 from scheduler_service.core.request import sequence_seed
-from tests.support.checked_engine import VOCAB_SIZE, CheckedEngine
-from tests.support.core_driver import CoreDriver
-from tests.support.fake_chain import expected_tokens
+from tests.support.core.checked_engine import VOCAB_SIZE, CheckedEngine
+from tests.support.core.driver import CoreDriver
+from tests.support.fakes.fake_chain import expected_tokens
 
 
 def most_blocks_in_use(engine: CheckedEngine) -> int:
@@ -169,8 +169,8 @@ def test_row_keeps_the_block_of_its_next_token_when_spare_ones_are_taken_back() 
     driver = CoreDriver(sliding_window=4)
     driver.add(4)
     driver.step()
-    driver.core._running.grow()
-    assert not driver.core._running._return_spare()
+    driver.core._growing.grow()
+    assert not driver.core._growing._return_spare()
 
 
 def test_older_request_keeps_its_blocks_when_a_younger_one_has_a_long_prompt() -> None:

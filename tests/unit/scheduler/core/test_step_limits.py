@@ -9,9 +9,9 @@ import pytest
 from executor_service.service.encode_answer import encode_info
 from scheduler_service.config import ClusterConfig, SchedulerServiceConfig
 from scheduler_service.executors.handshake import core_config
-from splitserve_rpc import options
-from tests.support.core_driver import make_config
-from tests.support.in_process import executor_info
+from splitserve_options import options
+from tests.support.core.driver import make_config
+from tests.support.core.in_process import executor_info
 
 
 def config_of(*flags: str) -> ClusterConfig:

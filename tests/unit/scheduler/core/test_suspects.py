@@ -13,9 +13,9 @@ from scheduler_service.core.outcomes.losses import MAX_FRUITLESS_LOSSES
 from scheduler_service.core.plan import StepStatus
 from scheduler_service.core.request import FinishReason, Request
 from splitserve.executor.v1 import executor_pb2 as pb
-from tests.support.checked_engine import CheckedEngine
-from tests.support.core_driver import CoreDriver
-from tests.support.fake_runner import StepFault
+from tests.support.core.checked_engine import CheckedEngine
+from tests.support.core.driver import CoreDriver
+from tests.support.fakes.fake_runner import StepFault
 
 MAX_TOKENS = 6
 

@@ -10,7 +10,7 @@ from scheduler_service.core.config import BatchPolicyName, Feature, PreemptionMo
 from scheduler_service.core.policies.queue_policy import TURN_EVERY, QueuePolicyName
 from scheduler_service.core.request import Place, Request, SchedulingParams
 from scheduler_service.core.suspects import MAX_STEPS_OF_OTHERS
-from tests.support.core_driver import CoreDriver
+from tests.support.core.driver import CoreDriver
 
 _ADAPTERS = frozenset({Feature.LOGPROBS, Feature.ADAPTERS})
 # What a suspect may lack while others run: a configuration, what others are, and what it is.

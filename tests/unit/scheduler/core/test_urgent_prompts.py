@@ -6,7 +6,7 @@ import pytest
 
 from scheduler_service.core.policies.queue_policy import TURN_EVERY
 from scheduler_service.core.request import SchedulingParams
-from tests.support.core_driver import CoreDriver
+from tests.support.core.driver import CoreDriver
 
 URGENT, NORMAL, PATIENT = (SchedulingParams(priority=priority) for priority in (-1, 0, 5))
 

@@ -13,8 +13,8 @@ from scheduler_service.core.sampling_params import BeamParams
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.executors.broken_core import MESSAGE, REASON, CoreBroken
 from splitserve.executor.v1 import executor_pb2 as pb
-from tests.support.checked_engine import expected_hypotheses
-from tests.support.engine_loops import (
+from tests.support.core.checked_engine import expected_hypotheses
+from tests.support.core.engine_loops import (
     CONFIG,
     VOCAB_SIZE,
     Broken,
@@ -25,8 +25,8 @@ from tests.support.engine_loops import (
     finish_elsewhere,
     run_until_lost,
 )
-from tests.support.fake_chain import expected_tokens
-from tests.support.fake_logprobs import fake_logprob
+from tests.support.fakes.fake_chain import expected_tokens
+from tests.support.fakes.fake_logprobs import fake_logprob
 
 
 @pytest.mark.parametrize("at_call", [1, 4, 7])

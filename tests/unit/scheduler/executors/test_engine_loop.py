@@ -16,7 +16,7 @@ from scheduler_service.executors.executor_link import ExecutorLost
 from scheduler_service.journal.journal import FileJournal
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve_rpc.domain_error import DomainError
-from tests.support.engine_loops import (
+from tests.support.core.engine_loops import (
     ADDRESS,
     CONFIG,
     PATIENCE_S,
@@ -28,7 +28,7 @@ from tests.support.engine_loops import (
     finish_elsewhere,
     run_until_lost,
 )
-from tests.support.fake_chain import expected_tokens
+from tests.support.fakes.fake_chain import expected_tokens
 
 
 async def test_loop_gives_the_core_up_when_schedule_raises(

@@ -15,8 +15,8 @@ from scheduler_service.executors.executor_link import ExecutorLost, LinkConfig
 from scheduler_service.executors.handshake import check_executor_info, core_config
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve_rpc.domain_error import DomainError
-from tests.support.bursts import BurstLink, Machine
-from tests.support.core_driver import make_config
+from tests.support.core.bursts import BurstLink, Machine
+from tests.support.core.driver import make_config
 
 ADDRESS = "executor:1"
 

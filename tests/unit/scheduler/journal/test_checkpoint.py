@@ -20,8 +20,8 @@ from scheduler_service.journal.journal import NoJournal
 from scheduler_service.journal.replay import replay
 from scheduler_service.journal.segment_file import JournalUnreadable, frame
 from splitserve.scheduler.v1 import journal_pb2 as pb
-from tests.support.core_driver import CoreDriver, make_config
-from tests.support.recorded_run import RandomRun, run_config
+from tests.support.core.driver import CoreDriver, make_config
+from tests.support.core.recorded_run import RandomRun, run_config
 
 
 @pytest.mark.parametrize("queue_policy", [policy.value for policy in QueuePolicyName])

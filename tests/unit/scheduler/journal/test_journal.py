@@ -14,9 +14,9 @@ from scheduler_service.journal.journal import FileJournal, NoJournal, open_journ
 from scheduler_service.journal.replay import replay
 from scheduler_service.journal.segment_file import SegmentFile
 from splitserve_rpc.domain_error import DomainError
-from tests.support.core_driver import make_config
-from tests.support.in_process import SCHEDULER_EPOCH
-from tests.support.recorded_run import RandomRun, RecordedEngine, run_config
+from tests.support.core.driver import make_config
+from tests.support.core.in_process import SCHEDULER_EPOCH
+from tests.support.core.recorded_run import RandomRun, RecordedEngine, run_config
 
 BOUND = 300_000
 

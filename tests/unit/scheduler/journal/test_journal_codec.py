@@ -25,7 +25,7 @@ from scheduler_service.journal.params_codec import (
 )
 from scheduler_service.journal.request_codec import decode_request, encode_request
 from splitserve.scheduler.v1 import journal_pb2 as journal
-from tests.support.core_driver import make_config
+from tests.support.core.driver import make_config
 
 CONFIG = make_config(
     features=frozenset({Feature.ADAPTERS, Feature.LOGPROBS}),

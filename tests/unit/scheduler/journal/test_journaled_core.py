@@ -14,7 +14,7 @@ from scheduler_service.journal.journaled_core import JournaledCore
 from scheduler_service.journal.replay import replay
 from scheduler_service.journal.segment_file import SegmentReader
 from splitserve_rpc.domain_error import DomainError
-from tests.support.core_driver import make_config
+from tests.support.core.driver import make_config
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from scheduler_service.journal.replay import Difference, replay
 from scheduler_service.journal.segment_file import SegmentReader, frame
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import journal_pb2 as pb
-from tests.support.in_process import SCHEDULER_EPOCH
-from tests.support.recorded_run import RandomRun, run_config
+from tests.support.core.in_process import SCHEDULER_EPOCH
+from tests.support.core.recorded_run import RandomRun, run_config
 
 ROOT = Path(__file__).resolve().parents[4]
 

@@ -10,7 +10,7 @@ import pytest
 from scheduler_service.core.blocks.block_hashes import extend_chain, root_hash
 from scheduler_service.core.request import Request, SchedulingParams, token_array
 from scheduler_service.core.sampling_params import SamplingParams
-from tests.support.core_driver import make_config
+from tests.support.core.driver import make_config
 
 
 def root(

@@ -8,7 +8,7 @@ from scheduler_service.core.blocks.block_manager import Allocation
 from scheduler_service.core.blocks.prefix_cache import NO_HIT
 from scheduler_service.core.request import Sequence
 from scheduler_service.core.row_columns import RELEASED
-from tests.support.core_parts import Tables
+from tests.support.core.parts import Tables
 
 
 def can_allocate(

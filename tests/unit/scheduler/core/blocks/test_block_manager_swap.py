@@ -6,7 +6,7 @@ import pytest
 
 from scheduler_service.core.request import Request, SequenceStatus
 from scheduler_service.core.row_columns import RELEASED
-from tests.support.core_parts import Tables
+from tests.support.core.parts import Tables
 
 
 def make_pair(tables: Tables) -> Request:

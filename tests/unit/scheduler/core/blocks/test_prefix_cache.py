@@ -6,7 +6,7 @@ import pytest
 
 from scheduler_service.core.blocks.prefix_cache import NO_HIT, PrefixHit
 from scheduler_service.core.request import SchedulingParams, Sequence
-from tests.support.core_parts import Tables
+from tests.support.core.parts import Tables
 
 PROMPT = list(range(1, 14))  # Three full blocks of 4, and one token.
 

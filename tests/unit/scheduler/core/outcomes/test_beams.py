@@ -10,8 +10,8 @@ import pytest
 from scheduler_service.core.config import PreemptionMode
 from scheduler_service.core.request import FinishReason, Request
 from scheduler_service.core.sampling_params import BeamParams, EarlyStopping
-from tests.support.checked_engine import CheckedEngine, expected_hypotheses
-from tests.support.core_driver import CoreDriver
+from tests.support.core.checked_engine import CheckedEngine, expected_hypotheses
+from tests.support.core.driver import CoreDriver
 
 PROMPT = [1, 2, 3, 4, 5, 6]
 

@@ -11,7 +11,7 @@ import pytest
 from scheduler_service.core.plan import ContractBroken, StepEvents, StepOutcome, StepStatus
 from scheduler_service.core.request import Request, ScoredToken
 from scheduler_service.core.sampling_params import BeamParams
-from tests.support.core_driver import CoreDriver
+from tests.support.core.driver import CoreDriver
 
 TOKEN = 7
 VOCAB_SIZE = 100

@@ -13,8 +13,8 @@ from scheduler_service.core.sampling_params import BeamParams
 from scheduler_service.score_columns import ScoreColumns
 from scheduler_service.step_codec import ResultUnusable
 from splitserve.executor.v1 import executor_pb2 as pb
-from tests.support.checked_engine import CheckedEngine
-from tests.support.result_mutations import COSTS
+from tests.support.core.checked_engine import CheckedEngine
+from tests.support.core.result_mutations import COSTS
 
 NUM_RUNS = 600
 _PARAMS: tuple[dict[str, Any], ...] = (

@@ -6,8 +6,8 @@ import pytest
 
 from scheduler_service.core.plan import ContractBroken, RowStatus, StepOutcome, StepStatus
 from scheduler_service.core.request import FinishReason, SequenceStatus
-from tests.support.checked_engine import CheckedEngine
-from tests.support.core_driver import EOS, CoreDriver
+from tests.support.core.checked_engine import CheckedEngine
+from tests.support.core.driver import EOS, CoreDriver
 
 # -- tokens ------------------------------------------------------------------------------------
 

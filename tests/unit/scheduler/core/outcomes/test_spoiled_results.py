@@ -12,10 +12,10 @@ from scheduler_service.core.config import PreemptionMode
 from scheduler_service.core.plan import RowStatus, StepEvents
 from scheduler_service.core.request import FinishReason, Place, SchedulingParams
 from scheduler_service.core.sampling_params import BeamParams
-from tests.support.checked_engine import CheckedEngine, expected_hypotheses
-from tests.support.core_checks import check_rows
-from tests.support.core_driver import CoreDriver
-from tests.support.fake_runner import StepFault
+from tests.support.core.checked_engine import CheckedEngine, expected_hypotheses
+from tests.support.core.checks import check_rows
+from tests.support.core.driver import CoreDriver
+from tests.support.fakes.fake_runner import StepFault
 
 COMMON = list(range(1, 13))
 URGENT = SchedulingParams(priority=-1)

@@ -9,7 +9,7 @@ from scheduler_service.core.config import BatchPolicyName, Feature, PreemptionMo
 from scheduler_service.core.planning.admitter import MAX_BYPASSES
 from scheduler_service.core.policies.queue_policy import QueuePolicyName
 from scheduler_service.core.request import Place, Request, SchedulingParams
-from tests.support.core_driver import CoreDriver
+from tests.support.core.driver import CoreDriver
 
 
 def adapter(name: str) -> SchedulingParams:

@@ -11,7 +11,7 @@ from scheduler_service.core.config import Feature
 from scheduler_service.core.request import SchedulingParams
 from scheduler_service.core.sampling_params import BeamParams
 from splitserve_rpc.domain_error import DomainError
-from tests.support.core_driver import EOS, VOCAB_SIZE, CoreDriver
+from tests.support.core.driver import EOS, VOCAB_SIZE, CoreDriver
 
 
 def refusal_of(prompt: int | list[int], driver: CoreDriver | None = None, **request: object) -> str:

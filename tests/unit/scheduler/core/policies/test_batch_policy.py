@@ -11,7 +11,7 @@ from scheduler_service.core.policies.batch_policy import (
     QueueState,
     make_batch_policy,
 )
-from tests.support.core_driver import CoreDriver, make_config
+from tests.support.core.driver import CoreDriver, make_config
 
 PREFILL_FIRST = BatchPolicyName.PREFILL_FIRST
 

@@ -7,7 +7,7 @@ from functools import partial
 from scheduler_service.core.policies.fair_share import FairSharePolicy
 from scheduler_service.core.policies.queue_policy import make_queue_policy
 from scheduler_service.core.request import FinishReason
-from tests.support.policy_driver import admit, admit_next, make_policy, make_request, order
+from tests.support.core.policy_driver import admit, admit_next, make_policy, make_request, order
 
 
 def test_fair_serves_the_tenant_that_was_served_least() -> None:

@@ -13,7 +13,7 @@ from scheduler_service.core.policies.queue_policy import (
 )
 from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import SamplingParams
-from tests.support.policy_driver import admit, admit_next, make_policy, make_request, order
+from tests.support.core.policy_driver import admit, admit_next, make_policy, make_request, order
 
 ALL_NAMES = [name.value for name in QueuePolicyName]
 

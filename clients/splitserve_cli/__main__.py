@@ -1,0 +1,9 @@
+"""`python -m splitserve_cli` is the command `splitserve`."""
+
+from __future__ import annotations
+
+import sys
+
+from splitserve_cli.main import main
+
+sys.exit(main())

@@ -1,0 +1,107 @@
+"""`splitserve info`: the model, the executors and their pools."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from splitserve_cli.command_line import add_address, run
+from splitserve_client.client import AsyncClient
+from splitserve_client.errors import ModelNotReady
+from splitserve_client.types import Executor, ExecutorList, Model, SamplingParams
+
+_HEADINGS = (
+    "EXECUTOR", "STATE", "RUNNING", "WAITING", "SWAPPED", "FREE BLOCKS", "CACHED", "FREE ON HOST",
+    "BLOCK SIZE", "STEPS", "PREEMPTIONS",
+)  # fmt: skip
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="splitserve info", description="Shows the model, the executors and their KV pools."
+    )
+    add_address(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    arguments = parser.parse_args(argv)
+    return run("info", lambda: _show(arguments.address, arguments.json))
+
+
+async def _show(address: str, as_json: bool) -> int:
+    async with AsyncClient(address) as client:
+        executors = await client.list_executors()
+        try:
+            model: Model | None = await client.get_model()
+        except ModelNotReady:
+            model = None
+    sys.stdout.write(_json(model, executors) if as_json else _table(model, executors))
+    return 0
+
+
+def _json(model: Model | None, executors: ExecutorList) -> str:
+    entries = []
+    for executor in executors.executors:
+        entry = asdict(executor)
+        entry["connected"] = entry.pop("is_connected")
+        entries.append(entry)
+    content = {
+        "model": _model_entry(model) if model else None,
+        "executors": entries,
+        "num_unassigned_requests": executors.num_unassigned_requests,
+    }
+    return json.dumps(content) + "\n"
+
+
+def _model_entry(model: Model) -> dict[str, Any]:
+    return {**asdict(model), "default_sampling_params": _recommended(model)}
+
+
+def _recommended(model: Model) -> dict[str, float]:
+    """Only what the model's authors say something about."""
+    params = asdict(model.default_sampling_params)
+    neutral = asdict(SamplingParams())
+    return {name: value for name, value in params.items() if value != neutral[name]}
+
+
+def _table(model: Model | None, executors: ExecutorList) -> str:
+    if model is None:
+        lines = ["model: none yet; no executor has registered"]
+    else:
+        lines = [
+            f"model: {model.name} ({model.dtype}, digest {model.digest[:12]})",
+            f"vocabulary: {model.vocab_size} tokens; sequences: up to {model.max_model_len} tokens",
+        ]
+        if recommended := _recommended(model):
+            values = ", ".join(f"{name} {value:g}" for name, value in recommended.items())
+            lines.append(f"recommended for sampling: {values}")
+    rows = [_HEADINGS, *map(_row, executors.executors)]
+    if len(rows) > 1:
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines.append("")
+        for row in rows:
+            cells = [f"{row[0]:<{widths[0]}}", f"{row[1]:<{widths[1]}}"]
+            cells += [f"{cell:>{width}}" for cell, width in zip(row[2:], widths[2:], strict=True)]
+            lines.append("  ".join(cells))
+    if executors.num_unassigned_requests:
+        lines.append(f"requests that wait for an executor: {executors.num_unassigned_requests}")
+    return "\n".join(lines) + "\n"
+
+
+def _row(executor: Executor) -> tuple[str, ...]:
+    counts = (
+        executor.num_running_requests,
+        executor.num_waiting_requests,
+        executor.num_swapped_requests,
+        f"{executor.num_free_device_blocks} of {executor.num_device_blocks}",
+        executor.num_cached_device_blocks,
+        f"{executor.num_free_host_blocks} of {executor.num_host_blocks}",
+        executor.block_size,
+        executor.num_steps,
+        executor.num_preemptions,
+    )
+    state = "connected" if executor.is_connected else "lost"
+    return (executor.address, state, *map(str, counts))

@@ -1,0 +1,89 @@
+"""The command `splitserve`; each subcommand lives in a module of its own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from types import MappingProxyType
+
+_HELP = """\
+usage: splitserve COMMAND [options]
+
+An LLM inference engine: a scheduler that decides, executors that compute.
+
+commands:
+  serve      start a scheduler and executors on this machine; Ctrl-C stops them
+  generate   stream a completion from a running server
+  info       show the model, the executors and their KV pools
+  scheduler  run one scheduler process
+  executor   run one executor process
+  replay     decide again what a scheduler's journal says, and compare
+
+`splitserve COMMAND --help` tells the options of a command.
+"""
+# Commands that are programs of the other packages, which this one does not import.
+_PROGRAMS = MappingProxyType(
+    {
+        "scheduler": "scheduler_service",
+        "executor": "executor_service",
+        "replay": "scheduler_service.journal",
+    }
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    command = arguments[0] if arguments else ""
+    # gRPC's own notes on connections that come and go are no news to whoever runs a command.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    try:
+        return _run(command, arguments[1:])
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has left. Python flushes at exit, which must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _run(command: str, arguments: list[str]) -> int:
+    if command in _PROGRAMS:
+        # -P: what lies in the working directory is not to shadow a module.
+        program = [sys.executable, "-P", "-m", _PROGRAMS[command], *arguments]
+        os.execv(sys.executable, program)
+    if command == "serve":
+        from splitserve_cli.serve import main as run_serve
+
+        return run_serve(arguments)
+    if command == "generate":
+        from splitserve_cli.generate import main as run_generate
+
+        return run_generate(arguments)
+    if command == "info":
+        from splitserve_cli.info import main as run_info
+
+        return run_info(arguments)
+    if command in ("-h", "--help", "help"):
+        sys.stdout.write(_HELP)
+        return 0
+    if command == "--version":
+        from importlib import metadata
+
+        sys.stdout.write(f"splitserve {metadata.version('splitserve')}\n")
+        return 0
+    return _refuse(command)
+
+
+def _refuse(command: str) -> int:
+    if not command:
+        sys.stderr.write(_HELP)
+        return 2
+    import difflib
+
+    known = ["serve", "generate", "info", *_PROGRAMS]
+    match = difflib.get_close_matches(command, known, n=1)
+    hint = f"did you mean {match[0]!r}?" if match else "see splitserve --help"
+    sys.stderr.write(f"splitserve: unknown command {command!r}; {hint}\n")
+    return 2

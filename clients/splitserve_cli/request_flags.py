@@ -1,0 +1,194 @@
+"""The sampling parameters as flags of a command."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+
+from splitserve_client.types import BeamSearch, EarlyStopping, SamplingParams, SchedulingParams
+
+_INT32_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Flag:
+    """A parameter with one value; the server knows its range and default."""
+
+    name: str
+    field: str
+    kind: type[int] | type[float]
+    help: str
+
+
+_FLAGS = (
+    _Flag("max-tokens", "max_tokens", int, "most output tokens (default: what the model allows)"),
+    _Flag("min-tokens", "min_tokens", int, "no end before this many output tokens (default: 0)"),
+    _Flag("temperature", "temperature", float, "0 is greedy (default: 1)"),
+    _Flag("top-k", "top_k", int, "only the K most probable tokens (default, 0, -1: all)"),
+    _Flag("top-p", "top_p", float, "only the most probable tokens, up to this sum (default: 1)"),
+    _Flag("min-p", "min_p", float, "least probability relative to the best token (default: 0)"),
+    _Flag("repetition-penalty", "repetition_penalty", float, "above 1: less of it (default: 1)"),
+    _Flag("presence-penalty", "presence_penalty", float, "of tokens already there (default: 0)"),
+    _Flag("frequency-penalty", "frequency_penalty", float, "times their count (default: 0)"),
+    _Flag("seed", "seed", int, "makes sampling repeatable (default: drawn)"),
+    _Flag("logprobs", "num_logprobs", int, "with --json: scores, and the best N alternatives"),
+    _Flag("prompt-logprobs", "num_prompt_logprobs", int, "the same of the prompt"),
+    _Flag("n", "n", int, "completions of the prompt (default: 1)"),
+    _Flag("best-of", "best_of", int, "compute so many, and return the best --n of them"),
+)
+_BEAM_FLAGS = (
+    _Flag("beam-width", "width", int, "beam search, following N hypotheses, instead of sampling"),
+    _Flag("length-penalty", "length_penalty", float, "above 0: longer completions (default: 1)"),
+)
+
+
+def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds a flag for every sampling parameter, and `--stop`."""
+    group = parser.add_argument_group("sampling", "Values out of range are refused by the server.")
+    for flag in (*_FLAGS, *_BEAM_FLAGS):
+        group.add_argument(
+            f"--{flag.name}",
+            dest=flag.field,
+            type=_int64 if flag.field == "seed" else int32 if flag.kind is int else float,
+            metavar="N" if flag.kind is int else "X",
+            help=flag.help,
+        )
+    group.add_argument(
+        "--early-stopping",
+        choices=[choice.value for choice in EarlyStopping],
+        help="when a beam search stops looking for better completions (default: heuristic)",
+    )
+    group.add_argument(
+        "--logit-bias",
+        type=_bias,
+        action="append",
+        default=[],
+        metavar="ID=X",
+        help="added to the token's logit, -inf: never that token; repeatable",
+    )
+    group.add_argument(
+        "--allowed-token-ids",
+        type=_token_ids,
+        metavar="ID,ID,...",
+        help="only these tokens (default: all)",
+    )
+    group.add_argument(
+        "--bad-words",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="not this word, as it is usually spelt in tokens; repeatable",
+    )
+    group.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end before it, after --min-tokens at the earliest; repeatable",
+    )
+    group.add_argument(
+        "--stop-token-id",
+        type=int32,
+        action="append",
+        default=[],
+        metavar="ID",
+        help="end after it; repeatable",
+    )
+    group.add_argument("--ignore-eos", action="store_true", help="go on after the end token")
+
+
+def sampling_params(arguments: argparse.Namespace) -> SamplingParams:
+    """What was given. Raises ValueError where flags do not go together."""
+    return SamplingParams(
+        **{flag.field: getattr(arguments, flag.field) for flag in _FLAGS},
+        logit_bias=dict(arguments.logit_bias),
+        stop_token_ids=tuple(arguments.stop_token_id),
+        ignore_eos=arguments.ignore_eos,
+        beam_search=_beam_search(arguments),
+        allowed_token_ids=arguments.allowed_token_ids,
+    )
+
+
+def _beam_search(arguments: argparse.Namespace) -> BeamSearch | None:
+    stopping = arguments.early_stopping
+    if arguments.width is not None:
+        return BeamSearch(
+            arguments.width,
+            arguments.length_penalty,
+            None if stopping is None else EarlyStopping(stopping),
+        )
+    given = {"--length-penalty": arguments.length_penalty, "--early-stopping": stopping}
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(f"{name} goes with --beam-width")
+    return None
+
+
+def int32(text: str) -> int:
+    """Raises ValueError where `text` is no 32-bit integer."""
+    value = int(text)
+    if not -_INT32_MAX - 1 <= value <= _INT32_MAX:
+        raise ValueError(text)
+    return value
+
+
+def _int64(text: str) -> int:
+    value = int(text)
+    if not -(2**63) <= value < 2**63:
+        raise ValueError(text)
+    return value
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token_id, _, bias = text.partition("=")
+    return int32(token_id), float(bias)
+
+
+def _token_ids(text: str) -> tuple[int, ...]:
+    return tuple(int32(token_id) for token_id in text.split(","))
+
+
+# argparse shows these where a value does not parse.
+int32.__name__ = "integer"
+_int64.__name__ = "integer"
+_bias.__name__ = "ID=X"
+_token_ids.__name__ = "ID,ID,..."
+
+_MAX_DEADLINE_S = 315_576_000_000  # what a protobuf Duration holds
+
+
+def add_scheduling_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds a flag for every scheduling parameter."""
+    group = parser.add_argument_group("scheduling")
+    group.add_argument(
+        "--priority", type=int32, default=0, metavar="N", help="smaller is more urgent (default: 0)"
+    )
+    group.add_argument("--tenant", default="", metavar="NAME", help="whose fair share this is")
+    group.add_argument(
+        "--deadline-s",
+        type=float,
+        metavar="SECONDS",
+        help="when the last token is wanted; see --timeout for giving up",
+    )
+    group.add_argument("--adapter", default="", metavar="NAME", help="LoRA adapter to use")
+    group.add_argument(
+        "--cache-salt", default="", metavar="TEXT", help="share cached prompts only with this salt"
+    )
+    group.add_argument(
+        "--bypass-prefix-cache", action="store_true", help="neither use nor fill the prefix cache"
+    )
+
+
+def scheduling_params(arguments: argparse.Namespace) -> SchedulingParams:
+    """What was given. Raises ValueError for a deadline that cannot be sent."""
+    deadline_s = arguments.deadline_s
+    if deadline_s is not None and not 0 < deadline_s < _MAX_DEADLINE_S:
+        raise ValueError(f"argument --deadline-s: {deadline_s:g} is no time from now")
+    return SchedulingParams(
+        arguments.priority,
+        arguments.tenant,
+        deadline_s,
+        arguments.adapter,
+        arguments.cache_salt,
+        arguments.bypass_prefix_cache,
+    )

@@ -1,0 +1,75 @@
+"""`splitserve serve`: a scheduler and executors on this machine, as processes that end with us.
+
+This module is on the way to the first process: it imports no gRPC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+from splitserve_cli.child import Child
+from splitserve_cli.serve_config import CannotServe, ServeConfig, check_model, reachable_address
+from splitserve_cli.supervisor import Supervisor
+from splitserve_options import options
+from splitserve_options.option import ENV_PREFIX, Command, Kind
+from splitserve_options.options import Value
+from splitserve_rpc.addresses import CannotListen, claim_address
+
+# What each process of ours gets told otherwise than by the options of the same name.
+_OWN = ("listen", "scheduler", "advertise_address")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit code: 0 after Ctrl-C or SIGTERM, 1 if serving was impossible."""
+    started_at = time.monotonic()
+    values = options.parse("serve", argv, os.environ)
+    try:
+        check_model(str(values["model"]))
+        listen = claim_address(str(values["listen"]))
+    except (CannotServe, CannotListen) as error:
+        sys.stderr.write(f"splitserve serve: {error}\n")
+        return 1
+    return asyncio.run(_supervisor(values, listen, started_at).run())
+
+
+def _supervisor(values: Mapping[str, Value], listen: str, started_at: float) -> Supervisor:
+    # Everything is passed on as flags; a variable would be read a second time, by the wrong one.
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
+    address = reachable_address(listen)
+    scheduler_options = [f"--listen={listen}", *_flags("scheduler", values)]
+    executor_options = [f"--scheduler={address}", *_flags("executor", values)]
+    num_executors = values["num_executors"]
+    assert isinstance(num_executors, int), "an integer option"
+    executors = [
+        Child(f"executor {number}", "executor_service", executor_options, environ)
+        for number in range(1, num_executors + 1)
+    ]
+    drain_timeout_s = values["drain_timeout_s"]
+    assert isinstance(drain_timeout_s, float), "a number option"
+    config = ServeConfig(
+        address=address,
+        model=str(values["served_model_name"] or values["model"]),
+        with_demo=not values["no_demo"],
+        drain_timeout_s=drain_timeout_s,
+        started_at=started_at,
+    )
+    scheduler = Child("the scheduler", "scheduler_service", scheduler_options, environ)
+    return Supervisor(config, scheduler, executors)
+
+
+def _flags(command: Command, values: Mapping[str, Value]) -> list[str]:
+    """The options of `command` as they were given to us."""
+    flags = []
+    for option in options.options_of(command):
+        value = values.get(option.key)
+        if value is None or option.key in _OWN:
+            continue
+        if option.kind is not Kind.SWITCH:
+            flags.append(f"{option.flag}={value}")
+        elif value:
+            flags.append(option.flag)
+    return flags

@@ -1,0 +1,115 @@
+"""What `splitserve serve` says once it serves: a first completion, and how to call it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+import time
+from contextlib import aclosing, suppress
+
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from splitserve_cli.serve_config import ServeConfig
+from splitserve_client.client import AsyncClient
+from splitserve_client.connection import DEFAULT_ADDRESS
+from splitserve_client.errors import ChatTemplateFailed, SplitserveError, TokenizerUnavailable
+from splitserve_client.text_stream import Piece, Prompt, stream_text
+from splitserve_client.tokenizer import Tokenizer
+from splitserve_client.types import SamplingParams
+
+_DEMO_PROMPT = "Tell me a story about a fox."
+_DEMO_PARAMS = SamplingParams(temperature=0.7, max_tokens=256)
+_POLL_S = 0.05
+
+
+async def wait_until_serving(address: str) -> None:
+    """Waits until the server at `address` takes requests, however long that takes."""
+    options = [
+        ("grpc.initial_reconnect_backoff_ms", 50),
+        ("grpc.min_reconnect_backoff_ms", 1000),
+        ("grpc.max_reconnect_backoff_ms", 200),
+        ("grpc.enable_http_proxy", 0),
+    ]
+    async with grpc.aio.insecure_channel(address, options=options) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        # Asked again and again rather than watched: a call that is open while the server is told to
+        # stop makes it log a traceback now and then.
+        while True:
+            with suppress(grpc.aio.AioRpcError):
+                response = await stub.Check(health_pb2.HealthCheckRequest())
+                if response.status == health_pb2.HealthCheckResponse.SERVING:
+                    return
+            await asyncio.sleep(_POLL_S)
+
+
+async def welcome(config: ServeConfig) -> None:
+    """Says that the server is ready, streams a first completion, and tells how to call it."""
+    has_tokenizer = True
+    try:
+        async with AsyncClient(config.address) as client:
+            executor = (await client.list_executors()).executors[0]
+            elapsed_s = time.monotonic() - config.started_at
+            _write(
+                f"splitserve is ready at {config.address} after {elapsed_s:.1f} s:"
+                f" {executor.model_name}, {executor.dtype}, {executor.num_device_blocks} KV blocks"
+                f" of {executor.block_size} tokens\n"
+            )
+            tokenizer = await _tokenizer(client)
+            has_tokenizer = tokenizer is not None
+            if tokenizer is not None and config.with_demo:
+                await _demo(client, tokenizer)
+    except (SplitserveError, IndexError) as error:
+        # The server lives on; a first completion is not worth more than a line.
+        sys.stderr.write(f"splitserve serve: no first completion: {error}\n")
+    _write(_how_to_call(config.address, has_tokenizer=has_tokenizer))
+
+
+async def _tokenizer(client: AsyncClient) -> Tokenizer | None:
+    """None, with a line that says why, if prompts have to be token ids."""
+    try:
+        return await client.get_tokenizer()
+    except (TokenizerUnavailable, ChatTemplateFailed) as error:
+        _write(f"Prompts are token ids: {' '.join(str(error).split())}\n")
+        return None
+
+
+async def _demo(client: AsyncClient, tokenizer: Tokenizer) -> None:
+    _write(f"\n> {_DEMO_PROMPT}\n")
+    events = stream_text(client, tokenizer, Prompt(_DEMO_PROMPT), _DEMO_PARAMS)
+    try:
+        async with aclosing(events):
+            async for event in events:
+                if isinstance(event, Piece):
+                    _write(event.text)
+    finally:
+        _write("\n")
+
+
+def _how_to_call(address: str, *, has_tokenizer: bool) -> str:
+    where = "" if address == DEFAULT_ADDRESS else f" --address {address}"
+    prompt = '"Tell me a story about a dragon."' if has_tokenizer else "--token-ids 1,2,3"
+    body = '{"prompt_token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 8}}'
+    return f"""
+From another terminal:
+  {_program()} generate{where} {prompt}
+  {_program()} info{where}
+  grpcurl -plaintext -d '{body}' \\
+    {address} splitserve.scheduler.v1.SchedulerService/Generate
+Ctrl-C stops the server.
+"""
+
+
+def _program() -> str:
+    """How this command was called, as far as it can be called again."""
+    program = sys.argv[0]
+    if os.path.basename(program) == "splitserve":
+        return "splitserve" if shutil.which("splitserve") else os.path.relpath(program)
+    return "python -m splitserve_cli"
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

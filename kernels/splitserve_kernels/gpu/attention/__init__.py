@@ -1,0 +1,1 @@
+"""Paged attention on GPUs: in Triton, and by the package flash-attn."""

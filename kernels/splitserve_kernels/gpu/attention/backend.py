@@ -1,0 +1,55 @@
+"""Writes to the KV cache and paged attention on a GPU: `reference`, in Triton.
+
+Shape letters: T tokens over all rows, H query heads, G key/value heads, D size of a query or key
+head, E size of a value head, B block size, N blocks of the pool.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from splitserve_kernels.gpu.attention.paged_decode import paged_decode
+from splitserve_kernels.gpu.attention.paged_prefill import paged_prefill
+from splitserve_kernels.gpu.head_tiles import with_dense_heads
+from splitserve_kernels.gpu.kv_write import kv_write
+from splitserve_kernels.gpu.layer_pools import UNIT_SCALES, KVScales, LayerPools
+from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch
+
+
+def write_kv(
+    key: Tensor,
+    value: Tensor,
+    key_pool: Tensor,
+    value_pool: Tensor,
+    batch: PagedBatch,
+    scales: KVScales = UNIT_SCALES,
+) -> None:
+    """Writes the keys and values of all input tokens into their slots.
+
+    `key`: [T, G, D], `value`: [T, G, E]. `key_pool`: [N, B, G, D], `value_pool`: [N, B, G, E], see
+    LayerPools, written in place. Raises ValueError for a pool of another layout.
+    """
+    kv_write(key, value, LayerPools(key_pool, value_pool, scales), batch.slot_mapping)
+
+
+def paged_attention(
+    query: Tensor,
+    key_pool: Tensor,
+    value_pool: Tensor,
+    batch: PagedBatch,
+    options: AttentionOptions,
+    scales: KVScales = UNIT_SCALES,
+) -> Tensor:
+    """Causal attention of every input token over the tokens of its row, itself included.
+
+    `query`: [T, H, D]. `key_pool`: [N, B, G, D], `value_pool`: [N, B, G, E], see LayerPools.
+    Returns [T, H, E] in the dtype of `query`. Raises ValueError for a pool of another layout.
+
+    What is read and what is not is as in `reference`. Scores, softmax and the weighted sum are
+    float32, but weights are rounded to the dtype of the query before they meet the values.
+    """
+    query = with_dense_heads(query)
+    pools = LayerPools(key_pool, value_pool, scales)
+    if batch.max_num_new_tokens <= 1:
+        return paged_decode(query, pools, batch, options)
+    return paged_prefill(query, pools, batch, options)

@@ -1,0 +1,215 @@
+"""Paged attention of rows with any number of new tokens, behind any number of computed ones.
+
+A program takes a tile of tokens of one row and, stacked with them, the query heads that share one
+key/value head: with M queries at a time, each key is loaded once for all of them. Sources: Dao,
+"FlashAttention-2", 2023, section 3; Kwon et al., "Efficient Memory Management for Large Language
+Model Serving with PagedAttention", SOSP 2023.
+
+Shape letters: R rows, T tokens over all rows, H query heads, G key/value heads, D size of a query
+or key head, E size of a value head, M queries of a tile, Q = M // (H / G) tokens of a tile.
+"""
+
+# Capital letters: what is known when a kernel is compiled.
+# ruff: noqa: N803
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from splitserve_kernels.gpu.attention.tiles import (
+    LOG2_E,
+    MIN_DOT_SIZE,
+    attend_to_keys,
+    attention_constants,
+    is_float32,
+    is_large,
+    score_scale,
+)
+from splitserve_kernels.gpu.layer_pools import LayerPools
+from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch
+
+_ROWS_AT_A_TIME = tl.constexpr(128)
+_LOG2_E = tl.constexpr(LOG2_E)
+
+
+def paged_prefill(
+    query: Tensor, pools: LayerPools, batch: PagedBatch, options: AttentionOptions
+) -> Tensor:
+    """`reference.paged_attention` for any batch; rows may have one new token, or none.
+
+    `query`: [T, H, D], last stride 1. Returns [T, H, E] in the dtype of `query`. What is launched
+    depends on shapes and on `batch.max_num_new_tokens` only.
+    """
+    num_tokens, num_heads, _ = query.shape
+    output = query.new_empty(num_tokens, num_heads, pools.value.shape[3])
+    if num_tokens == 0:
+        return output
+    constants = attention_constants(query, pools, options)
+    most = 32 if is_float32(constants) else 128
+    block_m = choose_num_queries(constants["GROUP"], batch.max_num_new_tokens, most)
+    block_q = block_m // constants["GROUP"]
+    # No row begins more tiles than this, whatever the lengths: see `_find_row`.
+    num_tiles = num_tokens // block_q + batch.num_rows
+    _prefill_kernel[(num_tiles, pools.num_kv_heads)](
+        query,
+        pools.key,
+        pools.value,
+        batch.block_tables,
+        batch.num_computed_tokens,
+        batch.query_starts,
+        output if options.sinks is None else options.sinks,
+        output,
+        score_scale(pools, options),
+        float(pools.scales.value),
+        batch.num_rows,
+        query.stride(0),
+        query.stride(1),
+        pools.key.stride(0),
+        pools.value.stride(0),
+        batch.block_tables.stride(0),
+        BLOCK_M=block_m,
+        BLOCK_Q=block_q,
+        BLOCK_N=32 if is_large(constants) else 64,
+        num_warps=8 if block_m == 128 or is_float32(constants) else 4,
+        num_stages=3,
+        **constants,
+    )
+    return output
+
+
+def choose_num_queries(group: int, max_num_new_tokens: int, most: int) -> int:
+    """M: a power of two for the longest row, at most `most`, and at least the heads of a group."""
+    wanted = min(most, triton.next_power_of_2(group * max_num_new_tokens))
+    num_queries: int = max(MIN_DOT_SIZE, wanted, triton.next_power_of_2(group))
+    return num_queries
+
+
+@triton.jit
+def _find_row(
+    query_starts: tl.tensor, num_rows: tl.tensor, tile: tl.tensor, BLOCK_Q: tl.constexpr
+) -> tl.tensor:
+    """The row that `tile` belongs to.
+
+    Row r, from token s on, has the tiles from s // Q + r on. That leaves room for its tiles, of
+    which only the last has fewer than Q tokens, so a tile may belong to no token of its row.
+    """
+    num_before = 0
+    for first in range(0, num_rows, _ROWS_AT_A_TIME):
+        rows = first + tl.arange(0, _ROWS_AT_A_TIME)
+        starts = tl.load(query_starts + rows, mask=rows < num_rows, other=0)
+        is_before = (rows < num_rows) & (starts // BLOCK_Q + rows <= tile)
+        num_before += tl.sum(is_before.to(tl.int32), 0)
+    return num_before - 1
+
+
+@triton.jit(do_not_specialize=["num_rows", "table_stride"])
+def _prefill_kernel(
+    query: tl.tensor,
+    key_pool: tl.tensor,
+    value_pool: tl.tensor,
+    block_tables: tl.tensor,
+    num_computed_tokens: tl.tensor,
+    query_starts: tl.tensor,
+    sinks: tl.tensor,
+    output: tl.tensor,
+    score_scale: tl.tensor,
+    value_scale: tl.tensor,
+    num_rows: tl.tensor,
+    query_token_stride: tl.tensor,
+    query_head_stride: tl.tensor,
+    key_block_stride: tl.tensor,
+    value_block_stride: tl.tensor,
+    table_stride: tl.tensor,
+    BLOCK_M: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    GROUP: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    COMPUTE_DTYPE: tl.constexpr,
+) -> None:
+    """Q tokens of one row, one key/value head. Writes `output` [T, H, E]."""
+    # The last tiles of a row see the most keys: they begin first.
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    kv_head = tl.program_id(1)
+    row = _find_row(query_starts, num_rows, tile, BLOCK_Q)
+    row_start = tl.load(query_starts + row)
+    num_new = tl.load(query_starts + row + 1) - row_start
+    first_token = (tile - row_start // BLOCK_Q - row) * BLOCK_Q
+    if first_token >= num_new:
+        return
+    stacked = tl.arange(0, BLOCK_M)
+    tokens = first_token + stacked // GROUP
+    heads = kv_head * GROUP + stacked % GROUP
+    is_query = (stacked < BLOCK_Q * GROUP) & (tokens < num_new)
+    dims = tl.arange(0, BLOCK_D)
+    query_places = (row_start + tokens).to(tl.int64) * query_token_stride
+    query_places = query_places + heads * query_head_stride
+    q = tl.load(
+        query + query_places[:, None] + dims[None, :],
+        mask=is_query[:, None] & (dims < HEAD_DIM)[None, :],
+        other=0.0,
+    ).to(COMPUTE_DTYPE)
+
+    num_computed = tl.load(num_computed_tokens + row)
+    position = num_computed + first_token
+    end = num_computed + tl.minimum(first_token + BLOCK_Q, num_new)
+    first = position * 0
+    seam = (position + 1) // BLOCK_N * BLOCK_N
+    if WINDOW > 0:
+        first = tl.maximum(position - WINDOW + 1, 0)
+        seam = first
+
+    largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    if HAS_SINKS:
+        largest = tl.load(sinks + heads, mask=is_query, other=0.0).to(tl.float32) * _LOG2_E
+        total = tl.full([BLOCK_M], 1.0, tl.float32)
+    attended = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
+    # Up to the seam, all queries see all keys.
+    for is_masked in tl.static_range(2):
+        attended, total, largest = attend_to_keys(
+            q,
+            attended,
+            total,
+            largest,
+            num_computed + tokens,
+            seam if is_masked else first,
+            end if is_masked else seam,
+            block_tables + row.to(tl.int64) * table_stride,
+            key_pool + kv_head * HEAD_DIM,
+            value_pool + kv_head * VALUE_DIM,
+            key_block_stride,
+            value_block_stride,
+            score_scale,
+            is_masked,
+            BLOCK_N,
+            BLOCK_SIZE,
+            NUM_KV_HEADS,
+            HEAD_DIM,
+            VALUE_DIM,
+            BLOCK_D,
+            BLOCK_E,
+            WINDOW,
+            SOFTCAP,
+        )
+
+    value_dims = tl.arange(0, BLOCK_E)
+    places = (row_start + tokens).to(tl.int64) * (NUM_KV_HEADS * GROUP) + heads
+    # What pads the tile may have seen no key.
+    total = tl.where(is_query, total, 1.0)
+    attended = attended / total[:, None] * value_scale
+    tl.store(
+        output + places[:, None] * VALUE_DIM + value_dims[None, :],
+        attended.to(output.dtype.element_ty),
+        mask=is_query[:, None] & (value_dims < VALUE_DIM)[None, :],
+    )

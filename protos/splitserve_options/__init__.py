@@ -1,0 +1,1 @@
+"""What every process can be told, by flags, environment and file: one table of options."""

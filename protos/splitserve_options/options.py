@@ -1,0 +1,313 @@
+"""Options of every process: from flags, the environment and one TOML file.
+
+A flag wins over the environment, which wins over the file, which wins over the default. What may
+be set is declared in `splitserve_options.table`.
+`python -m splitserve_options.options --markdown` prints the table of the README.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import math
+import re
+import sys
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from splitserve_options.option import (
+    CLIENT_ENV,
+    COMMANDS,
+    CONFIG_ENV,
+    ENV_PREFIX,
+    Command,
+    Kind,
+    Option,
+)
+from splitserve_options.table import OPTIONS
+
+Value = str | int | float | bool | None
+
+_ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]/]+):(?P<port>\d{1,5})")
+_MAX_PORT = 65535
+_SWITCH_WORDS = {
+    "true": True, "1": True, "yes": True, "on": True,
+    "false": False, "0": False, "no": False, "off": False,
+}  # fmt: skip
+_EXCLUSIVE = ("num_device_blocks", "memory_fraction")
+_DESCRIPTIONS: dict[Command, str] = {
+    "serve": "Starts a scheduler and executors on this machine and serves until Ctrl-C.",
+    "scheduler": "Runs one scheduler: it takes requests and decides what executors compute.",
+    "executor": "Runs one executor: it holds a model, and registers with a scheduler.",
+}
+
+
+class OptionError(Exception):
+    """A value that cannot be used; the message is one line for people."""
+
+
+def parse(command: Command, argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, Value]:
+    """The options of `command`, by their names with underscores; optional ones may be None.
+
+    Writes a line about unknown SPLITSERVE_ variables to standard error. Raises SystemExit: 0 after
+    `--help`, 2 after one line on standard error that names option, source, value and what is
+    allowed.
+    """
+    try:
+        values = resolve(command, argv, environ)
+    except OptionError as error:
+        sys.stderr.write(f"splitserve {command}: {error}\n")
+        raise SystemExit(2) from error
+    warning = unknown_variables(environ)
+    if warning:
+        sys.stderr.write(f"splitserve {command}: {warning}\n")
+    return values
+
+
+def resolve(command: Command, argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, Value]:
+    """As `parse`, but raises OptionError, and leaves unknown variables alone."""
+    options = options_of(command)
+    flags = _read_flags(command, argv)
+    config = flags.pop("config", None) or environ.get(CONFIG_ENV)
+    # An empty variable counts as absent: orchestrators pass on what is not set that way.
+    variables = {option.key: environ[option.env] for option in options if environ.get(option.env)}
+    layers: list[dict[str, Value]] = [
+        {key: _from_text(_OPTION_OF_KEY[key], text, "flag") for key, text in flags.items()},
+        {key: _from_text(_OPTION_OF_KEY[key], text, "env") for key, text in variables.items()},
+        _read_file(str(config)) if config else {},
+    ]
+    values = {option.key: option.default_for(command) for option in options}
+    for layer in reversed(layers):
+        if all(key in layer for key in _EXCLUSIVE):
+            first, second = (_OPTION_OF_KEY[key].name for key in _EXCLUSIVE)
+            raise OptionError(f"{first} and {second} exclude each other; give one of them")
+        for key in _EXCLUSIVE:
+            if key in layer:
+                values |= dict.fromkeys(set(_EXCLUSIVE) & values.keys(), None)
+        values |= {key: value for key, value in layer.items() if key in values}
+    return values
+
+
+def options_of(command: Command) -> tuple[Option, ...]:
+    """The options `command` takes."""
+    return tuple(option for option in OPTIONS if command in option.commands)
+
+
+def unknown_variables(environ: Mapping[str, str]) -> str:
+    """One line that names the SPLITSERVE_ variables nobody reads; empty if there are none."""
+    known = {option.env for option in OPTIONS} | {CONFIG_ENV, *CLIENT_ENV}
+    unknown = sorted(n for n in environ if n.startswith(ENV_PREFIX) and n not in known)
+    if not unknown:
+        return ""
+    return "ignored environment variables: " + ", ".join(
+        name + _did_you_mean(name, known, " (", ")") for name in unknown
+    )
+
+
+def markdown() -> str:
+    """The table of all options, for the README."""
+    lines = ["| option | of | default | what it is |", "|---|---|---|---|"]
+    for option in OPTIONS:
+        if not option.hidden:
+            commands = "all" if option.commands == COMMANDS else ", ".join(option.commands)
+            help_text = (
+                f"{option.help} ({option.allowed})" if _worth_saying(option) else option.help
+            )
+            default = _default_text(option)
+            lines.append(f"| `{option.flag}` | {commands} | {default} | {help_text} |")
+    return "\n".join(lines)
+
+
+# -- flags -----------------------------------------------------------------------------------------
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises OptionError where argparse would print a usage and exit."""
+
+    def error(self, message: str) -> NoReturn:
+        raise OptionError(message.removeprefix("argument "))
+
+
+def _read_flags(command: Command, argv: Sequence[str]) -> dict[str, str]:
+    """The flags that were given, as text."""
+    parser = _build_parser(command)
+    given, extra = parser.parse_known_args(list(argv))
+    if extra:
+        raise OptionError(_unknown_argument(command, extra[0]))
+    return {key: value for key, value in vars(given).items() if value is not None}
+
+
+def _build_parser(command: Command) -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog=f"splitserve {command}",
+        usage=f"splitserve {command} [--config FILE] [options]",
+        description=_DESCRIPTIONS[command],
+        epilog="A flag wins over its environment variable, which wins over the key of the same "
+        "name in the file.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", metavar="FILE", help=f"TOML file (env {CONFIG_ENV})")
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for option in options_of(command):
+        if option.group not in groups:
+            groups[option.group] = parser.add_argument_group(option.group)
+        text = argparse.SUPPRESS if option.hidden else _help(option, command)
+        add = groups[option.group].add_argument
+        if option.kind is Kind.SWITCH:
+            add(option.flag, dest=option.key, action="store_const", const="true", help=text)
+        else:
+            add(option.flag, dest=option.key, metavar=_metavar(option), help=text)
+    return parser
+
+
+def _metavar(option: Option) -> str:
+    if option.choices:
+        return "{" + ",".join(option.choices) + "}"
+    names = {Kind.INTEGER: "N", Kind.NUMBER: "X", Kind.ADDRESS: "HOST:PORT"}
+    return option.metavar or names.get(option.kind, "TEXT")
+
+
+def _help(option: Option, command: Command) -> str:
+    default = option.default_for(command)
+    text = option.default_text or ("" if option.kind is Kind.SWITCH else str(default))
+    parts = [option.help]
+    if option.kind in (Kind.INTEGER, Kind.NUMBER):
+        parts.append(option.allowed)
+    if text:
+        parts.append(f"default: {text}")
+    parts.append(f"env {option.env}")
+    return "; ".join(parts).replace("%", "%%")
+
+
+def _unknown_argument(command: Command, argument: str) -> str:
+    name = argument.partition("=")[0]
+    if not name.startswith("-"):
+        return f"unexpected argument {argument!r}; every option has a name, see --help"
+    for option in OPTIONS:
+        if option.flag == name:
+            return f"{name} is an option of {' and '.join(option.commands)}, not of {command}"
+    known = [option.flag for option in options_of(command) if not option.hidden] + ["--config"]
+    return f"{name}: unknown option{_did_you_mean(name, known, '; ', '')}"
+
+
+# -- values ----------------------------------------------------------------------------------------
+
+
+_SOURCES = {"flag": "flag", "env": "environment"}
+
+
+def _from_text(option: Option, text: str, source: str) -> Value:
+    """The value of a flag or variable. Raises OptionError."""
+    name = option.env if source == "env" else option.flag
+    where = f"{name} ({_SOURCES[source]})"
+    value: Value = text
+    try:
+        if option.kind is Kind.INTEGER:
+            value = int(text)
+        elif option.kind is Kind.NUMBER:
+            value = float(text)
+        elif option.kind is Kind.SWITCH:
+            value = _SWITCH_WORDS[text.lower()]
+    except (ValueError, KeyError) as error:
+        raise _refusal(option, where, text) from error
+    return _checked(option, value, where)
+
+
+def _checked(option: Option, value: object, where: str) -> Value:
+    """`value` in the type of the option, within its range. Raises OptionError."""
+    match option.kind:
+        case Kind.INTEGER:
+            fits = isinstance(value, int) and not isinstance(value, bool)
+        case Kind.NUMBER:
+            fits = isinstance(value, int | float) and not isinstance(value, bool)
+            value = float(value) if fits else value  # type: ignore[arg-type]
+        case Kind.SWITCH:
+            fits = isinstance(value, bool)
+        case Kind.CHOICE:
+            fits = value in option.choices
+        case Kind.ADDRESS:
+            fits = isinstance(value, str) and _is_address(value)
+        case Kind.TEXT:
+            fits = isinstance(value, str) and bool(value.strip())
+    if not fits or (isinstance(value, int | float) and not _in_range(option, value)):
+        raise _refusal(option, where, value)
+    return value  # type: ignore[return-value]
+
+
+def _in_range(option: Option, value: float) -> bool:
+    if not math.isfinite(value) or (option.above and value == option.minimum):
+        return False
+    above = option.minimum is None or value >= option.minimum
+    return above and (option.maximum is None or value <= option.maximum)
+
+
+def _is_address(text: str) -> bool:
+    match = _ADDRESS.fullmatch(text)
+    return match is not None and int(match["port"]) <= _MAX_PORT
+
+
+def _refusal(option: Option, where: str, value: object) -> OptionError:
+    return OptionError(f"{where}: {value!r} is not allowed; it takes {option.allowed}")
+
+
+# -- the file --------------------------------------------------------------------------------------
+
+
+def _read_file(path: str) -> dict[str, Value]:
+    """The values of a TOML file, also those of other commands. Raises OptionError."""
+    try:
+        content = tomllib.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OptionError(f"config file {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise OptionError(f"config file {path}: not valid TOML: {error}") from error
+    values: dict[str, Value] = {}
+    for name, value in content.items():
+        key = name.replace("-", "_")
+        if key not in _OPTION_OF_KEY:
+            names = [option.name for option in OPTIONS]
+            hint = _did_you_mean(name, names, "; ", "")
+            raise OptionError(f"{name} (file {path}): unknown option{hint}")
+        if key in values:
+            raise OptionError(f"{name} (file {path}): set twice")
+        values[key] = _checked(_OPTION_OF_KEY[key], value, f"{name} (file {path})")
+    return values
+
+
+_OPTION_OF_KEY: Mapping[str, Option] = {option.key: option for option in OPTIONS}
+
+
+def _did_you_mean(name: str, known: Iterable[str], before: str, after: str) -> str:
+    # What all names begin with would make all of them alike.
+    candidates = {text.removeprefix(ENV_PREFIX): text for text in known}
+    short = name.removeprefix(ENV_PREFIX)
+    matches = difflib.get_close_matches(short, list(candidates), n=1, cutoff=0.7)
+    return f"{before}did you mean {candidates[matches[0]]}?{after}" if matches else ""
+
+
+def _worth_saying(option: Option) -> bool:
+    return option.kind in (Kind.INTEGER, Kind.NUMBER, Kind.CHOICE)
+
+
+def _default_text(option: Option) -> str:
+    if option.default_text:
+        return option.default_text
+    if option.kind is Kind.SWITCH:
+        return "off"
+    others = [f"{command}: `{value}`" for command, value in option.default_of]
+    return "; ".join([f"`{option.default}`", *others])
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints the table of the README, or explains itself."""
+    if list(argv) != ["--markdown"]:
+        sys.stderr.write("usage: python -m splitserve_options.options --markdown\n")
+        return 2
+    sys.stdout.write(markdown() + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,174 @@
+"""What must hold of a scheduler core at any time, computed anew from what it holds."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from scheduler_service.core.blocks.block_pool import BlockPool
+from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.placement import Placement
+from scheduler_service.core.plan import StepPlan
+from scheduler_service.core.request import NO_ROW, Place, Request, SequenceStatus
+from scheduler_service.core.scheduler import Scheduler
+from tests.support.fakes.fake_runner import FakeRunner
+
+_PLACE_OF_STATUS = {
+    SequenceStatus.RUNNING: Place.RUNNING,
+    SequenceStatus.SWAPPED: Place.SWAPPED,
+    SequenceStatus.WAITING: Place.WAITING,
+}
+
+
+def check_core(scheduler: Scheduler) -> None:
+    """Blocks, rows, requests and sequences agree with each other."""
+    placement = scheduler._placement
+    check_blocks(placement)
+    check_requests(placement)
+    check_rows(placement)
+    if scheduler.num_in_flight == 0:
+        assert placement.blocks.num_deferred == 0
+        assert not placement.departures
+
+
+# -- blocks ----------------------------------------------------------------------------------------
+
+
+def check_blocks(placement: Placement) -> None:
+    """Every block is free or referenced, as often as something names it."""
+    blocks = placement.blocks
+    device, host = Counter(blocks._pinned_device), Counter(blocks._pinned_host)
+    for row_id in placement.rows.order.tolist():
+        device.update(placement.rows.held_blocks(row_id))
+    for request in placement.requests.values():
+        device.update(request.cross_blocks)
+        host.update(request.host_cross_blocks)
+        for sequence in request.sequences:
+            host.update(block for block in sequence.host_table if block >= 0)
+    for _, deferred in blocks._deferred:
+        device.update(deferred)
+    _check_pool(blocks.device, device)
+    _check_pool(blocks.host, host)
+
+
+def _check_pool(pool: BlockPool, held: Counter[int]) -> None:
+    all_blocks, used = range(pool.num_blocks), range(len(pool._reference_counts))
+    assert pool._reference_counts == [held[block] for block in used]
+    free = [*pool._blank, *pool._evictable, *all_blocks[len(used) :]]
+    assert sorted(free) == [block for block in all_blocks if not held[block]]
+    assert pool.num_free == len(free)
+    published = {block: block_hash for block_hash, block in pool._published.items()}
+    assert pool._hashes == [published.get(block) for block in used]
+    assert len(published) == len(pool._published)
+    assert all(block in published for block in pool._evictable)
+    assert not any(block in published for block in pool._blank)
+
+
+def check_published(
+    placement: Placement,
+    in_flight: list[StepPlan],
+    contents: dict[bytes, tuple[int, ...]],
+    runner: FakeRunner,
+) -> None:
+    """Every findable block that no step in flight is to fill holds what its hash says.
+
+    `contents`: chains by hash.
+    """
+    pending = {block for plan in in_flight for found in plan.published.values() for block in found}
+    blocks = placement.blocks
+    moves = [*(plan.moves for plan in in_flight), blocks.moves]
+    pending_host = {block for each in moves for _, block in each.swap_out}
+    for pool, stored, unwritten in (
+        (blocks.device, runner.device_chains, pending),
+        (blocks.host, runner.host_chains, pending_host),
+    ):
+        for block_hash, block in pool._published.items():
+            assert block_hash in contents, "a hash of nothing"
+            if block not in unwritten:
+                assert tuple(stored[block].tolist()) == contents[block_hash]
+
+
+# -- requests --------------------------------------------------------------------------------------
+
+
+def check_requests(placement: Placement) -> None:
+    """Every unfinished request is in the one place that its sequences say."""
+    requests = placement.requests.values()
+    assert set(placement.waiting) == _at(placement, Place.WAITING)
+    assert len(placement.waiting) == len(_at(placement, Place.WAITING))
+    assert set(placement.swapped) == _at(placement, Place.SWAPPED)
+    assert placement.swapped == sorted(placement.swapped, key=lambda request: request.rank)
+    groups = {r for r in _at(placement, Place.RUNNING) if r.params.num_sequences > 1}
+    assert set(placement.groups.values()) == groups
+    for request in requests:
+        assert not request.is_finished
+        _check_sequences(request)
+    queued = [*placement.waiting, *placement.swapped]
+    assert placement.num_queued_tokens == sum(request.num_queued_tokens for request in queued)
+
+
+def _at(placement: Placement, place: Place) -> set[Request]:
+    return {request for request in placement.requests.values() if request.place is place}
+
+
+def _check_sequences(request: Request) -> None:
+    statuses = {sequence.status for sequence in request.unfinished}
+    assert not statuses >= {SequenceStatus.RUNNING, SequenceStatus.SWAPPED}
+    first = next(status for status in _PLACE_OF_STATUS if status in statuses)
+    assert request.place is _PLACE_OF_STATUS[first]
+    has_encoder = request.encoder_token_ids is not None
+    assert bool(request.cross_blocks) == (has_encoder and request.place is Place.RUNNING)
+    assert bool(request.host_cross_blocks) == (has_encoder and request.place is Place.SWAPPED)
+    for sequence in request.sequences:
+        status = sequence.status
+        assert (sequence.row_id != NO_ROW) == (status is SequenceStatus.RUNNING)
+        assert bool(sequence.host_table) == (status is SequenceStatus.SWAPPED)
+        assert (sequence.finish_reason is not None) == (status is SequenceStatus.FINISHED)
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+
+def check_rows(placement: Placement) -> None:
+    """Columns are in order, and rows belong to whom they say."""
+    rows = placement.rows
+    order: list[int] = rows.order.tolist()
+    assert len(set(order)) == len(order) == rows.max_num_rows - rows.num_free
+    ranks = [(*rows.sequence(row).request.rank, rows.sequence(row).index) for row in order]
+    assert ranks == sorted(ranks)
+    running = {s for r in placement.requests.values() for s in r.sequences if s.row_id != NO_ROW}
+    assert {rows.sequence(row_id) for row_id in order} == running
+    adapters = Counter(rows.sequence(row).request.scheduling.adapter for row in order)
+    assert placement.adapters == adapters
+    ids = np.array(order, np.int64)
+    assert (rows.num_computed[ids] <= rows.num_tokens[ids]).all()
+    assert (rows.num_computed[ids] <= rows.num_slots[ids]).all()
+    assert (rows.num_known[ids] <= rows.num_tokens[ids]).all()
+    assert (rows.num_tokens[ids] <= rows.stop_len[ids]).all()
+    assert (rows.num_released[ids] * rows.block_size <= rows.num_computed[ids]).all()
+    assert len(set(rows.tenancies[ids].tolist()) - {0}) == len(order)
+    for row_id in order:
+        assert rows.sequence(row_id).row_id == row_id
+        assert min(rows.held_blocks(row_id), default=0) >= 0
+        if rows.sequence(row_id).candidates is not None:
+            assert rows.num_computed[row_id] == rows.num_tokens[row_id], "of an earlier token"
+
+
+# -- plans -----------------------------------------------------------------------------------------
+
+
+def check_plan(
+    plan: StepPlan, swapped_before: set[Request], scheduler: Scheduler, config: SchedulerConfig
+) -> None:
+    """A step keeps to its limits; `swapped_before`: who was swapped before it was planned."""
+    placement = scheduler._placement
+    assert plan.num_tokens <= config.max_num_batched_tokens
+    assert len(plan.work.row_ids) <= config.max_num_seqs
+    assert len(plan.work.row_ids) or plan.moves
+    sequences = [placement.rows.sequence(row_id) for row_id in plan.work.row_ids.tolist()]
+    adapters = {sequence.request.scheduling.adapter for sequence in sequences}
+    assert len(adapters - {""}) <= config.max_adapters
+    swapped = set(placement.swapped)
+    came_back = {r for r in swapped_before - swapped if r.place is Place.RUNNING}
+    assert not came_back or not swapped - swapped_before, "swapped in while swapping out"

@@ -1,0 +1,222 @@
+"""A scheduler core, an executor, and what their clients have got so far."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+from executor_service.service.decode_batch import decode_batch
+from executor_service.service.encode_answer import encode_answer
+from executor_service.steps.step_executor import StepExecutor
+from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.plan import StepEvents, StepOutcome, StepPlan, StepStatus
+from scheduler_service.core.request import Request, ScoredToken
+from scheduler_service.core.scheduler import Scheduler
+from scheduler_service.step_codec import decode_result, encode_plan
+from splitserve.executor.v1 import executor_pb2 as pb
+from tests.support.core.checks import check_plan
+from tests.support.core.in_process import SCHEDULER_EPOCH, executor_info
+from tests.support.core.plan_executor import InjectedFailure
+from tests.support.fakes.fake_runner import FakeRunner, StepFault, no_fault
+
+Message = TypeVar("Message")
+STEP_NS = 100_000
+Spoil = Callable[[StepPlan, StepOutcome], StepOutcome]
+
+
+class Link(Protocol[Message]):
+    """How plans get to an executor."""
+
+    def send(self, plan: StepPlan) -> Message:
+        """What travels, as it is when the step is planned."""
+        ...
+
+    def execute(self, message: Message) -> StepOutcome:
+        """What comes back."""
+        ...
+
+
+class ProtobufLink:
+    """An executor as it is, behind real messages."""
+
+    def __init__(self, config: SchedulerConfig, runner: FakeRunner) -> None:
+        self._executor = StepExecutor(executor_info(config, epoch=1), runner)
+
+    def send(self, plan: StepPlan) -> tuple[bytes, int]:
+        """See Link."""
+        batch = encode_plan(plan, scheduler_epoch=SCHEDULER_EPOCH, executor_epoch=1)
+        return batch.SerializeToString(), len(plan.work.row_ids)
+
+    def execute(self, message: tuple[bytes, int]) -> StepOutcome:
+        """See Link."""
+        batch = decode_batch(pb.ScheduleBatch.FromString(message[0]))
+        result = encode_answer(self._executor.execute(batch))
+        return decode_result(pb.StepResult.FromString(result.SerializeToString()), message[1])
+
+
+@dataclass(slots=True)
+class Delivery:
+    """What the client of a request has got. `tokens`, `scored`: by sequence."""
+
+    request: Request
+    tokens: list[list[int]]
+    scored: list[list[ScoredToken]]
+    prompt_logprobs: list[ScoredToken] = field(default_factory=list)
+    finished_sequences: list[int] = field(default_factory=list)
+    is_finished: bool = False
+    num_faults: int = 0
+
+
+class CoreEngine(Generic[Message]):
+    """Keeps up to `depth` steps in flight, and checks every plan. Time passes with every step."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        runner: FakeRunner,
+        make_link: Callable[[SchedulerConfig, FakeRunner], Link[Message]],
+        *,
+        depth: int,
+    ) -> None:
+        self.config = config
+        self.runner = runner
+        self.depth = depth
+        self.scheduler = Scheduler(config)
+        self.in_flight: deque[tuple[StepPlan, Message]] = deque()
+        self.deliveries: dict[int, Delivery] = {}
+        self.num_steps = 0
+        self.now_ns = 0
+        self._link = make_link(config, runner)
+        self._may_need_snapshot = False
+
+    def tick(self, duration_ns: int) -> None:
+        """Time passes."""
+        self.now_ns += duration_ns
+        self.scheduler.tick(self.now_ns)
+
+    def add(self, request: Request) -> Delivery:
+        """Gives the core a new request. Raises DomainError."""
+        request.client_key = request.arrival
+        self.scheduler.add(request)
+        num_sequences = request.params.num_sequences
+        delivery = Delivery(
+            request, [[] for _ in range(num_sequences)], [[] for _ in range(num_sequences)]
+        )
+        self.deliveries[request.client_key] = delivery
+        self._deliver(self.scheduler.take_ended())
+        return delivery
+
+    def adopt(self, delivery: Delivery) -> None:
+        """Gives the core a request that was running elsewhere."""
+        self.deliveries[delivery.request.client_key] = delivery
+        self.scheduler.readmit(delivery.request)
+        self._deliver(self.scheduler.take_ended())
+
+    def abort(self, request: Request) -> None:
+        """The client goes away."""
+        assert self.scheduler.abort(request.request_id) is request
+        self._deliver(self.scheduler.take_ended())
+
+    # -- steps ---------------------------------------------------------------------------------
+
+    def fill(self) -> None:
+        """Plans steps until nothing more can be in flight."""
+        while len(self.in_flight) < self.depth:
+            before = set(self.scheduler._placement.swapped)
+            plan = self.scheduler.schedule()
+            self._deliver(self.scheduler.take_ended())
+            if plan is None:
+                return
+            check_plan(plan, before, self.scheduler, self.config)
+            self.in_flight.append((plan, self._link.send(plan)))
+
+    def answer(self, fault: StepFault | None = None, spoil: Spoil | None = None) -> StepPlan:
+        """Executes the oldest step in flight. `spoil` changes what comes of it."""
+        plan, message = self.in_flight.popleft()
+        if fault is not None:
+            self.runner.fault = lambda _step: fault
+        outcome = self._link.execute(message)
+        self.runner.fault = no_fault
+        has_bad_rows = spoil is not None or (fault is not None and bool(fault.rows))
+        if not has_bad_rows:
+            self._check_reads(plan)
+        assert outcome.status is not StepStatus.REFUSED, outcome.error
+        if outcome.status is StepStatus.NEED_SNAPSHOT:
+            assert self._may_need_snapshot
+        elif plan.base_step_id is None:
+            self._may_need_snapshot = False
+        self.num_steps += 1
+        self.tick(STEP_NS)
+        self.take(outcome if spoil is None else spoil(plan, outcome))
+        if has_bad_rows:
+            # What leaned on them in this very step is known only now.
+            self._check_reads(plan)
+        return plan
+
+    def _check_reads(self, plan: StepPlan) -> None:
+        """A row may read what is not there only if a loss has made its results meaningless."""
+        work, placement = plan.work, self.scheduler._placement
+        for row_id, tenancy in zip(work.row_ids.tolist(), work.tenancies.tolist(), strict=True):
+            if self.runner.violations and placement.tenant(row_id, tenancy) is not None:
+                prefix = f"step {plan.step_id}: row {row_id} "
+                found = [v for v in self.runner.violations if v.startswith(prefix)]
+                assert not found, found
+        self.runner.violations.clear()
+
+    def fail(self) -> None:
+        """The oldest step in flight fails as a whole."""
+        self.count_fault()
+        self.answer(StepFault(InjectedFailure("a step that was to fail")))
+
+    def skip(self, status: StepStatus) -> None:
+        """The oldest step in flight is not executed."""
+        plan, _ = self.in_flight.popleft()
+        self.count_fault()
+        self._may_need_snapshot = True
+        self.take(StepOutcome(plan.step_id, status))
+
+    def step(self) -> bool:
+        """Plans what can be planned, executes one step; False if there is nothing to do."""
+        self.fill()
+        if self.in_flight:
+            self.answer()
+            return True
+        return False
+
+    def count_fault(self) -> None:
+        """Something is lost that any of the requests may have needed."""
+        for delivery in self.deliveries.values():
+            delivery.num_faults += not delivery.is_finished
+
+    def take(self, outcome: StepOutcome) -> None:
+        """Gives the core a result. Raises ContractBroken."""
+        self._deliver(self.scheduler.apply(outcome))
+
+    # -- clients -------------------------------------------------------------------------------
+
+    def _deliver(self, events: StepEvents) -> None:
+        for scored in events.prompt_logprobs:
+            self._of(scored[0]).prompt_logprobs += scored[1]
+        keys, token_ids = events.client_keys.tolist(), events.token_ids.tolist()
+        for key, token_id in zip(keys, token_ids, strict=True):
+            assert not self.deliveries[key].is_finished
+            self.deliveries[key].tokens[0].append(token_id)
+        for event in events.tokens:
+            delivery, index = self._of(event.sequence.request), event.sequence.index
+            assert index not in delivery.finished_sequences
+            delivery.tokens[index].append(event.token_id)
+            if event.scored is not None:
+                assert event.scored.token_id == event.token_id
+                delivery.scored[index].append(event.scored)
+        for sequence in events.finished_sequences:
+            self._of(sequence.request).finished_sequences.append(sequence.index)
+        for request in events.finished:
+            self._of(request).is_finished = True
+
+    def _of(self, request: Request) -> Delivery:
+        delivery = self.deliveries[request.client_key]
+        assert delivery.request is request
+        assert not delivery.is_finished, "something after the end"
+        return delivery

@@ -1,0 +1,262 @@
+"""An executor that is told the core's plans themselves: the step contract without its messages.
+
+It asserts what the contract demands of a batch, in plain Python, and leaves the rest to a runner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from executor_service.steps.sampling_params import ParamRows, SamplingParams
+from executor_service.steps.step import CrossInput, Int32Array, RowStatus, StepInput, StepOutput
+from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.plan import NewRow, StepOutcome, StepPlan, StepStatus
+from scheduler_service.core.request import Request
+from tests.support.core.plan_columns import (
+    NOTHING,
+    check_moves,
+    move_columns,
+    padded_tables,
+    scores_by_index,
+)
+from tests.support.fakes.fake_runner import FakeRunner
+
+
+class InjectedFailure(Exception):
+    """What a runner raises because the test wants it."""
+
+
+@dataclass(slots=True)
+class _Row:
+    """`sampled_in`, `token`: the latest step that was to sample, and what came of it, or -1."""
+
+    params: SamplingParams
+    seed: int
+    num_prompt_tokens: int
+    adapter: str
+    table: list[int]
+    cross_blocks: list[int]
+    num_encoder_tokens: int
+    encoder_token_ids: Int32Array
+    history: list[int] | None
+    sampled_in: int = 0
+    token: int = -1
+
+
+@dataclass(slots=True)
+class _Work:
+    """What one row computes, and its index in the step."""
+
+    index: int
+    row_id: int
+    row: _Row
+    start: int
+    token_ids: list[int]
+    samples: bool
+
+
+@dataclass(slots=True)
+class PlanExecutor:
+    """Executes steps one by one. `base_step_id`: the latest that was applied."""
+
+    config: SchedulerConfig
+    runner: FakeRunner
+    base_step_id: int | None = None
+    _rows: dict[int, _Row] = field(default_factory=dict)
+
+    def send(self, plan: StepPlan) -> StepPlan:
+        """What travels to the executor."""
+        return plan
+
+    def execute(self, plan: StepPlan) -> StepOutcome:
+        """Runs a step, unless it builds on one that was not applied."""
+        if plan.base_step_id not in (None, self.base_step_id):
+            return StepOutcome(plan.step_id, StepStatus.NEED_SNAPSHOT)
+        self._change_rows(plan)
+        check_moves(plan, self.config)
+        works = self._works(plan)
+        self._check_slots(works)
+        ready = [work for work in works if work.token_ids]
+        step = self._step_input(plan, ready)
+        for work in works:
+            work.row.encoder_token_ids = NOTHING
+            if work.samples:
+                work.row.sampled_in, work.row.token = plan.step_id, -1
+        self.base_step_id = plan.step_id
+        try:
+            output = self.runner.execute(step)
+        except InjectedFailure as error:
+            return StepOutcome(plan.step_id, StepStatus.FAILED, error=str(error))
+        return self._outcome(plan, works, ready, output)
+
+    # -- rows ----------------------------------------------------------------------------------
+
+    def _change_rows(self, plan: StepPlan) -> None:
+        if plan.base_step_id is None:
+            assert not plan.removed_row_ids, "a snapshot removes nothing"
+            self._rows.clear()
+        for row_id in plan.removed_row_ids:
+            del self._rows[row_id]
+        for new in plan.new_rows:
+            assert 0 <= new.row_id < self.config.max_num_seqs, "row id out of range"
+            assert new.row_id not in self._rows, "the row exists"
+            self._rows[new.row_id] = _make_row(new)
+        writes, end = plan.table_writes, 0
+        assert len(np.unique(writes.row_ids)) == len(writes.row_ids), "two writes of one table"
+        columns = (writes.row_ids, writes.start_indexes, writes.counts)
+        blocks = writes.block_ids.tolist()
+        for row_id, start, count in zip(*(column.tolist() for column in columns), strict=True):
+            table = self._rows[row_id].table
+            assert start <= len(table), "a hole in a block table"
+            table[start : start + count] = blocks[end : end + count]
+            end += count
+        assert end == len(blocks), "blocks of no table"
+
+    def _works(self, plan: StepPlan) -> list[_Work]:
+        planned = plan.work
+        row_ids: list[int] = planned.row_ids.tolist()
+        assert len(set(row_ids)) == len(row_ids), "a row occurs twice"
+        samples = [True] * len(row_ids) if planned.samples is None else planned.samples.tolist()
+        tokens = planned.token_ids.tolist()
+        works, end = [], 0
+        for index, (row_id, start, count, back) in enumerate(
+            zip(
+                row_ids,
+                planned.num_computed_tokens.tolist(),
+                planned.num_new_tokens.tolist(),
+                planned.sampled_steps_back.tolist(),
+                strict=True,
+            )
+        ):
+            row = self._rows[row_id]
+            assert count >= 1, "a row without input"
+            if back:
+                assert count == 1, "one sampled token is one input token"
+                assert row.sampled_in == plan.step_id - back, "not the latest token sampled"
+                inputs = [row.token] if row.token >= 0 else []
+            else:
+                inputs = tokens[end : end + count]
+                assert len(inputs) == count, "input tokens are missing"
+                end += count
+            works.append(_Work(index, row_id, row, start, inputs, samples[index]))
+        assert end == len(tokens), "input tokens of no row"
+        assert all(0 <= token < self.config.vocab_size for token in tokens), "no such token"
+        return works
+
+    def _check_slots(self, works: list[_Work]) -> None:
+        """Block tables cover what is read and written; no slot is written twice."""
+        block_size, window = self.config.block_size, self.config.sliding_window
+        written: set[int] = set()
+        num_written = 0
+        for work in works:
+            end = work.start + max(len(work.token_ids), 1)
+            first = 0 if window is None else max(0, work.start - window + 1)
+            needed = work.row.table[first // block_size : (end - 1) // block_size + 1]
+            assert len(needed) == (end - 1) // block_size - first // block_size + 1, "no slot"
+            assert min(needed) >= 0, "a block that was released is needed"
+            assert max(needed) < self.config.num_device_blocks, "no such block"
+            written.update(
+                work.row.table[position // block_size] * block_size + position % block_size
+                for position in range(work.start, end)
+            )
+            num_written += end - work.start
+        assert len(written) == num_written, "two rows write one slot"
+
+    # -- to the runner and back ----------------------------------------------------------------
+
+    def _step_input(self, plan: StepPlan, works: list[_Work]) -> StepInput:
+        rows = [work.row for work in works]
+        return StepInput(
+            step_id=plan.step_id,
+            swap_out=move_columns(plan.moves.swap_out),
+            swap_in=move_columns(plan.moves.swap_in),
+            copy=move_columns(plan.moves.copy),
+            row_ids=np.array([work.row_id for work in works], np.int32),
+            num_computed_tokens=np.array([work.start for work in works], np.int32),
+            num_new_tokens=np.array([len(work.token_ids) for work in works], np.int32),
+            token_ids=np.array([t for work in works for t in work.token_ids], np.int32),
+            samples=np.array([work.samples for work in works], np.bool_),
+            block_tables=padded_tables([row.table for row in rows]),
+            num_prompt_tokens=np.array([row.num_prompt_tokens for row in rows], np.int32),
+            seeds=np.array([row.seed for row in rows], np.int64),
+            sampling_params=ParamRows.of([row.params for row in rows]),
+            histories=[row.history for row in rows],
+            adapters=[row.adapter for row in rows],
+            cross=_cross(rows),
+        )
+
+    def _outcome(
+        self, plan: StepPlan, works: list[_Work], ready: list[_Work], output: StepOutput
+    ) -> StepOutcome:
+        statuses = [int(RowStatus.INPUT_UNAVAILABLE)] * len(works)
+        tokens = np.full(len(works), -1, np.int32)
+        each = zip(ready, output.row_statuses.tolist(), output.sampled_token_ids, strict=True)
+        for work, status, token in each:
+            statuses[work.index], tokens[work.index] = status, token
+            if token >= 0:
+                work.row.token = int(token)
+                if work.row.history is not None:
+                    work.row.history.append(int(token))
+        indexes = [work.index for work in ready]
+        scored = scores_by_index(output.logprobs, indexes)
+        return StepOutcome(
+            plan.step_id,
+            StepStatus.OK,
+            tokens,
+            None if all(status == RowStatus.OK for status in statuses) else statuses,
+            {indexes[row]: message for row, message in output.row_errors.items()},
+            {index: tokens[0] for index, tokens in scored.items()},
+            scores_by_index(output.prompt_logprobs, indexes),
+            move_us=output.move_us,
+            compute_us=output.forward_us + output.sample_us,
+        )
+
+
+def _make_row(new: NewRow) -> _Row:
+    sequence, request = new.sequence, new.sequence.request
+    params, encoder = _executor_params(request), request.encoder_token_ids
+    assert not any(block < 0 for block in new.cross_blocks)
+    return _Row(
+        params,
+        sequence.seed,
+        sequence.num_prompt_tokens,
+        request.scheduling.adapter,
+        new.block_table.tolist(),
+        list(new.cross_blocks),
+        0 if encoder is None else len(encoder),
+        NOTHING if new.encoder_token_ids is None else new.encoder_token_ids,
+        new.token_ids.tolist() if params.needs_history else None,
+    )
+
+
+def _executor_params(request: Request) -> SamplingParams:
+    params, num_logprobs = request.params, request.params.num_logprobs
+    if params.beam is not None:
+        return SamplingParams(temperature=0.0, num_logprobs=request.num_candidates)
+    if not params.is_streamed and num_logprobs is None:
+        num_logprobs = 0
+    return SamplingParams(
+        temperature=params.temperature,
+        frequency_penalty=params.frequency_penalty,
+        num_logprobs=num_logprobs,
+        num_prompt_logprobs=params.num_prompt_logprobs,
+        allowed_token_ids=tuple(params.allowed_token_ids),
+        bad_words_token_ids=tuple(
+            tokens
+            for tokens in params.bad_words_token_ids
+            if len(tokens) > 1 or tokens[0] not in request.stop_token_ids
+        ),
+    )
+
+
+def _cross(rows: Sequence[_Row]) -> CrossInput | None:
+    if not any(row.num_encoder_tokens for row in rows):
+        return None
+    return CrossInput(
+        np.array([row.num_encoder_tokens for row in rows], np.int32),
+        padded_tables([row.cross_blocks for row in rows]),
+        [row.encoder_token_ids for row in rows],
+    )

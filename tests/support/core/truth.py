@@ -1,0 +1,209 @@
+"""What a request must bring over a FakeRunner, computed without any scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from executor_service.steps.sampling_params import SamplingParams as ExecutorParams
+from scheduler_service.core.beam_search import BeamSearch
+from scheduler_service.core.blocks.block_hashes import extend_chain, root_hash
+from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.planning.arrival_checks import max_len_of
+from scheduler_service.core.request import FinishReason, Request, SchedulingParams, sequence_seed
+from scheduler_service.core.sampling_params import SamplingParams
+from tests.support.fakes.fake_chain import (
+    adapter_chain,
+    encoder_chain,
+    expected_reads,
+    expected_tokens,
+    mix,
+)
+from tests.support.fakes.fake_constraints import choose_allowed
+from tests.support.fakes.fake_logprobs import fake_logprob, fake_prompt_logprob
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A request in the making. `num_resumed`: output tokens of each sequence it has already."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    scheduling: SchedulingParams = SchedulingParams()  # noqa: RUF009
+    seed: int = 0
+    encoder: tuple[int, ...] = ()
+    num_resumed: int = 0
+
+
+@dataclass(slots=True)
+class Truth:
+    """The outputs of a request, in full, and why each ends.
+
+    `outputs`: of the sequences of a request that is streamed, else its completions. `scores`: of
+    the hypotheses of a beam search. `prompt_logprobs`: of the tokens after the first. `contents`:
+    by block hash, the chains of each block that its sequences may fill for others to find.
+    """
+
+    outputs: list[list[int]] = field(default_factory=list)
+    reasons: list[FinishReason] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    prompt_logprobs: list[float] = field(default_factory=list)
+    contents: dict[bytes, tuple[int, ...]] = field(default_factory=dict)
+
+
+def create_request(spec: Spec, arrival: int, resumed: Sequence[Sequence[int]] = ()) -> Request:
+    """The request of `spec`; `resumed`: output tokens that its sequences have already."""
+    return Request.create(
+        f"r{arrival}",
+        spec.prompt,
+        spec.params,
+        arrival=arrival,
+        seed=spec.seed,
+        resume_token_ids=resumed,
+        scheduling=spec.scheduling,
+        encoder_token_ids=spec.encoder or None,
+    )
+
+
+class Oracle:
+    """Knows what becomes of the requests of one configuration."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._config = config
+
+    def make_request(self, spec: Spec, arrival: int) -> tuple[Request, Truth]:
+        """A request that can run under the configuration, and what it must bring."""
+        bare = create_request(spec, arrival)
+        stop_len = max_len_of(bare, self._config)
+        if spec.params.max_tokens is not None:
+            stop_len = min(stop_len, len(spec.prompt) + spec.params.max_tokens)
+        truth = Truth(prompt_logprobs=self._prompt_logprobs(spec))
+        if spec.params.beam is not None:
+            self._search(spec, bare, stop_len, truth)
+            return bare, truth
+        seeds = [sequence_seed(spec.seed, i) for i in range(spec.params.num_sequences)]
+        ends = [self._decode(spec, bare, seed, stop_len, truth) for seed in seeds]
+        if not spec.params.is_streamed:
+            scores = [sum(map(fake_logprob, tokens)) / len(tokens) for tokens, _ in ends]
+            best = sorted(range(len(ends)), key=lambda index: (-scores[index], index))
+            ends = [ends[index] for index in best[: spec.params.n]]
+        truth.outputs = [tokens for tokens, _ in ends]
+        truth.reasons = [reason for _, reason in ends]
+        resumed = [tokens[: spec.num_resumed] for tokens in truth.outputs]
+        return create_request(spec, arrival, resumed), truth
+
+    def _prompt_logprobs(self, spec: Spec) -> list[float]:
+        reads = expected_reads(
+            spec.prompt,
+            adapter=spec.scheduling.adapter,
+            encoder=spec.encoder,
+            window=self._config.sliding_window,
+        )
+        return list(map(fake_prompt_logprob, spec.prompt[1:], reads))
+
+    def _decode(
+        self, spec: Spec, request: Request, seed: int, stop_len: int, truth: Truth
+    ) -> tuple[list[int], FinishReason]:
+        stop_token_ids = self._stop_token_ids(spec)
+        tokens = self._continue(spec, (), stop_len - len(spec.prompt), seed)
+        reason = self._reason(spec, len(tokens))
+        for index, token in enumerate(tokens):
+            if token in stop_token_ids:
+                tokens, reason = tokens[: index + 1], FinishReason.STOP
+                break
+        self._note(spec, request, tuple(tokens), truth)
+        return tokens, reason
+
+    def _search(self, spec: Spec, request: Request, stop_len: int, truth: Truth) -> None:
+        beam, vocab_size = spec.params.beam, self._config.vocab_size
+        assert beam is not None
+        search = BeamSearch(
+            beam,
+            n=spec.params.n,
+            max_tokens=stop_len - len(spec.prompt),
+            min_tokens=spec.params.min_tokens,
+            stop_token_ids=self._stop_token_ids(spec),
+        )
+        num_candidates = min(search.num_candidates, vocab_size)
+        outputs: list[tuple[int, ...]] = [()]
+        while not search.is_finished:
+            candidates = []
+            for output in outputs:
+                self._note(spec, request, output, truth)
+                token = self._continue(spec, output, 1, 0)[0]
+                top = [(token + i) % vocab_size for i in range(num_candidates)]
+                candidates.append([(token, fake_logprob(token)) for token in top])
+            selection = search.advance(candidates)
+            outputs = [(*outputs[parent], token) for parent, token in selection.beams]
+        truth.outputs = [list(hypothesis.token_ids) for hypothesis in search.hypotheses]
+        truth.scores = [hypothesis.score for hypothesis in search.hypotheses]
+        truth.reasons = [
+            self._reason(spec, len(hypothesis.token_ids))
+            if hypothesis.stop_token_id is None
+            else FinishReason.STOP
+            for hypothesis in search.hypotheses
+        ]
+
+    def _continue(
+        self, spec: Spec, output: tuple[int, ...], num_tokens: int, seed: int
+    ) -> list[int]:
+        def free_tokens(tokens: tuple[int, ...], count: int) -> list[int]:
+            return expected_tokens(
+                tokens,
+                count,
+                seed if spec.params.temperature > 0 else 0,
+                self._config.vocab_size,
+                adapter=spec.scheduling.adapter,
+                encoder=spec.encoder,
+                window=self._config.sliding_window,
+            )
+
+        tokens = (*spec.prompt, *output)
+        if not spec.params.uses_constraints:
+            return free_tokens(tokens, num_tokens)
+        for _ in range(num_tokens):
+            (free,) = free_tokens(tokens, 1)
+            token = choose_allowed(free, self._constraints(spec), tokens, self._config.vocab_size)
+            tokens = (*tokens, token)
+        return list(tokens[len(spec.prompt) + len(output) :])
+
+    def _constraints(self, spec: Spec) -> ExecutorParams:
+        stop_token_ids = self._stop_token_ids(spec)
+        return ExecutorParams(
+            logit_bias=spec.params.logit_bias,
+            allowed_token_ids=tuple(spec.params.allowed_token_ids),
+            bad_words_token_ids=tuple(
+                tokens
+                for tokens in spec.params.bad_words_token_ids
+                if len(tokens) > 1 or tokens[0] not in stop_token_ids
+            ),
+        )
+
+    def _stop_token_ids(self, spec: Spec) -> frozenset[int]:
+        eos = frozenset() if spec.params.ignore_eos else self._config.eos_token_ids
+        return spec.params.stop_token_ids | eos
+
+    def _reason(self, spec: Spec, num_output_tokens: int) -> FinishReason:
+        most = spec.params.max_tokens
+        is_length = most is not None and num_output_tokens >= most
+        return FinishReason.LENGTH if is_length else FinishReason.MODEL_LENGTH
+
+    def _note(self, spec: Spec, request: Request, output: tuple[int, ...], truth: Truth) -> None:
+        """What the blocks of a sequence hold, if others may find them."""
+        if not spec.scheduling.uses_prefix_cache:
+            return
+        block_size, tokens = self._config.block_size, (*spec.prompt, *output)
+        num_blocks = len(tokens) // block_size
+        hashes = [root_hash(self._config, request)]
+        extend_chain(hashes, np.array(tokens, np.int32), num_blocks, block_size)
+        adapter = spec.scheduling.adapter
+        start = chain = adapter_chain(adapter) ^ encoder_chain(spec.encoder, adapter)
+        chains = []
+        for position, token in enumerate(tokens):
+            chain = mix(start if self._config.sliding_window == 1 else chain, token, position)
+            chains.append(chain)
+        for index in range(num_blocks):
+            content = tuple(chains[index * block_size : (index + 1) * block_size])
+            truth.contents[hashes[index + 1]] = content

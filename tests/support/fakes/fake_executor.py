@@ -1,0 +1,201 @@
+"""An executor without a model, for tests of schedulers: the real servicer around a FakeRunner.
+
+async with FakeExecutor(scheduler_address, block_size=16) as executor:
+    ...
+    await executor.kill()       # abruptly, as if the process died
+    await executor.start()      # a new life at the same address, with empty pools
+
+With Feature.ADAPTERS among its `features` it takes any adapter, with CROSS_ATTENTION encoder
+tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+from executor_service.service.registration import GrpcRegistry, Pacing, Registrar
+from executor_service.steps.executor_info import (
+    SAMPLING_FEATURES,
+    ExecutorInfo,
+    ExecutorLimits,
+    Feature,
+    ModelInfo,
+)
+from executor_service.steps.step import FinishedStep, StepInput
+from splitserve_rpc.domain_error import DomainError
+from tests.support.fakes.executor_server import ExecutorServer, start_executor
+from tests.support.fakes.fake_runner import FakeRunner, StepFault, no_fault
+
+_epochs = itertools.count(time.time_ns())
+_MAX_ADAPTERS_PER_STEP = 4
+
+
+@dataclass(slots=True)
+class _Life:
+    """What a process would hold."""
+
+    runner: FakeRunner
+    server: ExecutorServer
+    registry: GrpcRegistry
+    registering: asyncio.Task[None]
+
+
+@dataclass(slots=True)
+class FakeExecutor:
+    """See the top of this file. Without `scheduler_address` it does not register.
+
+    `registration_pause_s`: between two attempts, instead of a second. `us_per_block`,
+    `us_per_token`: see FakeRunner.
+    """
+
+    scheduler_address: str | None = None
+    block_size: int = 4
+    num_device_blocks: int = 64
+    num_host_blocks: int = 0
+    vocab_size: int = 128
+    max_model_len: int = 256
+    eos_token_ids: tuple[int, ...] = ()
+    digest: str = "fa4e"
+    limits: ExecutorLimits = field(default_factory=ExecutorLimits)
+    features: frozenset[Feature] = SAMPLING_FEATURES
+    sliding_window_tokens: int | None = None
+    us_per_block: int = 0
+    us_per_token: int = 0
+    fault: Callable[[StepInput], StepFault] = no_fault
+    registration_pause_s: float = 0.02
+    num_steps: int = 0
+    violations: list[str] = field(default_factory=list)
+    _life: _Life | None = None
+    _listen: str = "127.0.0.1:0"
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_exception: object) -> None:
+        if self._life is not None:
+            await self._end(grace_s=1.0, drain=True)
+
+    @property
+    def info(self) -> ExecutorInfo:
+        """What the present life announces."""
+        return self._present.server.info
+
+    @property
+    def runner(self) -> FakeRunner:
+        """The runner of the present life."""
+        return self._present.runner
+
+    @property
+    def address(self) -> str:
+        """`host:port`; the same in every life."""
+        return self.info.address
+
+    async def start(self) -> None:
+        """Begins a life: a new epoch, empty pools, the same address as before."""
+        runner = FakeRunner(
+            block_size=self.block_size,
+            num_device_blocks=self.num_device_blocks,
+            num_host_blocks=self.num_host_blocks,
+            vocab_size=self.vocab_size,
+            fault=self.fault,
+            sliding_window_tokens=self.sliding_window_tokens,
+            us_per_block=self.us_per_block,
+            us_per_token=self.us_per_token,
+        )
+        runner.violations = self.violations
+        server = await start_executor(self._new_info(), _Counted(self, runner), self._listen)
+        self._listen = server.info.address
+        registry = GrpcRegistry(self.scheduler_address or server.info.address)
+        registering = asyncio.create_task(self._register(server, registry))
+        self._life = _Life(runner, server, registry, registering)
+
+    async def kill(self) -> None:
+        """Ends the life at once: open streams break, nothing is finished or said."""
+        await self._end(grace_s=None, drain=False)
+
+    def cut(self) -> None:
+        """Breaks the open streams, and lives on; results that are not sent yet are lost."""
+        error = DomainError("STREAM_SUPERSEDED", "the test cuts the stream")
+        self._present.server.servicer.streams.fail_all(error)
+
+    async def stop(self) -> None:
+        """Ends the life as SIGTERM does: what was received is finished first."""
+        await self._end(grace_s=1.0, drain=True)
+
+    @property
+    def _present(self) -> _Life:
+        assert self._life is not None, "the executor is dead"
+        return self._life
+
+    async def _end(self, *, grace_s: float | None, drain: bool) -> None:
+        life, self._life = self._present, None
+        life.registering.cancel()
+        with suppress(asyncio.CancelledError):
+            await life.registering
+        if drain:
+            await life.server.servicer.drain()
+        await life.server.running.server.stop(grace_s)
+        if not drain:
+            await life.server.servicer.drain()
+        await life.registry.close()
+
+    async def _register(self, server: ExecutorServer, registry: GrpcRegistry) -> None:
+        if self.scheduler_address is None:
+            return
+
+        async def describe() -> ExecutorInfo:
+            return server.info
+
+        registrar = Registrar(
+            registry,
+            describe,
+            server.servicer.streams.wait_none_open,
+            server.worker.adopt_scheduler_epoch,
+            Pacing(sleep=lambda _delay_s: asyncio.sleep(self.registration_pause_s)),
+        )
+        await registrar.run()
+
+    def _new_info(self) -> ExecutorInfo:
+        model = ModelInfo(
+            name="fake",
+            digest=self.digest,
+            dtype="float32",
+            kv_cache_dtype="float32",
+            vocab_size=self.vocab_size,
+            max_model_len=self.max_model_len,
+            eos_token_ids=self.eos_token_ids,
+            sliding_window=self.sliding_window_tokens,
+        )
+        limits = self.limits
+        if Feature.ADAPTERS in self.features and limits.max_adapters_per_step is None:
+            limits = replace(limits, max_adapters_per_step=_MAX_ADAPTERS_PER_STEP)
+        return ExecutorInfo(
+            executor_epoch=next(_epochs),
+            model=model,
+            block_size=self.block_size,
+            num_device_blocks=self.num_device_blocks,
+            num_host_blocks=self.num_host_blocks,
+            block_bytes=16 * self.block_size,
+            limits=limits,
+            features=self.features,
+            software_version="fake",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """Counts the steps of all lives."""
+
+    executor: FakeExecutor
+    runner: FakeRunner
+
+    def begin(self, step: StepInput) -> FinishedStep:
+        self.executor.num_steps += 1
+        return self.runner.begin(step)

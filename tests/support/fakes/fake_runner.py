@@ -1,0 +1,272 @@
+"""A runner without a model: tokens follow from what is really stored in its KV pools.
+
+Each slot holds a *chain*: a mix of the chain of the position before, the token and the position,
+read through the block table as attention would. The chain before position 0 stands for the row's
+adapter and for what its cross blocks hold. A wrong table, a lost copy, a block that was never
+recomputed or belongs to another adapter changes the tokens; what can be recognised as corrupt is
+listed in `violations` too. With a sliding window, nothing behind the window is read.
+
+Shape letters: N blocks of a pool, B block size, R rows, W blocks of the longest table, P positions
+that the longest table has room for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from executor_service.steps.step import (
+    BlockMoves,
+    BoolArray,
+    FinishedStep,
+    Int32Array,
+    Int64Array,
+    RowStatus,
+    StepInput,
+    StepOutput,
+)
+from tests.support.fakes.fake_chain import (
+    WORD,
+    UInt64Array,
+    adapter_chain,
+    attended,
+    expected_tokens,
+    mix,
+    mix_columns,
+)
+from tests.support.fakes.fake_constraints import choose_allowed
+from tests.support.fakes.fake_cross import POISON, adapter_of, encode_and_read
+from tests.support.fakes.fake_logprobs import prompt_scores, sampled_scores
+
+__all__ = ["FakeRunner", "StepFault", "expected_tokens", "mix", "no_fault"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepFault:
+    """What goes wrong in a step. `error`: raised after the blocks were spoiled.
+
+    `rows`: by row id, INVALID_LOGITS or FAILED; what such a row wrote is spoiled. `spoils_others`:
+    so are the logits of rows that read it.
+    """
+
+    error: Exception | None = None
+    rows: Mapping[int, RowStatus] = field(default_factory=dict)
+    spoils_others: bool = False
+
+
+def no_fault(_step: StepInput) -> StepFault:
+    """All goes well."""
+    return StepFault()
+
+
+class FakeRunner:
+    """See the top of this file. `fault` is asked at the start of each step.
+
+    `us_per_block`, `us_per_token`: made-up durations of block moves and of input tokens.
+    """
+
+    def __init__(
+        self,
+        *,
+        block_size: int,
+        num_device_blocks: int,
+        num_host_blocks: int = 0,
+        vocab_size: int = 128,
+        fault: Callable[[StepInput], StepFault] = no_fault,
+        sliding_window_tokens: int | None = None,
+        us_per_block: int = 0,
+        us_per_token: int = 0,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.fault = fault
+        self.us_per_block = us_per_block
+        self.us_per_token = us_per_token
+        self.violations: list[str] = []
+        self.steps: list[int] = []
+        self._block_size = block_size
+        self._window = sliding_window_tokens
+        # [N, B, 2] int64: chain and token of each slot.
+        self._device = np.full((num_device_blocks, block_size, 2), POISON, np.int64)
+        self._host = np.full((num_host_blocks, block_size, 2), POISON, np.int64)
+
+    @property
+    def device_chains(self) -> Int64Array:
+        """[N, B]; what the device blocks hold."""
+        chains: Int64Array = self._device[:, :, 0]
+        return chains
+
+    @property
+    def host_chains(self) -> Int64Array:
+        """[N, B]; what the host blocks hold."""
+        chains: Int64Array = self._host[:, :, 0]
+        return chains
+
+    def begin(self, step: StepInput) -> FinishedStep:
+        """See Runner."""
+        return FinishedStep(self.execute(step))
+
+    def execute(self, step: StepInput) -> StepOutput:
+        """Runs `step` at once."""
+        self.steps.append(step.step_id)
+        fault = self.fault(step)
+        _move(self._device, self._host, step.swap_out)
+        _move(self._host, self._device, step.swap_in)
+        _move(self._device, self._device, step.copy)
+        failed = [row for row, row_id in enumerate(step.row_ids.tolist()) if row_id in fault.rows]
+        spoiled = range(step.num_rows) if fault.error else failed
+        cross = encode_and_read(step, self._device, spoiled)
+        starts = [
+            adapter_chain(adapter_of(step, row)) ^ chain for row, chain in enumerate(cross.chains)
+        ]
+        self._write(step, starts, spoiled)
+        if fault.error is not None:
+            self._device[[*step.swap_in.destinations, *step.copy.destinations]] = POISON
+            self._host[step.swap_out.destinations] = POISON
+            raise fault.error
+        for row, problem in cross.problems:
+            self._violate(step, row, problem)
+        self._verify(step, starts, failed)
+        tokens = self._sample(step, cross.chains)
+        statuses = np.full(step.num_rows, RowStatus.OK, np.uint8)
+        statuses[step.samples & (tokens < 0)] = RowStatus.INVALID_LOGITS
+        for row in failed:
+            statuses[row] = fault.rows[int(step.row_ids[row])]
+            tokens[row] = -1
+        if fault.spoils_others:
+            is_spoiled = self._reads_poison(step) & (statuses == RowStatus.OK)
+            statuses[is_spoiled], tokens[is_spoiled] = RowStatus.INVALID_LOGITS, -1
+        num_moved = sum(len(m.sources) for m in (step.swap_out, step.swap_in, step.copy))
+        return StepOutput(
+            row_statuses=statuses,
+            sampled_token_ids=tokens,
+            row_errors=dict.fromkeys(failed, "a fault that the test asked for"),
+            logprobs=sampled_scores(step, tokens, self.vocab_size),
+            prompt_logprobs=prompt_scores(
+                step,
+                self.vocab_size,
+                lambda row, position: (
+                    self._attend(step.block_tables[row], position + 1) ^ cross.chains[row]
+                ),
+            ),
+            move_us=self.us_per_block * num_moved,
+            forward_us=self.us_per_token * len(step.token_ids),
+        )
+
+    def spoil(self, block_ids: Sequence[int]) -> None:
+        """Overwrites device blocks with poison."""
+        self._device[list(block_ids)] = POISON
+
+    def _write(self, step: StepInput, starts: Sequence[int], spoiled: Sequence[int]) -> None:
+        """Writes all input tokens; `starts`: the chain before position 0 of each row.
+
+        A row may lean on positions that another row of the step writes; those lie before its own,
+        so rows are written in the order of their first position.
+        """
+        ends = np.cumsum(step.num_new_tokens).tolist()
+        counts, firsts = step.num_new_tokens.tolist(), step.num_computed_tokens.tolist()
+        token_ids, block_size, device = step.token_ids.tolist(), self._block_size, self._device
+        for row in sorted(range(step.num_rows), key=firsts.__getitem__):
+            position = firsts[row]
+            table = step.block_tables[row].tolist()
+            chain = starts[row]
+            if position and self._window != 1:
+                last = position - 1
+                chain = int(device[table[last // block_size], last % block_size, 0])
+            for token in token_ids[ends[row] - counts[row] : ends[row]]:
+                chain = mix(starts[row] if self._window == 1 else chain, token, position)
+                slot = (table[position // block_size], position % block_size)
+                device[slot] = POISON if row in spoiled else (chain, token)
+                position += 1
+
+    def _verify(self, step: StepInput, starts: Sequence[int], failed: Sequence[int]) -> None:
+        """Lists each row, but those in `failed`, that does not read what its tokens make."""
+        if step.num_rows == 0:
+            return
+        slots = self._device[step.block_tables].reshape(step.num_rows, -1, 2)
+        chains, is_read = slots[:, :, 0], self._is_read(step)
+        is_wrong = chains != self._expected_chains(step, slots, starts).astype(np.int64)
+        if self._window is not None:
+            # What the first chain in the window leans on is out of sight.
+            first = step.num_computed_tokens - self._window + 1
+            is_first = np.arange(slots.shape[1]) == np.maximum(first, 0)[:, None]
+            is_wrong = np.where(is_first & (first > 0)[:, None], chains == POISON, is_wrong)
+        is_wrong |= np.repeat(step.block_tables < 0, self._block_size, axis=1)
+        is_wrong &= is_read
+        is_wrong[failed] = False
+        for row in np.flatnonzero(is_wrong.any(axis=1)).tolist():
+            position = int(is_wrong[row].argmax())
+            block = int(step.block_tables[row, position // self._block_size])
+            self._violate(step, row, f"reads something else at position {position}, block {block}")
+        self._verify_histories(step)
+
+    def _reads_poison(self, step: StepInput) -> BoolArray:
+        """[R]; rows whose attention reads what was never written, or spoiled."""
+        if step.num_rows == 0:
+            return np.zeros(0, np.bool_)
+        chains = self._device[step.block_tables, :, 0].reshape(step.num_rows, -1)
+        is_poison: BoolArray = ((chains == POISON) & self._is_read(step)).any(axis=1)
+        return is_poison
+
+    def _is_read(self, step: StepInput) -> BoolArray:
+        """[R, P]; the positions that a row's attention reads."""
+        positions = np.arange(step.block_tables.shape[1] * self._block_size)
+        ends = step.num_computed_tokens + step.num_new_tokens
+        is_read = positions < ends[:, None]
+        if self._window is not None:
+            is_read &= positions > (step.num_computed_tokens - self._window)[:, None]
+        return is_read
+
+    def _expected_chains(
+        self, step: StepInput, slots: Int64Array, starts: Sequence[int]
+    ) -> UInt64Array:
+        """[R, P]; what the chains must be, given those before them; `slots`: [R, P, 2]."""
+        before = np.empty(slots.shape[:2], np.uint64)
+        before[:] = np.array([start & WORD for start in starts], np.uint64)[:, None]
+        if self._window != 1:
+            before[:, 1:] = slots[:, :-1, 0].astype(np.uint64)
+        positions = np.arange(slots.shape[1], dtype=np.uint64)
+        return mix_columns(before, slots[:, :, 1].astype(np.uint64), positions)
+
+    def _verify_histories(self, step: StepInput) -> None:
+        token_ends = np.cumsum(step.num_new_tokens)
+        ends = step.num_computed_tokens + step.num_new_tokens
+        for row, history in enumerate(step.histories):
+            if history is None:
+                continue
+            tokens = step.token_ids[token_ends[row] - step.num_new_tokens[row] : token_ends[row]]
+            known = list(history[int(step.num_computed_tokens[row]) : int(ends[row])])
+            if known != tokens.tolist():
+                self._violate(step, row, f"has another history: {known}")
+
+    def _violate(self, step: StepInput, row: int, problem: str) -> None:
+        self.violations.append(f"step {step.step_id}: row {step.row_ids[row]} {problem}")
+
+    def _sample(self, step: StepInput, crosses: Sequence[int]) -> Int32Array:
+        ends = (step.num_computed_tokens + step.num_new_tokens).tolist()
+        seeds = step.seeds.tolist()
+        tokens = np.full(step.num_rows, -1, np.int32)
+        for row in np.flatnonzero(step.samples).tolist():
+            seed = seeds[row] if step.sampling_params[row].temperature > 0 else 0
+            read = self._attend(step.block_tables[row], ends[row]) ^ crosses[row]
+            history = (step.histories[row] or ())[: ends[row]]
+            token = mix(read, seed, ends[row]) % self.vocab_size
+            params = step.sampling_params[row]
+            tokens[row] = choose_allowed(token, params, history, self.vocab_size)
+        return tokens
+
+    def _attend(self, table: Int32Array, end: int) -> int:
+        """What the token at position `end` - 1 reads."""
+        block_size = self._block_size
+        if self._window is None:
+            last = end - 1
+            return int(self._device[table[last // block_size], last % block_size, 0])
+        positions = np.arange(max(0, end - self._window), end)
+        slots = self._device[table[positions // block_size], positions % block_size]
+        return attended(slots[:, 0].tolist())
+
+
+def _move(source: Int64Array, destination: Int64Array, moves: BlockMoves) -> None:
+    if len(moves.sources):
+        destination[moves.destinations] = source[moves.sources]

@@ -1,0 +1,253 @@
+"""A scheduler whose tokens are made up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+import grpc.aio
+
+from splitserve.executor.v1 import executor_pb2
+from splitserve.scheduler.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
+from splitserve_rpc.domain_error import DomainError
+from splitserve_rpc.server import RunningServer, bind_server
+from tests.support.fakes.fake_generation import (
+    VOCAB_SIZE,
+    FakeSequence,
+    choose_best,
+    has_several_sequences,
+    is_streamed,
+    make_finish,
+    make_sequences,
+    score_of,
+)
+
+SERVICE = "splitserve.scheduler.v1.SchedulerService"
+
+
+class Cut(Exception):
+    """The connection is to break here, or the stream to end with the DomainError in it."""
+
+    async def end(self, context: grpc.aio.ServicerContext) -> NoReturn:
+        for error in self.args:
+            raise error
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "the connection broke")
+        raise AssertionError("abort raises")
+
+
+class Failed(Exception):
+    """The request is to end with an error of this reason."""
+
+
+@dataclass
+class FakeScheduler(
+    scheduler_pb2_grpc.SchedulerServiceServicer, admin_pb2_grpc.AdminServiceServicer
+):
+    """Serves; before the token with the number `n` of all it calls `before_token(n)`.
+
+    Where the best sequences are chosen at the end, the chunk of each of them counts as one more.
+    """
+
+    before_token: Callable[[int], None] = lambda number: None
+    before_request: Callable[[scheduler_pb2.GenerateRequest], None] = lambda request: None
+    tokenizer_files: dict[str, bytes] = field(default_factory=dict)
+    default_sampling_params: scheduler_pb2.SamplingParams | None = None
+    hold: asyncio.Event | None = None
+    requests: list[scheduler_pb2.GenerateRequest] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+    num_tokens: int = 0
+    max_message_bytes: int = 0
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def Generate(self, request, context):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, N802
+        try:
+            async for response in self._events(request):
+                yield response
+        except Cut as cut:
+            await cut.end(context)
+        finally:
+            self.ended.set()
+
+    async def Session(self, request_iterator, context):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, N802
+        out: asyncio.Queue[scheduler_pb2.SessionResponse | Cut] = asyncio.Queue()
+        running: dict[int, asyncio.Task[None]] = {}
+
+        async def read() -> None:
+            async for message in request_iterator:
+                if message.HasField("submit"):
+                    handle = message.submit.handle
+                    work = self._run_in_session(message.submit, out)
+                    running[handle] = asyncio.create_task(work)
+                else:
+                    handle = message.abort.handle
+                    running[handle].cancel()
+                    reason = scheduler_pb2.FINISH_REASON_ABORTED
+                    event = scheduler_pb2.SessionEvent(
+                        handle=handle, finish=scheduler_pb2.Finish(reason=reason)
+                    )
+                    out.put_nowait(scheduler_pb2.SessionResponse(events=[event]))
+
+        reader = asyncio.create_task(read())
+        try:
+            while True:
+                response = await out.get()
+                if isinstance(response, Cut):
+                    await response.end(context)
+                yield response
+        finally:
+            for task in (reader, *running.values()):
+                task.cancel()
+
+    async def _run_in_session(
+        self,
+        submit: scheduler_pb2.SessionSubmit,
+        out: asyncio.Queue[scheduler_pb2.SessionResponse | Cut],
+    ) -> None:
+        handle = submit.handle
+        is_plain = not has_several_sequences(submit.request.sampling_params)
+        try:
+            async for part in self._events(submit.request):
+                tokens = part.tokens
+                if is_plain and tokens.token_ids and not tokens.logprobs:
+                    response = scheduler_pb2.SessionResponse(
+                        handles=[handle], token_ids=tokens.token_ids
+                    )
+                else:
+                    event = _session_event(handle, part)
+                    response = scheduler_pb2.SessionResponse(events=[event])
+                out.put_nowait(response)
+        except DomainError as error:
+            rejected = scheduler_pb2.RequestError(reason=error.reason, message=error.message)
+            event = scheduler_pb2.SessionEvent(handle=handle, rejected=rejected)
+            out.put_nowait(scheduler_pb2.SessionResponse(events=[event]))
+        except Cut as cut:
+            out.put_nowait(cut)
+
+    async def _events(
+        self, request: scheduler_pb2.GenerateRequest
+    ) -> AsyncIterator[scheduler_pb2.GenerateResponse]:
+        self.requests.append(request)
+        self.before_request(request)
+        sequences = make_sequences(request)
+        if request.sampling_params.HasField("num_prompt_logprobs"):
+            is_resumed = any(sequence.token_ids for sequence in sequences)
+            for token_id in [] if is_resumed else request.prompt_token_ids[1:]:
+                chunk = scheduler_pb2.TokenChunk(prompt_logprobs=[score_of(token_id)])
+                yield scheduler_pb2.GenerateResponse(tokens=chunk)
+        try:
+            if is_streamed(request.sampling_params):
+                async for response in self._all(request, sequences):
+                    yield response
+            else:
+                async for response in self._best(request, sequences):
+                    yield response
+        except Failed as failure:
+            error = scheduler_pb2.RequestError(reason=str(failure), message="it failed")
+            reason = scheduler_pb2.FINISH_REASON_ERROR
+            finish = scheduler_pb2.Finish(reason=reason, error=error)
+            yield scheduler_pb2.GenerateResponse(finish=finish)
+
+    async def _all(
+        self, request: scheduler_pb2.GenerateRequest, sequences: list[FakeSequence]
+    ) -> AsyncIterator[scheduler_pb2.GenerateResponse]:
+        unfinished = list(sequences)
+        while unfinished:
+            for sequence in list(unfinished):
+                if sequence.reason is None:
+                    await self._next_token()
+                    yield scheduler_pb2.GenerateResponse(tokens=sequence.step())
+                if sequence.reason is not None:
+                    unfinished.remove(sequence)
+                    if has_several_sequences(request.sampling_params):
+                        finish = sequence.finish()
+                        yield scheduler_pb2.GenerateResponse(sequence_finish=finish)
+        yield scheduler_pb2.GenerateResponse(finish=make_finish(request, sequences))
+
+    async def _best(
+        self, request: scheduler_pb2.GenerateRequest, sequences: list[FakeSequence]
+    ) -> AsyncIterator[scheduler_pb2.GenerateResponse]:
+        for sequence in sequences:
+            while sequence.reason is None:
+                await self._next_token()
+                sequence.step()
+        best = choose_best(sequences, request.sampling_params)
+        for sequence in best:
+            await self._next_token()
+            chunk = sequence.chunk(sequence.token_ids)
+            yield scheduler_pb2.GenerateResponse(tokens=chunk)
+            yield scheduler_pb2.GenerateResponse(sequence_finish=sequence.finish())
+        yield scheduler_pb2.GenerateResponse(finish=make_finish(request, best))
+
+    async def _next_token(self) -> None:
+        self.num_tokens += 1
+        self.before_token(self.num_tokens - 1)
+        if self.hold is not None:
+            await self.hold.wait()
+
+    async def Abort(self, request, context):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, N802
+        if request.request_id == "unknown":
+            raise DomainError("REQUEST_UNKNOWN", "no unfinished request has this id")
+        self.aborted.append(request.request_id)
+        return scheduler_pb2.AbortResponse()
+
+    async def GetModel(self, request, context):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, N802
+        return scheduler_pb2.GetModelResponse(
+            name="fake",
+            digest="00ff",
+            dtype="float32",
+            vocab_size=VOCAB_SIZE,
+            max_model_len_tokens=128,
+            eos_token_ids=[1],
+            default_sampling_params=self.default_sampling_params,
+            max_message_bytes=self.max_message_bytes,
+        )
+
+    async def GetTokenizer(self, request, context):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, N802
+        if not self.tokenizer_files:
+            raise DomainError("TOKENIZER_UNAVAILABLE", "the executors offer no tokenizer")
+        for name, data in self.tokenizer_files.items():
+            for start in range(0, len(data), 1000):
+                piece = data[start : start + 1000]
+                yield scheduler_pb2.GetTokenizerResponse(file_name=name, data=piece)
+
+    async def ListExecutors(self, request, context):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, N802
+        info = executor_pb2.ExecutorInfo(
+            address="127.0.0.1:9",
+            executor_epoch=5,
+            model=executor_pb2.ModelInfo(name="fake", dtype="float32"),
+            block_size_tokens=16,
+            num_device_blocks=64,
+            num_host_blocks=32,
+        )
+        state = admin_pb2.ExecutorState(
+            executor=info,
+            connected=True,
+            num_free_device_blocks=60,
+            num_swapped_requests=3,
+            num_free_host_blocks=30,
+            num_cached_device_blocks=17,
+        )
+        return admin_pb2.ListExecutorsResponse(executors=[state], num_unassigned_requests=2)
+
+
+async def start(fake: FakeScheduler, address: str = "127.0.0.1:0") -> RunningServer:
+    running = bind_server(address, [SERVICE])
+    scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(fake, running.server)
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(fake, running.server)
+    await running.server.start()
+    return running
+
+
+def _session_event(
+    handle: int, response: scheduler_pb2.GenerateResponse
+) -> scheduler_pb2.SessionEvent:
+    match response.WhichOneof("event"):
+        case "tokens":
+            return scheduler_pb2.SessionEvent(handle=handle, tokens=response.tokens)
+        case "sequence_finish":
+            finish = response.sequence_finish
+            return scheduler_pb2.SessionEvent(handle=handle, sequence_finish=finish)
+        case _:
+            return scheduler_pb2.SessionEvent(handle=handle, finish=response.finish)

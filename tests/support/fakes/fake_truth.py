@@ -1,0 +1,111 @@
+"""What a client gets for a request that a FakeExecutor computes, worked out without a scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from scheduler_service.core.beam_search import BeamSearch, Hypothesis
+from scheduler_service.core.request import sequence_seed
+from scheduler_service.core.sampling_params import BeamParams, EarlyStopping
+from splitserve_client import Completion, FinishReason, SamplingParams
+from tests.support.fakes.fake_chain import expected_tokens
+from tests.support.fakes.fake_logprobs import fake_logprob
+
+VOCAB_SIZE = 128
+
+
+def expected_completions(
+    prompt: Sequence[int],
+    params: SamplingParams,
+    *,
+    adapter: str = "",
+    vocab_size: int = VOCAB_SIZE,
+) -> tuple[Completion, ...]:
+    """The completions of `params`, which give seed and max_tokens, in the order of their index."""
+    if params.beam_search is not None:
+        return _expected_beams(prompt, params, vocab_size)
+    num_sequences = params.best_of or params.n or 1
+    sequences = [
+        _expected_sequence(prompt, params, index, adapter, vocab_size)
+        for index in range(num_sequences)
+    ]
+    if params.is_streamed:
+        return tuple(sequences)
+    scored = [_with_logprob(sequence) for sequence in sequences]
+    scored.sort(key=lambda c: (-(c.cumulative_logprob or 0.0) / len(c.token_ids), c.index))
+    return tuple(
+        Completion(index, c.token_ids, (), c.reason, c.stop_token_id, c.cumulative_logprob)
+        for index, c in enumerate(scored[: params.n or 1])
+    )
+
+
+def _expected_sequence(
+    prompt: Sequence[int], params: SamplingParams, index: int, adapter: str, vocab_size: int
+) -> Completion:
+    assert params.max_tokens is not None
+    assert params.seed is not None
+    seed = 0 if params.temperature == 0 else sequence_seed(params.seed, index)
+    tokens = expected_tokens(prompt, params.max_tokens, seed, vocab_size, adapter=adapter)
+    for position, token_id in enumerate(tokens):
+        if token_id in params.stop_token_ids:
+            kept = tuple(tokens[: position + 1])
+            return Completion(index, kept, (), FinishReason.STOP, token_id)
+    return Completion(index, tuple(tokens), (), FinishReason.LENGTH)
+
+
+def _with_logprob(completion: Completion) -> Completion:
+    logprob = sum(map(fake_logprob, completion.token_ids))
+    return Completion(
+        completion.index,
+        completion.token_ids,
+        (),
+        completion.reason,
+        completion.stop_token_id,
+        logprob,
+    )
+
+
+def _expected_beams(
+    prompt: Sequence[int], params: SamplingParams, vocab_size: int
+) -> tuple[Completion, ...]:
+    beams, max_tokens = params.beam_search, params.max_tokens
+    assert beams is not None
+    assert max_tokens is not None
+    length_penalty = 1.0 if beams.length_penalty is None else beams.length_penalty
+    stopping = EarlyStopping(beams.early_stopping.value if beams.early_stopping else "heuristic")
+    search = BeamSearch(
+        BeamParams(beams.width, length_penalty, stopping),
+        n=params.n or 1,
+        max_tokens=max_tokens,
+        min_tokens=params.min_tokens or 0,
+        stop_token_ids=frozenset(params.stop_token_ids),
+    )
+    live: list[list[int]] = [[]]
+    while not search.is_finished:
+        candidates = [
+            _candidates([*prompt, *tokens], search.num_candidates, vocab_size) for tokens in live
+        ]
+        selection = search.advance(candidates)
+        live = [[*live[parent], token_id] for parent, token_id in selection.beams]
+    return tuple(map(_completion_of, range(params.n or 1), search.hypotheses))
+
+
+def _candidates(tokens: Sequence[int], count: int, vocab_size: int) -> list[tuple[int, float]]:
+    """What a FakeRunner calls the most probable tokens after `tokens`."""
+    (best,) = expected_tokens(tokens, 1, 0, vocab_size)
+    return [((best + i) % vocab_size, fake_logprob((best + i) % vocab_size)) for i in range(count)]
+
+
+def _completion_of(index: int, hypothesis: Hypothesis) -> Completion:
+    is_stopped = hypothesis.stop_token_id is not None
+    return Completion(
+        index,
+        tuple(hypothesis.token_ids),
+        (),
+        FinishReason.STOP if is_stopped else FinishReason.LENGTH,
+        hypothesis.stop_token_id,
+        float(np.float32(hypothesis.cumulative_logprob)),
+        float(np.float32(hypothesis.score)),
+    )

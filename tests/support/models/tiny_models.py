@@ -1,0 +1,173 @@
+"""Small random checkpoints of many architectures, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from tests.support.models.tiny_configs import shrunk_config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+VOCAB_SIZE = 160
+EOS_TOKEN_ID = 2
+MAX_POSITION_EMBEDDINGS = 512
+SLIDING_WINDOW = 12
+
+_COMMON: Mapping[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": MAX_POSITION_EMBEDDINGS,
+    # Far larger than usual: the logits of such a model are peaked, so greedy choices do not tie.
+    "initializer_range": 0.3,
+    "bos_token_id": 1,
+    "eos_token_id": EOS_TOKEN_ID,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
+_EXPERTS: Mapping[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class _Recipe:
+    """`config_class`: name in `transformers`. `options`: on top of the common ones."""
+
+    config_class: str
+    options: Mapping[str, Any]
+    without: tuple[str, ...] = ()
+
+
+_RECIPES: Mapping[str, _Recipe] = {
+    "llama": _Recipe("LlamaConfig", {}),
+    "qwen2": _Recipe("Qwen2Config", {}),
+    "qwen3": _Recipe("Qwen3Config", {"head_dim": 16}),
+    "qwen3_moe": _Recipe(
+        "Qwen3MoeConfig", {"head_dim": 16, "moe_intermediate_size": 32, **_EXPERTS}
+    ),
+    "mistral": _Recipe("MistralConfig", {"sliding_window": SLIDING_WINDOW, "head_dim": 16}),
+    "gemma2": _Recipe(
+        "Gemma2Config",
+        {
+            "sliding_window": SLIDING_WINDOW,
+            "head_dim": 16,
+            "query_pre_attn_scalar": 16,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 30.0,
+            "num_hidden_layers": 4,
+        },
+    ),
+    "phi3": _Recipe("Phi3Config", {"sliding_window": SLIDING_WINDOW}),
+    "olmo2": _Recipe("Olmo2Config", {}),
+    "gpt_neox": _Recipe("GPTNeoXConfig", {}, without=("num_key_value_heads",)),
+    "gpt_oss": _Recipe(
+        "GptOssConfig",
+        {
+            "sliding_window": SLIDING_WINDOW,
+            "head_dim": 16,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    ),
+    "deepseek_v3": _Recipe(
+        "DeepseekV3Config",
+        {
+            "num_key_value_heads": 4,
+            "moe_intermediate_size": 32,
+            "n_routed_experts": 4,
+            "n_group": 1,
+            "topk_group": 1,
+            "num_experts_per_tok": 2,
+            "first_k_dense_replace": 1,
+            "q_lora_rank": 32,
+            "kv_lora_rank": 32,
+            "qk_nope_head_dim": 16,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 12,
+        },
+    ),
+    # What follows cannot be served; the loader has to say so.
+    "falcon": _Recipe("FalconConfig", {}),
+    "bloom": _Recipe("BloomConfig", {"n_layer": 2, "n_head": 4}),
+    "mamba": _Recipe("MambaConfig", {}),
+    "lfm2": _Recipe("Lfm2Config", {"layer_types": ["conv", "full_attention"]}),
+    "qwen3_next": _Recipe(
+        "Qwen3NextConfig",
+        {
+            "head_dim": 16,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 32,
+            "layer_types": ["linear_attention", "full_attention"],
+            **_EXPERTS,
+        },
+    ),
+    "t5": _Recipe("T5Config", {}),
+}
+
+ARCHITECTURES: tuple[str, ...] = tuple(_RECIPES)
+
+
+def make_tiny_model(
+    architecture: str,
+    directory: Path,
+    seed: int = 0,
+    overrides: Mapping[str, Any] | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Path:
+    """Saves a random model of `architecture`, one of ARCHITECTURES or another type, in `directory`.
+
+    The same arguments give the same weights. `overrides` are options of its configuration. Returns
+    `directory`. There is no tokenizer.
+    """
+    config = make_tiny_config(architecture, overrides)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = _model_class(config)(config)
+        _spread(model)
+    untyped: Any = model
+    untyped.to(dtype).save_pretrained(directory)
+    return directory
+
+
+def make_tiny_config(
+    architecture: str, overrides: Mapping[str, Any] | None = None
+) -> PreTrainedConfig:
+    """The configuration of such a model."""
+    import transformers
+
+    if architecture not in _RECIPES:
+        shrunk: PreTrainedConfig = shrunk_config(architecture, overrides)
+        return shrunk
+    recipe = _RECIPES[architecture]
+    options = {**_COMMON, **recipe.options, **(overrides or {})}
+    for option in recipe.without:
+        options.pop(option, None)
+    config_class = getattr(transformers, recipe.config_class)
+    config: PreTrainedConfig = config_class(**options)
+    return config
+
+
+def _model_class(config: PreTrainedConfig) -> Callable[[PreTrainedConfig], PreTrainedModel]:
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    from_config: Callable[[PreTrainedConfig], PreTrainedModel] = auto.from_config
+    return from_config
+
+
+def _spread(model: nn.Module) -> None:
+    """Makes what is initialised to a constant (norms, biases, sinks) matter."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.1)

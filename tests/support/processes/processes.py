@@ -1,0 +1,100 @@
+"""Real scheduler and executor processes on free ports of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+from splitserve_client import AsyncClient, Executor, SplitserveError
+
+ROOT = Path(__file__).parents[3]
+START_TIMEOUT_S = 90.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Processes:
+    """A scheduler and its executors; whatever still runs at the end is killed."""
+
+    def __init__(self, model: Path) -> None:
+        self.model = model
+        self.address = f"127.0.0.1:{free_port()}"
+        self.scheduler: subprocess.Popen[bytes] | None = None
+        self.executors: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start_scheduler(self, *options: str) -> None:
+        self.scheduler = _start("scheduler_service", "--listen", self.address, *options)
+
+    def start_executor(self, *options: str) -> str:
+        """Starts an executor and returns its address."""
+        address = f"127.0.0.1:{free_port()}"
+        self.executors[address] = _start(
+            "executor_service",
+            *("--model", str(self.model), "--scheduler", self.address, "--listen", address),
+            *("--num-device-blocks", "64", "--num-host-blocks", "0"),
+            *options,
+        )
+        return address
+
+    def kill_executor(self, address: str) -> None:
+        _kill(self.executors.pop(address))
+
+    def kill_scheduler(self) -> None:
+        assert self.scheduler is not None
+        _kill(self.scheduler)
+
+    def kill_all(self) -> None:
+        for process in [*self.executors.values(), self.scheduler]:
+            if process is not None:
+                _kill(process)
+
+    async def wait_until(self, holds: Callable[[list[Executor]], bool]) -> list[Executor]:
+        """Polls the scheduler until `holds` of its connected executors."""
+        async with asyncio.timeout(START_TIMEOUT_S), AsyncClient(self.address) as client:
+            while True:
+                with suppress(SplitserveError):
+                    executors = [
+                        e for e in (await client.list_executors()).executors if e.is_connected
+                    ]
+                    if holds(executors):
+                        return executors
+                await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def processes(model: Path) -> AsyncIterator[Processes]:
+    """Processes that end with the test."""
+    started = Processes(model)
+    try:
+        yield started
+    finally:
+        started.kill_all()
+
+
+def _start(package: str, *options: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", package, "--exit-on-stdin-eof", "--log-level", "error", *options],
+        stdin=subprocess.PIPE,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Harmless if it has ended."""
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    if process.stdin is not None:
+        process.stdin.close()

@@ -1,0 +1,71 @@
+"""A scheduler behind its real port, in this process, so that a test can look into it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from scheduler_service.cluster import Cluster
+from scheduler_service.config import ClusterConfig
+from scheduler_service.request_limits import most_message_bytes
+from scheduler_service.service.admin import AdminServicer
+from scheduler_service.service.registry import RegistryServicer
+from scheduler_service.service.servicer import SchedulerServicer
+from splitserve.scheduler.v1 import admin_pb2_grpc, registry_pb2_grpc, scheduler_pb2_grpc
+from splitserve_rpc.server import RunningServer, bind_server
+from tests.support.fakes.fake_executor import FakeExecutor
+from tests.support.processes.fake_service import DIGEST
+
+TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerInProcess:
+    """What runs."""
+
+    cluster: Cluster
+    servicer: SchedulerServicer
+    address: str
+
+
+@asynccontextmanager
+async def scheduler_in_process(
+    *executors: FakeExecutor, config: ClusterConfig | None = None
+) -> AsyncIterator[SchedulerInProcess]:
+    """A scheduler that `executors` have joined."""
+    config = config or ClusterConfig(reconnect_timeout_s=0.1)
+    changed = asyncio.Event()
+    cluster = Cluster(config, 1, changed.set)
+    running = bind_server(
+        "127.0.0.1:0",
+        (),
+        most_message_bytes(config.max_model_len),
+        lambda: cluster.max_message_bytes,
+    )
+    servicer = SchedulerServicer(cluster)
+    _add(running, cluster, servicer)
+    await running.server.start()
+    try:
+        for executor in executors:
+            executor.scheduler_address = f"127.0.0.1:{running.port}"
+            executor.digest = DIGEST
+            await executor.start()
+        async with asyncio.timeout(TIMEOUT_S):
+            while sum(engine.is_connected for engine in cluster.engines) < len(executors):
+                changed.clear()
+                await changed.wait()
+        yield SchedulerInProcess(cluster, servicer, f"127.0.0.1:{running.port}")
+    finally:
+        await cluster.drain(0)
+        await running.stop(0.1)
+        for executor in executors:
+            await executor.stop()
+
+
+def _add(running: RunningServer, cluster: Cluster, servicer: SchedulerServicer) -> None:
+    server = running.server
+    scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(servicer, server)
+    registry_pb2_grpc.add_RegistryServiceServicer_to_server(RegistryServicer(cluster), server)
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(cluster), server)

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from splitserve_cli.serve_config import CannotServe, check_model, reachable_address
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:7", "127.0.0.1:7"])
+def test_reachable_address_is_local_when_the_server_listens_everywhere(listen: str) -> None:
+    assert reachable_address(listen) == "127.0.0.1:7"
+
+
+def test_check_model_raises_when_the_path_is_no_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+
+    for name, message in [
+        ("missing", "no such directory"),
+        ("file", "not a directory"),
+        ("empty", "config.json is missing"),
+    ]:
+        with pytest.raises(CannotServe, match=message):
+            check_model(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("model", ["bundled", "some-org/some-model", "gpt2"])
+def test_check_model_leaves_the_rest_to_the_executor_when_it_may_be_a_model(model: str) -> None:
+    check_model(model)
+
+
+@pytest.mark.parametrize("model", ["./missing", "../missing", "~/missing", "a/b/c", "a b"])
+def test_check_model_raises_when_it_can_only_be_a_path(model: str) -> None:
+    with pytest.raises(CannotServe, match="no such directory"):
+        check_model(model)

@@ -1,0 +1,111 @@
+"""What `splitserve serve` proposes works as it is written."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+import time
+
+import pytest
+
+from splitserve_cli.main import main
+from splitserve_cli.serve_config import ServeConfig
+from splitserve_cli.welcome import welcome
+from tests.support.fakes.fake_generation import expected_tokens
+from tests.support.fakes.scheduler_thread import FakeServer
+
+
+def _welcome(server: FakeServer, *, with_demo: bool) -> None:
+    config = ServeConfig(server.address, "model", with_demo, 1.0, time.monotonic())
+    asyncio.run(welcome(config))
+
+
+def _proposed(text: str, command: str) -> list[str]:
+    """The arguments of the one proposal that calls `command`."""
+    [line] = [line for line in text.splitlines() if f" {command} " in line]
+    words = shlex.split(line)
+    return words[words.index(command) :]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why_not"),
+    [
+        ({}, ""),
+        (None, "the executors offer no tokenizer"),
+        ({"tokenizer.json": b"{}"}, "tokenizer.json is not readable"),
+        ({"chat_template.jinja": b"{% for"}, "the model's chat template is broken"),
+    ],
+)
+@pytest.mark.parametrize("with_demo", [True, False])
+def test_welcome_proposes_what_works_when_there_is_a_tokenizer_or_none(
+    server: FakeServer,
+    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, bytes] | None,
+    why_not: str,
+    with_demo: bool,
+) -> None:
+    has_tokenizer = not why_not
+    server.fake.tokenizer_files |= changes or {}
+    if changes is None:
+        server.fake.tokenizer_files = {}
+
+    _welcome(server, with_demo=with_demo)
+
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    assert (f"Prompts are token ids: {why_not}" in shown.out) == (not has_tokenizer)
+    assert len(server.fake.requests) == (with_demo and has_tokenizer)
+    assert ("Tell me a story" in shown.out) == has_tokenizer
+    for command in ("generate", "info"):
+        assert main(_proposed(shown.out, command)) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_generate_takes_and_gives_token_ids_when_told_so(
+    server: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.fake.tokenizer_files = {}
+    argv = ["generate", "--address", server.address, "--seed=3", "--max-tokens=4"]
+
+    assert main([*argv, "--token-ids", "1,2 7"]) == 0
+    assert main([*argv, "--token-ids=1", "--json"]) == 0
+
+    assert [list(request.prompt_token_ids) for request in server.fake.requests] == [[1, 2, 7], [1]]
+    text, content = capsys.readouterr().out.splitlines()
+    assert text == " ".join(map(str, expected_tokens([1, 2, 7], 3, 4)))
+    assert json.loads(content)["token_ids"] == expected_tokens([1], 3, 4)
+
+
+def test_generate_names_the_way_out_when_the_server_has_no_tokenizer(
+    server: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.fake.tokenizer_files = {}
+
+    assert main(["generate", "--address", server.address, "a text"]) == 1
+
+    assert capsys.readouterr().err == (
+        "splitserve generate: the executors offer no tokenizer; give token ids (--token-ids 1,2,3),"
+        " or serve the model with its tokenizer.json [TOKENIZER_UNAVAILABLE]\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--token-ids=1", "a text"], "give --token-ids, PROMPT or --file"),
+        (["--token-ids=1", "--file=x"], "give --token-ids, PROMPT or --file"),
+        (["--token-ids="], "--token-ids is empty"),
+        (["--token-ids=1", "--bad-words=x"], "--bad-words are text"),
+        (["--token-ids=one"], "argument --token-ids: invalid"),
+        (["--token-ids=2147483648"], "argument --token-ids: invalid"),
+    ],
+)
+def test_generate_exits_with_2_when_token_ids_are_bad(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["generate", *argv])
+
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err

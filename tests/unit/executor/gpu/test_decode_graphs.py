@@ -1,0 +1,60 @@
+"""Steps of decodes with our kernels, recorded on a GPU and run again where there is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from executor_service.checkpoint.model_loader import ModelConfig, load_model
+from executor_service.device.kv_cache import KVCache
+from executor_service.model.loaded_model import LoadedModel
+from executor_service.model.paged_model import PagedModel, TransformersModel, torch_model
+from executor_service.runner.decode_graphs import CudaGraphs, Recorder, with_decode_graphs
+from executor_service.runner.pool_sizes import CacheConfig, build_runner
+from tests.support.devices.recorded_ops import RunAgain
+from tests.support.models.tiny_models import make_tiny_model
+from tests.support.steps.step_driver import DrivenSequence, drive
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from splitserve_kernels.gpu.attention import backend
+
+BLOCK_SIZE = 4
+NUM_BLOCKS = 60
+MAX_NUM_ROWS = 3
+
+
+def _triton_model(loaded: LoadedModel, cache: KVCache) -> PagedModel:
+    return TransformersModel(loaded, cache, backend)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma2"])
+def test_runner_samples_the_same_tokens_when_our_kernels_are_recorded(
+    architecture: str,
+    device: torch.device,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    directory = make_tiny_model(architecture, tmp_path)
+    loaded = load_model(ModelConfig(str(directory), device=device.type, max_model_len=64))
+
+    def make_recorder() -> Recorder:
+        return CudaGraphs() if device.type == "cuda" else RunAgain()
+
+    outputs = []
+    for make_model in (
+        torch_model,
+        with_decode_graphs(_triton_model, MAX_NUM_ROWS, make_recorder),
+    ):
+        config = CacheConfig(BLOCK_SIZE, num_device_blocks=NUM_BLOCKS, num_host_blocks=0)
+        runner = build_runner(loaded, config, make_model)
+        sequences = [
+            DrivenSequence([(7 * i + j) % 140 + 3 for j in range(3 + 4 * i)], 4, start_step=2 * i)
+            for i in range(MAX_NUM_ROWS)
+        ]
+        drive(runner, sequences, block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS, chunk_size=None)
+        outputs.append([sequence.output for sequence in sequences])
+    assert outputs[0] == outputs[1]
+    assert "decode_graphs" not in caplog.text, "what is refused is logged as an error"

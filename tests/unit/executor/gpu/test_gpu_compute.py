@@ -1,0 +1,155 @@
+"""What runs a model where Triton is: chosen as on a GPU, with kernels interpreted on the CPU."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from executor_service.backends.compute import Compute
+from executor_service.backends.gpu import compute_on_gpu
+from executor_service.checkpoint.model_loader import ModelConfig, load_model
+from executor_service.device.kv_cache import KVCache, copy_in_torch
+from executor_service.model.input_batch import build_input_batch
+from executor_service.model.loaded_model import LoadedModel, weights_bytes
+from executor_service.model.paged_model import torch_model
+from executor_service.sampling.sampler import SamplingRows, draw_in_torch
+from executor_service.steps.sampling_params import SamplingParams
+from tests.support.models.tiny_models import make_tiny_model
+from tests.support.steps.step_driver import Row, make_step
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from executor_service.backends import gpu_draw as gpu_sampler
+from executor_service.decoders import gpu_decoder
+from splitserve_kernels.gpu import block_copy
+
+BLOCK_SIZE = 8
+TOLERANCE = 1e-3
+PROMPT = [(11 * i + 5) % 90 for i in range(21)]
+
+
+class Loads:
+    """Loads a random model, and counts how often."""
+
+    def __init__(
+        self, directory: Path, device: torch.device, architecture: str, **overrides: object
+    ) -> None:
+        make_tiny_model(architecture, directory, seed=2, overrides=overrides)
+        self._config = ModelConfig(str(directory), str(device), max_model_len=64)
+        self.count = 0
+
+    def __call__(self) -> LoadedModel:
+        self.count += 1
+        return load_model(self._config)
+
+
+def _choose(loads: Loads) -> Compute:
+    return compute_on_gpu(loads, loads(), "triton", BLOCK_SIZE)
+
+
+@torch.inference_mode()
+def _logits(compute: Compute) -> Tensor:
+    loaded = compute.loaded
+    cache = KVCache(loaded.layers, BLOCK_SIZE, 8, 0, loaded.dtype, loaded.device)
+    params = SamplingParams(num_prompt_logprobs=0)
+    row = Row(PROMPT, 0, (5, 0, 3), len(PROMPT) + 1, False, params)
+    batch = build_input_batch(make_step([row]), [0], BLOCK_SIZE, loaded.device)
+    return compute.make_model(loaded, cache).logits(batch).clone().cpu()
+
+
+def _assert_right(compute: Compute, loads: Loads) -> None:
+    loaded = loads()
+    expected = _logits(Compute(loaded, torch_model, "torch", BLOCK_SIZE))
+    torch.testing.assert_close(_logits(compute), expected, atol=TOLERANCE, rtol=0)
+
+
+def _errors(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
+
+
+def test_compute_on_gpu_takes_decoder_draw_and_copy_when_all_are_right(
+    tmp_path: Path, device: torch.device, caplog: pytest.LogCaptureFixture
+) -> None:
+    loads = Loads(tmp_path, device, "llama")
+    compute = _choose(loads)
+    assert compute.description == "GPU decoder, triton attention"
+    assert (compute.draw, compute.copy_blocks) == (gpu_sampler.triton_draw, block_copy.copy_blocks)
+    assert loads.count == 1
+    assert not _errors(caplog)
+    _assert_right(compute, loads)
+    # Weights as before, and the tables in the place of the frequencies.
+    loaded = loads()
+    tables = 2 * 64 * loaded.layers[0].key_dim // 2 * 4
+    buffers = sum(buffer.nbytes for buffer in loaded.model.buffers())
+    assert compute.loaded.weights_bytes == weights_bytes(loaded.model) - buffers + tables
+
+
+@pytest.mark.parametrize(
+    ("architecture", "overrides"),
+    [("olmo2", {}), ("llama", {"hidden_act": "gelu"}), ("ministral3", {})],
+)
+def test_compute_on_gpu_leaves_the_model_to_transformers_when_it_is_no_llama(
+    tmp_path: Path,
+    device: torch.device,
+    caplog: pytest.LogCaptureFixture,
+    architecture: str,
+    overrides: Mapping[str, Any],
+) -> None:
+    loads = Loads(tmp_path, device, architecture, **overrides)
+    compute = _choose(loads)
+    assert compute.description == "triton attention"
+    assert loads.count == 1
+    assert not _errors(caplog)
+    _assert_right(compute, loads)
+
+
+def test_compute_on_gpu_says_an_error_and_loads_again_when_the_decoder_is_wrong(
+    tmp_path: Path,
+    device: torch.device,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = gpu_decoder.GpuDecoder.run
+
+    def run_wrongly(self: gpu_decoder.GpuDecoder, ids: Tensor, *rest: Any) -> Tensor:  # noqa: ANN401
+        return run(self, ids + 1, *rest)
+
+    monkeypatch.setattr(gpu_decoder.GpuDecoder, "run", run_wrongly)
+    loads = Loads(tmp_path, device, "llama")
+    compute = _choose(loads)
+    assert compute.description == "triton attention"
+    assert loads.count == 2
+    (error,) = _errors(caplog)
+    assert "gpu_decoder_refused model=LlamaForCausalLM reason='relative error" in error
+    _assert_right(compute, loads)
+
+
+def test_compute_on_gpu_draws_and_copies_in_torch_when_kernels_are_wrong(
+    tmp_path: Path,
+    device: torch.device,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    draw, copy = gpu_sampler.triton_draw, block_copy.copy_blocks
+
+    def draw_wrongly(adjusted: Tensor, rows: SamplingRows) -> Tensor:
+        return draw(adjusted.flip(1), rows)
+
+    def copy_wrongly(pool: Tensor, sources: Tensor, destinations: Tensor) -> None:
+        copy(pool, sources.flip(0), destinations)
+
+    monkeypatch.setattr(gpu_sampler, "triton_draw", draw_wrongly)
+    monkeypatch.setattr(block_copy, "copy_blocks", copy_wrongly)
+    compute = _choose(Loads(tmp_path, device, "olmo2"))
+    assert (compute.draw, compute.copy_blocks) == (draw_in_torch, copy_in_torch)
+    errors = _errors(caplog)
+    assert [error.split(" reason")[0] for error in errors] == [
+        "kernel_refused kernel=sampling",
+        "kernel_refused kernel=block_copy",
+    ]

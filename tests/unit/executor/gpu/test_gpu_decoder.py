@@ -1,0 +1,268 @@
+"""The decoder for GPUs, through the runner, against what Hugging Face generates."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from executor_service.checkpoint.model_loader import ModelConfig, load_model
+from executor_service.decoders.decoder import DecoderModel
+from executor_service.device.kv_cache import KVCache
+from executor_service.model.input_batch import build_input_batch
+from executor_service.model.loaded_model import LoadedModel
+from executor_service.model.paged_model import MakeModel, PagedModel, TransformersModel
+from executor_service.runner.decode_graphs import CudaGraphs, Recorder, with_decode_graphs
+from executor_service.runner.pool_sizes import CacheConfig, build_runner
+from executor_service.steps.sampling_params import SamplingParams
+from executor_service.trials.self_check import ReplacementWrong
+from tests.support.devices.recorded_ops import RecordedOps, RunAgain, StaticAttention, write_turned
+from tests.support.models.hugging_face import generate_greedily, load_reference
+from tests.support.models.tiny_models import make_tiny_model
+from tests.support.steps.step_driver import DrivenSequence, Row, drive, make_step
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from executor_service.decoders import gpu_decoder
+from executor_service.decoders.gpu_decoder import GpuDecoder, build_gpu_decoder
+from splitserve_kernels import reference
+from splitserve_kernels.gpu.attention import backend
+from splitserve_kernels.gpu.rotary_kv_write import rotary_kv_write
+
+BLOCK_SIZE, NUM_BLOCKS, MAX_MODEL_LEN = 4, 60, 96
+NUM_OUTPUT_TOKENS = 5
+PROMPT = [(11 * i + 5) % 90 for i in range(37)]
+# Of float32 logits of about 10: sums in another order.
+TOLERANCE = 1e-3
+ODD: Mapping[str, Any] = {
+    "hidden_size": 42,
+    "intermediate_size": 97,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "head_dim": 10,
+    "tie_word_embeddings": True,
+    "vocab_size": 131,
+}
+YARN: Mapping[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama, odd and tied": ("llama", ODD),
+    "llama, biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "mistral, window": ("mistral", {}),
+    "qwen2, biases of some": ("qwen2", {}),
+    "qwen3, head norms": ("qwen3", {}),
+    "llama, scaled angles": ("llama", {"rope_parameters": YARN}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    directory: Path
+    reference: Any
+    device: torch.device
+
+    def load(self, dtype: str = "float32") -> LoadedModel:
+        config = ModelConfig(str(self.directory), str(self.device), dtype)
+        return load_model(replace(config, max_model_len=MAX_MODEL_LEN))
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def case(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, device: torch.device
+) -> Case:
+    architecture, overrides = MODELS[request.param]
+    directory = tmp_path_factory.mktemp(architecture)
+    make_tiny_model(architecture, directory, seed=3, overrides=overrides)
+    return Case(directory, load_reference(directory), device)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory, device: torch.device) -> Case:
+    directory = make_tiny_model("llama", tmp_path_factory.mktemp("one"), seed=3)
+    return Case(directory, None, device)
+
+
+def _making(decoder: GpuDecoder) -> MakeModel:
+    return lambda _loaded, cache: DecoderModel(decoder, cache)
+
+
+def _config() -> CacheConfig:
+    return CacheConfig(BLOCK_SIZE, num_device_blocks=NUM_BLOCKS, num_host_blocks=0)
+
+
+def _prompts(case: Case) -> list[list[int]]:
+    vocab_size = case.reference.config.vocab_size
+    return [[(7 * i + 3 * j) % (vocab_size - 3) + 3 for j in range(5 + 20 * i)] for i in range(2)]
+
+
+def _make_recorder() -> Recorder:
+    return CudaGraphs() if torch.cuda.is_available() else RunAgain()
+
+
+def test_runner_samples_what_hugging_face_generates_when_our_decoder_computes(
+    case: Case, caplog: pytest.LogCaptureFixture
+) -> None:
+    loaded = case.load()
+    make_model = _making(GpuDecoder(loaded, backend))
+    runner = build_runner(loaded, _config(), with_decode_graphs(make_model, 2, _make_recorder))
+    sequences = [
+        DrivenSequence(prompt, NUM_OUTPUT_TOKENS, start_step=2 * i)
+        for i, prompt in enumerate(_prompts(case))
+    ]
+    drive(runner, sequences, block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS, chunk_size=9)
+    for sequence in sequences:
+        expected = generate_greedily(case.reference, sequence.prompt, NUM_OUTPUT_TOKENS)
+        assert sequence.output == expected
+    refusals = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
+    assert not refusals
+
+
+def test_runner_reads_a_prefix_when_another_row_of_the_step_writes_it(case: Case) -> None:
+    loaded = case.load()
+    runner = build_runner(loaded, _config(), _making(GpuDecoder(loaded, reference)))
+    first = _prompts(case)[1]
+    second = [*first[: 3 * BLOCK_SIZE], 9, 8, 7]
+    rows = [
+        Row(first, 0, range(10, 22), len(first)),
+        Row(second[12:], 12, (10, 11, 12, 5), len(second)),
+    ]
+    tokens = runner.execute(make_step(rows)).sampled_token_ids.tolist()
+    assert tokens == [generate_greedily(case.reference, p, 1)[0] for p in (first, second)]
+
+
+@torch.inference_mode()
+def _logits(loaded: LoadedModel, model: PagedModel) -> Tensor:
+    """Of all tokens of PROMPT, [len(PROMPT), V]: a chunk, a chunk behind it, a decode."""
+    params, tokens, parts = SamplingParams(num_prompt_logprobs=0), [*PROMPT, 7], []
+    ends = (20, len(PROMPT) - 1, len(PROMPT))
+    for start, end in zip((0, *ends), ends, strict=False):
+        table = (15, 0, 3, 1, 2, 9, 8, 7, 6, 4, 5, 13)
+        row = Row(tokens[start:end], start, table, len(tokens), False, params)
+        batch = build_input_batch(make_step([row]), [0], BLOCK_SIZE, loaded.device)
+        parts.append(model.logits(batch).clone())
+    return torch.cat(parts).cpu()
+
+
+def _cache(loaded: LoadedModel) -> KVCache:
+    return KVCache(loaded.layers, BLOCK_SIZE, 16, 0, loaded.kv_dtype, loaded.device)
+
+
+def _relative_error(actual: Tensor, expected: Tensor) -> float:
+    return float(((actual - expected).norm(dim=-1) / expected.norm(dim=-1)).median())
+
+
+@pytest.mark.parametrize("case", ["llama", "qwen3, head norms"], indirect=True)
+def test_decoder_errs_no_more_than_transformers_does_when_numbers_have_16_bits(case: Case) -> None:
+    exact, loaded = case.load(), case.load("bfloat16")
+    expected = _logits(exact, TransformersModel(exact, _cache(exact), reference))
+    theirs = _logits(loaded, TransformersModel(loaded, _cache(loaded), reference))
+    decoder = build_gpu_decoder(loaded, reference, BLOCK_SIZE)
+    ours = _logits(loaded, DecoderModel(decoder, _cache(loaded)))
+    assert _relative_error(ours, expected) < 1.2 * _relative_error(theirs, expected)
+
+
+def test_decoder_says_what_the_model_says_when_pools_have_8_bits(llama: Case) -> None:
+    loaded = replace(llama.load(), kv_dtype=torch.float8_e4m3fn)
+    expected = _logits(loaded, TransformersModel(loaded, _cache(loaded), reference))
+    decoder = build_gpu_decoder(loaded, reference, BLOCK_SIZE)
+    actual = _logits(loaded, DecoderModel(decoder, _cache(loaded)))
+    # A key that is on the border of two numbers of 8 bits may be rounded to the other one.
+    assert _relative_error(actual, expected) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "case", ["llama, odd and tied", "qwen2, biases of some", "qwen3, head norms"], indirect=True
+)
+def test_decoder_holds_weights_once_when_it_is_made(case: Case) -> None:
+    loaded = case.load()
+    buffers = sum(buffer.nbytes for buffer in loaded.model.buffers())
+    decoder = build_gpu_decoder(loaded, reference, BLOCK_SIZE)
+    assert not [name for name, p in loaded.model.named_parameters() if p.numel()]
+    tables = 2 * decoder._cosines.nbytes
+    norms = sum(n.nbytes for layer in decoder._layers if (n := layer.head_norms) is not None)
+    extra = decoder.num_bytes - tables - (loaded.weights_bytes - buffers)
+    # One norm for each head, and zeros where only some of the joined have a bias.
+    assert 0 <= extra <= norms
+
+
+def test_build_gpu_decoder_raises_when_keys_are_written_elsewhere(
+    llama: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_wrongly(heads: Any, rotary: Any, pools: Any, slots: Tensor) -> Tensor:  # noqa: ANN401
+        return rotary_kv_write(heads, rotary, pools, slots.flip(0))
+
+    monkeypatch.setattr(gpu_decoder, "rotary_kv_write", write_wrongly)
+    with pytest.raises(ReplacementWrong, match="turning and writing heads: the key differs by"):
+        build_gpu_decoder(llama.load(), reference, BLOCK_SIZE)
+
+
+def test_build_gpu_decoder_raises_when_the_whole_computes_something_else(
+    llama: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As Gemma weights.
+    norm = GpuDecoder._norm
+    monkeypatch.setattr(GpuDecoder, "_norm", lambda self, x, weight: norm(self, x, 1 + weight))
+    with pytest.raises(ReplacementWrong, match="relative error of the logits"):
+        build_gpu_decoder(llama.load(), reference, BLOCK_SIZE)
+
+
+@pytest.mark.parametrize("architecture", ["ministral3", "smollm3", "granite"])
+def test_build_gpu_decoder_raises_when_only_the_parts_are_a_llamas(
+    tmp_path: Path, device: torch.device, architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Interpreted, the kernel takes long.
+    monkeypatch.setattr(gpu_decoder, "rotary_kv_write", write_turned)
+    overrides = {"initializer_range": 0.02, "max_position_embeddings": MAX_MODEL_LEN}
+    make_tiny_model(architecture, tmp_path, seed=3, overrides=overrides)
+    loaded = Case(tmp_path, None, device).load("bfloat16")
+    with pytest.raises(ReplacementWrong, match=r"relative error .* in float32"):
+        build_gpu_decoder(loaded, reference, BLOCK_SIZE)
+
+
+@torch.inference_mode()
+def test_decoder_reads_no_further_than_its_tables_when_a_position_is_too_large(llama: Case) -> None:
+    """On a GPU that would be the end of the process."""
+    loaded = llama.load()
+    decoder, cache = GpuDecoder(loaded, reference), _cache(loaded)
+    batch = build_input_batch(make_step([Row([9], 2, (0,), 1)]), [0], BLOCK_SIZE, loaded.device)
+    batch.position_ids.fill_(10 * MAX_MODEL_LEN)
+    assert bool(DecoderModel(decoder, cache).logits(batch).isfinite().all())
+
+
+def _decode_rows() -> list[Row]:
+    return [Row([9 + i], 5 + 2 * i, (3 * i, 3 * i + 1, 3 * i + 2), 1) for i in range(3)]
+
+
+@torch.inference_mode()
+def test_decoder_is_recorded_when_it_decodes(
+    case: Case, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is recorded here are operations of torch: kernels are replaced by such."""
+    if case.device.type != "cpu":
+        pytest.skip("a GPU records the kernels themselves")
+    monkeypatch.setattr(gpu_decoder, "rotary_kv_write", write_turned)
+    loaded, recorder = case.load(), RecordedOps()
+    decoder = GpuDecoder(loaded, StaticAttention())
+    cache = _cache(loaded)
+    graphs = with_decode_graphs(_making(decoder), 3, lambda: recorder)(loaded, cache)
+    assert recorder.num_recorded > 0
+    assert not [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
+    for pool in (*cache.key_pools, *cache.value_pools):
+        pool.normal_()
+    num_replayed = recorder.num_replayed
+    batch = build_input_batch(make_step(_decode_rows()), [0, 1, 2], BLOCK_SIZE, loaded.device)
+    actual = graphs.logits(batch).clone()
+    assert recorder.num_replayed == num_replayed + 1
+    expected = DecoderModel(decoder, cache).logits(batch)
+    torch.testing.assert_close(actual, expected, atol=TOLERANCE, rtol=0)
