@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,6 @@ from scheduler_service.core.sampling_params import (
     check_bad_words,
     check_sizes,
 )
-from scheduler_service.step_codec import SHARED_PARAMS
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_rpc.domain_error import DomainError
@@ -46,6 +46,16 @@ _EARLY_STOPPING: Mapping[int, EarlyStopping] = MappingProxyType(
         api.BEAM_EARLY_STOPPING_NEVER: EarlyStopping.NEVER,
     }
 )
+# All other fields of a client's SamplingParams are those of the core's, by name.
+_NOT_BY_NAME = frozenset({"seed", "beam_search"})
+_CONVERTERS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
+    {
+        "logit_bias": dict,
+        "stop_token_ids": frozenset,
+        "allowed_token_ids": frozenset,
+        "bad_words_token_ids": lambda sequences: tuple(tuple(s.token_ids) for s in sequences),
+    }
+)
 # What a model's authors may recommend.
 _RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _MAX_PRIORITY = 100
@@ -64,19 +74,13 @@ def decode_sampling_params(message: api.SamplingParams) -> SamplingParams:
     """
     check_sizes(message)
     check_bad_words([len(tokens.token_ids) for tokens in message.bad_words_token_ids])
-    values = {name: getattr(message, name) for name in SHARED_PARAMS if message.HasField(name)}
-    return SamplingParams(
-        **values,
-        logit_bias=dict(message.logit_bias),
-        max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
-        stop_token_ids=frozenset(message.stop_token_ids),
-        ignore_eos=message.ignore_eos,
-        n=message.n if message.HasField("n") else 1,
-        best_of=message.best_of if message.HasField("best_of") else None,
-        beam=_decode_beams(message.beam_search) if message.HasField("beam_search") else None,
-        allowed_token_ids=frozenset(message.allowed_token_ids),
-        bad_words_token_ids=tuple(tuple(t.token_ids) for t in message.bad_words_token_ids),
-    )
+    given = {
+        field.name: _CONVERTERS[field.name](value) if field.name in _CONVERTERS else value
+        for field, value in message.ListFields()
+        if field.name not in _NOT_BY_NAME
+    }
+    beam = _decode_beams(message.beam_search) if message.HasField("beam_search") else None
+    return SamplingParams(**given, beam=beam)
 
 
 def _decode_beams(message: api.BeamSearch) -> BeamParams:
