@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from scheduler_service.core.plan import TokenEvent
 from scheduler_service.core.request import (
     Completion,
     FinishReason,
@@ -180,20 +181,36 @@ def encode_default_sampling(
     return defaults if defaults.ListFields() else None
 
 
-def encode_scored(token: ScoredToken) -> api.TokenLogprob:
-    """A token's logprob for a client."""
-    top = [api.TopLogprob(token_id=token_id, logprob=logprob) for token_id, logprob in token.top]
-    return api.TokenLogprob(
-        token_id=token.token_id, logprob=token.logprob, rank=token.rank, top=top
+def encode_token(event: TokenEvent) -> api.TokenChunk:
+    """A token that is not plain."""
+    scored = () if event.scored is None else (event.scored,)
+    return api.TokenChunk(
+        token_ids=(event.token_id,), logprobs=_scores(scored), index=event.sequence.index
     )
 
 
-def encode_tokens(
-    token_ids: Iterable[int], scored: Iterable[ScoredToken], index: int = 0
-) -> api.TokenChunk:
-    """New tokens of sequence `index`, with their scores if there are any."""
-    logprobs = [encode_scored(token) for token in scored]
-    return api.TokenChunk(token_ids=token_ids, logprobs=logprobs, index=index)
+def encode_prompt_scores(scored: Iterable[ScoredToken]) -> api.TokenChunk:
+    """The logprobs of the next tokens of a prompt."""
+    return api.TokenChunk(prompt_logprobs=_scores(scored))
+
+
+def encode_completion(completion: Completion, index: int) -> api.TokenChunk:
+    """The tokens of one of the best completions, with their scores if there are any."""
+    return api.TokenChunk(
+        token_ids=completion.token_ids, logprobs=_scores(completion.scored), index=index
+    )
+
+
+def _scores(scored: Iterable[ScoredToken]) -> list[api.TokenLogprob]:
+    return [
+        api.TokenLogprob(
+            token_id=token.token_id,
+            logprob=token.logprob,
+            rank=token.rank,
+            top=[api.TopLogprob(token_id=top_id, logprob=logprob) for top_id, logprob in token.top],
+        )
+        for token in scored
+    ]
 
 
 def encode_sequence_finish(sequence: Sequence) -> api.SequenceFinish:
@@ -207,7 +224,7 @@ def encode_sequence_finish(sequence: Sequence) -> api.SequenceFinish:
     )
 
 
-def encode_completion(completion: Completion, index: int) -> api.SequenceFinish:
+def encode_completion_finish(completion: Completion, index: int) -> api.SequenceFinish:
     """The end of one of the best completions."""
     return api.SequenceFinish(
         index=index,
