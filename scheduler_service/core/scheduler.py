@@ -28,7 +28,7 @@ from scheduler_service.core.plan import (
     StepStatus,
 )
 from scheduler_service.core.planning.admitter import Admitter, Budget
-from scheduler_service.core.planning.arrival_checks import check_request, max_len_of
+from scheduler_service.core.planning.arrival_checks import check_request, fits, max_len_of
 from scheduler_service.core.planning.growing_rows import GrowingRows
 from scheduler_service.core.planning.lateness import Lateness
 from scheduler_service.core.planning.running_rows import RunningRows
@@ -151,6 +151,10 @@ class Scheduler:
     def tick(self, now_ns: int) -> None:
         """Says how late it is; deadlines and waiting times are measured by this clock."""
         self._placement.now_ns = now_ns
+
+    def fits(self, request: Request) -> bool:
+        """Whether `request` could run here, if `check` finds nothing wrong in what it says."""
+        return fits(request, self._config)
 
     def check(self, request: Request) -> None:
         """Raises DomainError if `request` can never run here."""
