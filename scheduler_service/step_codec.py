@@ -293,11 +293,9 @@ class PlainCodec:
         self._executor_epoch = executor_epoch
 
     def encode(self, plan: StepPlan) -> executor.ScheduleBatch:
-        """See StepCodec."""
         return encode_plan(
             plan, scheduler_epoch=self._scheduler_epoch, executor_epoch=self._executor_epoch
         )
 
     def decode(self, result: executor.StepResult, num_rows: int) -> StepOutcome:
-        """See StepCodec."""
         return decode_result(result, num_rows)
