@@ -1,9 +1,9 @@
 """Requests without rows get them: first those that were swapped out, then those that wait.
 
 Who is next is the queue policy's business. Nobody who cannot run now blocks others for ever, nor is
-passed by others for ever: what lacks a slot for its adapter, or (unless the policy is first come,
-first served) blocks or rows, may be passed by MAX_BYPASSES requests; then those wait for it that
-would take what it lacks. Everybody takes blocks and rows, but only who has an adapter keeps a slot.
+passed by others for ever: what lacks a slot for its adapter, or (where the policy allows it) blocks
+or rows, may be passed by MAX_BYPASSES requests; then those wait for it that would take what it
+lacks. Everybody takes blocks and rows, but only who has an adapter keeps a slot.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from scheduler_service.core.placement import Placement, num_rows_wanted
 from scheduler_service.core.planning.lateness import Lateness
 from scheduler_service.core.planning.running_rows import RunningRows
 from scheduler_service.core.policies.batch_policy import StepShape
-from scheduler_service.core.policies.queue_policy import QueuePolicyName
 from scheduler_service.core.policies.request_queue import Lanes
 from scheduler_service.core.request import FinishReason, Request, Sequence, SequenceStatus
 
@@ -99,8 +98,7 @@ class Admitter:
         self._running_rows = running_rows
         self._lateness = lateness
         self._policy = placement.waiting
-        is_strict = config.queue_policy == QueuePolicyName.FCFS.value
-        self._pool_bypasses = 0 if is_strict else MAX_BYPASSES
+        self._pool_bypasses = MAX_BYPASSES if self._policy.allows_bypasses else 0
         # The lanes of whoever may pass those that lack a slot; see `_admit`.
         self._lanes: Lanes = None
 
