@@ -11,9 +11,8 @@ from typing import Protocol
 import numpy as np
 
 from scheduler_service.core.config import Feature
-from scheduler_service.core.plan import NewRow, StepOutcome, StepPlan, StepStatus
+from scheduler_service.core.plan import NewRow, StepOutcome, StepPlan, StepStatus, TableWrites
 from scheduler_service.core.request import Int32Array, Request, ScoredToken
-from scheduler_service.core.row_changes import TableWrites
 from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.score_columns import FirstScores, ScoreColumns
 from splitserve.executor.v1 import executor_pb2 as executor

@@ -14,6 +14,8 @@ from scheduler_service.core.beam_search import BeamSearch
 from scheduler_service.core.sampling_params import SamplingParams
 
 Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
 
 NO_ROW = -1
 _SEED_STRIDE = 0x9E3779B97F4A7C15

@@ -38,7 +38,10 @@ def check_core(scheduler: Scheduler) -> None:
 def check_blocks(placement: Placement) -> None:
     """Every block is free or referenced, as often as something names it."""
     blocks = placement.blocks
-    device, host = Counter(blocks._pinned_device), Counter(blocks._pinned_host)
+    device, host = (
+        Counter(blocks.draft.pinned_device_blocks),
+        Counter(blocks.draft.pinned_host_blocks),
+    )
     for row_id in placement.rows.order.tolist():
         device.update(placement.rows.held_blocks(row_id))
     for request in placement.requests.values():
@@ -77,7 +80,7 @@ def check_published(
     """
     pending = {block for plan in in_flight for found in plan.published.values() for block in found}
     blocks = placement.blocks
-    moves = [*(plan.moves for plan in in_flight), blocks.moves]
+    moves = [*(plan.moves for plan in in_flight), blocks.draft.moves]
     pending_host = {block for each in moves for _, block in each.swap_out}
     for pool, stored, unwritten in (
         (blocks.device, runner.device_chains, pending),

@@ -54,7 +54,7 @@ def test_preempt_recomputes_when_the_row_was_placed_by_the_step_being_planned() 
     driver.core._placement.start(request.sequence, NO_HIT)
     preempt(driver, request)
     assert request.place is Place.WAITING
-    assert not driver.core._placement.blocks.moves
+    assert not driver.core._placement.draft.moves
 
 
 @pytest.mark.parametrize(("us_per_block", "place"), [(10, Place.SWAPPED), (90, Place.WAITING)])
