@@ -23,7 +23,7 @@ _PLACE_OF_STATUS = {
 
 def check_core(scheduler: Scheduler) -> None:
     """Blocks, rows, requests and sequences agree with each other."""
-    placement = scheduler._placement
+    placement = scheduler.placement
     check_blocks(placement)
     check_requests(placement)
     check_rows(placement)
@@ -162,7 +162,7 @@ def check_plan(
     plan: StepPlan, swapped_before: set[Request], scheduler: Scheduler, config: SchedulerConfig
 ) -> None:
     """A step keeps to its limits; `swapped_before`: who was swapped before it was planned."""
-    placement = scheduler._placement
+    placement = scheduler.placement
     assert plan.num_tokens <= config.max_num_batched_tokens
     assert len(plan.work.row_ids) <= config.max_num_seqs
     assert len(plan.work.row_ids) or plan.moves

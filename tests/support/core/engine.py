@@ -124,7 +124,7 @@ class CoreEngine(Generic[Message]):
     def fill(self) -> None:
         """Plans steps until nothing more can be in flight."""
         while len(self.in_flight) < self.depth:
-            before = set(self.scheduler._placement.swapped)
+            before = set(self.scheduler.placement.swapped)
             plan = self.scheduler.schedule()
             self._deliver(self.scheduler.take_ended())
             if plan is None:
@@ -157,7 +157,7 @@ class CoreEngine(Generic[Message]):
 
     def _check_reads(self, plan: StepPlan) -> None:
         """A row may read what is not there only if a loss has made its results meaningless."""
-        work, placement = plan.work, self.scheduler._placement
+        work, placement = plan.work, self.scheduler.placement
         for row_id, tenancy in zip(work.row_ids.tolist(), work.tenancies.tolist(), strict=True):
             if self.runner.violations and placement.tenant(row_id, tenancy) is not None:
                 prefix = f"step {plan.step_id}: row {row_id} "
