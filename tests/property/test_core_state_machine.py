@@ -28,7 +28,7 @@ from scheduler_service.core.plan import ContractBroken, StepOutcome, StepPlan, S
 from scheduler_service.journal.checkpoint import dump_core, load_core
 from splitserve_rpc.domain_error import DomainError
 from tests.property.core_workloads import configs, fit, kin_of, random_spec
-from tests.support.core.checks import check_core, check_published
+from tests.support.core.checks import check_core, check_emptied, check_published
 from tests.support.core.clients import Client
 from tests.support.core.engine import CoreEngine, Link, ProtobufLink
 from tests.support.core.plan_executor import PlanExecutor
@@ -160,7 +160,7 @@ class CoreMachine(RuleBasedStateMachine):
         while len(self.running.in_flight) > most:
             self.running.answer()
         running = placement.rows.running
-        if running and not self.running.scheduler._needs_snapshot:
+        if running and not self.running.needs_snapshot:
             placement.preempt(running[index % len(running)].request)
             self.running.fill()
 
@@ -316,9 +316,9 @@ class CoreMachine(RuleBasedStateMachine):
         self.core_is_consistent()
         self.clients_get_what_is_true()
         assert not self.unfinished
-        blocks = self.engine.scheduler.placement.blocks
-        assert blocks.device.num_free == self.config.num_device_blocks
-        assert blocks.host.num_free == self.config.num_host_blocks
+        assert self.running.scheduler.num_free_blocks == self.config.num_device_blocks
+        assert self.running.scheduler.num_free_host_blocks == self.config.num_host_blocks
+        check_emptied(self.running.scheduler.placement)
 
 
 class ProtobufMachine(CoreMachine):

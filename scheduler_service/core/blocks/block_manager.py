@@ -53,21 +53,22 @@ class BlockManager:
         # Blocks that came from the host pool for the step that is being planned, and are findable.
         self._promoted: list[int] = []
         # Blocks that the moves of the step that is being planned read or write.
-        self._pinned_device: list[int] = []
-        self._pinned_host: list[int] = []
-        self._deferred: deque[tuple[int, list[int]]] = deque()
+        self.pinned_device: list[int] = []
+        self.pinned_host: list[int] = []
+        # Blocks that steps in flight may write, by the last of these steps.
+        self.deferred: deque[tuple[int, list[int]]] = deque()
 
     # -- what there is -------------------------------------------------------------------------
 
     @property
     def num_deferred(self) -> int:
         """Blocks that lose a reference when steps in flight are answered."""
-        return sum(len(blocks) for _, blocks in self._deferred)
+        return sum(len(blocks) for _, blocks in self.deferred)
 
     @property
     def has_pinned(self) -> bool:
         """Whether moves of the step that is being planned hold device blocks until then."""
-        return bool(self._pinned_device)
+        return bool(self.pinned_device)
 
     def can_allocate(
         self, sequence: Sequence, hit: PrefixHit, *, others_run: bool, num_more_blocks: int = 0
@@ -182,19 +183,19 @@ class BlockManager:
         if step_id <= last_answered_step_id:
             self.device.free(blocks)
         elif blocks:
-            self._deferred.append((step_id, blocks))
+            self.deferred.append((step_id, blocks))
 
     def step_answered(self, step_id: int) -> None:
         """Frees what waited for `step_id`. Steps are answered in order."""
-        if not self._deferred:
+        if not self.deferred:
             return
         still_waiting = deque[tuple[int, list[int]]]()
-        for waits_for, blocks in self._deferred:
+        for waits_for, blocks in self.deferred:
             if waits_for <= step_id:
                 self.device.free(blocks)
             else:
                 still_waiting.append((waits_for, blocks))
-        self._deferred = still_waiting
+        self.deferred = still_waiting
 
     # -- the encoder's blocks ------------------------------------------------------------------
 
@@ -293,9 +294,9 @@ class BlockManager:
             return _NO_MOVES, []
         moves, self.moves = self.moves, BlockMoves()
         promoted, self._promoted = self._promoted, []
-        self.device.free(self._pinned_device)
-        self.host.free(self._pinned_host)
-        self._pinned_device, self._pinned_host = [], []
+        self.device.free(self.pinned_device)
+        self.host.free(self.pinned_host)
+        self.pinned_device, self.pinned_host = [], []
         return moves, promoted
 
     def _demote(self, block_id: int, block_hash: bytes) -> None:
@@ -305,15 +306,15 @@ class BlockManager:
         host_block = self.host.allocate(1)
         self.host.publish(host_block[0], block_hash)
         self.moves.swap_out.append((block_id, host_block[0]))
-        self._pinned_host += host_block
+        self.pinned_host += host_block
 
     def _pin_device(self, blocks: list[int]) -> None:
         self.device.share(blocks)
-        self._pinned_device += blocks
+        self.pinned_device += blocks
 
     def _pin_host(self, blocks: list[int]) -> None:
         self.host.share(blocks)
-        self._pinned_host += blocks
+        self.pinned_host += blocks
 
     def _share_again(self, pool: BlockPool, tables: list[list[int]]) -> None:
         seen: set[int] = set()

@@ -70,7 +70,10 @@ class Delivery:
 
 
 class CoreEngine(Generic[Message]):
-    """Keeps up to `depth` steps in flight, and checks every plan. Time passes with every step."""
+    """Keeps up to `depth` steps in flight, and checks every plan. Time passes with every step.
+
+    `needs_snapshot`: the next plan has to be one.
+    """
 
     def __init__(
         self,
@@ -88,6 +91,7 @@ class CoreEngine(Generic[Message]):
         self.deliveries: dict[int, Delivery] = {}
         self.num_steps = 0
         self.now_ns = 0
+        self.needs_snapshot = True
         self._link = make_link(config, runner)
         self._may_need_snapshot = False
 
@@ -130,6 +134,8 @@ class CoreEngine(Generic[Message]):
             if plan is None:
                 return
             check_plan(plan, before, self.scheduler, self.config)
+            assert (plan.base_step_id is None) == self.needs_snapshot
+            self.needs_snapshot = False
             self.in_flight.append((plan, self._link.send(plan)))
 
     def answer(self, fault: StepFault | None = None, spoil: Spoil | None = None) -> StepPlan:
@@ -193,6 +199,7 @@ class CoreEngine(Generic[Message]):
     def take(self, outcome: StepOutcome) -> None:
         """Gives the core a result. Raises ContractBroken."""
         self._deliver(self.scheduler.apply(outcome))
+        self.needs_snapshot |= outcome.status in (StepStatus.NEED_SNAPSHOT, StepStatus.REFUSED)
 
     # -- clients -------------------------------------------------------------------------------
 
