@@ -49,14 +49,15 @@ class BlockManager:
         self.prefixes = PrefixCache(config, self.device, self.host)
         self.watermark = int(config.num_device_blocks * WATERMARK_RATIO)
         self.draft = StepDraft()
-        self._deferred: deque[tuple[int, list[int]]] = deque()
+        # Blocks that steps in flight may write, by the last of these steps.
+        self.deferred: deque[tuple[int, list[int]]] = deque()
 
     # -- what there is -------------------------------------------------------------------------
 
     @property
     def num_deferred(self) -> int:
         """Blocks that lose a reference when steps in flight are answered."""
-        return sum(len(blocks) for _, blocks in self._deferred)
+        return sum(len(blocks) for _, blocks in self.deferred)
 
     @property
     def has_pinned(self) -> bool:
@@ -176,19 +177,19 @@ class BlockManager:
         if step_id <= last_answered_step_id:
             self.device.free(blocks)
         elif blocks:
-            self._deferred.append((step_id, blocks))
+            self.deferred.append((step_id, blocks))
 
     def step_answered(self, step_id: int) -> None:
         """Frees what waited for `step_id`. Steps are answered in order."""
-        if not self._deferred:
+        if not self.deferred:
             return
         still_waiting = deque[tuple[int, list[int]]]()
-        for waits_for, blocks in self._deferred:
+        for waits_for, blocks in self.deferred:
             if waits_for <= step_id:
                 self.device.free(blocks)
             else:
                 still_waiting.append((waits_for, blocks))
-        self._deferred = still_waiting
+        self.deferred = still_waiting
 
     # -- the encoder's blocks ------------------------------------------------------------------
 

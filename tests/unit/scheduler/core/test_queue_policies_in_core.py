@@ -239,9 +239,9 @@ def test_preempted_request_is_charged_once_when_it_comes_back() -> None:
     driver = CoreDriver(queue_policy="fair", prefix_caching=False, preemption_mode=RECOMPUTE)
     request = driver.add(9, scheduling=tenant("a"))
     driver.step()
-    policy = driver.core._placement.waiting
+    policy = driver.core.placement.waiting
     counter = policy._accounts["a"].counter  # type: ignore[attr-defined]
-    driver.core._placement.preempt(request)
+    driver.core.placement.preempt(request)
     assert driver.plan()
     assert request.place is Place.RUNNING
     assert policy._accounts["a"].counter == counter  # type: ignore[attr-defined]

@@ -30,7 +30,7 @@ def add_suspect(driver: CoreDriver, name: str, prompt: int = 4, **params: Any) -
     request = driver.add([20 + p % 70 for p in range(prompt)], name, max_tokens=2, **params)
     # As one that comes from a lost executor.
     request.trial_size = 1
-    driver.core._placement.suspects.add(request)
+    driver.core.placement.suspects.add(request)
     return request
 
 
@@ -70,13 +70,13 @@ def test_who_is_swapped_holds_up_nobody_whose_turn_it_is(
     running = driver.add(16, "running", max_tokens=12)
     swapped = driver.add([90] * 20, "swapped", max_tokens=8)
     driver.step()
-    driver.core._placement.preempt(swapped)
+    driver.core.placement.preempt(swapped)
     swapped_at = driver.core.last_step_id
-    driver.core._placement.blocks.extend(running.sequence.row_id, 3)
+    driver.core.placement.blocks.extend(running.sequence.row_id, 3)
     small = driver.add([91] * 3, "small", max_tokens=2)
     suspect = swapped if is_swapped_suspect else small
     suspect.trial_size = 1
-    driver.core._placement.suspects.add(suspect)
+    driver.core.placement.suspects.add(suspect)
 
     while small.place is not Place.RUNNING:
         assert swapped.place is Place.SWAPPED

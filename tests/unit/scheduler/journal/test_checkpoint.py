@@ -54,14 +54,14 @@ def test_checkpoint_is_small_when_rows_are_short_and_may_become_long() -> None:
     driver = CoreDriver(max_model_len=100_000, num_device_blocks=30_000, max_num_seqs=8)
     driver.add(10)
     driver.step()
-    rows = driver.core._placement.rows
+    rows = driver.core.placement.rows
     assert rows.token_ids.nbytes + rows.block_tables.nbytes > 3_000_000
 
     data = dump_core(driver.core)
 
     # Two numbers for each block, and little else.
     assert len(data) < 200_000
-    copy = load_core(data)._placement.rows
+    copy = load_core(data).placement.rows
     assert copy.token_ids.shape == rows.token_ids.shape
     assert copy.block_tables.shape == rows.block_tables.shape
     row_id = rows.order[0]
@@ -75,11 +75,11 @@ def test_beam_search_is_restored_when_its_beams_are_longer_than_a_pickle_may_be_
     search = BeamSearch(BeamParams(2), n=1, max_tokens=6000)
     for step in range(5000):
         search.advance([[(step % 90, -0.1), (step % 90 + 1, -0.2)]] * search.num_live)
-    next(iter(driver.core._placement.requests.values())).search = search
+    next(iter(driver.core.placement.requests.values())).search = search
 
     copy = load_core(dump_core(driver.core))
 
-    restored = next(iter(copy._placement.requests.values())).search
+    restored = next(iter(copy.placement.requests.values())).search
     assert restored is not None
     assert restored.state == search.state
 
@@ -88,10 +88,10 @@ def test_prefix_cache_evicts_to_the_host_when_the_core_was_restored() -> None:
     core = Scheduler(make_config(num_host_blocks=4))
     copy = load_core(dump_core(core))
 
-    evict = copy._placement.blocks.device._on_evict
+    evict = copy.placement.blocks.device._on_evict
 
     assert evict is not None
-    assert evict.__self__ is copy._placement.blocks  # type: ignore[attr-defined]
+    assert evict.__self__ is copy.placement.blocks  # type: ignore[attr-defined]
 
 
 def test_all_queue_and_batch_policies_are_restored_when_nothing_has_happened() -> None:
