@@ -152,7 +152,7 @@ class CheckedEngine:
 
     def check_blocks(self) -> None:
         """Nobody holds a block of either pool."""
-        blocks = self.core._placement.blocks
+        blocks = self.core.placement.blocks
         assert blocks.device.num_free == self.config.num_device_blocks
         assert blocks.host.num_free == self.config.num_host_blocks
         for pool in (blocks.device, blocks.host):

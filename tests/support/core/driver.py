@@ -113,7 +113,7 @@ class CoreDriver:
 
     def rows_of(self, plan: StepPlan) -> list[tuple[str, int, int]]:
         """(request id, first position, number of tokens) of each row, if it is still there."""
-        work, placement = plan.work, self.core._placement
+        work, placement = plan.work, self.core.placement
         each = zip(
             work.row_ids.tolist(),
             work.tenancies.tolist(),

@@ -27,7 +27,7 @@ def make_engine(
 
 
 def preempt(engine: CheckedEngine, request: Request) -> None:
-    engine.core._placement.preempt(request)
+    engine.core.placement.preempt(request)
 
 
 # -- lengths and refusals ----------------------------------------------------------------------
@@ -107,7 +107,7 @@ def test_host_blocks_do_not_leak_when_a_swap_in_is_not_feasible() -> None:
     swapped = engine.add(PROMPT, "swapped", max_tokens=18)
     engine.step()
     preempt(engine, swapped)
-    host = engine.core._placement.blocks.host
+    host = engine.core.placement.blocks.host
     while not engine.requests[0].is_finished:
         engine.step()
         assert host.num_free == (12 if swapped.place is Place.SWAPPED else 16)

@@ -27,7 +27,7 @@ def make_engine(
 
 
 def preempt(engine: CheckedEngine, request: Request) -> None:
-    engine.core._placement.preempt(request)
+    engine.core.placement.preempt(request)
 
 
 # -- urgency -----------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ def test_shared_blocks_stay_shared_when_a_request_is_swapped() -> None:
     engine.step(2)
     in_use = 64 - engine.core.num_free_blocks
     preempt(engine, request)
-    assert 16 - engine.core._placement.blocks.host.num_free == in_use == 3 + 3
+    assert 16 - engine.core.placement.blocks.host.num_free == in_use == 3 + 3
     engine.step(2)
     assert 64 - engine.core.num_free_blocks == in_use
     engine.run()

@@ -71,7 +71,7 @@ def test_sibling_computes_the_prompt_again_when_no_block_is_free_for_it() -> Non
     driver = CoreDriver(num_device_blocks=3, prefix_caching=False)
     request = driver.add(6, "several", n=2)
     driver.plan()
-    driver.core._placement.blocks.device.allocate(1)
+    driver.core.placement.blocks.device.allocate(1)
     driver.answer(token_ids=[EOS])
     assert request.sequences[1].status is SequenceStatus.WAITING
     assert driver.next_rows() == [("several", 0, 6)]

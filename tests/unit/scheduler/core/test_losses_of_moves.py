@@ -45,7 +45,7 @@ def test_request_is_computed_again_when_it_comes_back_before_its_way_out_has_fai
     driver.add(9, "running")
     swapped = driver.add(9, "swapped")
     driver.step()
-    driver.core._placement.preempt(swapped)
+    driver.core.placement.preempt(swapped)
     out, back = driver.plan(), driver.plan()
     assert out
     assert back
@@ -62,7 +62,7 @@ def test_request_is_computed_again_when_it_went_out_before_its_way_back_has_fail
     request = driver.add(7)
     driver.step()
     driver.step()
-    preempt = driver.core._placement.preempt
+    preempt = driver.core.placement.preempt
     preempt(request)
     driver.step()
     back = driver.plan()

@@ -15,7 +15,7 @@ SWAP, RECOMPUTE, AUTO = PreemptionMode.SWAP, PreemptionMode.RECOMPUTE, Preemptio
 
 
 def preempt(driver: CoreDriver, request: Request) -> None:
-    driver.core._placement.preempt(request)
+    driver.core.placement.preempt(request)
 
 
 def make_driver(mode: PreemptionMode = SWAP, **options: object) -> CoreDriver:
@@ -51,10 +51,10 @@ def test_preempt_recomputes_when_the_row_was_placed_by_the_step_being_planned() 
     # What it was given is only moved by that very step.
     driver = make_driver()
     request = driver.add(9)
-    driver.core._placement.start(request.sequence, NO_HIT)
+    driver.core.placement.start(request.sequence, NO_HIT)
     preempt(driver, request)
     assert request.place is Place.WAITING
-    assert not driver.core._placement.blocks.moves
+    assert not driver.core.placement.draft.moves
 
 
 @pytest.mark.parametrize(("us_per_block", "place"), [(10, Place.SWAPPED), (90, Place.WAITING)])
@@ -145,7 +145,7 @@ def test_preempted_request_ends_when_the_result_on_its_way_is_its_last() -> None
     driver.answer()
     assert request.is_finished
     driver.run()
-    placement = driver.core._placement
+    placement = driver.core.placement
     assert placement.blocks.host.num_free == 8
     assert driver.core.num_free_blocks == 64
 
@@ -159,7 +159,7 @@ def test_abort_frees_both_pools_when_the_request_was_preempted(mode: PreemptionM
     preempt(driver, request)
     driver.core.abort("doomed")
     driver.run()
-    assert driver.core._placement.blocks.host.num_free == 8
+    assert driver.core.placement.blocks.host.num_free == 8
     assert driver.core.num_free_blocks == 64
     assert (driver.core.num_swapped, driver.core.num_waiting) == (0, 0)
 
@@ -170,14 +170,14 @@ def test_preempt_sends_a_request_to_its_old_place_when_others_arrived_since() ->
     driver.step()
     driver.add(5, "new")
     preempt(driver, old)
-    assert [request.request_id for request in driver.core._placement.waiting] == ["old", "new"]
+    assert [request.request_id for request in driver.core.placement.waiting] == ["old", "new"]
 
 
 def test_drop_forgets_what_is_promised_when_steps_are_in_flight() -> None:
     driver = make_driver()
     sequence = driver.add(5).sequence
     driver.plan()
-    driver.core._placement.drop(sequence)
+    driver.core.placement.drop(sequence)
     assert sequence.num_promised == 0
 
 
@@ -186,7 +186,7 @@ def test_drop_forgets_what_may_follow_when_other_beams_are_not_that_far() -> Non
     beam = driver.add(5, beam=BeamParams(2)).sequence
     driver.plan()
     beam.candidates = [(1, -0.5), (2, -1.5)]
-    driver.core._placement.drop(beam)
+    driver.core.placement.drop(beam)
     assert beam.candidates is None
 
 
@@ -196,7 +196,7 @@ def test_swapped_requests_are_ordered_by_urgency_when_the_younger_went_first() -
     driver.step()
     for request in (requests[1], requests[2], requests[0]):
         preempt(driver, request)
-    assert driver.core._placement.swapped == requests
+    assert driver.core.placement.swapped == requests
 
 
 def test_num_preemptions_counts_each_cause_when_requests_are_preempted() -> None:
@@ -237,7 +237,7 @@ def test_finished_sequences_stay_finished_when_their_request_is_swapped() -> Non
     request = engine.add([1, 2, 3], n=3, max_tokens=9, resume=[[4] * 8, [5], [6] * 3])
     engine.step(4)
     assert request.sequences[0].status is SequenceStatus.FINISHED
-    engine.core._placement.preempt(request)
+    engine.core.placement.preempt(request)
     engine.drain()
     assert [sequence.num_output_tokens for sequence in request.sequences] == [9, 9, 9]
     engine.check_blocks()

@@ -126,7 +126,7 @@ def test_schedule_sends_a_snapshot_only_when_it_is_the_first() -> None:
 
 def test_schedule_numbers_steps_on_when_the_executor_was_sent_some_before() -> None:
     driver = CoreDriver()
-    driver.core._placement.last_planned_step_id = 41
+    driver.core.placement.last_planned_step_id = 41
     driver.add(3)
     plan = driver.plan()
     assert plan
@@ -139,7 +139,7 @@ def test_schedule_writes_one_block_when_a_boundary_is_crossed() -> None:
     writes = [driver.step()[0].table_writes for _ in range(6)]
     assert [len(each.row_ids) for each in writes] == [0, 0, 1, 0, 0, 0]
     assert writes[2].start_indexes.tolist() == [1]
-    table = driver.core._placement.rows.block_table(request.sequence.row_id)
+    table = driver.core.placement.rows.block_table(request.sequence.row_id)
     assert writes[2].block_ids.tolist() == table.tolist()[1:]
 
 
@@ -187,8 +187,8 @@ def test_abort_frees_everything_when_the_request_is(state: str) -> None:
         driver.plan()
     if state == "preempted":
         request.arrival = 5
-        driver.core._placement.waiting.remove(request)
-        driver.core._placement.waiting.push(request)
+        driver.core.placement.waiting.remove(request)
+        driver.core.placement.waiting.push(request)
         driver.add(7, "older")
         while request.num_preemptions == 0 or not waiting(request.sequence.status):
             driver.step()

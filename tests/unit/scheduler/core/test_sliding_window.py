@@ -78,7 +78,7 @@ def test_requests_get_their_tokens_when_windows_are_preempted(mode: PreemptionMo
     engine.step(6)
     for request in engine.requests[:2]:
         if request.place.value == "running":
-            engine.core._placement.preempt(request)
+            engine.core.placement.preempt(request)
     engine.run()
 
 
@@ -95,7 +95,7 @@ def test_siblings_share_their_window_when_they_join() -> None:
     engine.add(list(range(30)), n=3, max_tokens=20)
     while engine.core.num_running < 3:
         engine.step()
-    rows = engine.core._placement.rows
+    rows = engine.core.placement.rows
     tables = [set(rows.held_blocks(sequence.row_id)) for sequence in rows.running]
     assert tables[0] & tables[1] & tables[2]
     engine.run()

@@ -206,6 +206,6 @@ def test_info_is_accepted_when_it_names_a_feature_of_a_later_version() -> None:
 
 def test_core_keeps_nothing_of_blocks_when_nobody_used_them() -> None:
     core = Scheduler(make_config(num_device_blocks=2**24, num_host_blocks=2**24))
-    device = core._placement.blocks.device
+    device = core.placement.blocks.device
     assert core.num_free_blocks == 2**24
     assert len(device._reference_counts) == len(device._blank) == len(device._hashes) == 0

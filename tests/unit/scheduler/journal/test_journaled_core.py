@@ -62,7 +62,8 @@ def test_journaled_core_has_the_public_face_of_a_core_when_one_grows(path: Path)
     recorded = journal.core(make_config(), 0, "a:1", 1)
 
     for name in dir(plain):
-        if not name.startswith("_"):
+        # A part of it, which engine loops and clusters have no business with.
+        if not name.startswith("_") and name != "placement":
             assert hasattr(recorded, name), name
             if not callable(getattr(plain, name)):
                 assert getattr(recorded, name) == getattr(plain, name), name

@@ -188,7 +188,7 @@ def test_tokens_of_a_row_are_dropped_when_it_leaned_on_one_that_failed() -> None
     driver.plan()
     events = driver.answer(row_statuses=[RowStatus.FAILED, RowStatus.OK], token_ids=[-1, 5])
     assert events.client_keys.tolist() == []
-    assert len(driver.core._placement.known_tokens(reader.sequence)) == 13
+    assert len(driver.core.placement.known_tokens(reader.sequence)) == 13
 
 
 @pytest.mark.parametrize(("window", "depth"), [(2, 2), (2, 3), (4, 3)])
