@@ -19,7 +19,7 @@ from typing import Self
 import psutil
 import pytest
 
-_COMMAND = [sys.executable, "-m", "splitserve_client"]
+_COMMAND = [sys.executable, "-m", "splitserve_cli"]
 _START_S = 120.0
 _STOP_S = 30.0
 # What is clear without loading anything is to be said within seconds.

@@ -354,7 +354,7 @@ def test_generate_aborts_and_exits_with_130_when_interrupted(server: FakeServer)
 
     server.fake.before_token = before_token
     command = [
-        sys.executable, "-m", "splitserve_client", "generate", "--address", server.address,
+        sys.executable, "-m", "splitserve_cli", "generate", "--address", server.address,
         "--max-tokens=100", "t1",
     ]  # fmt: skip
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
