@@ -44,7 +44,7 @@ class Case:
     dtype: torch.dtype = torch.bfloat16
 
 
-def check_kernels(sizes: Sizes) -> Iterator[Measurement]:
+def try_kernels(sizes: Sizes) -> Iterator[Measurement]:
     """Attention by all backends, then writes, moves and sampling."""
     for name, reason in why_absent().items():
         yield Measurement(_SECTION, name, "not run", note=reason)

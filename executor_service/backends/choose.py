@@ -13,11 +13,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
 
-from executor_service.backends.attention_trial import BackendWrong
 from executor_service.backends.compute import Compute
 from executor_service.backends.cpu import _native
 from executor_service.backends.gpu import DEFAULT_BLOCK_SIZE, compute_on_gpu
-from executor_service.errors import BackendUnavailable
+from executor_service.errors import BackendUnavailable, TrialFailed
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import torch_model
 from splitserve_kernels.cpu.build import BuildFailed
@@ -27,7 +26,7 @@ _log = logging.getLogger(__name__)
 _LEVELS = {
     BackendUnavailable: logging.INFO,
     BuildFailed: logging.WARNING,
-    BackendWrong: logging.ERROR,
+    TrialFailed: logging.ERROR,
 }
 
 
@@ -72,7 +71,7 @@ def choose_compute(
         )
     description = f"{compute.description}, int8" if is_int8 else compute.description
     # Nothing will replace the model any more.
-    loaded = replace(compute.loaded, probe=None)
+    loaded = replace(compute.loaded, expected=None)
     return replace(compute, loaded=loaded, description=description)
 
 
@@ -97,7 +96,7 @@ def _choose(
             return _native(load, loaded, block_size or DEFAULT_BLOCK_SIZE, is_int8=is_int8)
         only = None if name is AttentionBackendName.AUTO else name.value
         return compute_on_gpu(load, loaded, only, block_size)
-    except (BuildFailed, BackendWrong, BackendUnavailable) as error:
+    except (BuildFailed, TrialFailed, BackendUnavailable) as error:
         if name is not AttentionBackendName.AUTO:
             raise BackendUnavailable(f"{name.value}: {error}") from error
         message = "attention_backends_refused device=%s reason=%r: plain torch serves"

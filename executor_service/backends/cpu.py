@@ -9,17 +9,16 @@ from dataclasses import replace
 import numpy as np
 from torch import Tensor
 
-from executor_service.backends.attention_trial import check_backend
+from executor_service.backends.attention_trial import try_backend
 from executor_service.backends.compute import Compute, log_not_used
 from executor_service.decoders.cpu_decoder import build_native_model, why_not_native
 from executor_service.decoders.decoder import DecoderModel
 from executor_service.decoders.packed_linears import pack_linears
 from executor_service.device.kv_cache import KVCache
-from executor_service.errors import BackendUnavailable
+from executor_service.errors import BackendUnavailable, TrialFailed
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import PagedModel, attending_with
 from executor_service.sampling.sampler import Draw, SamplingRows
-from executor_service.trials.self_check import ReplacementWrong
 from splitserve_kernels.cpu.attention import NativeAttention, why_not_native_attention
 from splitserve_kernels.cpu.library import NativeLibrary, load_library
 from splitserve_kernels.cpu.sampling import DrawRows, choose_tokens
@@ -57,12 +56,12 @@ def _native(
             raise BackendUnavailable(reason)
     library = load_library()
     backend = NativeAttention(library)
-    check_backend(backend, loaded, block_size)
+    try_backend(backend, loaded, block_size)
     reason = why_not_native(loaded)
     if reason is None:
         try:
             return _native_decoder(loaded, library, block_size, is_int8=is_int8)
-        except ReplacementWrong as error:
+        except TrialFailed as error:
             reason = str(error)
             _log.error("native_decoder_refused model=%s reason=%r", loaded.architecture, reason)
             loaded = load()  # the trial took it apart
@@ -73,7 +72,7 @@ def _native(
     try:
         loaded = pack_linears(loaded, library, is_int8=is_int8)
         description = f"native attention and matrices ({library.variant})"
-    except ReplacementWrong as error:
+    except TrialFailed as error:
         _log.error("packed_matrices_refused model=%s reason=%r", loaded.architecture, str(error))
         loaded, is_packed = load(), False
     make_model = attending_with(backend)

@@ -10,16 +10,15 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from executor_service.backends.attention_trial import BackendWrong, check_backend, time_attention
+from executor_service.backends.attention_trial import time_attention, try_backend
 from executor_service.backends.compute import Compute, log_not_used
 from executor_service.backends.gpu_kernels import choose_gpu_copy, choose_gpu_draw
 from executor_service.decoders.decoder import Decoder, DecoderModel
 from executor_service.decoders.llama_parts import release, why_not_llama
 from executor_service.device.errors import release_cached_memory
-from executor_service.errors import BackendUnavailable, one_line
+from executor_service.errors import BackendUnavailable, TrialFailed, one_line
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import attending_with
-from executor_service.trials.self_check import ReplacementWrong
 from splitserve_kernels.gpu.attention.flash_attention_rules import (
     PAGE_SIZE,
     why_no_flash_attention,
@@ -71,25 +70,25 @@ def choose_gpu_attention(
     """The fastest of those `candidates` that compute what plain torch does; the first is default.
 
     `only`: the name of the one that may be taken; None for any. `block_size`: None for the
-    backend's own choice. Raises BackendUnavailable if none can be had, BackendWrong if that is
+    backend's own choice. Raises BackendUnavailable if none can be had, TrialFailed if that is
     because of what it computes.
     """
     usable = []
-    refusal: BackendUnavailable | BackendWrong = BackendUnavailable("no such backend")
+    refusal: BackendUnavailable | TrialFailed = BackendUnavailable("no such backend")
     for candidate in candidates:
         if only not in (None, candidate.name):
             continue
         try:
             usable.append(_try(candidate, loaded, block_size))
-        except (BackendUnavailable, BackendWrong) as error:
-            is_wrong = isinstance(error, BackendWrong)
+        except (BackendUnavailable, TrialFailed) as error:
+            is_wrong = isinstance(error, TrialFailed)
             _log.log(
                 logging.ERROR if is_wrong else logging.INFO,
                 "attention_backend_refused backend=%s reason=%r",
                 candidate.name,
                 str(error),
             )
-            if is_wrong or not isinstance(refusal, BackendWrong):
+            if is_wrong or not isinstance(refusal, TrialFailed):
                 refusal = error
     if not usable:
         raise refusal
@@ -102,7 +101,7 @@ def _try(candidate: Candidate, loaded: LoadedModel, block_size: int | None) -> G
     if reason is not None:
         raise BackendUnavailable(reason)
     backend = candidate.make()
-    check_backend(backend, loaded, size)
+    try_backend(backend, loaded, size)
     return GpuAttention(candidate.name, backend, size)
 
 
@@ -199,7 +198,7 @@ def _gpu_decoder(loaded: LoadedModel, chosen: GpuAttention) -> Decoder | None:
 
     try:
         return build_gpu_decoder(loaded, chosen.backend, chosen.block_size)
-    except ReplacementWrong as error:
+    except TrialFailed as error:
         _log.error("gpu_decoder_refused model=%s reason=%r", loaded.architecture, str(error))
         return None
 

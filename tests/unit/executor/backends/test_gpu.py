@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from executor_service.backends.attention_trial import BackendWrong, time_attention
+from executor_service.backends.attention_trial import time_attention
 from executor_service.backends.gpu import CANDIDATES, Candidate, choose_gpu_attention
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
-from executor_service.errors import BackendUnavailable
+from executor_service.errors import BackendUnavailable, TrialFailed
 from executor_service.model.loaded_model import LoadedModel
 from splitserve_kernels import reference
 from splitserve_kernels.gpu.attention.flash_attention_rules import why_not_flash_attention
@@ -140,7 +140,7 @@ def test_choose_gpu_attention_raises_what_is_worse_when_none_can_serve(
     wrong = _candidate("fine", 16, _Wrong)
     missing = _candidate("missing", 256, why_not=lambda _loaded, _size: "it is not installed")
     for candidates in ((wrong, missing), (missing, wrong)):
-        with pytest.raises(BackendWrong, match="differs"):
+        with pytest.raises(TrialFailed, match="differs"):
             choose_gpu_attention(loaded, None, None, candidates, _never)
     with pytest.raises(BackendUnavailable, match="it is not installed"):
         choose_gpu_attention(loaded, None, None, (missing,), _never)
