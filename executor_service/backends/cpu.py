@@ -1,4 +1,4 @@
-"""Draws tokens with the native kernels; see sampler.py."""
+"""What computes on a CPU: native kernels that attend, multiply and draw, or a native decoder."""
 
 from __future__ import annotations
 
@@ -26,30 +26,14 @@ from splitserve_kernels.cpu.sampling import DrawRows, choose_tokens
 _log = logging.getLogger(__name__)
 
 
-def native_draw(library: NativeLibrary) -> Draw:
-    """Chooses as `draw_in_torch` does, many times faster. Logits must be on the CPU."""
-
-    def draw(adjusted: Tensor, rows: SamplingRows) -> Tensor:
-        params = rows.params
-        return choose_tokens(
-            library,
-            adjusted,
-            DrawRows(
-                temperatures=params.temperatures,
-                top_k=params.top_k(adjusted.shape[1]),
-                top_p=params.top_p,
-                min_p=params.min_p,
-                seeds=rows.seeds.astype(np.int64),
-                positions=rows.positions.astype(np.int64),
-            ),
-        )
-
-    return draw
-
-
-def _native(
+def compute_on_cpu(
     load: Callable[[], LoadedModel], loaded: LoadedModel, block_size: int, *, is_int8: bool
 ) -> Compute:
+    """What runs `loaded` by native kernels; `load` loads it again.
+
+    Raises BuildFailed or BackendUnavailable if these cannot be had, TrialFailed if their attention
+    computes something else. What else fails its trial is left to `transformers`.
+    """
     for layer in loaded.layers:
         reason = why_not_native_attention((layer.key_dim, layer.value_dim), loaded.dtype)
         if reason is not None:
@@ -78,6 +62,27 @@ def _native(
     make_model = attending_with(backend)
     is_int8 &= is_packed
     return Compute(loaded, make_model, description, block_size, draw, is_int8=is_int8)
+
+
+def native_draw(library: NativeLibrary) -> Draw:
+    """Chooses as `draw_in_torch` does, many times faster. Logits must be on the CPU."""
+
+    def draw(adjusted: Tensor, rows: SamplingRows) -> Tensor:
+        params = rows.params
+        return choose_tokens(
+            library,
+            adjusted,
+            DrawRows(
+                temperatures=params.temperatures,
+                top_k=params.top_k(adjusted.shape[1]),
+                top_p=params.top_p,
+                min_p=params.min_p,
+                seeds=rows.seeds.astype(np.int64),
+                positions=rows.positions.astype(np.int64),
+            ),
+        )
+
+    return draw
 
 
 def _native_decoder(

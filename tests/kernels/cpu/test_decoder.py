@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from executor_service.backends.choose import AttentionBackendName, choose_compute
+from executor_service.backends.choose import NATIVE, choose_compute
 from executor_service.decoders.cpu_decoder import build_native_model, why_not_native
 from executor_service.device.kv_cache import KVCache
 from executor_service.model.attention_probe import (
@@ -120,7 +120,7 @@ def test_runner_gives_hugging_face_tokens_when_the_decoder_is_native(
     prompts = [random_tokens(length, seed=length) for length in PROMPT_LENGTHS]
     reference = load_reference(directory)
     expected = [generate_greedily(reference, prompt, NUM_OUTPUT_TOKENS) for prompt in prompts]
-    compute = choose_compute(lambda: load_decoder(directory), AttentionBackendName.NATIVE, 16)
+    compute = choose_compute(lambda: load_decoder(directory), NATIVE, 16)
     assert compute.description == f"native decoder ({library.variant})"
     for chunk_size, block_size in CUTS:
         cache_config = CacheConfig(block_size, num_device_blocks=60, num_host_blocks=0)
