@@ -92,7 +92,7 @@ def test_prefix_cache_evicts_to_the_host_when_the_core_was_restored() -> None:
 
     blocks.device.allocate(blocks.device.num_free)
 
-    assert blocks.moves.swap_out == [(evicted[0], blocks.host.find(b"contents"))]
+    assert blocks.draft.moves.swap_out == [(evicted[0], blocks.host.find(b"contents"))]
 
 
 def test_all_queue_and_batch_policies_are_restored_when_nothing_has_happened() -> None:
