@@ -13,7 +13,6 @@ from collections import deque
 import numpy as np
 
 from scheduler_service.core.config import Feature, SchedulerConfig
-from scheduler_service.core.invariants import InvariantBroken
 from scheduler_service.core.outcomes.beams import prepare_search
 from scheduler_service.core.outcomes.losses import Losses, count_lost_executor, take_back
 from scheduler_service.core.outcomes.outcome_checks import OutcomeChecks
@@ -217,7 +216,7 @@ class Scheduler:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise InvariantBroken("a scheduler that has given its requests away was asked again")
+            raise RuntimeError("a scheduler that has given its requests away was asked again")
 
     def take_ended(self) -> StepEvents:
         """What has ended since the last call or `apply`, by a decision; owners are to be told."""
