@@ -7,7 +7,8 @@ import pytest
 
 from scheduler_service.core.outcomes.losses import MAX_FRUITLESS_LOSSES
 from scheduler_service.core.outcomes.results import Results
-from scheduler_service.core.request import FinishReason, Request
+from scheduler_service.core.planning.step_planner import StepPlanner
+from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import BeamParams
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.executors.broken_core import MESSAGE, REASON, CoreBroken
@@ -148,7 +149,7 @@ async def test_request_ends_when_every_core_that_gets_it_fails(
     num_cores = 0
     while not request.is_finished:
         num_cores += 1
-        Broken(monkeypatch, Scheduler, "_fill")
+        Broken(monkeypatch, StepPlanner, "_fill")
         loop = a_loop(Clients())
         loop.scheduler.readmit(request)
         await run_until_lost(loop)
@@ -200,7 +201,7 @@ async def test_request_ends_with_an_error_when_its_end_was_lost_with_its_last_to
 async def test_evacuation_gives_nobody_when_that_fails_too(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    Broken(monkeypatch, Scheduler, "_plan")
+    Broken(monkeypatch, StepPlanner, "_plan")
     Broken(monkeypatch, Scheduler, "evacuate")
     loop = a_loop(Clients())
     loop.scheduler.add(a_request(1))

@@ -75,7 +75,7 @@ def test_nobody_yields_when_moves_of_the_step_hold_blocks() -> None:
     pair = driver.add(10, n=2)
     driver.add(4)
     driver.step()
-    running, blocks = driver.core._growing, driver.core.placement.blocks
+    running, blocks = driver.core._planner._growing, driver.core.placement.blocks
     running.join_siblings()
     assert blocks.has_pinned
     assert not running.make_room(blocks.device.num_free + 1, pair)
@@ -125,7 +125,7 @@ def test_executor_is_not_told_of_a_reserved_block_when_it_was_taken_back_at_once
     driver = CoreDriver(num_lookahead_slots=9, prefix_caching=False)
     request = driver.add(3)
     driver.step()
-    running, placement = driver.core._growing, driver.core.placement
+    running, placement = driver.core._planner._growing, driver.core.placement
     running.grow()
     running._return_spare()
     writes = placement.rows.take_table_writes([])
