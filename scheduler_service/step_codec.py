@@ -18,18 +18,9 @@ from scheduler_service.score_columns import FirstScores, ScoreColumns
 from splitserve.executor.v1 import executor_pb2 as executor
 
 _I32 = np.dtype("<i4")
-# The parameters that mean the same to client and executor, and are passed on if they are set.
-SHARED_PARAMS = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "min_tokens",
-    "num_logprobs",
-    "num_prompt_logprobs",
+# The numbers among the parameters of sampling, which have the names of the core's; None is absent.
+SHARED_PARAMS = tuple(
+    field.name for field in executor.SamplingParams.DESCRIPTOR.fields if field.has_presence
 )
 
 _STATUSES: Mapping[int, StepStatus] = MappingProxyType(
@@ -200,9 +191,10 @@ def _csr(parts: Items[Int32Array]) -> tuple[bytes, bytes]:
 
 
 def decode_result(result: executor.StepResult, num_rows: int) -> StepOutcome:
-    """A result of a step with `num_rows` rows. Raises ResultUnusable.
+    """A result of a step with `num_rows` rows, of which no more is read. Raises ResultUnusable.
 
-    A status that is not known may be of a later version: then nothing is known of the step, which
+    Columns are read where they lie; what they say is for the core to judge, which has the plan. A
+    status that is not known may be of a later version: then nothing is known of the step, which
     counts as refused.
     """
     status = _STATUSES.get(result.status, StepStatus.REFUSED)
@@ -229,17 +221,13 @@ def _describe_error(result: executor.StepResult) -> str:
 
 
 def _decode_ok(result: executor.StepResult, num_rows: int) -> StepOutcome:
-    token_ids = np.frombuffer(result.sampled_token_ids, "<i4")
-    row_statuses = list(result.row_statuses[: num_rows + 1]) or None
-    for name, column in (("sampled_token_ids", token_ids), ("row_statuses", row_statuses)):
-        if column is not None and len(column) != num_rows:
-            raise ValueError(f"{name} has {len(column)} elements for {num_rows} rows")
     timings = result.timings
     return StepOutcome(
         result.step_id,
         StepStatus.OK,
-        token_ids,
-        row_statuses,
+        np.frombuffer(result.sampled_token_ids, "<i4"),
+        # One too many is enough to see that there are too many.
+        list(result.row_statuses[: num_rows + 1]) or None,
         {e.row_index: e.message[:_MAX_TEXT_CHARS] for e in result.row_errors[:num_rows]},
         FirstScores(_decode_scores(result.logprobs)),
         _decode_scores(result.prompt_logprobs),

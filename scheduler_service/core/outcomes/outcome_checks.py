@@ -35,9 +35,13 @@ class OutcomeChecks:
         """`outcome` with rows FAILED that are not as they must be. Raises ContractBroken."""
         num_rows = len(plan.work.row_ids)
         statuses = outcome.row_statuses
-        for column in (outcome.token_ids, statuses):
+        columns = (("sampled_token_ids", outcome.token_ids), ("row_statuses", statuses))
+        for name, column in columns:
             if column is not None and len(column) != num_rows:
-                raise ContractBroken(f"a column has {len(column)} elements for {num_rows} rows")
+                raise ContractBroken(
+                    f"columns of step {plan.step_id}: {name} has {len(column)} elements for "
+                    f"{num_rows} rows"
+                )
         faults = self._statuses(statuses) if statuses is not None else {}
         faults |= self._tokens(plan, outcome)
         logprobs, prompt_logprobs = outcome.logprobs, outcome.prompt_logprobs

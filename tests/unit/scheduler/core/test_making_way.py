@@ -25,7 +25,7 @@ def test_nobody_makes_way_when_the_step_swaps_somebody_in() -> None:
     driver.add(14, scheduling=PATIENT)
     swapped = driver.add(14)
     driver.step()
-    driver.core.placement.preempt(swapped)
+    driver.preempt(swapped)
     driver.step()
     driver.add(14, "urgent")
     back, _ = driver.step()

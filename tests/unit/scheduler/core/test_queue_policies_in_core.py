@@ -241,7 +241,7 @@ def test_preempted_request_is_charged_once_when_it_comes_back() -> None:
     driver.step()
     policy = driver.core.placement.waiting
     counter = policy._accounts["a"].counter  # type: ignore[attr-defined]
-    driver.core.placement.preempt(request)
+    driver.preempt(request)
     assert driver.plan()
     assert request.place is Place.RUNNING
     assert policy._accounts["a"].counter == counter  # type: ignore[attr-defined]

@@ -78,7 +78,7 @@ def test_requests_get_their_tokens_when_windows_are_preempted(mode: PreemptionMo
     engine.step(6)
     for request in engine.requests[:2]:
         if request.place.value == "running":
-            engine.core.placement.preempt(request)
+            engine.preempt(request)
     engine.run()
 
 

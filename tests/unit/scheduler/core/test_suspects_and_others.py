@@ -27,10 +27,11 @@ _LACKS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 
 
 def add_suspect(driver: CoreDriver, name: str, prompt: int = 4, **params: Any) -> Request:  # noqa: ANN401
-    request = driver.add([20 + p % 70 for p in range(prompt)], name, max_tokens=2, **params)
-    # As one that comes from a lost executor.
+    """It comes from a lost executor."""
+    tokens = [20 + p % 70 for p in range(prompt)]
+    request = driver.make_request(tokens, name, max_tokens=2, **params)
     request.trial_size = 1
-    driver.core.placement.suspects.add(request)
+    driver.core.readmit(request)
     return request
 
 
@@ -70,7 +71,7 @@ def test_who_is_swapped_holds_up_nobody_whose_turn_it_is(
     running = driver.add(16, "running", max_tokens=12)
     swapped = driver.add([90] * 20, "swapped", max_tokens=8)
     driver.step()
-    driver.core.placement.preempt(swapped)
+    driver.preempt(swapped)
     swapped_at = driver.core.last_step_id
     driver.core.placement.blocks.extend(running.sequence.row_id, 3)
     small = driver.add([91] * 3, "small", max_tokens=2)

@@ -71,27 +71,28 @@ def test_checkpoint_is_small_when_rows_are_short_and_may_become_long() -> None:
 
 def test_beam_search_is_restored_when_its_beams_are_longer_than_a_pickle_may_be_deep() -> None:
     driver = CoreDriver()
-    driver.add(4)
+    request = driver.add(4)
     search = BeamSearch(BeamParams(2), n=1, max_tokens=6000)
     for step in range(5000):
         search.advance([[(step % 90, -0.1), (step % 90 + 1, -0.2)]] * len(search.state.live))
-    next(iter(driver.core.placement.requests.values())).search = search
+    request.search = search
 
-    copy = load_core(dump_core(driver.core))
+    (restored,) = load_core(dump_core(driver.core)).evacuate()
 
-    restored = next(iter(copy.placement.requests.values())).search
-    assert restored is not None
-    assert restored.state == search.state
+    assert restored.search is not None
+    assert restored.search.state == search.state
 
 
 def test_prefix_cache_evicts_to_the_host_when_the_core_was_restored() -> None:
     core = Scheduler(make_config(num_host_blocks=4))
-    copy = load_core(dump_core(core))
+    blocks = load_core(dump_core(core)).placement.blocks
+    evicted = blocks.device.allocate(1)
+    blocks.device.publish(evicted[0], b"contents")
+    blocks.device.free(evicted)
 
-    evict = copy.placement.blocks.device._on_evict
+    blocks.device.allocate(blocks.device.num_free)
 
-    assert evict is not None
-    assert evict.__self__ is copy.placement.blocks  # type: ignore[attr-defined]
+    assert blocks.draft.moves.swap_out == [(evicted[0], blocks.host.find(b"contents"))]
 
 
 def test_all_queue_and_batch_policies_are_restored_when_nothing_has_happened() -> None:

@@ -56,7 +56,7 @@ def test_beams_find_the_same_when_they_are_preempted(mode: PreemptionMode, depth
         engine.step(3)
         running = engine.core.placement.rows.running
         if running:
-            engine.core.placement.preempt(running[-1].request)
+            engine.preempt(running[-1].request)
     engine.run()
     assert engine.core.num_preemptions >= 4
     for request in requests:
@@ -73,7 +73,7 @@ def test_beams_find_the_same_when_they_are_preempted_while_a_step_is_in_flight(
         engine.step()
         engine.engine.fill()
         if request.place.value == "running":
-            engine.core.placement.preempt(request)
+            engine.preempt(request)
     engine.run()
     assert request.num_preemptions >= 2
     check_completions(request)

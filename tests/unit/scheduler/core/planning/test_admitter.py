@@ -194,7 +194,7 @@ def swapped_driver(max_tokens: int = 9, **options: object) -> tuple[CoreDriver, 
     driver.add(14, "running", max_tokens=max_tokens)
     swapped = driver.add(14, "swapped", max_tokens=9)
     driver.step()
-    driver.core.placement.preempt(swapped)
+    driver.preempt(swapped)
     return driver, swapped
 
 
@@ -245,7 +245,7 @@ def test_swap_in_waits_when_the_adapter_has_no_slot() -> None:
     driver = make_driver(num_host_blocks=12, preemption_mode=PreemptionMode.SWAP)
     swapped = driver.add(5, "a", scheduling=adapter("a"), max_tokens=9)
     driver.step()
-    driver.core.placement.preempt(swapped)
+    driver.preempt(swapped)
     driver.step()
     other = driver.add(5, "b", max_tokens=2)
     other.scheduling = adapter("b")

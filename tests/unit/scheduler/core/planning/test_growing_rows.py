@@ -5,11 +5,19 @@ from __future__ import annotations
 import pytest
 
 from scheduler_service.core.config import PreemptionMode
+from scheduler_service.core.planning.growing_rows import GrowingRows
 from scheduler_service.core.request import SequenceStatus
+from scheduler_service.core.siblings import Siblings
 from tests.support.core.checked_engine import CheckedEngine
 from tests.support.core.driver import CoreDriver
 
 RECOMPUTE = PreemptionMode.RECOMPUTE
+
+
+def growing_rows(driver: CoreDriver) -> GrowingRows:
+    """The part of the core that these tests are of."""
+    placement = driver.core.placement
+    return GrowingRows(driver.config, placement, Siblings(placement))
 
 
 # -- blocks ------------------------------------------------------------------------------------
@@ -75,10 +83,10 @@ def test_nobody_yields_when_moves_of_the_step_hold_blocks() -> None:
     pair = driver.add(10, n=2)
     driver.add(4)
     driver.step()
-    running, blocks = driver.core._planner._growing, driver.core.placement.blocks
-    running.join_siblings()
-    assert blocks.has_pinned
-    assert not running.make_room(blocks.device.num_free + 1, pair)
+    growing = growing_rows(driver)
+    growing.join_siblings()
+    assert driver.core.placement.blocks.has_pinned
+    assert not growing.make_room(driver.core.num_free_blocks + 1, pair)
     assert driver.core.num_preemptions == 0
 
 
@@ -125,9 +133,9 @@ def test_executor_is_not_told_of_a_reserved_block_when_it_was_taken_back_at_once
     driver = CoreDriver(num_lookahead_slots=9, prefix_caching=False)
     request = driver.add(3)
     driver.step()
-    running, placement = driver.core._planner._growing, driver.core.placement
-    running.grow()
-    running._return_spare()
+    growing, placement = growing_rows(driver), driver.core.placement
+    growing.grow()
+    assert growing.make_room(driver.core.num_free_blocks + 1, request)
     writes = placement.rows.take_table_writes([])
     blocks = placement.rows.held_blocks(request.sequence.row_id)
     assert blocks[writes.start_indexes[0] :] == writes.block_ids.tolist()
