@@ -169,8 +169,8 @@ def test_row_keeps_the_block_of_its_next_token_when_spare_ones_are_taken_back() 
     driver = CoreDriver(sliding_window=4)
     driver.add(4)
     driver.step()
-    driver.core._growing.grow()
-    assert not driver.core._growing._return_spare()
+    driver.core._planner._growing.grow()
+    assert not driver.core._planner._growing._return_spare()
 
 
 def test_older_request_keeps_its_blocks_when_a_younger_one_has_a_long_prompt() -> None:
