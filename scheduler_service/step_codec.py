@@ -11,9 +11,9 @@ from typing import Protocol
 import numpy as np
 
 from scheduler_service.core.config import Feature
-from scheduler_service.core.plan import NewRow, StepOutcome, StepPlan, StepStatus
+from scheduler_service.core.plan import NewRow, StepOutcome, StepPlan, StepStatus, TableWrites
 from scheduler_service.core.request import Int32Array, Request, ScoredToken
-from scheduler_service.core.row_changes import TableWrites
+from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.score_columns import FirstScores, ScoreColumns
 from splitserve.executor.v1 import executor_pb2 as executor
 
@@ -103,7 +103,7 @@ def _encode_new_rows(rows: Items[NewRow]) -> executor.NewRows:
     for row in rows:
         request = row.sequence.request
         if request not in of_request:
-            params = _executor_params(request).SerializeToString(deterministic=True)
+            params = _encode_params(request.row_params).SerializeToString(deterministic=True)
             of_request[request] = distinct.setdefault(params, len(distinct))
         indexes.append(of_request[request])
         histories.append(row.token_ids if request.params.needs_history else _NO_TOKENS)
@@ -160,31 +160,18 @@ def _encode_moves(pairs: list[tuple[int, int]], message: executor.BlockMoves) ->
         message.destination_block_ids = columns[:, 1].tobytes()
 
 
-def _executor_params(request: Request) -> executor.SamplingParams:
-    params = request.params
-    values = {name: getattr(params, name) for name in SHARED_PARAMS}
-    suppressed = sorted(request.stop_token_ids) if params.min_tokens > 0 else ()
-    if params.beam is not None:
-        # The search itself refuses what would end a sequence too early.
-        return executor.SamplingParams(temperature=0.0, num_logprobs=request.num_candidates)
-    if not params.is_streamed and params.num_logprobs is None:
-        values["num_logprobs"] = 0
+def _encode_params(params: SamplingParams) -> executor.SamplingParams:
+    # Most has no meaning in a beam search, and is left out.
+    names = SHARED_PARAMS if params.beam is None else ("temperature", "num_logprobs")
     return executor.SamplingParams(
-        **values,
+        **{name: getattr(params, name) for name in names},
         logit_bias=params.logit_bias,
-        suppressed_token_ids=suppressed,
+        suppressed_token_ids=sorted(params.stop_token_ids) if params.min_tokens > 0 else (),
         allowed_token_ids=sorted(params.allowed_token_ids),
-        bad_words_token_ids=_encode_bad_words(request),
+        bad_words_token_ids=[
+            executor.TokenSequence(token_ids=tokens) for tokens in params.bad_words_token_ids
+        ],
     )
-
-
-def _encode_bad_words(request: Request) -> list[executor.TokenSequence]:
-    """All but single tokens that end a sequence, which no bad word takes away."""
-    return [
-        executor.TokenSequence(token_ids=tokens)
-        for tokens in request.params.bad_words_token_ids
-        if len(tokens) > 1 or tokens[0] not in request.stop_token_ids
-    ]
 
 
 _NO_TOKENS = np.empty(0, np.int32)

@@ -20,7 +20,7 @@ class Feature(Enum):
 
 
 class BatchPolicyName(Enum):
-    """What a step is made of; see `batch_policy.py`."""
+    """What kinds of work share a step: all, or prompts apart from decodes."""
 
     MIXED = "mixed"
     PREFILL_FIRST = "prefill-first"

@@ -70,7 +70,7 @@ class ExecutorLink:
     """Sends batches and yields results in order, across calls that break.
 
     Batches without a result are sent again in the next call; the executor answers repeats from its
-    store, so nothing runs twice.
+    store (executor.proto, identity rule c), so nothing runs twice.
     """
 
     def __init__(self, info: executor.ExecutorInfo, config: LinkConfig) -> None:

@@ -7,8 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from scheduler_service.core.plan import TokenEvent
-from scheduler_service.core.request import Int32Array, Request, ScoredToken, Sequence
-from scheduler_service.core.row_columns import Int64Array
+from scheduler_service.core.request import Int32Array, Int64Array, Request, ScoredToken, Sequence
 from scheduler_service.streams.client_codec import (
     encode_completion,
     encode_completion_finish,

@@ -60,8 +60,8 @@ class InProcessEngine:
     def fill(self) -> None:
         while len(self.in_flight) < self.depth:
             if self.scheduler.last_step_id + 1 in self.preempt_at and self.scheduler.num_running:
-                youngest = self.scheduler._placement.rows.running[-1].request
-                self.scheduler._placement.preempt(youngest)
+                youngest = self.scheduler.placement.rows.running[-1].request
+                self.scheduler.placement.preempt(youngest)
             plan = self.scheduler.schedule()
             self._deliver(self.scheduler.take_ended())
             if plan is None:

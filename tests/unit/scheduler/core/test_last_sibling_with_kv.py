@@ -71,7 +71,7 @@ def test_sibling_computes_the_prompt_again_when_no_block_is_free_for_it() -> Non
     driver = CoreDriver(num_device_blocks=3, prefix_caching=False)
     request = driver.add(6, "several", n=2)
     driver.plan()
-    driver.core._placement.blocks.device.allocate(1)
+    driver.core.placement.blocks.device.allocate(1)
     driver.answer(token_ids=[EOS])
     assert request.sequences[1].status is SequenceStatus.WAITING
     assert driver.next_rows() == [("several", 0, 6)]
@@ -82,7 +82,7 @@ def test_sibling_computes_the_prompt_again_when_what_it_needs_is_behind_a_window
     request = driver.add(PROMPT, n=2)
     driver.step()
     assert driver.next_rows() == [("r1", 6, 7)]
-    driver.core._growing._slide_windows()
+    driver.core._planner._growing._slide_windows()
     driver.answer(token_ids=[EOS])
     assert request.sequences[1].status is SequenceStatus.WAITING
     assert driver.next_rows() == [("r1", 0, 6)]

@@ -153,7 +153,7 @@ def test_preempted_request_computes_only_what_was_lost_when_its_blocks_are_still
     driver = CoreDriver(preemption_mode=PreemptionMode.RECOMPUTE)
     request = driver.add(13)
     driver.step()
-    driver.core._placement.preempt(request)
+    driver.preempt(request)
     assert driver.next_rows() == [("r1", 12, 2)]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from scheduler_service.core.config import PreemptionMode
 from scheduler_service.core.planning.lateness import MIN_SMALLEST_STEPS
-from scheduler_service.core.policies.queue_policy import TURN_EVERY
+from scheduler_service.core.policies.urgency import TURN_EVERY
 from scheduler_service.core.request import Place, SchedulingParams
 from tests.support.core.checked_engine import CheckedEngine
 from tests.support.core.driver import CoreDriver
@@ -239,9 +239,9 @@ def test_preempted_request_is_charged_once_when_it_comes_back() -> None:
     driver = CoreDriver(queue_policy="fair", prefix_caching=False, preemption_mode=RECOMPUTE)
     request = driver.add(9, scheduling=tenant("a"))
     driver.step()
-    policy = driver.core._placement.waiting
+    policy = driver.core.placement.waiting
     counter = policy._accounts["a"].counter  # type: ignore[attr-defined]
-    driver.core._placement.preempt(request)
+    driver.preempt(request)
     assert driver.plan()
     assert request.place is Place.RUNNING
     assert policy._accounts["a"].counter == counter  # type: ignore[attr-defined]

@@ -165,7 +165,7 @@ def test_nobody_is_suspected_any_more_when_all_got_a_token() -> None:
     driver.plan()
     driver.answer(StepStatus.FAILED)
     sizes = []
-    while driver.core._placement.suspects:
+    while driver.core.placement.suspects:
         sizes.append(len(driver.next_rows()))
         assert driver.plan() is None  # a trial is in flight
         driver.answer()

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from scheduler_service.core.invariants import InvariantBroken
 from scheduler_service.core.outcomes.losses import MAX_FRUITLESS_LOSSES
 from scheduler_service.core.outcomes.results import Results
-from scheduler_service.core.request import FinishReason, Request
+from scheduler_service.core.planning.step_planner import StepPlanner
+from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import BeamParams
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.executors.broken_core import MESSAGE, REASON, CoreBroken
@@ -142,24 +142,6 @@ def check_completions(requests: list[Request], clients: Clients) -> None:
         assert [scored.token_id for scored in completion.scored] == completion.token_ids
 
 
-async def test_only_the_request_at_fault_ends_when_the_core_names_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    broken = Broken(monkeypatch, Scheduler, "_plan")
-    broken.at_call, broken.error = 3, InvariantBroken("two rows", "r2")
-    loop = a_loop(Clients())
-    for number in (1, 2, 3):
-        loop.scheduler.add(a_request(number))
-
-    await run_until_lost(loop)
-    requests = loop.evacuate()
-
-    ended = [request for request in requests if request.is_finished]
-    assert [request.request_id for request in ended] == ["r2"]
-    assert (ended[0].finish_reason, ended[0].error) == (FinishReason.ERROR, (REASON, MESSAGE))
-    assert len(requests) == 3
-
-
 async def test_request_ends_when_every_core_that_gets_it_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -167,7 +149,7 @@ async def test_request_ends_when_every_core_that_gets_it_fails(
     num_cores = 0
     while not request.is_finished:
         num_cores += 1
-        Broken(monkeypatch, Scheduler, "_fill")
+        Broken(monkeypatch, StepPlanner, "_fill")
         loop = a_loop(Clients())
         loop.scheduler.readmit(request)
         await run_until_lost(loop)
@@ -219,7 +201,7 @@ async def test_request_ends_with_an_error_when_its_end_was_lost_with_its_last_to
 async def test_evacuation_gives_nobody_when_that_fails_too(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    Broken(monkeypatch, Scheduler, "_plan")
+    Broken(monkeypatch, StepPlanner, "_plan")
     Broken(monkeypatch, Scheduler, "evacuate")
     loop = a_loop(Clients())
     loop.scheduler.add(a_request(1))
