@@ -70,8 +70,9 @@ async def test_loop_logs_the_position_in_the_journal_when_the_core_fails(
     path = tmp_path / "scheduler.journal"
     journal = FileJournal(path, 2**20, 1)
     Broken(monkeypatch, StepPlanner, "_plan")
-    loop = a_loop(Clients(), journal.core(CONFIG, 0, ADDRESS, 1))
-    loop.scheduler.add(a_request(1))
+    core = journal.core(CONFIG, 0, ADDRESS, 1)
+    loop = a_loop(Clients(), core)
+    core.add(a_request(1))
 
     await run_until_lost(loop)
 
