@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from benchmarks.report import emit
-from executor_service.backends.choose import AttentionBackendName, choose_compute
+from executor_service.backends.choose import AUTO, choose_compute
 from executor_service.backends.compute import Compute
 from executor_service.checkpoint.folder import Checkpoint, resolve_checkpoint
 from executor_service.checkpoint.model_loader import ModelConfig, load_model, read_model
@@ -95,7 +95,7 @@ def load(checkpoint: Checkpoint) -> LoadedModel:
 
 def load_to_compute(checkpoint: Checkpoint) -> Compute:
     """The model as it will run: on a CPU with its weights packed, and tried again."""
-    return choose_compute(lambda: load(checkpoint), AttentionBackendName.AUTO, _BLOCK_SIZE)
+    return choose_compute(lambda: load(checkpoint), AUTO, _BLOCK_SIZE)
 
 
 def measure(checkpoint: Checkpoint, run: Callable[[Checkpoint], object]) -> tuple[float, float]:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from executor_service.config import ConfigInvalid, ExecutorConfig
+from executor_service.config import ExecutorConfig
 from executor_service.errors import ExecutorError
 from executor_service.service.registration import GrpcRegistry, Registrar, advertised_address
 from executor_service.service.servicer import SERVICE, Engine, ExecutorServicer
@@ -184,7 +184,7 @@ def main() -> int:
         _start_logging(config.log_level)
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         asyncio.run(serve(config))
-    except (ConfigInvalid, ExecutorError) as error:
+    except ExecutorError as error:
         # Names that come from files may hold anything.
         sys.stderr.write(f"splitserve executor: {' '.join(str(error).split())}\n")
         return 2

@@ -12,7 +12,7 @@ import torch
 # Loading a model imports it in any case. Here it is part of the imports, which __main__ wraps.
 import transformers.modeling_utils  # noqa: F401
 
-from executor_service.backends.choose import AttentionBackendName, choose_compute
+from executor_service.backends.choose import choose_compute
 from executor_service.backends.compute import Compute
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.config import ExecutorConfig
@@ -49,7 +49,7 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
         torch.set_num_threads(config.threads)
     compute = choose_compute(
         lambda: load_model(_model_config(config)),
-        AttentionBackendName(config.attention_backend),
+        config.attention_backend,
         config.block_size,
         is_deterministic=config.deterministic,
         is_int8=config.quantization == "int8",

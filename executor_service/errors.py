@@ -6,6 +6,7 @@ ExecutorError
 ├── BackendUnavailable   what was chosen to compute with does not work here
 ├── OutOfMemory          pools or weights do not fit; said with numbers
 └── StepFailed           one step failed as a whole; the process lives
+TrialFailed              code computes something else than plain torch, and does not serve
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ class BackendUnavailable(ExecutorError):
 
 class OutOfMemory(ExecutorError):
     """Something does not fit; the message has the numbers."""
+
+
+class TrialFailed(Exception):
+    """What was tried computes something else than plain torch; it does not serve."""
 
 
 class StepFailed(ExecutorError):

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from benchmarks.gpu_check.backends import gpu_backends, why_absent
+from benchmarks.gpu_check.backends import present_backends, why_absent
 from benchmarks.gpu_check.operations import operations
 from benchmarks.gpu_check.problems import (
     MIXED_ROWS,
@@ -24,8 +24,9 @@ from benchmarks.gpu_check.problems import (
 )
 from benchmarks.gpu_check.results import Measurement
 from benchmarks.gpu_check.sizes import Sizes
+from executor_service.device.kv_cache import LayerShape
 from splitserve_kernels import reference
-from splitserve_kernels.gpu.attention.flash_attention_rules import why_not_flash_attention
+from splitserve_kernels.gpu.availability import why_unavailable
 from splitserve_kernels.paged_batch import AttentionBackend, AttentionOptions
 
 _SECTION = "correct"
@@ -43,23 +44,29 @@ class Case:
     options: AttentionOptions
     dtype: torch.dtype = torch.bfloat16
 
+    @property
+    def layer(self) -> LayerShape:
+        """What the layer stores of a token."""
+        return LayerShape(self.shape.num_kv_heads, self.shape.key_dim, self.shape.value_dim)
 
-def check_kernels(sizes: Sizes) -> Iterator[Measurement]:
+
+def try_kernels(sizes: Sizes) -> Iterator[Measurement]:
     """Attention by all backends, then writes, moves and sampling."""
     for name, reason in why_absent().items():
         yield Measurement(_SECTION, name, "not run", note=reason)
-    for backend_name, (backend, block_size) in gpu_backends().items():
+    for candidate in present_backends():
+        backend, block_size = candidate.make(), candidate.block_size
         for case in _cases(sizes):
-            if backend_name == "flash-attn" and _is_refused(case, block_size):
+            if candidate.why_not_layer(case.layer, case.options, case.dtype, block_size):
                 continue
             for rows_name, rows in (("decode", _DECODES), ("mixed", MIXED_ROWS)):
                 tried = replace(case.shape, rows=rows, block_size=block_size)
                 yield _verdict(
-                    f"{backend_name} {rows_name}, {case.name}",
+                    f"{candidate.name} {rows_name}, {case.name}",
                     partial(_attention_error, backend, case, tried.divided(sizes.divisor), sizes),
                     _TOLERANCES[case.dtype],
                 )
-    if "triton" in gpu_backends():
+    if why_unavailable() is None:
         for name, rows in (("decode", _DECODES), ("mixed", MIXED_ROWS)):
             shape = AttentionShape(32, 8, 128, 128, 16, rows).divided(sizes.divisor)
             error = partial(_float8_error, shape, sizes)
@@ -76,13 +83,6 @@ def _verdict(name: str, measure: Callable[[], float], tolerance: float) -> Measu
         traceback.print_exc()
         error = float("nan")
     return Measurement(_SECTION, name, error, "error", f"at most {tolerance:g}", error <= tolerance)
-
-
-def _is_refused(case: Case, block_size: int) -> bool:
-    head_dims = (case.shape.key_dim, case.shape.value_dim)
-    has_sinks = case.options.sinks is not None
-    reason = why_not_flash_attention(head_dims, case.dtype, block_size, has_sinks=has_sinks)
-    return reason is not None
 
 
 def _cases(sizes: Sizes) -> list[Case]:

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.gpu_check.sizes import ModelShape, Sizes
 from executor_service.model.loaded_model import LoadedModel, weights_bytes
-from executor_service.trials.self_check import check_model
+from executor_service.trials.model_trial import try_model
 
 
 def make_model(shape: ModelShape, sizes: Sizes) -> Any:  # noqa: ANN401
@@ -28,7 +28,7 @@ def load_random(shape: ModelShape, sizes: Sizes) -> LoadedModel:
     model = make_model(shape, sizes)
     text_config = model.config.get_text_config(decoder=True)
     max_model_len = int(text_config.max_position_embeddings)
-    profile = check_model(model, text_config, max_model_len)
+    profile = try_model(model, text_config, max_model_len)
     return LoadedModel(
         model=model,
         name=shape.name,
@@ -47,7 +47,7 @@ def load_random(shape: ModelShape, sizes: Sizes) -> LoadedModel:
         keeps_logits=True,
         weights_bytes=weights_bytes(model),
         tokenizer_files=(),
-        probe=profile.probe,
+        expected=profile.expected,
     )
 
 

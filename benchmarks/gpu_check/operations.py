@@ -21,7 +21,7 @@ from benchmarks.gpu_check.problems import (
     make_problem,
 )
 from benchmarks.gpu_check.sizes import Sizes
-from executor_service.backends.draw_trial import DRAW_TOLERANCE, check_draw
+from executor_service.backends.draw_trial import DRAW_TOLERANCE, try_draw
 from splitserve_kernels import reference
 
 # Turned heads are rounded once, to 8 bits, and are below 8.
@@ -121,7 +121,7 @@ def _greedy_error(sizes: Sizes) -> float:
 
 
 def _draw_error(sizes: Sizes) -> float:
-    """See `check_draw`, which raises for what is not a matter of rounding."""
+    """See `try_draw`, which raises for what is not a matter of rounding."""
     from executor_service.backends.gpu_draw import triton_draw
 
-    return check_draw(triton_draw, sizes.vocab_size, sizes.device)
+    return try_draw(triton_draw, sizes.vocab_size, sizes.device)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from executor_service.backends.choose import AttentionBackendName
+from executor_service.backends.choose import AUTO, TORCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Sizes:
     """
 
     device: torch.device
-    backend: AttentionBackendName
+    backend: str
     dtype: torch.dtype
     batches: tuple[int, ...]
     contexts: tuple[int, ...]
@@ -92,7 +92,7 @@ def full_sizes() -> Sizes:
     """For the GPU of this machine."""
     return Sizes(
         device=torch.device("cuda", torch.cuda.current_device()),
-        backend=AttentionBackendName.AUTO,
+        backend=AUTO,
         dtype=torch.bfloat16,
         batches=(1, 32, 256),
         contexts=(512, 1024, 2048, 4096, 8192),
@@ -115,7 +115,7 @@ def smoke_sizes() -> Sizes:
     """For a test on the CPU, with kernels interpreted: that every part runs."""
     return Sizes(
         device=torch.device("cpu"),
-        backend=AttentionBackendName.TORCH,
+        backend=TORCH,
         dtype=torch.float32,
         batches=(1, 3),
         contexts=(20,),

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from benchmarks.gpu_check.backends import gpu_backends
+from benchmarks.gpu_check.backends import present_backends
 from benchmarks.gpu_check.problems import AttentionShape, make_problem
 from benchmarks.gpu_check.results import Measurement
 from benchmarks.gpu_check.sizes import Sizes
 from benchmarks.gpu_check.timing import median_s, recorded
-from splitserve_kernels.gpu.attention.flash_attention_rules import why_not_flash_attention
+from executor_service.device.kv_cache import LayerShape
 from splitserve_kernels.paged_batch import AttentionBackend, AttentionOptions
 
 # A decode reads its keys and values once: this share of what a copy reaches is wanted, where it
@@ -41,11 +41,14 @@ def measure_attention(sizes: Sizes) -> Iterator[Measurement]:
     bandwidth, flops = copy_bandwidth(sizes), matrix_flops(sizes)
     yield Measurement("device", "copy bandwidth", bandwidth / 1e9, "GB/s")
     yield Measurement("device", f"matrix product of {sizes.matrix_size}", flops / 1e12, "TFLOP/s")
-    head_dim = sizes.heads[2]
-    for name, (backend, block_size) in gpu_backends().items():
-        dims = (head_dim, head_dim)
-        reason = why_not_flash_attention(dims, sizes.dtype, block_size, has_sinks=False)
-        if name == "flash-attn" and reason is not None:
+    _, num_kv_heads, head_dim = sizes.heads
+    layer, plain = (
+        LayerShape(num_kv_heads, head_dim, head_dim),
+        AttentionOptions(scale=head_dim**-0.5),
+    )
+    for candidate in present_backends():
+        name, backend, block_size = candidate.name, candidate.make(), candidate.block_size
+        if candidate.why_not_layer(layer, plain, sizes.dtype, block_size):
             continue
         for batch in sizes.batches:
             for context in sizes.contexts:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from executor_service.device.kv_cache import KVCache, LayerShape, block_bytes
-from executor_service.errors import one_line
+from executor_service.errors import TrialFailed, one_line
 from executor_service.model.loaded_model import LayerKind, LoadedModel, layer_kinds
 from splitserve_kernels import reference
 from splitserve_kernels.paged_batch import AttentionBackend, build_paged_batch
@@ -33,21 +33,17 @@ _NUM_RUNS = 5
 _CALLS_PER_RUN = 10
 
 
-class BackendWrong(Exception):
-    """An attention backend computes something else than the oracle."""
-
-
-def check_backend(backend: AttentionBackend, loaded: LoadedModel, block_size: int) -> None:
+def try_backend(backend: AttentionBackend, loaded: LoadedModel, block_size: int) -> None:
     """Compares outputs with the reference's, on random rows, for each kind of layer of `loaded`.
 
-    Raises BackendWrong, also if the backend raises something.
+    Raises TrialFailed, also if the backend raises something.
     """
     for kind in layer_kinds(loaded):
-        check_layer(backend, kind, block_size, loaded.dtype, loaded.device, loaded.kv_dtype)
+        try_layer(backend, kind, block_size, loaded.dtype, loaded.device, loaded.kv_dtype)
 
 
 @torch.inference_mode()
-def check_layer(
+def try_layer(
     backend: AttentionBackend,
     kind: LayerKind,
     block_size: int,
@@ -55,17 +51,17 @@ def check_layer(
     device: torch.device,
     kv_dtype: torch.dtype | None = None,
 ) -> None:
-    """As `check_backend`, for layers of one kind.
+    """As `try_backend`, for layers of one kind.
 
     `kv_dtype`: that of the pools, None for `dtype`, which queries have.
     """
     try:
         pools = _pools(kind.layer, block_size, kv_dtype or dtype, device)
         _compare(backend, pools, kind, dtype)
-    except BackendWrong:
+    except TrialFailed:
         raise
     except Exception as error:
-        raise BackendWrong(f"{type(error).__name__}: {one_line(error)}") from error
+        raise TrialFailed(f"{type(error).__name__}: {one_line(error)}") from error
 
 
 def _pools(
@@ -109,7 +105,7 @@ def _compare(
             outputs.append(tried.paged_attention(query, key_pool, value_pool, batch, kind.options))
         error = float((outputs[0].float() - outputs[1].float()).abs().max())
         if not error <= _TOLERANCES[dtype]:
-            raise BackendWrong(
+            raise TrialFailed(
                 f"the output differs by {error:.2g} from the reference's, allowed"
                 f" {_TOLERANCES[dtype]:g} in {dtype} over {pools[0].dtype}"
             )

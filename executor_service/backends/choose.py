@@ -11,43 +11,31 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from enum import Enum
 
-from executor_service.backends.attention_trial import BackendWrong
 from executor_service.backends.compute import Compute
-from executor_service.backends.cpu import _native
+from executor_service.backends.cpu import compute_on_cpu
 from executor_service.backends.gpu import DEFAULT_BLOCK_SIZE, compute_on_gpu
-from executor_service.errors import BackendUnavailable
+from executor_service.errors import BackendUnavailable, TrialFailed
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import torch_model
 from splitserve_kernels.cpu.build import BuildFailed
+
+# What --attention-backend takes beside the names of `gpu.CANDIDATES`: the fastest that passes its
+# trial, plain torch, and compiled CPU kernels.
+AUTO, TORCH, NATIVE = "auto", "torch", "native"
 
 _log = logging.getLogger(__name__)
 # An operator can mend a build, and has to know of a kernel that is wrong on this machine.
 _LEVELS = {
     BackendUnavailable: logging.INFO,
     BuildFailed: logging.WARNING,
-    BackendWrong: logging.ERROR,
+    TrialFailed: logging.ERROR,
 }
-
-
-class AttentionBackendName(Enum):
-    """What attends.
-
-    AUTO: the fastest that passes its trial. TORCH: plain torch. NATIVE: compiled CPU kernels.
-    TRITON: our GPU kernels. FLASH_ATTN: the package flash-attn, on a GPU.
-    """
-
-    AUTO = "auto"
-    TORCH = "torch"
-    NATIVE = "native"
-    TRITON = "triton"
-    FLASH_ATTN = "flash-attn"
 
 
 def choose_compute(
     load: Callable[[], LoadedModel],
-    name: AttentionBackendName,
+    name: str,
     block_size: int | None,
     *,
     is_deterministic: bool = False,
@@ -55,9 +43,9 @@ def choose_compute(
 ) -> Compute:
     """Loads the model and decides what runs it.
 
-    `block_size`: None for what suits the backend best. `is_deterministic`: it must be batch
-    invariant. `is_int8`: its matrices are rounded to 8 bits. Raises BackendUnavailable if these
-    cannot be had, or if `name` is not AUTO and cannot.
+    `name`: as --attention-backend takes it. `block_size`: None for what suits the backend best.
+    `is_deterministic`: it must be batch invariant. `is_int8`: its matrices are rounded to 8 bits.
+    Raises BackendUnavailable if these cannot be had, or if `name` is not AUTO and cannot.
     """
     compute = _choose(load, name, block_size, is_int8=is_int8)
     if is_int8 and not compute.is_int8:
@@ -72,34 +60,31 @@ def choose_compute(
         )
     description = f"{compute.description}, int8" if is_int8 else compute.description
     # Nothing will replace the model any more.
-    loaded = replace(compute.loaded, probe=None)
+    loaded = replace(compute.loaded, expected=None)
     return replace(compute, loaded=loaded, description=description)
 
 
 def _choose(
     load: Callable[[], LoadedModel],
-    name: AttentionBackendName,
+    name: str,
     block_size: int | None,
     *,
     is_int8: bool,
 ) -> Compute:
     loaded = load()
     in_torch = Compute(loaded, torch_model, "torch", block_size or DEFAULT_BLOCK_SIZE)
-    if name is AttentionBackendName.TORCH:
+    if name == TORCH:
         return in_torch
     is_for_cpu = loaded.device.type == "cpu"
-    if name is not AttentionBackendName.AUTO and is_for_cpu != (
-        name is AttentionBackendName.NATIVE
-    ):
-        raise BackendUnavailable(f"{name.value}: not for {loaded.device.type}")
+    if name != AUTO and is_for_cpu != (name == NATIVE):
+        raise BackendUnavailable(f"{name}: not for {loaded.device.type}")
     try:
         if is_for_cpu:
-            return _native(load, loaded, block_size or DEFAULT_BLOCK_SIZE, is_int8=is_int8)
-        only = None if name is AttentionBackendName.AUTO else name.value
-        return compute_on_gpu(load, loaded, only, block_size)
-    except (BuildFailed, BackendWrong, BackendUnavailable) as error:
-        if name is not AttentionBackendName.AUTO:
-            raise BackendUnavailable(f"{name.value}: {error}") from error
+            return compute_on_cpu(load, loaded, block_size or DEFAULT_BLOCK_SIZE, is_int8=is_int8)
+        return compute_on_gpu(load, loaded, None if name == AUTO else name, block_size)
+    except (BuildFailed, TrialFailed, BackendUnavailable) as error:
+        if name != AUTO:
+            raise BackendUnavailable(f"{name}: {error}") from error
         message = "attention_backends_refused device=%s reason=%r: plain torch serves"
         _log.log(_LEVELS[type(error)], message, loaded.device.type, str(error))
         return in_torch

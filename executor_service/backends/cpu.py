@@ -1,4 +1,4 @@
-"""Draws tokens with the native kernels; see sampler.py."""
+"""What computes on a CPU: native kernels that attend, multiply and draw, or a native decoder."""
 
 from __future__ import annotations
 
@@ -9,22 +9,59 @@ from dataclasses import replace
 import numpy as np
 from torch import Tensor
 
-from executor_service.backends.attention_trial import check_backend
+from executor_service.backends.attention_trial import try_backend
 from executor_service.backends.compute import Compute, log_not_used
 from executor_service.decoders.cpu_decoder import build_native_model, why_not_native
 from executor_service.decoders.decoder import DecoderModel
 from executor_service.decoders.packed_linears import pack_linears
 from executor_service.device.kv_cache import KVCache
-from executor_service.errors import BackendUnavailable
+from executor_service.errors import BackendUnavailable, TrialFailed
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import PagedModel, attending_with
 from executor_service.sampling.sampler import Draw, SamplingRows
-from executor_service.trials.self_check import ReplacementWrong
 from splitserve_kernels.cpu.attention import NativeAttention, why_not_native_attention
 from splitserve_kernels.cpu.library import NativeLibrary, load_library
 from splitserve_kernels.cpu.sampling import DrawRows, choose_tokens
 
 _log = logging.getLogger(__name__)
+
+
+def compute_on_cpu(
+    load: Callable[[], LoadedModel], loaded: LoadedModel, block_size: int, *, is_int8: bool
+) -> Compute:
+    """What runs `loaded` by native kernels; `load` loads it again.
+
+    Raises BuildFailed or BackendUnavailable if these cannot be had, TrialFailed if their attention
+    computes something else. What else fails its trial is left to `transformers`.
+    """
+    for layer in loaded.layers:
+        reason = why_not_native_attention((layer.key_dim, layer.value_dim), loaded.dtype)
+        if reason is not None:
+            raise BackendUnavailable(reason)
+    library = load_library()
+    backend = NativeAttention(library)
+    try_backend(backend, loaded, block_size)
+    reason = why_not_native(loaded)
+    if reason is None:
+        try:
+            return _native_decoder(loaded, library, block_size, is_int8=is_int8)
+        except TrialFailed as error:
+            reason = str(error)
+            _log.error("native_decoder_refused model=%s reason=%r", loaded.architecture, reason)
+            loaded = load()  # the trial took it apart
+    else:
+        log_not_used("native_decoder", loaded, reason, "native attention")
+    description = f"native attention ({library.variant})"
+    draw, is_packed = native_draw(library), True
+    try:
+        loaded = pack_linears(loaded, library, is_int8=is_int8)
+        description = f"native attention and matrices ({library.variant})"
+    except TrialFailed as error:
+        _log.error("packed_matrices_refused model=%s reason=%r", loaded.architecture, str(error))
+        loaded, is_packed = load(), False
+    make_model = attending_with(backend)
+    is_int8 &= is_packed
+    return Compute(loaded, make_model, description, block_size, draw, is_int8=is_int8)
 
 
 def native_draw(library: NativeLibrary) -> Draw:
@@ -46,39 +83,6 @@ def native_draw(library: NativeLibrary) -> Draw:
         )
 
     return draw
-
-
-def _native(
-    load: Callable[[], LoadedModel], loaded: LoadedModel, block_size: int, *, is_int8: bool
-) -> Compute:
-    for layer in loaded.layers:
-        reason = why_not_native_attention((layer.key_dim, layer.value_dim), loaded.dtype)
-        if reason is not None:
-            raise BackendUnavailable(reason)
-    library = load_library()
-    backend = NativeAttention(library)
-    check_backend(backend, loaded, block_size)
-    reason = why_not_native(loaded)
-    if reason is None:
-        try:
-            return _native_decoder(loaded, library, block_size, is_int8=is_int8)
-        except ReplacementWrong as error:
-            reason = str(error)
-            _log.error("native_decoder_refused model=%s reason=%r", loaded.architecture, reason)
-            loaded = load()  # the trial took it apart
-    else:
-        log_not_used("native_decoder", loaded, reason, "native attention")
-    description = f"native attention ({library.variant})"
-    draw, is_packed = native_draw(library), True
-    try:
-        loaded = pack_linears(loaded, library, is_int8=is_int8)
-        description = f"native attention and matrices ({library.variant})"
-    except ReplacementWrong as error:
-        _log.error("packed_matrices_refused model=%s reason=%r", loaded.architecture, str(error))
-        loaded, is_packed = load(), False
-    make_model = attending_with(backend)
-    is_int8 &= is_packed
-    return Compute(loaded, make_model, description, block_size, draw, is_int8=is_int8)
 
 
 def _native_decoder(

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from executor_service.backends.trial import KernelWrong
+from executor_service.errors import TrialFailed
 from executor_service.sampling.philox import uniform
 from executor_service.sampling.sampler import Draw, SamplingRows, draw_in_torch
 from executor_service.steps.sampling_params import ParamRows, SamplingParams
@@ -33,10 +33,10 @@ _NAN, _INF, _ALL_HIDDEN, _SINGLE = (8, 9), (16, 17), (24, 25), (26,)
 
 
 @torch.inference_mode()
-def check_draw(draw: Draw, vocab_size: int, device: torch.device) -> float:
+def try_draw(draw: Draw, vocab_size: int, device: torch.device) -> float:
     """Draws tokens from random logits by `draw` and in plain torch.
 
-    Returns by how much of all weight a token was missed at most. Raises KernelWrong if that is more
+    Returns by how much of all weight a token was missed at most. Raises TrialFailed if that is more
     than rounding, or greedy, cut or invalid rows differ at all.
     """
     logits, rows = _problem(vocab_size, device)
@@ -46,13 +46,13 @@ def check_draw(draw: Draw, vocab_size: int, device: torch.device) -> float:
     wrong = np.flatnonzero(differs & (~is_open | (actual < 0).numpy()))
     if len(wrong):
         row = int(wrong[0])
-        raise KernelWrong(
+        raise TrialFailed(
             f"token {int(actual[row])} where plain torch says {int(expected[row])}"
             f" (row {row} of {_NUM_ROWS}, {rows.params[row]})"
         )
     missed = _missed_weight(logits, rows, actual.to(device), np.flatnonzero(is_open))
     if not missed <= DRAW_TOLERANCE:
-        raise KernelWrong(
+        raise TrialFailed(
             f"tokens are off by {missed:.2g} of all weight, allowed {DRAW_TOLERANCE:g}"
         )
     return missed

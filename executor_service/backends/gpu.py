@@ -10,23 +10,25 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from executor_service.backends.attention_trial import BackendWrong, check_backend, time_attention
+import torch
+
+from executor_service.backends.attention_trial import time_attention, try_backend
 from executor_service.backends.compute import Compute, log_not_used
 from executor_service.backends.gpu_kernels import choose_gpu_copy, choose_gpu_draw
 from executor_service.decoders.decoder import Decoder, DecoderModel
 from executor_service.decoders.llama_parts import release, why_not_llama
 from executor_service.device.errors import release_cached_memory
-from executor_service.errors import BackendUnavailable, one_line
+from executor_service.device.kv_cache import LayerShape
+from executor_service.errors import BackendUnavailable, TrialFailed, one_line
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import attending_with
-from executor_service.trials.self_check import ReplacementWrong
 from splitserve_kernels.gpu.attention.flash_attention_rules import (
     PAGE_SIZE,
     why_no_flash_attention,
     why_not_flash_attention,
 )
 from splitserve_kernels.gpu.availability import why_unavailable
-from splitserve_kernels.paged_batch import AttentionBackend
+from splitserve_kernels.paged_batch import AttentionBackend, AttentionOptions
 
 DEFAULT_BLOCK_SIZE = 16
 # As many times as fast must attention be to be worth coarser blocks than the default.
@@ -36,20 +38,34 @@ _log = logging.getLogger(__name__)
 
 # Seconds that attention of a model takes with a backend and a block size.
 TimeAttention = Callable[[AttentionBackend, LoadedModel, int], float]
+# What keeps a backend from layers of a shape and options, a dtype and a block size; None: nothing.
+WhyNotLayer = Callable[[LayerShape, AttentionOptions, torch.dtype, int], str | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A backend that may serve. `block_size`: its own choice.
+    """A backend that may serve, by its name in --attention-backend. `block_size`: its own choice.
 
-    `why_not` tells what keeps it from a model with a block size, None if nothing; `make` is called
-    only if nothing does.
+    `why_absent` tells what keeps it from this machine, `why_not_layer` what keeps it from layers
+    whose queries have a dtype, on blocks of a size; None if nothing does. `make` is called only if
+    nothing does. `mixes_dtypes`: it takes keys and values of another dtype than queries.
     """
 
     name: str
     block_size: int
-    why_not: Callable[[LoadedModel, int], str | None]
     make: Callable[[], AttentionBackend]
+    why_absent: Callable[[], str | None]
+    why_not_layer: WhyNotLayer = lambda _layer, _options, _dtype, _block_size: None
+    mixes_dtypes: bool = True
+
+    def why_not(self, loaded: LoadedModel, block_size: int) -> str | None:
+        """What keeps it from a model here, None if nothing does."""
+        reason = self.why_absent()
+        if loaded.kv_dtype != loaded.dtype and not self.mixes_dtypes:
+            reason = reason or f"{self.name} takes no {loaded.kv_dtype_name} keys and values"
+        for layer, options in zip(loaded.layers, loaded.layer_options, strict=True):
+            reason = reason or self.why_not_layer(layer, options, loaded.dtype, block_size)
+        return reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,25 +87,25 @@ def choose_gpu_attention(
     """The fastest of those `candidates` that compute what plain torch does; the first is default.
 
     `only`: the name of the one that may be taken; None for any. `block_size`: None for the
-    backend's own choice. Raises BackendUnavailable if none can be had, BackendWrong if that is
+    backend's own choice. Raises BackendUnavailable if none can be had, TrialFailed if that is
     because of what it computes.
     """
     usable = []
-    refusal: BackendUnavailable | BackendWrong = BackendUnavailable("no such backend")
+    refusal: BackendUnavailable | TrialFailed = BackendUnavailable("no such backend")
     for candidate in candidates:
         if only not in (None, candidate.name):
             continue
         try:
             usable.append(_try(candidate, loaded, block_size))
-        except (BackendUnavailable, BackendWrong) as error:
-            is_wrong = isinstance(error, BackendWrong)
+        except (BackendUnavailable, TrialFailed) as error:
+            is_wrong = isinstance(error, TrialFailed)
             _log.log(
                 logging.ERROR if is_wrong else logging.INFO,
                 "attention_backend_refused backend=%s reason=%r",
                 candidate.name,
                 str(error),
             )
-            if is_wrong or not isinstance(refusal, BackendWrong):
+            if is_wrong or not isinstance(refusal, TrialFailed):
                 refusal = error
     if not usable:
         raise refusal
@@ -102,7 +118,7 @@ def _try(candidate: Candidate, loaded: LoadedModel, block_size: int | None) -> G
     if reason is not None:
         raise BackendUnavailable(reason)
     backend = candidate.make()
-    check_backend(backend, loaded, size)
+    try_backend(backend, loaded, size)
     return GpuAttention(candidate.name, backend, size)
 
 
@@ -125,10 +141,6 @@ def _fastest(
     return usable[best]
 
 
-def _why_not_triton(_loaded: LoadedModel, _block_size: int) -> str | None:
-    return why_unavailable()
-
-
 def _make_triton() -> AttentionBackend:
     # It needs Triton already when it is imported.
     from splitserve_kernels.gpu.attention import backend
@@ -136,18 +148,17 @@ def _make_triton() -> AttentionBackend:
     return backend
 
 
-def _why_not_flash_attention(loaded: LoadedModel, block_size: int) -> str | None:
-    reason = why_no_flash_attention() or why_unavailable()
-    if loaded.kv_dtype != loaded.dtype:
-        reason = reason or f"flash-attn takes no {loaded.kv_dtype_name} keys and values"
-    for layer, options in zip(loaded.layers, loaded.layer_options, strict=True):
-        reason = reason or why_not_flash_attention(
-            (layer.key_dim, layer.value_dim),
-            loaded.dtype,
-            block_size,
-            has_sinks=options.sinks is not None,
-        )
-    return reason
+def _why_flash_attention_is_absent() -> str | None:
+    # Keys and values are written by a kernel of ours.
+    return why_no_flash_attention() or why_unavailable()
+
+
+def _why_not_flash_attention(
+    layer: LayerShape, options: AttentionOptions, dtype: torch.dtype, block_size: int
+) -> str | None:
+    head_dims = (layer.key_dim, layer.value_dim)
+    has_sinks = options.sinks is not None
+    return why_not_flash_attention(head_dims, dtype, block_size, has_sinks=has_sinks)
 
 
 def _make_flash_attention() -> AttentionBackend:
@@ -156,9 +167,17 @@ def _make_flash_attention() -> AttentionBackend:
     return FlashAttention(importlib.import_module("flash_attn"))
 
 
+# The first is the default.
 CANDIDATES = (
-    Candidate("triton", DEFAULT_BLOCK_SIZE, _why_not_triton, _make_triton),
-    Candidate("flash-attn", PAGE_SIZE, _why_not_flash_attention, _make_flash_attention),
+    Candidate("triton", DEFAULT_BLOCK_SIZE, _make_triton, why_unavailable),
+    Candidate(
+        "flash-attn",
+        PAGE_SIZE,
+        _make_flash_attention,
+        _why_flash_attention_is_absent,
+        _why_not_flash_attention,
+        mixes_dtypes=False,
+    ),
 )
 
 
@@ -199,7 +218,7 @@ def _gpu_decoder(loaded: LoadedModel, chosen: GpuAttention) -> Decoder | None:
 
     try:
         return build_gpu_decoder(loaded, chosen.backend, chosen.block_size)
-    except ReplacementWrong as error:
+    except TrialFailed as error:
         _log.error("gpu_decoder_refused model=%s reason=%r", loaded.architecture, str(error))
         return None
 

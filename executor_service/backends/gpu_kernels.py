@@ -5,16 +5,25 @@ The reasons are in docs/adr/0007-gpu-backends.md.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
 import torch
 
-from executor_service.backends.draw_trial import check_draw
-from executor_service.backends.trial import KernelWrong, tried
+from executor_service.backends.draw_trial import try_draw
 from executor_service.device.kv_cache import CopyBlocks, copy_in_torch
+from executor_service.errors import TrialFailed, one_line
 from executor_service.sampling.sampler import Draw, draw_in_torch
 
 _NUM_BLOCKS = 40
 # No multiple of what a program copies.
 _NUM_WORDS = 9001
+# What the log calls a kernel that failed its trial.
+_WRONG = "KernelWrong"
+
+_log = logging.getLogger(__name__)
+_Kernel = TypeVar("_Kernel")
 
 
 def choose_gpu_draw(vocab_size: int, device: torch.device) -> Draw:
@@ -26,11 +35,11 @@ def choose_gpu_draw(vocab_size: int, device: torch.device) -> Draw:
 
         return triton_draw
 
-    def check(draw: Draw) -> None:
-        check_draw(draw, vocab_size, device)
+    def trial(draw: Draw) -> None:
+        try_draw(draw, vocab_size, device)
 
     in_torch: Draw = draw_in_torch
-    return tried("sampling", make, check, in_torch)
+    return tried("sampling", make, trial, in_torch)
 
 
 def choose_gpu_copy(device: torch.device) -> CopyBlocks:
@@ -42,12 +51,12 @@ def choose_gpu_copy(device: torch.device) -> CopyBlocks:
         return copy_blocks
 
     in_torch: CopyBlocks = copy_in_torch
-    return tried("block_copy", make, lambda copy: check_copy(copy, device), in_torch)
+    return tried("block_copy", make, lambda copy: try_copy(copy, device), in_torch)
 
 
 @torch.inference_mode()
-def check_copy(copy: CopyBlocks, device: torch.device) -> None:
-    """Copies random blocks by `copy` and in plain torch. Raises KernelWrong if bits differ."""
+def try_copy(copy: CopyBlocks, device: torch.device) -> None:
+    """Copies random blocks by `copy` and in plain torch. Raises TrialFailed if bits differ."""
     generator = torch.Generator().manual_seed(0)
     bits = torch.randint(2**62, (_NUM_BLOCKS, _NUM_WORDS), generator=generator).to(device)
     order = torch.randperm(_NUM_BLOCKS, generator=generator).to(device)
@@ -57,4 +66,22 @@ def check_copy(copy: CopyBlocks, device: torch.device) -> None:
     copy(actual, sources, destinations)
     wrong = (actual != expected).any(dim=1).nonzero().flatten().tolist()
     if wrong:
-        raise KernelWrong(f"{len(wrong)} of {_NUM_BLOCKS} blocks hold something else")
+        raise TrialFailed(f"{len(wrong)} of {_NUM_BLOCKS} blocks hold something else")
+
+
+def tried(
+    name: str,
+    make: Callable[[], _Kernel],
+    trial: Callable[[_Kernel], None],
+    in_torch: _Kernel,
+) -> _Kernel:
+    """What `make` makes; `in_torch`, with an error in the log, if that or `trial` raises."""
+    try:
+        kernel = make()
+        trial(kernel)
+    except Exception as error:  # compilers and drivers raise whatever they like
+        kind = _WRONG if isinstance(error, TrialFailed) else type(error).__name__
+        reason = f"{kind}: {one_line(error)}"
+        _log.error("kernel_refused kernel=%s reason=%r: plain torch does it", name, reason)
+        return in_torch
+    return kernel

@@ -33,7 +33,7 @@ from executor_service.model.model_support import (
     choose_max_model_len,
 )
 from executor_service.model.progress import show_progress
-from executor_service.trials.self_check import check_model
+from executor_service.trials.model_trial import try_model
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class ModelConfig:
 
 
 def load_model(model_config: ModelConfig) -> LoadedModel:
-    """Reads the checkpoint, switches it to paged attention and checks that it still says the same.
+    """Reads the checkpoint, switches it to paged attention and tries that it still says the same.
 
     Raises ModelUnreadable for a missing or broken checkpoint, ModelUnsupported for one that cannot
     be served, OutOfMemory for one that does not fit.
@@ -75,7 +75,7 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
     max_model_len = choose_max_model_len(text_config, model_config.max_model_len)
     check_config(config, text_config, max_model_len)
     model = read_model(checkpoint, config, model_config)
-    profile = check_model(model, text_config, max_model_len)
+    profile = try_model(model, text_config, max_model_len)
     vocab_size = _vocab_size(model, text_config)
     generation_config = read_generation_config(checkpoint.directory, vocab_size)
     eos_token_ids = generation_config.eos_token_ids
@@ -99,7 +99,7 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
         keeps_logits="logits_to_keep" in inspect.signature(model.forward).parameters,
         weights_bytes=weights_bytes(model),
         tokenizer_files=checkpoint.tokenizer_files,
-        probe=profile.probe,
+        expected=profile.expected,
         default_sampling=generation_config.sampling,
     )
 
@@ -154,7 +154,7 @@ def read_model(checkpoint: Checkpoint, config: Any, model_config: ModelConfig) -
             checkpoint.directory,
             config=config,
             dtype=_DTYPES.get(dtype, "auto"),
-            # What the self-check compares with: every model has it, and it leaves nothing out
+            # What the trial compares with: every model has it, and it leaves nothing out
             # (some versions of transformers run soft-capped models through SDPA, without the cap).
             attn_implementation="eager",
             local_files_only=True,

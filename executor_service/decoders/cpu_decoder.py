@@ -48,7 +48,7 @@ def build_native_model(
 ) -> NativeModel:
     """Takes `loaded` apart and returns what runs in its place, with weights rounded if `is_int8`.
 
-    Call it only if `why_not_native` is None. Raises ReplacementWrong if it computes something else;
+    Call it only if `why_not_native` is None. Raises TrialFailed if it computes something else;
     the model is then lost.
     """
     return try_decoder(

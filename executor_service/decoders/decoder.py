@@ -3,7 +3,7 @@
 What it computes is tried in float32 on the first layers, at positions where a model may begin to
 compute something else. Then the whole, with its weights packed, is compared with the model.
 
-Shape letters: Q probe sequences, L tokens of each, T input tokens, S rows of logits, V vocabulary.
+Shape letters: Q sequences, L tokens of each, T input tokens, S rows of logits, V vocabulary.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch import Tensor
 
 from executor_service.decoders.llama_parts import rotation_at
 from executor_service.device.kv_cache import KVCache
-from executor_service.errors import OutOfMemory, one_line
+from executor_service.errors import OutOfMemory, TrialFailed, one_line
 from executor_service.model.attention_probe import (
-    PROBE_BLOCK_SIZE,
-    num_probe_blocks,
+    SCRATCH_BLOCK_SIZE,
+    num_scratch_blocks,
     probe_attention,
-    probe_steps,
+    run_in_steps,
 )
 from executor_service.model.input_batch import InputBatch
 from executor_service.model.loaded_model import LoadedModel
@@ -31,11 +31,11 @@ from executor_service.trials.float32_trial import Trial, float32_trial
 from executor_service.trials.int8_reference import rounded_matrices
 from executor_service.trials.logit_error import FLOAT32_TOLERANCE
 from executor_service.trials.model_cut import CUT_VOCAB_SIZE
-from executor_service.trials.probe_tokens import ProbeTokens
-from executor_service.trials.self_check import ReplacementWrong, check_replacement
+from executor_service.trials.model_trial import try_replacement
+from executor_service.trials.trial_tokens import TrialTokens
 from splitserve_kernels.paged_batch import PagedBatch
 
-# Less than the probe tokens, so that some are behind the window.
+# Less than the tokens of the trial, so that some are behind the window.
 _NARROW_WINDOW = 6
 # Weights of 16 bits often lie just between two steps of 8 bits, those with this ratio of noise not.
 _NOISE = 0.01
@@ -76,43 +76,43 @@ _Decoder = TypeVar("_Decoder", bound=Decoder)
 def try_decoder(
     loaded: LoadedModel,
     make: Callable[[LoadedModel], _Decoder],
-    block_size: int = PROBE_BLOCK_SIZE,
+    block_size: int = SCRATCH_BLOCK_SIZE,
     *,
     is_int8: bool = False,
 ) -> _Decoder:
     """What `make` makes of the parts of `loaded`, which is lost then.
 
-    `make` is called for a cut of `loaded` in float32 before. Raises ReplacementWrong if what it
+    `make` is called for a cut of `loaded` in float32 before. Raises TrialFailed if what it
     makes computes something else than the model it is made of; `is_int8` says that its weights are
     rounded. `block_size`: of the pools it is tried with, in the dtype of the model.
     """
-    _check_in_float32(loaded, make, block_size, is_int8=is_int8)
+    _try_in_float32(loaded, make, block_size, is_int8=is_int8)
     made: list[_Decoder] = []
 
     def compute(tokens: Tensor) -> Tensor:
         made.append(make(loaded))
         starts = torch.zeros(len(tokens), dtype=torch.int64)
-        return _probe_decoder(loaded, made[0].run, ProbeTokens(tokens, starts), block_size)
+        return _run_decoder(loaded, made[0].run, TrialTokens(tokens, starts), block_size)
 
-    check_replacement(loaded, compute, is_int8=is_int8)
+    try_replacement(loaded, compute, is_int8=is_int8)
     return made[0]
 
 
 @torch.inference_mode()
-def _check_in_float32(
+def _try_in_float32(
     loaded: LoadedModel,
     make: Callable[[LoadedModel], Decoder],
     block_size: int,
     *,
     is_int8: bool,
 ) -> None:
-    """Raises ReplacementWrong if a decoder of a cut differs from `transformers`' forward pass."""
+    """Raises TrialFailed if a decoder of a cut differs from `transformers`' forward pass."""
     try:
         error = _error_in_float32(loaded, make, block_size, is_int8=is_int8)
     except Exception as raised:
-        raise ReplacementWrong(f"{type(raised).__name__}: {one_line(raised)}") from raised
+        raise TrialFailed(f"{type(raised).__name__}: {one_line(raised)}") from raised
     if not error <= FLOAT32_TOLERANCE:
-        raise ReplacementWrong(
+        raise TrialFailed(
             f"relative error of the logits {error:.2g}, allowed {FLOAT32_TOLERANCE:.2g} in float32"
         )
 
@@ -143,11 +143,11 @@ def _error_in_float32(
         rotation = rotation_at(cut, positions)
         return decoder.run_turned(input_ids, rotation, batch, index, cache)
 
-    return trial.error(lambda question: _probe_decoder(cut, forward, question, block_size))
+    return trial.error(lambda question: _run_decoder(cut, forward, question, block_size))
 
 
 def _narrow_windows(cut: Any) -> None:  # noqa: ANN401
-    """Lets sliding windows end within the probe tokens.
+    """Lets sliding windows end within the tokens of the trial.
 
     How wide the windows of the model are, the decoders take from what its modules pass on.
     """
@@ -177,25 +177,23 @@ def _loaded_cut(loaded: LoadedModel, trial: Trial) -> LoadedModel:
         layer_options=tuple(context.options.values()),
         vocab_size=min(loaded.vocab_size, CUT_VOCAB_SIZE),
         max_model_len=1,  # longer tables are not used
-        probe=None,
+        expected=None,
     )
 
 
 _Run = Callable[[Tensor, Tensor, PagedBatch, Tensor, KVCache], Tensor]
 
 
-def _probe_decoder(
-    loaded: LoadedModel, run: _Run, question: ProbeTokens, block_size: int
-) -> Tensor:
+def _run_decoder(loaded: LoadedModel, run: _Run, question: TrialTokens, block_size: int) -> Tensor:
     """Logits [Q, L, V] of `question`, on pools of their own."""
-    num_blocks = num_probe_blocks(question.tokens, block_size)
+    num_blocks = num_scratch_blocks(question.tokens, block_size)
     cache = KVCache(loaded.layers, block_size, num_blocks, 0, loaded.dtype, loaded.device)
 
     def forward(input_ids: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
         index = torch.arange(len(input_ids), device=loaded.device)
         return run(input_ids, positions, batch, index, cache)
 
-    return probe_steps(question.tokens, forward, block_size, question.starts)
+    return run_in_steps(question.tokens, forward, block_size, question.starts)
 
 
 class DecoderModel:

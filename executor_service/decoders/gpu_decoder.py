@@ -27,7 +27,7 @@ from executor_service.decoders.llama_parts import (
     rotation,
     take_layers,
 )
-from executor_service.decoders.rotary_trial import check_rotary_write
+from executor_service.decoders.rotary_trial import try_rotary_write
 from executor_service.device.errors import release_cached_memory
 from executor_service.device.kv_cache import KVCache
 from executor_service.model.loaded_model import LoadedModel
@@ -44,10 +44,10 @@ def build_gpu_decoder(
     """Takes `loaded` apart and returns what runs in its place, attending by `backend`.
 
     `block_size`: of the pools that it is tried on. Call it only if `why_not_llama` is None. Raises
-    ReplacementWrong if it computes something else; the model may be lost then.
+    TrialFailed if it computes something else; the model may be lost then.
     """
     # The trial of the whole has pools in the dtype of the model.
-    check_rotary_write(rotary_kv_write, loaded, block_size)
+    try_rotary_write(rotary_kv_write, loaded, block_size)
 
     def make(each: LoadedModel) -> GpuDecoder:
         # Not every backend attends in float32, and each was tried by itself.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from executor_service.model.attention_probe import probe_attention
 from executor_service.model.loaded_model import LoadedModel, weights_bytes
 from executor_service.trials.int8_reference import can_be_packed
-from executor_service.trials.self_check import check_replacement
+from executor_service.trials.model_trial import try_replacement
 from splitserve_kernels.cpu.library import NativeLibrary
 from splitserve_kernels.cpu.linear import WeightRows, linear, pack
 
@@ -45,7 +45,7 @@ def pack_linears(
 ) -> LoadedModel:
     """Replaces the matrices of `loaded.model`.
 
-    What is no plain `nn.Linear` (experts of a mixture, say) stays. Raises ReplacementWrong if the
+    What is no plain `nn.Linear` (experts of a mixture, say) stays. Raises TrialFailed if the
     model computes something else then, or does not run any more; it is lost in that case.
     """
     model: Any = loaded.model
@@ -59,6 +59,6 @@ def pack_linears(
                     setattr(parent, name, packed[-1])
         return probe_attention(model, tokens)[0]
 
-    check_replacement(loaded, compute, is_int8=is_int8)
+    try_replacement(loaded, compute, is_int8=is_int8)
     num_bytes = sum(module.num_bytes for module in packed)
     return replace(loaded, weights_bytes=weights_bytes(model) + num_bytes)

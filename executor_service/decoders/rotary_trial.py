@@ -12,9 +12,8 @@ from torch import Tensor
 
 from executor_service.decoders.llama_parts import rotation
 from executor_service.device.kv_cache import KVCache
-from executor_service.errors import one_line
+from executor_service.errors import TrialFailed, one_line
 from executor_service.model.loaded_model import LoadedModel, layer_kinds
-from executor_service.trials.self_check import ReplacementWrong
 from splitserve_kernels.gpu.layer_pools import LayerPools
 from splitserve_kernels.gpu.rotary_kv_write import RotaryTables
 
@@ -33,23 +32,23 @@ _ABSOLUTE_TOLERANCE = 1e-5
 
 
 @torch.inference_mode()
-def check_rotary_write(write: RotaryWrite, loaded: LoadedModel, block_size: int) -> None:
+def try_rotary_write(write: RotaryWrite, loaded: LoadedModel, block_size: int) -> None:
     """Compares what `write` returns and stores, on random heads as the layers of `loaded` have.
 
-    Raises ReplacementWrong, also if `write` raises something.
+    Raises TrialFailed, also if `write` raises something.
     """
     try:
         for name, error in _excesses(write, loaded, block_size).items():
             if not error <= _ABSOLUTE_TOLERANCE:
-                raise ReplacementWrong(
+                raise TrialFailed(
                     f"turning and writing heads: the {name} differs by {error:.2g} more than its"
                     f" last bit, in {loaded.dtype} over {loaded.kv_dtype}"
                 )
-    except ReplacementWrong:
+    except TrialFailed:
         raise
     except Exception as error_raised:
         reason = f"{type(error_raised).__name__}: {one_line(error_raised)}"
-        raise ReplacementWrong(f"turning and writing heads: {reason}") from error_raised
+        raise TrialFailed(f"turning and writing heads: {reason}") from error_raised
 
 
 def _excesses(write: RotaryWrite, loaded: LoadedModel, block_size: int) -> dict[str, float]:

@@ -50,7 +50,7 @@ def _read(path: Path) -> str:
         return ""
 
 
-class MemoryProbe(Protocol):
+class PeakMeter(Protocol):
     """Measures on one device."""
 
     def peak_bytes(self, work: Callable[[], None]) -> int:
@@ -61,7 +61,7 @@ class MemoryProbe(Protocol):
         ...
 
 
-class HostProbe:
+class HostPeakMeter:
     """Measures this process. Others may allocate in it meanwhile, which counts as well."""
 
     def __init__(self, status: Path = _STATUS, clear_refs: Path = _CLEAR_REFS) -> None:
@@ -70,7 +70,7 @@ class HostProbe:
         self._clear_refs = clear_refs
 
     def peak_bytes(self, work: Callable[[], None]) -> int:
-        """See MemoryProbe.
+        """See PeakMeter.
 
         Pages of mapped files do not count: those of the weights make room when it is needed. Where
         the system cannot forget an earlier, higher peak, the result is that peak's: too much.
@@ -92,14 +92,14 @@ class HostProbe:
         return highest if sys.platform == "darwin" else highest * 1024
 
 
-class CudaProbe:
+class CudaPeakMeter:
     """Measures a GPU: what torch reserves there, and what others in this process take."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def peak_bytes(self, work: Callable[[], None]) -> int:
-        """See MemoryProbe."""
+        """See PeakMeter."""
         device = self._device
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
@@ -115,6 +115,6 @@ class CudaProbe:
         return highest - reserved + max(0, besides_torch)
 
 
-def probe_of(device: torch.device) -> MemoryProbe:
+def peak_meter_of(device: torch.device) -> PeakMeter:
     """What measures `device`."""
-    return CudaProbe(device) if device.type == "cuda" else HostProbe()
+    return CudaPeakMeter(device) if device.type == "cuda" else HostPeakMeter()

@@ -1,6 +1,6 @@
 """Runs a model through paged attention on scratch blocks, to learn how it attends.
 
-Shape letters: Q probe sequences, L tokens of each, V vocabulary, T tokens of a chunk, H query
+Shape letters: Q sequences, L tokens of each, V vocabulary, T tokens of a chunk, H query
 heads, G key/value heads, D size of a query or key head, E size of a value head.
 """
 
@@ -19,7 +19,7 @@ from executor_service.model.transformers_attention import bind, unbind
 from splitserve_kernels import reference
 from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch, build_paged_batch
 
-PROBE_BLOCK_SIZE = 8
+SCRATCH_BLOCK_SIZE = 8
 
 # Input tokens [T] and their positions [T] of a batch -> logits [T, V].
 Forward = Callable[[Tensor, Tensor, PagedBatch], Tensor]
@@ -79,31 +79,30 @@ class ProbeContext:
         return output
 
     def _new_pool(self, heads: Tensor) -> Tensor:
-        return heads.new_zeros(self.num_blocks, PROBE_BLOCK_SIZE, *heads.shape[1:])
+        return heads.new_zeros(self.num_blocks, SCRATCH_BLOCK_SIZE, *heads.shape[1:])
 
 
-def num_probe_blocks(tokens: Tensor, block_size: int = PROBE_BLOCK_SIZE) -> int:
-    """Blocks that `probe_steps` uses for `tokens` [Q, L]."""
+def num_scratch_blocks(tokens: Tensor, block_size: int = SCRATCH_BLOCK_SIZE) -> int:
+    """Blocks that `run_in_steps` uses for `tokens` [Q, L]."""
     return tokens.shape[0] * -(-tokens.shape[1] // block_size)
 
 
-def probe_steps(
+def run_in_steps(
     tokens: Tensor,
     forward: Forward,
-    block_size: int = PROBE_BLOCK_SIZE,
+    block_size: int = SCRATCH_BLOCK_SIZE,
     starts: Tensor | None = None,
     *,
     is_cut: bool = True,
 ) -> Tensor:
     """Float32 logits [Q, L, V] of `tokens` [Q, L], computed in two steps, sequences side by side.
 
-    In one step unless `is_cut`.
-
-    Block tables are a shuffle of blocks 0 .. `num_probe_blocks(tokens, block_size)` - 1. `starts`:
-    [Q], the position of each sequence's first token; nothing stands before it.
+    In one step unless `is_cut`. Block tables are a shuffle of all blocks below
+    `num_scratch_blocks(tokens, block_size)`. `starts`: [Q], the position of each sequence's first
+    token; nothing stands before it.
     """
     num_sequences, length = tokens.shape
-    num_blocks = num_probe_blocks(tokens, block_size)
+    num_blocks = num_scratch_blocks(tokens, block_size)
     block_ids = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1))
     block_tables = block_ids.view(num_sequences, -1)
     computed = torch.zeros(num_sequences, dtype=torch.int64)
@@ -131,12 +130,12 @@ def probe_attention(
     *,
     is_cut: bool = True,
 ) -> tuple[Tensor, ProbeContext]:
-    """Logits [Q, L, V] of `tokens` [Q, L], as `probe_steps` computes them with our attention.
+    """Logits [Q, L, V] of `tokens` [Q, L], as `run_in_steps` computes them with our attention.
 
     `model` must be switched to our attention and is unbound again afterwards. Also returns what its
     modules did. Raises ModelUnsupported for what paged attention cannot do.
     """
-    context = ProbeContext(num_probe_blocks(tokens), rounding_noise)
+    context = ProbeContext(num_scratch_blocks(tokens), rounding_noise)
 
     def forward(input_ids: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
         context.begin_forward(batch)
@@ -147,7 +146,7 @@ def probe_attention(
     modules = list(model.modules())
     bind(modules, context)
     try:
-        return probe_steps(tokens, forward, starts=starts, is_cut=is_cut), context
+        return run_in_steps(tokens, forward, starts=starts, is_cut=is_cut), context
     finally:
         unbind(modules)
 

@@ -1,6 +1,6 @@
 """A model that is ready to be run.
 
-Shape letters: Q probe sequences, L tokens of each, V vocabulary.
+Shape letters: Q sequences, L tokens of each, V vocabulary.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from splitserve_kernels.paged_batch import AttentionOptions
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class ExpectedLogits:
     """What a model said through paged attention: float32 `logits` [Q, L, V] of `tokens` [Q, L].
 
     `noise`: the relative error of its logits that its own rounding makes; 0 in float32.
@@ -31,15 +31,16 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A checked model on its device; `kv_dtype`: what the pools hold keys and values in.
+    """A model on its device that passed its trial.
 
+    `kv_dtype`: what the pools hold keys and values in.
     `attention_modules` and `layers` are parallel, in the order of the forward pass: the modules
     that attend, and the keys and values that each stores per token. Token ids are 0 ..
     `vocab_size` - 1. `max_model_len` is in tokens. `layer_options`: how each layer attends.
     `sliding_window`: how many tokens, itself included, a token of any layer attends to at most;
     None for all. `keeps_logits` says whether the model computes logits only where it is told to.
     `weights_bytes`: of all parameters and buffers, each counted once. `tokenizer_files` are those
-    that exist. `probe`: what is to replace the model must say the same; None once that is settled.
+    that exist. `expected`: what replaces the model must say the same; None once that is settled.
     `default_sampling`: what the model's authors recommend.
     """
 
@@ -60,7 +61,7 @@ class LoadedModel:
     keeps_logits: bool
     weights_bytes: int
     tokenizer_files: tuple[Path, ...]
-    probe: Probe | None = None
+    expected: ExpectedLogits | None = None
     default_sampling: DefaultSampling = field(default_factory=DefaultSampling)
 
     @property

@@ -1,6 +1,6 @@
 """What can be told from a configuration alone: which models cannot be served, and why.
 
-These refusals come before the weights are read. What they miss, `self_check.py` finds.
+These refusals come before the weights are read. What they miss, `model_trial.py` finds.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def check_config(config: Any, text_config: Any, max_model_len: int) -> None:  # 
 def check_model_class(model_class: type) -> None:
     """Raises ModelUnsupported for a class that keeps state or attends in its own way."""
     name = model_class.__name__
-    # Both attributes belong to transformers' own bookkeeping; where one is missing, the self-check
+    # Both attributes belong to transformers' own bookkeeping; where one is missing, the trial
     # after loading comes to the same verdict, only later.
     if getattr(model_class, "_is_stateful", False):
         raise ModelUnsupported(f"{name}: it keeps a recurrent state: {_SERVED_INSTEAD}")

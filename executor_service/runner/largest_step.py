@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from executor_service.device.kv_cache import KVCache
-from executor_service.device.memory import MemoryProbe
+from executor_service.device.memory import PeakMeter
 from executor_service.errors import StepFailed
 from executor_service.runner.prompt_logprob_chunks import MAX_SCORED_TOKENS
 from executor_service.steps.sampling_params import ParamRows, SamplingParams
@@ -88,7 +88,7 @@ def measure_worst_step(
     cache: KVCache,
     vocab_size: int,
     make_runner: Callable[[], Runner],
-    probe: MemoryProbe,
+    meter: PeakMeter,
 ) -> int:
     """Bytes that a runner on `cache` takes beside it to be made and to run the step.
 
@@ -105,7 +105,7 @@ def measure_worst_step(
             if output.row_statuses[row] == RowStatus.FAILED:
                 raise StepFailed(f"the largest step cannot be run: {message}")
 
-    return probe.peak_bytes(run)
+    return meter.peak_bytes(run)
 
 
 def _num_new_tokens(size: StepSize) -> np.ndarray:

@@ -10,7 +10,12 @@ import torch
 
 from executor_service.device.errors import is_out_of_memory, release_cached_memory
 from executor_service.device.kv_cache import CopyBlocks, KVCache, block_bytes, copy_in_torch
-from executor_service.device.memory import MemoryProbe, available_host_bytes, format_bytes, probe_of
+from executor_service.device.memory import (
+    PeakMeter,
+    available_host_bytes,
+    format_bytes,
+    peak_meter_of,
+)
 from executor_service.errors import ExecutorError, OutOfMemory
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import MakeModel, torch_model
@@ -102,18 +107,20 @@ def build_runner(
     cache_config: CacheConfig,
     make_model: MakeModel = torch_model,
     draw: Draw = draw_in_torch,
-    probe: MemoryProbe | None = None,
+    meter: PeakMeter | None = None,
 ) -> ModelRunner:
     """Allocates the pools and makes a runner for `loaded`, which `draw` chooses tokens for.
 
-    Where the number of blocks is not given, it runs the largest step first, and `probe` measures
+    Where the number of blocks is not given, it runs the largest step first, and `meter` measures
     what that takes. Raises OutOfMemory, with the numbers, if the pools, that step or a single block
     do not fit.
     """
     engine = _Engine(loaded, cache_config, make_model, draw)
     room = _look_around(loaded.device, cache_config)
     if _must_measure(loaded.device, cache_config, room):
-        step_bytes = _measure_step(engine, cache_config, room, probe or probe_of(loaded.device))
+        step_bytes = _measure_step(
+            engine, cache_config, room, meter or peak_meter_of(loaded.device)
+        )
         room = replace(room, step_bytes=step_bytes)
         release_cached_memory(loaded.device)
     num_device_blocks = _choose_device_blocks(engine, cache_config, room)
@@ -142,9 +149,7 @@ def _must_measure(device: torch.device, cache_config: CacheConfig, room: _Room) 
     return room.budget_bytes < 2 * cache_config.max_cpu_pool_bytes
 
 
-def _measure_step(
-    engine: _Engine, cache_config: CacheConfig, room: _Room, probe: MemoryProbe
-) -> int:
+def _measure_step(engine: _Engine, cache_config: CacheConfig, room: _Room, meter: PeakMeter) -> int:
     """Bytes that the largest step takes. Raises OutOfMemory."""
     loaded, block_size = engine.loaded, cache_config.block_size
     size = StepSize(
@@ -159,7 +164,7 @@ def _measure_step(
     try:
         cache = engine.cache(num_worst_step_blocks(size, block_size), 0)
         step_bytes = measure_worst_step(
-            size, cache, loaded.vocab_size, lambda: engine.runner(cache), probe
+            size, cache, loaded.vocab_size, lambda: engine.runner(cache), meter
         )
     except ExecutorError as error:
         if not is_out_of_memory(error.__cause__ or error):

@@ -2,7 +2,7 @@
 
 The truth is always the forward pass of `transformers` itself, on the same tokens and positions.
 
-Shape letters: Q probe sequences, L tokens of each, V vocabulary.
+Shape letters: Q sequences, L tokens of each, V vocabulary.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from executor_service.model.transformers_attention import IMPLEMENTATION_NAME
 from executor_service.trials.logit_error import relative_error
 from executor_service.trials.model_cut import cut_to_float32
-from executor_service.trials.probe_tokens import ProbeTokens, far_tokens, near_tokens
+from executor_service.trials.trial_tokens import TrialTokens, far_tokens, near_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +28,10 @@ class Trial:
     """
 
     model: Any
-    questions: tuple[ProbeTokens, ...]
+    questions: tuple[TrialTokens, ...]
     answers: tuple[Tensor, ...]
 
-    def error(self, compute: Callable[[ProbeTokens], Tensor]) -> float:
+    def error(self, compute: Callable[[TrialTokens], Tensor]) -> float:
         """The largest error of what `compute` says of the questions, [Q, L, V] each."""
         errors = [
             relative_error(answer, compute(question)[..., : answer.shape[-1]])

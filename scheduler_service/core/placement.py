@@ -24,13 +24,14 @@ from scheduler_service.core.request import (
     NO_ROW,
     FinishReason,
     Int32Array,
+    Int64Array,
     Place,
     Request,
     Sequence,
     SequenceStatus,
 )
-from scheduler_service.core.row_changes import RowChanges
-from scheduler_service.core.row_columns import Int64Array, RowColumns
+from scheduler_service.core.row_columns import RowColumns
+from scheduler_service.core.step_draft import StepDraft
 from scheduler_service.core.suspects import Suspects
 
 _rank = attrgetter("rank")
@@ -40,12 +41,9 @@ _QUEUES = frozenset({Place.WAITING, Place.SWAPPED})
 class Placement:
     """Rows, block tables and queues, and the transitions of requests between them.
 
-    `published`: by tenancy, blocks that are findable and that the step being planned is to fill.
     `last_planned_step_id` and `last_answered_step_id` say which steps are in flight; `now_ns` is
-    the time. `has_swapped_in`, `has_swapped_out`: the step that is being planned swaps a request
-    in, or out; it does not do both. `has_preempted`: somebody yielded since the decision about it
-    began. `ended`: requests that have ended, `ended_sequences`: sequences
-    of requests that return several; their owners are to be told.
+    the time. `ended`: requests that have ended, `ended_sequences`: sequences of requests that
+    return several; their owners are to be told.
     """
 
     def __init__(
@@ -64,16 +62,11 @@ class Placement:
         # Running requests that have, or may come to have, more than one sequence.
         self.groups: dict[str, Request] = {}
         self.adapters = Counter[str]()
-        self.changes = RowChanges()
         self.departures = Departures()
         self.suspects = Suspects()
-        self.published: dict[int, list[int]] = {}
         self.last_planned_step_id = last_step
         self.last_answered_step_id = last_step
         self.now_ns = 0
-        self.has_swapped_in = False
-        self.has_swapped_out = False
-        self.has_preempted = False
         self.ended: list[Request] = []
         self.ended_sequences: list[Sequence] = []
         # Tokens of requests that wait or are swapped.
@@ -81,6 +74,11 @@ class Placement:
         self.num_preemptions = 0
 
     # -- what there is -------------------------------------------------------------------------
+
+    @property
+    def draft(self) -> StepDraft:
+        """What was decided for the next step."""
+        return self.blocks.draft
 
     @property
     def num_unreserved_rows(self) -> int:
@@ -143,7 +141,7 @@ class Placement:
 
     def preempt(self, request: Request) -> None:
         """A running request gives up rows and blocks; results of steps in flight stay valid."""
-        self.has_preempted = True
+        self.draft.has_preempted = True
         request.num_preemptions += 1
         self.num_preemptions += 1
         status, place = SequenceStatus.WAITING, Place.WAITING
@@ -152,7 +150,7 @@ class Placement:
             status, place = SequenceStatus.SWAPPED, Place.SWAPPED
             is_encoded = request.is_encoded
             self.blocks.swap_out(request)
-            self.has_swapped_out = True
+            self.draft.has_swapped_out = True
         for sequence in list(running(request)):
             self._vacate(sequence, awaits_results=True)
             sequence.status = status
@@ -165,7 +163,7 @@ class Placement:
             if sequence.status is SequenceStatus.SWAPPED:
                 self._add_row(sequence, sequence.num_computed)
         self.blocks.swap_in(request)
-        self.has_swapped_in = True
+        self.draft.has_swapped_in = True
         self._move(request, Place.RUNNING)
 
     def drop(self, sequence: Sequence) -> None:
@@ -270,7 +268,7 @@ class Placement:
             first,
         )
         if found:
-            self.published[int(rows.tenancies[row_id])] = found
+            self.draft.published[int(rows.tenancies[row_id])] = found
 
     # -- parts ---------------------------------------------------------------------------------
 
@@ -299,7 +297,7 @@ class Placement:
             sequence.candidates = None
         self.rows.add(sequence, request.rank, num_computed)
         self.adapters[request.scheduling.adapter] += 1
-        self.changes.add(sequence)
+        self.draft.add_row(sequence)
 
     def _vacate(self, sequence: Sequence, *, awaits_results: bool) -> None:
         row_id, adapter = sequence.row_id, sequence.request.scheduling.adapter
@@ -309,7 +307,7 @@ class Placement:
             if awaits_results:
                 self.departures.expect_results(sequence, part)
         self.blocks.release(row_id, self.last_answered_step_id)
-        self.changes.remove(row_id)
+        self.draft.remove_row(row_id)
         self.rows.remove(sequence)
         self.adapters[adapter] -= 1
         if self.adapters[adapter] == 0:
@@ -325,7 +323,7 @@ class Placement:
 
     def _is_to_be_swapped(self, request: Request) -> bool:
         rows = [sequence.row_id for sequence in running(request)]
-        if any(row_id in self.changes.new for row_id in rows):
+        if any(row_id in self.draft.new_rows for row_id in rows):
             return False  # what they were given is only moved by this very step
         num_computed = int(self.rows.num_computed[rows].sum())
         num_blocks = len(self.blocks.blocks_of(request))

@@ -22,6 +22,7 @@ from scheduler_service.core.placement import Placement
 from scheduler_service.core.plan import (
     ContractBroken,
     NewRow,
+    RowWork,
     StepEvents,
     StepOutcome,
     StepPlan,
@@ -35,9 +36,7 @@ from scheduler_service.core.planning.running_rows import RunningRows
 from scheduler_service.core.policies.batch_policy import QueueState, StepShape, make_batch_policy
 from scheduler_service.core.policies.queue_policy import make_queue_policy
 from scheduler_service.core.preemption_costs import PreemptionCosts
-from scheduler_service.core.request import FinishReason, Int32Array, Request, Sequence
-from scheduler_service.core.row_changes import RowChanges
-from scheduler_service.core.row_columns import NO_TENANCY, Int64Array, RowWork
+from scheduler_service.core.request import FinishReason, Int32Array, Int64Array, Request, Sequence
 from scheduler_service.core.siblings import Siblings
 from splitserve_rpc.domain_error import DomainError
 
@@ -254,15 +253,15 @@ class Scheduler:
 
     def _schedule(self) -> StepPlan | None:
         while True:
-            self.placement.has_preempted = False
+            self.placement.draft.has_preempted = False
             for shape in self._batch_policy.shapes(self._queue_state()):
                 row_ids, num_new_tokens = self._fill(shape)
                 if len(row_ids):
                     return self._plan(row_ids, num_new_tokens)
-            if self.placement.blocks.moves:
+            if self.placement.draft.moves:
                 return self._plan(np.empty(0, np.int64), np.empty(0, np.int32))
             # Whoever yielded may have been the only one who ran.
-            if not self.placement.has_preempted:
+            if not self.placement.draft.has_preempted:
                 return None
 
     def apply(self, outcome: StepOutcome) -> StepEvents:
@@ -355,11 +354,11 @@ class Scheduler:
         placement = self.placement
         step_id = placement.last_planned_step_id + 1
         base_step_id: int | None = placement.last_planned_step_id
-        changes, placement.changes = placement.changes, RowChanges()
-        new_sequences = list(changes.new.values())
+        new_sequences = list(placement.draft.new_rows.values())
         if self._needs_snapshot:
             placement.rows.forget_samples()
-            changes, new_sequences = RowChanges(), placement.rows.running
+            placement.draft.removed_row_ids.clear()
+            new_sequences = placement.rows.running
             base_step_id, self._needs_snapshot = None, False
         new_rows = [self._new_row(sequence) for sequence in new_sequences]
         table_writes = placement.rows.take_table_writes([row.row_id for row in new_rows])
@@ -368,18 +367,18 @@ class Scheduler:
             for row_id in row_ids.tolist():
                 request = placement.rows.sequence(row_id).request
                 request.is_encoded = request.encoder_token_ids is not None
-        moves, promoted = placement.blocks.take_moves()
+        self._publish_singles(work)
+        draft = placement.blocks.take_draft()
         placement.last_planned_step_id = step_id
-        placement.has_swapped_in = placement.has_swapped_out = False
         plan = StepPlan(
             step_id,
             base_step_id,
-            changes.removed_row_ids,
+            draft.removed_row_ids,
             new_rows,
             table_writes,
-            moves,
+            draft.moves,
             work,
-            self._take_published(work, promoted),
+            draft.published,
         )
         self._in_flight.append(plan)
         return plan
@@ -396,15 +395,11 @@ class Scheduler:
             encoder_token_ids,
         )
 
-    def _take_published(self, work: RowWork, promoted: list[int]) -> dict[int, list[int]]:
-        """Blocks that are findable though this step is still to fill them, by who fills them."""
-        placement = self.placement
-        if len(work.token_ids):
-            is_single = (work.sampled_steps_back == 0) & (work.num_new_tokens == 1)
-            starts = work.num_computed_tokens[is_single].tolist()
-            for row_id, start in zip(work.row_ids[is_single].tolist(), starts, strict=True):
-                placement.publish_chunk(row_id, start, 1)
-        published, placement.published = placement.published, {}
-        if promoted:
-            published[NO_TENANCY] = promoted
-        return published
+    def _publish_singles(self, work: RowWork) -> None:
+        """Makes blocks findable that prompts fill of which a single token was left to compute."""
+        if len(work.token_ids) == 0:
+            return
+        is_single = (work.sampled_steps_back == 0) & (work.num_new_tokens == 1)
+        starts = work.num_computed_tokens[is_single].tolist()
+        for row_id, start in zip(work.row_ids[is_single].tolist(), starts, strict=True):
+            self.placement.publish_chunk(row_id, start, 1)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from executor_service.backends.choose import AttentionBackendName, choose_compute
+from executor_service.backends.choose import AUTO, choose_compute
 from executor_service.backends.compute import Compute
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from scheduler_service.core.config import PreemptionMode
@@ -55,7 +55,7 @@ def compute(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     dtype = "bfloat16" if request.param == "int8" else request.param
     return choose_compute(
         lambda: load_model(ModelConfig(str(directory), dtype=dtype)),
-        AttentionBackendName.AUTO,
+        AUTO,
         BLOCK_SIZE,
         is_deterministic=True,
         is_int8=request.param == "int8",

@@ -137,7 +137,7 @@ class Losses:
                     taint.blocks |= _written(part, spans)
                 elif not taint.blocks.isdisjoint((*part.blocks, *part.cross_blocks)):
                     taint.tenancies.add(part.tenancy)
-            for moves in (*(plan.moves for plan in self._in_flight), self._placement.blocks.moves):
+            for moves in (*(plan.moves for plan in self._in_flight), self._placement.draft.moves):
                 taint.host_blocks |= {d for s, d in moves.swap_out if s in taint.blocks}
                 taint.blocks |= {d for s, d in moves.swap_in if s in taint.host_blocks}
                 taint.blocks |= {d for s, d in moves.copy if s in taint.blocks}

@@ -1,9 +1,9 @@
 """Requests without rows get them: first those that were swapped out, then those that wait.
 
 Who is next is the queue policy's business. Nobody who cannot run now blocks others for ever, nor is
-passed by others for ever: what lacks a slot for its adapter, or (unless the policy is first come,
-first served) blocks or rows, may be passed by MAX_BYPASSES requests; then those wait for it that
-would take what it lacks. Everybody takes blocks and rows, but only who has an adapter keeps a slot.
+passed by others for ever: what lacks a slot for its adapter, or (where the policy allows it) blocks
+or rows, may be passed by MAX_BYPASSES requests; then those wait for it that would take what it
+lacks. Everybody takes blocks and rows, but only who has an adapter keeps a slot.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from scheduler_service.core.placement import Placement, num_rows_wanted
 from scheduler_service.core.planning.lateness import Lateness
 from scheduler_service.core.planning.running_rows import RunningRows
 from scheduler_service.core.policies.batch_policy import StepShape
-from scheduler_service.core.policies.queue_policy import QueuePolicyName
 from scheduler_service.core.policies.request_queue import Lanes
 from scheduler_service.core.request import FinishReason, Request, Sequence, SequenceStatus
 
@@ -99,8 +98,7 @@ class Admitter:
         self._running_rows = running_rows
         self._lateness = lateness
         self._policy = placement.waiting
-        is_strict = config.queue_policy == QueuePolicyName.FCFS.value
-        self._pool_bypasses = 0 if is_strict else MAX_BYPASSES
+        self._pool_bypasses = MAX_BYPASSES if self._policy.allows_bypasses else 0
         # The lanes of whoever may pass those that lack a slot; see `_admit`.
         self._lanes: Lanes = None
 
@@ -110,7 +108,7 @@ class Admitter:
         What rows want that are as urgent is reserved. Returns (row id, tokens to compute) of each.
         """
         placed: list[tuple[int, int]] = []
-        if self._placement.has_preempted or not shape.takes_waiting:
+        if self._placement.draft.has_preempted or not shape.takes_waiting:
             return placed
         self._lanes = None
         first = next(self._candidates(), None)
@@ -134,7 +132,7 @@ class Admitter:
         Swapped ones go first, but for waiting ones that are urgent enough to preempt them.
         """
         placed: list[tuple[int, int]] = []
-        if self._placement.has_preempted:
+        if self._placement.draft.has_preempted:
             return placed  # what somebody just gave up is for those that run
         self._lanes = None
         swapped = self._first_swapped
@@ -167,7 +165,11 @@ class Admitter:
             if self._lanes is not None and request.scheduling.adapter not in self._lanes:
                 index += 1
                 continue
-            if budget.num_left <= 0 or placement.has_swapped_out or not self._can_swap_in(request):
+            if (
+                budget.num_left <= 0
+                or placement.draft.has_swapped_out
+                or not self._can_swap_in(request)
+            ):
                 return False
             placement.swap_in(request)
             for sequence in request.sequences:
@@ -347,7 +349,7 @@ class Admitter:
     def _make_way(self, request: Request, leader: Sequence, hit: PrefixHit) -> bool:
         """Preempts less urgent requests for an urgent one; nobody if that is not enough for it."""
         placement, blocks = self._placement, self._placement.blocks
-        if placement.has_swapped_in:
+        if placement.draft.has_swapped_in:
             return False  # whoever makes way may be swapped out
         num_rows = num_rows_wanted(request) - placement.num_unreserved_rows
         num_blocks = (
@@ -386,8 +388,8 @@ class Admitter:
         kept: set[Request] = set()
         for sequence in reversed(placement.rows.running):
             found[sequence.request] = None
-            is_pending = int(tenancies[sequence.row_id]) in placement.published
-            if is_pending or sequence.row_id in placement.changes.new:
+            is_pending = int(tenancies[sequence.row_id]) in placement.draft.published
+            if is_pending or sequence.row_id in placement.draft.new_rows:
                 kept.add(sequence.request)
         return [request for request in found if request not in kept]
 

@@ -9,10 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from executor_service.backends.choose import AttentionBackendName, choose_compute
+from executor_service.backends.choose import NATIVE, choose_compute
 from executor_service.decoders.cpu_decoder import build_native_model, why_not_native
 from executor_service.device.kv_cache import KVCache
-from executor_service.model.attention_probe import PROBE_BLOCK_SIZE, num_probe_blocks, probe_steps
+from executor_service.model.attention_probe import (
+    SCRATCH_BLOCK_SIZE,
+    num_scratch_blocks,
+    run_in_steps,
+)
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
 from splitserve_kernels.cpu.library import STEP_PARTS, NativeLibrary
 from splitserve_kernels.paged_batch import PagedBatch
@@ -57,8 +61,8 @@ def _native_logits(library: NativeLibrary, directory: Path, tokens: torch.Tensor
     loaded = load_decoder(directory)
     assert why_not_native(loaded) is None
     native = build_native_model(loaded, library)
-    num_blocks = num_probe_blocks(tokens)
-    cache = KVCache(loaded.layers, PROBE_BLOCK_SIZE, num_blocks, 0, loaded.dtype, loaded.device)
+    num_blocks = num_scratch_blocks(tokens)
+    cache = KVCache(loaded.layers, SCRATCH_BLOCK_SIZE, num_blocks, 0, loaded.dtype, loaded.device)
 
     def forward(
         input_ids: torch.Tensor, positions: torch.Tensor, batch: PagedBatch
@@ -66,7 +70,7 @@ def _native_logits(library: NativeLibrary, directory: Path, tokens: torch.Tensor
         index = torch.arange(len(input_ids))
         return native.run(input_ids, positions, batch, index, cache).clone()
 
-    return probe_steps(tokens, forward)
+    return run_in_steps(tokens, forward)
 
 
 def test_decoder_says_what_each_part_of_a_step_takes_when_it_is_asked(
@@ -116,7 +120,7 @@ def test_runner_gives_hugging_face_tokens_when_the_decoder_is_native(
     prompts = [random_tokens(length, seed=length) for length in PROMPT_LENGTHS]
     reference = load_reference(directory)
     expected = [generate_greedily(reference, prompt, NUM_OUTPUT_TOKENS) for prompt in prompts]
-    compute = choose_compute(lambda: load_decoder(directory), AttentionBackendName.NATIVE, 16)
+    compute = choose_compute(lambda: load_decoder(directory), NATIVE, 16)
     assert compute.description == f"native decoder ({library.variant})"
     for chunk_size, block_size in CUTS:
         cache_config = CacheConfig(block_size, num_device_blocks=60, num_host_blocks=0)

@@ -38,7 +38,8 @@ def check_core(scheduler: Scheduler) -> None:
 def check_blocks(placement: Placement) -> None:
     """Every block is free or referenced, as often as something names it."""
     blocks = placement.blocks
-    device, host = Counter(blocks.pinned_device), Counter(blocks.pinned_host)
+    device = Counter(blocks.draft.pinned_device_blocks)
+    host = Counter(blocks.draft.pinned_host_blocks)
     for row_id in placement.rows.order.tolist():
         device.update(placement.rows.held_blocks(row_id))
     for request in placement.requests.values():
@@ -67,7 +68,7 @@ def check_emptied(placement: Placement) -> None:
     taken = blocks.device.allocate(blocks.device.num_free)
     assert sorted(taken) == list(range(blocks.device.num_blocks))
     # Those that were evicted live on in the host pool.
-    blocks.take_moves()
+    blocks.take_draft()
     taken = blocks.host.allocate(blocks.host.num_free)
     assert sorted(taken) == list(range(blocks.host.num_blocks))
     assert blocks.device.num_published == blocks.host.num_published == 0
@@ -85,7 +86,7 @@ def check_published(
     """
     pending = {block for plan in in_flight for found in plan.published.values() for block in found}
     blocks = placement.blocks
-    moves = [*(plan.moves for plan in in_flight), blocks.moves]
+    moves = [*(plan.moves for plan in in_flight), blocks.draft.moves]
     pending_host = {block for each in moves for _, block in each.swap_out}
     for pool, stored, unwritten in (
         (blocks.device, runner.device_chains, pending),

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from executor_service.backends.choose import AttentionBackendName, choose_compute
+from executor_service.backends.choose import AUTO, choose_compute
 from executor_service.backends.compute import Compute
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.device.kv_cache import KVCache
@@ -134,9 +134,7 @@ def _serve(directory: Path, number_format: str) -> Outcome:
     dtype = "float32" if is_int8 else number_format
     config = ModelConfig(str(directory), dtype=dtype)
     try:
-        compute = choose_compute(
-            lambda: load_model(config), AttentionBackendName.AUTO, _BLOCK_SIZE, is_int8=is_int8
-        )
+        compute = choose_compute(lambda: load_model(config), AUTO, _BLOCK_SIZE, is_int8=is_int8)
     except (ModelUnsupported, BackendUnavailable) as error:
         return Outcome(REFUSED, str(error).replace(str(directory), ""))
     length = min(_MAX_PROMPT_LEN, compute.loaded.max_model_len)

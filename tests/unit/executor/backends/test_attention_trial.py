@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from executor_service.backends.attention_trial import BackendWrong, check_layer
+from executor_service.backends.attention_trial import try_layer
 from executor_service.device.kv_cache import LayerShape
+from executor_service.errors import TrialFailed
 from executor_service.model.loaded_model import LayerKind
 from splitserve_kernels import reference
 from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch
@@ -77,30 +78,30 @@ class Faulty:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("sliding_window", [None, 12, 100_000])
 @pytest.mark.parametrize("block_size", [1, 16, 256])
-def test_check_layer_passes_when_the_backend_is_right(
+def test_try_layer_passes_when_the_backend_is_right(
     block_size: int, sliding_window: int | None, dtype: torch.dtype
 ) -> None:
     options = replace(OPTIONS, sliding_window=sliding_window)
-    check_layer(Faulty("none"), LayerKind(LAYER, NUM_HEADS, options), block_size, dtype, CPU)
+    try_layer(Faulty("none"), LayerKind(LAYER, NUM_HEADS, options), block_size, dtype, CPU)
 
 
 @pytest.mark.parametrize("kv_dtype", [None, FLOAT8])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_check_layer_raises_when_the_backend_is_wrong(
+def test_try_layer_raises_when_the_backend_is_wrong(
     fault: str, dtype: torch.dtype, kv_dtype: torch.dtype | None
 ) -> None:
     kind = LayerKind(LAYER, NUM_HEADS, OPTIONS)
-    with pytest.raises(BackendWrong, match=f"allowed .* in {dtype} over {kv_dtype or dtype}"):
-        check_layer(Faulty(fault), kind, 16, dtype, CPU, kv_dtype)
+    with pytest.raises(TrialFailed, match=f"allowed .* in {dtype} over {kv_dtype or dtype}"):
+        try_layer(Faulty(fault), kind, 16, dtype, CPU, kv_dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_check_layer_passes_when_pools_are_float8(dtype: torch.dtype) -> None:
-    check_layer(Faulty("none"), LayerKind(LAYER, NUM_HEADS, OPTIONS), 16, dtype, CPU, FLOAT8)
+def test_try_layer_passes_when_pools_are_float8(dtype: torch.dtype) -> None:
+    try_layer(Faulty("none"), LayerKind(LAYER, NUM_HEADS, OPTIONS), 16, dtype, CPU, FLOAT8)
 
 
-def test_check_layer_raises_when_float8_is_rounded_wrongly() -> None:
+def test_try_layer_raises_when_float8_is_rounded_wrongly() -> None:
     kind = LayerKind(LAYER, NUM_HEADS, OPTIONS)
-    with pytest.raises(BackendWrong, match="differs by"):
-        check_layer(Faulty("cut_off"), kind, 16, torch.bfloat16, CPU, FLOAT8)
+    with pytest.raises(TrialFailed, match="differs by"):
+        try_layer(Faulty("cut_off"), kind, 16, torch.bfloat16, CPU, FLOAT8)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from executor_service.backends.choose import AttentionBackendName, choose_compute
+from executor_service.backends.choose import AUTO, NATIVE, TORCH, choose_compute
 from executor_service.backends.compute import Compute
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.decoders.packed_linears import PackedLinearModule
@@ -24,11 +24,6 @@ from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.steps.step_driver import Row, make_step
 
-AUTO, TORCH, NATIVE = (
-    AttentionBackendName.AUTO,
-    AttentionBackendName.TORCH,
-    AttentionBackendName.NATIVE,
-)
 BLOCK_SIZE = 8
 PROMPT = [(11 * i + 5) % 90 for i in range(45)]
 LOGIT_TOLERANCE = 1e-4
@@ -132,7 +127,7 @@ def test_choose_compute_takes_torch_when_asked(load: Load) -> None:
 @pytest.mark.parametrize("name", [AUTO, NATIVE])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_choose_compute_takes_the_native_decoder_when_the_model_is_a_llama(
-    load: Load, native_library: NativeLibrary, name: AttentionBackendName, dtype: str
+    load: Load, native_library: NativeLibrary, name: str, dtype: str
 ) -> None:
     compute = choose_compute(lambda: load("LlamaConfig", dtype), name, BLOCK_SIZE)
     assert compute.description == f"native decoder ({native_library.variant})"
@@ -163,7 +158,7 @@ def test_choose_compute_refuses_the_native_decoder_when_the_model_computes_somet
     native_library: NativeLibrary,
     caplog: pytest.LogCaptureFixture,
     config_class: str,
-    name: AttentionBackendName,
+    name: str,
 ) -> None:
     caplog.set_level(logging.INFO, "executor_service")
     loads = _Loads(load, config_class)

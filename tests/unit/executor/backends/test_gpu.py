@@ -11,14 +11,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from executor_service.backends.attention_trial import BackendWrong, time_attention
-from executor_service.backends.gpu import CANDIDATES, Candidate, choose_gpu_attention
+from executor_service.backends.attention_trial import time_attention
+from executor_service.backends.choose import AUTO, NATIVE, TORCH
+from executor_service.backends.gpu import (
+    CANDIDATES,
+    Candidate,
+    WhyNotLayer,
+    choose_gpu_attention,
+)
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
-from executor_service.errors import BackendUnavailable
+from executor_service.device.kv_cache import LayerShape
+from executor_service.errors import BackendUnavailable, TrialFailed
 from executor_service.model.loaded_model import LoadedModel
 from splitserve_kernels import reference
 from splitserve_kernels.gpu.attention.flash_attention_rules import why_not_flash_attention
 from splitserve_kernels.paged_batch import AttentionBackend, AttentionOptions, PagedBatch
+from splitserve_options.table import OPTIONS
 from tests.support.models.tiny_models import make_tiny_model
 
 
@@ -49,17 +57,20 @@ def _candidate(
     name: str,
     block_size: int,
     make: Callable[[], AttentionBackend] = _Right,
-    why_not: Callable[[LoadedModel, int], str | None] = lambda _loaded, _size: None,
+    absent: str | None = None,
+    why_not_layer: WhyNotLayer = lambda _layer, _options, _dtype, _size: None,
 ) -> Candidate:
-    return Candidate(name, block_size, why_not, make)
+    return Candidate(name, block_size, make, lambda: absent, why_not_layer)
 
 
-def _coarse_only(_loaded: LoadedModel, block_size: int) -> str | None:
+def _coarse_only(
+    _layer: LayerShape, _options: AttentionOptions, _dtype: torch.dtype, block_size: int
+) -> str | None:
     return None if block_size % 256 == 0 else f"block_size {block_size}: multiples of 256 only"
 
 
 FINE = _candidate("fine", 16)
-COARSE = _candidate("coarse", 256, why_not=_coarse_only)
+COARSE = _candidate("coarse", 256, why_not_layer=_coarse_only)
 
 
 def _never(_backend: AttentionBackend, _loaded: LoadedModel, _size: int) -> float:
@@ -138,12 +149,17 @@ def test_choose_gpu_attention_raises_what_is_worse_when_none_can_serve(
     loaded: LoadedModel,
 ) -> None:
     wrong = _candidate("fine", 16, _Wrong)
-    missing = _candidate("missing", 256, why_not=lambda _loaded, _size: "it is not installed")
+    missing = _candidate("missing", 256, absent="it is not installed")
     for candidates in ((wrong, missing), (missing, wrong)):
-        with pytest.raises(BackendWrong, match="differs"):
+        with pytest.raises(TrialFailed, match="differs"):
             choose_gpu_attention(loaded, None, None, candidates, _never)
     with pytest.raises(BackendUnavailable, match="it is not installed"):
         choose_gpu_attention(loaded, None, None, (missing,), _never)
+
+
+def test_candidates_are_what_the_option_takes_when_it_names_a_backend() -> None:
+    option = next(option for option in OPTIONS if option.key == "attention_backend")
+    assert set(option.choices) == {AUTO, TORCH, NATIVE, *(each.name for each in CANDIDATES)}
 
 
 def test_candidates_pass_the_sinks_on_when_a_model_has_them(

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from executor_service.backends.draw_trial import check_draw
-from executor_service.backends.gpu_kernels import check_copy
-from executor_service.backends.trial import KernelWrong, tried
+from executor_service.backends.draw_trial import try_draw
+from executor_service.backends.gpu_kernels import tried, try_copy
 from executor_service.device.kv_cache import CopyBlocks, copy_in_torch
+from executor_service.errors import TrialFailed
 from executor_service.sampling.sampler import Draw, SamplingRows, draw_in_torch
 from executor_service.steps.sampling_params import ParamRows, SamplingParams
 
@@ -69,9 +69,9 @@ def _rarely_from_the_second_half(adjusted: Tensor, rows: SamplingRows) -> Tensor
     ],
 )
 @pytest.mark.parametrize("vocab_size", [700, 9001])
-def test_check_draw_raises_when_tokens_are_others(draw: Draw, vocab_size: int) -> None:
-    with pytest.raises(KernelWrong, match="token"):
-        check_draw(draw, vocab_size, CPU)
+def test_try_draw_raises_when_tokens_are_others(draw: Draw, vocab_size: int) -> None:
+    with pytest.raises(TrialFailed, match="token"):
+        try_draw(draw, vocab_size, CPU)
 
 
 def _with_noise(adjusted: Tensor, rows: SamplingRows) -> Tensor:
@@ -83,10 +83,10 @@ def _with_noise(adjusted: Tensor, rows: SamplingRows) -> Tensor:
 
 @pytest.mark.parametrize("draw", [draw_in_torch, _with_noise])
 @pytest.mark.parametrize("vocab_size", [1, 3, 9001])
-def test_check_draw_passes_when_tokens_are_right_but_for_rounding(
+def test_try_draw_passes_when_tokens_are_right_but_for_rounding(
     draw: Draw, vocab_size: int
 ) -> None:
-    assert check_draw(draw, vocab_size, CPU) <= 1e-5
+    assert try_draw(draw, vocab_size, CPU) <= 1e-5
 
 
 def _first_only(pool: Tensor, sources: Tensor, destinations: Tensor) -> None:
@@ -104,13 +104,13 @@ def _all_but_the_end(pool: Tensor, sources: Tensor, destinations: Tensor) -> Non
 
 
 @pytest.mark.parametrize("copy", [_first_only, _backwards, _all_but_the_end])
-def test_check_copy_raises_when_blocks_hold_something_else(copy: CopyBlocks) -> None:
-    with pytest.raises(KernelWrong, match="of 40 blocks hold something else"):
-        check_copy(copy, CPU)
+def test_try_copy_raises_when_blocks_hold_something_else(copy: CopyBlocks) -> None:
+    with pytest.raises(TrialFailed, match="of 40 blocks hold something else"):
+        try_copy(copy, CPU)
 
 
-def test_check_copy_passes_when_torch_copies() -> None:
-    check_copy(copy_in_torch, CPU)
+def test_try_copy_passes_when_torch_copies() -> None:
+    try_copy(copy_in_torch, CPU)
 
 
 def _nothing() -> None:
@@ -118,7 +118,7 @@ def _nothing() -> None:
 
 
 def _refuse(_kernel: Callable[[], None]) -> None:
-    raise KernelWrong("all is 1")
+    raise TrialFailed("all is 1")
 
 
 def test_tried_says_an_error_and_takes_torch_when_a_kernel_is_wrong(

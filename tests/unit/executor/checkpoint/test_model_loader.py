@@ -224,7 +224,7 @@ def test_load_model_refuses_when_a_large_window_is_in_the_mask_only(
 ) -> None:
     make_tiny_model("mistral", tmp_path, overrides={"sliding_window": 300})
     monkeypatch.setattr(
-        "executor_service.trials.self_check.expected_windows",
+        "executor_service.trials.model_trial.expected_windows",
         lambda _, num_layers: [299] * num_layers,
     )
     with pytest.raises(ModelUnsupported, match="window of 299 tokens is applied by mask only"):

@@ -12,10 +12,10 @@ from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.decoders.cpu_decoder import NativeModel, build_native_model, why_not_native
 from executor_service.decoders.decoder import DecoderModel
 from executor_service.device.kv_cache import KVCache
+from executor_service.errors import TrialFailed
 from executor_service.model.input_batch import InputBatch
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.runner.forward_pass import ForwardPass
-from executor_service.trials.self_check import ReplacementWrong
 from splitserve_kernels.cpu.build import BuildFailed
 from splitserve_kernels.cpu.library import NativeLibrary, load_library
 from tests.support.models.tiny_models import make_tiny_model
@@ -68,7 +68,7 @@ def test_build_native_model_raises_when_the_replacement_computes_something_else(
         return run(self, input_ids + 1, *rest)
 
     monkeypatch.setattr(NativeModel, "run", run_wrongly)
-    with pytest.raises(ReplacementWrong, match="relative error of the logits"):
+    with pytest.raises(TrialFailed, match="relative error of the logits"):
         build_native_model(_load(tmp_path), native_library)
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.decoders.cpu_decoder import build_native_model
+from executor_service.errors import TrialFailed
 from executor_service.model.loaded_model import LoadedModel
-from executor_service.trials.self_check import ReplacementWrong
 from splitserve_kernels.cpu import linear
 from splitserve_kernels.cpu.build import BuildFailed
 from splitserve_kernels.cpu.library import NativeLibrary, load_library
@@ -51,7 +51,7 @@ def test_build_native_model_raises_when_only_the_parts_are_a_llamas(
     tmp_path: Path, native_library: NativeLibrary, architecture: str, dtype: str, is_int8: bool
 ) -> None:
     loaded = _load(tmp_path, architecture, dtype)
-    with pytest.raises(ReplacementWrong, match=r"relative error .* in float32"):
+    with pytest.raises(TrialFailed, match=r"relative error .* in float32"):
         build_native_model(loaded, native_library, is_int8=is_int8)
 
 
@@ -65,7 +65,7 @@ def test_build_native_model_raises_when_a_model_differs_from_some_position_on(
     model.config.what_comes_tomorrow = {"from": float(boundary)}
     for layer in model.model.layers:
         layer.self_attn.register_forward_pre_hook(_ScaledFrom(boundary), with_kwargs=True)
-    with pytest.raises(ReplacementWrong, match=r"relative error .* in float32"):
+    with pytest.raises(TrialFailed, match=r"relative error .* in float32"):
         build_native_model(loaded, native_library, is_int8=is_int8)
 
 
@@ -113,7 +113,7 @@ def test_build_native_model_raises_when_windows_are_not_applied(
     """A window so large that no probe of the whole model passes its end."""
     loaded = _load(tmp_path, "mistral", "bfloat16", sliding_window=300)
     monkeypatch.setattr(LoadedModel, "layer_windows", property(lambda self: [None] * 2))
-    with pytest.raises(ReplacementWrong, match=r"relative error .* in float32"):
+    with pytest.raises(TrialFailed, match=r"relative error .* in float32"):
         build_native_model(loaded, native_library)
 
 
@@ -127,5 +127,5 @@ def test_build_native_model_raises_when_int8_weights_are_scaled_wrongly(
         return packed
 
     monkeypatch.setattr("splitserve_kernels.cpu.decoder.pack", pack_wrongly)
-    with pytest.raises(ReplacementWrong, match=r"relative error .* in float32"):
+    with pytest.raises(TrialFailed, match=r"relative error .* in float32"):
         build_native_model(_load(tmp_path, "llama", "bfloat16"), native_library, is_int8=True)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from executor_service.backends.attention_trial import check_layer
+from executor_service.backends.attention_trial import try_layer
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.device.kv_cache import KVCache, LayerShape
 from executor_service.model.input_batch import build_input_batch
@@ -91,4 +91,4 @@ def test_backend_passes_its_trial_when_pools_are_float8(
     from splitserve_kernels.gpu.attention import backend
 
     kind = LayerKind(LayerShape(2, 32, 32), 4, AttentionOptions(scale=32**-0.5))
-    check_layer(backend, kind, 16, dtype, device, FLOAT8)
+    try_layer(backend, kind, 16, dtype, device, FLOAT8)

@@ -15,13 +15,13 @@ from torch import Tensor
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.decoders.decoder import DecoderModel
 from executor_service.device.kv_cache import KVCache
+from executor_service.errors import TrialFailed
 from executor_service.model.input_batch import build_input_batch
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import MakeModel, PagedModel, TransformersModel
 from executor_service.runner.decode_graphs import CudaGraphs, Recorder, with_decode_graphs
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
 from executor_service.steps.sampling_params import SamplingParams
-from executor_service.trials.self_check import ReplacementWrong
 from tests.support.devices.recorded_ops import RecordedOps, RunAgain, StaticAttention, write_turned
 from tests.support.models.hugging_face import generate_greedily, load_reference
 from tests.support.models.tiny_models import make_tiny_model
@@ -203,7 +203,7 @@ def test_build_gpu_decoder_raises_when_keys_are_written_elsewhere(
         return rotary_kv_write(heads, rotary, pools, slots.flip(0))
 
     monkeypatch.setattr(gpu_decoder, "rotary_kv_write", write_wrongly)
-    with pytest.raises(ReplacementWrong, match="turning and writing heads: the key differs by"):
+    with pytest.raises(TrialFailed, match="turning and writing heads: the key differs by"):
         build_gpu_decoder(llama.load(), reference, BLOCK_SIZE)
 
 
@@ -213,7 +213,7 @@ def test_build_gpu_decoder_raises_when_the_whole_computes_something_else(
     # As Gemma weights.
     norm = GpuDecoder._norm
     monkeypatch.setattr(GpuDecoder, "_norm", lambda self, x, weight: norm(self, x, 1 + weight))
-    with pytest.raises(ReplacementWrong, match="relative error of the logits"):
+    with pytest.raises(TrialFailed, match="relative error of the logits"):
         build_gpu_decoder(llama.load(), reference, BLOCK_SIZE)
 
 
@@ -226,7 +226,7 @@ def test_build_gpu_decoder_raises_when_only_the_parts_are_a_llamas(
     overrides = {"initializer_range": 0.02, "max_position_embeddings": MAX_MODEL_LEN}
     make_tiny_model(architecture, tmp_path, seed=3, overrides=overrides)
     loaded = Case(tmp_path, None, device).load("bfloat16")
-    with pytest.raises(ReplacementWrong, match=r"relative error .* in float32"):
+    with pytest.raises(TrialFailed, match=r"relative error .* in float32"):
         build_gpu_decoder(loaded, reference, BLOCK_SIZE)
 
 

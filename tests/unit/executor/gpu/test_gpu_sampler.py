@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from executor_service.backends.draw_trial import check_draw
+from executor_service.backends.draw_trial import try_draw
 from executor_service.sampling.sampler import SamplingRows, draw_in_torch
 from executor_service.sampling.sampler import sample as sample_rows
 from executor_service.steps.sampling_params import ParamRows, SamplingParams
@@ -75,5 +75,5 @@ def test_sample_chooses_the_same_when_biases_hide_what_is_wrong(device: torch.de
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_check_draw_passes_when_the_kernel_draws(device: torch.device) -> None:
-    check_draw(triton_draw, 9001, device)
+def test_try_draw_passes_when_the_kernel_draws(device: torch.device) -> None:
+    try_draw(triton_draw, 9001, device)

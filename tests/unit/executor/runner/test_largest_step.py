@@ -63,7 +63,7 @@ def test_make_worst_step_writes_blocks_of_its_own_when_a_row_attends_back() -> N
     np.testing.assert_array_equal(step.block_tables, [[0, 0, 0, 1, 2]])
 
 
-class _Probe:
+class _Meter:
     def peak_bytes(self, work: Callable[[], None]) -> int:
         work()
         return 7
@@ -99,7 +99,7 @@ def test_measure_worst_step_computes_every_row_when_the_model_is_real(
         device=loaded.device,
     )
     runner = _Listening(ModelRunner(loaded, cache, torch_model(loaded, cache)))
-    assert measure_worst_step(size, cache, loaded.vocab_size, lambda: runner, _Probe()) == 7
+    assert measure_worst_step(size, cache, loaded.vocab_size, lambda: runner, _Meter()) == 7
     [output] = runner.outputs
     assert output.row_statuses.tolist() == [RowStatus.OK] * 5
     assert (output.sampled_token_ids >= 0).all()

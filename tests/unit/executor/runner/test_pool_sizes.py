@@ -84,7 +84,7 @@ def test_build_runner_says_the_numbers_when_no_block_fits(
 
 
 @dataclass(slots=True)
-class _Probe:
+class _Meter:
     """Lets the step run and says what it is told to."""
 
     step_bytes: int
@@ -131,8 +131,8 @@ def test_build_runner_leaves_room_for_the_largest_step_when_it_was_measured(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _available(monkeypatch, 100 * BLOCK_BYTES)
-    probe, seen = _Probe(20 * BLOCK_BYTES), _Seen()
-    runner = build_runner(loaded, _stepping(num_host_blocks=None), seen.make_model, probe=probe)
+    meter, seen = _Meter(20 * BLOCK_BYTES), _Seen()
+    runner = build_runner(loaded, _stepping(num_host_blocks=None), seen.make_model, meter=meter)
     # 50 by ratio, less 20; the host pool gets a quarter of the 50 that both leave.
     assert (runner.cache.num_device_blocks, runner.cache.num_host_blocks) == (30, 12)
     [batch] = seen.batches
@@ -152,7 +152,7 @@ def test_build_runner_forgets_the_blocks_of_the_largest_step_when_it_was_measure
         caches.append(weakref.ref(cache))
         return torch_model(loaded, cache)
 
-    build_runner(loaded, _stepping(), make_model, probe=_Probe(0))
+    build_runner(loaded, _stepping(), make_model, meter=_Meter(0))
     assert len(caches) == 2
 
 
@@ -175,9 +175,9 @@ def test_build_runner_measures_when_the_pool_takes_much_of_what_there_is(
     num_runs: int,
 ) -> None:
     _available(monkeypatch, 100 * BLOCK_BYTES)
-    probe = _Probe(0)
-    build_runner(loaded, _stepping(**changes), probe=probe)
-    assert probe.num_runs == num_runs
+    meter = _Meter(0)
+    build_runner(loaded, _stepping(**changes), meter=meter)
+    assert meter.num_runs == num_runs
 
 
 def test_build_runner_says_the_numbers_when_the_largest_step_leaves_no_block(
@@ -186,7 +186,7 @@ def test_build_runner_says_the_numbers_when_the_largest_step_leaves_no_block(
     _available(monkeypatch, 100 * BLOCK_BYTES)
     weights = f"{loaded.weights_bytes / 2**10:.2f} KiB"
     with pytest.raises(OutOfMemory) as caught:
-        build_runner(loaded, _stepping(), probe=_Probe(50 * BLOCK_BYTES))
+        build_runner(loaded, _stepping(), meter=_Meter(50 * BLOCK_BYTES))
     assert str(caught.value) == (
         f"no room for KV blocks: one takes {BLOCK_BYTES} bytes, {100 * BLOCK_BYTES} bytes are free"
         f" on cpu beside the weights ({weights}), of which memory fraction 0.5 allows to use"
@@ -204,7 +204,7 @@ def test_build_runner_says_the_numbers_when_the_largest_step_does_not_fit(
     _available(monkeypatch, 100 * BLOCK_BYTES)
     message = f"24 tokens in 4 rows, {100 * BLOCK_BYTES} bytes are free .* lower --max-num-batched"
     with pytest.raises(OutOfMemory, match=message):
-        build_runner(loaded, _stepping(), _Seen(error).make_model, probe=_Probe(0))
+        build_runner(loaded, _stepping(), _Seen(error).make_model, meter=_Meter(0))
 
 
 def test_build_runner_does_not_call_it_memory_when_the_largest_step_fails_otherwise(
@@ -212,7 +212,7 @@ def test_build_runner_does_not_call_it_memory_when_the_largest_step_fails_otherw
 ) -> None:
     _available(monkeypatch, 100 * BLOCK_BYTES)
     with pytest.raises(StepFailed, match="every row failed, the last: ValueError"):
-        build_runner(loaded, _stepping(), _Seen(ValueError()).make_model, probe=_Probe(0))
+        build_runner(loaded, _stepping(), _Seen(ValueError()).make_model, meter=_Meter(0))
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_build_runner_says_what_went_where_when_it_is_done(
 ) -> None:
     _available(monkeypatch, 100 * BLOCK_BYTES)
     with caplog.at_level(logging.INFO, "executor_service"):
-        build_runner(loaded, _stepping(num_host_blocks=3), probe=_Probe(10 * BLOCK_BYTES))
+        build_runner(loaded, _stepping(num_host_blocks=3), meter=_Meter(10 * BLOCK_BYTES))
     [line] = [text for text in caplog.messages if text.startswith("memory_planned")]
     assert line == (
         f"memory_planned device=cpu weights='{loaded.weights_bytes / 2**10:.2f} KiB'"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from executor_service.backends.choose import AttentionBackendName, choose_compute
+from executor_service.backends.choose import AUTO, choose_compute
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.config import ExecutorConfig
 from executor_service.engine_loader import load_engine
@@ -88,7 +88,7 @@ def test_start_is_quiet_when_the_model_is_served(
     make_tiny_model(architecture, tmp_path, overrides=overrides)
     capfd.readouterr()
     config = ModelConfig(str(tmp_path), dtype=dtype)
-    name = AttentionBackendName.AUTO
+    name = AUTO
     compute = choose_compute(lambda: load_model(config), name, None, is_int8=is_int8)
     assert (compute.is_int8, urgent, capfd.readouterr().err) == (is_int8, [], "")
 
@@ -117,7 +117,7 @@ def test_start_says_in_one_line_what_serves_when_the_fastest_does_not_apply(
     make_tiny_model(architecture, tmp_path)
     caplog.set_level(logging.INFO, "executor_service.backends")
     config = ModelConfig(str(tmp_path), dtype=dtype)
-    choose_compute(lambda: load_model(config), AttentionBackendName.AUTO, None)
+    choose_compute(lambda: load_model(config), AUTO, None)
     lines = [r for r in caplog.records if r.name.startswith("executor_service.backends.")]
     [line] = [record.getMessage() for record in lines]
     assert line.startswith(what)

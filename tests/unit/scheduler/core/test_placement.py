@@ -50,7 +50,7 @@ def test_preempt_recomputes_when_the_row_was_placed_by_the_step_being_planned() 
     driver.core.placement.start(request.sequence, NO_HIT)
     driver.preempt(request)
     assert request.place is Place.WAITING
-    assert not driver.core.placement.blocks.moves
+    assert not driver.core.placement.draft.moves
 
 
 @pytest.mark.parametrize(("us_per_block", "place"), [(10, Place.SWAPPED), (90, Place.WAITING)])

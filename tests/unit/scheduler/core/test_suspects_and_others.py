@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from scheduler_service.core.config import BatchPolicyName, Feature, PreemptionMode
-from scheduler_service.core.policies.queue_policy import TURN_EVERY, QueuePolicyName
+from scheduler_service.core.policies.queue_policy import QUEUE_POLICIES
+from scheduler_service.core.policies.urgency import TURN_EVERY
 from scheduler_service.core.request import Place, Request, SchedulingParams
 from scheduler_service.core.suspects import MAX_STEPS_OF_OTHERS
 from tests.support.core.driver import CoreDriver
@@ -34,13 +35,11 @@ def add_suspect(driver: CoreDriver, name: str, prompt: int = 4, **params: Any) -
     return request
 
 
-@pytest.mark.parametrize("policy", QueuePolicyName)
+@pytest.mark.parametrize("policy", QUEUE_POLICIES)
 @pytest.mark.parametrize("lack", _LACKS)
-def test_suspect_has_its_trial_when_others_arrive_for_ever(
-    lack: str, policy: QueuePolicyName
-) -> None:
+def test_suspect_has_its_trial_when_others_arrive_for_ever(lack: str, policy: str) -> None:
     config, others, of_suspect = _LACKS[lack]
-    driver = CoreDriver(queue_policy=policy.value, **config)
+    driver = CoreDriver(queue_policy=policy, **config)
     num_others = 0
     suspect: Request | None = None
     for step in range(4 * MAX_STEPS_OF_OTHERS):

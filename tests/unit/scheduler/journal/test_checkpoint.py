@@ -11,7 +11,7 @@ import pytest
 
 from scheduler_service.core.beam_search import BeamSearch
 from scheduler_service.core.config import BatchPolicyName
-from scheduler_service.core.policies.queue_policy import QueuePolicyName
+from scheduler_service.core.policies.queue_policy import QUEUE_POLICIES
 from scheduler_service.core.sampling_params import BeamParams
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.journal import checkpoint
@@ -24,7 +24,7 @@ from tests.support.core.driver import CoreDriver, make_config
 from tests.support.core.recorded_run import RandomRun, run_config
 
 
-@pytest.mark.parametrize("queue_policy", [policy.value for policy in QueuePolicyName])
+@pytest.mark.parametrize("queue_policy", list(QUEUE_POLICIES))
 @pytest.mark.parametrize("sliding_window", [None, 13])
 def test_core_decides_alike_when_it_was_restored(
     queue_policy: str, sliding_window: int | None
@@ -92,13 +92,13 @@ def test_prefix_cache_evicts_to_the_host_when_the_core_was_restored() -> None:
 
     blocks.device.allocate(blocks.device.num_free)
 
-    assert blocks.moves.swap_out == [(evicted[0], blocks.host.find(b"contents"))]
+    assert blocks.draft.moves.swap_out == [(evicted[0], blocks.host.find(b"contents"))]
 
 
 def test_all_queue_and_batch_policies_are_restored_when_nothing_has_happened() -> None:
-    for queue in QueuePolicyName:
+    for queue in QUEUE_POLICIES:
         for batch in BatchPolicyName:
-            core = Scheduler(make_config(queue_policy=queue.value, batch_policy=batch))
+            core = Scheduler(make_config(queue_policy=queue, batch_policy=batch))
             assert load_core(dump_core(core)).num_waiting == 0
 
 

@@ -7,7 +7,7 @@ import pytest
 from scheduler_service.core.blocks.prefix_cache import NO_HIT
 from scheduler_service.core.config import BatchPolicyName, Feature, PreemptionMode
 from scheduler_service.core.planning.admitter import MAX_BYPASSES
-from scheduler_service.core.policies.queue_policy import QueuePolicyName
+from scheduler_service.core.policies.queue_policy import QUEUE_POLICIES
 from scheduler_service.core.request import Place, Request, SchedulingParams
 from tests.support.core.driver import CoreDriver
 
@@ -75,7 +75,7 @@ def test_adapters_pass_no_more_when_one_without_a_slot_was_passed_often_enough()
     assert names(driver.next_rows())[0] == "b"
 
 
-ALL_POLICIES = [policy.value for policy in QueuePolicyName]
+ALL_POLICIES = list(QUEUE_POLICIES)
 
 
 @pytest.mark.parametrize("policy", ALL_POLICIES)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from executor_service.device.memory import CudaProbe, HostProbe
+from executor_service.device.memory import CudaPeakMeter, HostPeakMeter
 
 SIZE = 64 * 2**20
 # Of what else the process does meanwhile, and of how the system counts.
@@ -23,27 +23,27 @@ def test_peak_bytes_is_the_highest_when_memory_is_freed_again() -> None:
         for size in (SIZE // 2, SIZE, SIZE // 4):
             _write(size)
 
-    assert SIZE - SLACK < HostProbe().peak_bytes(work) < SIZE + SLACK
+    assert SIZE - SLACK < HostPeakMeter().peak_bytes(work) < SIZE + SLACK
 
 
 def test_peak_bytes_counts_what_is_kept_when_it_is() -> None:
     kept: list[np.ndarray] = []
-    peak = HostProbe().peak_bytes(lambda: kept.append(_write(SIZE)))
+    peak = HostPeakMeter().peak_bytes(lambda: kept.append(_write(SIZE)))
     assert SIZE - SLACK < peak < SIZE + SLACK
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux only")
 def test_peak_bytes_forgets_an_earlier_peak_when_the_system_can() -> None:
     _write(4 * SIZE)
-    assert HostProbe().peak_bytes(lambda: None) < SLACK
+    assert HostPeakMeter().peak_bytes(lambda: None) < SLACK
 
 
 def test_peak_bytes_is_too_much_rather_than_too_little_when_the_system_cannot_forget(
     tmp_path: Path,
 ) -> None:
-    probe = HostProbe(status=tmp_path / "none", clear_refs=tmp_path / "none" / "none")
+    meter = HostPeakMeter(status=tmp_path / "none", clear_refs=tmp_path / "none" / "none")
     _write(2 * SIZE)
-    assert probe.peak_bytes(lambda: None) > SIZE
+    assert meter.peak_bytes(lambda: None) > SIZE
 
 
 def test_peak_bytes_leaves_out_mapped_files_when_they_are_read(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_peak_bytes_leaves_out_mapped_files_when_they_are_read(tmp_path: Path) -
             maps.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         assert not np.frombuffer(maps[0], np.uint8)[:: mmap.PAGESIZE].any()
 
-    assert HostProbe().peak_bytes(work) < SLACK
+    assert HostPeakMeter().peak_bytes(work) < SLACK
 
 
 def test_peak_bytes_passes_on_what_the_work_raises() -> None:
@@ -64,7 +64,7 @@ def test_peak_bytes_passes_on_what_the_work_raises() -> None:
         raise MemoryError
 
     with pytest.raises(MemoryError):
-        HostProbe().peak_bytes(work)
+        HostPeakMeter().peak_bytes(work)
 
 
 def test_peak_bytes_adds_what_is_beside_torch_when_it_is_a_gpu(
@@ -88,5 +88,5 @@ def test_peak_bytes_adds_what_is_beside_torch_when_it_is_a_gpu(
         # Torch holds 300 more than before, and 40 are gone that it knows nothing of.
         free[0], reserved[0] = 1000 - 340, 500
 
-    assert CudaProbe(torch.device("cuda")).peak_bytes(work) == 500 + 40
+    assert CudaPeakMeter(torch.device("cuda")).peak_bytes(work) == 500 + 40
     assert events == ["synchronize", "empty_cache", "reset", "work", "synchronize"]

@@ -1,11 +1,11 @@
-"""The last judge at load: does a model say the same through paged attention as by itself?
+"""The trial of a model at load: does it say the same through paged attention as by itself?
 
 Two random sequences go through the model as `transformers` runs it, and then in uneven parts
 through paged attention. Whatever a model does that its configuration did not tell (state outside
 attention, a mask of its own, positions from elsewhere) shows as a difference: in float32, where
 nothing else does. What replaces a whole model in 16 bits is compared with the model's own noise.
 
-Shape letters: Q probe sequences, L tokens of each, V vocabulary.
+Shape letters: Q sequences, L tokens of each, V vocabulary.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from torch import Tensor, nn
 
 from executor_service.device.errors import is_out_of_memory
 from executor_service.device.kv_cache import LayerShape
-from executor_service.errors import ModelUnsupported, OutOfMemory, one_line
+from executor_service.errors import ModelUnsupported, OutOfMemory, TrialFailed, one_line
 from executor_service.model.attention_probe import probe_attention
-from executor_service.model.loaded_model import LoadedModel, Probe
+from executor_service.model.loaded_model import ExpectedLogits, LoadedModel
 from executor_service.model.model_support import expected_windows
 from executor_service.model.transformers_attention import IMPLEMENTATION_NAME, register_attention
 from executor_service.trials.float32_trial import float32_trial, trial_of
 from executor_service.trials.int8_reference import NUDGES, rounded_matrices
 from executor_service.trials.logit_error import FLOAT32_TOLERANCE, typical_error
-from executor_service.trials.probe_tokens import ProbeTokens, near_tokens
+from executor_service.trials.trial_tokens import TrialTokens, near_tokens
 from splitserve_kernels.paged_batch import AttentionOptions
 
 _log = logging.getLogger(__name__)
@@ -39,21 +39,17 @@ _NOISE_FACTOR = 3.0
 _MAX_TOLERANCE = 0.5
 
 
-class ReplacementWrong(Exception):
-    """What was to run instead of a model computes something else."""
-
-
 @dataclass(frozen=True, slots=True)
 class AttentionProfile:
     """What a model's attention is made of: parallel, in the order of the forward pass.
 
-    `options`: as each module passes them to the attention. `probe`: what came of it.
+    `options`: as each module passes them to the attention. `expected`: the logits that came of it.
     """
 
     modules: tuple[nn.Module, ...]
     layers: tuple[LayerShape, ...]
     options: tuple[AttentionOptions, ...]
-    probe: Probe
+    expected: ExpectedLogits
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -68,7 +64,7 @@ class AttentionProfile:
 
 
 @torch.inference_mode()
-def check_model(model: Any, text_config: Any, max_model_len: int) -> AttentionProfile:  # noqa: ANN401
+def try_model(model: Any, text_config: Any, max_model_len: int) -> AttentionProfile:  # noqa: ANN401
     """Switches `model` to paged attention and compares its logits with those from before.
 
     `model`, `text_config`: of `transformers`. Raises ModelUnsupported if the model cannot be
@@ -76,7 +72,7 @@ def check_model(model: Any, text_config: Any, max_model_len: int) -> AttentionPr
     """
     name = type(model).__name__
     try:
-        return _check(model, text_config, max_model_len)
+        return _try(model, text_config, max_model_len)
     except ModelUnsupported as error:
         raise _not_served(name, str(error)) from error
     except Exception as error:
@@ -92,37 +88,35 @@ def _not_served(name: str, reason: str) -> ModelUnsupported:
 
 
 @torch.inference_mode()
-def check_replacement(
+def try_replacement(
     loaded: LoadedModel, compute: Callable[[Tensor], Tensor], *, is_int8: bool = False
 ) -> float:
-    """Compares a replacement of the whole `loaded.model` with what that says of the probe tokens.
+    """Compares a replacement of the whole `loaded.model` with what that says of the same tokens.
 
-    `compute`: the replacement's logits [Q, L, V] of probe tokens [Q, L]; it may take the model
+    `compute`: the replacement's logits [Q, L, V] of tokens [Q, L]; it may take the model
     apart. `is_int8`: its weights are rounded, and so are those it is compared with. Returns the
-    relative error of its logits. Raises ReplacementWrong if they differ by more than the model's
+    relative error of its logits. Raises TrialFailed if they differ by more than the model's
     own noise, or it raises something.
     """
-    probe = loaded.probe
-    assert probe is not None, "models are replaced before it is settled what runs them"
-    expected, noise = probe.logits, probe.noise
+    of_model = loaded.expected
+    assert of_model is not None, "models are replaced before it is settled what runs them"
+    expected, noise = of_model.logits, of_model.noise
     try:
         if is_int8:
-            expected, undecided = _rounded_logits(loaded.model, probe.tokens)
+            expected, undecided = _rounded_logits(loaded.model, of_model.tokens)
             noise = max(noise, undecided)
-        actual = compute(probe.tokens)
+        actual = compute(of_model.tokens)
     except Exception as error:
         # Models may look into their parts in any way.
-        raise ReplacementWrong(f"{type(error).__name__}: {one_line(error)}") from error
+        raise TrialFailed(f"{type(error).__name__}: {one_line(error)}") from error
     difference = typical_error(expected[..., : actual.shape[-1]], actual)
     tolerance = _tolerance(loaded.dtype, noise)
     if not difference <= tolerance:
-        raise ReplacementWrong(
-            f"relative error of the logits {difference:.2g}, allowed {tolerance:.2g}"
-        )
+        raise TrialFailed(f"relative error of the logits {difference:.2g}, allowed {tolerance:.2g}")
     return difference
 
 
-def _check(model: Any, text_config: Any, max_model_len: int) -> AttentionProfile:  # noqa: ANN401
+def _try(model: Any, text_config: Any, max_model_len: int) -> AttentionProfile:  # noqa: ANN401
     tokens = near_tokens(model, text_config, max_model_len).tokens
     register_attention()
     model.set_attn_implementation(IMPLEMENTATION_NAME)
@@ -135,24 +129,24 @@ def _check(model: Any, text_config: Any, max_model_len: int) -> AttentionProfile
         tuple(context.pools),
         context.layers,
         tuple(context.options.values()),
-        Probe(tokens, logits, _noise(model, tokens, logits)),
+        ExpectedLogits(tokens, logits, _noise(model, tokens, logits)),
     )
     _check_windows(text_config, max_model_len, profile.windows)
-    _check_agreement(model, profile, max_model_len)
+    _try_agreement(model, profile, max_model_len)
     return profile
 
 
-def _check_agreement(model: Any, profile: AttentionProfile, max_model_len: int) -> None:  # noqa: ANN401
+def _try_agreement(model: Any, profile: AttentionProfile, max_model_len: int) -> None:  # noqa: ANN401
     """Raises ModelUnsupported if layers compute something else through paged attention."""
     dtype, noise = torch.float32, 0.0
     trial = float32_trial(model, profile.modules, max_model_len)
     if trial is None:
         _log.warning("not_tried_in_float32 model=%s: memory is short", type(model).__name__)
-        dtype, noise = model.dtype, profile.probe.noise
+        dtype, noise = model.dtype, profile.expected.noise
         trial = trial_of(model, max_model_len)
     tried = trial.model
 
-    def compute(question: ProbeTokens) -> Tensor:
+    def compute(question: TrialTokens) -> Tensor:
         return probe_attention(tried, question.tokens, starts=question.starts)[0]
 
     error, tolerance = trial.error(compute), _tolerance(dtype, noise)
@@ -196,7 +190,7 @@ def _check_windows(
     max_model_len: int,
     windows: Sequence[int | None],
 ) -> None:
-    """A window too large to be probed must at least have been passed on to the attention."""
+    """A window too large to be tried must at least have been passed on to the attention."""
     for window, expected in zip(windows, expected_windows(text_config, len(windows)), strict=True):
         if isinstance(expected, int) and expected < max_model_len and window != expected:
             raise ModelUnsupported(

@@ -1,6 +1,6 @@
 """What a model is tried with: random tokens, from the first position on and at far ones.
 
-Shape letters: Q probe sequences, L tokens of each.
+Shape letters: Q sequences, L tokens of each.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from executor_service.trials.model_cut import CUT_VOCAB_SIZE
 
 _NUM_NEAR_SEQUENCES = 2
 _MIN_NEAR_TOKENS = 16
-# A window up to this size is probed past its end.
-_MAX_PROBED_WINDOW = 160
+# A window up to this size is tried past its end.
+_MAX_TRIED_WINDOW = 160
 _TOKENS_PAST_WINDOW = 16
 # Tokens around a boundary, most of them from it on: a minority may differ by chance.
 _NUM_FAR_TOKENS = 8
@@ -28,7 +28,7 @@ _POSITIONAL = re.compile(r"position|window|chunk|length|seq|floor|scale|context|
 
 
 @dataclass(frozen=True, slots=True)
-class ProbeTokens:
+class TrialTokens:
     """`tokens`: [Q, L], sequence q stands at positions `starts[q]`, [Q], and after it."""
 
     tokens: Tensor
@@ -41,16 +41,16 @@ class ProbeTokens:
         return self.starts[:, None] + steps
 
 
-def near_tokens(model: Any, text_config: Any, max_model_len: int) -> ProbeTokens:  # noqa: ANN401
+def near_tokens(model: Any, text_config: Any, max_model_len: int) -> TrialTokens:  # noqa: ANN401
     """From the first position on, long enough to pass the end of a small sliding window."""
     length = _MIN_NEAR_TOKENS
     window = getattr(text_config, "sliding_window", None)
-    if isinstance(window, int) and window <= _MAX_PROBED_WINDOW:
+    if isinstance(window, int) and window <= _MAX_TRIED_WINDOW:
         length = max(length, window + _TOKENS_PAST_WINDOW)
     return _random(model, text_config, min(length, max_model_len), [0] * _NUM_NEAR_SEQUENCES)
 
 
-def far_tokens(model: Any, text_config: Any, max_model_len: int) -> ProbeTokens:  # noqa: ANN401
+def far_tokens(model: Any, text_config: Any, max_model_len: int) -> TrialTokens:  # noqa: ANN401
     """Around each position from which on a model may compute something else.
 
     These are all whole numbers of its configuration, whatever their names: what a field of a later
@@ -80,7 +80,7 @@ def _random(
     text_config: Any,  # noqa: ANN401
     length: int,
     starts: list[int],
-) -> ProbeTokens:
+) -> TrialTokens:
     vocab_size = model.get_input_embeddings().weight.shape[0]
     # Placeholder tokens (of images, say) would be replaced or counted.
     special = {
@@ -93,4 +93,4 @@ def _random(
     chosen = torch.randint(
         len(ordinary), (len(starts), length), generator=torch.Generator().manual_seed(0)
     )
-    return ProbeTokens(ordinary[chosen].to(model.device), torch.tensor(starts, device=model.device))
+    return TrialTokens(ordinary[chosen].to(model.device), torch.tensor(starts, device=model.device))
