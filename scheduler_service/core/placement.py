@@ -102,14 +102,14 @@ class Placement:
         else:
             sequence.token_ids = np.append(sequence.token_ids, np.int32(token_id))
 
-    def tenant(self, row_id: int, tenancy: int) -> Sequence | None:
+    def sequence_of(self, row_id: int, stay_id: int) -> Sequence | None:
         """Who gets the results of this stay in a row; None if nobody does, in any step in flight.
 
         A stay counts or it does not: losses end those that they spoil, wherever the sequence is.
         """
-        if self.rows.tenancies[row_id] == tenancy:
+        if self.rows.stay_ids[row_id] == stay_id:
             return self.rows.sequence(row_id)
-        return self.departures.sequences.get(tenancy)
+        return self.departures.sequences.get(stay_id)
 
     # -- transitions ---------------------------------------------------------------------------
 
@@ -205,7 +205,7 @@ class Placement:
         """What a row has now."""
         rows = self.rows
         return TablePart(
-            int(rows.tenancies[row_id]),
+            int(rows.stay_ids[row_id]),
             int(rows.num_released[row_id]),
             rows.held_blocks(row_id),
             tuple(rows.sequence(row_id).request.cross_blocks),
@@ -219,16 +219,14 @@ class Placement:
         blocks = self.blocks.release_behind_windows(row_ids, ends, self.last_answered_step_id)
         if not (steps > self.last_answered_step_id).any():
             return
-        tenancies, counts = rows.tenancies[row_ids].tolist(), (ends - starts).tolist()
-        each = zip(
-            row_ids.tolist(), tenancies, starts.tolist(), counts, steps.tolist(), strict=True
-        )
+        stay_ids, counts = rows.stay_ids[row_ids].tolist(), (ends - starts).tolist()
+        each = zip(row_ids.tolist(), stay_ids, starts.tolist(), counts, steps.tolist(), strict=True)
         end = 0
-        for row_id, tenancy, start, count, step_id in each:
+        for row_id, stay_id, start, count, step_id in each:
             first, end = end, end + count
             if step_id > self.last_answered_step_id:
                 cross_blocks = tuple(rows.sequence(row_id).request.cross_blocks)
-                part = TablePart(tenancy, start, blocks[first:end], cross_blocks, step_id)
+                part = TablePart(stay_id, start, blocks[first:end], cross_blocks, step_id)
                 self.departures.table_parts.append(part)
 
     # -- pending blocks ------------------------------------------------------------------------
@@ -251,7 +249,7 @@ class Placement:
             first,
         )
         if found:
-            self.draft.published[int(rows.tenancies[row_id])] = found
+            self.draft.published[int(rows.stay_ids[row_id])] = found
 
     # -- parts ---------------------------------------------------------------------------------
 

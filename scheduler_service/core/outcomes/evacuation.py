@@ -57,7 +57,7 @@ def take_back(placement: Placement, plan: StepPlan, events: StepEvents) -> None:
     lengths = work.num_computed_tokens + work.num_new_tokens
     for index in np.flatnonzero(samples).tolist():
         row_id, length = int(work.row_ids[index]), int(lengths[index])
-        sequence = placement.tenant(row_id, int(work.tenancies[index]))
+        sequence = placement.sequence_of(row_id, int(work.stay_ids[index]))
         if sequence is None or sequence.is_finished or sequence.request.params.beam is not None:
             continue
         if sequence.status is SequenceStatus.RUNNING:

@@ -145,8 +145,8 @@ class OutcomeChecks:
         for index in indexes:
             if index in faults or (statuses is not None and statuses[index] != RowStatus.OK):
                 continue
-            row_id, tenancy = int(work.row_ids[index]), int(work.tenancies[index])
-            sequence = self._placement.tenant(row_id, tenancy)
+            row_id, stay_id = int(work.row_ids[index]), int(work.stay_ids[index])
+            sequence = self._placement.sequence_of(row_id, stay_id)
             if sequence is not None:
                 yield index, sequence
 

@@ -80,11 +80,11 @@ class StepPlanner:
             budget.num_tokens, decodes=shape.runs_decodes, without=[row_id for row_id, _ in placed]
         )
         rows = self._placement.rows
-        tenancies = rows.tenancies[row_ids]
+        stay_ids = rows.stay_ids[row_ids]
         budget.spend(int(num_new_tokens.sum()))
         placed += self._admitter.place(shape, budget)
         # An urgent request may have taken the rows of others that were picked.
-        is_there = rows.tenancies[row_ids] == tenancies
+        is_there = rows.stay_ids[row_ids] == stay_ids
         columns = np.array(placed, np.int64).reshape(-1, 2)
         return (
             np.concatenate([row_ids[is_there], columns[:, 0]]),

@@ -157,7 +157,7 @@ def check_rows(placement: Placement) -> None:
     assert (rows.num_known[ids] <= rows.num_tokens[ids]).all()
     assert (rows.num_tokens[ids] <= rows.stop_len[ids]).all()
     assert (rows.num_released[ids] * rows.block_size <= rows.num_computed[ids]).all()
-    assert len(set(rows.tenancies[ids].tolist()) - {0}) == len(order)
+    assert len(set(rows.stay_ids[ids].tolist()) - {0}) == len(order)
     for row_id in order:
         assert rows.sequence(row_id).row_id == row_id
         assert min(rows.held_blocks(row_id), default=0) >= 0
