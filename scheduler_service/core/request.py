@@ -42,10 +42,10 @@ class SequenceStatus(Enum):
     FINISHED = "finished"
 
 
-class Place(Enum):
+class RequestStatus(Enum):
     """Where a request is kept: by its first unfinished sequence with KV, or else it waits."""
 
-    NOWHERE = "nowhere"
+    ABSENT = "absent"
     WAITING = "waiting"
     RUNNING = "running"
     SWAPPED = "swapped"
@@ -179,7 +179,7 @@ class Request:
     cross_blocks: list[int] = field(default_factory=list)
     host_cross_blocks: list[int] = field(default_factory=list)
     is_encoded: bool = False
-    place: Place = Place.NOWHERE
+    status: RequestStatus = RequestStatus.ABSENT
     search: BeamSearch | None = None
     num_candidates: int = 0
     num_forks: int = 0

@@ -14,8 +14,8 @@ from scheduler_service.core.plan import StepEvents, StepPlan
 from scheduler_service.core.request import (
     NO_ROW,
     FinishReason,
-    Place,
     Request,
+    RequestStatus,
     Sequence,
     SequenceStatus,
 )
@@ -70,7 +70,7 @@ def _detach(request: Request, placement: Placement) -> Request:
     """A copy of a request that another placement may take; `placement` never gets at it."""
     moved = replace(
         request,
-        place=Place.NOWHERE,
+        status=RequestStatus.ABSENT,
         is_encoded=False,
         cross_blocks=[],
         host_cross_blocks=[],

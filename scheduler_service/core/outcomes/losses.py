@@ -11,7 +11,7 @@ import numpy as np
 from scheduler_service.core.departures import TablePart
 from scheduler_service.core.placement import Placement
 from scheduler_service.core.plan import StepPlan
-from scheduler_service.core.request import FinishReason, Int32Array, Place, Request
+from scheduler_service.core.request import FinishReason, Int32Array, Request, RequestStatus
 
 MAX_FRUITLESS_LOSSES = 8
 
@@ -49,7 +49,7 @@ class Losses:
             }
         self.lose_step(plan, is_fruitless=True)
         for request in concerned:
-            if request.place is Place.RUNNING:
+            if request.status is RequestStatus.RUNNING:
                 self.lose_request(request)
         self._placement.suspects.step_failed(concerned)
 

@@ -7,7 +7,7 @@ import pytest
 from scheduler_service.core.config import PreemptionMode
 from scheduler_service.core.planning.lateness import MIN_SMALLEST_STEPS
 from scheduler_service.core.policies.urgency import TURN_EVERY
-from scheduler_service.core.request import Place, SchedulingParams
+from scheduler_service.core.request import RequestStatus, SchedulingParams
 from tests.support.core.checked_engine import CheckedEngine
 from tests.support.core.driver import CoreDriver
 
@@ -243,5 +243,5 @@ def test_preempted_request_is_charged_once_when_it_comes_back() -> None:
     counter = policy._accounts["a"].counter  # type: ignore[attr-defined]
     driver.preempt(request)
     assert driver.plan()
-    assert request.place is Place.RUNNING
+    assert request.status is RequestStatus.RUNNING
     assert policy._accounts["a"].counter == counter  # type: ignore[attr-defined]
