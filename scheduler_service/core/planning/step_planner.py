@@ -75,17 +75,19 @@ class StepPlanner:
         if not num_waiting and not self._placement.swapped:
             return self._running.pick(num_tokens, decodes=shape.runs_decodes)
         budget = Budget(num_tokens, shape.splits_prompts)
-        placed = self._admitter.place_urgent(shape, budget) if num_waiting else []
+        admitted = self._admitter.admit_urgent(shape, budget) if num_waiting else []
         row_ids, num_new_tokens = self._running.pick(
-            budget.num_tokens, decodes=shape.runs_decodes, without=[row_id for row_id, _ in placed]
+            budget.num_tokens,
+            decodes=shape.runs_decodes,
+            without=[row_id for row_id, _ in admitted],
         )
         rows = self._placement.rows
         stay_ids = rows.stay_ids[row_ids]
         budget.spend(int(num_new_tokens.sum()))
-        placed += self._admitter.place(shape, budget)
+        admitted += self._admitter.admit(shape, budget)
         # An urgent request may have taken the rows of others that were picked.
         is_there = rows.stay_ids[row_ids] == stay_ids
-        columns = np.array(placed, np.int64).reshape(-1, 2)
+        columns = np.array(admitted, np.int64).reshape(-1, 2)
         return (
             np.concatenate([row_ids[is_there], columns[:, 0]]),
             np.concatenate([num_new_tokens[is_there], columns[:, 1].astype(np.int32)]),
