@@ -7,24 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from scheduler_service.core.config import BatchPolicyName, PreemptionMode
+from scheduler_service.core.config import BatchPolicyName, PolicyConfig, PreemptionMode
 
 _MIB = 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyConfig:
-    """How cores schedule; see `core/config.py`."""
-
-    prefix_caching: bool = True
-    host_prefix_cache: bool = True
-    separates_tenants: bool = True
-    num_lookahead_slots: int = 0
-    preemption_mode: PreemptionMode = PreemptionMode.AUTO
-    batch_policy: BatchPolicyName = BatchPolicyName.MIXED
-    delay_factor: float = 0.0
-    queue_policy: str = "fcfs"
-    tenant_weights: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +23,9 @@ class ClusterConfig:
     pipeline_depth: int = 2
     reconnect_timeout_s: float = 2.0
     step_timeout_s: float = 300.0
-    max_loras: int = 8
+    max_adapters: int = 8
     max_unread_bytes: int = 16 * _MIB
-    policies: PolicyConfig = PolicyConfig()
+    policies: PolicyConfig = field(default_factory=PolicyConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +51,7 @@ class SchedulerServiceConfig:
             pipeline_depth=values["pipeline_depth"],
             reconnect_timeout_s=values["reconnect_timeout_s"],
             step_timeout_s=values["step_timeout_s"],
-            max_loras=values["max_loras"],
+            max_adapters=values["max_loras"],
             max_unread_bytes=values["max_unread_mib"] * _MIB,
             policies=_policies(values),
         )

@@ -24,7 +24,7 @@ from scheduler_service.core.plan import (
     StepPlan,
     StepStatus,
 )
-from scheduler_service.core.planning.arrival_checks import check_request, max_len_of
+from scheduler_service.core.planning.arrival_checks import check_request, fits, max_len_of
 from scheduler_service.core.planning.lateness import Lateness
 from scheduler_service.core.planning.step_planner import StepPlanner
 from scheduler_service.core.policies.queue_policy import make_queue_policy
@@ -140,6 +140,10 @@ class Scheduler:
     def tick(self, now_ns: int) -> None:
         """Says how late it is; deadlines and waiting times are measured by this clock."""
         self.placement.now_ns = now_ns
+
+    def fits(self, request: Request) -> bool:
+        """Whether `request` could run here, if `check` finds nothing wrong in what it says."""
+        return fits(request, self._config)
 
     def check(self, request: Request) -> None:
         """Raises DomainError if `request` can never run here."""

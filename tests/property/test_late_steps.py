@@ -136,17 +136,17 @@ def _replay(
 
 def _said(answer: StepAnswer) -> Any:  # noqa: ANN401
     """What both must say, durations apart."""
-    rows = answer.rows
+    output = answer.output
     whose = (answer.scheduler_epoch, answer.step_id, answer.status, answer.error)
-    if rows is None:
+    if output is None:
         return whose
     return (
         whose,
-        rows.row_statuses.tolist(),
-        rows.sampled_token_ids.tolist(),
-        dict(rows.row_errors),
-        _scores(rows.logprobs),
-        _scores(rows.prompt_logprobs),
+        output.row_statuses.tolist(),
+        output.sampled_token_ids.tolist(),
+        dict(output.row_errors),
+        _scores(output.logprobs),
+        _scores(output.prompt_logprobs),
     )
 
 

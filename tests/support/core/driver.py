@@ -100,6 +100,7 @@ class CoreDriver:
         row_statuses: list[RowStatus] | None = None,
         token_ids: list[int] | None = None,
         compute_us: int = 0,
+        move_us: int = 0,
     ) -> StepEvents:
         """Answers the oldest step in flight."""
         plan = self.in_flight.pop(0)
@@ -108,7 +109,9 @@ class CoreDriver:
             sampled = [True] * len(plan.work.row_ids) if samples is None else samples
             token_ids = [self.sample() if is_sampled else -1 for is_sampled in sampled]
         columns = np.array(token_ids, np.int32)
-        outcome = StepOutcome(plan.step_id, status, columns, row_statuses, compute_us=compute_us)
+        outcome = StepOutcome(
+            plan.step_id, status, columns, row_statuses, move_us=move_us, compute_us=compute_us
+        )
         return self.core.apply(outcome)
 
     def step(self) -> tuple[StepPlan, StepEvents]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from executor_service.steps.step import StepInput
-from scheduler_service.core.config import Feature, PreemptionMode
+from scheduler_service.core.config import BatchPolicyName, Feature, PreemptionMode
 from scheduler_service.core.plan import StepPlan
+from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.core.checked_engine import CheckedEngine
 from tests.support.core.driver import CoreDriver
 from tests.support.fakes.fake_runner import StepFault
@@ -109,10 +110,17 @@ def test_encoder_does_not_run_again_when_a_request_was_swapped() -> None:
 
 
 def test_encoder_does_not_run_again_when_the_executor_wants_a_snapshot_later() -> None:
-    engine = CheckedEngine(depth=2)
-    engine.add([1, 2, 3], encoder=ENCODER, max_tokens=9)
+    engine = CheckedEngine(batch_policy=BatchPolicyName.PREFILL_FIRST)
+    engine.add([1, 2, 3], "translated", encoder=ENCODER, max_tokens=9)
     engine.step(3)
-    engine.core._needs_snapshot = True
+    engine.add([4, 5], max_tokens=2)
+    engine.engine.fill()
+    engine.engine.skip(pb.STEP_STATUS_NEED_SNAPSHOT)
+    engine.engine.fill()
+    snapshot, _ = engine.engine.in_flight[0]
+    assert snapshot.base_step_id is None
+    rows = {row.sequence.request.request_id: row for row in snapshot.new_rows}
+    assert rows["translated"].encoder_token_ids is None
     engine.run()
 
 

@@ -97,7 +97,7 @@ def test_evicted_blocks_are_not_findable_when_the_step_that_was_to_keep_them_nev
     engine.run()
     engine.add(list(range(40, 53)), max_tokens=1)
     engine.engine.fill()
-    assert engine.core._in_flight[0].moves.swap_out
+    assert engine.engine.in_flight[0][0].moves.swap_out
     engine.engine.skip(pb.STEP_STATUS_REFUSED)
     engine.run(has_faults=True)
     again = engine.add([*COMMON, 50], max_tokens=1)

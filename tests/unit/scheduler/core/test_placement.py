@@ -62,13 +62,16 @@ def test_preempt_does_what_is_cheaper_when_both_were_measured(
     us_per_block: int, place: RequestStatus
 ) -> None:
     driver = make_driver(AUTO)
-    first = driver.add(30, "measured")
+    pair = driver.add(20, "measured", n=2)
     driver.plan()
-    driver.answer(compute_us=30 * 10)
-    driver.preempt(first)
-    driver.core._costs.observe(
-        num_moves=1, move_us=us_per_block, num_rows=1, num_tokens=1, compute_us=0
-    )
+    driver.answer(compute_us=20 * 10)
+    driver.step()
+    # As long as no move was measured, several sequences are swapped out.
+    driver.preempt(pair)
+    out = driver.plan()
+    assert out
+    driver.answer(move_us=len(out.moves) * us_per_block)
+    driver.core.abort("measured")
     request = driver.add(9)
     driver.step()
     # 3 blocks out and back against 9 tokens of 10 us; 9 decoded tokens are few.

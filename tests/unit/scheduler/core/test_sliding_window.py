@@ -165,14 +165,6 @@ def test_pairs_come_to_their_end_when_the_pool_holds_the_windows_of_one(
     assert [request.error for request in requests] == [None] * 3
 
 
-def test_row_keeps_the_block_of_its_next_token_when_spare_ones_are_taken_back() -> None:
-    driver = CoreDriver(sliding_window=4)
-    driver.add(4)
-    driver.step()
-    driver.core._planner._growing.grow()
-    assert not driver.core._planner._growing._return_spare()
-
-
 def test_older_request_keeps_its_blocks_when_a_younger_one_has_a_long_prompt() -> None:
     driver = CoreDriver(num_device_blocks=8, sliding_window=4, prefix_caching=False)
     old = driver.add(3, max_tokens=60)

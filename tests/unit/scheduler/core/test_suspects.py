@@ -118,7 +118,7 @@ def test_guilty_request_ends_alone_when_its_row_makes_steps_be_refused() -> None
         in_process.fill()
         if not in_process.in_flight:
             break
-        if is_refused(pb.ScheduleBatch.FromString(in_process.in_flight[0][0])):
+        if is_refused(pb.ScheduleBatch.FromString(in_process.in_flight[0][1])):
             in_process.skip(pb.STEP_STATUS_REFUSED)
             num_refused += 1
         else:

@@ -5,19 +5,12 @@ from __future__ import annotations
 import pytest
 
 from scheduler_service.core.config import PreemptionMode
-from scheduler_service.core.planning.growing_rows import GrowingRows
 from scheduler_service.core.request import SequenceStatus
-from scheduler_service.core.siblings import Siblings
 from tests.support.core.checked_engine import CheckedEngine
 from tests.support.core.driver import CoreDriver
+from tests.support.core.parts import growing_rows
 
 RECOMPUTE = PreemptionMode.RECOMPUTE
-
-
-def growing_rows(driver: CoreDriver) -> GrowingRows:
-    """The part of the core that these tests are of."""
-    placement = driver.core.placement
-    return GrowingRows(driver.config, placement, Siblings(placement))
 
 
 # -- blocks ------------------------------------------------------------------------------------
@@ -88,6 +81,17 @@ def test_nobody_yields_when_moves_of_the_step_hold_blocks() -> None:
     assert driver.core.placement.blocks.has_pinned
     assert not growing.make_room(driver.core.num_free_blocks + 1, pair)
     assert driver.core.num_preemptions == 0
+
+
+def test_row_keeps_the_block_of_its_next_token_when_spare_ones_are_taken_back() -> None:
+    driver = CoreDriver(sliding_window=4)
+    request = driver.add(4)
+    driver.step()
+    growing = growing_rows(driver)
+    growing.grow()
+    lacking = driver.core.num_free_blocks + 1
+    assert not growing.make_room(lacking, request, is_joining=True)
+    assert driver.next_rows() == [("r1", 4, 1)]
 
 
 # -- lookahead slots ---------------------------------------------------------------------------
