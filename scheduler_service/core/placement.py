@@ -38,6 +38,9 @@ _QUEUES = frozenset({RequestStatus.WAITING, RequestStatus.SWAPPED})
 class Placement:
     """Rows, block tables and queues, and the transitions of requests between them.
 
+    `waiting`: the queue policy, which has the requests that wait; `queued`: the same ones, who has
+    waited longest first. `swapped`: by rank. `groups`: running requests that have, or may come to
+    have, more than one sequence. `adapters`: how many rows use each.
     `last_planned_step_id` and `last_answered_step_id` say which steps are in flight; `now_ns` is
     the time. `ended`: requests that have ended, `ended_sequences`: sequences of requests that
     return several; their owners are to be told.
@@ -52,11 +55,9 @@ class Placement:
         self.rows = RowColumns(config.max_num_seqs, config.max_len, config.block_size, max_blocks)
         self.blocks = BlockManager(config, self.rows)
         self.waiting = policy
-        # The waiting requests, since when: who came first is first.
         self.queued: OrderedDict[Request, None] = OrderedDict()
         self.swapped: list[Request] = []
         self.requests: dict[str, Request] = {}
-        # Running requests that have, or may come to have, more than one sequence.
         self.groups: dict[str, Request] = {}
         self.adapters = Counter[str]()
         self.departures = Departures()

@@ -1,4 +1,7 @@
-"""A step or a row failed: whatever leaned on KV that it was to write is computed again."""
+"""A step or a row failed: whatever leaned on KV that it was to write is computed again.
+
+Who loses too often without a new token in between is not computed again, but ends.
+"""
 
 from __future__ import annotations
 

@@ -125,7 +125,9 @@ class OutcomeChecks:
             prompt = self._placement.known_tokens(sequence)[start + 1 : end + 1].tolist()
             expected = list(zip(range(start + 1, end + 1), prompt, strict=True))
             problems = (self._problem(score, num_top) for score in scored)
-            if len(scored) != len(expected) or expected != [_place(score) for score in scored]:
+            if len(scored) != len(expected) or expected != [
+                _position_and_token(score) for score in scored
+            ]:
                 faults[index] = f"its prompt_logprobs are not those of {start + 1} to {end}"
             elif (problem := next(filter(None, problems), None)) is not None:
                 faults[index] = problem
@@ -167,7 +169,7 @@ class OutcomeChecks:
         return None
 
 
-def _place(scored: ScoredToken) -> tuple[int, int]:
+def _position_and_token(scored: ScoredToken) -> tuple[int, int]:
     return scored.position, scored.token_id
 
 

@@ -1,4 +1,7 @@
-"""What the rows of a step bring: tokens, ends, logprobs, full blocks, failures."""
+"""What the rows of a step bring: tokens, ends, logprobs, full blocks, failures.
+
+The end of a request whose tokens are not streamed is where its best completions are chosen.
+"""
 
 from __future__ import annotations
 

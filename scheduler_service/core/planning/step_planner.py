@@ -41,16 +41,17 @@ class StepPlanner:
 
     def next_step(self, *, is_snapshot: bool) -> StepPlan | None:
         """The next step; None if there is nothing to do. `is_snapshot`: it names all rows."""
+        draft = self._placement.draft
         while True:
-            self._placement.draft.has_preempted = False
+            draft.has_preempted = False
             for shape in self._batch_policy.shapes(self._queue_state()):
                 row_ids, num_new_tokens = self._fill(shape)
                 if len(row_ids):
                     return self._plan(row_ids, num_new_tokens, is_snapshot=is_snapshot)
-            if self._placement.draft.moves:
+            if draft.moves:
                 return self._plan(_NO_ROWS, _NO_TOKENS, is_snapshot=is_snapshot)
             # Whoever yielded may have been the only one who ran.
-            if not self._placement.draft.has_preempted:
+            if not draft.has_preempted:
                 return None
 
     def _queue_state(self) -> QueueState:
