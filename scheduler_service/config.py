@@ -26,7 +26,7 @@ class ClusterConfig:
     pipeline_depth: int = 2
     reconnect_timeout_s: float = 2.0
     step_timeout_s: float = 300.0
-    max_loras: int = 8
+    max_adapters: int = 8
     max_unread_bytes: int = 16 * _MIB
     policies: PolicyConfig = field(default_factory=PolicyConfig)
 
@@ -50,7 +50,10 @@ class SchedulerServiceConfig:
             item.name: values[item.name] for item in fields(ClusterConfig) if item.name in values
         }
         cluster = ClusterConfig(
-            **named, max_unread_bytes=values["max_unread_mib"] * _MIB, policies=_policies(values)
+            **named,
+            max_adapters=values["max_loras"],
+            max_unread_bytes=values["max_unread_mib"] * _MIB,
+            policies=_policies(values),
         )
         return cls(
             values["listen"],

@@ -19,7 +19,7 @@ class TablePart:
     `last_step_id`: the latest step that had the row with these blocks.
     """
 
-    tenancy: int
+    stay_id: int
     first_index: int
     blocks: Items[int]
     cross_blocks: Items[int]
@@ -27,7 +27,7 @@ class TablePart:
 
 
 class Departures:
-    """`sequences`, by tenancy: those that still get results. `table_parts`: given back."""
+    """`sequences`, by stay: those that still get results. `table_parts`: given back."""
 
     def __init__(self) -> None:
         self.sequences: dict[int, Sequence] = {}
@@ -38,7 +38,7 @@ class Departures:
 
     def expect_results(self, sequence: Sequence, part: TablePart) -> None:
         """The sequence has left its row; what steps in flight sample is its own. Mutates it."""
-        self.sequences[part.tenancy] = sequence
+        self.sequences[part.stay_id] = sequence
         sequence.settles_at_step = part.last_step_id
 
     def ignore_results(self, sequence: Sequence) -> None:

@@ -1,4 +1,4 @@
-"""Where every unfinished request is, and how it gets from one place to another.
+"""Where every unfinished request is, and how it gets there: rows, blocks and queues.
 
 A request waits, runs or is swapped as a whole; of a running one, sequences may still wait to join.
 """
@@ -22,8 +22,8 @@ from scheduler_service.core.request import (
     FinishReason,
     Int32Array,
     Int64Array,
-    Place,
     Request,
+    RequestStatus,
     Sequence,
     SequenceStatus,
 )
@@ -32,12 +32,15 @@ from scheduler_service.core.step_draft import StepDraft
 from scheduler_service.core.suspects import Suspects
 
 _rank = attrgetter("rank")
-_QUEUES = frozenset({Place.WAITING, Place.SWAPPED})
+_QUEUES = frozenset({RequestStatus.WAITING, RequestStatus.SWAPPED})
 
 
 class Placement:
     """Rows, block tables and queues, and the transitions of requests between them.
 
+    `waiting`: the queue policy, which has the requests that wait; `queued`: the same ones, who has
+    waited longest first. `swapped`: by rank. `groups`: running requests that have, or may come to
+    have, more than one sequence. `adapters`: how many rows use each.
     `last_planned_step_id` and `last_answered_step_id` say which steps are in flight; `now_ns` is
     the time. `ended`: requests that have ended, `ended_sequences`: sequences of requests that
     return several; their owners are to be told.
@@ -52,11 +55,9 @@ class Placement:
         self.rows = RowColumns(config.max_num_seqs, config.max_len, config.block_size, max_blocks)
         self.blocks = BlockManager(config, self.rows)
         self.waiting = policy
-        # The waiting requests, since when: who came first is first.
         self.queued: OrderedDict[Request, None] = OrderedDict()
         self.swapped: list[Request] = []
         self.requests: dict[str, Request] = {}
-        # Running requests that have, or may come to have, more than one sequence.
         self.groups: dict[str, Request] = {}
         self.adapters = Counter[str]()
         self.departures = Departures()
@@ -102,26 +103,26 @@ class Placement:
         else:
             sequence.token_ids = np.append(sequence.token_ids, np.int32(token_id))
 
-    def tenant(self, row_id: int, tenancy: int) -> Sequence | None:
+    def sequence_of(self, row_id: int, stay_id: int) -> Sequence | None:
         """Who gets the results of this stay in a row; None if nobody does, in any step in flight.
 
         A stay counts or it does not: losses end those that they spoil, wherever the sequence is.
         """
-        if self.rows.tenancies[row_id] == tenancy:
+        if self.rows.stay_ids[row_id] == stay_id:
             return self.rows.sequence(row_id)
-        return self.departures.sequences.get(tenancy)
+        return self.departures.sequences.get(stay_id)
 
     # -- transitions ---------------------------------------------------------------------------
 
     def enqueue(self, request: Request) -> None:
         """A request without any KV waits."""
         self.suspects.add(request)
-        self._move(request, Place.WAITING)
+        self._move(request, RequestStatus.WAITING)
 
     def start(self, sequence: Sequence, hit: PrefixHit) -> None:
         """The first sequence of a waiting request runs, from the end of `hit` on."""
         request = sequence.request
-        self._move(request, Place.RUNNING)
+        self._move(request, RequestStatus.RUNNING)
         self._add_row(sequence, hit.num_tokens)
         self.blocks.allocate(sequence, hit)
         self.blocks.allocate_cross(request)
@@ -141,17 +142,17 @@ class Placement:
         self.draft.has_preempted = True
         request.num_preemptions += 1
         self.num_preemptions += 1
-        status, place = SequenceStatus.WAITING, Place.WAITING
+        status, request_status = SequenceStatus.WAITING, RequestStatus.WAITING
         is_encoded = False
         if self._is_to_be_swapped(request):
-            status, place = SequenceStatus.SWAPPED, Place.SWAPPED
+            status, request_status = SequenceStatus.SWAPPED, RequestStatus.SWAPPED
             is_encoded = request.is_encoded
             self.blocks.swap_out(request)
             self.draft.has_swapped_out = True
         for sequence in list(running(request)):
             self._vacate(sequence, awaits_results=True)
             sequence.status = status
-        self._move(request, place)
+        self._move(request, request_status)
         request.is_encoded = is_encoded
 
     def swap_in(self, request: Request) -> None:
@@ -161,7 +162,7 @@ class Placement:
                 self._add_row(sequence, sequence.num_computed)
         self.blocks.swap_in(request)
         self.draft.has_swapped_in = True
-        self._move(request, Place.RUNNING)
+        self._move(request, RequestStatus.RUNNING)
 
     def drop(self, sequence: Sequence) -> None:
         """Forgets all KV of a sequence and all that steps in flight bring it: it waits again."""
@@ -172,12 +173,12 @@ class Placement:
         self.departures.ignore_results(sequence)
         sequence.status = SequenceStatus.WAITING
         sequence.num_promised, sequence.candidates = 0, None
-        self._settle_place(sequence.request)
+        self._update_status(sequence.request)
 
     def finish_sequence(self, sequence: Sequence) -> None:
         """Takes everything from a sequence; the others of its request go on."""
         self._strip(sequence)
-        self._settle_place(sequence.request)
+        self._update_status(sequence.request)
 
     def finish(
         self, request: Request, reason: FinishReason, error: tuple[str, str] | None = None
@@ -188,7 +189,7 @@ class Placement:
         for sequence in request.unfinished:
             sequence.finish_reason = reason
             self._strip(sequence)
-        self._move(request, Place.NOWHERE)
+        self._move(request, RequestStatus.ABSENT)
         del self.requests[request.request_id]
         self.ended.append(request)
 
@@ -205,7 +206,7 @@ class Placement:
         """What a row has now."""
         rows = self.rows
         return TablePart(
-            int(rows.tenancies[row_id]),
+            int(rows.stay_ids[row_id]),
             int(rows.num_released[row_id]),
             rows.held_blocks(row_id),
             tuple(rows.sequence(row_id).request.cross_blocks),
@@ -219,16 +220,14 @@ class Placement:
         blocks = self.blocks.release_behind_windows(row_ids, ends, self.last_answered_step_id)
         if not (steps > self.last_answered_step_id).any():
             return
-        tenancies, counts = rows.tenancies[row_ids].tolist(), (ends - starts).tolist()
-        each = zip(
-            row_ids.tolist(), tenancies, starts.tolist(), counts, steps.tolist(), strict=True
-        )
+        stay_ids, counts = rows.stay_ids[row_ids].tolist(), (ends - starts).tolist()
+        each = zip(row_ids.tolist(), stay_ids, starts.tolist(), counts, steps.tolist(), strict=True)
         end = 0
-        for row_id, tenancy, start, count, step_id in each:
+        for row_id, stay_id, start, count, step_id in each:
             first, end = end, end + count
             if step_id > self.last_answered_step_id:
                 cross_blocks = tuple(rows.sequence(row_id).request.cross_blocks)
-                part = TablePart(tenancy, start, blocks[first:end], cross_blocks, step_id)
+                part = TablePart(stay_id, start, blocks[first:end], cross_blocks, step_id)
                 self.departures.table_parts.append(part)
 
     # -- pending blocks ------------------------------------------------------------------------
@@ -251,7 +250,7 @@ class Placement:
             first,
         )
         if found:
-            self.draft.published[int(rows.tenancies[row_id])] = found
+            self.draft.published[int(rows.stay_ids[row_id])] = found
 
     # -- parts ---------------------------------------------------------------------------------
 
@@ -296,48 +295,48 @@ class Placement:
             num_blocks=num_blocks, num_tokens=num_computed, num_sequences=len(rows)
         ) and self.blocks.can_swap_out(request)
 
-    def _settle_place(self, request: Request) -> None:
+    def _update_status(self, request: Request) -> None:
         """Moves a request to where its sequences are."""
         statuses = {sequence.status for sequence in request.sequences}
         if SequenceStatus.RUNNING in statuses:
-            self._move(request, Place.RUNNING)
+            self._move(request, RequestStatus.RUNNING)
         elif SequenceStatus.SWAPPED in statuses:
-            self._move(request, Place.SWAPPED)
+            self._move(request, RequestStatus.SWAPPED)
         elif SequenceStatus.WAITING in statuses:
-            self._move(request, Place.WAITING)
+            self._move(request, RequestStatus.WAITING)
         else:
-            self._move(request, Place.NOWHERE)
+            self._move(request, RequestStatus.ABSENT)
 
-    def _move(self, request: Request, place: Place) -> None:
-        if request.place is place:
+    def _move(self, request: Request, status: RequestStatus) -> None:
+        if request.status is status:
             return
         self._leave(request)
-        request.place = place
-        if place in _QUEUES:
+        request.status = status
+        if status in _QUEUES:
             request.num_queued_tokens = sum(len(s.token_ids) for s in request.unfinished)
             self.num_queued_tokens += request.num_queued_tokens
-        if place is Place.WAITING:
+        if status is RequestStatus.WAITING:
             request.is_encoded = False
             request.queued_at_ns = self.now_ns
             self.queued[request] = None
             self.waiting.push(request)
-        elif place is Place.SWAPPED:
+        elif status is RequestStatus.SWAPPED:
             insort(self.swapped, request, key=_rank)
-        elif place is Place.RUNNING:
+        elif status is RequestStatus.RUNNING:
             request.rank = self.waiting.rank(request)
             if request.params.num_sequences > 1:
                 self.groups[request.request_id] = request
 
     def _leave(self, request: Request) -> None:
-        if request.place in _QUEUES:
+        if request.status in _QUEUES:
             self.num_queued_tokens -= request.num_queued_tokens
-        if request.place is Place.WAITING:
+        if request.status is RequestStatus.WAITING:
             self.waiting.remove(request)
             del self.queued[request]
-        elif request.place is Place.SWAPPED:
+        elif request.status is RequestStatus.SWAPPED:
             self.swapped.remove(request)
             self.blocks.drop_swapped(request)
-        elif request.place is Place.RUNNING:
+        elif request.status is RequestStatus.RUNNING:
             self.groups.pop(request.request_id, None)
             self.blocks.release_cross(
                 request, self.last_planned_step_id, self.last_answered_step_id

@@ -79,13 +79,13 @@ class BlockMoves:
 class RowWork:
     """What the rows of a step compute; see `Work` in the proto.
 
-    `tenancies`: [R] int64, which stay of which sequence in the row this is. `row_ids`,
+    `stay_ids`: [R] int64, which stay of which sequence in the row this is. `row_ids`,
     `num_computed_tokens`, `num_new_tokens`, `sampled_steps_back`: [R]. `samples`: [R] bool, None if
     all rows sample. `token_ids`: [I] int32, the literal input tokens, concatenated.
     """
 
     row_ids: Int64Array
-    tenancies: Int64Array
+    stay_ids: Int64Array
     num_computed_tokens: Int32Array
     num_new_tokens: Int32Array
     sampled_steps_back: Int32Array
@@ -98,8 +98,8 @@ class StepPlan:
     """One step; see `ScheduleBatch` in the proto.
 
     `base_step_id` is None for a snapshot, which then has all rows in `new_rows`. `published`:
-    by tenancy, blocks that are findable although this step is still to fill them; moves fill those
-    of tenancy 0.
+    by stay, blocks that are findable although this step is still to fill them; moves fill those
+    of NO_STAY.
     """
 
     step_id: int

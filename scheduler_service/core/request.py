@@ -42,10 +42,13 @@ class SequenceStatus(Enum):
     FINISHED = "finished"
 
 
-class Place(Enum):
-    """Where a request is kept: by its first unfinished sequence with KV, or else it waits."""
+class RequestStatus(Enum):
+    """Where a request is: with its first unfinished sequence that has KV, or else it waits.
 
-    NOWHERE = "nowhere"
+    ABSENT: no core has it, not yet or not any more.
+    """
+
+    ABSENT = "absent"
     WAITING = "waiting"
     RUNNING = "running"
     SWAPPED = "swapped"
@@ -179,7 +182,7 @@ class Request:
     cross_blocks: list[int] = field(default_factory=list)
     host_cross_blocks: list[int] = field(default_factory=list)
     is_encoded: bool = False
-    place: Place = Place.NOWHERE
+    status: RequestStatus = RequestStatus.ABSENT
     search: BeamSearch | None = None
     num_candidates: int = 0
     num_forks: int = 0
@@ -238,19 +241,26 @@ class Request:
 
     @property
     def row_params(self) -> SamplingParams:
-        """What the executor is to sample its rows with; `stop_token_ids` are all that end them."""
-        num_logprobs, beam = self.num_row_logprobs, self.params.beam
-        if beam is not None:
+        """What the executor is to sample its rows with.
+
+        With `min_tokens`, `stop_token_ids` are all that end a sequence, those of the model too.
+        """
+        params, num_logprobs = self.params, self.num_row_logprobs
+        if params.beam is not None:
             # The search itself refuses what would end a sequence too early.
-            return SamplingParams(temperature=0.0, num_logprobs=num_logprobs, beam=beam)
+            return SamplingParams(temperature=0.0, num_logprobs=num_logprobs, beam=params.beam)
+        if num_logprobs == params.num_logprobs and not (
+            params.min_tokens or params.bad_words_token_ids
+        ):
+            return params  # as for most; a copy costs more than all else here
         # No bad word takes away a single token that ends a sequence.
         bad_words = (
             tokens
-            for tokens in self.params.bad_words_token_ids
+            for tokens in params.bad_words_token_ids
             if len(tokens) > 1 or tokens[0] not in self.stop_token_ids
         )
         return replace(
-            self.params,
+            params,
             num_logprobs=num_logprobs,
             stop_token_ids=self.stop_token_ids,
             bad_words_token_ids=tuple(bad_words),

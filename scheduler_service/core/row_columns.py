@@ -18,7 +18,7 @@ from scheduler_service.core.request import (
     SequenceStatus,
 )
 
-NO_TENANCY = 0
+NO_STAY = 0
 RELEASED = -1
 
 
@@ -53,7 +53,7 @@ class RowColumns:
     promised. `promises`: 1 if a sampled token is part of the sequence at once, 0 if something else
     chooses it. `sampled_in_step`: the step that samples the last token, 0 if the executor did not.
     `last_step_id`: the latest step that has the row.
-    `tenancies`: a number that no other stay of a sequence in a row has, 0 for a free row.
+    `stay_ids`: a number that no other stay of a sequence in a row has, 0 for a free row.
     `client_keys`, `is_plain`: the owner's name for the request, and whether a token and that name
     are all the owner needs.
     """
@@ -76,12 +76,12 @@ class RowColumns:
         self.promises = np.zeros(max_num_rows, np.int32)
         self.sampled_in_step = np.zeros(max_num_rows, np.int64)
         self.last_step_id = np.zeros(max_num_rows, np.int64)
-        self.tenancies = np.zeros(max_num_rows, np.int64)
+        self.stay_ids = np.zeros(max_num_rows, np.int64)
         self.client_keys = np.zeros(max_num_rows, np.int64)
         self.is_plain = np.zeros(max_num_rows, np.bool_)
         self.num_not_plain = 0
         self.num_with_prompt_logprobs = 0
-        self._last_tenancy = NO_TENANCY
+        self._last_stay_id = NO_STAY
         self._free_rows = list(range(max_num_rows - 1, -1, -1))
         # Parallel, most urgent first.
         self._keys: list[tuple[int, ...]] = []
@@ -133,7 +133,7 @@ class RowColumns:
         """Gives `sequence` a row, whose table is still empty; mutates its `row_id` and `status`."""
         request, num_tokens = sequence.request, len(sequence.token_ids)
         row_id = self._free_rows.pop()
-        self._last_tenancy += 1
+        self._last_stay_id += 1
         self.sequences[row_id] = sequence
         self.token_ids[row_id, :num_tokens] = sequence.token_ids
         self.num_known[row_id] = self.num_tokens[row_id] = num_tokens
@@ -142,7 +142,7 @@ class RowColumns:
         self.stop_len[row_id] = request.stop_len
         self.promises[row_id] = request.params.beam is None
         self.sampled_in_step[row_id] = self.last_step_id[row_id] = 0
-        self.tenancies[row_id] = self._last_tenancy
+        self.stay_ids[row_id] = self._last_stay_id
         self.client_keys[row_id] = request.client_key
         params = request.params
         self.is_plain[row_id] = is_plain = (
@@ -173,7 +173,7 @@ class RowColumns:
         self.num_with_prompt_logprobs -= sequence.request.params.num_prompt_logprobs is not None
         self.num_told_slots[row_id] = self.num_slots[row_id]
         self.sequences[row_id] = None
-        self.tenancies[row_id] = NO_TENANCY
+        self.stay_ids[row_id] = NO_STAY
         self._free_rows.append(row_id)
 
     def known_tokens(self, row_id: int) -> Int32Array:
@@ -280,7 +280,7 @@ class RowColumns:
         self.sampled_in_step[sampling_rows] = step * promises
         return RowWork(
             row_ids,
-            self.tenancies[row_ids],
+            self.stay_ids[row_ids],
             num_computed,
             num_new_tokens,
             steps_back,

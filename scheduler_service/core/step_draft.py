@@ -10,13 +10,25 @@ class StepDraft:
     """What was decided since the last step was planned, and is part of the next one.
 
     `removed_row_ids`, `new_rows`: changes of the executor's row table; what tables have grown by,
-    the columns know. `published`: by tenancy, blocks that are findable and that the step is to
-    fill; by moves, those of NO_TENANCY. `pinned_device_blocks`, `pinned_host_blocks`: its moves
+    the columns know. `published`: by stay, blocks that are findable and that the step is to
+    fill; by moves, those of NO_STAY. `pinned_device_blocks`, `pinned_host_blocks`: its moves
     read or write them. `has_swapped_in`, `has_swapped_out`: a request was; a step does not do both.
     `has_preempted`: somebody yielded since the step was last begun to be filled.
     """
 
-    # No dataclass: every step makes one, and factories of fields take longer.
+    # Written out: every step makes one, and the factories of a dataclass take twice as long.
+    __slots__ = (
+        "has_preempted",
+        "has_swapped_in",
+        "has_swapped_out",
+        "moves",
+        "new_rows",
+        "pinned_device_blocks",
+        "pinned_host_blocks",
+        "published",
+        "removed_row_ids",
+    )
+
     def __init__(self) -> None:
         self.removed_row_ids: list[int] = []
         self.new_rows: dict[int, Sequence] = {}

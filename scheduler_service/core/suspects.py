@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from scheduler_service.core.request import Place, Request
+from scheduler_service.core.request import Request, RequestStatus
 
 # Into so many groups the requests of a failed step are divided.
 _NUM_GROUPS = 4
@@ -89,7 +89,7 @@ class Suspects:
         """Whether the step that is being planned may have the request."""
         if self._on_trial is not None:
             return request.request_id in self._on_trial
-        if self._num_others >= MAX_STEPS_OF_OTHERS and request.place is not Place.RUNNING:
+        if self._num_others >= MAX_STEPS_OF_OTHERS and request.status is not RequestStatus.RUNNING:
             return False
         return request.request_id not in self._requests
 
@@ -106,7 +106,7 @@ class Suspects:
     def _choose(self) -> frozenset[str]:
         """Those of the next trial: what is running goes on before others begin."""
         suspects = sorted(self._requests.values(), key=lambda request: request.arrival)
-        begun = [request for request in suspects if request.place is Place.RUNNING]
+        begun = [request for request in suspects if request.status is RequestStatus.RUNNING]
         chosen: list[Request] = []
         for request in begun or suspects:
             if len(chosen) >= min(r.trial_size for r in (*chosen, request)):

@@ -188,7 +188,7 @@ def core_config(info: executor.ExecutorInfo, config: ClusterConfig) -> Scheduler
         eos_token_ids=frozenset(model.eos_token_ids),
         features=decode_features(info.features),
         sliding_window=model.sliding_window_tokens if has_window else None,
-        max_adapters=min(config.max_loras, limits.max_adapters_per_step),
+        max_adapters=min(config.max_adapters, limits.max_adapters_per_step),
         model_digest=model.digest,
         **asdict(config.policies),
     )

@@ -82,7 +82,7 @@ def test_policies_reach_the_configuration_when_they_come_from_a_file(tmp_path: P
     assert policies.batch_policy is BatchPolicyName.PREFILL_FIRST
     assert policies.preemption_mode is PreemptionMode.SWAP
     assert (policies.prefix_caching, policies.host_prefix_cache) == (False, True)
-    assert config.cluster.max_loras == 3
+    assert config.cluster.max_adapters == 3
 
 
 # -- splitserve info -------------------------------------------------------------------------------

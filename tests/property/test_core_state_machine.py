@@ -188,8 +188,8 @@ class CoreMachine(RuleBasedStateMachine):
         if len(plan.work.row_ids) == 0:
             return
         row = index % len(plan.work.row_ids)
-        row_id, tenancy = int(plan.work.row_ids[row]), int(plan.work.tenancies[row])
-        sequence = self.running.scheduler.placement.tenant(row_id, tenancy)
+        row_id, stay_id = int(plan.work.row_ids[row]), int(plan.work.stay_ids[row])
+        sequence = self.running.scheduler.placement.sequence_of(row_id, stay_id)
         if sequence is not None:
             self.clients[sequence.request.client_key].has_bad_row = True
         self.running.count_fault()
@@ -221,9 +221,9 @@ class CoreMachine(RuleBasedStateMachine):
     def clients_of(self, plan: StepPlan) -> Iterator[tuple[int, Client]]:
         """The rows of a step that count."""
         work, placement = plan.work, self.running.scheduler.placement
-        each = zip(work.row_ids.tolist(), work.tenancies.tolist(), strict=True)
-        for row, (row_id, tenancy) in enumerate(each):
-            sequence = placement.tenant(row_id, tenancy)
+        each = zip(work.row_ids.tolist(), work.stay_ids.tolist(), strict=True)
+        for row, (row_id, stay_id) in enumerate(each):
+            sequence = placement.sequence_of(row_id, stay_id)
             if sequence is not None:
                 yield row, self.clients[sequence.request.client_key]
 

@@ -15,7 +15,7 @@ from scheduler_service.core.blocks.block_pool import BlockPool
 from scheduler_service.core.blocks.prefix_cache import PrefixCache, PrefixHit
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.request import Int32Array, Int64Array, Request, Sequence, SequenceStatus
-from scheduler_service.core.row_columns import NO_TENANCY, RELEASED, RowColumns
+from scheduler_service.core.row_columns import NO_STAY, RELEASED, RowColumns
 from scheduler_service.core.step_draft import StepDraft
 
 WATERMARK_RATIO = 0.01
@@ -119,7 +119,7 @@ class BlockManager:
                 self._pin_device([blocks[position]])
                 block_hash = sequence.block_hashes[hit.first_index + position + 1]
                 if self.device.publish(blocks[position], block_hash):
-                    self.draft.published.setdefault(NO_TENANCY, []).append(blocks[position])
+                    self.draft.published.setdefault(NO_STAY, []).append(blocks[position])
         return blocks
 
     def extend(self, row_id: int, num_blocks: int) -> list[int]:

@@ -14,8 +14,8 @@ from scheduler_service.core.plan import StepEvents, StepPlan
 from scheduler_service.core.request import (
     NO_ROW,
     FinishReason,
-    Place,
     Request,
+    RequestStatus,
     Sequence,
     SequenceStatus,
 )
@@ -57,7 +57,7 @@ def take_back(placement: Placement, plan: StepPlan, events: StepEvents) -> None:
     lengths = work.num_computed_tokens + work.num_new_tokens
     for index in np.flatnonzero(samples).tolist():
         row_id, length = int(work.row_ids[index]), int(lengths[index])
-        sequence = placement.tenant(row_id, int(work.tenancies[index]))
+        sequence = placement.sequence_of(row_id, int(work.stay_ids[index]))
         if sequence is None or sequence.is_finished or sequence.request.params.beam is not None:
             continue
         if sequence.status is SequenceStatus.RUNNING:
@@ -70,7 +70,7 @@ def _detach(request: Request, placement: Placement) -> Request:
     """A copy of a request that another placement may take; `placement` never gets at it."""
     moved = replace(
         request,
-        place=Place.NOWHERE,
+        status=RequestStatus.ABSENT,
         is_encoded=False,
         cross_blocks=[],
         host_cross_blocks=[],

@@ -1,4 +1,7 @@
-"""A step or a row failed: whatever leaned on KV that it was to write is computed again."""
+"""A step or a row failed: whatever leaned on KV that it was to write is computed again.
+
+Who loses too often without a new token in between is not computed again, but ends.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import numpy as np
 from scheduler_service.core.departures import TablePart
 from scheduler_service.core.placement import Placement
 from scheduler_service.core.plan import StepPlan
-from scheduler_service.core.request import FinishReason, Int32Array, Place, Request
+from scheduler_service.core.request import FinishReason, Int32Array, Request, RequestStatus
 
 MAX_FRUITLESS_LOSSES = 8
 
@@ -20,14 +23,14 @@ MAX_FRUITLESS_LOSSES = 8
 class _Taint:
     """What is not what it was said to be: stays in rows, device blocks, host blocks."""
 
-    tenancies: set[int]
+    stay_ids: set[int]
     blocks: set[int] = field(default_factory=set)
     host_blocks: set[int] = field(default_factory=set)
 
     @property
     def size(self) -> int:
         """Grows until everything is found."""
-        return len(self.tenancies) + len(self.blocks) + len(self.host_blocks)
+        return len(self.stay_ids) + len(self.blocks) + len(self.host_blocks)
 
 
 class Losses:
@@ -49,23 +52,23 @@ class Losses:
             }
         self.lose_step(plan, is_fruitless=True)
         for request in concerned:
-            if request.place is Place.RUNNING:
+            if request.status is RequestStatus.RUNNING:
                 self.lose_request(request)
         self._placement.suspects.step_failed(concerned)
 
     def acquit(self, plan: StepPlan, token_ids: Int32Array) -> None:
         """Whoever gets a token from a step that had it is a suspect no longer."""
         for index in np.flatnonzero(token_ids >= 0).tolist():
-            row_id, tenancy = int(plan.work.row_ids[index]), int(plan.work.tenancies[index])
-            sequence = self._placement.tenant(row_id, tenancy)
+            row_id, stay_id = int(plan.work.row_ids[index]), int(plan.work.stay_ids[index])
+            sequence = self._placement.sequence_of(row_id, stay_id)
             if sequence is not None:
                 self._placement.suspects.acquit(sequence.request)
 
     def requests_of(self, plan: StepPlan) -> dict[Request, None]:
         """Requests that were to compute in a step, and that its result still concerns."""
         work = plan.work
-        each = zip(work.row_ids.tolist(), work.tenancies.tolist(), strict=True)
-        sequences = (self._placement.tenant(row_id, tenancy) for row_id, tenancy in each)
+        each = zip(work.row_ids.tolist(), work.stay_ids.tolist(), strict=True)
+        sequences = (self._placement.sequence_of(row_id, stay_id) for row_id, stay_id in each)
         return {sequence.request: None for sequence in sequences if sequence is not None}
 
     def lose_step(self, plan: StepPlan, *, is_fruitless: bool) -> None:
@@ -74,16 +77,16 @@ class Losses:
         A request that is lost too often without a new token in between ends with an error.
         """
         taint = _Taint(
-            set(plan.work.tenancies.tolist()),
+            set(plan.work.stay_ids.tolist()),
             plan.moves.device_destinations,
             plan.moves.host_destinations,
         )
         self._spread(plan, taint)
         self._discard(taint, is_fruitless=is_fruitless)
 
-    def lose_rows(self, plan: StepPlan, tenancies: Iterable[int]) -> None:
+    def lose_rows(self, plan: StepPlan, stay_ids: Iterable[int]) -> None:
         """Nothing that these rows were to write in `plan` is there."""
-        taint = _Taint(set(tenancies))
+        taint = _Taint(set(stay_ids))
         self._spread(plan, taint)
         self._discard(taint, is_fruitless=True)
 
@@ -101,24 +104,24 @@ class Losses:
         for sequence in request.unfinished:
             self._placement.drop(sequence)
 
-    def readers_of(self, plan: StepPlan, tenancies: set[int]) -> set[int]:
-        """Rows of `plan` that read in this very step what rows `tenancies` of it were to write.
+    def readers_of(self, plan: StepPlan, stay_ids: set[int]) -> set[int]:
+        """Rows of `plan` that read in this very step what rows `stay_ids` of it were to write.
 
         Where one of them has read of another, it is not to blame for what became of it.
         """
         parts: dict[int, list[TablePart]] = {}
         for part in self._table_parts():
-            parts.setdefault(part.tenancy, []).append(part)
+            parts.setdefault(part.stay_id, []).append(part)
         spans = self._spans((plan,))
         readers, spoiled = set[int](), set[int]()
         # A row reads what lies before its own positions: whoever writes it comes earlier.
         for index in np.argsort(plan.work.num_computed_tokens, kind="stable").tolist():
-            tenancy = int(plan.work.tenancies[index])
-            if any(not spoiled.isdisjoint(part.blocks) for part in parts.get(tenancy, ())):
-                readers.add(tenancy)
-            elif tenancy not in tenancies:
+            stay_id = int(plan.work.stay_ids[index])
+            if any(not spoiled.isdisjoint(part.blocks) for part in parts.get(stay_id, ())):
+                readers.add(stay_id)
+            elif stay_id not in stay_ids:
                 continue
-            for part in parts.get(tenancy, ()):
+            for part in parts.get(stay_id, ()):
                 spoiled |= _written(part, spans)
         return readers
 
@@ -132,11 +135,11 @@ class Losses:
         while taint.size > size:
             size = taint.size
             for part in parts:
-                if part.tenancy in taint.tenancies:
+                if part.stay_id in taint.stay_ids:
                     taint.blocks.update(part.cross_blocks)
                     taint.blocks |= _written(part, spans)
                 elif not taint.blocks.isdisjoint((*part.blocks, *part.cross_blocks)):
-                    taint.tenancies.add(part.tenancy)
+                    taint.stay_ids.add(part.stay_id)
             for moves in (*(plan.moves for plan in self._in_flight), self._placement.draft.moves):
                 taint.host_blocks |= {d for s, d in moves.swap_out if s in taint.blocks}
                 taint.blocks |= {d for s, d in moves.swap_in if s in taint.host_blocks}
@@ -149,15 +152,15 @@ class Losses:
         return there + placement.departures.table_parts
 
     def _spans(self, plans: Iterable[StepPlan]) -> dict[int, list[tuple[int, int]]]:
-        """By tenancy, the blocks (first and end index in its table) that its rows write."""
+        """By stay, the blocks (first and end index in its table) that its rows write."""
         block_size, spans = self._placement.rows.block_size, dict[int, list[tuple[int, int]]]()
         for plan in plans:
             work = plan.work
             first = work.num_computed_tokens // block_size
             end = (work.num_computed_tokens + work.num_new_tokens - 1) // block_size + 1
-            each = zip(work.tenancies.tolist(), first.tolist(), end.tolist(), strict=True)
-            for tenancy, *span in each:
-                spans.setdefault(tenancy, []).append((span[0], span[1]))
+            each = zip(work.stay_ids.tolist(), first.tolist(), end.tolist(), strict=True)
+            for stay_id, *span in each:
+                spans.setdefault(stay_id, []).append((span[0], span[1]))
         return spans
 
     def _discard(self, taint: _Taint, *, is_fruitless: bool) -> None:
@@ -176,10 +179,10 @@ class Losses:
         placement = self._placement
         found: dict[Request, None] = {}
         for sequence in placement.rows.running:
-            if int(placement.rows.tenancies[sequence.row_id]) in taint.tenancies:
+            if int(placement.rows.stay_ids[sequence.row_id]) in taint.stay_ids:
                 found[sequence.request] = None
-        for tenancy, sequence in placement.departures.sequences.items():
-            if tenancy in taint.tenancies:
+        for stay_id, sequence in placement.departures.sequences.items():
+            if stay_id in taint.stay_ids:
                 found[sequence.request] = None
         for request in placement.swapped:
             tables = [sequence.host_table for sequence in request.sequences]
@@ -194,7 +197,7 @@ class Losses:
 def _written(part: TablePart, spans: dict[int, list[tuple[int, int]]]) -> set[int]:
     """The blocks of a table, or of a part of it, that its row writes; `spans` as of `_spans`."""
     written: set[int] = set()
-    for first, end in spans.get(part.tenancy, ()):
+    for first, end in spans.get(part.stay_id, ()):
         start = max(first - part.first_index, 0)
         written.update(part.blocks[start : max(end - part.first_index, 0)])
     return written

@@ -125,7 +125,9 @@ class OutcomeChecks:
             prompt = self._placement.known_tokens(sequence)[start + 1 : end + 1].tolist()
             expected = list(zip(range(start + 1, end + 1), prompt, strict=True))
             problems = (self._problem(score, num_top) for score in scored)
-            if len(scored) != len(expected) or expected != [_place(score) for score in scored]:
+            if len(scored) != len(expected) or expected != [
+                _position_and_token(score) for score in scored
+            ]:
                 faults[index] = f"its prompt_logprobs are not those of {start + 1} to {end}"
             elif (problem := next(filter(None, problems), None)) is not None:
                 faults[index] = problem
@@ -145,8 +147,8 @@ class OutcomeChecks:
         for index in indexes:
             if index in faults or (statuses is not None and statuses[index] != RowStatus.OK):
                 continue
-            row_id, tenancy = int(work.row_ids[index]), int(work.tenancies[index])
-            sequence = self._placement.tenant(row_id, tenancy)
+            row_id, stay_id = int(work.row_ids[index]), int(work.stay_ids[index])
+            sequence = self._placement.sequence_of(row_id, stay_id)
             if sequence is not None:
                 yield index, sequence
 
@@ -167,7 +169,7 @@ class OutcomeChecks:
         return None
 
 
-def _place(scored: ScoredToken) -> tuple[int, int]:
+def _position_and_token(scored: ScoredToken) -> tuple[int, int]:
     return scored.position, scored.token_id
 
 

@@ -1,4 +1,7 @@
-"""What the rows of a step bring: tokens, ends, logprobs, full blocks, failures."""
+"""What the rows of a step bring: tokens, ends, logprobs, full blocks, failures.
+
+The end of a request whose tokens are not streamed is where its best completions are chosen.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,7 @@ class Results:
         if outcome.row_statuses is not None:
             self._take_failures(plan, outcome)
         work, rows = plan.work, self._rows
-        is_current = rows.tenancies[work.row_ids] == work.tenancies
+        is_current = rows.stay_ids[work.row_ids] == work.stay_ids
         all_current = np.count_nonzero(is_current) == len(work.row_ids)
         departed = {} if all_current else self._departed(work)
         indexes: Int64Array | None = None
@@ -95,9 +98,9 @@ class Results:
         """Sequences that were preempted while the step was to sample for them, by index in it."""
         found, samples = self._placement.departures.sequences, work.samples
         return {
-            index: found[tenancy]
-            for index, tenancy in enumerate(work.tenancies.tolist())
-            if tenancy in found and (samples is None or samples[index])
+            index: found[stay_id]
+            for index, stay_id in enumerate(work.stay_ids.tolist())
+            if stay_id in found and (samples is None or samples[index])
         }
 
     # -- tokens --------------------------------------------------------------------------------
@@ -247,7 +250,9 @@ class Results:
     ) -> None:
         work = plan.work
         for index, scored in outcome.prompt_logprobs.items():
-            sequence = self._placement.tenant(int(work.row_ids[index]), int(work.tenancies[index]))
+            sequence = self._placement.sequence_of(
+                int(work.row_ids[index]), int(work.stay_ids[index])
+            )
             if sequence is None:
                 continue
             request = sequence.request
@@ -262,17 +267,17 @@ class Results:
         work = plan.work
         statuses = np.asarray(outcome.row_statuses, np.int64)
         spoiled = {
-            int(work.tenancies[index]): index
+            int(work.stay_ids[index]): index
             for index in np.flatnonzero(statuses != RowStatus.OK).tolist()
         }
         if not spoiled:
             return
         # Whoever read what another row failed to write is not to blame for what it made of it.
         readers = self._losses.readers_of(plan, set(spoiled)) if len(spoiled) > 1 else set()
-        for tenancy, index in spoiled.items():
-            sequence = self._placement.tenant(int(work.row_ids[index]), tenancy)
+        for stay_id, index in spoiled.items():
+            sequence = self._placement.sequence_of(int(work.row_ids[index]), stay_id)
             status = RowStatus(int(statuses[index]))
-            if sequence is None or tenancy in readers or status is RowStatus.INPUT_UNAVAILABLE:
+            if sequence is None or stay_id in readers or status is RowStatus.INPUT_UNAVAILABLE:
                 continue
             reason = "INVALID_LOGITS" if status is RowStatus.INVALID_LOGITS else "ROW_FAILED"
             message = outcome.row_errors.get(index, "the executor could not compute it")

@@ -31,7 +31,7 @@ _NO_ADAPTER = frozenset({""})
 class Budget:
     """What is left of a step. `is_untouched`: nothing else is in it yet.
 
-    `num_reserved`: tokens for running rows that go before whoever is to be placed. `may_preempt`:
+    `num_reserved`: tokens for running rows that go before whoever is to be admitted. `may_preempt`:
     others may be preempted for it.
     """
 
@@ -43,7 +43,7 @@ class Budget:
 
     @property
     def num_left(self) -> int:
-        """Tokens for whoever is to be placed."""
+        """Tokens for whoever is to be admitted."""
         return self.num_tokens - self.num_reserved
 
     def spend(self, num_tokens: int) -> None:
@@ -62,7 +62,7 @@ class _Ahead:
 
 
 class Admitter:
-    """Places swapped and waiting requests."""
+    """Gives rows to swapped and waiting requests, and tokens of the step."""
 
     def __init__(
         self,
@@ -78,52 +78,52 @@ class Admitter:
         self._lateness = lateness
         self._policy = placement.waiting
         self._pool_bypasses = MAX_BYPASSES if self._policy.allows_bypasses else 0
-        # The lanes of whoever may pass those that lack a slot; see `_admit`.
+        # The lanes of whoever may pass those that lack a slot; see `_admit_waiting`.
         self._lanes: Lanes = None
 
-    def place_urgent(self, shape: StepShape, budget: Budget) -> list[tuple[int, int]]:
+    def admit_urgent(self, shape: StepShape, budget: Budget) -> list[tuple[int, int]]:
         """Gives rows to waiting requests for which less urgent rows yield tokens of the step.
 
         What rows want that are as urgent is reserved. Returns (row id, tokens to compute) of each.
         """
-        placed: list[tuple[int, int]] = []
+        admitted: list[tuple[int, int]] = []
         if self._placement.draft.has_preempted or not shape.takes_waiting:
-            return placed
+            return admitted
         self._lanes = None
         first = next(self._candidates(), None)
         if first is None:
-            return placed
+            return admitted
         num_tokens, rows = len(first.sequence.token_ids), self._running_rows
         if not rows.may_yield_to(self._policy.urgency(first)):
-            return placed
+            return admitted
         num_others = budget.num_tokens - rows.num_wanted(decodes=shape.runs_decodes)
         if num_others < num_tokens:
             # Others are preempted after their work was chosen, if that leaves a token.
             budget.may_preempt = num_others <= 0
             ahead = _Ahead(self._first_swapped, is_of_rows=True, runs_decodes=shape.runs_decodes)
-            self._admit(budget, placed, ahead)
+            self._admit_waiting(budget, admitted, ahead)
         budget.num_reserved, budget.may_preempt = 0, True
-        return placed
+        return admitted
 
-    def place(self, shape: StepShape, budget: Budget) -> list[tuple[int, int]]:
+    def admit(self, shape: StepShape, budget: Budget) -> list[tuple[int, int]]:
         """Gives rows to swapped and waiting requests: (row id, tokens to compute) of each row.
 
         Swapped ones go first, but for waiting ones that are urgent enough to preempt them.
         """
-        placed: list[tuple[int, int]] = []
+        admitted: list[tuple[int, int]] = []
         if self._placement.draft.has_preempted:
-            return placed  # what somebody just gave up is for those that run
+            return admitted  # what somebody just gave up is for those that run
         self._lanes = None
         swapped = self._first_swapped
         if shape.takes_waiting and swapped is not None:
-            must_wait = self._admit(budget, placed, _Ahead(swapped))
+            must_wait = self._admit_waiting(budget, admitted, _Ahead(swapped))
             if must_wait or not shape.takes_swapped:
-                return placed
+                return admitted
         self._lanes = None
-        must_wait = shape.takes_swapped and not self._swap_in(budget, placed)
+        must_wait = shape.takes_swapped and not self._swap_in(budget, admitted)
         if shape.takes_waiting and not must_wait:
-            self._admit(budget, placed)
-        return placed
+            self._admit_waiting(budget, admitted)
+        return admitted
 
     @property
     def _first_swapped(self) -> Request | None:
@@ -131,7 +131,7 @@ class Admitter:
 
     # -- swapped -------------------------------------------------------------------------------
 
-    def _swap_in(self, budget: Budget, placed: list[tuple[int, int]]) -> bool:
+    def _swap_in(self, budget: Budget, admitted: list[tuple[int, int]]) -> bool:
         """Brings swapped requests back, most urgent first; False if others have to wait for one."""
         placement, index = self._placement, 0
         while index < len(placement.swapped):
@@ -153,21 +153,21 @@ class Admitter:
             placement.swap_in(request)
             for sequence in request.sequences:
                 if sequence.status is SequenceStatus.RUNNING:
-                    self._spend(sequence, budget, placed)
+                    self._spend(sequence, budget, admitted)
         return True
 
     # -- waiting -------------------------------------------------------------------------------
 
-    def _admit(
-        self, budget: Budget, placed: list[tuple[int, int]], ahead: _Ahead | None = None
+    def _admit_waiting(
+        self, budget: Budget, admitted: list[tuple[int, int]], ahead: _Ahead | None = None
     ) -> bool:
         """Moves requests from waiting to running while they fit; True if all have to wait for one.
 
         `ahead`: of whom they go ahead; who may not do that stays.
         """
         blocked: list[Request] = []
-        for request in self._hopeful(budget, placed, ahead):
-            lack = self._place(request, budget, placed)
+        for request in self._hopeful(budget, admitted, ahead):
+            lack = self._try_to_admit(request, budget, admitted)
             if lack is Lack.POOL:
                 self._fail(request, "KV_CACHE_EXHAUSTED", "it outgrew the whole KV cache")
             elif lack is None:
@@ -182,11 +182,11 @@ class Admitter:
         return False
 
     def _hopeful(
-        self, budget: Budget, placed: list[tuple[int, int]], ahead: _Ahead | None
+        self, budget: Budget, admitted: list[tuple[int, int]], ahead: _Ahead | None
     ) -> Iterator[Request]:
         """Candidates as long as there are tokens for them; who is late is ended on the way."""
         for request in self._candidates():
-            if ahead is not None and not self._goes_ahead(request, ahead, budget, placed):
+            if ahead is not None and not self._goes_ahead(request, ahead, budget, admitted):
                 return
             if budget.num_left <= 0:
                 return
@@ -213,7 +213,7 @@ class Admitter:
         return False
 
     def _goes_ahead(
-        self, request: Request, ahead: _Ahead, budget: Budget, placed: list[tuple[int, int]]
+        self, request: Request, ahead: _Ahead, budget: Budget, admitted: list[tuple[int, int]]
     ) -> bool:
         if ahead.swapped is not None and not self._policy.may_preempt(request, ahead.swapped):
             return False
@@ -223,12 +223,12 @@ class Admitter:
         if not self._running_rows.has_less_urgent(urgency):
             return False
         budget.num_reserved = self._running_rows.num_wanted(
-            urgency, [row_id for row_id, _ in placed], decodes=ahead.runs_decodes
+            urgency, [row_id for row_id, _ in admitted], decodes=ahead.runs_decodes
         )
         return True
 
-    def _place(
-        self, request: Request, budget: Budget, placed: list[tuple[int, int]]
+    def _try_to_admit(
+        self, request: Request, budget: Budget, admitted: list[tuple[int, int]]
     ) -> Lack | None:
         """Admits a request if it can run; else says what it lacks."""
         placement = self._placement
@@ -255,7 +255,7 @@ class Admitter:
             request.num_cached_tokens = min(hit.num_tokens, leader.num_prompt_tokens)
         self._policy.admitted(request, num_pending)
         placement.start(leader, hit)
-        self._spend(leader, budget, placed)
+        self._spend(leader, budget, admitted)
         return None
 
     def _fits(self, num_pending: int, budget: Budget) -> bool:
@@ -264,7 +264,7 @@ class Admitter:
         is_alone = budget.is_untouched and budget.num_reserved == 0
         return is_alone and num_pending > self._config.max_num_batched_tokens
 
-    def _spend(self, sequence: Sequence, budget: Budget, placed: list[tuple[int, int]]) -> None:
+    def _spend(self, sequence: Sequence, budget: Budget, admitted: list[tuple[int, int]]) -> None:
         rows, row_id = self._placement.rows, sequence.row_id
         end = min(rows.num_tokens[row_id], rows.num_slots[row_id])
         if rows.num_computed[row_id] >= rows.run_limit[row_id]:
@@ -274,7 +274,7 @@ class Admitter:
             budget.spend(num_new_tokens)
             start = int(rows.num_computed[row_id])
             self._placement.publish_chunk(row_id, start, num_new_tokens)
-            placed.append((row_id, num_new_tokens))
+            admitted.append((row_id, num_new_tokens))
 
     def _fail(self, request: Request, reason: str, message: str) -> None:
         self._placement.finish(request, FinishReason.ERROR, (reason, message))

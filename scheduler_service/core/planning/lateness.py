@@ -148,7 +148,7 @@ def earliest_finish_ns(
 def _is_plain(plan: StepPlan, placement: Placement) -> bool:
     """Whether the only row of a step asks for nothing but tokens, and is still there."""
     row_id = int(plan.work.row_ids[0])
-    sequence = placement.tenant(row_id, int(plan.work.tenancies[0]))
+    sequence = placement.sequence_of(row_id, int(plan.work.stay_ids[0]))
     if sequence is None:
         return False
     request = sequence.request

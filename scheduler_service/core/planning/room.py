@@ -106,7 +106,7 @@ class Room:
 
         Not those that this very step places, nor those whose pending blocks others may have found.
         """
-        placement, tenancies = self._placement, self._placement.rows.tenancies
+        placement, stay_ids = self._placement, self._placement.rows.stay_ids
         order = placement.rows.order
         if len(order) == 0 or not self._policy.may_preempt(
             waiting, placement.rows.sequence(int(order[-1])).request
@@ -116,7 +116,7 @@ class Room:
         kept: set[Request] = set()
         for sequence in reversed(placement.rows.running):
             found[sequence.request] = None
-            is_pending = int(tenancies[sequence.row_id]) in placement.draft.published
+            is_pending = int(stay_ids[sequence.row_id]) in placement.draft.published
             if is_pending or sequence.row_id in placement.draft.new_rows:
                 kept.add(sequence.request)
         return [request for request in found if request not in kept]

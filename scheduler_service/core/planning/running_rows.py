@@ -111,7 +111,7 @@ class RunningRows:
         return int(self._wants(order[:end], without, decodes=decodes)[1].sum())
 
     def _served(self, served: Int64Array, *, is_turn: bool) -> Int64Array:
-        """Places in the order of the rows, in the order in which they get tokens of a scarce step.
+        """Indexes in the order of the rows, in the order in which they get tokens of a scarce step.
 
         By urgency, among equals as given. But nobody starves: after TURN_EVERY such steps there is
         one in which rows are served first that were served least lately.

@@ -41,16 +41,17 @@ class StepPlanner:
 
     def next_step(self, *, is_snapshot: bool) -> StepPlan | None:
         """The next step; None if there is nothing to do. `is_snapshot`: it names all rows."""
+        draft = self._placement.draft
         while True:
-            self._placement.draft.has_preempted = False
+            draft.has_preempted = False
             for shape in self._batch_policy.shapes(self._queue_state()):
                 row_ids, num_new_tokens = self._fill(shape)
                 if len(row_ids):
                     return self._plan(row_ids, num_new_tokens, is_snapshot=is_snapshot)
-            if self._placement.draft.moves:
+            if draft.moves:
                 return self._plan(_NO_ROWS, _NO_TOKENS, is_snapshot=is_snapshot)
             # Whoever yielded may have been the only one who ran.
-            if not self._placement.draft.has_preempted:
+            if not draft.has_preempted:
                 return None
 
     def _queue_state(self) -> QueueState:
@@ -75,17 +76,19 @@ class StepPlanner:
         if not num_waiting and not self._placement.swapped:
             return self._running.pick(num_tokens, decodes=shape.runs_decodes)
         budget = Budget(num_tokens, shape.splits_prompts)
-        placed = self._admitter.place_urgent(shape, budget) if num_waiting else []
+        admitted = self._admitter.admit_urgent(shape, budget) if num_waiting else []
         row_ids, num_new_tokens = self._running.pick(
-            budget.num_tokens, decodes=shape.runs_decodes, without=[row_id for row_id, _ in placed]
+            budget.num_tokens,
+            decodes=shape.runs_decodes,
+            without=[row_id for row_id, _ in admitted],
         )
         rows = self._placement.rows
-        tenancies = rows.tenancies[row_ids]
+        stay_ids = rows.stay_ids[row_ids]
         budget.spend(int(num_new_tokens.sum()))
-        placed += self._admitter.place(shape, budget)
+        admitted += self._admitter.admit(shape, budget)
         # An urgent request may have taken the rows of others that were picked.
-        is_there = rows.tenancies[row_ids] == tenancies
-        columns = np.array(placed, np.int64).reshape(-1, 2)
+        is_there = rows.stay_ids[row_ids] == stay_ids
+        columns = np.array(admitted, np.int64).reshape(-1, 2)
         return (
             np.concatenate([row_ids[is_there], columns[:, 0]]),
             np.concatenate([num_new_tokens[is_there], columns[:, 1].astype(np.int32)]),

@@ -10,14 +10,14 @@ from scheduler_service.core.blocks.block_pool import BlockPool
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.placement import Placement
 from scheduler_service.core.plan import StepPlan
-from scheduler_service.core.request import NO_ROW, Place, Request, SequenceStatus
+from scheduler_service.core.request import NO_ROW, Request, RequestStatus, SequenceStatus
 from scheduler_service.core.scheduler import Scheduler
 from tests.support.fakes.fake_runner import FakeRunner
 
-_PLACE_OF_STATUS = {
-    SequenceStatus.RUNNING: Place.RUNNING,
-    SequenceStatus.SWAPPED: Place.SWAPPED,
-    SequenceStatus.WAITING: Place.WAITING,
+_STATUS_OF_REQUEST = {
+    SequenceStatus.RUNNING: RequestStatus.RUNNING,
+    SequenceStatus.SWAPPED: RequestStatus.SWAPPED,
+    SequenceStatus.WAITING: RequestStatus.WAITING,
 }
 
 
@@ -105,11 +105,11 @@ def check_published(
 def check_requests(placement: Placement) -> None:
     """Every unfinished request is in the one place that its sequences say."""
     requests = placement.requests.values()
-    assert set(placement.waiting) == _at(placement, Place.WAITING)
-    assert len(placement.waiting) == len(_at(placement, Place.WAITING))
-    assert set(placement.swapped) == _at(placement, Place.SWAPPED)
+    assert set(placement.waiting) == _at(placement, RequestStatus.WAITING)
+    assert len(placement.waiting) == len(_at(placement, RequestStatus.WAITING))
+    assert set(placement.swapped) == _at(placement, RequestStatus.SWAPPED)
     assert placement.swapped == sorted(placement.swapped, key=lambda request: request.rank)
-    groups = {r for r in _at(placement, Place.RUNNING) if r.params.num_sequences > 1}
+    groups = {r for r in _at(placement, RequestStatus.RUNNING) if r.params.num_sequences > 1}
     assert set(placement.groups.values()) == groups
     for request in requests:
         assert not request.is_finished
@@ -118,18 +118,20 @@ def check_requests(placement: Placement) -> None:
     assert placement.num_queued_tokens == sum(request.num_queued_tokens for request in queued)
 
 
-def _at(placement: Placement, place: Place) -> set[Request]:
-    return {request for request in placement.requests.values() if request.place is place}
+def _at(placement: Placement, place: RequestStatus) -> set[Request]:
+    return {request for request in placement.requests.values() if request.status is place}
 
 
 def _check_sequences(request: Request) -> None:
     statuses = {sequence.status for sequence in request.unfinished}
     assert not statuses >= {SequenceStatus.RUNNING, SequenceStatus.SWAPPED}
-    first = next(status for status in _PLACE_OF_STATUS if status in statuses)
-    assert request.place is _PLACE_OF_STATUS[first]
+    first = next(status for status in _STATUS_OF_REQUEST if status in statuses)
+    assert request.status is _STATUS_OF_REQUEST[first]
     has_encoder = request.encoder_token_ids is not None
-    assert bool(request.cross_blocks) == (has_encoder and request.place is Place.RUNNING)
-    assert bool(request.host_cross_blocks) == (has_encoder and request.place is Place.SWAPPED)
+    assert bool(request.cross_blocks) == (has_encoder and request.status is RequestStatus.RUNNING)
+    assert bool(request.host_cross_blocks) == (
+        has_encoder and request.status is RequestStatus.SWAPPED
+    )
     for sequence in request.sequences:
         status = sequence.status
         assert (sequence.row_id != NO_ROW) == (status is SequenceStatus.RUNNING)
@@ -157,7 +159,7 @@ def check_rows(placement: Placement) -> None:
     assert (rows.num_known[ids] <= rows.num_tokens[ids]).all()
     assert (rows.num_tokens[ids] <= rows.stop_len[ids]).all()
     assert (rows.num_released[ids] * rows.block_size <= rows.num_computed[ids]).all()
-    assert len(set(rows.tenancies[ids].tolist()) - {0}) == len(order)
+    assert len(set(rows.stay_ids[ids].tolist()) - {0}) == len(order)
     for row_id in order:
         assert rows.sequence(row_id).row_id == row_id
         assert min(rows.held_blocks(row_id), default=0) >= 0
@@ -180,5 +182,5 @@ def check_plan(
     adapters = {sequence.request.scheduling.adapter for sequence in sequences}
     assert len(adapters - {""}) <= config.max_adapters
     swapped = set(placement.swapped)
-    came_back = {r for r in swapped_before - swapped if r.place is Place.RUNNING}
+    came_back = {r for r in swapped_before - swapped if r.status is RequestStatus.RUNNING}
     assert not came_back or not swapped - swapped_before, "swapped in while swapping out"

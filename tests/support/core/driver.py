@@ -140,14 +140,14 @@ class CoreDriver:
         work, placement = plan.work, self.core.placement
         each = zip(
             work.row_ids.tolist(),
-            work.tenancies.tolist(),
+            work.stay_ids.tolist(),
             work.num_computed_tokens.tolist(),
             work.num_new_tokens.tolist(),
             strict=True,
         )
         rows = []
-        for row_id, tenancy, start, count in each:
-            sequence = placement.tenant(row_id, tenancy)
+        for row_id, stay_id, start, count in each:
+            sequence = placement.sequence_of(row_id, stay_id)
             if sequence is not None:
                 rows.append((sequence.request.request_id, start, count))
         return rows

@@ -164,8 +164,8 @@ class CoreEngine(Generic[Message]):
     def _check_reads(self, plan: StepPlan) -> None:
         """A row may read what is not there only if a loss has made its results meaningless."""
         work, placement = plan.work, self.scheduler.placement
-        for row_id, tenancy in zip(work.row_ids.tolist(), work.tenancies.tolist(), strict=True):
-            if self.runner.violations and placement.tenant(row_id, tenancy) is not None:
+        for row_id, stay_id in zip(work.row_ids.tolist(), work.stay_ids.tolist(), strict=True):
+            if self.runner.violations and placement.sequence_of(row_id, stay_id) is not None:
                 prefix = f"step {plan.step_id}: row {row_id} "
                 found = [v for v in self.runner.violations if v.startswith(prefix)]
                 assert not found, found

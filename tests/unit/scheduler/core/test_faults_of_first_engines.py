@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 
 from scheduler_service.core.config import PreemptionMode
-from scheduler_service.core.request import FinishReason, Place, SchedulingParams
+from scheduler_service.core.request import FinishReason, RequestStatus, SchedulingParams
 from splitserve_rpc.domain_error import DomainError
 from tests.support.core.checked_engine import CheckedEngine
 
@@ -105,7 +105,9 @@ def test_host_blocks_do_not_leak_when_a_swap_in_is_not_feasible() -> None:
     engine.preempt(swapped)
     while not engine.requests[0].is_finished:
         engine.step()
-        assert engine.core.num_free_host_blocks == (12 if swapped.place is Place.SWAPPED else 16)
+        assert engine.core.num_free_host_blocks == (
+            12 if swapped.status is RequestStatus.SWAPPED else 16
+        )
     engine.run()
 
 
@@ -125,7 +127,7 @@ def test_abort_leaves_nothing_behind_when_a_swapped_request_has_cached_blocks(
     engine.engine.fill()
     if is_answered:
         engine.answer()
-    assert doomed.place is Place.SWAPPED
+    assert doomed.status is RequestStatus.SWAPPED
     engine.core.abort("doomed")
     engine.requests.remove(doomed)
     engine.add(PROMPT, max_tokens=9)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scheduler_service.core.config import PreemptionMode
-from scheduler_service.core.request import Place, SchedulingParams
+from scheduler_service.core.request import RequestStatus, SchedulingParams
 from tests.support.core.checked_engine import CheckedEngine
 from tests.support.core.driver import CoreDriver
 
@@ -41,9 +41,9 @@ def test_nobody_makes_way_when_the_step_gives_it_a_row() -> None:
     urgent = driver.add(17)
     joined, _ = driver.step()
     assert joined.new_rows
-    assert (patient.place, urgent.place) == (Place.RUNNING, Place.WAITING)
+    assert (patient.status, urgent.status) == (RequestStatus.RUNNING, RequestStatus.WAITING)
     driver.step()
-    assert (patient.place, urgent.place) == (Place.SWAPPED, Place.RUNNING)
+    assert (patient.status, urgent.status) == (RequestStatus.SWAPPED, RequestStatus.RUNNING)
 
 
 def test_urgent_request_finds_nothing_any_more_when_those_who_made_way_took_its_place() -> None:
@@ -63,6 +63,6 @@ def test_urgent_request_finds_nothing_any_more_when_those_who_made_way_took_its_
     urgent = engine.add([*prefix, 50], max_tokens=2)
     assert engine.core.placement.blocks.prefixes.find(urgent.sequence).num_tokens == 8
     engine.step()
-    assert patient.place is Place.SWAPPED
+    assert patient.status is RequestStatus.SWAPPED
     assert urgent.num_cached_tokens == 0
     engine.run()

@@ -6,7 +6,7 @@ import pytest
 
 from scheduler_service.core.blocks.prefix_cache import NO_HIT
 from scheduler_service.core.config import PreemptionMode
-from scheduler_service.core.request import Place, SequenceStatus
+from scheduler_service.core.request import RequestStatus, SequenceStatus
 from scheduler_service.core.sampling_params import BeamParams
 from tests.support.core.checked_engine import CheckedEngine
 from tests.support.core.driver import CoreDriver
@@ -22,15 +22,17 @@ def make_driver(mode: PreemptionMode = SWAP, **options: object) -> CoreDriver:
 # -- swap or recompute -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("mode", "place"), [(SWAP, Place.SWAPPED), (RECOMPUTE, Place.WAITING)])
+@pytest.mark.parametrize(
+    ("mode", "place"), [(SWAP, RequestStatus.SWAPPED), (RECOMPUTE, RequestStatus.WAITING)]
+)
 def test_preempt_does_what_it_is_told_when_the_mode_is_pinned(
-    mode: PreemptionMode, place: Place
+    mode: PreemptionMode, place: RequestStatus
 ) -> None:
     driver = make_driver(mode)
     request = driver.add(9)
     driver.step()
     driver.preempt(request)
-    assert request.place is place
+    assert request.status is place
     assert driver.core.num_free_blocks == 64
 
 
@@ -39,7 +41,7 @@ def test_preempt_recomputes_when_the_host_pool_is_full() -> None:
     request = driver.add(9)
     driver.step()
     driver.preempt(request)
-    assert request.place is Place.WAITING
+    assert request.status is RequestStatus.WAITING
     assert driver.next_rows() == [("r1", 0, 10)]
 
 
@@ -49,13 +51,15 @@ def test_preempt_recomputes_when_the_row_was_placed_by_the_step_being_planned() 
     request = driver.add(9)
     driver.core.placement.start(request.sequence, NO_HIT)
     driver.preempt(request)
-    assert request.place is Place.WAITING
+    assert request.status is RequestStatus.WAITING
     assert not driver.core.placement.draft.moves
 
 
-@pytest.mark.parametrize(("us_per_block", "place"), [(10, Place.SWAPPED), (90, Place.WAITING)])
+@pytest.mark.parametrize(
+    ("us_per_block", "place"), [(10, RequestStatus.SWAPPED), (90, RequestStatus.WAITING)]
+)
 def test_preempt_does_what_is_cheaper_when_both_were_measured(
-    us_per_block: int, place: Place
+    us_per_block: int, place: RequestStatus
 ) -> None:
     driver = make_driver(AUTO)
     pair = driver.add(20, "measured", n=2)
@@ -72,7 +76,7 @@ def test_preempt_does_what_is_cheaper_when_both_were_measured(
     driver.step()
     # 3 blocks out and back against 9 tokens of 10 us; 9 decoded tokens are few.
     driver.preempt(request)
-    assert request.place is place
+    assert request.status is place
 
 
 def test_preempt_swaps_groups_only_when_nothing_was_measured() -> None:
@@ -82,7 +86,7 @@ def test_preempt_swaps_groups_only_when_nothing_was_measured() -> None:
     driver.step()
     driver.preempt(single)
     driver.preempt(pair)
-    assert (single.place, pair.place) == (Place.WAITING, Place.SWAPPED)
+    assert (single.status, pair.status) == (RequestStatus.WAITING, RequestStatus.SWAPPED)
 
 
 # -- what is kept ------------------------------------------------------------------------------
@@ -110,7 +114,7 @@ def test_preempt_keeps_promised_tokens_when_steps_are_in_flight(mode: Preemption
     driver.plan()
     driver.plan()
     driver.preempt(request)
-    assert driver.plan() is None or request.place is Place.SWAPPED
+    assert driver.plan() is None or request.status is RequestStatus.SWAPPED
     while driver.in_flight:
         driver.answer()
     assert (request.sequence.num_output_tokens, request.sequence.num_promised) == (2, 0)
@@ -133,7 +137,7 @@ def test_preempted_request_waits_for_its_results_when_steps_are_in_flight(
     while driver.core.num_running == 0:
         driver.answer()
         driver.plan()
-    assert request.place is Place.RUNNING
+    assert request.status is RequestStatus.RUNNING
 
 
 def test_preempted_request_ends_when_the_result_on_its_way_is_its_last() -> None:

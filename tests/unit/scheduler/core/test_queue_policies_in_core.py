@@ -7,7 +7,7 @@ import pytest
 from scheduler_service.core.config import PreemptionMode
 from scheduler_service.core.planning.lateness import MIN_SMALLEST_STEPS
 from scheduler_service.core.policies.urgency import TURN_EVERY
-from scheduler_service.core.request import Place, SchedulingParams
+from scheduler_service.core.request import RequestStatus, SchedulingParams
 from tests.support.core.checked_engine import CheckedEngine
 from tests.support.core.driver import CoreDriver
 
@@ -246,7 +246,7 @@ def test_preempted_request_is_charged_once_when_it_comes_back() -> None:
     driver.step()
     driver.preempt(request)
     driver.step()
-    assert request.place is Place.RUNNING
+    assert request.status is RequestStatus.RUNNING
     # "a" was served 9 + 2 x 2, not another 10 for what it computed again; "b" 12 + 2 x 2.
     driver.core.abort("b0")
     assert [name for name, _, _ in driver.next_rows()] == ["a0", "a1"]

@@ -6,7 +6,7 @@ import numpy as np
 
 from scheduler_service.core.plan import RowWork, TableWrites
 from scheduler_service.core.request import NO_ROW, Request, Sequence, SequenceStatus
-from scheduler_service.core.row_columns import NO_TENANCY, RowColumns
+from scheduler_service.core.row_columns import NO_STAY, RowColumns
 from scheduler_service.core.sampling_params import SamplingParams
 
 
@@ -39,15 +39,15 @@ def test_order_is_that_of_the_ranks_when_rows_come_and_go() -> None:
     assert rows.running == [sequences[1], sequences[3], sequences[9]]
 
 
-def test_add_gives_every_stay_its_own_tenancy_when_a_row_is_used_again() -> None:
+def test_add_gives_every_stay_its_own_id_when_a_row_is_used_again() -> None:
     rows = make_rows()
     first = add(rows, 1)
-    row_id, tenancy = first.row_id, int(rows.tenancies[first.row_id])
+    row_id, stay_id = first.row_id, int(rows.stay_ids[first.row_id])
     rows.remove(first)
-    assert rows.tenancies[row_id] == NO_TENANCY
+    assert rows.stay_ids[row_id] == NO_STAY
     second = add(rows, 1)
     assert second.row_id == row_id
-    assert rows.tenancies[row_id] not in (tenancy, NO_TENANCY)
+    assert rows.stay_ids[row_id] not in (stay_id, NO_STAY)
 
 
 def test_add_is_in_no_step_when_the_row_was_used_before() -> None:

@@ -77,7 +77,7 @@ def test_requests_get_their_tokens_when_windows_are_preempted(mode: PreemptionMo
         engine.add(list(range(start, start + 13)), max_tokens=25)
     engine.step(6)
     for request in engine.requests[:2]:
-        if request.place.value == "running":
+        if request.status.value == "running":
             engine.preempt(request)
     engine.run()
 

@@ -9,7 +9,7 @@ import pytest
 from scheduler_service.core.config import BatchPolicyName, Feature, PreemptionMode
 from scheduler_service.core.policies.queue_policy import QUEUE_POLICIES
 from scheduler_service.core.policies.urgency import TURN_EVERY
-from scheduler_service.core.request import Place, Request, SchedulingParams
+from scheduler_service.core.request import Request, RequestStatus, SchedulingParams
 from scheduler_service.core.suspects import MAX_STEPS_OF_OTHERS
 from tests.support.core.driver import CoreDriver
 
@@ -79,8 +79,8 @@ def test_who_is_swapped_holds_up_nobody_whose_turn_it_is(
     suspect.trial_size = 1
     driver.core.placement.suspects.add(suspect)
 
-    while small.place is not Place.RUNNING:
-        assert swapped.place is Place.SWAPPED
+    while small.status is not RequestStatus.RUNNING:
+        assert swapped.status is RequestStatus.SWAPPED
         assert driver.core.last_step_id < swapped_at + 4
         driver.step()
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from scheduler_service.core.planning.lateness import MAX_REFUSALS
-from scheduler_service.core.request import Place, SchedulingParams
+from scheduler_service.core.request import RequestStatus, SchedulingParams
 from scheduler_service.core.row_columns import RowColumns
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.executors.broken_core import CoreBroken
@@ -162,7 +162,7 @@ async def test_loop_does_nothing_when_it_was_woken_up_before_it_was_given_up() -
 
     # What it holds itself has not moved either.
     assert core.num_running == 0
-    assert moved.place is Place.WAITING
+    assert moved.status is RequestStatus.WAITING
     with pytest.raises(ExecutorLost):
         lost.add(a_request(2))
     with pytest.raises(RuntimeError, match="given its requests away"):

@@ -69,7 +69,7 @@ SCHEDULING = SchedulingParams(-3, "tenant", 2**60, "adapter", "salt", uses_prefi
 
 # Of a request that no core has, these have their first value, or are set by `readmit`.
 SET_BY_READMIT = {"stop_len", "stop_token_ids", "rank", "queued_at_ns", "num_queued_tokens"}
-OF_A_PLACE = {"cross_blocks", "host_cross_blocks", "is_encoded", "place"}
+OF_A_CORE = {"cross_blocks", "host_cross_blocks", "is_encoded", "status"}
 OF_AN_END = {"finish_reason", "error", "completions"}
 OF_A_ROW = {"request", "row_id", "num_promised", "num_computed", "host_table", "candidates"}
 DERIVED = {"block_hashes"}
@@ -119,7 +119,7 @@ def test_message_has_every_field_when_one_is_added(value: type, message: type) -
 
 
 def test_request_message_has_every_field_that_matters_when_one_is_added() -> None:
-    names = {field.name for field in fields(Request)} - SET_BY_READMIT - OF_A_PLACE - OF_AN_END
+    names = {field.name for field in fields(Request)} - SET_BY_READMIT - OF_A_CORE - OF_AN_END
 
     assert field_names(journal.JournaledRequest) == names | {"prompt_token_ids"}
 
@@ -182,7 +182,7 @@ def test_request_is_the_same_when_it_comes_back() -> None:
     copy = decode_request(encode_request(request))
 
     assert encode_request(copy) == encode_request(request)
-    left_out = SET_BY_READMIT | OF_A_PLACE | OF_AN_END
+    left_out = SET_BY_READMIT | OF_A_CORE | OF_AN_END
     for field in fields(Request):
         if field.name not in left_out | {"encoder_token_ids", "sequences", "search"}:
             assert getattr(copy, field.name) == getattr(request, field.name), field.name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scheduler_service.core.request import Request, SequenceStatus
-from scheduler_service.core.row_columns import NO_TENANCY, RELEASED
+from scheduler_service.core.row_columns import NO_STAY, RELEASED
 from tests.support.core.parts import Tables
 
 
@@ -224,7 +224,7 @@ def test_allocate_brings_a_block_back_when_only_the_host_has_it() -> None:
     table = tables.place(follower, hit)
     draft = tables.blocks.take_draft()
     assert draft.moves.swap_in == list(zip(hit.host_blocks, table[:2], strict=True))
-    assert sorted(draft.published[NO_TENANCY]) == sorted(table[:2])
+    assert sorted(draft.published[NO_STAY]) == sorted(table[:2])
     assert tables.blocks.device.find(follower.block_hashes[1]) == table[0]
 
 

@@ -72,7 +72,7 @@ def test_beams_find_the_same_when_they_are_preempted_while_a_step_is_in_flight(
     for _ in range(5):
         engine.step()
         engine.engine.fill()
-        if request.place.value == "running":
+        if request.status.value == "running":
             engine.preempt(request)
     engine.run()
     assert request.num_preemptions >= 2

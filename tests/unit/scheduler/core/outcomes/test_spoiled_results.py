@@ -10,7 +10,7 @@ from executor_service.steps.step import RowStatus as ExecutorRowStatus
 from executor_service.steps.step import StepInput
 from scheduler_service.core.config import PreemptionMode
 from scheduler_service.core.plan import RowStatus, StepEvents
-from scheduler_service.core.request import FinishReason, Place, SchedulingParams
+from scheduler_service.core.request import FinishReason, RequestStatus, SchedulingParams
 from scheduler_service.core.sampling_params import BeamParams
 from tests.support.core.checked_engine import CheckedEngine, expected_hypotheses
 from tests.support.core.checks import check_rows
@@ -60,7 +60,7 @@ def test_beams_that_yielded_find_the_same_when_a_row_they_leaned_on_fails(
     engine.engine.fill()
     urgent = engine.add([70], "urgent", scheduling=URGENT, max_tokens=1)
     engine.engine.fill()
-    assert (urgent.place, beams.num_preemptions) == (Place.RUNNING, 1)
+    assert (urgent.status, beams.num_preemptions) == (RequestStatus.RUNNING, 1)
     engine.drain()
     assert beams.error is None
     found = [(c.token_ids, c.score) for c in beams.completions]

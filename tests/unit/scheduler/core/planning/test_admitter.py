@@ -8,7 +8,7 @@ from scheduler_service.core.blocks.prefix_cache import NO_HIT
 from scheduler_service.core.config import BatchPolicyName, Feature, PreemptionMode
 from scheduler_service.core.planning.admitter import MAX_BYPASSES
 from scheduler_service.core.policies.queue_policy import QUEUE_POLICIES
-from scheduler_service.core.request import Place, Request, SchedulingParams
+from scheduler_service.core.request import Request, RequestStatus, SchedulingParams
 from tests.support.core.driver import CoreDriver
 
 
@@ -70,7 +70,7 @@ def test_adapters_pass_no_more_when_one_without_a_slot_was_passed_often_enough()
             passed_by += 1
         driver.answer()
     assert passed_by == MAX_BYPASSES
-    assert limited.place is Place.WAITING
+    assert limited.status is RequestStatus.WAITING
     driver.core.abort("a")
     assert names(driver.next_rows())[0] == "b"
 
@@ -219,7 +219,7 @@ def test_admit_takes_nobody_younger_when_a_swapped_request_cannot_come_back() ->
     driver.add(1, "small")
     assert driver.core.num_free_blocks == 4
     assert names(driver.next_rows()) == ["running"]
-    assert swapped.place is Place.SWAPPED
+    assert swapped.status is RequestStatus.SWAPPED
 
 
 def test_admit_takes_nobody_younger_when_prompts_come_first_and_no_decode_can_run() -> None:
@@ -238,7 +238,7 @@ def test_swap_in_leaves_each_sequence_a_block_when_others_run() -> None:
     # Four blocks are free, and it had four; the next token may need a fifth.
     assert driver.core.num_free_blocks == 4
     driver.step()
-    assert swapped.place is Place.SWAPPED
+    assert swapped.status is RequestStatus.SWAPPED
 
 
 def test_swap_in_waits_when_the_adapter_has_no_slot() -> None:
