@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.report import emit
 from scheduler_service.core.config import BatchPolicyName, Feature, SchedulerConfig
 from scheduler_service.core.plan import StepOutcome, StepPlan, StepStatus
-from scheduler_service.core.policies.queue_policy import QueuePolicyName
+from scheduler_service.core.policies.queue_policy import QUEUE_POLICIES
 from scheduler_service.core.request import Request, SchedulingParams
 from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.core.scheduler import Scheduler
@@ -164,10 +164,10 @@ def main() -> None:
     parser.add_argument("--waiting", type=int, default=100_000, help="requests")
     parser.add_argument("--rows", default="1024,4096", help="that grow")
     arguments = parser.parse_args()
-    for policy in QueuePolicyName:
-        measure_waiting(policy.value, arguments.waiting, lane=False, delay_factor=0.0)
-        measure_waiting(policy.value, arguments.waiting, lane=True, delay_factor=0.0)
-        measure_waiting(policy.value, arguments.waiting, lane=False, delay_factor=2.0)
+    for policy in QUEUE_POLICIES:
+        measure_waiting(policy, arguments.waiting, lane=False, delay_factor=0.0)
+        measure_waiting(policy, arguments.waiting, lane=True, delay_factor=0.0)
+        measure_waiting(policy, arguments.waiting, lane=False, delay_factor=2.0)
     measure_overdue(arguments.waiting // 10)
     measure_overdue(arguments.waiting)
     for num_rows in map(int, arguments.rows.split(",")):

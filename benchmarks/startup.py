@@ -20,7 +20,7 @@ def start_once() -> float:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [
-        sys.executable, "-m", "splitserve_client", "serve", "--no-demo",
+        sys.executable, "-m", "splitserve_cli", "serve", "--no-demo",
         "--listen", f"127.0.0.1:{port}",
     ]  # fmt: skip
     start = time.perf_counter()

@@ -7,24 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from scheduler_service.core.config import BatchPolicyName, PreemptionMode
+from scheduler_service.core.config import BatchPolicyName, PolicyConfig, PreemptionMode
 
 _MIB = 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyConfig:
-    """How cores schedule; see `core/config.py`."""
-
-    prefix_caching: bool = True
-    host_prefix_cache: bool = True
-    separates_tenants: bool = True
-    num_lookahead_slots: int = 0
-    preemption_mode: PreemptionMode = PreemptionMode.AUTO
-    batch_policy: BatchPolicyName = BatchPolicyName.MIXED
-    delay_factor: float = 0.0
-    queue_policy: str = "fcfs"
-    tenant_weights: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +25,7 @@ class ClusterConfig:
     step_timeout_s: float = 300.0
     max_loras: int = 8
     max_unread_bytes: int = 16 * _MIB
-    policies: PolicyConfig = PolicyConfig()
+    policies: PolicyConfig = field(default_factory=PolicyConfig)
 
 
 @dataclass(frozen=True, slots=True)

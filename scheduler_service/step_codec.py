@@ -11,25 +11,16 @@ from typing import Protocol
 import numpy as np
 
 from scheduler_service.core.config import Feature
-from scheduler_service.core.plan import NewRow, StepOutcome, StepPlan, StepStatus
+from scheduler_service.core.plan import NewRow, StepOutcome, StepPlan, StepStatus, TableWrites
 from scheduler_service.core.request import Int32Array, Request, ScoredToken
-from scheduler_service.core.row_changes import TableWrites
+from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.score_columns import FirstScores, ScoreColumns
 from splitserve.executor.v1 import executor_pb2 as executor
 
 _I32 = np.dtype("<i4")
-# The parameters that mean the same to client and executor, and are passed on if they are set.
-SHARED_PARAMS = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "min_tokens",
-    "num_logprobs",
-    "num_prompt_logprobs",
+# The numbers among the parameters of sampling, which have the names of the core's; None is absent.
+SHARED_PARAMS = tuple(
+    field.name for field in executor.SamplingParams.DESCRIPTOR.fields if field.has_presence
 )
 
 _STATUSES: Mapping[int, StepStatus] = MappingProxyType(
@@ -112,7 +103,7 @@ def _encode_new_rows(rows: Items[NewRow]) -> executor.NewRows:
     for row in rows:
         request = row.sequence.request
         if request not in of_request:
-            params = _executor_params(request).SerializeToString(deterministic=True)
+            params = _encode_params(request.row_params).SerializeToString(deterministic=True)
             of_request[request] = distinct.setdefault(params, len(distinct))
         indexes.append(of_request[request])
         histories.append(row.token_ids if request.params.needs_history else _NO_TOKENS)
@@ -169,31 +160,18 @@ def _encode_moves(pairs: list[tuple[int, int]], message: executor.BlockMoves) ->
         message.destination_block_ids = columns[:, 1].tobytes()
 
 
-def _executor_params(request: Request) -> executor.SamplingParams:
-    params = request.params
-    values = {name: getattr(params, name) for name in SHARED_PARAMS}
-    suppressed = sorted(request.stop_token_ids) if params.min_tokens > 0 else ()
-    if params.beam is not None:
-        # The search itself refuses what would end a sequence too early.
-        return executor.SamplingParams(temperature=0.0, num_logprobs=request.num_candidates)
-    if not params.is_streamed and params.num_logprobs is None:
-        values["num_logprobs"] = 0
+def _encode_params(params: SamplingParams) -> executor.SamplingParams:
+    # Most has no meaning in a beam search, and is left out.
+    names = SHARED_PARAMS if params.beam is None else ("temperature", "num_logprobs")
     return executor.SamplingParams(
-        **values,
+        **{name: getattr(params, name) for name in names},
         logit_bias=params.logit_bias,
-        suppressed_token_ids=suppressed,
+        suppressed_token_ids=sorted(params.stop_token_ids) if params.min_tokens > 0 else (),
         allowed_token_ids=sorted(params.allowed_token_ids),
-        bad_words_token_ids=_encode_bad_words(request),
+        bad_words_token_ids=[
+            executor.TokenSequence(token_ids=tokens) for tokens in params.bad_words_token_ids
+        ],
     )
-
-
-def _encode_bad_words(request: Request) -> list[executor.TokenSequence]:
-    """All but single tokens that end a sequence, which no bad word takes away."""
-    return [
-        executor.TokenSequence(token_ids=tokens)
-        for tokens in request.params.bad_words_token_ids
-        if len(tokens) > 1 or tokens[0] not in request.stop_token_ids
-    ]
 
 
 _NO_TOKENS = np.empty(0, np.int32)
@@ -213,9 +191,10 @@ def _csr(parts: Items[Int32Array]) -> tuple[bytes, bytes]:
 
 
 def decode_result(result: executor.StepResult, num_rows: int) -> StepOutcome:
-    """A result of a step with `num_rows` rows. Raises ResultUnusable.
+    """A result of a step with `num_rows` rows, of which no more is read. Raises ResultUnusable.
 
-    A status that is not known may be of a later version: then nothing is known of the step, which
+    Columns are read where they lie; what they say is for the core to judge, which has the plan. A
+    status that is not known may be of a later version: then nothing is known of the step, which
     counts as refused.
     """
     status = _STATUSES.get(result.status, StepStatus.REFUSED)
@@ -242,17 +221,13 @@ def _describe_error(result: executor.StepResult) -> str:
 
 
 def _decode_ok(result: executor.StepResult, num_rows: int) -> StepOutcome:
-    token_ids = np.frombuffer(result.sampled_token_ids, "<i4")
-    row_statuses = list(result.row_statuses[: num_rows + 1]) or None
-    for name, column in (("sampled_token_ids", token_ids), ("row_statuses", row_statuses)):
-        if column is not None and len(column) != num_rows:
-            raise ValueError(f"{name} has {len(column)} elements for {num_rows} rows")
     timings = result.timings
     return StepOutcome(
         result.step_id,
         StepStatus.OK,
-        token_ids,
-        row_statuses,
+        np.frombuffer(result.sampled_token_ids, "<i4"),
+        # One too many is enough to see that there are too many.
+        list(result.row_statuses[: num_rows + 1]) or None,
         {e.row_index: e.message[:_MAX_TEXT_CHARS] for e in result.row_errors[:num_rows]},
         FirstScores(_decode_scores(result.logprobs)),
         _decode_scores(result.prompt_logprobs),

@@ -6,7 +6,7 @@
 #
 #   BASE_IMAGE     base of the images; without it python:3.11-slim if a registry answers, otherwise
 #                  a Debian root file system made by debootstrap (needs root), kept for next time
-#   DEBIAN_MIRROR  where debootstrap finds Debian (default: http://deb.debian.org/debian)
+#   DEBIAN_MIRROR  where debootstrap finds Debian, if not at its own default
 #   TORCH          default torch==2.13.0
 #   PORT           port to publish (default: 50951)
 #   KEEP_IMAGES=1  leaves the images in place, so that the next run builds faster
@@ -123,7 +123,7 @@ make_base() {
     say 'no registry in reach: a Debian root file system by debootstrap (minutes, once)'
     local root=$scratch/root
     debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates bookworm "$root" \
-        "${DEBIAN_MIRROR:-http://deb.debian.org/debian}" >"$scratch/debootstrap.log" 2>&1 ||
+        ${DEBIAN_MIRROR:+"$DEBIAN_MIRROR"} >"$scratch/debootstrap.log" 2>&1 ||
         { tail -20 "$scratch/debootstrap.log" >&2; fail 'debootstrap'; }
     rm -rf "$root"/var/cache/apt/archives/*.deb "$root"/var/lib/apt/lists/*
     tar -C "$root" -c . | podman import --change 'CMD ["python3"]' - "$local_base" >/dev/null 2>&1

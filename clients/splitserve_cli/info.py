@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import Any
 
 from splitserve_cli.command_line import add_address, run
@@ -14,10 +15,30 @@ from splitserve_client.client import AsyncClient
 from splitserve_client.errors import ModelNotReady
 from splitserve_client.types import Executor, ExecutorList, Model, SamplingParams
 
-_HEADINGS = (
-    "EXECUTOR", "STATE", "RUNNING", "WAITING", "SWAPPED", "FREE BLOCKS", "CACHED", "FREE ON HOST",
-    "BLOCK SIZE", "STEPS", "PREEMPTIONS",
-)  # fmt: skip
+# The columns of the table, each with what it says of an executor; numbers stand right.
+_TEXTS: Mapping[str, Callable[[Executor], str]] = MappingProxyType(
+    {
+        "EXECUTOR": lambda executor: executor.address,
+        "STATE": lambda executor: "connected" if executor.is_connected else "lost",
+    }
+)
+_NUMBERS: Mapping[str, Callable[[Executor], object]] = MappingProxyType(
+    {
+        "RUNNING": lambda executor: executor.num_running_requests,
+        "WAITING": lambda executor: executor.num_waiting_requests,
+        "SWAPPED": lambda executor: executor.num_swapped_requests,
+        "FREE BLOCKS": lambda executor: (
+            f"{executor.num_free_device_blocks} of {executor.num_device_blocks}"
+        ),
+        "CACHED": lambda executor: executor.num_cached_device_blocks,
+        "FREE ON HOST": lambda executor: (
+            f"{executor.num_free_host_blocks} of {executor.num_host_blocks}"
+        ),
+        "BLOCK SIZE": lambda executor: executor.block_size,
+        "STEPS": lambda executor: executor.num_steps,
+        "PREEMPTIONS": lambda executor: executor.num_preemptions,
+    }
+)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -78,30 +99,23 @@ def _table(model: Model | None, executors: ExecutorList) -> str:
         if recommended := _recommended(model):
             values = ", ".join(f"{name} {value:g}" for name, value in recommended.items())
             lines.append(f"recommended for sampling: {values}")
-    rows = [_HEADINGS, *map(_row, executors.executors)]
-    if len(rows) > 1:
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines.append("")
-        for row in rows:
-            cells = [f"{row[0]:<{widths[0]}}", f"{row[1]:<{widths[1]}}"]
-            cells += [f"{cell:>{width}}" for cell, width in zip(row[2:], widths[2:], strict=True)]
-            lines.append("  ".join(cells))
+    if executors.executors:
+        lines += ["", *_rows(executors.executors)]
     if executors.num_unassigned_requests:
         lines.append(f"requests that wait for an executor: {executors.num_unassigned_requests}")
     return "\n".join(lines) + "\n"
 
 
-def _row(executor: Executor) -> tuple[str, ...]:
-    counts = (
-        executor.num_running_requests,
-        executor.num_waiting_requests,
-        executor.num_swapped_requests,
-        f"{executor.num_free_device_blocks} of {executor.num_device_blocks}",
-        executor.num_cached_device_blocks,
-        f"{executor.num_free_host_blocks} of {executor.num_host_blocks}",
-        executor.block_size,
-        executor.num_steps,
-        executor.num_preemptions,
-    )
-    state = "connected" if executor.is_connected else "lost"
-    return (executor.address, state, *map(str, counts))
+def _rows(executors: Sequence[Executor]) -> list[str]:
+    """The headings and a line for each executor."""
+    columns = [
+        _aligned([heading, *map(str, map(value, executors))], alignment)
+        for values, alignment in ((_TEXTS, "<"), (_NUMBERS, ">"))
+        for heading, value in values.items()
+    ]
+    return ["  ".join(row) for row in zip(*columns, strict=True)]
+
+
+def _aligned(cells: Sequence[str], alignment: str) -> list[str]:
+    width = max(map(len, cells))
+    return [f"{cell:{alignment}{width}}" for cell in cells]

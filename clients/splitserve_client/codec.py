@@ -35,6 +35,10 @@ _FINISH_REASONS = {
     scheduler_pb2.FINISH_REASON_MODEL_LENGTH: FinishReason.MODEL_LENGTH,
     scheduler_pb2.FINISH_REASON_ABORTED: FinishReason.ABORTED,
 }
+# What is said of an executor under the same name on both sides.
+_EXECUTOR_STATE = frozenset(admin_pb2.ExecutorState.DESCRIPTOR.fields_by_name) & {
+    field.name for field in fields(Executor)
+}
 
 
 def encode_sampling_params(params: SamplingParams) -> scheduler_pb2.SamplingParams:
@@ -140,10 +144,10 @@ def decode_model(model: scheduler_pb2.GetModelResponse) -> Model:
 
 
 def _decode_default_sampling(params: scheduler_pb2.SamplingParams) -> SamplingParams:
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-    return SamplingParams(
-        **{name: getattr(params, name) for name in names if params.HasField(name)}
-    )
+    """A recommendation is a number; there are none of lists."""
+    numbers = {field.name: value for field, value in params.ListFields() if field.has_presence}
+    known = {field.name for field in fields(SamplingParams)} - {"beam_search"}
+    return SamplingParams(**{name: numbers[name] for name in known & numbers.keys()})
 
 
 def decode_executors(response: admin_pb2.ListExecutorsResponse) -> ExecutorList:
@@ -162,15 +166,8 @@ def _decode_executor(state: admin_pb2.ExecutorState) -> Executor:
         dtype=info.model.dtype,
         block_size=info.block_size_tokens,
         num_device_blocks=info.num_device_blocks,
-        num_free_device_blocks=state.num_free_device_blocks,
         num_host_blocks=info.num_host_blocks,
-        num_waiting_requests=state.num_waiting_requests,
-        num_running_requests=state.num_running_requests,
-        num_steps=state.num_steps,
-        num_preemptions=state.num_preemptions,
-        num_swapped_requests=state.num_swapped_requests,
-        num_free_host_blocks=state.num_free_host_blocks,
-        num_cached_device_blocks=state.num_cached_device_blocks,
+        **{name: getattr(state, name) for name in _EXECUTOR_STATE},
     )
 
 

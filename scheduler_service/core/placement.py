@@ -8,12 +8,10 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
-from dataclasses import replace
 from operator import attrgetter
 
 import numpy as np
 
-from scheduler_service.core.beam_search import BeamSearch
 from scheduler_service.core.blocks.block_manager import BlockManager
 from scheduler_service.core.blocks.prefix_cache import PrefixHit
 from scheduler_service.core.config import SchedulerConfig
@@ -21,16 +19,16 @@ from scheduler_service.core.departures import Departures, TablePart
 from scheduler_service.core.policies.queue_policy import QueuePolicy
 from scheduler_service.core.preemption_costs import PreemptionCosts
 from scheduler_service.core.request import (
-    NO_ROW,
     FinishReason,
     Int32Array,
+    Int64Array,
     Place,
     Request,
     Sequence,
     SequenceStatus,
 )
-from scheduler_service.core.row_changes import RowChanges
-from scheduler_service.core.row_columns import Int64Array, RowColumns
+from scheduler_service.core.row_columns import RowColumns
+from scheduler_service.core.step_draft import StepDraft
 from scheduler_service.core.suspects import Suspects
 
 _rank = attrgetter("rank")
@@ -40,12 +38,9 @@ _QUEUES = frozenset({Place.WAITING, Place.SWAPPED})
 class Placement:
     """Rows, block tables and queues, and the transitions of requests between them.
 
-    `published`: by tenancy, blocks that are findable and that the step being planned is to fill.
     `last_planned_step_id` and `last_answered_step_id` say which steps are in flight; `now_ns` is
-    the time. `has_swapped_in`, `has_swapped_out`: the step that is being planned swaps a request
-    in, or out; it does not do both. `has_preempted`: somebody yielded since the decision about it
-    began. `ended`: requests that have ended, `ended_sequences`: sequences
-    of requests that return several; their owners are to be told.
+    the time. `ended`: requests that have ended, `ended_sequences`: sequences of requests that
+    return several; their owners are to be told.
     """
 
     def __init__(
@@ -64,16 +59,11 @@ class Placement:
         # Running requests that have, or may come to have, more than one sequence.
         self.groups: dict[str, Request] = {}
         self.adapters = Counter[str]()
-        self.changes = RowChanges()
         self.departures = Departures()
         self.suspects = Suspects()
-        self.published: dict[int, list[int]] = {}
         self.last_planned_step_id = last_step
         self.last_answered_step_id = last_step
         self.now_ns = 0
-        self.has_swapped_in = False
-        self.has_swapped_out = False
-        self.has_preempted = False
         self.ended: list[Request] = []
         self.ended_sequences: list[Sequence] = []
         # Tokens of requests that wait or are swapped.
@@ -81,6 +71,11 @@ class Placement:
         self.num_preemptions = 0
 
     # -- what there is -------------------------------------------------------------------------
+
+    @property
+    def draft(self) -> StepDraft:
+        """What was decided for the next step."""
+        return self.blocks.draft
 
     @property
     def num_unreserved_rows(self) -> int:
@@ -143,7 +138,7 @@ class Placement:
 
     def preempt(self, request: Request) -> None:
         """A running request gives up rows and blocks; results of steps in flight stay valid."""
-        self.has_preempted = True
+        self.draft.has_preempted = True
         request.num_preemptions += 1
         self.num_preemptions += 1
         status, place = SequenceStatus.WAITING, Place.WAITING
@@ -152,7 +147,7 @@ class Placement:
             status, place = SequenceStatus.SWAPPED, Place.SWAPPED
             is_encoded = request.is_encoded
             self.blocks.swap_out(request)
-            self.has_swapped_out = True
+            self.draft.has_swapped_out = True
         for sequence in list(running(request)):
             self._vacate(sequence, awaits_results=True)
             sequence.status = status
@@ -165,7 +160,7 @@ class Placement:
             if sequence.status is SequenceStatus.SWAPPED:
                 self._add_row(sequence, sequence.num_computed)
         self.blocks.swap_in(request)
-        self.has_swapped_in = True
+        self.draft.has_swapped_in = True
         self._move(request, Place.RUNNING)
 
     def drop(self, sequence: Sequence) -> None:
@@ -196,20 +191,6 @@ class Placement:
         self._move(request, Place.NOWHERE)
         del self.requests[request.request_id]
         self.ended.append(request)
-
-    def detach(self, request: Request) -> Request:
-        """A copy of a request that another placement may take; this one never gets at it."""
-        moved = replace(
-            request,
-            place=Place.NOWHERE,
-            is_encoded=False,
-            cross_blocks=[],
-            host_cross_blocks=[],
-            completions=list(request.completions),
-            search=request.search and BeamSearch.from_state(request.search.state),
-        )
-        moved.sequences = [self._detach(sequence, moved) for sequence in request.sequences]
-        return moved
 
     def step_answered(self, step_id: int) -> None:
         """The result of a step was applied: frees what only waited for it."""
@@ -270,27 +251,9 @@ class Placement:
             first,
         )
         if found:
-            self.published[int(rows.tenancies[row_id])] = found
+            self.draft.published[int(rows.tenancies[row_id])] = found
 
     # -- parts ---------------------------------------------------------------------------------
-
-    def _detach(self, sequence: Sequence, moved: Request) -> Sequence:
-        """A copy for `moved`. Neither blocks nor steps of this placement mean a thing elsewhere."""
-        status = SequenceStatus.FINISHED if sequence.is_finished else SequenceStatus.WAITING
-        return replace(
-            sequence,
-            request=moved,
-            token_ids=self.known_tokens(sequence).copy(),
-            status=status,
-            row_id=NO_ROW,
-            num_promised=0,
-            settles_at_step=0,
-            num_computed=0,
-            host_table=[],
-            block_hashes=[],
-            candidates=None,
-            scored=list(sequence.scored),
-        )
 
     def _add_row(self, sequence: Sequence, num_computed: int) -> None:
         request = sequence.request
@@ -299,7 +262,7 @@ class Placement:
             sequence.candidates = None
         self.rows.add(sequence, request.rank, num_computed)
         self.adapters[request.scheduling.adapter] += 1
-        self.changes.add(sequence)
+        self.draft.add_row(sequence)
 
     def _vacate(self, sequence: Sequence, *, awaits_results: bool) -> None:
         row_id, adapter = sequence.row_id, sequence.request.scheduling.adapter
@@ -309,7 +272,7 @@ class Placement:
             if awaits_results:
                 self.departures.expect_results(sequence, part)
         self.blocks.release(row_id, self.last_answered_step_id)
-        self.changes.remove(row_id)
+        self.draft.remove_row(row_id)
         self.rows.remove(sequence)
         self.adapters[adapter] -= 1
         if self.adapters[adapter] == 0:
@@ -325,7 +288,7 @@ class Placement:
 
     def _is_to_be_swapped(self, request: Request) -> bool:
         rows = [sequence.row_id for sequence in running(request)]
-        if any(row_id in self.changes.new for row_id in rows):
+        if any(row_id in self.draft.new_rows for row_id in rows):
             return False  # what they were given is only moved by this very step
         num_computed = int(self.rows.num_computed[rows].sum())
         num_blocks = len(self.blocks.blocks_of(request))

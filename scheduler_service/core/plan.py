@@ -9,9 +9,14 @@ from enum import Enum, IntEnum
 
 import numpy as np
 
-from scheduler_service.core.request import Int32Array, Request, ScoredToken, Sequence
-from scheduler_service.core.row_changes import BlockMoves, TableWrites
-from scheduler_service.core.row_columns import Int64Array, RowWork
+from scheduler_service.core.request import (
+    BoolArray,
+    Int32Array,
+    Int64Array,
+    Request,
+    ScoredToken,
+    Sequence,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +32,65 @@ class NewRow:
     token_ids: Int32Array
     cross_blocks: Items[int] = ()
     encoder_token_ids: Int32Array | None = None
+
+
+@dataclass(slots=True)
+class TableWrites:
+    """Blocks that were added to tables of rows the executor knows; see the proto.
+
+    Write i gives row `row_ids[i]` the next `counts[i]` of `block_ids` from `start_indexes[i]` on.
+    """
+
+    row_ids: Int32Array
+    start_indexes: Int32Array
+    counts: Int32Array
+    block_ids: Int32Array
+
+    def __bool__(self) -> bool:
+        return len(self.row_ids) > 0
+
+
+@dataclass(slots=True)
+class BlockMoves:
+    """(source, destination) pairs of the three phases; see `BlockMoves` in the proto."""
+
+    swap_out: list[tuple[int, int]] = field(default_factory=list)
+    swap_in: list[tuple[int, int]] = field(default_factory=list)
+    copy: list[tuple[int, int]] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.swap_out or self.swap_in or self.copy)
+
+    def __len__(self) -> int:
+        return len(self.swap_out) + len(self.swap_in) + len(self.copy)
+
+    @property
+    def device_destinations(self) -> set[int]:
+        """Device blocks that are overwritten."""
+        return {destination for _, destination in [*self.swap_in, *self.copy]}
+
+    @property
+    def host_destinations(self) -> set[int]:
+        """Host blocks that are overwritten."""
+        return {destination for _, destination in self.swap_out}
+
+
+@dataclass(frozen=True, slots=True)
+class RowWork:
+    """What the rows of a step compute; see `Work` in the proto.
+
+    `tenancies`: [R] int64, which stay of which sequence in the row this is. `row_ids`,
+    `num_computed_tokens`, `num_new_tokens`, `sampled_steps_back`: [R]. `samples`: [R] bool, None if
+    all rows sample. `token_ids`: [I] int32, the literal input tokens, concatenated.
+    """
+
+    row_ids: Int64Array
+    tenancies: Int64Array
+    num_computed_tokens: Int32Array
+    num_new_tokens: Int32Array
+    sampled_steps_back: Int32Array
+    token_ids: Int32Array
+    samples: BoolArray | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence as Tokens
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import numpy as np
@@ -14,6 +14,8 @@ from scheduler_service.core.beam_search import BeamSearch
 from scheduler_service.core.sampling_params import SamplingParams
 
 Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
 
 NO_ROW = -1
 _SEED_STRIDE = 0x9E3779B97F4A7C15
@@ -222,6 +224,37 @@ class Request:
     def sequence(self) -> Sequence:
         """The first sequence; the only one unless `n`, `best_of` or beams ask for more."""
         return self.sequences[0]
+
+    @property
+    def num_row_logprobs(self) -> int | None:
+        """How many alternatives its rows ask for with each token; None if they ask for no logprobs.
+
+        Where the best are chosen, they are asked for though the client did not.
+        """
+        params = self.params
+        if params.beam is not None:
+            return self.num_candidates
+        return 0 if params.num_logprobs is None and not params.is_streamed else params.num_logprobs
+
+    @property
+    def row_params(self) -> SamplingParams:
+        """What the executor is to sample its rows with; `stop_token_ids` are all that end them."""
+        num_logprobs, beam = self.num_row_logprobs, self.params.beam
+        if beam is not None:
+            # The search itself refuses what would end a sequence too early.
+            return SamplingParams(temperature=0.0, num_logprobs=num_logprobs, beam=beam)
+        # No bad word takes away a single token that ends a sequence.
+        bad_words = (
+            tokens
+            for tokens in self.params.bad_words_token_ids
+            if len(tokens) > 1 or tokens[0] not in self.stop_token_ids
+        )
+        return replace(
+            self.params,
+            num_logprobs=num_logprobs,
+            stop_token_ids=self.stop_token_ids,
+            bad_words_token_ids=tuple(bad_words),
+        )
 
     @property
     def unfinished(self) -> list[Sequence]:

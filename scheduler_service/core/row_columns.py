@@ -4,37 +4,22 @@ from __future__ import annotations
 
 import mmap
 from bisect import bisect_left
-from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from scheduler_service.core.request import NO_ROW, Int32Array, Request, Sequence, SequenceStatus
-from scheduler_service.core.row_changes import TableWrites
-
-Int64Array = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
+from scheduler_service.core.plan import RowWork, TableWrites
+from scheduler_service.core.request import (
+    NO_ROW,
+    BoolArray,
+    Int32Array,
+    Int64Array,
+    Request,
+    Sequence,
+    SequenceStatus,
+)
 
 NO_TENANCY = 0
 RELEASED = -1
-
-
-@dataclass(frozen=True, slots=True)
-class RowWork:
-    """What the rows of a step compute; see `Work` in the proto.
-
-    `tenancies`: [R] int64, which stay of which sequence in the row this is. `row_ids`,
-    `num_computed_tokens`, `num_new_tokens`, `sampled_steps_back`: [R]. `samples`: [R] bool, None if
-    all rows sample. `token_ids`: [I] int32, the literal input tokens, concatenated.
-    """
-
-    row_ids: Int64Array
-    tenancies: Int64Array
-    num_computed_tokens: Int32Array
-    num_new_tokens: Int32Array
-    sampled_steps_back: Int32Array
-    token_ids: Int32Array
-    samples: BoolArray | None
 
 
 _NO_TOKENS = np.empty(0, np.int32)

@@ -10,34 +10,26 @@ from __future__ import annotations
 
 from collections import deque
 
-import numpy as np
-
-from scheduler_service.core.config import Feature, SchedulerConfig
-from scheduler_service.core.invariants import InvariantBroken
+from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.outcomes.beams import prepare_search
-from scheduler_service.core.outcomes.losses import Losses, count_lost_executor, take_back
+from scheduler_service.core.outcomes.evacuation import evacuate, take_back
+from scheduler_service.core.outcomes.losses import Losses
 from scheduler_service.core.outcomes.outcome_checks import OutcomeChecks
 from scheduler_service.core.outcomes.results import Results
 from scheduler_service.core.placement import Placement
 from scheduler_service.core.plan import (
     ContractBroken,
-    NewRow,
     StepEvents,
     StepOutcome,
     StepPlan,
     StepStatus,
 )
-from scheduler_service.core.planning.admitter import Admitter, Budget
-from scheduler_service.core.planning.arrival_checks import check_request, max_len_of
-from scheduler_service.core.planning.growing_rows import GrowingRows
+from scheduler_service.core.planning.arrival_checks import check_request, fits, max_len_of
 from scheduler_service.core.planning.lateness import Lateness
-from scheduler_service.core.planning.running_rows import RunningRows
-from scheduler_service.core.policies.batch_policy import QueueState, StepShape, make_batch_policy
+from scheduler_service.core.planning.step_planner import StepPlanner
 from scheduler_service.core.policies.queue_policy import make_queue_policy
 from scheduler_service.core.preemption_costs import PreemptionCosts
-from scheduler_service.core.request import FinishReason, Int32Array, Request, Sequence
-from scheduler_service.core.row_changes import RowChanges
-from scheduler_service.core.row_columns import NO_TENANCY, Int64Array, RowWork
+from scheduler_service.core.request import FinishReason, Request
 from scheduler_service.core.siblings import Siblings
 from splitserve_rpc.domain_error import DomainError
 
@@ -45,7 +37,7 @@ QUEUE_FULL_RETRY_S = 1.0
 
 
 class Scheduler:
-    """Waiting, running and swapped requests of one executor.
+    """Waiting, running and swapped requests of one executor; `placement` says where each is.
 
     `last_step_id` is the latest step that this life of the executor was ever sent; steps are
     numbered on from it. Raises ValueError for a configuration that makes no sense.
@@ -55,17 +47,14 @@ class Scheduler:
         self._config = config
         self._costs = PreemptionCosts(config)
         policy = make_queue_policy(config.queue_policy, config.tenant_weights)
-        self._placement = Placement(config, policy, self._costs, last_step_id)
+        self.placement = Placement(config, policy, self._costs, last_step_id)
         self._in_flight: deque[StepPlan] = deque()
-        self._losses = Losses(self._placement, self._in_flight)
-        self._checks = OutcomeChecks(config, self._placement)
-        siblings = Siblings(self._placement)
-        self._growing = GrowingRows(config, self._placement, siblings)
-        self._running = RunningRows(config, self._placement)
-        self._lateness = Lateness(config, self._placement)
-        self._results = Results(config, self._placement, self._losses, siblings)
-        self._admitter = Admitter(config, self._placement, self._running, self._lateness)
-        self._batch_policy = make_batch_policy(config)
+        self._losses = Losses(self.placement, self._in_flight)
+        self._checks = OutcomeChecks(config, self.placement)
+        siblings = Siblings(self.placement)
+        self._results = Results(config, self.placement, self._losses, siblings)
+        self._lateness = Lateness(config, self.placement)
+        self._planner = StepPlanner(config, self.placement, self._costs, self._lateness, siblings)
         self._needs_snapshot = True
         self._is_closed = False
         self.num_steps = 0
@@ -75,27 +64,27 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Requests in the waiting queue."""
-        return len(self._placement.waiting)
+        return len(self.placement.waiting)
 
     @property
     def num_swapped(self) -> int:
         """Requests in the host pool."""
-        return len(self._placement.swapped)
+        return len(self.placement.swapped)
 
     @property
     def num_running(self) -> int:
         """Sequences with a row."""
-        return len(self._placement.rows)
+        return len(self.placement.rows)
 
     @property
     def num_running_requests(self) -> int:
         """Requests of which some sequence has a row."""
-        return len(self._placement.requests) - self.num_waiting - self.num_swapped
+        return len(self.placement.requests) - self.num_waiting - self.num_swapped
 
     @property
     def num_preemptions(self) -> int:
         """How often a request was preempted."""
-        return self._placement.num_preemptions
+        return self.placement.num_preemptions
 
     @property
     def is_queue_full(self) -> bool:
@@ -105,17 +94,17 @@ class Scheduler:
     @property
     def num_free_blocks(self) -> int:
         """Device blocks nobody refers to."""
-        return self._placement.blocks.device.num_free
+        return self.placement.blocks.device.num_free
 
     @property
     def num_free_host_blocks(self) -> int:
         """Host blocks no swapped request refers to."""
-        return self._placement.blocks.host.num_free
+        return self.placement.blocks.host.num_free
 
     @property
     def num_cached_blocks(self) -> int:
         """Device blocks that can be found by what they hold."""
-        return self._placement.blocks.device.num_published
+        return self.placement.blocks.device.num_published
 
     @property
     def num_in_flight(self) -> int:
@@ -130,13 +119,13 @@ class Scheduler:
     @property
     def last_step_id(self) -> int:
         """The latest step planned."""
-        return self._placement.last_planned_step_id
+        return self.placement.last_planned_step_id
 
     @property
     def num_unfinished_tokens(self) -> int:
         """Tokens of all unfinished sequences; the load a router compares."""
-        rows = self._placement.rows
-        return self._placement.num_queued_tokens + int(rows.num_known[rows.order].sum())
+        rows = self.placement.rows
+        return self.placement.num_queued_tokens + int(rows.num_known[rows.order].sum())
 
     @property
     def is_behind(self) -> bool:
@@ -150,7 +139,11 @@ class Scheduler:
 
     def tick(self, now_ns: int) -> None:
         """Says how late it is; deadlines and waiting times are measured by this clock."""
-        self._placement.now_ns = now_ns
+        self.placement.now_ns = now_ns
+
+    def fits(self, request: Request) -> bool:
+        """Whether `request` could run here, if `check` finds nothing wrong in what it says."""
+        return fits(request, self._config)
 
     def check(self, request: Request) -> None:
         """Raises DomainError if `request` can never run here."""
@@ -173,7 +166,7 @@ class Scheduler:
     def readmit(self, request: Request) -> None:
         """Takes a request that was accepted before, however long the queue is."""
         self._check_open()
-        placement, config, sequence = self._placement, self._config, request.sequence
+        placement, config, sequence = self.placement, self._config, request.sequence
         assert request.request_id not in placement.requests, "request id in use"
         request.stop_token_ids = request.params.stop_tokens(config.eos_token_ids)
         request.stop_len = max_len_of(request, config)
@@ -192,9 +185,9 @@ class Scheduler:
     def abort(self, request_id: str) -> Request | None:
         """Ends a request in whatever state it is; None if there is no such request."""
         self._check_open()
-        request = self._placement.requests.get(request_id)
+        request = self.placement.requests.get(request_id)
         if request is not None:
-            self._placement.finish(request, FinishReason.ABORTED)
+            self.placement.finish(request, FinishReason.ABORTED)
         return request
 
     def evacuate(self) -> list[Request]:
@@ -209,16 +202,11 @@ class Scheduler:
         in_flight = {
             request for plan in self._in_flight for request in self._losses.requests_of(plan)
         }
-        moved = []
-        for request in self._placement.requests.values():
-            moved.append(self._placement.detach(request))
-            if request in in_flight:
-                count_lost_executor(moved[-1], is_alone=len(in_flight) == 1)
-        return moved
+        return evacuate(self.placement, in_flight)
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise InvariantBroken("a scheduler that has given its requests away was asked again")
+            raise RuntimeError("a scheduler that has given its requests away was asked again")
 
     def take_ended(self) -> StepEvents:
         """What has ended since the last call or `apply`, by a decision; owners are to be told."""
@@ -233,13 +221,13 @@ class Scheduler:
         if self._needs_snapshot and self._in_flight:
             return None
         self._lateness.refuse_overdue()
-        if self._placement.suspects:
+        if self.placement.suspects:
             return self._schedule_in_turn()
         return self._schedule()
 
     def _schedule_in_turn(self) -> StepPlan | None:
         """A trial of suspects, for which nothing else is in flight, or a step of all others."""
-        suspects = self._placement.suspects
+        suspects = self.placement.suspects
         if suspects.is_trial_in_flight:
             return None
         for is_trial in suspects.turns:
@@ -253,17 +241,11 @@ class Scheduler:
         return None
 
     def _schedule(self) -> StepPlan | None:
-        while True:
-            self._placement.has_preempted = False
-            for shape in self._batch_policy.shapes(self._queue_state()):
-                row_ids, num_new_tokens = self._fill(shape)
-                if len(row_ids):
-                    return self._plan(row_ids, num_new_tokens)
-            if self._placement.blocks.moves:
-                return self._plan(np.empty(0, np.int64), np.empty(0, np.int32))
-            # Whoever yielded may have been the only one who ran.
-            if not self._placement.has_preempted:
-                return None
+        plan = self._planner.next_step(is_snapshot=self._needs_snapshot)
+        if plan is not None:
+            self._needs_snapshot = False
+            self._in_flight.append(plan)
+        return plan
 
     def apply(self, outcome: StepOutcome) -> StepEvents:
         """Learns from a result; results come in the order of the steps. Raises ContractBroken."""
@@ -276,7 +258,7 @@ class Scheduler:
         if outcome.status is StepStatus.OK:
             outcome = self._checks.check(plan, outcome)
         self._in_flight.popleft()
-        placement, events = self._placement, StepEvents()
+        placement, events = self.placement, StepEvents()
         self.num_steps += 1
         if outcome.status is StepStatus.OK:
             self._costs.observe(
@@ -307,104 +289,7 @@ class Scheduler:
         return self._add_ended(events)
 
     def _add_ended(self, events: StepEvents) -> StepEvents:
-        placement = self._placement
+        placement = self.placement
         events.finished, placement.ended = placement.ended, []
         events.finished_sequences, placement.ended_sequences = placement.ended_sequences, []
         return events
-
-    # -- parts of schedule ---------------------------------------------------------------------
-
-    def _queue_state(self) -> QueueState:
-        placement = self._placement
-        waited_ns = 0
-        if self._config.delay_factor and len(placement.waiting):
-            waited_ns = placement.now_ns - next(iter(placement.queued)).queued_at_ns
-        num_swapped = len(placement.swapped)
-        if placement.suspects:
-            num_swapped = sum(map(placement.suspects.may_run, placement.swapped))
-        return QueueState(
-            len(placement.waiting), num_swapped, waited_ns / 1000, self._costs.prefill_us
-        )
-
-    def _fill(self, shape: StepShape) -> tuple[Int64Array, Int32Array]:
-        """Rows of a step of this shape, and how many tokens each computes."""
-        # Also where no decode runs: what they lack must not go to somebody new.
-        self._growing.grow()
-        self._growing.join_siblings()
-        num_tokens = self._config.max_num_batched_tokens
-        if not self.num_waiting and not self.num_swapped:
-            return self._running.pick(num_tokens, decodes=shape.runs_decodes)
-        budget = Budget(num_tokens, shape.splits_prompts)
-        placed = self._admitter.place_urgent(shape, budget) if self.num_waiting else []
-        row_ids, num_new_tokens = self._running.pick(
-            budget.num_tokens, decodes=shape.runs_decodes, without=[row_id for row_id, _ in placed]
-        )
-        rows = self._placement.rows
-        tenancies = rows.tenancies[row_ids]
-        budget.spend(int(num_new_tokens.sum()))
-        placed += self._admitter.place(shape, budget)
-        # An urgent request may have taken the rows of others that were picked.
-        is_there = rows.tenancies[row_ids] == tenancies
-        columns = np.array(placed, np.int64).reshape(-1, 2)
-        return (
-            np.concatenate([row_ids[is_there], columns[:, 0]]),
-            np.concatenate([num_new_tokens[is_there], columns[:, 1].astype(np.int32)]),
-        )
-
-    def _plan(self, row_ids: Int64Array, num_new_tokens: Int32Array) -> StepPlan:
-        placement = self._placement
-        step_id = placement.last_planned_step_id + 1
-        base_step_id: int | None = placement.last_planned_step_id
-        changes, placement.changes = placement.changes, RowChanges()
-        new_sequences = list(changes.new.values())
-        if self._needs_snapshot:
-            placement.rows.forget_samples()
-            changes, new_sequences = RowChanges(), placement.rows.running
-            base_step_id, self._needs_snapshot = None, False
-        new_rows = [self._new_row(sequence) for sequence in new_sequences]
-        table_writes = placement.rows.take_table_writes([row.row_id for row in new_rows])
-        work = placement.rows.plan_work(row_ids, num_new_tokens, step_id)
-        if Feature.CROSS_ATTENTION in self._config.features:
-            for row_id in row_ids.tolist():
-                request = placement.rows.sequence(row_id).request
-                request.is_encoded = request.encoder_token_ids is not None
-        moves, promoted = placement.blocks.take_moves()
-        placement.last_planned_step_id = step_id
-        placement.has_swapped_in = placement.has_swapped_out = False
-        plan = StepPlan(
-            step_id,
-            base_step_id,
-            changes.removed_row_ids,
-            new_rows,
-            table_writes,
-            moves,
-            work,
-            self._take_published(work, promoted),
-        )
-        self._in_flight.append(plan)
-        return plan
-
-    def _new_row(self, sequence: Sequence) -> NewRow:
-        rows, request, row_id = self._placement.rows, sequence.request, sequence.row_id
-        encoder_token_ids = None if request.is_encoded else request.encoder_token_ids
-        return NewRow(
-            sequence,
-            row_id,
-            rows.block_table(row_id).copy(),
-            rows.known_tokens(row_id).copy(),
-            tuple(request.cross_blocks),
-            encoder_token_ids,
-        )
-
-    def _take_published(self, work: RowWork, promoted: list[int]) -> dict[int, list[int]]:
-        """Blocks that are findable though this step is still to fill them, by who fills them."""
-        placement = self._placement
-        if len(work.token_ids):
-            is_single = (work.sampled_steps_back == 0) & (work.num_new_tokens == 1)
-            starts = work.num_computed_tokens[is_single].tolist()
-            for row_id, start in zip(work.row_ids[is_single].tolist(), starts, strict=True):
-                placement.publish_chunk(row_id, start, 1)
-        published, placement.published = placement.published, {}
-        if promoted:
-            published[NO_TENANCY] = promoted
-        return published

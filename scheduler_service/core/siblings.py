@@ -44,7 +44,7 @@ class Siblings:
             common = self._num_common(sibling, sequence)
             if common > most:
                 best, most = sibling, common
-        if best is None or best.row_id in self._placement.changes.new:
+        if best is None or best.row_id in self._placement.draft.new_rows:
             return None, 0
         return (best, most) if self._rows.num_computed[best.row_id] >= most else (None, 0)
 

@@ -70,7 +70,7 @@ class ExecutorLink:
     """Sends batches and yields results in order, across cuts of the stream.
 
     Batches without a result are sent again on a new stream; the executor answers repeats from its
-    store (DESIGN 3.1), so nothing runs twice.
+    store (executor.proto, identity rule c), so nothing runs twice.
     """
 
     def __init__(self, info: executor.ExecutorInfo, config: LinkConfig) -> None:

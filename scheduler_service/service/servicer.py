@@ -23,7 +23,7 @@ from scheduler_service.streams.client_codec import (
     encode_default_sampling,
     encode_rejection,
 )
-from scheduler_service.streams.sinks import GenerateSink, SessionSink, SessionStream, client_key
+from scheduler_service.streams.sinks import GenerateStream, RequestSink, SessionStream, client_key
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve.scheduler.v1 import scheduler_pb2_grpc
 from splitserve_rpc.domain_error import DomainError
@@ -45,13 +45,13 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> AsyncGenerator[bytes, None]:
         """Streams one completion; the end of the call, however it comes, ends the request."""
         self._cluster.check_accepting()
-        sink = GenerateSink(self._cluster.delivery.new_outbox())
-        with self._cluster.client_stream(sink):
+        stream = GenerateStream(self._cluster.delivery.new_outbox())
+        with self._cluster.client_stream(stream):
             accepted = self._decode(request)
-            accepted.client_key = client_key(sink.number, 0)
-            sink.request_id = accepted.request_id
-            self._cluster.submit(accepted, sink)
-            while (response := await sink.outbox.get()) is not None:
+            accepted.client_key = client_key(stream.number, 0)
+            stream.request_id = accepted.request_id
+            self._cluster.submit(accepted, RequestSink(stream, 0))
+            while (response := await stream.outbox.get()) is not None:
                 yield response
 
     async def Session(
@@ -110,11 +110,10 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             request = self._decode(submit.request)
             request.client_key = client_key(stream.number, handle)
             stream.request_ids[handle] = request.request_id
-            self._cluster.submit(request, SessionSink(stream, handle))
+            self._cluster.submit(request, RequestSink(stream, handle))
         except DomainError as error:
             stream.request_ids.pop(handle, None)
-            rejection = encode_rejection(error)
-            stream.send_event(api.SessionEvent(handle=handle, rejected=rejection))
+            stream.reject(handle, encode_rejection(error))
             self._cluster.delivery.flush([stream])
 
     async def Abort(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
+from scheduler_service.core.plan import TokenEvent
 from scheduler_service.core.request import (
     Completion,
     FinishReason,
@@ -23,7 +25,6 @@ from scheduler_service.core.sampling_params import (
     check_bad_words,
     check_sizes,
 )
-from scheduler_service.step_codec import SHARED_PARAMS
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_rpc.domain_error import DomainError
@@ -46,6 +47,16 @@ _EARLY_STOPPING: Mapping[int, EarlyStopping] = MappingProxyType(
         api.BEAM_EARLY_STOPPING_NEVER: EarlyStopping.NEVER,
     }
 )
+# All other fields of a client's SamplingParams are those of the core's, by name.
+_NOT_BY_NAME = frozenset({"seed", "beam_search"})
+_CONVERTERS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
+    {
+        "logit_bias": dict,
+        "stop_token_ids": frozenset,
+        "allowed_token_ids": frozenset,
+        "bad_words_token_ids": lambda sequences: tuple(tuple(s.token_ids) for s in sequences),
+    }
+)
 # What a model's authors may recommend.
 _RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _MAX_PRIORITY = 100
@@ -64,19 +75,13 @@ def decode_sampling_params(message: api.SamplingParams) -> SamplingParams:
     """
     check_sizes(message)
     check_bad_words([len(tokens.token_ids) for tokens in message.bad_words_token_ids])
-    values = {name: getattr(message, name) for name in SHARED_PARAMS if message.HasField(name)}
-    return SamplingParams(
-        **values,
-        logit_bias=dict(message.logit_bias),
-        max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
-        stop_token_ids=frozenset(message.stop_token_ids),
-        ignore_eos=message.ignore_eos,
-        n=message.n if message.HasField("n") else 1,
-        best_of=message.best_of if message.HasField("best_of") else None,
-        beam=_decode_beams(message.beam_search) if message.HasField("beam_search") else None,
-        allowed_token_ids=frozenset(message.allowed_token_ids),
-        bad_words_token_ids=tuple(tuple(t.token_ids) for t in message.bad_words_token_ids),
-    )
+    given = {
+        field.name: _CONVERTERS[field.name](value) if field.name in _CONVERTERS else value
+        for field, value in message.ListFields()
+        if field.name not in _NOT_BY_NAME
+    }
+    beam = _decode_beams(message.beam_search) if message.HasField("beam_search") else None
+    return SamplingParams(**given, beam=beam)
 
 
 def _decode_beams(message: api.BeamSearch) -> BeamParams:
@@ -176,20 +181,36 @@ def encode_default_sampling(
     return defaults if defaults.ListFields() else None
 
 
-def encode_scored(token: ScoredToken) -> api.TokenLogprob:
-    """A token's logprob for a client."""
-    top = [api.TopLogprob(token_id=token_id, logprob=logprob) for token_id, logprob in token.top]
-    return api.TokenLogprob(
-        token_id=token.token_id, logprob=token.logprob, rank=token.rank, top=top
+def encode_token(event: TokenEvent) -> api.TokenChunk:
+    """A token that is not plain."""
+    scored = () if event.scored is None else (event.scored,)
+    return api.TokenChunk(
+        token_ids=(event.token_id,), logprobs=_scores(scored), index=event.sequence.index
     )
 
 
-def encode_tokens(
-    token_ids: Iterable[int], scored: Iterable[ScoredToken], index: int = 0
-) -> api.TokenChunk:
-    """New tokens of sequence `index`, with their scores if there are any."""
-    logprobs = [encode_scored(token) for token in scored]
-    return api.TokenChunk(token_ids=token_ids, logprobs=logprobs, index=index)
+def encode_prompt_scores(scored: Iterable[ScoredToken]) -> api.TokenChunk:
+    """The logprobs of the next tokens of a prompt."""
+    return api.TokenChunk(prompt_logprobs=_scores(scored))
+
+
+def encode_completion(completion: Completion, index: int) -> api.TokenChunk:
+    """The tokens of one of the best completions, with their scores if there are any."""
+    return api.TokenChunk(
+        token_ids=completion.token_ids, logprobs=_scores(completion.scored), index=index
+    )
+
+
+def _scores(scored: Iterable[ScoredToken]) -> list[api.TokenLogprob]:
+    return [
+        api.TokenLogprob(
+            token_id=token.token_id,
+            logprob=token.logprob,
+            rank=token.rank,
+            top=[api.TopLogprob(token_id=top_id, logprob=logprob) for top_id, logprob in token.top],
+        )
+        for token in scored
+    ]
 
 
 def encode_sequence_finish(sequence: Sequence) -> api.SequenceFinish:
@@ -203,7 +224,7 @@ def encode_sequence_finish(sequence: Sequence) -> api.SequenceFinish:
     )
 
 
-def encode_completion(completion: Completion, index: int) -> api.SequenceFinish:
+def encode_completion_finish(completion: Completion, index: int) -> api.SequenceFinish:
     """The end of one of the best completions."""
     return api.SequenceFinish(
         index=index,

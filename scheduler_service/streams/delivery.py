@@ -15,34 +15,34 @@ from splitserve_rpc.domain_error import DomainError
 
 
 class Delivery:
-    """The open streams, and the sinks of their unfinished requests.
+    """The open `streams` by number, and the `sinks` of their unfinished requests by request id.
 
     Events of requests and streams that are not here, or no longer, are nobody's and dropped.
     `on_unread` is told which streams hold too much that is not read, and closes their outboxes.
     """
 
     def __init__(self, unread: Unread, on_unread: Callable[[Stream], object]) -> None:
-        self._unread = unread
+        self.unread = unread
         self._on_unread = on_unread
-        self._streams: dict[int, Stream] = {}
+        self.streams: dict[int, Stream] = {}
         self._last_stream_number = 0
-        self._sinks: dict[str, Sink] = {}
+        self.sinks: dict[str, Sink] = {}
         self._request_ids: dict[int, set[str]] = {}
 
     def new_outbox(self) -> Outbox:
         """For a stream that is to be opened."""
-        return Outbox(self._unread)
+        return Outbox(self.unread)
 
     def open_stream(self, stream: Stream) -> None:
         """Registers where plain tokens go, under a number for `client_key`."""
         self._last_stream_number += 1
         stream.number = self._last_stream_number
-        self._streams[stream.number] = stream
+        self.streams[stream.number] = stream
         self._request_ids[stream.number] = set()
 
     def close_stream(self, stream: Stream) -> None:
         """Nobody listens there any more, and none of its requests is left."""
-        del self._streams[stream.number], self._request_ids[stream.number]
+        del self.streams[stream.number], self._request_ids[stream.number]
 
     def requests_of(self, stream: Stream) -> list[str]:
         """The unfinished requests of a stream; none if it is not open."""
@@ -51,11 +51,11 @@ class Delivery:
     def expect(self, request_id: str, sink: Sink) -> None:
         """Registers where everything else about a request goes, whose stream is open."""
         self._request_ids[sink.stream.number].add(request_id)
-        self._sinks[request_id] = sink
+        self.sinks[request_id] = sink
 
     def forget(self, request_id: str) -> Sink | None:
         """Nobody is to be told anything about a request any more; returns who was."""
-        sink = self._sinks.pop(request_id, None)
+        sink = self.sinks.pop(request_id, None)
         if sink is not None:
             self._request_ids[sink.stream.number].discard(request_id)
         return sink
@@ -75,16 +75,16 @@ class Delivery:
         """Tells everybody what a step brought; each stream gets it in one piece."""
         touched: dict[int, Stream] = {}
         for request, scored in events.prompt_logprobs:
-            if sink := self._sinks.get(request.request_id):
+            if sink := self.sinks.get(request.request_id):
                 sink.prompt_logprobs(list(scored))
                 touched[id(sink.stream)] = sink.stream
         self._deliver_plain(events, touched)
         for event in events.tokens:
-            if sink := self._sinks.get(event.sequence.request.request_id):
+            if sink := self.sinks.get(event.sequence.request.request_id):
                 sink.token(event)
                 touched[id(sink.stream)] = sink.stream
         for sequence in events.finished_sequences:
-            if sink := self._sinks.get(sequence.request.request_id):
+            if sink := self.sinks.get(sequence.request.request_id):
                 sink.finish_sequence(sequence)
                 touched[id(sink.stream)] = sink.stream
         for request in events.finished:
@@ -99,8 +99,8 @@ class Delivery:
             stream.flush()
             if stream.outbox.is_unread():
                 self._on_unread(stream)
-        while self._unread.is_too_much:
-            self._on_unread(max(self._streams.values(), key=lambda stream: stream.outbox.num_bytes))
+        while self.unread.is_too_much:
+            self._on_unread(max(self.streams.values(), key=lambda stream: stream.outbox.num_bytes))
 
     def _deliver_plain(self, events: StepEvents, touched: dict[int, Stream]) -> None:
         """Divides the plain tokens of a step among the streams; adds those that got some."""
@@ -111,7 +111,7 @@ class Delivery:
         numbers, handles, token_ids = numbers[order], handles[order], events.token_ids[order]
         starts = np.flatnonzero(np.diff(numbers, prepend=-1)).tolist()
         for start, end in pairwise([*starts, len(numbers)]):
-            stream = self._streams.get(int(numbers[start]))
+            stream = self.streams.get(int(numbers[start]))
             if stream is not None:
                 stream.plain_tokens(handles[start:end], token_ids[start:end])
                 touched[id(stream)] = stream

@@ -7,13 +7,14 @@ from typing import Protocol
 import numpy as np
 
 from scheduler_service.core.plan import TokenEvent
-from scheduler_service.core.request import Int32Array, Request, ScoredToken, Sequence
-from scheduler_service.core.row_columns import Int64Array
+from scheduler_service.core.request import Int32Array, Int64Array, Request, ScoredToken, Sequence
 from scheduler_service.streams.client_codec import (
     encode_completion,
+    encode_completion_finish,
     encode_finish,
+    encode_prompt_scores,
     encode_sequence_finish,
-    encode_tokens,
+    encode_token,
 )
 from scheduler_service.streams.outbox import Outbox
 from splitserve.scheduler.v1 import scheduler_pb2 as api
@@ -78,62 +79,86 @@ class Sink(Protocol):
         ...
 
 
-class GenerateSink:
-    """The stream of one Generate call."""
+class EventStream(Stream, Protocol):
+    """A stream of messages, of which each is about one request: `handle`."""
+
+    def put_first(self, handle: int, tokens: api.TokenChunk) -> None:
+        """Comes before the plain tokens of this step."""
+        ...
+
+    def put(
+        self,
+        handle: int,
+        *,
+        tokens: api.TokenChunk | None = None,
+        sequence_finish: api.SequenceFinish | None = None,
+    ) -> None:
+        """Comes after them, in the order of the calls."""
+        ...
+
+    def end(self, handle: int, finish: api.Finish) -> None:
+        """The last of a request; its handle is free."""
+        ...
+
+
+class RequestSink:
+    """One request of a stream."""
+
+    def __init__(self, stream: EventStream, handle: int) -> None:
+        self.stream = stream
+        self._handle = handle
+
+    def token(self, event: TokenEvent) -> None:
+        self.stream.put(self._handle, tokens=encode_token(event))
+
+    def prompt_logprobs(self, scored: list[ScoredToken]) -> None:
+        self.stream.put_first(self._handle, encode_prompt_scores(scored))
+
+    def finish_sequence(self, sequence: Sequence) -> None:
+        self.stream.put(self._handle, sequence_finish=encode_sequence_finish(sequence))
+
+    def finish(self, request: Request) -> None:
+        for index, completion in enumerate(request.completions):
+            self.stream.put(self._handle, tokens=encode_completion(completion, index))
+            finish = encode_completion_finish(completion, index)
+            self.stream.put(self._handle, sequence_finish=finish)
+        self.stream.end(self._handle, encode_finish(request))
+
+
+class GenerateStream:
+    """The stream of one Generate call, which has one request. Everything is queued at once."""
 
     def __init__(self, outbox: Outbox) -> None:
         self.number = 0
         self.outbox = outbox
         self.request_id = ""
 
-    @property
-    def stream(self) -> GenerateSink:
-        """Itself."""
-        return self
-
     def plain_tokens(self, handles: Int32Array, token_ids: Int32Array) -> None:
-        """Queues a chunk."""
-        self._put(tokens=encode_tokens(token_ids.tolist(), ()))
+        tokens = api.TokenChunk(token_ids=token_ids.tolist())
+        self._queue(api.GenerateResponse(tokens=tokens))
 
-    def token(self, event: TokenEvent) -> None:
-        """Queues a chunk of one token."""
-        self._put(tokens=_chunk(event))
+    def put_first(self, handle: int, tokens: api.TokenChunk) -> None:
+        self._queue(api.GenerateResponse(tokens=tokens))
 
-    def prompt_logprobs(self, scored: list[ScoredToken]) -> None:
-        """Queues a chunk without output tokens."""
-        self._put(tokens=_prompt_chunk(scored))
-
-    def finish_sequence(self, sequence: Sequence) -> None:
-        """Queues the end of a sequence."""
-        self._put(sequence_finish=encode_sequence_finish(sequence))
-
-    def finish(self, request: Request) -> None:
-        """Queues the finish and ends the stream."""
-        for index, completion in enumerate(request.completions):
-            chunk = encode_tokens(completion.token_ids, completion.scored, index)
-            self._put(tokens=chunk)
-            self._put(sequence_finish=encode_completion(completion, index))
-        self._put(finish=encode_finish(request))
-        self.outbox.end()
-
-    def flush(self) -> None:
-        """Nothing to do: everything was queued at once."""
-
-    def _put(
+    def put(
         self,
+        handle: int,
         *,
         tokens: api.TokenChunk | None = None,
         sequence_finish: api.SequenceFinish | None = None,
-        finish: api.Finish | None = None,
     ) -> None:
-        self.outbox.put(
-            api.GenerateResponse(
-                request_id=self.request_id,
-                tokens=tokens,
-                sequence_finish=sequence_finish,
-                finish=finish,
-            )
-        )
+        self._queue(api.GenerateResponse(tokens=tokens, sequence_finish=sequence_finish))
+
+    def end(self, handle: int, finish: api.Finish) -> None:
+        self._queue(api.GenerateResponse(finish=finish))
+        self.outbox.end()
+
+    def flush(self) -> None:
+        pass
+
+    def _queue(self, response: api.GenerateResponse) -> None:
+        response.request_id = self.request_id
+        self.outbox.put(response)
 
 
 class SessionStream:
@@ -147,20 +172,30 @@ class SessionStream:
         self._is_half_closed = False
 
     def plain_tokens(self, handles: Int32Array, token_ids: Int32Array) -> None:
-        """Adds plain tokens to this step's message."""
         self._pending.handles.extend(handles.tolist())
         self._pending.token_ids.extend(token_ids.tolist())
 
-    def add_event(self, event: api.SessionEvent) -> None:
-        """Adds an event to this step's message."""
-        self._pending.events.append(event)
+    def put_first(self, handle: int, tokens: api.TokenChunk) -> None:
+        self._send(api.SessionEvent(handle=handle, tokens=tokens))
 
-    def send_event(self, event: api.SessionEvent) -> None:
-        """Queues an event ahead of this step's message, whose tokens come before its events."""
-        self.outbox.put(api.SessionResponse(events=[event]))
+    def put(
+        self,
+        handle: int,
+        *,
+        tokens: api.TokenChunk | None = None,
+        sequence_finish: api.SequenceFinish | None = None,
+    ) -> None:
+        self._pending.events.add(handle=handle, tokens=tokens, sequence_finish=sequence_finish)
+
+    def end(self, handle: int, finish: api.Finish) -> None:
+        del self.request_ids[handle]
+        self._pending.events.add(handle=handle, finish=finish)
+
+    def reject(self, handle: int, rejection: api.RequestError) -> None:
+        """Queues a refusal."""
+        self._send(api.SessionEvent(handle=handle, rejected=rejection))
 
     def flush(self) -> None:
-        """Queues this step's message, if there is anything in it."""
         if self._pending.handles or self._pending.events:
             self.outbox.put(self._pending)
             self._pending = api.SessionResponse()
@@ -171,56 +206,10 @@ class SessionStream:
         self._is_half_closed = True
         self._end_if_done()
 
+    def _send(self, event: api.SessionEvent) -> None:
+        """Queues an event ahead of this step's message, whose tokens come before its events."""
+        self.outbox.put(api.SessionResponse(events=[event]))
+
     def _end_if_done(self) -> None:
         if self._is_half_closed and not self.request_ids:
             self.outbox.end()
-
-
-class SessionSink:
-    """One request of a Session."""
-
-    def __init__(self, stream: SessionStream, handle: int) -> None:
-        self._stream = stream
-        self._handle = handle
-
-    @property
-    def stream(self) -> SessionStream:
-        """The session."""
-        return self._stream
-
-    def token(self, event: TokenEvent) -> None:
-        """Adds a token to this step's message."""
-        self._add(api.SessionEvent(handle=self._handle, tokens=_chunk(event)))
-
-    def prompt_logprobs(self, scored: list[ScoredToken]) -> None:
-        """Queues prompt logprobs before this step's tokens."""
-        event = api.SessionEvent(handle=self._handle, tokens=_prompt_chunk(scored))
-        self._stream.send_event(event)
-
-    def finish_sequence(self, sequence: Sequence) -> None:
-        """Adds the end of a sequence to this step's message."""
-        finish = encode_sequence_finish(sequence)
-        self._add(api.SessionEvent(handle=self._handle, sequence_finish=finish))
-
-    def finish(self, request: Request) -> None:
-        """Adds the finish to this step's message and frees the handle."""
-        handle = self._handle
-        del self._stream.request_ids[handle]
-        for index, completion in enumerate(request.completions):
-            chunk = encode_tokens(completion.token_ids, completion.scored, index)
-            self._add(api.SessionEvent(handle=handle, tokens=chunk))
-            finish = encode_completion(completion, index)
-            self._add(api.SessionEvent(handle=handle, sequence_finish=finish))
-        self._add(api.SessionEvent(handle=handle, finish=encode_finish(request)))
-
-    def _add(self, event: api.SessionEvent) -> None:
-        self._stream.add_event(event)
-
-
-def _chunk(event: TokenEvent) -> api.TokenChunk:
-    scored = () if event.scored is None else (event.scored,)
-    return encode_tokens((event.token_id,), scored, event.sequence.index)
-
-
-def _prompt_chunk(scored: list[ScoredToken]) -> api.TokenChunk:
-    return api.TokenChunk(prompt_logprobs=encode_tokens((), scored).logprobs)

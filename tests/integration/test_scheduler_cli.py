@@ -27,7 +27,7 @@ def run_command(*arguments: str, **environ: str) -> subprocess.CompletedProcess[
     kept = {name: text for name, text in os.environ.items() if not name.startswith("SPLITSERVE_")}
     path = os.pathsep.join(filter(None, sys.path))
     return subprocess.run(
-        [sys.executable, "-m", "splitserve_client", *arguments],
+        [sys.executable, "-m", "splitserve_cli", *arguments],
         env=kept | {"PYTHONPATH": path} | environ,
         capture_output=True,
         text=True,

@@ -6,7 +6,6 @@ import json
 import os
 import queue
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -19,7 +18,10 @@ from typing import Self
 import psutil
 import pytest
 
-_COMMAND = [sys.executable, "-m", "splitserve_client"]
+from tests.support.processes.addresses import reserve_address
+from tests.support.processes.interrupts import children_take_sigint
+
+_COMMAND = [sys.executable, "-m", "splitserve_cli"]
 _START_S = 120.0
 _STOP_S = 30.0
 # What is clear without loading anything is to be said within seconds.
@@ -46,8 +48,7 @@ class Serve:
     """A running `splitserve serve`, and what it has written so far on both streams."""
 
     def __init__(self, *arguments: str) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
+        self.address = reserve_address()
         self.output = ""
         self._chunks: queue.Queue[bytes] = queue.Queue()
         small = ["--num-device-blocks", "128", "--threads", "1"]
@@ -199,7 +200,9 @@ def test_generate_goes_on_with_the_same_tokens_when_the_scheduler_is_killed(serv
 
 
 def test_serve_stops_everything_and_exits_with_0_when_interrupted() -> None:
-    with Serve("--no-demo", "--num-executors", "2") as serve:
+    with children_take_sigint():
+        started = Serve("--no-demo", "--num-executors", "2")
+    with started as serve:
         serve.read_until("Ctrl-C stops the server.")
         children = serve.wait_for_children(3)
 

@@ -60,7 +60,7 @@ async def wait_until(holds: Callable[[], bool]) -> None:
 
 
 def held_bytes(scheduler: SchedulerInProcess) -> int:
-    return scheduler.cluster.delivery._unread.num_bytes
+    return scheduler.cluster.delivery.unread.num_bytes
 
 
 async def test_generate_ends_by_name_when_it_is_not_read() -> None:

@@ -8,7 +8,7 @@ from random import Random
 from hypothesis import strategies as st
 
 from scheduler_service.core.config import BatchPolicyName, Feature, PreemptionMode, SchedulerConfig
-from scheduler_service.core.policies.queue_policy import QueuePolicyName
+from scheduler_service.core.policies.queue_policy import QUEUE_POLICIES
 from scheduler_service.core.request import SchedulingParams
 from scheduler_service.core.sampling_params import BeamParams, EarlyStopping, SamplingParams
 from tests.support.core.truth import Spec
@@ -80,7 +80,7 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
         preemption_mode=draw(st.sampled_from(_PREEMPTION_MODES)),
         batch_policy=draw(st.sampled_from(BatchPolicyName)),
         delay_factor=draw(st.sampled_from([0.0, 0.0, 1.5])),
-        queue_policy=draw(st.sampled_from(QueuePolicyName)).value,
+        queue_policy=draw(st.sampled_from(list(QUEUE_POLICIES))),
         tenant_weights={"heavy": 2.0},
     )
 

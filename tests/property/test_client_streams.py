@@ -138,9 +138,9 @@ def what_is_left(scheduler: SchedulerInProcess) -> str:
     delivery = scheduler.cluster.delivery
     left = {
         "requests": scheduler.cluster.num_unfinished,
-        "streams": len(delivery._streams),
-        "sinks": len(delivery._sinks),
-        "unread bytes": delivery._unread.num_bytes,
+        "streams": len(delivery.streams),
+        "sinks": len(delivery.sinks),
+        "unread bytes": delivery.unread.num_bytes,
         "handlers": sum(SERVICE in task.get_name() for task in asyncio.all_tasks()),
         "readers": sum("_read_session" in repr(task) for task in asyncio.all_tasks()),
     }

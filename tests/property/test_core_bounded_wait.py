@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from scheduler_service.core.config import Feature, SchedulerConfig
 from scheduler_service.core.plan import StepStatus
-from scheduler_service.core.policies.queue_policy import TURN_EVERY, QueuePolicyName
+from scheduler_service.core.policies.queue_policy import QUEUE_POLICIES
+from scheduler_service.core.policies.urgency import TURN_EVERY
 from scheduler_service.core.request import Request, SchedulingParams
 from scheduler_service.core.sampling_params import SamplingParams
 from splitserve_rpc.domain_error import DomainError
@@ -77,7 +78,7 @@ def roomy_config(**options: object) -> SchedulerConfig:
     return make_config(**(values | options))
 
 
-@pytest.mark.parametrize("policy", [policy.value for policy in QueuePolicyName])
+@pytest.mark.parametrize("policy", list(QUEUE_POLICIES))
 @settings(max_examples=max(1, NUM_EXAMPLES // 3), deadline=None)
 @given(seed=st.integers(0, 2**32), depth=st.integers(1, 2), max_adapters=st.integers(1, 2))
 def test_only_those_with_adapters_wait_and_not_for_ever_when_slots_are_scarce(
@@ -92,7 +93,7 @@ def test_only_those_with_adapters_wait_and_not_for_ever_when_slots_are_scarce(
     flood = AdapterFlood(config, seed, depth)
     for _ in range(260):
         flood.step()
-        for request in flood.engine.scheduler._placement.waiting:
+        for request in flood.engine.scheduler.placement.waiting:
             assert request.scheduling.adapter, "it waits though nothing lacks"
     assert flood.longest_wait <= MAX_SLOT_WAIT_STEPS
 

@@ -28,7 +28,7 @@ from scheduler_service.core.plan import ContractBroken, StepOutcome, StepPlan, S
 from scheduler_service.journal.checkpoint import dump_core, load_core
 from splitserve_rpc.domain_error import DomainError
 from tests.property.core_workloads import configs, fit, kin_of, random_spec
-from tests.support.core.checks import check_core, check_published
+from tests.support.core.checks import check_core, check_emptied, check_published
 from tests.support.core.clients import Client
 from tests.support.core.engine import CoreEngine, Link, ProtobufLink
 from tests.support.core.plan_executor import PlanExecutor
@@ -154,13 +154,13 @@ class CoreMachine(RuleBasedStateMachine):
         self.running.abort(client.request)
 
     def request_yields(self, index: int) -> None:
-        placement = self.running.scheduler._placement
+        placement = self.running.scheduler.placement
         # What is moved is moved by the step that is planned next: there must be one.
         most = 0 if placement.suspects else self.depth - 1
         while len(self.running.in_flight) > most:
             self.running.answer()
         running = placement.rows.running
-        if running and not self.running.scheduler._needs_snapshot:
+        if running and not self.running.needs_snapshot:
             placement.preempt(running[index % len(running)].request)
             self.running.fill()
 
@@ -189,7 +189,7 @@ class CoreMachine(RuleBasedStateMachine):
             return
         row = index % len(plan.work.row_ids)
         row_id, tenancy = int(plan.work.row_ids[row]), int(plan.work.tenancies[row])
-        sequence = self.running.scheduler._placement.tenant(row_id, tenancy)
+        sequence = self.running.scheduler.placement.tenant(row_id, tenancy)
         if sequence is not None:
             self.clients[sequence.request.client_key].has_bad_row = True
         self.running.count_fault()
@@ -220,7 +220,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     def clients_of(self, plan: StepPlan) -> Iterator[tuple[int, Client]]:
         """The rows of a step that count."""
-        work, placement = plan.work, self.running.scheduler._placement
+        work, placement = plan.work, self.running.scheduler.placement
         each = zip(work.row_ids.tolist(), work.tenancies.tolist(), strict=True)
         for row, (row_id, tenancy) in enumerate(each):
             sequence = placement.tenant(row_id, tenancy)
@@ -263,7 +263,7 @@ class CoreMachine(RuleBasedStateMachine):
     def core_is_restored(self, _index: int) -> None:
         scheduler = load_core(dump_core(self.running.scheduler))
         for client in self.unfinished:
-            client.delivery.request = scheduler._placement.requests[client.request.request_id]
+            client.delivery.request = scheduler.placement.requests[client.request.request_id]
         self.running.scheduler = scheduler
 
     # -- what holds ----------------------------------------------------------------------------
@@ -274,7 +274,7 @@ class CoreMachine(RuleBasedStateMachine):
             return
         check_core(self.engine.scheduler)
         check_published(
-            self.engine.scheduler._placement,
+            self.engine.scheduler.placement,
             [plan for plan, _ in self.engine.in_flight],
             self.contents,
             self.engine.runner,
@@ -301,7 +301,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     def progress(self) -> tuple[int, int]:
         """Never decreases: requests that ended, and tokens of the others."""
-        known_tokens = self.running.scheduler._placement.known_tokens
+        known_tokens = self.running.scheduler.placement.known_tokens
         num_tokens = 0
         for client in self.clients.values():
             lengths = [len(known_tokens(sequence)) for sequence in client.request.sequences]
@@ -316,9 +316,9 @@ class CoreMachine(RuleBasedStateMachine):
         self.core_is_consistent()
         self.clients_get_what_is_true()
         assert not self.unfinished
-        blocks = self.engine.scheduler._placement.blocks
-        assert blocks.device.num_free == self.config.num_device_blocks
-        assert blocks.host.num_free == self.config.num_host_blocks
+        assert self.running.scheduler.num_free_blocks == self.config.num_device_blocks
+        assert self.running.scheduler.num_free_host_blocks == self.config.num_host_blocks
+        check_emptied(self.running.scheduler.placement)
 
 
 class ProtobufMachine(CoreMachine):

@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parent
     ],
 )
 def test_splitserve_replay_tells_by_its_exit_code(name: str, code: int, text: str) -> None:
-    command = [sys.executable, "-m", "splitserve_client", "replay", str(FOLDER / name)]
+    command = [sys.executable, "-m", "splitserve_cli", "replay", str(FOLDER / name)]
 
     result = subprocess.run(command, capture_output=True, text=True, check=False)
 

@@ -57,7 +57,7 @@ def test_generated_code_is_current() -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_readme_has_the_current_table_of_options() -> None:
+def test_docs_have_the_current_table_of_options() -> None:
     from splitserve_options import options
 
-    assert options.markdown().strip() in (ROOT / "README.md").read_text()
+    assert options.markdown().strip() in (ROOT / "docs" / "options.md").read_text()

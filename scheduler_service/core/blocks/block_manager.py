@@ -1,7 +1,7 @@
 """Block tables: allocate, extend, fork, swap, release.
 
-Freed blocks wait for the steps in flight that still write them. Everything that moves blocks is
-collected in `moves` for the step that is being planned.
+Freed blocks wait for the steps in flight that still write them. What moves blocks becomes part of
+the `draft` of the next step.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ import numpy as np
 from scheduler_service.core.blocks.block_pool import BlockPool
 from scheduler_service.core.blocks.prefix_cache import PrefixCache, PrefixHit
 from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.request import Int32Array, Request, Sequence, SequenceStatus
-from scheduler_service.core.row_changes import BlockMoves
-from scheduler_service.core.row_columns import RELEASED, Int64Array, RowColumns
+from scheduler_service.core.request import Int32Array, Int64Array, Request, Sequence, SequenceStatus
+from scheduler_service.core.row_columns import NO_TENANCY, RELEASED, RowColumns
+from scheduler_service.core.step_draft import StepDraft
 
 WATERMARK_RATIO = 0.01
-_NO_MOVES = BlockMoves()
 
 
 class Allocation(Enum):
@@ -49,25 +48,21 @@ class BlockManager:
         )
         self.prefixes = PrefixCache(config, self.device, self.host)
         self.watermark = int(config.num_device_blocks * WATERMARK_RATIO)
-        self.moves = BlockMoves()
-        # Blocks that came from the host pool for the step that is being planned, and are findable.
-        self._promoted: list[int] = []
-        # Blocks that the moves of the step that is being planned read or write.
-        self._pinned_device: list[int] = []
-        self._pinned_host: list[int] = []
-        self._deferred: deque[tuple[int, list[int]]] = deque()
+        self.draft = StepDraft()
+        # Blocks that steps in flight may write, by the last of these steps.
+        self.deferred: deque[tuple[int, list[int]]] = deque()
 
     # -- what there is -------------------------------------------------------------------------
 
     @property
     def num_deferred(self) -> int:
         """Blocks that lose a reference when steps in flight are answered."""
-        return sum(len(blocks) for _, blocks in self._deferred)
+        return sum(len(blocks) for _, blocks in self.deferred)
 
     @property
     def has_pinned(self) -> bool:
         """Whether moves of the step that is being planned hold device blocks until then."""
-        return bool(self._pinned_device)
+        return bool(self.draft.pinned_device_blocks)
 
     def can_allocate(
         self, sequence: Sequence, hit: PrefixHit, *, others_run: bool, num_more_blocks: int = 0
@@ -120,11 +115,11 @@ class BlockManager:
         for position, block in enumerate(blocks):
             if block < 0:
                 blocks[position] = fresh.pop()
-                self.moves.swap_in.append((~block, blocks[position]))
+                self.draft.moves.swap_in.append((~block, blocks[position]))
                 self._pin_device([blocks[position]])
                 block_hash = sequence.block_hashes[hit.first_index + position + 1]
                 if self.device.publish(blocks[position], block_hash):
-                    self._promoted.append(blocks[position])
+                    self.draft.published.setdefault(NO_TENANCY, []).append(blocks[position])
         return blocks
 
     def extend(self, row_id: int, num_blocks: int) -> list[int]:
@@ -147,7 +142,7 @@ class BlockManager:
         self.device.share(table[num_released:num_full])
         fresh = self.device.allocate(self.num_fork_blocks(sequence, num_shared))
         if num_shared % self._block_size:
-            self.moves.copy.append((table[num_full], fresh[0]))
+            self.draft.moves.copy.append((table[num_full], fresh[0]))
             self._pin_device([table[num_full], fresh[0]])
         rows.extend_table(row_id, table[:num_full] + fresh)
         rows.num_released[row_id] = num_released
@@ -182,19 +177,19 @@ class BlockManager:
         if step_id <= last_answered_step_id:
             self.device.free(blocks)
         elif blocks:
-            self._deferred.append((step_id, blocks))
+            self.deferred.append((step_id, blocks))
 
     def step_answered(self, step_id: int) -> None:
         """Frees what waited for `step_id`. Steps are answered in order."""
-        if not self._deferred:
+        if not self.deferred:
             return
         still_waiting = deque[tuple[int, list[int]]]()
-        for waits_for, blocks in self._deferred:
+        for waits_for, blocks in self.deferred:
             if waits_for <= step_id:
                 self.device.free(blocks)
             else:
                 still_waiting.append((waits_for, blocks))
-        self._deferred = still_waiting
+        self.deferred = still_waiting
 
     # -- the encoder's blocks ------------------------------------------------------------------
 
@@ -234,7 +229,7 @@ class BlockManager:
         """
         on_device = sorted(self.blocks_of(request))
         to_host = dict(zip(on_device, self.host.allocate(len(on_device)), strict=True))
-        self.moves.swap_out += to_host.items()
+        self.draft.moves.swap_out += to_host.items()
         tables = []
         for sequence in request.sequences:
             if sequence.status is SequenceStatus.RUNNING:
@@ -255,7 +250,7 @@ class BlockManager:
         """Fills the tables of the new rows of a swapped request; releases its host blocks."""
         host_blocks = sorted(_distinct(_host_tables(request)))
         to_device = dict(zip(host_blocks, self.device.allocate(len(host_blocks)), strict=True))
-        self.moves.swap_in += to_device.items()
+        self.draft.moves.swap_in += to_device.items()
         self._pin_host(host_blocks)
         self._pin_device(list(to_device.values()))
         tables = []
@@ -284,19 +279,16 @@ class BlockManager:
 
     # -- the step being planned ----------------------------------------------------------------
 
-    def take_moves(self) -> tuple[BlockMoves, list[int]]:
-        """The moves of the step that is now planned, and the blocks that became findable by them.
+    def take_draft(self) -> StepDraft:
+        """What is now planned as a step; another draft begins.
 
-        Until then no source and no destination of theirs is given to anybody else.
+        Until then no source and no destination of its moves is given to anybody else.
         """
-        if not self.moves:
-            return _NO_MOVES, []
-        moves, self.moves = self.moves, BlockMoves()
-        promoted, self._promoted = self._promoted, []
-        self.device.free(self._pinned_device)
-        self.host.free(self._pinned_host)
-        self._pinned_device, self._pinned_host = [], []
-        return moves, promoted
+        draft, self.draft = self.draft, StepDraft()
+        if draft.moves:
+            self.device.free(draft.pinned_device_blocks)
+            self.host.free(draft.pinned_host_blocks)
+        return draft
 
     def _demote(self, block_id: int, block_hash: bytes) -> None:
         """A device block is about to be reused: its contents live on in the host pool."""
@@ -304,16 +296,16 @@ class BlockManager:
             return
         host_block = self.host.allocate(1)
         self.host.publish(host_block[0], block_hash)
-        self.moves.swap_out.append((block_id, host_block[0]))
-        self._pinned_host += host_block
+        self.draft.moves.swap_out.append((block_id, host_block[0]))
+        self.draft.pinned_host_blocks += host_block
 
     def _pin_device(self, blocks: list[int]) -> None:
         self.device.share(blocks)
-        self._pinned_device += blocks
+        self.draft.pinned_device_blocks += blocks
 
     def _pin_host(self, blocks: list[int]) -> None:
         self.host.share(blocks)
-        self._pinned_host += blocks
+        self.draft.pinned_host_blocks += blocks
 
     def _share_again(self, pool: BlockPool, tables: list[list[int]]) -> None:
         seen: set[int] = set()

@@ -9,8 +9,8 @@ import numpy as np
 from scheduler_service.core.blocks.block_hashes import extend_chain, hash_block, root_hash
 from scheduler_service.core.blocks.block_pool import BlockPool
 from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.request import Int32Array, Sequence
-from scheduler_service.core.row_columns import Int64Array, RowColumns
+from scheduler_service.core.request import Int32Array, Int64Array, Sequence
+from scheduler_service.core.row_columns import RowColumns
 
 
 @dataclass(frozen=True, slots=True)

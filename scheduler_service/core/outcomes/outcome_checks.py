@@ -35,9 +35,13 @@ class OutcomeChecks:
         """`outcome` with rows FAILED that are not as they must be. Raises ContractBroken."""
         num_rows = len(plan.work.row_ids)
         statuses = outcome.row_statuses
-        for column in (outcome.token_ids, statuses):
+        columns = (("sampled_token_ids", outcome.token_ids), ("row_statuses", statuses))
+        for name, column in columns:
             if column is not None and len(column) != num_rows:
-                raise ContractBroken(f"a column has {len(column)} elements for {num_rows} rows")
+                raise ContractBroken(
+                    f"columns of step {plan.step_id}: {name} has {len(column)} elements for "
+                    f"{num_rows} rows"
+                )
         faults = self._statuses(statuses) if statuses is not None else {}
         faults |= self._tokens(plan, outcome)
         logprobs, prompt_logprobs = outcome.logprobs, outcome.prompt_logprobs
@@ -80,7 +84,7 @@ class OutcomeChecks:
         """Those of rows that asked for them. Adds to `faults`."""
         work, found = plan.work, dict[int, ScoredToken]()
         for index, sequence in self._there(plan, outcome, faults, self._not_plain(plan)):
-            num_top = _num_top(sequence)
+            num_top = sequence.request.num_row_logprobs
             if num_top is None:
                 continue
             scored = outcome.logprobs.get(index)
@@ -161,16 +165,6 @@ class OutcomeChecks:
             if math.isnan(logprob) or logprob > _MAX_LOGPROB:
                 return f"a logprob is {logprob}, allowed: 0 or less"
         return None
-
-
-def _num_top(sequence: Sequence) -> int | None:
-    """How many alternatives its row asked for; None if it asked for no logprobs."""
-    request = sequence.request
-    if request.params.beam is not None:
-        return request.num_candidates
-    if not request.params.is_streamed:
-        return request.params.num_logprobs or 0
-    return request.params.num_logprobs
 
 
 def _place(scored: ScoredToken) -> tuple[int, int]:

@@ -13,9 +13,24 @@ from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.outcomes.beams import Beams
 from scheduler_service.core.outcomes.losses import Losses
 from scheduler_service.core.placement import Placement
-from scheduler_service.core.plan import RowStatus, StepEvents, StepOutcome, StepPlan, TokenEvent
-from scheduler_service.core.request import Completion, FinishReason, Int32Array, Request, Sequence
-from scheduler_service.core.row_columns import ONE, ZERO, BoolArray, Int64Array, RowWork
+from scheduler_service.core.plan import (
+    RowStatus,
+    RowWork,
+    StepEvents,
+    StepOutcome,
+    StepPlan,
+    TokenEvent,
+)
+from scheduler_service.core.request import (
+    BoolArray,
+    Completion,
+    FinishReason,
+    Int32Array,
+    Int64Array,
+    Request,
+    Sequence,
+)
+from scheduler_service.core.row_columns import ONE, ZERO
 from scheduler_service.core.siblings import Siblings
 
 

@@ -6,9 +6,9 @@ import numpy as np
 
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.placement import Placement
-from scheduler_service.core.request import FinishReason, Int32Array, Request, Sequence
+from scheduler_service.core.request import FinishReason, Int32Array, Int64Array, Request, Sequence
 from scheduler_service.core.request import SequenceStatus as Status
-from scheduler_service.core.row_columns import ONE, Int64Array
+from scheduler_service.core.row_columns import ONE
 from scheduler_service.core.siblings import Siblings
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.placement import Placement
 from scheduler_service.core.plan import StepPlan
-from scheduler_service.core.policies.queue_policy import QueuePolicyName
 from scheduler_service.core.request import FinishReason, Request
 
 # How many requests a step refuses at most; the others wait for the next, but never run.
@@ -66,7 +65,7 @@ class Lateness:
     """
 
     def __init__(self, config: SchedulerConfig, placement: Placement) -> None:
-        self._has_deadlines = config.queue_policy == QueuePolicyName.DEADLINE.value
+        self._refuses_late = placement.waiting.refuses_late
         self._max_num_batched_tokens = config.max_num_batched_tokens
         self._placement = placement
         self._num_left = MAX_REFUSALS
@@ -74,13 +73,13 @@ class Lateness:
         self.is_behind = False
 
     def observe(self, plan: StepPlan, compute_us: int) -> None:
-        """Learns from an executed step how fast the executor is, where there are deadlines."""
-        if self._has_deadlines:
+        """Learns from an executed step how fast the executor is, where that matters."""
+        if self._refuses_late:
             self._pace.observe(plan, compute_us, self._placement)
 
     def refuse_overdue(self) -> None:
         """Ends requests whose deadline is past. A step begins with this."""
-        if not self._has_deadlines:
+        if not self._refuses_late:
             return
         placement = self._placement
         self._num_left = MAX_REFUSALS
@@ -94,7 +93,7 @@ class Lateness:
     def cannot_meet(self, request: Request) -> bool:
         """Whether a request that waits is late, and was ended, or has to wait for its end."""
         deadline_ns = request.scheduling.deadline_ns
-        if not self._has_deadlines or deadline_ns is None:
+        if not self._refuses_late or deadline_ns is None:
             return False
         if any(s.num_output_tokens or s.num_promised for s in request.sequences):
             return False  # one that has tokens goes on

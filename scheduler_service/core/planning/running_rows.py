@@ -12,8 +12,8 @@ from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.placement import Placement
 from scheduler_service.core.policies.request_queue import Key
 from scheduler_service.core.policies.urgency import TURN_EVERY
-from scheduler_service.core.request import Int32Array
-from scheduler_service.core.row_columns import ONE, BoolArray, Int64Array
+from scheduler_service.core.request import BoolArray, Int32Array, Int64Array
+from scheduler_service.core.row_columns import ONE
 
 
 class RunningRows:

@@ -55,7 +55,6 @@ class MixedBatches:
     """Decodes first, and the rest of the budget for prompts: no step is without decodes."""
 
     def shapes(self, state: QueueState) -> tuple[StepShape, ...]:
-        """See BatchPolicy."""
         return (_MIXED,)
 
 
@@ -70,7 +69,6 @@ class PrefillFirst:
         self._delay_factor = delay_factor
 
     def shapes(self, state: QueueState) -> tuple[StepShape, ...]:
-        """See BatchPolicy."""
         gathers = state.oldest_wait_us < self._delay_factor * state.prefill_us
         if state.num_waiting == 0 or state.num_swapped or gathers:
             return (_DECODES, _PREFILLS)

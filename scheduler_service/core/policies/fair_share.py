@@ -57,6 +57,8 @@ class FairSharePolicy:
     """
 
     charges_outputs = True
+    allows_bypasses = True
+    refuses_late = False
 
     def __init__(
         self, tenant_weights: Mapping[str, float], max_idle_tenants: int = MAX_IDLE_TENANTS
@@ -86,7 +88,6 @@ class FairSharePolicy:
             yield from account.waiting
 
     def push(self, request: Request) -> None:
-        """See `QueuePolicy`."""
         account = self._account(request.scheduling.tenant)
         if not account.waiting:
             # Nobody saves up service by not asking for it.
@@ -96,7 +97,6 @@ class FairSharePolicy:
         self._stale[account] = None
 
     def remove(self, request: Request) -> None:
-        """See `QueuePolicy`."""
         account = self._accounts[request.scheduling.tenant]
         account.waiting.remove(request)
         self._num_waiting -= 1
@@ -106,13 +106,12 @@ class FairSharePolicy:
     def candidates(
         self, now_ns: int = 0, open_lanes: Callable[[], Lanes] = all_lanes
     ) -> Iterator[Request]:
-        """See `QueuePolicy`. Tenants' first requests by counter, then their second, and so on."""
+        """Tenants' first requests by counter, then their second, and so on."""
         tried: dict[_Account, Key] = {}
         yield from self._first_requests(tried, open_lanes)
         yield from self._further_requests(tried, open_lanes)
 
     def overdue(self, now_ns: int) -> Request | None:
-        """Deadlines do not matter here."""
         return None
 
     def admitted(self, request: Request, num_uncached_tokens: int) -> None:
@@ -129,11 +128,9 @@ class FairSharePolicy:
         self._charge(self._account(tenant), OUTPUT_WEIGHT * num_tokens)
 
     def rank(self, request: Request) -> Key:
-        """The arrival."""
         return (request.arrival,)
 
     def urgency(self, request: Request) -> Key:
-        """All are alike."""
         return ()
 
     def may_preempt(self, waiting: Request, running: Request) -> bool:

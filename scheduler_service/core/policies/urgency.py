@@ -32,10 +32,11 @@ class UrgencyPolicy:
     """
 
     charges_outputs = False
+    allows_bypasses = True
 
     def __init__(self, urgency: Callable[[Request], Key], *, refuses_late: bool) -> None:
         self._urgency = urgency
-        self._refuses_late = refuses_late
+        self.refuses_late = refuses_late
         # Those that may become overdue are apart, so that any number of them is passed at once.
         self._lasting: OrderedQueue[Request] = OrderedQueue()
         self._expiring: OrderedQueue[Request] = OrderedQueue()
@@ -51,17 +52,15 @@ class UrgencyPolicy:
         return iter(sorted([*self._lasting, *self._expiring], key=self.rank))
 
     def push(self, request: Request) -> None:
-        """See `QueuePolicy`."""
         deadline_ns = request.scheduling.deadline_ns
         queue = self._lasting
-        if self._refuses_late and deadline_ns is not None and not _has_run(request):
+        if self.refuses_late and deadline_ns is not None and not _has_run(request):
             queue = self._expiring
             self._by_deadline.add(request, {"": (deadline_ns, request.arrival)})
         queue.add(request, {request.scheduling.adapter: self.rank(request)})
         self._turns_of(request).waiting.add(request, {"": (request.arrival,)})
 
     def remove(self, request: Request) -> None:
-        """See `QueuePolicy`."""
         if request in self._expiring:
             self._expiring.remove(request)
             self._by_deadline.remove(request)
@@ -72,7 +71,7 @@ class UrgencyPolicy:
     def candidates(
         self, now_ns: int = 0, open_lanes: Callable[[], Lanes] = all_lanes
     ) -> Iterator[Request]:
-        """See `QueuePolicy`. Whoever has the turn comes first, whether or not it can run."""
+        """Whoever has the turn comes first, whether or not it can run."""
         seen: set[Request] = set()
         key = BEFORE_ALL
         while True:
@@ -88,7 +87,7 @@ class UrgencyPolicy:
                 yield request
 
     def overdue(self, now_ns: int) -> Request | None:
-        """See `QueuePolicy`. First those that have the turn, which others wait for."""
+        """First those that have the turn, which others wait for."""
         oldest = [turns.waiting.first() for turns in self._turns]
         for request in (*oldest, self._by_deadline.first()):
             if request is not None and self._is_overdue(request, now_ns):
@@ -106,7 +105,7 @@ class UrgencyPolicy:
                 turns.num_since = 0
 
     def sampled(self, tenant: str, num_tokens: int) -> None:
-        """Does not matter here."""
+        pass
 
     def rank(self, request: Request) -> Key:
         """Protected requests by arrival, then the others by urgency."""
@@ -154,6 +153,17 @@ class UrgencyPolicy:
     def _is_overdue(self, request: Request, now_ns: int) -> bool:
         deadline_ns = request.scheduling.deadline_ns
         return deadline_ns is not None and deadline_ns < now_ns and request in self._expiring
+
+
+def by_priority(request: Request) -> Key:
+    """A smaller number is more urgent."""
+    return (request.scheduling.priority,)
+
+
+def by_priority_and_deadline(request: Request) -> Key:
+    """Of the same priority, who has to be done sooner; last, who has no deadline."""
+    deadline_ns = request.scheduling.deadline_ns
+    return (request.scheduling.priority, deadline_ns is None, deadline_ns or 0)
 
 
 class _Turns:

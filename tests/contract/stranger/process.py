@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,17 +17,11 @@ import grpc
 from splitserve.scheduler.v1 import admin_pb2, admin_pb2_grpc
 from tests.contract.stranger.client import StrangerClient
 from tests.contract.stranger.executor import StrangerExecutor
+from tests.support.processes.addresses import reserve_address
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[3]
 SOURCE_ROOTS = (".", "protos", "kernels", "clients")
-
-
-def free_address() -> str:
-    """An address nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 def _spawn(address: str, options: dict[str, object], log: int) -> subprocess.Popen[bytes]:
@@ -66,7 +59,7 @@ class Scheduler:
 @asynccontextmanager
 async def running_scheduler(**options: object) -> AsyncIterator[Scheduler]:
     """A scheduler process that listens. Options are its long flags; True is one without a value."""
-    address = str(options.pop("listen", None) or free_address())
+    address = str(options.pop("listen", None) or reserve_address())
     with tempfile.TemporaryFile() as log:
         process = _spawn(address, {"drain_timeout_s": 0, **options}, log.fileno())
         try:

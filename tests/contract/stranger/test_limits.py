@@ -6,7 +6,8 @@ import pytest
 from splitserve.scheduler.v1 import scheduler_pb2 as pb
 from tests.contract.stranger.client import StrangerClient, request_of
 from tests.contract.stranger.executor import ExecutorConfig, StrangerExecutor, expected_tokens
-from tests.contract.stranger.process import free_address, running_cluster, running_scheduler
+from tests.contract.stranger.process import running_cluster, running_scheduler
+from tests.support.processes.addresses import reserve_address
 
 
 def make_requests(count: int, num_tokens: int = 8, length: int = 6) -> list[pb.GenerateRequest]:
@@ -83,7 +84,7 @@ async def test_generate_streams_expected_tokens_when_sizes_are_extreme(
 
 
 async def test_executor_serves_next_scheduler_when_first_is_gone() -> None:
-    address = free_address()
+    address = reserve_address()
     executor = StrangerExecutor(ExecutorConfig(register_interval_s=0.1))
     requests = make_requests(4)
     try:

@@ -94,6 +94,10 @@ class CheckedEngine:
         self.engine.add(request, is_new=False)
         self.requests.append(request)
 
+    def preempt(self, request: Request) -> None:
+        """A running request has to yield, for no reason that the core has itself."""
+        self.core.placement.preempt(request)
+
     def step(self, num_steps: int = 1) -> None:
         """Plans and executes that many steps, as long as there is something to do."""
         for _ in range(num_steps):
@@ -152,9 +156,9 @@ class CheckedEngine:
 
     def check_blocks(self) -> None:
         """Nobody holds a block of either pool."""
-        blocks = self.core._placement.blocks
-        assert blocks.device.num_free == self.config.num_device_blocks
-        assert blocks.host.num_free == self.config.num_host_blocks
+        assert self.core.num_free_blocks == self.config.num_device_blocks
+        assert self.core.num_free_host_blocks == self.config.num_host_blocks
+        blocks = self.core.placement.blocks
         for pool in (blocks.device, blocks.host):
             assert not any(pool.reference_count(block) for block in range(pool.num_blocks))
 

@@ -23,7 +23,7 @@ _PLACE_OF_STATUS = {
 
 def check_core(scheduler: Scheduler) -> None:
     """Blocks, rows, requests and sequences agree with each other."""
-    placement = scheduler._placement
+    placement = scheduler.placement
     check_blocks(placement)
     check_requests(placement)
     check_rows(placement)
@@ -38,7 +38,8 @@ def check_core(scheduler: Scheduler) -> None:
 def check_blocks(placement: Placement) -> None:
     """Every block is free or referenced, as often as something names it."""
     blocks = placement.blocks
-    device, host = Counter(blocks._pinned_device), Counter(blocks._pinned_host)
+    device = Counter(blocks.draft.pinned_device_blocks)
+    host = Counter(blocks.draft.pinned_host_blocks)
     for row_id in placement.rows.order.tolist():
         device.update(placement.rows.held_blocks(row_id))
     for request in placement.requests.values():
@@ -46,23 +47,31 @@ def check_blocks(placement: Placement) -> None:
         host.update(request.host_cross_blocks)
         for sequence in request.sequences:
             host.update(block for block in sequence.host_table if block >= 0)
-    for _, deferred in blocks._deferred:
+    for _, deferred in blocks.deferred:
         device.update(deferred)
     _check_pool(blocks.device, device)
     _check_pool(blocks.host, host)
 
 
 def _check_pool(pool: BlockPool, held: Counter[int]) -> None:
-    all_blocks, used = range(pool.num_blocks), range(len(pool._reference_counts))
-    assert pool._reference_counts == [held[block] for block in used]
-    free = [*pool._blank, *pool._evictable, *all_blocks[len(used) :]]
-    assert sorted(free) == [block for block in all_blocks if not held[block]]
-    assert pool.num_free == len(free)
-    published = {block: block_hash for block_hash, block in pool._published.items()}
-    assert pool._hashes == [published.get(block) for block in used]
-    assert len(published) == len(pool._published)
-    assert all(block in published for block in pool._evictable)
-    assert not any(block in published for block in pool._blank)
+    all_blocks = range(pool.num_blocks)
+    assert [pool.reference_count(block) for block in all_blocks] == [held[b] for b in all_blocks]
+    assert pool.num_free == sum(not held[block] for block in all_blocks)
+
+
+def check_emptied(placement: Placement) -> None:
+    """When all requests have ended, each pool gives every block once, and then nothing is findable.
+
+    Takes all blocks: the placement is of no use afterwards.
+    """
+    blocks = placement.blocks
+    taken = blocks.device.allocate(blocks.device.num_free)
+    assert sorted(taken) == list(range(blocks.device.num_blocks))
+    # Those that were evicted live on in the host pool.
+    blocks.take_draft()
+    taken = blocks.host.allocate(blocks.host.num_free)
+    assert sorted(taken) == list(range(blocks.host.num_blocks))
+    assert blocks.device.num_published == blocks.host.num_published == 0
 
 
 def check_published(
@@ -77,14 +86,15 @@ def check_published(
     """
     pending = {block for plan in in_flight for found in plan.published.values() for block in found}
     blocks = placement.blocks
-    moves = [*(plan.moves for plan in in_flight), blocks.moves]
+    moves = [*(plan.moves for plan in in_flight), blocks.draft.moves]
     pending_host = {block for each in moves for _, block in each.swap_out}
     for pool, stored, unwritten in (
         (blocks.device, runner.device_chains, pending),
         (blocks.host, runner.host_chains, pending_host),
     ):
-        for block_hash, block in pool._published.items():
-            assert block_hash in contents, "a hash of nothing"
+        found = {block: h for h in contents if (block := pool.find(h)) is not None}
+        assert len(found) == pool.num_published, "a hash of nothing, or two of one block"
+        for block, block_hash in found.items():
             if block not in unwritten:
                 assert tuple(stored[block].tolist()) == contents[block_hash]
 
@@ -162,7 +172,7 @@ def check_plan(
     plan: StepPlan, swapped_before: set[Request], scheduler: Scheduler, config: SchedulerConfig
 ) -> None:
     """A step keeps to its limits; `swapped_before`: who was swapped before it was planned."""
-    placement = scheduler._placement
+    placement = scheduler.placement
     assert plan.num_tokens <= config.max_num_batched_tokens
     assert len(plan.work.row_ids) <= config.max_num_seqs
     assert len(plan.work.row_ids) or plan.moves

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.outcomes.losses import MAX_FRUITLESS_LOSSES
-from scheduler_service.core.policies.queue_policy import QueuePolicyName
 from scheduler_service.core.request import FinishReason, Request, ScoredToken
 from tests.support.core.engine import Delivery
 from tests.support.core.truth import Spec, Truth
@@ -86,7 +85,7 @@ class Client:
             case "EXECUTOR_LOST_REPEATEDLY":
                 assert self.delivery.num_faults >= MAX_FRUITLESS_LOSSES
             case "DEADLINE_UNREACHABLE":
-                assert config.queue_policy == QueuePolicyName.DEADLINE.value
+                assert config.queue_policy == "deadline"
                 assert self.spec.scheduling.deadline_ns is not None
             case _:
                 raise AssertionError(f"{self.request.error}")

@@ -35,7 +35,8 @@ class CoreDriver:
     """A scheduler core whose steps are answered with tokens from `sample`."""
 
     def __init__(self, sample: Callable[[], int] = lambda: 7, **config: object) -> None:
-        self.core = Scheduler(make_config(**config))
+        self.config = make_config(**config)
+        self.core = Scheduler(self.config)
         self.sample = sample
         self.in_flight: list[StepPlan] = []
         self.num_requests = 0
@@ -51,6 +52,23 @@ class CoreDriver:
         **params: object,
     ) -> Request:
         """Adds a request; its `prompt` is that many tokens, the same for all, or these."""
+        request = self.make_request(
+            prompt, request_id, scheduling=scheduling, encoder=encoder, resume=resume, **params
+        )
+        self.core.add(request)
+        return request
+
+    def make_request(
+        self,
+        prompt: int | list[int],
+        request_id: str = "",
+        *,
+        scheduling: SchedulingParams = DEFAULT_SCHEDULING,
+        encoder: list[int] | None = None,
+        resume: Items[Items[int]] = (),
+        **params: object,
+    ) -> Request:
+        """A request that nobody has yet; see `add`."""
         self.num_requests += 1
         tokens = [1 + p % 90 for p in range(prompt)] if isinstance(prompt, int) else prompt
         request = Request.create(
@@ -64,8 +82,11 @@ class CoreDriver:
             resume_token_ids=resume,
         )
         request.client_key = self.num_requests
-        self.core.add(request)
         return request
+
+    def preempt(self, request: Request) -> None:
+        """A running request has to yield, for no reason that the core has itself."""
+        self.core.placement.preempt(request)
 
     def plan(self) -> StepPlan | None:
         plan = self.core.schedule()
@@ -79,6 +100,7 @@ class CoreDriver:
         row_statuses: list[RowStatus] | None = None,
         token_ids: list[int] | None = None,
         compute_us: int = 0,
+        move_us: int = 0,
     ) -> StepEvents:
         """Answers the oldest step in flight."""
         plan = self.in_flight.pop(0)
@@ -87,7 +109,9 @@ class CoreDriver:
             sampled = [True] * len(plan.work.row_ids) if samples is None else samples
             token_ids = [self.sample() if is_sampled else -1 for is_sampled in sampled]
         columns = np.array(token_ids, np.int32)
-        outcome = StepOutcome(plan.step_id, status, columns, row_statuses, compute_us=compute_us)
+        outcome = StepOutcome(
+            plan.step_id, status, columns, row_statuses, move_us=move_us, compute_us=compute_us
+        )
         return self.core.apply(outcome)
 
     def step(self) -> tuple[StepPlan, StepEvents]:
@@ -113,7 +137,7 @@ class CoreDriver:
 
     def rows_of(self, plan: StepPlan) -> list[tuple[str, int, int]]:
         """(request id, first position, number of tokens) of each row, if it is still there."""
-        work, placement = plan.work, self.core._placement
+        work, placement = plan.work, self.core.placement
         each = zip(
             work.row_ids.tolist(),
             work.tenancies.tolist(),

@@ -70,7 +70,10 @@ class Delivery:
 
 
 class CoreEngine(Generic[Message]):
-    """Keeps up to `depth` steps in flight, and checks every plan. Time passes with every step."""
+    """Keeps up to `depth` steps in flight, and checks every plan. Time passes with every step.
+
+    `needs_snapshot`: the next plan has to be one.
+    """
 
     def __init__(
         self,
@@ -88,6 +91,7 @@ class CoreEngine(Generic[Message]):
         self.deliveries: dict[int, Delivery] = {}
         self.num_steps = 0
         self.now_ns = 0
+        self.needs_snapshot = True
         self._link = make_link(config, runner)
         self._may_need_snapshot = False
 
@@ -124,12 +128,14 @@ class CoreEngine(Generic[Message]):
     def fill(self) -> None:
         """Plans steps until nothing more can be in flight."""
         while len(self.in_flight) < self.depth:
-            before = set(self.scheduler._placement.swapped)
+            before = set(self.scheduler.placement.swapped)
             plan = self.scheduler.schedule()
             self._deliver(self.scheduler.take_ended())
             if plan is None:
                 return
             check_plan(plan, before, self.scheduler, self.config)
+            assert (plan.base_step_id is None) == self.needs_snapshot
+            self.needs_snapshot = False
             self.in_flight.append((plan, self._link.send(plan)))
 
     def answer(self, fault: StepFault | None = None, spoil: Spoil | None = None) -> StepPlan:
@@ -157,7 +163,7 @@ class CoreEngine(Generic[Message]):
 
     def _check_reads(self, plan: StepPlan) -> None:
         """A row may read what is not there only if a loss has made its results meaningless."""
-        work, placement = plan.work, self.scheduler._placement
+        work, placement = plan.work, self.scheduler.placement
         for row_id, tenancy in zip(work.row_ids.tolist(), work.tenancies.tolist(), strict=True):
             if self.runner.violations and placement.tenant(row_id, tenancy) is not None:
                 prefix = f"step {plan.step_id}: row {row_id} "
@@ -193,6 +199,7 @@ class CoreEngine(Generic[Message]):
     def take(self, outcome: StepOutcome) -> None:
         """Gives the core a result. Raises ContractBroken."""
         self._deliver(self.scheduler.apply(outcome))
+        self.needs_snapshot |= outcome.status in (StepStatus.NEED_SNAPSHOT, StepStatus.REFUSED)
 
     # -- clients -------------------------------------------------------------------------------
 

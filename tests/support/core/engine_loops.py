@@ -87,16 +87,16 @@ class Broken:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
         self.at_call = 1
-        self.error: Exception = AssertionError("block 3 freed twice")
+        self.error = AssertionError("block 3 freed twice")
         self._original = getattr(owner, name)
         self._num_calls = 0
         this = self
 
-        def call(core: Any, *arguments: Any) -> Any:  # noqa: ANN401
+        def call(core: Any, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
             this._num_calls += 1
             if this._num_calls == this.at_call:
                 raise this.error
-            return this._original(core, *arguments)
+            return this._original(core, *arguments, **named)
 
         monkeypatch.setattr(owner, name, call)
 

@@ -11,7 +11,7 @@ from executor_service.steps.executor_info import ExecutorInfo, ExecutorLimits, F
 from executor_service.steps.step import Runner
 from executor_service.steps.step_executor import StepExecutor
 from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.plan import StepEvents
+from scheduler_service.core.plan import StepEvents, StepPlan
 from scheduler_service.core.request import Request
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.step_codec import decode_result, encode_plan
@@ -40,7 +40,7 @@ class InProcessEngine:
         self.epoch = epoch
         self.depth = depth
         self.preempt_at = preempt_at
-        self.in_flight: deque[tuple[bytes, int]] = deque()
+        self.in_flight: deque[tuple[StepPlan, bytes]] = deque()
         self.delivered: dict[str, list[list[int]]] = {}
         self.finished: list[Request] = []
         self._requests: dict[int, Request] = {}
@@ -60,31 +60,32 @@ class InProcessEngine:
     def fill(self) -> None:
         while len(self.in_flight) < self.depth:
             if self.scheduler.last_step_id + 1 in self.preempt_at and self.scheduler.num_running:
-                youngest = self.scheduler._placement.rows.running[-1].request
-                self.scheduler._placement.preempt(youngest)
+                youngest = self.scheduler.placement.rows.running[-1].request
+                self.scheduler.placement.preempt(youngest)
             plan = self.scheduler.schedule()
             self._deliver(self.scheduler.take_ended())
             if plan is None:
                 return
             batch = encode_plan(plan, scheduler_epoch=SCHEDULER_EPOCH, executor_epoch=self.epoch)
-            self.in_flight.append((batch.SerializeToString(), len(plan.work.row_ids)))
+            self.in_flight.append((plan, batch.SerializeToString()))
 
     def answer(self, alter: Callable[[pb.StepResult], None] | None = None) -> StepEvents:
         """Executes the oldest step in flight; `alter` may spoil its result."""
-        message, num_rows = self.in_flight.popleft()
+        plan, message = self.in_flight.popleft()
         answer = self.executor.execute(decode_batch(pb.ScheduleBatch.FromString(message)))
         result = encode_answer(answer)
         if alter is not None:
             alter(result)
         received = pb.StepResult.FromString(result.SerializeToString())
-        return self._deliver(self.scheduler.apply(decode_result(received, num_rows)))
+        outcome = decode_result(received, len(plan.work.row_ids))
+        return self._deliver(self.scheduler.apply(outcome))
 
     def skip(self, status: pb.StepStatus) -> StepEvents:
         """Answers the oldest step in flight with `status`, and does not execute it."""
-        message, num_rows = self.in_flight.popleft()
-        batch = pb.ScheduleBatch.FromString(message)
-        result = pb.StepResult(step_id=batch.step_id, status=status)
-        return self._deliver(self.scheduler.apply(decode_result(result, num_rows)))
+        plan, _ = self.in_flight.popleft()
+        result = pb.StepResult(step_id=plan.step_id, status=status)
+        outcome = decode_result(result, len(plan.work.row_ids))
+        return self._deliver(self.scheduler.apply(outcome))
 
     def run(self, max_steps: int = 100_000) -> dict[str, list[int]]:
         """Runs until nothing is left; returns the tokens of each request's first sequence."""

@@ -30,13 +30,13 @@ class ObservedScheduler(Scheduler):
         self.num_evictions = 0
         self._num_device_blocks = config.num_device_blocks
         self._in_host_pool: set[Request] = set()
-        device = self._placement.blocks.device
+        device = self.placement.blocks.device
         self._on_evict = device._on_evict
         device._on_evict = self._count_eviction
 
     def schedule(self) -> StepPlan | None:
         plan = super().schedule()
-        in_host_pool = set(self._placement.swapped)
+        in_host_pool = set(self.placement.swapped)
         self.num_swapped_out += len(in_host_pool - self._in_host_pool)
         self._in_host_pool = in_host_pool
         in_use = self._num_device_blocks - self.num_free_blocks
@@ -142,7 +142,7 @@ class ObservedEngine(InProcessEngine):
             self.add(request)
         self.run()
         assert all(request.error is None for request in requests), [r.error for r in requests]
-        assert self.scheduler.num_free_blocks == self.core._placement.blocks.device.num_blocks
+        assert self.scheduler.num_free_blocks == self.core.placement.blocks.device.num_blocks
         return [self.delivered[request.request_id] for request in requests]
 
 

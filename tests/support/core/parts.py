@@ -1,4 +1,4 @@
-"""The block tables of a core without its scheduler, for tests of its parts."""
+"""Parts of a core without its scheduler, for tests of their own."""
 
 from __future__ import annotations
 
@@ -8,10 +8,18 @@ import numpy as np
 
 from scheduler_service.core.blocks.block_manager import BlockManager
 from scheduler_service.core.blocks.prefix_cache import NO_HIT, PrefixHit
+from scheduler_service.core.planning.growing_rows import GrowingRows
 from scheduler_service.core.request import DEFAULT_SCHEDULING, Request, SchedulingParams, Sequence
 from scheduler_service.core.row_columns import RowColumns
 from scheduler_service.core.sampling_params import SamplingParams
-from tests.support.core.driver import make_config
+from scheduler_service.core.siblings import Siblings
+from tests.support.core.driver import CoreDriver, make_config
+
+
+def growing_rows(driver: CoreDriver) -> GrowingRows:
+    """What supplies the rows of a core before each of its steps."""
+    placement = driver.core.placement
+    return GrowingRows(driver.config, placement, Siblings(placement))
 
 
 class Tables:

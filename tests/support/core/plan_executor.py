@@ -217,7 +217,7 @@ class PlanExecutor:
 
 def _make_row(new: NewRow) -> _Row:
     sequence, request = new.sequence, new.sequence.request
-    params, encoder = _executor_params(request), request.encoder_token_ids
+    params, encoder = _row_params(request), request.encoder_token_ids
     assert not any(block < 0 for block in new.cross_blocks)
     return _Row(
         params,
@@ -232,23 +232,23 @@ def _make_row(new: NewRow) -> _Row:
     )
 
 
-def _executor_params(request: Request) -> SamplingParams:
-    params, num_logprobs = request.params, request.params.num_logprobs
-    if params.beam is not None:
-        return SamplingParams(temperature=0.0, num_logprobs=request.num_candidates)
-    if not params.is_streamed and num_logprobs is None:
-        num_logprobs = 0
+def _row_params(request: Request) -> SamplingParams:
+    params = request.row_params
     return SamplingParams(
         temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
         frequency_penalty=params.frequency_penalty,
-        num_logprobs=num_logprobs,
+        logit_bias=params.logit_bias,
+        min_tokens=params.min_tokens,
+        suppressed_token_ids=tuple(params.stop_token_ids),
+        num_logprobs=params.num_logprobs,
         num_prompt_logprobs=params.num_prompt_logprobs,
         allowed_token_ids=tuple(params.allowed_token_ids),
-        bad_words_token_ids=tuple(
-            tokens
-            for tokens in params.bad_words_token_ids
-            if len(tokens) > 1 or tokens[0] not in request.stop_token_ids
-        ),
+        bad_words_token_ids=params.bad_words_token_ids,
     )
 
 

@@ -31,6 +31,7 @@ from executor_service.steps.step import FinishedStep, StepInput
 from splitserve_rpc.domain_error import DomainError
 from tests.support.fakes.executor_server import ExecutorServer, start_executor
 from tests.support.fakes.fake_runner import FakeRunner, StepFault, no_fault
+from tests.support.processes.addresses import reserve_address
 
 _epochs = itertools.count(time.time_ns())
 _MAX_ADAPTERS_PER_STEP = 4
@@ -72,7 +73,7 @@ class FakeExecutor:
     num_steps: int = 0
     violations: list[str] = field(default_factory=list)
     _life: _Life | None = None
-    _listen: str = "127.0.0.1:0"
+    _listen: str = field(default_factory=reserve_address)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -111,7 +112,6 @@ class FakeExecutor:
         )
         runner.violations = self.violations
         server = await start_executor(self._new_info(), _Counted(self, runner), self._listen)
-        self._listen = server.info.address
         registry = GrpcRegistry(self.scheduler_address or server.info.address)
         registering = asyncio.create_task(self._register(server, registry))
         self._life = _Life(runner, server, registry, registering)

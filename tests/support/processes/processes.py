@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -13,16 +12,10 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from splitserve_client import AsyncClient, Executor, SplitserveError
+from tests.support.processes.addresses import reserve_address
 
 ROOT = Path(__file__).parents[3]
 START_TIMEOUT_S = 90.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Processes:
@@ -30,7 +23,7 @@ class Processes:
 
     def __init__(self, model: Path) -> None:
         self.model = model
-        self.address = f"127.0.0.1:{free_port()}"
+        self.address = reserve_address()
         self.scheduler: subprocess.Popen[bytes] | None = None
         self.executors: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -39,7 +32,7 @@ class Processes:
 
     def start_executor(self, *options: str) -> str:
         """Starts an executor and returns its address."""
-        address = f"127.0.0.1:{free_port()}"
+        address = reserve_address()
         self.executors[address] = _start(
             "executor_service",
             *("--model", str(self.model), "--scheduler", self.address, "--listen", address),

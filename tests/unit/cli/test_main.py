@@ -19,6 +19,7 @@ from splitserve_rpc.domain_error import DomainError
 from tests.support.fakes import fake_generation
 from tests.support.fakes.fake_generation import expected_tokens
 from tests.support.fakes.scheduler_thread import FakeServer, words_of
+from tests.support.processes.interrupts import children_take_sigint
 
 
 def test_generate_streams_text_when_the_prompt_is_an_argument(
@@ -354,13 +355,15 @@ def test_generate_aborts_and_exits_with_130_when_interrupted(server: FakeServer)
 
     server.fake.before_token = before_token
     command = [
-        sys.executable, "-m", "splitserve_client", "generate", "--address", server.address,
+        sys.executable, "-m", "splitserve_cli", "generate", "--address", server.address,
         "--max-tokens=100", "t1",
     ]  # fmt: skip
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ
-    ) as process:
+    with children_take_sigint():
+        started = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ
+        )
+    with started as process:
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.read(2)

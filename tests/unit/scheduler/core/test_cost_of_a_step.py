@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from scheduler_service.core.config import BatchPolicyName, Feature, PreemptionMode
-from scheduler_service.core.policies.queue_policy import QueuePolicyName
+from scheduler_service.core.policies.queue_policy import QUEUE_POLICIES
 from scheduler_service.core.request import SchedulingParams
 from tests.support.core.driver import CoreDriver
 
 # A block taken is two lines of the pool, a block given back eight, and behind a window one more.
 MOST_LINES_FOR_A_ROW = 14
-POLICIES = [policy.value for policy in QueuePolicyName]
+POLICIES = list(QUEUE_POLICIES)
 
 
 def num_lines(action: Callable[[], object]) -> int:

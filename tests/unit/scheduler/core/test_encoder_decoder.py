@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from executor_service.steps.step import StepInput
-from scheduler_service.core.config import Feature, PreemptionMode
+from scheduler_service.core.config import BatchPolicyName, Feature, PreemptionMode
 from scheduler_service.core.plan import StepPlan
+from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.core.checked_engine import CheckedEngine
 from tests.support.core.driver import CoreDriver
 from tests.support.fakes.fake_runner import StepFault
@@ -77,18 +78,18 @@ def test_abort_frees_the_blocks_of_the_encoder_when_the_request_was_swapped() ->
     driver = make_driver(preemption_mode=PreemptionMode.SWAP, num_host_blocks=8)
     request = driver.add(3, "doomed", encoder=ENCODER)
     driver.step()
-    driver.core._placement.preempt(request)
+    driver.preempt(request)
     driver.step()
-    assert driver.core._placement.blocks.host.num_free == 5
+    assert driver.core.num_free_host_blocks == 5
     driver.core.abort("doomed")
-    assert driver.core._placement.blocks.host.num_free == 8
+    assert driver.core.num_free_host_blocks == 8
 
 
 def test_encoder_runs_again_in_new_blocks_when_a_request_is_recomputed() -> None:
     driver = make_driver(preemption_mode=PreemptionMode.RECOMPUTE)
     request = driver.add(3, encoder=ENCODER, max_tokens=4)
     driver.step()
-    driver.core._placement.preempt(request)
+    driver.preempt(request)
     assert driver.core.num_free_blocks == 64
     plan, _ = driver.step()
     assert encoded(plan) == [True]
@@ -101,7 +102,7 @@ def test_encoder_does_not_run_again_when_a_request_was_swapped() -> None:
     driver = make_driver(preemption_mode=PreemptionMode.SWAP, num_host_blocks=8)
     request = driver.add(3, encoder=ENCODER)
     driver.step()
-    driver.core._placement.preempt(request)
+    driver.preempt(request)
     assert len(driver.step()[0].moves.swap_out) == 3
     plan, _ = driver.step()
     assert len(plan.moves.swap_in) == 3
@@ -109,10 +110,17 @@ def test_encoder_does_not_run_again_when_a_request_was_swapped() -> None:
 
 
 def test_encoder_does_not_run_again_when_the_executor_wants_a_snapshot_later() -> None:
-    engine = CheckedEngine(depth=2)
-    engine.add([1, 2, 3], encoder=ENCODER, max_tokens=9)
+    engine = CheckedEngine(batch_policy=BatchPolicyName.PREFILL_FIRST)
+    engine.add([1, 2, 3], "translated", encoder=ENCODER, max_tokens=9)
     engine.step(3)
-    engine.core._needs_snapshot = True
+    engine.add([4, 5], max_tokens=2)
+    engine.engine.fill()
+    engine.engine.skip(pb.STEP_STATUS_NEED_SNAPSHOT)
+    engine.engine.fill()
+    snapshot, _ = engine.engine.in_flight[0]
+    assert snapshot.base_step_id is None
+    rows = {row.sequence.request.request_id: row for row in snapshot.new_rows}
+    assert rows["translated"].encoder_token_ids is None
     engine.run()
 
 
@@ -154,7 +162,7 @@ def test_requests_get_their_tokens_when_the_step_that_swaps_their_encoder_out_fa
         encoder = list(range(start, start + 6))
         engine.add([1, 2, 3, 4], encoder=encoder, max_tokens=14, n=num_sequences)
     engine.step(3)
-    engine.core._placement.preempt(engine.requests[1])
+    engine.preempt(engine.requests[1])
     engine.run(has_faults=True)
     assert failed
 

@@ -35,7 +35,7 @@ def test_evacuate_gives_tokens_back_when_the_result_that_brought_them_was_not_ta
     preempted = [driver.add(3), driver.add(3)]
     driver.plan()
     for request in preempted:
-        driver.core._placement.preempt(request)
+        driver.preempt(request)
     Broken(monkeypatch, Results, "finish_if_stopped").at_call = 2
     with pytest.raises(AssertionError):
         driver.answer(token_ids=[5, 6])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 
 from scheduler_service.core.config import PreemptionMode
-from scheduler_service.core.request import FinishReason, Place, Request, SchedulingParams
+from scheduler_service.core.request import FinishReason, Place, SchedulingParams
 from splitserve_rpc.domain_error import DomainError
 from tests.support.core.checked_engine import CheckedEngine
 
@@ -24,10 +24,6 @@ def make_engine(
 ) -> CheckedEngine:
     options |= {"preemption_mode": mode, "num_host_blocks": num_host_blocks}
     return CheckedEngine(depth=depth, **options)  # type: ignore[arg-type]
-
-
-def preempt(engine: CheckedEngine, request: Request) -> None:
-    engine.core._placement.preempt(request)
 
 
 # -- lengths and refusals ----------------------------------------------------------------------
@@ -87,7 +83,7 @@ def test_several_sequences_get_their_tokens_when_they_are_recomputed(depth: int)
     request = engine.add(PROMPT, n=3, max_tokens=20)
     for _ in range(4):
         engine.step(4)
-        preempt(engine, request)
+        engine.preempt(request)
     engine.run()
     assert request.num_preemptions == 4
 
@@ -106,11 +102,10 @@ def test_host_blocks_do_not_leak_when_a_swap_in_is_not_feasible() -> None:
     engine.add(PROMPT, "first", max_tokens=18)
     swapped = engine.add(PROMPT, "swapped", max_tokens=18)
     engine.step()
-    preempt(engine, swapped)
-    host = engine.core._placement.blocks.host
+    engine.preempt(swapped)
     while not engine.requests[0].is_finished:
         engine.step()
-        assert host.num_free == (12 if swapped.place is Place.SWAPPED else 16)
+        assert engine.core.num_free_host_blocks == (12 if swapped.place is Place.SWAPPED else 16)
     engine.run()
 
 
@@ -126,7 +121,7 @@ def test_abort_leaves_nothing_behind_when_a_swapped_request_has_cached_blocks(
     doomed = engine.add(PROMPT, "doomed", n=num_sequences, max_tokens=9)
     engine.add(PROMPT, max_tokens=9)
     engine.step(2)
-    preempt(engine, doomed)
+    engine.preempt(doomed)
     engine.engine.fill()
     if is_answered:
         engine.answer()
@@ -156,7 +151,7 @@ def test_blocks_are_no_hits_when_they_were_never_computed(num_steps: int, ending
         engine.core.abort("doomed")
         engine.requests.clear()
     elif num_steps:
-        preempt(engine, doomed)
+        engine.preempt(doomed)
     follower = engine.add([*PROMPT, *PROMPT, 50], max_tokens=2)
     engine.run()
     most = 6 * num_steps // 4 * 4 if ending == "abort" else 24
@@ -181,7 +176,7 @@ def test_cross_attention_blocks_are_allocated_once_when_a_request_is_recomputed(
     for _ in range(3):
         engine.step(2)
         assert len(request.cross_blocks) == 2
-        preempt(engine, request)
+        engine.preempt(request)
         assert engine.core.num_free_blocks == engine.config.num_device_blocks
     engine.run()
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from scheduler_service.core.config import BatchPolicyName, PreemptionMode
-from scheduler_service.core.request import Request, SchedulingParams
+from scheduler_service.core.request import SchedulingParams
 from tests.support.core.checked_engine import CheckedEngine
 from tests.support.core.driver import CoreDriver
 
@@ -24,10 +24,6 @@ def make_engine(
 ) -> CheckedEngine:
     options |= {"preemption_mode": mode, "num_host_blocks": num_host_blocks}
     return CheckedEngine(depth=depth, **options)  # type: ignore[arg-type]
-
-
-def preempt(engine: CheckedEngine, request: Request) -> None:
-    engine.core._placement.preempt(request)
 
 
 # -- urgency -----------------------------------------------------------------------------------
@@ -77,7 +73,7 @@ def test_swapped_request_comes_back_when_new_ones_never_stop_arriving(
             engine.add([number] * 5, max_tokens=2 + extra)
         engine.step()
         if number == 6:
-            preempt(engine, swapped)
+            engine.preempt(swapped)
     assert swapped.is_finished
     engine.run()
 
@@ -103,8 +99,8 @@ def test_shared_blocks_stay_shared_when_a_request_is_swapped() -> None:
     request = engine.add(PROMPT, n=3, max_tokens=12)
     engine.step(2)
     in_use = 64 - engine.core.num_free_blocks
-    preempt(engine, request)
-    assert 16 - engine.core._placement.blocks.host.num_free == in_use == 3 + 3
+    engine.preempt(request)
+    assert 16 - engine.core.num_free_host_blocks == in_use == 3 + 3
     engine.step(2)
     assert 64 - engine.core.num_free_blocks == in_use
     engine.run()

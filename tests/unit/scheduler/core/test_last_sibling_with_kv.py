@@ -10,6 +10,7 @@ from scheduler_service.core.plan import StepStatus
 from scheduler_service.core.request import SchedulingParams, SequenceStatus
 from tests.support.core.checked_engine import CheckedEngine
 from tests.support.core.driver import EOS, CoreDriver
+from tests.support.core.parts import growing_rows
 
 PROMPT = list(range(1, 14))
 UNCACHED = SchedulingParams(uses_prefix_cache=False)
@@ -26,7 +27,7 @@ def test_prompt_is_computed_once_when_every_sequence_ends_with_its_first_token(
     engine.engine.fill()
     num_tokens = 0
     while engine.engine.in_flight:
-        num_tokens += engine.core._in_flight[0].num_tokens
+        num_tokens += engine.engine.in_flight[0][0].num_tokens
         engine.answer()
         engine.engine.fill()
     # Each of the others computes the last token of the prompt.
@@ -71,7 +72,7 @@ def test_sibling_computes_the_prompt_again_when_no_block_is_free_for_it() -> Non
     driver = CoreDriver(num_device_blocks=3, prefix_caching=False)
     request = driver.add(6, "several", n=2)
     driver.plan()
-    driver.core._placement.blocks.device.allocate(1)
+    driver.core.placement.blocks.device.allocate(1)
     driver.answer(token_ids=[EOS])
     assert request.sequences[1].status is SequenceStatus.WAITING
     assert driver.next_rows() == [("several", 0, 6)]
@@ -82,7 +83,7 @@ def test_sibling_computes_the_prompt_again_when_what_it_needs_is_behind_a_window
     request = driver.add(PROMPT, n=2)
     driver.step()
     assert driver.next_rows() == [("r1", 6, 7)]
-    driver.core._growing._slide_windows()
+    growing_rows(driver).grow()
     driver.answer(token_ids=[EOS])
     assert request.sequences[1].status is SequenceStatus.WAITING
     assert driver.next_rows() == [("r1", 0, 6)]

@@ -45,7 +45,7 @@ def test_request_is_computed_again_when_it_comes_back_before_its_way_out_has_fai
     driver.add(9, "running")
     swapped = driver.add(9, "swapped")
     driver.step()
-    driver.core._placement.preempt(swapped)
+    driver.preempt(swapped)
     out, back = driver.plan(), driver.plan()
     assert out
     assert back
@@ -62,14 +62,13 @@ def test_request_is_computed_again_when_it_went_out_before_its_way_back_has_fail
     request = driver.add(7)
     driver.step()
     driver.step()
-    preempt = driver.core._placement.preempt
-    preempt(request)
+    driver.preempt(request)
     driver.step()
     back = driver.plan()
     assert back
     assert back.moves.swap_in
     assert driver.rows_of(back) == [], "its blocks are full: it is not in the step"
-    preempt(request)
+    driver.preempt(request)
     out = driver.plan()
     assert out
     assert [to for _, to in back.moves.swap_in] == [source for source, _ in out.moves.swap_out]
@@ -98,7 +97,7 @@ def test_evicted_blocks_are_not_findable_when_the_step_that_was_to_keep_them_nev
     engine.run()
     engine.add(list(range(40, 53)), max_tokens=1)
     engine.engine.fill()
-    assert engine.core._in_flight[0].moves.swap_out
+    assert engine.engine.in_flight[0][0].moves.swap_out
     engine.engine.skip(pb.STEP_STATUS_REFUSED)
     engine.run(has_faults=True)
     again = engine.add([*COMMON, 50], max_tokens=1)

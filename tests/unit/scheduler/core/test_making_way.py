@@ -25,7 +25,7 @@ def test_nobody_makes_way_when_the_step_swaps_somebody_in() -> None:
     driver.add(14, scheduling=PATIENT)
     swapped = driver.add(14)
     driver.step()
-    driver.core._placement.preempt(swapped)
+    driver.preempt(swapped)
     driver.step()
     driver.add(14, "urgent")
     back, _ = driver.step()
@@ -58,10 +58,10 @@ def test_urgent_request_finds_nothing_any_more_when_those_who_made_way_took_its_
     engine.run()
     patient = engine.add(list(range(20, 42)), scheduling=PATIENT, max_tokens=2)
     engine.step()
-    host = engine.core._placement.blocks.host
+    host = engine.core.placement.blocks.host
     assert host.num_published == 2
     urgent = engine.add([*prefix, 50], max_tokens=2)
-    assert engine.core._placement.blocks.prefixes.find(urgent.sequence).num_tokens == 8
+    assert engine.core.placement.blocks.prefixes.find(urgent.sequence).num_tokens == 8
     engine.step()
     assert patient.place is Place.SWAPPED
     assert urgent.num_cached_tokens == 0

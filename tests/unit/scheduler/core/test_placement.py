@@ -6,16 +6,12 @@ import pytest
 
 from scheduler_service.core.blocks.prefix_cache import NO_HIT
 from scheduler_service.core.config import PreemptionMode
-from scheduler_service.core.request import Place, Request, SequenceStatus
+from scheduler_service.core.request import Place, SequenceStatus
 from scheduler_service.core.sampling_params import BeamParams
 from tests.support.core.checked_engine import CheckedEngine
 from tests.support.core.driver import CoreDriver
 
 SWAP, RECOMPUTE, AUTO = PreemptionMode.SWAP, PreemptionMode.RECOMPUTE, PreemptionMode.AUTO
-
-
-def preempt(driver: CoreDriver, request: Request) -> None:
-    driver.core._placement.preempt(request)
 
 
 def make_driver(mode: PreemptionMode = SWAP, **options: object) -> CoreDriver:
@@ -33,7 +29,7 @@ def test_preempt_does_what_it_is_told_when_the_mode_is_pinned(
     driver = make_driver(mode)
     request = driver.add(9)
     driver.step()
-    preempt(driver, request)
+    driver.preempt(request)
     assert request.place is place
     assert driver.core.num_free_blocks == 64
 
@@ -42,7 +38,7 @@ def test_preempt_recomputes_when_the_host_pool_is_full() -> None:
     driver = make_driver(num_host_blocks=2)
     request = driver.add(9)
     driver.step()
-    preempt(driver, request)
+    driver.preempt(request)
     assert request.place is Place.WAITING
     assert driver.next_rows() == [("r1", 0, 10)]
 
@@ -51,10 +47,10 @@ def test_preempt_recomputes_when_the_row_was_placed_by_the_step_being_planned() 
     # What it was given is only moved by that very step.
     driver = make_driver()
     request = driver.add(9)
-    driver.core._placement.start(request.sequence, NO_HIT)
-    preempt(driver, request)
+    driver.core.placement.start(request.sequence, NO_HIT)
+    driver.preempt(request)
     assert request.place is Place.WAITING
-    assert not driver.core._placement.blocks.moves
+    assert not driver.core.placement.draft.moves
 
 
 @pytest.mark.parametrize(("us_per_block", "place"), [(10, Place.SWAPPED), (90, Place.WAITING)])
@@ -62,17 +58,20 @@ def test_preempt_does_what_is_cheaper_when_both_were_measured(
     us_per_block: int, place: Place
 ) -> None:
     driver = make_driver(AUTO)
-    first = driver.add(30, "measured")
+    pair = driver.add(20, "measured", n=2)
     driver.plan()
-    driver.answer(compute_us=30 * 10)
-    preempt(driver, first)
-    driver.core._costs.observe(
-        num_moves=1, move_us=us_per_block, num_rows=1, num_tokens=1, compute_us=0
-    )
+    driver.answer(compute_us=20 * 10)
+    driver.step()
+    # As long as no move was measured, several sequences are swapped out.
+    driver.preempt(pair)
+    out = driver.plan()
+    assert out
+    driver.answer(move_us=len(out.moves) * us_per_block)
+    driver.core.abort("measured")
     request = driver.add(9)
     driver.step()
     # 3 blocks out and back against 9 tokens of 10 us; 9 decoded tokens are few.
-    preempt(driver, request)
+    driver.preempt(request)
     assert request.place is place
 
 
@@ -81,8 +80,8 @@ def test_preempt_swaps_groups_only_when_nothing_was_measured() -> None:
     single, pair = driver.add(5), driver.add(5, n=2)
     driver.step()
     driver.step()
-    preempt(driver, single)
-    preempt(driver, pair)
+    driver.preempt(single)
+    driver.preempt(pair)
     assert (single.place, pair.place) == (Place.WAITING, Place.SWAPPED)
 
 
@@ -93,7 +92,7 @@ def test_preempt_keeps_computed_tokens_when_swapped() -> None:
     driver = make_driver()
     request = driver.add(9)
     driver.step()
-    preempt(driver, request)
+    driver.preempt(request)
     plan = driver.plan()  # Out, and nothing to compute.
     assert plan
     assert len(plan.moves.swap_out) == 3
@@ -110,7 +109,7 @@ def test_preempt_keeps_promised_tokens_when_steps_are_in_flight(mode: Preemption
     request = driver.add(5, max_tokens=8)
     driver.plan()
     driver.plan()
-    preempt(driver, request)
+    driver.preempt(request)
     assert driver.plan() is None or request.place is Place.SWAPPED
     while driver.in_flight:
         driver.answer()
@@ -126,7 +125,7 @@ def test_preempted_request_waits_for_its_results_when_steps_are_in_flight(
     driver = make_driver(mode)
     request = driver.add(5)
     driver.plan()
-    preempt(driver, request)
+    driver.preempt(request)
     while driver.plan() is not None:
         assert driver.core.num_running == 0
     driver.answer()
@@ -141,12 +140,11 @@ def test_preempted_request_ends_when_the_result_on_its_way_is_its_last() -> None
     driver = make_driver()
     request = driver.add(5, max_tokens=1)
     driver.plan()
-    preempt(driver, request)
+    driver.preempt(request)
     driver.answer()
     assert request.is_finished
     driver.run()
-    placement = driver.core._placement
-    assert placement.blocks.host.num_free == 8
+    assert driver.core.num_free_host_blocks == 8
     assert driver.core.num_free_blocks == 64
 
 
@@ -156,10 +154,10 @@ def test_abort_frees_both_pools_when_the_request_was_preempted(mode: PreemptionM
     request = driver.add(9, "doomed", n=2)
     driver.step()
     driver.plan()
-    preempt(driver, request)
+    driver.preempt(request)
     driver.core.abort("doomed")
     driver.run()
-    assert driver.core._placement.blocks.host.num_free == 8
+    assert driver.core.num_free_host_blocks == 8
     assert driver.core.num_free_blocks == 64
     assert (driver.core.num_swapped, driver.core.num_waiting) == (0, 0)
 
@@ -169,15 +167,15 @@ def test_preempt_sends_a_request_to_its_old_place_when_others_arrived_since() ->
     old = driver.add(5, "old")
     driver.step()
     driver.add(5, "new")
-    preempt(driver, old)
-    assert [request.request_id for request in driver.core._placement.waiting] == ["old", "new"]
+    driver.preempt(old)
+    assert [request.request_id for request in driver.core.placement.waiting] == ["old", "new"]
 
 
 def test_drop_forgets_what_is_promised_when_steps_are_in_flight() -> None:
     driver = make_driver()
     sequence = driver.add(5).sequence
     driver.plan()
-    driver.core._placement.drop(sequence)
+    driver.core.placement.drop(sequence)
     assert sequence.num_promised == 0
 
 
@@ -186,7 +184,7 @@ def test_drop_forgets_what_may_follow_when_other_beams_are_not_that_far() -> Non
     beam = driver.add(5, beam=BeamParams(2)).sequence
     driver.plan()
     beam.candidates = [(1, -0.5), (2, -1.5)]
-    driver.core._placement.drop(beam)
+    driver.core.placement.drop(beam)
     assert beam.candidates is None
 
 
@@ -195,18 +193,18 @@ def test_swapped_requests_are_ordered_by_urgency_when_the_younger_went_first() -
     requests = [driver.add(5), driver.add(5), driver.add(5)]
     driver.step()
     for request in (requests[1], requests[2], requests[0]):
-        preempt(driver, request)
-    assert driver.core._placement.swapped == requests
+        driver.preempt(request)
+    assert driver.core.placement.swapped == requests
 
 
 def test_num_preemptions_counts_each_cause_when_requests_are_preempted() -> None:
     driver = make_driver()
     request = driver.add(5)
     driver.step()
-    preempt(driver, request)
+    driver.preempt(request)
     driver.step()
     driver.step()
-    preempt(driver, request)
+    driver.preempt(request)
     assert request.num_preemptions == driver.core.num_preemptions == 2
 
 
@@ -237,7 +235,7 @@ def test_finished_sequences_stay_finished_when_their_request_is_swapped() -> Non
     request = engine.add([1, 2, 3], n=3, max_tokens=9, resume=[[4] * 8, [5], [6] * 3])
     engine.step(4)
     assert request.sequences[0].status is SequenceStatus.FINISHED
-    engine.core._placement.preempt(request)
+    engine.preempt(request)
     engine.drain()
     assert [sequence.num_output_tokens for sequence in request.sequences] == [9, 9, 9]
     engine.check_blocks()

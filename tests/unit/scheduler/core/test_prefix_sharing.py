@@ -18,7 +18,8 @@ def num_computed(engine: CheckedEngine) -> int:
     while True:
         before = engine.core.last_step_id
         engine.engine.fill()
-        count += sum(p.num_tokens for p in engine.core._in_flight if p.step_id > before)
+        plans = [plan for plan, _ in engine.engine.in_flight]
+        count += sum(plan.num_tokens for plan in plans if plan.step_id > before)
         if not engine.engine.in_flight:
             assert engine.runner.violations == []
             engine.check()
@@ -153,7 +154,7 @@ def test_preempted_request_computes_only_what_was_lost_when_its_blocks_are_still
     driver = CoreDriver(preemption_mode=PreemptionMode.RECOMPUTE)
     request = driver.add(13)
     driver.step()
-    driver.core._placement.preempt(request)
+    driver.preempt(request)
     assert driver.next_rows() == [("r1", 12, 2)]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from scheduler_service.core.config import PreemptionMode
 from scheduler_service.core.planning.lateness import MIN_SMALLEST_STEPS
-from scheduler_service.core.policies.queue_policy import TURN_EVERY
+from scheduler_service.core.policies.urgency import TURN_EVERY
 from scheduler_service.core.request import Place, SchedulingParams
 from tests.support.core.checked_engine import CheckedEngine
 from tests.support.core.driver import CoreDriver
@@ -236,12 +236,17 @@ def test_tenant_pays_for_its_outputs_when_they_are_long() -> None:
 
 
 def test_preempted_request_is_charged_once_when_it_comes_back() -> None:
-    driver = CoreDriver(queue_policy="fair", prefix_caching=False, preemption_mode=RECOMPUTE)
-    request = driver.add(9, scheduling=tenant("a"))
+    driver = CoreDriver(
+        queue_policy="fair", max_num_seqs=2, prefix_caching=False, preemption_mode=RECOMPUTE
+    )
+    request = driver.add(9, "a0", scheduling=tenant("a"))
+    driver.add(12, "b0", scheduling=tenant("b"))
+    driver.add(4, "b1", scheduling=tenant("b"))
+    driver.add(4, "a1", scheduling=tenant("a"))
     driver.step()
-    policy = driver.core._placement.waiting
-    counter = policy._accounts["a"].counter  # type: ignore[attr-defined]
-    driver.core._placement.preempt(request)
-    assert driver.plan()
+    driver.preempt(request)
+    driver.step()
     assert request.place is Place.RUNNING
-    assert policy._accounts["a"].counter == counter  # type: ignore[attr-defined]
+    # "a" was served 9 + 2 x 2, not another 10 for what it computed again; "b" 12 + 2 x 2.
+    driver.core.abort("b0")
+    assert [name for name, _, _ in driver.next_rows()] == ["a0", "a1"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from scheduler_service.core.plan import RowWork, TableWrites
 from scheduler_service.core.request import NO_ROW, Request, Sequence, SequenceStatus
-from scheduler_service.core.row_changes import TableWrites
-from scheduler_service.core.row_columns import NO_TENANCY, RowColumns, RowWork
+from scheduler_service.core.row_columns import NO_TENANCY, RowColumns
 from scheduler_service.core.sampling_params import SamplingParams
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from scheduler_service.core.config import BatchPolicyName
 from scheduler_service.core.request import FinishReason, SequenceStatus
-from tests.support.core.driver import EOS, CoreDriver
+from scheduler_service.core.scheduler import Scheduler
+from tests.support.core.driver import EOS, CoreDriver, make_config
 
 
 def waiting(status: SequenceStatus) -> bool:
@@ -126,7 +129,7 @@ def test_schedule_sends_a_snapshot_only_when_it_is_the_first() -> None:
 
 def test_schedule_numbers_steps_on_when_the_executor_was_sent_some_before() -> None:
     driver = CoreDriver()
-    driver.core._placement.last_planned_step_id = 41
+    driver.core = Scheduler(make_config(), last_step_id=41)
     driver.add(3)
     plan = driver.plan()
     assert plan
@@ -139,7 +142,7 @@ def test_schedule_writes_one_block_when_a_boundary_is_crossed() -> None:
     writes = [driver.step()[0].table_writes for _ in range(6)]
     assert [len(each.row_ids) for each in writes] == [0, 0, 1, 0, 0, 0]
     assert writes[2].start_indexes.tolist() == [1]
-    table = driver.core._placement.rows.block_table(request.sequence.row_id)
+    table = driver.core.placement.rows.block_table(request.sequence.row_id)
     assert writes[2].block_ids.tolist() == table.tolist()[1:]
 
 
@@ -172,12 +175,25 @@ def test_num_unfinished_tokens_is_zero_when_all_have_ended() -> None:
     assert driver.core.num_unfinished_tokens == 0
 
 
+def test_core_takes_no_memory_of_blocks_when_nobody_used_them() -> None:
+    tracemalloc.start()
+    try:
+        core = Scheduler(make_config(num_device_blocks=2**24, num_host_blocks=2**24))
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert core.num_free_blocks == core.num_free_host_blocks == 2**24
+    assert peak_bytes < 2**20
+
+
 # -- aborts ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("state", ["waiting", "prefilling", "decoding", "in_flight", "preempted"])
 def test_abort_frees_everything_when_the_request_is(state: str) -> None:
     driver = CoreDriver(num_device_blocks=4, max_num_batched_tokens=6, prefix_caching=False)
+    if state == "preempted":
+        driver.add(7, "older")
     request = driver.add(7, "doomed", max_tokens=8)
     if state in ("prefilling", "decoding", "in_flight"):
         driver.step()
@@ -186,10 +202,6 @@ def test_abort_frees_everything_when_the_request_is(state: str) -> None:
     if state == "in_flight":
         driver.plan()
     if state == "preempted":
-        request.arrival = 5
-        driver.core._placement.waiting.remove(request)
-        driver.core._placement.waiting.push(request)
-        driver.add(7, "older")
         while request.num_preemptions == 0 or not waiting(request.sequence.status):
             driver.step()
     assert driver.core.abort("doomed") is request

@@ -78,7 +78,7 @@ def test_requests_get_their_tokens_when_windows_are_preempted(mode: PreemptionMo
     engine.step(6)
     for request in engine.requests[:2]:
         if request.place.value == "running":
-            engine.core._placement.preempt(request)
+            engine.preempt(request)
     engine.run()
 
 
@@ -95,7 +95,7 @@ def test_siblings_share_their_window_when_they_join() -> None:
     engine.add(list(range(30)), n=3, max_tokens=20)
     while engine.core.num_running < 3:
         engine.step()
-    rows = engine.core._placement.rows
+    rows = engine.core.placement.rows
     tables = [set(rows.held_blocks(sequence.row_id)) for sequence in rows.running]
     assert tables[0] & tables[1] & tables[2]
     engine.run()
@@ -163,14 +163,6 @@ def test_pairs_come_to_their_end_when_the_pool_holds_the_windows_of_one(
     requests = [driver.add(10 + i, n=2, max_tokens=14) for i in range(3)]
     driver.run(max_steps=2000)
     assert [request.error for request in requests] == [None] * 3
-
-
-def test_row_keeps_the_block_of_its_next_token_when_spare_ones_are_taken_back() -> None:
-    driver = CoreDriver(sliding_window=4)
-    driver.add(4)
-    driver.step()
-    driver.core._growing.grow()
-    assert not driver.core._growing._return_spare()
 
 
 def test_older_request_keeps_its_blocks_when_a_younger_one_has_a_long_prompt() -> None:

@@ -118,7 +118,7 @@ def test_guilty_request_ends_alone_when_its_row_makes_steps_be_refused() -> None
         in_process.fill()
         if not in_process.in_flight:
             break
-        if is_refused(pb.ScheduleBatch.FromString(in_process.in_flight[0][0])):
+        if is_refused(pb.ScheduleBatch.FromString(in_process.in_flight[0][1])):
             in_process.skip(pb.STEP_STATUS_REFUSED)
             num_refused += 1
         else:
@@ -165,7 +165,7 @@ def test_nobody_is_suspected_any_more_when_all_got_a_token() -> None:
     driver.plan()
     driver.answer(StepStatus.FAILED)
     sizes = []
-    while driver.core._placement.suspects:
+    while driver.core.placement.suspects:
         sizes.append(len(driver.next_rows()))
         assert driver.plan() is None  # a trial is in flight
         driver.answer()

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from scheduler_service.core.config import BatchPolicyName, Feature, PreemptionMode
-from scheduler_service.core.policies.queue_policy import TURN_EVERY, QueuePolicyName
+from scheduler_service.core.policies.queue_policy import QUEUE_POLICIES
+from scheduler_service.core.policies.urgency import TURN_EVERY
 from scheduler_service.core.request import Place, Request, SchedulingParams
 from scheduler_service.core.suspects import MAX_STEPS_OF_OTHERS
 from tests.support.core.driver import CoreDriver
@@ -26,20 +27,19 @@ _LACKS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 
 
 def add_suspect(driver: CoreDriver, name: str, prompt: int = 4, **params: Any) -> Request:  # noqa: ANN401
-    request = driver.add([20 + p % 70 for p in range(prompt)], name, max_tokens=2, **params)
-    # As one that comes from a lost executor.
+    """It comes from a lost executor."""
+    tokens = [20 + p % 70 for p in range(prompt)]
+    request = driver.make_request(tokens, name, max_tokens=2, **params)
     request.trial_size = 1
-    driver.core._placement.suspects.add(request)
+    driver.core.readmit(request)
     return request
 
 
-@pytest.mark.parametrize("policy", QueuePolicyName)
+@pytest.mark.parametrize("policy", QUEUE_POLICIES)
 @pytest.mark.parametrize("lack", _LACKS)
-def test_suspect_has_its_trial_when_others_arrive_for_ever(
-    lack: str, policy: QueuePolicyName
-) -> None:
+def test_suspect_has_its_trial_when_others_arrive_for_ever(lack: str, policy: str) -> None:
     config, others, of_suspect = _LACKS[lack]
-    driver = CoreDriver(queue_policy=policy.value, **config)
+    driver = CoreDriver(queue_policy=policy, **config)
     num_others = 0
     suspect: Request | None = None
     for step in range(4 * MAX_STEPS_OF_OTHERS):
@@ -71,13 +71,13 @@ def test_who_is_swapped_holds_up_nobody_whose_turn_it_is(
     running = driver.add(16, "running", max_tokens=12)
     swapped = driver.add([90] * 20, "swapped", max_tokens=8)
     driver.step()
-    driver.core._placement.preempt(swapped)
+    driver.preempt(swapped)
     swapped_at = driver.core.last_step_id
-    driver.core._placement.blocks.extend(running.sequence.row_id, 3)
+    driver.core.placement.blocks.extend(running.sequence.row_id, 3)
     small = driver.add([91] * 3, "small", max_tokens=2)
     suspect = swapped if is_swapped_suspect else small
     suspect.trial_size = 1
-    driver.core._placement.suspects.add(suspect)
+    driver.core.placement.suspects.add(suspect)
 
     while small.place is not Place.RUNNING:
         assert swapped.place is Place.SWAPPED

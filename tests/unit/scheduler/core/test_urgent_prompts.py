@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler_service.core.policies.queue_policy import TURN_EVERY
+from scheduler_service.core.policies.urgency import TURN_EVERY
 from scheduler_service.core.request import SchedulingParams
 from tests.support.core.driver import CoreDriver
 
@@ -102,8 +102,7 @@ def test_decode_goes_on_when_urgent_prompts_never_cease_to_come(num_tokens: int)
 
 
 def test_urgent_prompt_is_not_held_up_when_the_turn_is_somebodys_who_lacks_a_row() -> None:
-    driver = make_driver(8)
-    driver.core._placement.waiting._turns[0].num_since = TURN_EVERY  # type: ignore[attr-defined]
+    driver = make_driver(TURN_EVERY)
     driver.add(1, "turn", scheduling=PATIENT)
     driver.add(16, "urgent", scheduling=URGENT)
     assert [num_tokens_of(driver, "urgent") for _ in range(3)] == [8, 8, 1]

@@ -1,17 +1,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from scheduler_service.core.invariants import InvariantBroken
+from scheduler_service.core.blocks.prefix_cache import PrefixCache
 from scheduler_service.core.outcomes.losses import MAX_FRUITLESS_LOSSES
 from scheduler_service.core.outcomes.results import Results
-from scheduler_service.core.request import FinishReason, Request
+from scheduler_service.core.plan import StepEvents, StepOutcome, StepPlan
+from scheduler_service.core.planning.growing_rows import GrowingRows
+from scheduler_service.core.policies.fair_share import FairSharePolicy
+from scheduler_service.core.request import Request
+from scheduler_service.core.row_columns import RowColumns
 from scheduler_service.core.sampling_params import BeamParams
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.executors.broken_core import MESSAGE, REASON, CoreBroken
+from scheduler_service.executors.engine_loop import EngineLoop
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.core.checked_engine import expected_hypotheses
 from tests.support.core.engine_loops import (
@@ -28,34 +34,54 @@ from tests.support.core.engine_loops import (
 from tests.support.fakes.fake_chain import expected_tokens
 from tests.support.fakes.fake_logprobs import fake_logprob
 
+# What `apply` asks on its way: before anything, when prompt logprobs and full blocks are taken, and
+# when it is about to append tokens.
+TAKE, PUBLISH, CHARGE = (
+    (Results, "take"),
+    (PrefixCache, "publish_rows"),
+    (FairSharePolicy, "sampled"),
+)
 
-@pytest.mark.parametrize("at_call", [1, 4, 7])
-@pytest.mark.parametrize("part", ["_publish_decoded", "_take_tokens", "_record"])
+
+def a_fair_loop(clients: Clients) -> EngineLoop:
+    """Its core charges tenants for every token."""
+    return a_loop(clients, Scheduler(replace(CONFIG, queue_policy="fair")))
+
+
+def raise_after_take(monkeypatch: pytest.MonkeyPatch, step_id: int) -> None:
+    """Makes `apply` raise, once, when it has taken all that the result of a step brought."""
+    original = Results.take
+
+    def take(results: Results, plan: StepPlan, outcome: StepOutcome, events: StepEvents) -> None:
+        original(results, plan, outcome, events)
+        if plan.step_id == step_id:
+            monkeypatch.undo()
+            raise AssertionError("after all was taken")
+
+    monkeypatch.setattr(Results, "take", take)
+
+
+@pytest.mark.parametrize(
+    ("part", "at_call"),
+    [*((part, call) for part in (TAKE, CHARGE) for call in (1, 4, 7)), (PUBLISH, 1), (PUBLISH, 2)],
+)
 async def test_clients_get_every_token_once_when_apply_raises_half_way(
-    monkeypatch: pytest.MonkeyPatch, part: str, at_call: int
+    monkeypatch: pytest.MonkeyPatch, part: tuple[type, str], at_call: int
 ) -> None:
-    broken = Broken(monkeypatch, Results, part)
-    broken.at_call = at_call
+    Broken(monkeypatch, *part).at_call = at_call
     await check_tokens_after_a_break()
 
 
-async def test_clients_get_every_token_once_when_apply_raises_after_they_were_recorded(
+async def test_clients_get_every_token_once_when_apply_raises_after_all_was_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    original = Results._record
-
-    def record(results: Results, row_ids: Any, token_ids: Any) -> None:  # noqa: ANN401
-        original(results, row_ids, token_ids)
-        if results._rows.num_known[row_ids].max() == 8:
-            raise AssertionError("after all were recorded")
-
-    monkeypatch.setattr(Results, "_record", record)
-    await check_tokens_after_a_break(monkeypatch)
+    raise_after_take(monkeypatch, step_id=6)
+    await check_tokens_after_a_break()
 
 
-async def check_tokens_after_a_break(monkeypatch: pytest.MonkeyPatch | None = None) -> None:
+async def check_tokens_after_a_break() -> None:
     clients = Clients()
-    loop = a_loop(clients)
+    loop = a_fair_loop(clients)
     for number in (1, 2, 3):
         loop.scheduler.add(a_request(number))
 
@@ -63,21 +89,22 @@ async def check_tokens_after_a_break(monkeypatch: pytest.MonkeyPatch | None = No
     requests = loop.evacuate()
 
     assert len(requests) == 3
-    if monkeypatch is not None:
-        monkeypatch.undo()
     await finish_elsewhere(requests, clients)
     for number in (1, 2, 3):
         expected = expected_tokens([number, 2, 3], 10, number, VOCAB_SIZE)
         assert clients.tokens[number] == expected
 
 
-@pytest.mark.parametrize("part", ["_publish_decoded", "_take_tokens", "_record"])
-async def test_clients_get_prompt_logprobs_once_when_apply_raises_half_way(
-    monkeypatch: pytest.MonkeyPatch, part: str
+@pytest.mark.parametrize("when", ["before", "half way", "after"])
+async def test_clients_get_prompt_logprobs_once_when_apply_raises(
+    monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    Broken(monkeypatch, Results, part)
+    if when == "after":
+        raise_after_take(monkeypatch, step_id=1)
+    else:
+        Broken(monkeypatch, *(TAKE if when == "before" else CHARGE))
     clients = Clients()
-    loop = a_loop(clients)
+    loop = a_fair_loop(clients)
     loop.scheduler.add(a_request(1, num_prompt_logprobs=1))
 
     assert isinstance(await run_until_lost(loop), CoreBroken)
@@ -142,24 +169,6 @@ def check_completions(requests: list[Request], clients: Clients) -> None:
         assert [scored.token_id for scored in completion.scored] == completion.token_ids
 
 
-async def test_only_the_request_at_fault_ends_when_the_core_names_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    broken = Broken(monkeypatch, Scheduler, "_plan")
-    broken.at_call, broken.error = 3, InvariantBroken("two rows", "r2")
-    loop = a_loop(Clients())
-    for number in (1, 2, 3):
-        loop.scheduler.add(a_request(number))
-
-    await run_until_lost(loop)
-    requests = loop.evacuate()
-
-    ended = [request for request in requests if request.is_finished]
-    assert [request.request_id for request in ended] == ["r2"]
-    assert (ended[0].finish_reason, ended[0].error) == (FinishReason.ERROR, (REASON, MESSAGE))
-    assert len(requests) == 3
-
-
 async def test_request_ends_when_every_core_that_gets_it_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -167,7 +176,7 @@ async def test_request_ends_when_every_core_that_gets_it_fails(
     num_cores = 0
     while not request.is_finished:
         num_cores += 1
-        Broken(monkeypatch, Scheduler, "_fill")
+        Broken(monkeypatch, GrowingRows, "grow")
         loop = a_loop(Clients())
         loop.scheduler.readmit(request)
         await run_until_lost(loop)
@@ -182,8 +191,8 @@ async def test_request_ends_when_every_core_that_gets_it_fails(
 async def test_request_ends_when_apply_raises_and_its_state_is_not_in_its_tokens(
     monkeypatch: pytest.MonkeyPatch, params: dict[str, object]
 ) -> None:
-    Broken(monkeypatch, Results, "_record").at_call = 3
-    loop = a_loop(Clients())
+    Broken(monkeypatch, *CHARGE).at_call = 3
+    loop = a_fair_loop(Clients())
     loop.scheduler.add(a_request(1))
     loop.scheduler.add(a_request(2, **params))
 
@@ -219,7 +228,7 @@ async def test_request_ends_with_an_error_when_its_end_was_lost_with_its_last_to
 async def test_evacuation_gives_nobody_when_that_fails_too(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    Broken(monkeypatch, Scheduler, "_plan")
+    Broken(monkeypatch, RowColumns, "plan_work")
     Broken(monkeypatch, Scheduler, "evacuate")
     loop = a_loop(Clients())
     loop.scheduler.add(a_request(1))

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scheduler_service.core.invariants import InvariantBroken
 from scheduler_service.core.planning.lateness import MAX_REFUSALS
 from scheduler_service.core.request import Place, SchedulingParams
+from scheduler_service.core.row_columns import RowColumns
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.executors.broken_core import CoreBroken
 from scheduler_service.executors.executor_link import ExecutorLost
@@ -34,7 +34,7 @@ from tests.support.fakes.fake_chain import expected_tokens
 async def test_loop_gives_the_core_up_when_schedule_raises(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    Broken(monkeypatch, Scheduler, "_plan")
+    Broken(monkeypatch, RowColumns, "plan_work")
     clients = Clients()
     loop = a_loop(clients)
     loop.scheduler.add(a_request(1))
@@ -56,7 +56,7 @@ async def test_loop_gives_the_core_up_when_schedule_raises_after_a_wake_up(
     loop = a_loop(Clients())
     running = asyncio.ensure_future(run_until_lost(loop))
     await asyncio.sleep(0)
-    Broken(monkeypatch, Scheduler, "_plan")
+    Broken(monkeypatch, RowColumns, "plan_work")
 
     loop.scheduler.add(a_request(1))
     loop.wake_up()
@@ -69,9 +69,10 @@ async def test_loop_logs_the_position_in_the_journal_when_the_core_fails(
 ) -> None:
     path = tmp_path / "scheduler.journal"
     journal = FileJournal(path, 2**20, 1)
-    Broken(monkeypatch, Scheduler, "_plan")
-    loop = a_loop(Clients(), journal.core(CONFIG, 0, ADDRESS, 1))
-    loop.scheduler.add(a_request(1))
+    Broken(monkeypatch, RowColumns, "plan_work")
+    core = journal.core(CONFIG, 0, ADDRESS, 1)
+    loop = a_loop(Clients(), core)
+    core.add(a_request(1))
 
     await run_until_lost(loop)
 
@@ -83,7 +84,7 @@ async def test_loop_logs_the_position_in_the_journal_when_the_core_fails(
 async def test_tokens_of_a_step_are_delivered_when_the_next_cannot_be_planned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    Broken(monkeypatch, Scheduler, "_plan").at_call = 3
+    Broken(monkeypatch, RowColumns, "plan_work").at_call = 3
     clients = Clients()
     loop = a_loop(clients)
     loop.scheduler.add(a_request(1))
@@ -164,7 +165,7 @@ async def test_loop_does_nothing_when_it_was_woken_up_before_it_was_given_up() -
     assert moved.place is Place.WAITING
     with pytest.raises(ExecutorLost):
         lost.add(a_request(2))
-    with pytest.raises(InvariantBroken):
+    with pytest.raises(RuntimeError, match="given its requests away"):
         core.schedule()
 
 

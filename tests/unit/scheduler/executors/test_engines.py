@@ -9,14 +9,12 @@ import pytest
 
 from scheduler_service.cluster import Cluster
 from scheduler_service.config import ClusterConfig
-from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.executors.engines import MAX_PENDING_JOINS
 from scheduler_service.executors.executor_link import ExecutorLost, LinkConfig
 from scheduler_service.executors.handshake import check_executor_info, core_config
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve_rpc.domain_error import DomainError
 from tests.support.core.bursts import BurstLink, Machine
-from tests.support.core.driver import make_config
 
 ADDRESS = "executor:1"
 
@@ -202,10 +200,3 @@ def test_info_is_accepted_when_it_names_a_feature_of_a_later_version() -> None:
     info.features.append(99)  # type: ignore[arg-type]
     check_executor_info(info)
     assert core_config(info, ClusterConfig()).features == known
-
-
-def test_core_keeps_nothing_of_blocks_when_nobody_used_them() -> None:
-    core = Scheduler(make_config(num_device_blocks=2**24, num_host_blocks=2**24))
-    device = core._placement.blocks.device
-    assert core.num_free_blocks == 2**24
-    assert len(device._reference_counts) == len(device._blank) == len(device._hashes) == 0

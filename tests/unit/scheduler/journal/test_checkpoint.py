@@ -11,7 +11,7 @@ import pytest
 
 from scheduler_service.core.beam_search import BeamSearch
 from scheduler_service.core.config import BatchPolicyName
-from scheduler_service.core.policies.queue_policy import QueuePolicyName
+from scheduler_service.core.policies.queue_policy import QUEUE_POLICIES
 from scheduler_service.core.sampling_params import BeamParams
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.journal import checkpoint
@@ -24,7 +24,7 @@ from tests.support.core.driver import CoreDriver, make_config
 from tests.support.core.recorded_run import RandomRun, run_config
 
 
-@pytest.mark.parametrize("queue_policy", [policy.value for policy in QueuePolicyName])
+@pytest.mark.parametrize("queue_policy", list(QUEUE_POLICIES))
 @pytest.mark.parametrize("sliding_window", [None, 13])
 def test_core_decides_alike_when_it_was_restored(
     queue_policy: str, sliding_window: int | None
@@ -54,14 +54,14 @@ def test_checkpoint_is_small_when_rows_are_short_and_may_become_long() -> None:
     driver = CoreDriver(max_model_len=100_000, num_device_blocks=30_000, max_num_seqs=8)
     driver.add(10)
     driver.step()
-    rows = driver.core._placement.rows
+    rows = driver.core.placement.rows
     assert rows.token_ids.nbytes + rows.block_tables.nbytes > 3_000_000
 
     data = dump_core(driver.core)
 
     # Two numbers for each block, and little else.
     assert len(data) < 200_000
-    copy = load_core(data)._placement.rows
+    copy = load_core(data).placement.rows
     assert copy.token_ids.shape == rows.token_ids.shape
     assert copy.block_tables.shape == rows.block_tables.shape
     row_id = rows.order[0]
@@ -71,33 +71,34 @@ def test_checkpoint_is_small_when_rows_are_short_and_may_become_long() -> None:
 
 def test_beam_search_is_restored_when_its_beams_are_longer_than_a_pickle_may_be_deep() -> None:
     driver = CoreDriver()
-    driver.add(4)
+    request = driver.add(4)
     search = BeamSearch(BeamParams(2), n=1, max_tokens=6000)
     for step in range(5000):
-        search.advance([[(step % 90, -0.1), (step % 90 + 1, -0.2)]] * search.num_live)
-    next(iter(driver.core._placement.requests.values())).search = search
+        search.advance([[(step % 90, -0.1), (step % 90 + 1, -0.2)]] * len(search.state.live))
+    request.search = search
 
-    copy = load_core(dump_core(driver.core))
+    (restored,) = load_core(dump_core(driver.core)).evacuate()
 
-    restored = next(iter(copy._placement.requests.values())).search
-    assert restored is not None
-    assert restored.state == search.state
+    assert restored.search is not None
+    assert restored.search.state == search.state
 
 
 def test_prefix_cache_evicts_to_the_host_when_the_core_was_restored() -> None:
     core = Scheduler(make_config(num_host_blocks=4))
-    copy = load_core(dump_core(core))
+    blocks = load_core(dump_core(core)).placement.blocks
+    evicted = blocks.device.allocate(1)
+    blocks.device.publish(evicted[0], b"contents")
+    blocks.device.free(evicted)
 
-    evict = copy._placement.blocks.device._on_evict
+    blocks.device.allocate(blocks.device.num_free)
 
-    assert evict is not None
-    assert evict.__self__ is copy._placement.blocks  # type: ignore[attr-defined]
+    assert blocks.draft.moves.swap_out == [(evicted[0], blocks.host.find(b"contents"))]
 
 
 def test_all_queue_and_batch_policies_are_restored_when_nothing_has_happened() -> None:
-    for queue in QueuePolicyName:
+    for queue in QUEUE_POLICIES:
         for batch in BatchPolicyName:
-            core = Scheduler(make_config(queue_policy=queue.value, batch_policy=batch))
+            core = Scheduler(make_config(queue_policy=queue, batch_policy=batch))
             assert load_core(dump_core(core)).num_waiting == 0
 
 

@@ -138,7 +138,7 @@ def test_fork_shares_full_blocks_and_copies_the_rest_when_tokens_fill_no_block()
     tables = Tables()
     source, forked = fork(tables, 9)
     assert forked[:2] == source[:2]
-    assert tables.blocks.moves.copy == [(source[2], forked[2])]
+    assert tables.blocks.draft.moves.copy == [(source[2], forked[2])]
     assert forked[2] not in source
 
 
@@ -146,14 +146,14 @@ def test_fork_copies_nothing_when_shared_tokens_fill_their_blocks() -> None:
     tables = Tables()
     source, forked = fork(tables, 8)
     assert forked[:2] == source[:2]
-    assert not tables.blocks.moves
+    assert not tables.blocks.draft.moves
 
 
 def test_fork_shares_nothing_when_less_than_a_block_is_common() -> None:
     tables = Tables()
     source, forked = fork(tables, 3)
     assert set(source).isdisjoint(forked)
-    assert tables.blocks.moves.copy == [(source[0], forked[0])]
+    assert tables.blocks.draft.moves.copy == [(source[0], forked[0])]
 
 
 def test_fork_keeps_both_ends_of_a_copy_when_the_sequences_leave_before_the_step() -> None:
@@ -165,7 +165,7 @@ def test_fork_keeps_both_ends_of_a_copy_when_the_sequences_leave_before_the_step
     tables.leave(sequence)
     assert tables.blocks.device.num_free == 2
     assert pair.isdisjoint(tables.blocks.device.allocate(2))
-    tables.blocks.take_moves()
+    tables.blocks.take_draft()
     assert set(tables.blocks.device.allocate(2)) == pair
 
 
@@ -187,7 +187,7 @@ def test_fork_shares_only_the_window_when_the_source_released_what_is_behind() -
     assert forked[:2] == [RELEASED, RELEASED]
     tables.leave(source)
     tables.leave(sequence)
-    tables.blocks.take_moves()
+    tables.blocks.take_draft()
     assert tables.blocks.device.num_free == tables.config.num_device_blocks
 
 

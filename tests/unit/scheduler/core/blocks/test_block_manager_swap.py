@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scheduler_service.core.request import Request, SequenceStatus
-from scheduler_service.core.row_columns import RELEASED
+from scheduler_service.core.row_columns import NO_TENANCY, RELEASED
 from tests.support.core.parts import Tables
 
 
@@ -15,7 +15,7 @@ def make_pair(tables: Tables) -> Request:
     first, second = request.sequences
     tables.place(first)
     tables.fork(first, second, 9)
-    tables.blocks.take_moves()
+    tables.blocks.take_draft()
     return request
 
 
@@ -27,14 +27,14 @@ def swap_out(tables: Tables, request: Request) -> list[tuple[int, int]]:
         sequence.status = SequenceStatus.SWAPPED
     cross, request.cross_blocks = request.cross_blocks, []
     tables.blocks.device.free(cross)
-    return tables.blocks.take_moves()[0].swap_out
+    return tables.blocks.take_draft().moves.swap_out
 
 
 def swap_in(tables: Tables, request: Request) -> list[tuple[int, int]]:
     for sequence in request.sequences:
         tables.rows.add(sequence, (request.arrival,), sequence.num_computed)
     tables.blocks.swap_in(request)
-    return tables.blocks.take_moves()[0].swap_in
+    return tables.blocks.take_draft().moves.swap_in
 
 
 def test_blocks_of_counts_a_block_once_when_sequences_share_it() -> None:
@@ -115,7 +115,7 @@ def test_swap_in_keeps_host_blocks_when_the_step_is_not_yet_planned() -> None:
     tables.rows.add(sequence, (1,), sequence.num_computed)
     tables.blocks.swap_in(sequence.request)
     assert tables.blocks.host.num_free == 0
-    tables.blocks.take_moves()
+    tables.blocks.take_draft()
     assert tables.blocks.host.num_free == 2
 
 
@@ -129,7 +129,7 @@ def test_swap_in_keeps_device_blocks_when_the_request_leaves_before_the_step() -
     tables.leave(sequence)
     assert tables.blocks.has_pinned
     assert tables.blocks.device.num_free == 0
-    tables.blocks.take_moves()
+    tables.blocks.take_draft()
     assert tables.blocks.device.num_free == 2
 
 
@@ -193,7 +193,7 @@ def test_allocate_copies_what_it_evicts_to_the_host_when_there_is_room() -> None
     sequence, table = tables.place_published([1] * 8)
     tables.leave(sequence)
     tables.blocks.device.allocate(1)
-    ((source, destination),) = tables.blocks.take_moves()[0].swap_out
+    ((source, destination),) = tables.blocks.take_draft().moves.swap_out
     assert source == table[1]
     assert tables.blocks.host.find(sequence.block_hashes[2]) == destination
 
@@ -204,7 +204,7 @@ def test_allocate_copies_nothing_when_the_host_pool_is_full() -> None:
     tables.leave(sequence)
     tables.blocks.host.allocate(1)
     tables.blocks.device.allocate(2)
-    assert not tables.blocks.moves
+    assert not tables.blocks.draft.moves
 
 
 def make_demoted() -> Tables:
@@ -213,7 +213,7 @@ def make_demoted() -> Tables:
     sequence, _ = tables.place_published([1] * 8)
     tables.leave(sequence)
     tables.blocks.device.free(tables.blocks.device.allocate(4))
-    tables.blocks.take_moves()
+    tables.blocks.take_draft()
     return tables
 
 
@@ -222,9 +222,9 @@ def test_allocate_brings_a_block_back_when_only_the_host_has_it() -> None:
     follower = tables.sequence([1] * 9)
     hit = tables.blocks.prefixes.find(follower)
     table = tables.place(follower, hit)
-    moves, promoted = tables.blocks.take_moves()
-    assert moves.swap_in == list(zip(hit.host_blocks, table[:2], strict=True))
-    assert sorted(promoted) == sorted(table[:2])
+    draft = tables.blocks.take_draft()
+    assert draft.moves.swap_in == list(zip(hit.host_blocks, table[:2], strict=True))
+    assert sorted(draft.published[NO_TENANCY]) == sorted(table[:2])
     assert tables.blocks.device.find(follower.block_hashes[1]) == table[0]
 
 
@@ -235,7 +235,7 @@ def test_allocate_keeps_what_it_brings_back_when_the_sequence_leaves_before_the_
     tables.leave(follower)
     assert tables.blocks.has_pinned
     assert (tables.blocks.device.num_free, tables.blocks.host.num_free) == (2, 2)
-    tables.blocks.take_moves()
+    tables.blocks.take_draft()
     assert (tables.blocks.device.num_free, tables.blocks.host.num_free) == (4, 4)
 
 
@@ -243,7 +243,7 @@ def test_allocate_copies_nothing_when_the_host_has_what_it_evicts() -> None:
     tables = make_demoted()
     follower = tables.sequence([1] * 9)
     tables.place(follower, tables.blocks.prefixes.find(follower))
-    tables.blocks.take_moves()
+    tables.blocks.take_draft()
     tables.leave(follower)
     tables.blocks.device.allocate(4)
-    assert not tables.blocks.moves
+    assert not tables.blocks.draft.moves

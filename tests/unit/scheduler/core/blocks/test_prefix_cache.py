@@ -136,7 +136,7 @@ def evict_all(tables: Tables, published: Sequence) -> None:
     """Lets other contents take every device block."""
     tables.leave(published)
     blocks = tables.blocks.device.allocate(tables.blocks.device.num_free)
-    tables.blocks.take_moves()
+    tables.blocks.take_draft()
     tables.blocks.device.free(blocks)
 
 

@@ -54,9 +54,9 @@ def test_beams_find_the_same_when_they_are_preempted(mode: PreemptionMode, depth
     ]
     for _ in range(6):
         engine.step(3)
-        running = engine.core._placement.rows.running
+        running = engine.core.placement.rows.running
         if running:
-            engine.core._placement.preempt(running[-1].request)
+            engine.preempt(running[-1].request)
     engine.run()
     assert engine.core.num_preemptions >= 4
     for request in requests:
@@ -73,7 +73,7 @@ def test_beams_find_the_same_when_they_are_preempted_while_a_step_is_in_flight(
         engine.step()
         engine.engine.fill()
         if request.place.value == "running":
-            engine.core._placement.preempt(request)
+            engine.preempt(request)
     engine.run()
     assert request.num_preemptions >= 2
     check_completions(request)
@@ -84,7 +84,7 @@ def test_beams_share_full_blocks_only_when_their_tokens_agree() -> None:
     engine.add([*PROMPT, 7, 8, 9], max_tokens=9, beam=BeamParams(4), n=4)
     engine.step(4)
     engine.engine.fill()
-    rows = engine.core._placement.rows
+    rows = engine.core.placement.rows
     beams = [
         (rows.block_table(s.row_id).tolist(), rows.known_tokens(s.row_id)[:12].tolist())
         for s in rows.running

@@ -76,7 +76,7 @@ def test_sequences_that_yielded_get_their_tokens_when_what_they_leaned_on_fails(
     request = engine.add([*COMMON, 60], n=2, max_tokens=6)
     engine.engine.depth = 2
     engine.engine.fill()
-    engine.core._placement.preempt(request)
+    engine.preempt(request)
     engine.drain()
     assert request.error is None
     engine.check_tokens(request)
@@ -86,7 +86,7 @@ def test_prompt_logprobs_come_once_when_chunks_in_flight_build_on_a_failed_step(
     engine = CheckedEngine(depth=2, max_num_batched_tokens=4, fault=fault_of(1, step_fails))
     request = engine.add(COMMON, num_prompt_logprobs=1, max_tokens=2)
     engine.engine.fill()
-    engine.core._placement.preempt(request)
+    engine.preempt(request)
     positions = [
         scored.position
         for events in answers_of(engine)
@@ -112,10 +112,10 @@ def test_beam_has_no_candidates_when_it_is_to_compute_its_last_token_again() -> 
     request = engine.add(COMMON, beam=BeamParams(8), n=8, max_tokens=5)
     while not any(s.candidates for s in request.unfinished) or len(request.unfinished) < 8:
         engine.step()
-    engine.core._placement.preempt(request)
+    engine.preempt(request)
     while engine.core.num_in_flight or engine.core.num_waiting or engine.core.num_running:
         engine.step()
-        check_rows(engine.core._placement)
+        check_rows(engine.core.placement)
     found = [c.token_ids for c in request.completions]
     assert found == [list(h.token_ids) for h in expected_hypotheses(request)]
 

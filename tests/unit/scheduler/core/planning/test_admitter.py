@@ -7,7 +7,7 @@ import pytest
 from scheduler_service.core.blocks.prefix_cache import NO_HIT
 from scheduler_service.core.config import BatchPolicyName, Feature, PreemptionMode
 from scheduler_service.core.planning.admitter import MAX_BYPASSES
-from scheduler_service.core.policies.queue_policy import QueuePolicyName
+from scheduler_service.core.policies.queue_policy import QUEUE_POLICIES
 from scheduler_service.core.request import Place, Request, SchedulingParams
 from tests.support.core.driver import CoreDriver
 
@@ -75,7 +75,7 @@ def test_adapters_pass_no_more_when_one_without_a_slot_was_passed_often_enough()
     assert names(driver.next_rows())[0] == "b"
 
 
-ALL_POLICIES = [policy.value for policy in QueuePolicyName]
+ALL_POLICIES = list(QUEUE_POLICIES)
 
 
 @pytest.mark.parametrize("policy", ALL_POLICIES)
@@ -194,7 +194,7 @@ def swapped_driver(max_tokens: int = 9, **options: object) -> tuple[CoreDriver, 
     driver.add(14, "running", max_tokens=max_tokens)
     swapped = driver.add(14, "swapped", max_tokens=9)
     driver.step()
-    driver.core._placement.preempt(swapped)
+    driver.preempt(swapped)
     return driver, swapped
 
 
@@ -245,11 +245,11 @@ def test_swap_in_waits_when_the_adapter_has_no_slot() -> None:
     driver = make_driver(num_host_blocks=12, preemption_mode=PreemptionMode.SWAP)
     swapped = driver.add(5, "a", scheduling=adapter("a"), max_tokens=9)
     driver.step()
-    driver.core._placement.preempt(swapped)
+    driver.preempt(swapped)
     driver.step()
     other = driver.add(5, "b", max_tokens=2)
     other.scheduling = adapter("b")
-    driver.core._placement.start(other.sequence, NO_HIT)
+    driver.core.placement.start(other.sequence, NO_HIT)
     driver.add(5, "none", max_tokens=1)
     driver.add(5, "b2", scheduling=adapter("b"))
     # Who has no adapter takes nothing from it; who has one would keep the slot.

@@ -8,6 +8,7 @@ from scheduler_service.core.config import PreemptionMode
 from scheduler_service.core.request import SequenceStatus
 from tests.support.core.checked_engine import CheckedEngine
 from tests.support.core.driver import CoreDriver
+from tests.support.core.parts import growing_rows
 
 RECOMPUTE = PreemptionMode.RECOMPUTE
 
@@ -75,11 +76,22 @@ def test_nobody_yields_when_moves_of_the_step_hold_blocks() -> None:
     pair = driver.add(10, n=2)
     driver.add(4)
     driver.step()
-    running, blocks = driver.core._growing, driver.core._placement.blocks
-    running.join_siblings()
-    assert blocks.has_pinned
-    assert not running.make_room(blocks.device.num_free + 1, pair)
+    growing = growing_rows(driver)
+    growing.join_siblings()
+    assert driver.core.placement.blocks.has_pinned
+    assert not growing.make_room(driver.core.num_free_blocks + 1, pair)
     assert driver.core.num_preemptions == 0
+
+
+def test_row_keeps_the_block_of_its_next_token_when_spare_ones_are_taken_back() -> None:
+    driver = CoreDriver(sliding_window=4)
+    request = driver.add(4)
+    driver.step()
+    growing = growing_rows(driver)
+    growing.grow()
+    lacking = driver.core.num_free_blocks + 1
+    assert not growing.make_room(lacking, request, is_joining=True)
+    assert driver.next_rows() == [("r1", 4, 1)]
 
 
 # -- lookahead slots ---------------------------------------------------------------------------
@@ -90,7 +102,7 @@ def test_schedule_reserves_slots_ahead_when_lookahead_is_asked_for() -> None:
     request = driver.add(3)
     driver.step()
     driver.step()
-    rows = driver.core._placement.rows
+    rows = driver.core.placement.rows
     row_id = request.sequence.row_id
     assert rows.num_slots[row_id] >= rows.num_known[row_id] + 9
 
@@ -125,9 +137,9 @@ def test_executor_is_not_told_of_a_reserved_block_when_it_was_taken_back_at_once
     driver = CoreDriver(num_lookahead_slots=9, prefix_caching=False)
     request = driver.add(3)
     driver.step()
-    running, placement = driver.core._growing, driver.core._placement
-    running.grow()
-    running._return_spare()
+    growing, placement = growing_rows(driver), driver.core.placement
+    growing.grow()
+    assert growing.make_room(driver.core.num_free_blocks + 1, request)
     writes = placement.rows.take_table_writes([])
     blocks = placement.rows.held_blocks(request.sequence.row_id)
     assert blocks[writes.start_indexes[0] :] == writes.block_ids.tolist()
@@ -160,7 +172,7 @@ def test_siblings_share_the_prompt_when_they_join() -> None:
     driver.step()
     plan, _ = driver.step()
     tables = [
-        driver.core._placement.rows.block_table(sequence.row_id).tolist()
+        driver.core.placement.rows.block_table(sequence.row_id).tolist()
         for sequence in request.sequences
     ]
     assert tables[0][:2] == tables[1][:2] == tables[2][:2]
@@ -183,7 +195,7 @@ def test_sibling_waits_when_the_one_that_shares_most_joins_in_the_same_step() ->
     driver.step()
     driver.step()
     for sequence in (first, second):
-        driver.core._placement.drop(sequence)
+        driver.core.placement.drop(sequence)
     plan, _ = driver.step()
     sources, destinations = zip(*plan.moves.copy, strict=True)
     assert set(sources).isdisjoint(destinations)

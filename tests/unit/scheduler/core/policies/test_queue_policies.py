@@ -6,16 +6,17 @@ import pytest
 
 from scheduler_service.core.planning.lateness import earliest_finish_ns
 from scheduler_service.core.policies.queue_policy import (
-    TURN_EVERY,
+    QUEUE_POLICIES,
     QueuePolicy,
-    QueuePolicyName,
     make_queue_policy,
 )
+from scheduler_service.core.policies.urgency import TURN_EVERY
 from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import SamplingParams
+from splitserve_options.table import OPTIONS
 from tests.support.core.policy_driver import admit, admit_next, make_policy, make_request, order
 
-ALL_NAMES = [name.value for name in QueuePolicyName]
+ALL_NAMES = list(QUEUE_POLICIES)
 
 
 # -- all of them -------------------------------------------------------------------------------
@@ -45,6 +46,11 @@ def test_candidates_go_on_when_each_is_admitted(name: str) -> None:
 @pytest.mark.parametrize("name", ALL_NAMES)
 def test_only_fair_charges_outputs(name: str) -> None:
     assert make_policy(name).charges_outputs is (name == "fair")
+
+
+def test_options_offer_the_policies_there_are() -> None:
+    (option,) = (option for option in OPTIONS if option.name == "queue-policy")
+    assert option.choices == tuple(QUEUE_POLICIES)
 
 
 @pytest.mark.parametrize("name", ["fcfs", "fair"])

@@ -1,0 +1,63 @@
+"""First come, first served."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from scheduler_service.core.policies.request_queue import (
+    BEFORE_ALL,
+    Key,
+    Lanes,
+    OrderedQueue,
+    all_lanes,
+)
+from scheduler_service.core.request import Request
+
+
+class FcfsPolicy:
+    """The order of arrival. Nobody is preempted for somebody who waits."""
+
+    charges_outputs = False
+    allows_bypasses = False
+    refuses_late = False
+
+    def __init__(self) -> None:
+        self._waiting: OrderedQueue[Request] = OrderedQueue()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._waiting)
+
+    def push(self, request: Request) -> None:
+        self._waiting.add(request, {request.scheduling.adapter: self.rank(request)})
+
+    def remove(self, request: Request) -> None:
+        self._waiting.remove(request)
+
+    def candidates(
+        self, now_ns: int = 0, open_lanes: Callable[[], Lanes] = all_lanes
+    ) -> Iterator[Request]:
+        key = BEFORE_ALL
+        while (entry := self._waiting.after(key, open_lanes())) is not None:
+            key, request = entry
+            yield request
+
+    def overdue(self, now_ns: int) -> Request | None:
+        return None
+
+    def admitted(self, request: Request, num_uncached_tokens: int) -> None:
+        pass
+
+    def sampled(self, tenant: str, num_tokens: int) -> None:
+        pass
+
+    def rank(self, request: Request) -> Key:
+        return (request.arrival,)
+
+    def urgency(self, request: Request) -> Key:
+        return ()
+
+    def may_preempt(self, waiting: Request, running: Request) -> bool:
+        return False

@@ -1,0 +1,73 @@
+"""docs/ name files, classes and functions as they are."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
+SOURCES = ("scheduler_service", "executor_service", "protos", "kernels", "clients", "tests")
+STATION = re.compile(r"^\| \d+ \| `([\w.]+)` \| `([\w/]+\.py)` \|", re.MULTILINE)
+ROOM = re.compile(r"^\| `([\w/.]+)` \| [^|]+ \| ((?:`\w+` ?)+)\|$", re.MULTILINE)
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+
+
+def files_of(package: str, room: str) -> set[str]:
+    return {path.stem for path in (ROOT / package / room).glob("*.py")} - {"__init__"}
+
+
+def mapped(package: str) -> dict[str, set[str]]:
+    section = ARCHITECTURE.split(f"### `{package}`")[1].split("###")[0]
+    rooms: dict[str, set[str]] = {}
+    for room, files in ROOM.findall(section):
+        rooms.setdefault(room, set()).update(re.findall(r"\w+", files))
+    return rooms
+
+
+@pytest.mark.parametrize(
+    ("package", "named_in_the_text"),
+    [
+        ("executor_service", {"__main__", "config", "engine_loader", "errors"}),
+        ("scheduler_service/core", {"scheduler"}),
+    ],
+)
+def test_map_has_every_file_in_its_room(package: str, named_in_the_text: set[str]) -> None:
+    rooms = mapped(package)
+    rooms.setdefault(".", set()).update(named_in_the_text)
+    folders = {path.parent for path in (ROOT / package).rglob("*.py")}
+    expected = {str(folder.relative_to(ROOT / package)) for folder in folders}
+
+    assert {room.strip("/") or "." for room in rooms} == expected
+    assert rooms == {room: files_of(package, room) for room in rooms}
+
+
+def test_stations_are_where_the_document_says() -> None:
+    stations = STATION.findall(ARCHITECTURE)
+    missing = []
+    for name, path in stations:
+        body: list[ast.stmt] = ast.parse((ROOT / path).read_text()).body
+        for part in name.split("."):
+            found = [n for n in body if getattr(n, "name", None) == part]
+            if not found:
+                missing.append((name, path))
+                break
+            body = getattr(found[0], "body", [])
+
+    assert stations
+    assert missing == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_document_names_files_that_exist(document: Path) -> None:
+    text = document.read_text()
+    known = {path.name for source in SOURCES for path in (ROOT / source).rglob("*.py")}
+    named = {path.rpartition("/")[2] for path in re.findall(r"`([\w/]+\.py)`", text)}
+    links = [link for link in LINK.findall(text) if "://" not in link]
+
+    assert named - known == set()
+    assert [link for link in links if not (document.parent / link).exists()] == []

@@ -1,0 +1,63 @@
+"""`docker-compose.yml` passes every option on, and `.env.example` lists what may be set."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from splitserve_options.option import Command
+from splitserve_options.options import options_of, resolve
+
+ROOT = Path(__file__).resolve().parents[2]
+COMPOSE = (ROOT / "docker-compose.yml").read_text()
+# What the containers are to each other is nobody's choice.
+FIXED = {
+    "scheduler": {"SPLITSERVE_LISTEN": "0.0.0.0:50051"},
+    "executor": {"SPLITSERVE_LISTEN": "0.0.0.0:50052", "SPLITSERVE_SCHEDULER": "scheduler:50051"},
+}
+SERVICES: tuple[Command, ...] = ("scheduler", "executor")
+
+
+def variables_of(command: Command) -> set[str]:
+    return {option.env for option in options_of(command) if not option.hidden}
+
+
+def example() -> dict[str, str]:
+    lines = (ROOT / ".env.example").read_text().splitlines()
+    assignments = [line.removeprefix("#").partition("=") for line in lines if "=" in line]
+    return {name: value for name, _, value in assignments}
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_compose_passes_every_option_of_a_service(service: Command) -> None:
+    service_file = yaml.safe_load(COMPOSE)["services"][service]
+    entries = [entry.partition("=") for entry in service_file["environment"]]
+    assigned = {name: value for name, sign, value in entries if sign}
+    passed_on = {name for name, sign, _ in entries if not sign} - {"HF_TOKEN"}
+
+    assert assigned == FIXED[service]
+    assert passed_on == variables_of(service) - assigned.keys()
+    # Compose would take every name above that is not set in the environment out of the file again.
+    assert "env_file" not in service_file
+
+
+def test_example_lists_what_compose_takes() -> None:
+    passed_on = variables_of("scheduler") | variables_of("executor") | {"HF_TOKEN"}
+    fixed = FIXED["scheduler"].keys() | FIXED["executor"].keys()
+    interpolated = set(re.findall(r"\$\{(\w+)", COMPOSE))
+
+    assert example().keys() == passed_on - fixed | interpolated
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_example_has_the_defaults(service: Command) -> None:
+    assert resolve(service, [], example()) == resolve(service, [], {})
+
+
+def test_example_has_the_defaults_of_compose_itself() -> None:
+    defaults = dict(re.findall(r"\$\{(\w+):-([^}]*)\}", COMPOSE))
+
+    assert {name: example()[name] for name in defaults} == defaults
