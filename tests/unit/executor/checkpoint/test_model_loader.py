@@ -153,11 +153,6 @@ def test_load_model_refuses_when_the_model_type_is_unknown(llama: Path) -> None:
         load_model(ModelConfig(str(llama)))
 
 
-def test_load_model_refuses_when_the_dtype_is_unknown(llama: Path) -> None:
-    with pytest.raises(ModelUnsupported, match="dtype int8: not one of"):
-        load_model(ModelConfig(str(llama), dtype="int8"))
-
-
 def test_load_model_names_a_tensor_when_weights_are_missing(llama: Path) -> None:
     weights = load_file(llama / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]
