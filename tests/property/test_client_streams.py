@@ -142,7 +142,7 @@ def what_is_left(scheduler: SchedulerInProcess) -> str:
         "sinks": len(delivery.sinks),
         "unread bytes": delivery.unread.num_bytes,
         "handlers": sum(SERVICE in task.get_name() for task in asyncio.all_tasks()),
-        "readers": sum("_read_session" in repr(task) for task in asyncio.all_tasks()),
+        "readers": sum("SchedulerServicer." in repr(task) for task in asyncio.all_tasks()),
     }
     return ", ".join(f"{count} {name}" for name, count in left.items() if count)
 

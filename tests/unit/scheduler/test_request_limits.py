@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, cast
 
+import grpc.aio
 import pytest
 from google.protobuf.message import Message
 
@@ -17,9 +19,10 @@ from scheduler_service.core.sampling_params import MAX_ENTRIES, MAX_SEQUENCES
 from scheduler_service.request_limits import check_lengths, message_bytes, most_message_bytes
 from scheduler_service.service.servicer import SchedulerServicer
 from scheduler_service.streams.client_codec import decode_sampling_params
+from scheduler_service.streams.delivery import Delivery
+from scheduler_service.streams.outbox import Unread
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_rpc.domain_error import DomainError
-from splitserve_rpc.interceptors import BoundaryInterceptor
 from tests.support.core.driver import make_config
 
 MAX_LEN = 100
@@ -28,6 +31,8 @@ NUM_ENTRIES = 200_000
 # Whoever copies so many entries takes four times as much.
 COPY_BYTES = 200_000
 MIB = 2**20
+# In grpc.aio a context cannot be made; Generate uses none.
+CONTEXT: grpc.aio.ServicerContext = None
 
 
 def a_request() -> api.GenerateRequest:
@@ -73,9 +78,16 @@ def fill(place: Any) -> None:  # noqa: ANN401
 
 
 class _Cluster:
-    """As much of a Cluster as decoding needs."""
+    """As much of a Cluster as a request needs that is refused when it is decoded."""
 
     largest_config = CONFIG
+    delivery = Delivery(Unread(MIB, MIB), lambda _stream: None)
+
+    def check_accepting(self) -> None:
+        """Everything is welcome."""
+
+    def client_stream(self, _stream: object) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def next_arrival(self) -> int:
         return 1
@@ -87,7 +99,7 @@ class _Cluster:
 @pytest.mark.parametrize(
     ("name", "request_"), [pytest.param(*case, id=case[0]) for case in long_lists()]
 )
-def test_request_is_refused_without_a_copy_when_a_list_is_too_long(
+async def test_request_is_refused_without_a_copy_when_a_list_is_too_long(
     name: str, request_: api.GenerateRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def create(*_arguments: object, **_options: object) -> None:
@@ -98,7 +110,7 @@ def test_request_is_refused_without_a_copy_when_a_list_is_too_long(
     tracemalloc.start()
     try:
         with pytest.raises(DomainError) as caught:
-            servicer._decode(request_)
+            await anext(servicer.Generate(request_, CONTEXT))
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -173,15 +185,3 @@ def test_message_limit_is_usual_unless_max_model_len_asks_for_more() -> None:
 def test_cluster_takes_the_usual_message_while_it_knows_no_executor() -> None:
     cluster = Cluster(ClusterConfig(max_model_len=2 * MIB), 1, lambda: None)
     assert cluster.max_message_bytes == most_message_bytes(2 * MIB)
-
-
-def test_message_is_not_decoded_when_it_is_too_large() -> None:
-    def decode(message: bytes) -> None:
-        raise AssertionError("it was decoded")
-
-    boundary = BoundaryInterceptor(lambda: 10)
-    with pytest.raises(DomainError) as caught:
-        boundary._decode("/a.B/C", decode, bytes(11))
-    assert caught.value.reason == "MESSAGE_TOO_LARGE"
-    assert "11 bytes" in caught.value.message
-    assert boundary._decode("/a.B/C", len, bytes(10)) == 10
