@@ -26,7 +26,7 @@ from tests.support.processes.fake_service import StepWatch
 from tests.support.processes.scheduler_in_process import SchedulerInProcess, scheduler_in_process
 
 NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "25"))
-PATIENCE_S = 5.0
+PATIENCE_S = 30.0
 SERVICE = "/splitserve.scheduler.v1.SchedulerService"
 FAULTY = "our own code fails"
 

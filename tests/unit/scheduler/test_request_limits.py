@@ -159,7 +159,7 @@ def test_size_is_refused_by_name_when_it_is_one_above_the_limit(field: str, reas
 # -- bytes -------------------------------------------------------------------------------------
 
 
-def test_message_has_room_for_every_request_that_an_executor_can_run() -> None:
+def test_message_has_room_for_a_request_when_an_executor_can_run_it() -> None:
     num_tokens = CONFIG.num_device_slots
     largest = at_the_limit()
     largest.prompt_token_ids[:] = [2**28 - 1] * num_tokens
@@ -175,13 +175,13 @@ def test_message_limit_counts_all_sequences_when_a_window_lets_them_outgrow_the_
     assert message_bytes(window, 4 * MIB) == 256 * 1024 + 4 * MAX_SEQUENCES * MAX_LEN
 
 
-def test_message_limit_is_usual_unless_max_model_len_asks_for_more() -> None:
+def test_message_limit_is_usual_when_max_model_len_asks_for_no_more() -> None:
     assert most_message_bytes(None) == most_message_bytes(1000) == 4 * MIB
     assert most_message_bytes(2 * MIB) == 8 * MIB + 256 * 1024
     assert most_message_bytes(2**31 - 1) == 64 * MIB
     assert message_bytes(replace(CONFIG, max_model_len=10 * MIB), 4 * MIB) == 4 * MIB
 
 
-def test_cluster_takes_the_usual_message_while_it_knows_no_executor() -> None:
+def test_cluster_takes_the_usual_message_when_it_knows_no_executor() -> None:
     cluster = Cluster(ClusterConfig(max_model_len=2 * MIB), 1, lambda: None)
     assert cluster.max_message_bytes == most_message_bytes(2 * MIB)
