@@ -222,8 +222,8 @@ async def test_prompt_is_looked_at_once_when_there_are_several_executors(
         looked_at.append(token_ids.tolist())
         check_token_ids(token_ids, vocab_size)
 
-    check_token_ids = arrival_checks._check_token_ids
-    monkeypatch.setattr(arrival_checks, "_check_token_ids", check)
+    check_token_ids = arrival_checks.check_token_ids
+    monkeypatch.setattr(arrival_checks, "check_token_ids", check)
     stream = GenerateStream(network.cluster.delivery.new_outbox())
     request = Request.create("r", prompt, SamplingParams(max_tokens=1), arrival=1, seed=1)
 
