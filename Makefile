@@ -20,7 +20,7 @@ MYPY_TARGETS := scheduler_service executor_service protos/splitserve_rpc \
 PIP := -m pip --disable-pip-version-check install --quiet
 
 .PHONY: help setup serve test check lint lint-ruff lint-format lint-types lint-imports buf \
-	check-protos fix protos bench bench-scheduler bench-peers gpu-check models soak compose-test \
+	check-protos fix protos options bench bench-scheduler bench-peers gpu-check models soak compose-test \
 	clean
 
 help:
@@ -30,6 +30,7 @@ help:
 	@echo 'make check         before a commit: lint, types, import rules, protos, quick tests'
 	@echo 'make fix           formats, and fixes what ruff can'
 	@echo 'make protos        generates the Python code of the protos'
+	@echo 'make options       lists the options in docs/options.md, docker-compose.yml, .env.example'
 	@echo 'make bench         the benchmarks'
 	@echo 'make bench-scheduler  the scheduler alone'
 	@echo 'make bench-peers   a model and requests beside what other engines did with them'
@@ -92,6 +93,9 @@ $(PROTOC): Makefile
 	@test -x .tools/protoc/bin/python || $(PYTHON) -m venv .tools/protoc
 	@.tools/protoc/bin/python $(PIP) grpcio-tools==$(GRPCIO_TOOLS_VERSION)
 	@touch $@
+
+options: $(READY)
+	PYTHONPATH=protos $(BIN)/python tools/list_options.py
 
 protos: $(PROTOC)
 	PYTHON=.tools/protoc/bin/python tools/generate_protos.sh

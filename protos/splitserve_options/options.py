@@ -2,7 +2,7 @@
 
 A flag wins over the environment, which wins over the file, which wins over the default. What may
 be set is declared in `splitserve_options.table`.
-`python -m splitserve_options.options --markdown` prints the table in docs/options.md.
+`tools/list_options.py` lists them in the documents.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import NoReturn
 
 from splitserve_options.option import (
     CLIENT_ENV,
-    COMMANDS,
     CONFIG_ENV,
     ENV_PREFIX,
     Command,
@@ -104,20 +103,6 @@ def unknown_variables(environ: Mapping[str, str]) -> str:
     return "ignored environment variables: " + ", ".join(
         name + _did_you_mean(name, known, " (", ")") for name in unknown
     )
-
-
-def markdown() -> str:
-    """The table of all options, as docs/options.md has it."""
-    lines = ["| option | of | default | what it is |", "|---|---|---|---|"]
-    for option in OPTIONS:
-        if not option.hidden:
-            commands = "all" if option.commands == COMMANDS else ", ".join(option.commands)
-            help_text = (
-                f"{option.help} ({option.allowed})" if _worth_saying(option) else option.help
-            )
-            default = _default_text(option)
-            lines.append(f"| `{option.flag}` | {commands} | {default} | {help_text} |")
-    return "\n".join(lines)
 
 
 # -- flags -----------------------------------------------------------------------------------------
@@ -285,29 +270,3 @@ def _did_you_mean(name: str, known: Iterable[str], before: str, after: str) -> s
     short = name.removeprefix(ENV_PREFIX)
     matches = difflib.get_close_matches(short, list(candidates), n=1, cutoff=0.7)
     return f"{before}did you mean {candidates[matches[0]]}?{after}" if matches else ""
-
-
-def _worth_saying(option: Option) -> bool:
-    return option.kind in (Kind.INTEGER, Kind.NUMBER, Kind.CHOICE)
-
-
-def _default_text(option: Option) -> str:
-    if option.default_text:
-        return option.default_text
-    if option.kind is Kind.SWITCH:
-        return "off"
-    others = [f"{command}: `{value}`" for command, value in option.default_of]
-    return "; ".join([f"`{option.default}`", *others])
-
-
-def main(argv: Sequence[str]) -> int:
-    """Prints the table, or explains itself."""
-    if list(argv) != ["--markdown"]:
-        sys.stderr.write("usage: python -m splitserve_options.options --markdown\n")
-        return 2
-    sys.stdout.write(markdown() + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

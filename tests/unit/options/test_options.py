@@ -181,13 +181,6 @@ def test_parse_names_flags_and_variables_when_asked_for_help(
         assert (option.flag in text and option.env in text) is not option.hidden
 
 
-def test_markdown_has_a_row_for_each_option_when_it_is_not_hidden() -> None:
-    table = options.markdown()
-
-    for option in OPTIONS:
-        assert (f"| `{option.flag}` |" in table) is not option.hidden
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_option_table_has_valid_defaults_when_they_are_written_as_flags(command: str) -> None:
     values = resolve(command, [], {})  # type: ignore[arg-type]
