@@ -6,6 +6,7 @@ takes its time: both must say the same.
 
 from __future__ import annotations
 
+import os
 import random
 from collections import deque
 from dataclasses import dataclass
@@ -159,7 +160,11 @@ def _scores(columns: LogprobColumns | None) -> Any:  # noqa: ANN401
     return [column.tolist() for column in (*whose, columns.ranks, columns.top_offsets)], logprobs
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(
+    max_examples=int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "40")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
 @given(
     data=st.data(),
     num_batches=st.integers(6, 16),
