@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from scheduler_service.core.config import BatchPolicyName, PolicyConfig, PreemptionMode
@@ -14,7 +14,10 @@ _MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
-    """Limits of steps and queues, policies, and patience with executors."""
+    """Limits of steps and queues, policies, and patience with executors.
+
+    A field that has the name of an option has its value.
+    """
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
@@ -43,14 +46,11 @@ class SchedulerServiceConfig:
     @classmethod
     def from_options(cls, values: Mapping[str, Any]) -> SchedulerServiceConfig:
         """From parsed options, whose types and ranges are checked already. Raises ValueError."""
+        named = {
+            item.name: values[item.name] for item in fields(ClusterConfig) if item.name in values
+        }
         cluster = ClusterConfig(
-            max_num_seqs=values["max_num_seqs"],
-            max_num_batched_tokens=values["max_num_batched_tokens"],
-            max_model_len=values["max_model_len"],
-            max_num_waiting=values["max_num_waiting"],
-            pipeline_depth=values["pipeline_depth"],
-            reconnect_timeout_s=values["reconnect_timeout_s"],
-            step_timeout_s=values["step_timeout_s"],
+            **named,
             max_adapters=values["max_loras"],
             max_unread_bytes=values["max_unread_mib"] * _MIB,
             policies=_policies(values),

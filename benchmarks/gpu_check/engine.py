@@ -25,11 +25,9 @@ from executor_service.runner.decode_graphs import with_decode_graphs
 from executor_service.runner.model_runner import ModelRunner
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
 from executor_service.steps.sampling_params import ParamRows, SamplingParams
-from executor_service.steps.step import BlockMoves, StepInput, StepOutput
+from executor_service.steps.step import NO_MOVES, StepInput, StepOutput
 
 _NUM_WARM_UPS = 3
-_NO_IDS = np.empty(0, dtype=np.int32)
-_NO_MOVES = BlockMoves(_NO_IDS, _NO_IDS)
 _GREEDY = SamplingParams(temperature=0.0)
 
 
@@ -142,9 +140,9 @@ def make_step(block_size: int, sizes: Sizes, rows: int, computed: int, new: int)
     width = _table_width(block_size, sizes)
     return StepInput(
         step_id=1,
-        swap_out=_NO_MOVES,
-        swap_in=_NO_MOVES,
-        copy=_NO_MOVES,
+        swap_out=NO_MOVES,
+        swap_in=NO_MOVES,
+        copy=NO_MOVES,
         row_ids=np.arange(rows, dtype=np.int32),
         num_computed_tokens=np.full(rows, computed, dtype=np.int32),
         num_new_tokens=np.full(rows, new, dtype=np.int32),

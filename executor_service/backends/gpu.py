@@ -1,4 +1,4 @@
-"""Which kernels attend on a GPU: tried against plain torch first, then timed if several are right.
+"""What computes on a GPU: attention, tried and timed, and a decoder of our own around it.
 
 The reasons are in docs/adr/0007-gpu-backends.md.
 """
@@ -16,7 +16,7 @@ from executor_service.backends.attention_trial import time_attention, try_backen
 from executor_service.backends.compute import Compute, log_not_used
 from executor_service.backends.gpu_kernels import choose_gpu_copy, choose_gpu_draw
 from executor_service.decoders.decoder import Decoder, DecoderModel
-from executor_service.decoders.llama_parts import release, why_not_llama
+from executor_service.decoders.llama_parts import release_weights, why_not_llama
 from executor_service.device.errors import release_cached_memory
 from executor_service.device.kv_cache import LayerShape
 from executor_service.errors import BackendUnavailable, TrialFailed, one_line
@@ -206,7 +206,7 @@ def compute_on_gpu(
     if decoder is not None:
         return _with_decoder(compute, decoder)
     # Memory need not hold the model twice. (By now the error does not hold on to its parts either.)
-    release(loaded.model)
+    release_weights(loaded.model)
     release_cached_memory(loaded.device)
     return replace(compute, loaded=load())
 

@@ -39,7 +39,7 @@ def choose_gpu_draw(vocab_size: int, device: torch.device) -> Draw:
         try_draw(draw, vocab_size, device)
 
     in_torch: Draw = draw_in_torch
-    return tried("sampling", make, trial, in_torch)
+    return tried_kernel("sampling", make, trial, in_torch)
 
 
 def choose_gpu_copy(device: torch.device) -> CopyBlocks:
@@ -51,7 +51,7 @@ def choose_gpu_copy(device: torch.device) -> CopyBlocks:
         return copy_blocks
 
     in_torch: CopyBlocks = copy_in_torch
-    return tried("block_copy", make, lambda copy: try_copy(copy, device), in_torch)
+    return tried_kernel("block_copy", make, lambda copy: try_copy(copy, device), in_torch)
 
 
 @torch.inference_mode()
@@ -69,7 +69,7 @@ def try_copy(copy: CopyBlocks, device: torch.device) -> None:
         raise TrialFailed(f"{len(wrong)} of {_NUM_BLOCKS} blocks hold something else")
 
 
-def tried(
+def tried_kernel(
     name: str,
     make: Callable[[], _Kernel],
     trial: Callable[[_Kernel], None],

@@ -137,7 +137,7 @@ def _is_half_of_encoder_decoder(config: Any) -> bool:  # noqa: ANN401
 
 
 def _is_bidirectional(config: Any) -> bool:  # noqa: ANN401
-    """Whether it says so."""
+    """Whether tokens attend to later ones, as far as the configuration says."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
 
     if getattr(config, "is_decoder", None) is False and (

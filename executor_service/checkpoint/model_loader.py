@@ -146,14 +146,12 @@ def read_model(checkpoint: Checkpoint, config: Any, model_config: ModelConfig) -
 
     make_generation_config: Any = GenerationConfig
     auto_class = _auto_class(config)
-    dtype = model_config.dtype
-    if dtype != "auto" and dtype not in _DTYPES:
-        raise ModelUnsupported(f"dtype {dtype}: not one of auto, {', '.join(_DTYPES)}")
+    dtype = "auto" if model_config.dtype == "auto" else _DTYPES[model_config.dtype]
     try:
         model, info = auto_class.from_pretrained(
             checkpoint.directory,
             config=config,
-            dtype=_DTYPES.get(dtype, "auto"),
+            dtype=dtype,
             # What the trial compares with: every model has it, and it leaves nothing out
             # (some versions of transformers run soft-capped models through SDPA, without the cap).
             attn_implementation="eager",

@@ -15,7 +15,7 @@ from executor_service.decoders.decoder import try_decoder
 from executor_service.decoders.llama_parts import (
     decoder_shape,
     linear_weights,
-    release,
+    release_weights,
     rotation,
     take_layers,
     why_not_llama,
@@ -57,7 +57,7 @@ def build_native_model(
 
 
 class NativeModel:
-    """A decoder with packed weights; see NativeDecoder and Decoder."""
+    """The Decoder of CPUs: native, on packed weights, with the rotary embedding of its model."""
 
     def __init__(
         self, loaded: LoadedModel, library: NativeLibrary, *, is_int8: bool = False
@@ -80,7 +80,7 @@ class NativeModel:
             is_int8=is_int8,
         )
         # Each tensor that is left would keep all of the mapped file.
-        release(model)
+        release_weights(model)
 
     @property
     def num_bytes(self) -> int:
@@ -98,7 +98,7 @@ class NativeModel:
         rotation = self._rotation_up_to(paged.max_num_tokens)
         return self._run(input_ids, positions, rotation, paged, index, cache)
 
-    def run_turned(
+    def run_with_rotation(
         self,
         input_ids: Tensor,
         rotation: tuple[Tensor, Tensor],

@@ -58,7 +58,7 @@ class Decoder(Protocol):
         """
         ...
 
-    def run_turned(
+    def run_with_rotation(
         self,
         input_ids: Tensor,
         rotation: tuple[Tensor, Tensor],
@@ -141,7 +141,7 @@ def _error_in_float32(
     ) -> Tensor:
         # From the model itself: tables up to far positions would take long to make.
         rotation = rotation_at(cut, positions)
-        return decoder.run_turned(input_ids, rotation, batch, index, cache)
+        return decoder.run_with_rotation(input_ids, rotation, batch, index, cache)
 
     return trial.error(lambda question: _run_decoder(cut, forward, question, block_size))
 

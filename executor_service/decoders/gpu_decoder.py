@@ -23,7 +23,7 @@ from executor_service.decoders.decoder import try_decoder
 from executor_service.decoders.llama_parts import (
     decoder_shape,
     linear_weights,
-    release,
+    release_weights,
     rotation,
     take_layers,
 )
@@ -93,7 +93,7 @@ class GpuDecoder:
             self._fused(layer, options)
             for layer, options in zip(take_layers(loaded), loaded.layer_options, strict=True)
         ]
-        release(model)
+        release_weights(model)
 
     @property
     def num_bytes(self) -> int:
@@ -114,9 +114,9 @@ class GpuDecoder:
         # A position beyond the last is nobody's, and is not to be an access beyond the tables.
         places = positions.clamp(max=self._cosines.shape[0] - 1)
         rotation = self._cosines[places], self._sines[places]
-        return self.run_turned(input_ids, rotation, paged, index, cache)
+        return self.run_with_rotation(input_ids, rotation, paged, index, cache)
 
-    def run_turned(
+    def run_with_rotation(
         self,
         input_ids: Tensor,
         rotation: tuple[Tensor, Tensor],

@@ -103,7 +103,7 @@ def take_layers(loaded: LoadedModel) -> Iterator[LayerWeights]:
             key_norm=attention.k_norm.weight if hasattr(attention, "k_norm") else None,
             sliding_window=window,
         )
-        release(layer)
+        release_weights(layer)
 
 
 def linear_weights(module: nn.Linear) -> LinearWeights:
@@ -111,7 +111,7 @@ def linear_weights(module: nn.Linear) -> LinearWeights:
     return LinearWeights(module.weight, module.bias)
 
 
-def release(module: nn.Module) -> None:
+def release_weights(module: nn.Module) -> None:
     """Takes the numbers away from all parameters; `module` cannot run any more."""
     for parameter in module.parameters():
         parameter.data = torch.empty(0, dtype=parameter.dtype, device=parameter.device)

@@ -1,4 +1,4 @@
-"""The two pools of KV blocks and the moves between them.
+"""The two pools of KV blocks, the memory they lie in and the moves between them.
 
 Shape letters: N blocks of a pool, B block size (tokens), G key/value heads of a layer, D size of a
 key head, E size of a value head, P block pairs of a move.
@@ -27,6 +27,9 @@ from executor_service.device.host_copies import to_device
 from executor_service.errors import OutOfMemory
 from executor_service.steps.step import BlockMoves
 
+Bytes = npt.NDArray[np.uint8]
+# Pins memory until it is freed. Raises RuntimeError if that cannot be.
+Pin = Callable[[Bytes], None]
 # Copies blocks [P] of a pool [N, W] over blocks [P] of it, int64 each. No block is both, none is
 # copied over twice: `batch_checks.py` refuses such a batch.
 CopyBlocks = Callable[[Tensor, Tensor, Tensor], None]
@@ -34,10 +37,8 @@ CopyBlocks = Callable[[Tensor, Tensor, Tensor], None]
 _WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 _CACHE_LINE = 64
 _PORTABLE = 1  # cudaHostRegisterPortable: for all contexts
+
 _log = logging.getLogger(__name__)
-Bytes = npt.NDArray[np.uint8]
-# Pins memory until it is freed. Raises RuntimeError if that cannot be.
-Pin = Callable[[Bytes], None]
 
 
 @dataclass(frozen=True, slots=True)

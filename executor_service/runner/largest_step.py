@@ -15,10 +15,8 @@ from executor_service.device.memory import PeakMeter
 from executor_service.errors import StepFailed
 from executor_service.runner.prompt_logprob_chunks import MAX_SCORED_TOKENS
 from executor_service.steps.sampling_params import ParamRows, SamplingParams
-from executor_service.steps.step import BlockMoves, RowStatus, Runner, StepInput, execute_step
+from executor_service.steps.step import NO_MOVES, RowStatus, Runner, StepInput, execute_step
 
-_NO_BLOCKS = np.empty(0, np.int32)
-_NO_MOVES = BlockMoves(_NO_BLOCKS, _NO_BLOCKS)
 # Nearly flat and cut late: all of the vocabulary has to be sorted.
 _COSTLY_PARAMS = SamplingParams(
     temperature=1e3,
@@ -61,9 +59,9 @@ def make_worst_step(size: StepSize, block_size: int, vocab_size: int) -> StepInp
     history = [0] * (int(ends.max()) + 1)
     return StepInput(
         step_id=1,
-        swap_out=_NO_MOVES,
-        swap_in=_NO_MOVES,
-        copy=_NO_MOVES,
+        swap_out=NO_MOVES,
+        swap_in=NO_MOVES,
+        copy=NO_MOVES,
         row_ids=np.arange(len(num_new), dtype=np.int32),
         num_computed_tokens=computed.astype(np.int32),
         num_new_tokens=num_new.astype(np.int32),

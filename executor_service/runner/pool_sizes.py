@@ -115,7 +115,7 @@ def build_runner(
     do not fit.
     """
     factory = _RunnerFactory(loaded, cache_config, make_model, draw)
-    room = _look_around(loaded.device, cache_config)
+    room = _free_room(loaded.device, cache_config)
     if _must_measure(loaded.device, cache_config, room):
         step_bytes = _measure_step(
             factory, cache_config, room, meter or peak_meter_of(loaded.device)
@@ -129,7 +129,7 @@ def build_runner(
     return factory.runner(cache)
 
 
-def _look_around(device: torch.device, cache_config: CacheConfig) -> _Room:
+def _free_room(device: torch.device, cache_config: CacheConfig) -> _Room:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         # What the ratio leaves out is for other users of the device, and for what no step shows.
@@ -172,7 +172,8 @@ def _measure_step(
             raise
         raise OutOfMemory(
             f"the largest step does not fit: {size.num_tokens} tokens in {size.num_rows} rows,"
-            f" {_said(loaded, room)} ({error}); lower --max-num-batched-tokens or --max-num-seqs"
+            f" {_free_text(loaded, room)} ({error}); lower --max-num-batched-tokens or"
+            " --max-num-seqs"
         ) from error
     finally:
         # Else the model would hold on to the blocks of this step.
@@ -188,7 +189,7 @@ def _choose_device_blocks(factory: _RunnerFactory, cache_config: CacheConfig, ro
         if asked * size > room.free_bytes:
             raise OutOfMemory(
                 f"the device pool does not fit: {asked} blocks of {size} bytes take"
-                f" {format_bytes(asked * size)}, {_said(factory.loaded, room)}; lower"
+                f" {format_bytes(asked * size)}, {_free_text(factory.loaded, room)}; lower"
                 " --num-device-blocks"
             )
         return asked
@@ -197,7 +198,7 @@ def _choose_device_blocks(factory: _RunnerFactory, cache_config: CacheConfig, ro
         limit = min(limit, cache_config.max_cpu_pool_bytes)
     if limit < size:
         raise OutOfMemory(
-            f"no room for KV blocks: one takes {size} bytes, {_said(factory.loaded, room)}, of"
+            f"no room for KV blocks: one takes {size} bytes, {_free_text(factory.loaded, room)}, of"
             f" which memory fraction {cache_config.memory_fraction} allows to use"
             f" {format_bytes(max(room.budget_bytes, 0))}, and a step takes {_step_text(room)};"
             " raise --memory-fraction, or lower --max-num-batched-tokens or --max-num-seqs"
@@ -242,7 +243,7 @@ def _log_plan(loaded: LoadedModel, cache: KVCache, room: _Room) -> None:
     )
 
 
-def _said(loaded: LoadedModel, room: _Room) -> str:
+def _free_text(loaded: LoadedModel, room: _Room) -> str:
     """What is free, and what is not because of the weights."""
     weights = format_bytes(loaded.weights_bytes)
     return f"{room.free_bytes} bytes are free on {loaded.device} beside the weights ({weights})"

@@ -13,7 +13,7 @@ import numpy as np
 
 from executor_service.sampling.logprobs import join_columns
 from executor_service.steps.step import (
-    BlockMoves,
+    NO_MOVES,
     BoolArray,
     Int64Array,
     LogprobColumns,
@@ -24,9 +24,6 @@ from executor_service.steps.step import (
 
 # Prompt tokens whose logits there are at a time; with 150 000 tokens in the vocabulary, 150 MB.
 MAX_SCORED_TOKENS = 256
-
-_NO_BLOCKS = np.empty(0, np.int32)
-_NO_MOVES = BlockMoves(_NO_BLOCKS, _NO_BLOCKS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +89,9 @@ def _take(step: StepInput, part: _Part, *, is_first: bool) -> StepInput:
     spans = zip(first_tokens[rows] + part.starts, first_tokens[rows] + part.ends, strict=True)
     return replace(
         step,
-        swap_out=step.swap_out if is_first else _NO_MOVES,
-        swap_in=step.swap_in if is_first else _NO_MOVES,
-        copy=step.copy if is_first else _NO_MOVES,
+        swap_out=step.swap_out if is_first else NO_MOVES,
+        swap_in=step.swap_in if is_first else NO_MOVES,
+        copy=step.copy if is_first else NO_MOVES,
         row_ids=step.row_ids[rows],
         num_computed_tokens=(step.num_computed_tokens[rows] + part.starts).astype(np.int32),
         num_new_tokens=(part.ends - part.starts).astype(np.int32),

@@ -28,7 +28,7 @@ from executor_service.steps.batch import (
     Work,
 )
 from executor_service.steps.sampling_params import SamplingParams
-from executor_service.steps.step import BlockMoves
+from executor_service.steps.step import NO_MOVES, BlockMoves
 from splitserve.executor.v1 import executor_pb2 as pb
 
 # Numbers, which are absent where they have their neutral value; ours have the same names.
@@ -36,7 +36,6 @@ _OPTIONAL_PARAMS = tuple(
     field.name for field in pb.SamplingParams.DESCRIPTOR.fields if field.has_presence
 )
 _NO_IDS = np.empty(0, INT32)
-_NO_MOVES = BlockMoves(_NO_IDS, _NO_IDS)
 _NO_WORK = Work(_NO_IDS, _NO_IDS, _NO_IDS, _NO_IDS, _NO_IDS, np.empty(0, UINT8))
 
 
@@ -60,9 +59,9 @@ def _decode_content(message: pb.ScheduleBatch) -> BatchContent:
         removed_row_ids=read_int32(message.removed_row_ids, "removed_row_ids"),
         new_rows=_decode_new_rows(message.new_rows) if has("new_rows") else None,
         table_writes=_decode_table_writes(message.table_writes) if has("table_writes") else None,
-        swap_out=_decode_moves(message.swap_out, "swap_out") if has("swap_out") else _NO_MOVES,
-        swap_in=_decode_moves(message.swap_in, "swap_in") if has("swap_in") else _NO_MOVES,
-        copy=_decode_moves(message.copy, "copy") if has("copy") else _NO_MOVES,
+        swap_out=_decode_moves(message.swap_out, "swap_out") if has("swap_out") else NO_MOVES,
+        swap_in=_decode_moves(message.swap_in, "swap_in") if has("swap_in") else NO_MOVES,
+        copy=_decode_moves(message.copy, "copy") if has("copy") else NO_MOVES,
         work=_decode_work(message.work) if has("work") else _NO_WORK,
     )
 

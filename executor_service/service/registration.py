@@ -192,8 +192,8 @@ async def _local_host(scheduler: str) -> str:
         remote_host.strip("[]"), int(remote_port), type=socket.SOCK_DGRAM
     )
     family, kind, protocol, _, remote = infos[0]
-    with socket.socket(family, kind, protocol) as probe:
+    with socket.socket(family, kind, protocol) as datagrams:
         # Connecting a datagram socket sends nothing: it asks the routing table.
-        probe.connect(remote)
-        host: str = probe.getsockname()[0]
+        datagrams.connect(remote)
+        host: str = datagrams.getsockname()[0]
     return f"[{host}]" if family == socket.AF_INET6 else host

@@ -41,6 +41,10 @@ class BlockMoves:
     destinations: Int32Array
 
 
+_NO_BLOCKS = np.empty(0, np.int32)
+NO_MOVES = BlockMoves(_NO_BLOCKS, _NO_BLOCKS)
+
+
 @dataclass(frozen=True, slots=True)
 class CrossInput:
     """What the rows of a step attend to beside their own tokens: the output of an encoder.

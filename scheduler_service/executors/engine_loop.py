@@ -19,7 +19,7 @@ from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve_rpc.domain_error import DomainError
 
 _Result = TypeVar("_Result")
-# In a row, of steps that were answered before; a stream of nothing else would never end.
+# In a row, of steps that were answered before; nothing but these could go on for ever.
 _MAX_REPEATED = 1000
 _GIVEN_UP = "it was given up"
 

@@ -28,9 +28,9 @@ KILL_AFTER = 15
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
 SAMPLED = replace(GREEDY, temperature=1.0, top_p=0.95, seed=17)
 SEVERAL = (
-    replace(SAMPLED, max_tokens=100, n=3),
-    replace(SAMPLED, max_tokens=60, n=2, best_of=3),
-    replace(GREEDY, max_tokens=60, n=2, beam_search=BeamSearch(3)),
+    replace(SAMPLED, n=3),
+    replace(SAMPLED, n=2, best_of=3),
+    replace(GREEDY, n=2, beam_search=BeamSearch(3)),
 )
 PROMPTS = ([5, 6, 7], [9] * 20, [11, 12], [21, 22, 23, 24, 25])
 

@@ -7,10 +7,12 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import TypeAlias
 
+import grpc.aio
 import pytest
 import pytest_asyncio
 
 from splitserve.scheduler.v1 import scheduler_pb2 as api
+from splitserve.scheduler.v1 import scheduler_pb2_grpc
 from splitserve_client import (
     BeamSearch,
     EarlyStopping,
@@ -203,10 +205,11 @@ async def test_stream_brings_nothing_before_the_end_when_the_best_are_chosen(
         prompt_token_ids=PROMPT, sampling_params=encode_sampling_params(params)
     )
     kinds = []
-    async for response in service.client._scheduler.Generate(request):
-        assert len(watch.steps) - before >= longest
-        event = response.WhichOneof("event")
-        kinds.append((event, getattr(response, event), response.request_id))
+    async with grpc.aio.insecure_channel(service.client.address) as channel:
+        async for response in scheduler_pb2_grpc.SchedulerServiceStub(channel).Generate(request):
+            assert len(watch.steps) - before >= longest
+            event = response.WhichOneof("event")
+            kinds.append((event, getattr(response, event), response.request_id))
     names = [name for name, _, _ in kinds]
     assert names == ["tokens", "sequence_finish"] * (params.n or 1) + ["finish"]
     assert [e.index for _, e, _ in kinds[:-1]] == [i for i in range(params.n or 1) for _ in "ab"]

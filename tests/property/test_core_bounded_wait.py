@@ -12,7 +12,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from scheduler_service.core.config import Feature, SchedulerConfig
@@ -106,6 +106,7 @@ def test_only_those_with_adapters_wait_and_not_for_ever_when_slots_are_scarce(
     seed=st.integers(0, 2**32),
     depth=st.integers(1, 2),
 )
+@example(policy="priority", budget=12, num_patient=40, seed=40, depth=1)
 def test_urgent_prompt_is_computed_as_if_alone_when_patient_ones_fill_the_steps(
     policy: str, budget: int, num_patient: int, seed: int, depth: int
 ) -> None:
@@ -113,9 +114,10 @@ def test_urgent_prompt_is_computed_as_if_alone_when_patient_ones_fill_the_steps(
     flood = Flood(config, seed, depth)
     flood.fill_with_patience(num_patient)
     for _ in range(10):
-        num_steps, num_tokens = flood.serve_urgent()
-        # One step in nine is for those that yield; those in flight come before it.
-        least = -(-num_tokens // budget)
+        num_steps, num_tokens, protected = flood.serve_urgent()
+        # Who had its turn to be admitted goes first, and then on, a token each step. One step in
+        # nine is for those that yield; those in flight come before it.
+        least = -(-num_tokens // (budget - len(protected)))
         assert num_steps <= least + least // TURN_EVERY + 2 + depth
 
 
@@ -216,15 +218,27 @@ class Flood:
         for _ in range(self.rng.randint(0, 20)):
             self.engine.step()
 
-    def serve_urgent(self) -> tuple[int, int]:
-        """An urgent request comes and ends; steps till its first token, and its prompt's tokens."""
+    def serve_urgent(self) -> tuple[int, int, set[Request]]:
+        """An urgent request comes and ends.
+
+        Returns steps till its first token, tokens of its prompt and of those that were protected
+        meanwhile, and who is protected.
+        """
         num_tokens = self.rng.randint(1, MAX_MODEL_LEN - 2)
         urgent = self.add(num_tokens, 1, SchedulingParams(priority=-3))
-        num_steps = 0
+        num_steps, before = 0, self.protected
         while not urgent.is_finished:
             num_steps += 1
             assert self.engine.step()
-        return num_steps, num_tokens
+        after = self.protected
+        num_tokens += sum(r.sequence.num_prompt_tokens for r in after - before)
+        return num_steps, num_tokens, before | after
+
+    @property
+    def protected(self) -> set[Request]:
+        """Unfinished requests that were admitted because it was their turn."""
+        deliveries = self.engine.deliveries.values()
+        return {d.request for d in deliveries if d.request.is_protected and not d.is_finished}
 
 
 class AdapterFlood(Flood):

@@ -80,7 +80,7 @@ def describe(events: StepEvents) -> list[object]:
     num_steps=st.integers(0, 40),
     is_plain=st.booleans(),
 )
-def test_restored_core_goes_on_identically(
+def test_core_goes_on_identically_when_it_was_restored(
     config: SchedulerConfig, seed: int, depth: int, num_steps: int, is_plain: bool
 ) -> None:
     runner = FakeRunner(

@@ -138,7 +138,7 @@ class Load:
     num_alone=st.sampled_from([0, 1, MIN_SMALLEST_STEPS - 1, MIN_SMALLEST_STEPS, 30]),
     seed=st.integers(0, 2**32),
 )
-def test_no_request_is_refused_that_could_have_been_finished_in_time(
+def test_request_is_not_refused_when_it_could_have_been_finished_in_time(
     executor: SlowExecutor, num_alone: int, seed: int
 ) -> None:
     load = Load(executor, Random(seed))
@@ -157,7 +157,7 @@ def test_hopeless_requests_are_refused_before_their_deadline_when_the_executor_i
 
 
 @pytest.mark.parametrize("num_running", [0, 3])
-def test_overdue_requests_end_in_portions_and_never_run(num_running: int) -> None:
+def test_requests_end_in_portions_and_never_run_when_they_are_overdue(num_running: int) -> None:
     driver = CoreDriver(queue_policy="deadline", max_num_waiting=5000, num_device_blocks=500)
     for _ in range(num_running):
         driver.add(3, max_tokens=150)

@@ -200,7 +200,7 @@ class FairServer:
     num_steps=st.integers(1, 60),
     rng=st.randoms(use_true_random=False),
 )
-def test_service_of_backlogged_tenants_differs_by_no_more_than_the_bound(
+def test_service_of_tenants_differs_by_no_more_than_the_bound_when_they_are_backlogged(
     weights: list[float], num_slots: int, num_steps: int, rng: Random
 ) -> None:
     """Theorem 4.4 of the paper, with weights; its M is here all that the slots can put out.
@@ -235,7 +235,7 @@ def test_service_of_backlogged_tenants_differs_by_no_more_than_the_bound(
     num_requests=st.integers(1, 5),
     flood_weight=st.sampled_from([0.5, 1.0, 4.0]),
 )
-def test_a_flood_of_one_tenant_holds_no_other_back(
+def test_tenant_is_not_held_back_when_another_floods_the_queue(
     num_slots: int, num_steps_before: int, num_requests: int, flood_weight: float
 ) -> None:
     """Each request of the other waits for no more of the flood's than what evens out its own."""

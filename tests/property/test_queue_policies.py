@@ -101,7 +101,7 @@ class SlotServer:
     num_steps=st.integers(1, 120),
     rng=st.randoms(use_true_random=False),
 )
-def test_every_request_has_its_turn_in_bounded_time_and_ends(
+def test_request_has_its_turn_in_bounded_time_when_others_never_cease_to_come(
     name: str, num_slots: int, max_bypasses: int, most_urgent: int, num_steps: int, rng: Random
 ) -> None:
     server = SlotServer(make_queue_policy(name, {}), num_slots, max_bypasses)
@@ -128,7 +128,7 @@ def test_every_request_has_its_turn_in_bounded_time_and_ends(
     ),
     rng=st.randoms(use_true_random=False),
 )
-def test_candidates_are_the_smallest_ranks_but_for_turns(
+def test_candidates_are_the_smallest_ranks_but_for_turns_when_some_are_admitted(
     name: str, requests: list[tuple[int, int | None]], rng: Random
 ) -> None:
     policy = make_queue_policy(name, {})
@@ -166,7 +166,7 @@ def test_candidates_are_the_smallest_ranks_but_for_turns(
     now_ns=st.integers(0, 10),
     lanes=st.none() | st.sets(st.sampled_from(["", "x"])),
 )
-def test_candidates_are_those_of_open_lanes_whose_deadline_is_not_past(
+def test_candidates_are_of_open_lanes_and_in_time_when_some_are_not(
     name: str,
     requests: list[tuple[int, int | None, str]],
     now_ns: int,

@@ -17,7 +17,9 @@ FOLDER = Path(__file__).parent
         ("README.md", 2, "README.md: it has bytes that are no entry"),
     ],
 )
-def test_splitserve_replay_tells_by_its_exit_code(name: str, code: int, text: str) -> None:
+def test_splitserve_replay_tells_by_its_exit_code_when_it_has_replayed(
+    name: str, code: int, text: str
+) -> None:
     command = [sys.executable, "-m", "splitserve_cli", "replay", str(FOLDER / name)]
 
     result = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -15,7 +15,7 @@ _FIXED = re.compile(r"\.fixed_at_(\d+)\.journal$")
 
 
 @pytest.mark.parametrize("path", JOURNALS, ids=lambda path: path.name)
-def test_replay_decides_as_recorded_up_to_where_it_was_wrong(path: Path) -> None:
+def test_replay_decides_as_recorded_when_that_was_right(path: Path) -> None:
     report = replay(path)
 
     fixed = _FIXED.search(path.name)

@@ -33,7 +33,7 @@ class PackedLinear:
 
     @property
     def num_bytes(self) -> int:
-        """Of all of it."""
+        """What panels, bias and scales take."""
         tensors = (self.panels, self.bias, self.scales)
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 

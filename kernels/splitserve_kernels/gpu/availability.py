@@ -1,6 +1,6 @@
-"""Whether the kernels of this package can run here; the only module that needs no Triton.
+"""Whether the kernels of this package can run here; needs no Triton itself.
 
-A caller asks `why_unavailable()`, and imports the others of this package only if it is None.
+Whoever wants a module that does asks `why_unavailable()` before it is imported.
 """
 
 from __future__ import annotations

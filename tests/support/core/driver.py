@@ -31,6 +31,11 @@ def make_config(**changes: object) -> SchedulerConfig:
     return SchedulerConfig(**(values | changes))  # type: ignore[arg-type]
 
 
+def names(rows: list[tuple[str, int, int]]) -> list[str]:
+    """The requests of rows as `CoreDriver` tells of them."""
+    return [name for name, _, _ in rows]
+
+
 class CoreDriver:
     """A scheduler core whose steps are answered with tokens from `sample`."""
 

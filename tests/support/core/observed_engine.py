@@ -30,9 +30,9 @@ class ObservedScheduler(Scheduler):
         self.num_evictions = 0
         self._num_device_blocks = config.num_device_blocks
         self._in_host_pool: set[Request] = set()
-        device = self.placement.blocks.device
-        self._on_evict = device._on_evict
-        device._on_evict = self._count_eviction
+        self._device = self.placement.blocks.device
+        self._allocate = self._device.allocate
+        self._device.allocate = self._count_evictions  # type: ignore[method-assign]
 
     def schedule(self) -> StepPlan | None:
         plan = super().schedule()
@@ -70,10 +70,12 @@ class ObservedScheduler(Scheduler):
         """Blocks copied within the device pool."""
         return sum(len(plan.moves.copy) for plan in self.plans)
 
-    def _count_eviction(self, block_id: int, block_hash: bytes) -> None:
-        self.num_evictions += 1
-        if self._on_evict is not None:
-            self._on_evict(block_id, block_hash)
+    def _count_evictions(self, count: int) -> list[int]:
+        """Blocks that can be found no more because they were given out."""
+        num_published = self._device.num_published
+        blocks = self._allocate(count)
+        self.num_evictions += num_published - self._device.num_published
+        return blocks
 
 
 class ObservedEngine(InProcessEngine):

@@ -6,6 +6,7 @@ import math
 import random
 from collections import deque
 from contextlib import suppress
+from pathlib import Path
 
 from executor_service.service.decode_batch import decode_batch
 from executor_service.service.encode_answer import encode_answer
@@ -16,7 +17,7 @@ from scheduler_service.core.plan import StepOutcome, StepPlan, StepStatus
 from scheduler_service.core.request import Request, SchedulingParams
 from scheduler_service.core.sampling_params import BeamParams, SamplingParams
 from scheduler_service.journal.core import Core, step_codec
-from scheduler_service.journal.journal import Journal
+from scheduler_service.journal.journal import FileJournal, Journal
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve_rpc.domain_error import DomainError
 from tests.support.core.driver import make_config
@@ -41,6 +42,11 @@ def run_config(**options: object) -> SchedulerConfig:
         "max_adapters": 2,
     }
     return make_config(**(values | options))
+
+
+def open_file(path: Path, max_bytes: int = 2**26) -> FileJournal:
+    """A journal of the scheduler whose cores these are."""
+    return FileJournal(path, max_bytes, SCHEDULER_EPOCH)
 
 
 class RecordedEngine:

@@ -11,6 +11,7 @@ import numpy as np
 
 from executor_service.steps.sampling_params import ParamRows, SamplingParams
 from executor_service.steps.step import (
+    NO_MOVES,
     BlockMoves,
     CrossInput,
     Int32Array,
@@ -22,8 +23,6 @@ from executor_service.steps.step import (
 )
 
 GREEDY = SamplingParams(temperature=0.0)
-_NO_IDS = np.empty(0, dtype=np.int32)
-NO_MOVES = BlockMoves(_NO_IDS, _NO_IDS)
 
 
 @dataclass(slots=True)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, cast
 
+import grpc.aio
 import pytest
 from google.protobuf.message import Message
 
@@ -17,9 +19,10 @@ from scheduler_service.core.sampling_params import MAX_ENTRIES, MAX_SEQUENCES
 from scheduler_service.request_limits import check_lengths, message_bytes, most_message_bytes
 from scheduler_service.service.servicer import SchedulerServicer
 from scheduler_service.streams.client_codec import decode_sampling_params
+from scheduler_service.streams.delivery import Delivery
+from scheduler_service.streams.outbox import Unread
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_rpc.domain_error import DomainError
-from splitserve_rpc.interceptors import BoundaryInterceptor
 from tests.support.core.driver import make_config
 
 MAX_LEN = 100
@@ -28,6 +31,8 @@ NUM_ENTRIES = 200_000
 # Whoever copies so many entries takes four times as much.
 COPY_BYTES = 200_000
 MIB = 2**20
+# In grpc.aio a context cannot be made; Generate uses none.
+CONTEXT: grpc.aio.ServicerContext = None
 
 
 def a_request() -> api.GenerateRequest:
@@ -73,9 +78,16 @@ def fill(place: Any) -> None:  # noqa: ANN401
 
 
 class _Cluster:
-    """As much of a Cluster as decoding needs."""
+    """As much of a Cluster as a request needs that is refused when it is decoded."""
 
     largest_config = CONFIG
+    delivery = Delivery(Unread(MIB, MIB), lambda _stream: None)
+
+    def check_accepting(self) -> None:
+        """Everything is welcome."""
+
+    def client_stream(self, _stream: object) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def next_arrival(self) -> int:
         return 1
@@ -87,7 +99,7 @@ class _Cluster:
 @pytest.mark.parametrize(
     ("name", "request_"), [pytest.param(*case, id=case[0]) for case in long_lists()]
 )
-def test_request_is_refused_without_a_copy_when_a_list_is_too_long(
+async def test_request_is_refused_without_a_copy_when_a_list_is_too_long(
     name: str, request_: api.GenerateRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def create(*_arguments: object, **_options: object) -> None:
@@ -98,7 +110,7 @@ def test_request_is_refused_without_a_copy_when_a_list_is_too_long(
     tracemalloc.start()
     try:
         with pytest.raises(DomainError) as caught:
-            servicer._decode(request_)
+            await anext(servicer.Generate(request_, CONTEXT))
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -147,7 +159,7 @@ def test_size_is_refused_by_name_when_it_is_one_above_the_limit(field: str, reas
 # -- bytes -------------------------------------------------------------------------------------
 
 
-def test_message_has_room_for_every_request_that_an_executor_can_run() -> None:
+def test_message_has_room_for_a_request_when_an_executor_can_run_it() -> None:
     num_tokens = CONFIG.num_device_slots
     largest = at_the_limit()
     largest.prompt_token_ids[:] = [2**28 - 1] * num_tokens
@@ -163,25 +175,13 @@ def test_message_limit_counts_all_sequences_when_a_window_lets_them_outgrow_the_
     assert message_bytes(window, 4 * MIB) == 256 * 1024 + 4 * MAX_SEQUENCES * MAX_LEN
 
 
-def test_message_limit_is_usual_unless_max_model_len_asks_for_more() -> None:
+def test_message_limit_is_usual_when_max_model_len_asks_for_no_more() -> None:
     assert most_message_bytes(None) == most_message_bytes(1000) == 4 * MIB
     assert most_message_bytes(2 * MIB) == 8 * MIB + 256 * 1024
     assert most_message_bytes(2**31 - 1) == 64 * MIB
     assert message_bytes(replace(CONFIG, max_model_len=10 * MIB), 4 * MIB) == 4 * MIB
 
 
-def test_cluster_takes_the_usual_message_while_it_knows_no_executor() -> None:
+def test_cluster_takes_the_usual_message_when_it_knows_no_executor() -> None:
     cluster = Cluster(ClusterConfig(max_model_len=2 * MIB), 1, lambda: None)
     assert cluster.max_message_bytes == most_message_bytes(2 * MIB)
-
-
-def test_message_is_not_decoded_when_it_is_too_large() -> None:
-    def decode(message: bytes) -> None:
-        raise AssertionError("it was decoded")
-
-    boundary = BoundaryInterceptor(lambda: 10)
-    with pytest.raises(DomainError) as caught:
-        boundary._decode("/a.B/C", decode, bytes(11))
-    assert caught.value.reason == "MESSAGE_TOO_LARGE"
-    assert "11 bytes" in caught.value.message
-    assert boundary._decode("/a.B/C", len, bytes(10)) == 10

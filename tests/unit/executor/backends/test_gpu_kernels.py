@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from executor_service.backends.draw_trial import try_draw
-from executor_service.backends.gpu_kernels import tried, try_copy
+from executor_service.backends.gpu_kernels import tried_kernel, try_copy
 from executor_service.device.kv_cache import CopyBlocks, copy_in_torch
 from executor_service.errors import TrialFailed
 from executor_service.sampling.sampler import Draw, SamplingRows, draw_in_torch
@@ -121,32 +121,32 @@ def _refuse(_kernel: Callable[[], None]) -> None:
     raise TrialFailed("all is 1")
 
 
-def test_tried_says_an_error_and_takes_torch_when_a_kernel_is_wrong(
+def test_tried_kernel_says_an_error_and_takes_torch_when_a_kernel_is_wrong(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def in_torch() -> None:
         """Another one."""
 
-    assert tried("some", lambda: _nothing, _refuse, in_torch) is in_torch
+    assert tried_kernel("some", lambda: _nothing, _refuse, in_torch) is in_torch
     errors = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
     assert errors == [
         "kernel_refused kernel=some reason='KernelWrong: all is 1': plain torch does it"
     ]
 
 
-def test_tried_says_an_error_and_takes_torch_when_a_kernel_cannot_be_made(
+def test_tried_kernel_says_an_error_and_takes_torch_when_a_kernel_cannot_be_made(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def make() -> Callable[[], None]:
         raise ImportError("no triton")
 
-    assert tried("some", make, lambda _: None, _nothing) is _nothing
+    assert tried_kernel("some", make, lambda _: None, _nothing) is _nothing
     assert "reason='ImportError: no triton'" in caplog.text
 
 
-def test_tried_takes_the_kernel_when_it_is_right(caplog: pytest.LogCaptureFixture) -> None:
+def test_tried_kernel_takes_the_kernel_when_it_is_right(caplog: pytest.LogCaptureFixture) -> None:
     def in_torch() -> None:
         """Another one."""
 
-    assert tried("some", lambda: _nothing, lambda _: None, in_torch) is _nothing
+    assert tried_kernel("some", lambda: _nothing, lambda _: None, in_torch) is _nothing
     assert not caplog.records

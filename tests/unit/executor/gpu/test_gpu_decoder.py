@@ -93,6 +93,13 @@ def llama(tmp_path_factory: pytest.TempPathFactory, device: torch.device) -> Cas
     return Case(directory, None, device)
 
 
+@pytest.fixture
+def _turned_in_torch(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
+    """For what the kernel does not matter to: interpreted, it takes long."""
+    if device.type == "cpu":
+        monkeypatch.setattr(gpu_decoder, "rotary_kv_write", write_turned)
+
+
 def _making(decoder: GpuDecoder) -> MakeModel:
     return lambda _loaded, cache: DecoderModel(decoder, cache)
 
@@ -184,6 +191,7 @@ def test_decoder_says_what_the_model_says_when_pools_have_8_bits(llama: Case) ->
 @pytest.mark.parametrize(
     "case", ["llama, odd and tied", "qwen2, biases of some", "qwen3, head norms"], indirect=True
 )
+@pytest.mark.usefixtures("_turned_in_torch")
 def test_decoder_holds_weights_once_when_it_is_made(case: Case) -> None:
     loaded = case.load()
     buffers = sum(buffer.nbytes for buffer in loaded.model.buffers())
@@ -207,6 +215,7 @@ def test_build_gpu_decoder_raises_when_keys_are_written_elsewhere(
         build_gpu_decoder(llama.load(), reference, BLOCK_SIZE)
 
 
+@pytest.mark.usefixtures("_turned_in_torch")
 def test_build_gpu_decoder_raises_when_the_whole_computes_something_else(
     llama: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,12 +226,11 @@ def test_build_gpu_decoder_raises_when_the_whole_computes_something_else(
         build_gpu_decoder(llama.load(), reference, BLOCK_SIZE)
 
 
+@pytest.mark.usefixtures("_turned_in_torch")
 @pytest.mark.parametrize("architecture", ["ministral3", "smollm3", "granite"])
 def test_build_gpu_decoder_raises_when_only_the_parts_are_a_llamas(
-    tmp_path: Path, device: torch.device, architecture: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, device: torch.device, architecture: str
 ) -> None:
-    # Interpreted, the kernel takes long.
-    monkeypatch.setattr(gpu_decoder, "rotary_kv_write", write_turned)
     overrides = {"initializer_range": 0.02, "max_position_embeddings": MAX_MODEL_LEN}
     make_tiny_model(architecture, tmp_path, seed=3, overrides=overrides)
     loaded = Case(tmp_path, None, device).load("bfloat16")

@@ -64,7 +64,7 @@ def lines_of_growing_step(num_rows: int, **options: object) -> int:
 
 
 @pytest.mark.parametrize("depth_options", [{}, {"sliding_window": 5}, {"num_lookahead_slots": 6}])
-def test_growing_all_tables_costs_what_the_block_pool_does_with_each_block(
+def test_step_costs_what_the_block_pool_does_with_each_block_when_all_tables_grow(
     depth_options: dict[str, object],
 ) -> None:
     few, many = (lines_of_growing_step(rows, **depth_options) for rows in (8, 64))

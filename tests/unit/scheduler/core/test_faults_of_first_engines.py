@@ -12,18 +12,10 @@ import pytest
 from scheduler_service.core.config import PreemptionMode
 from scheduler_service.core.request import FinishReason, RequestStatus, SchedulingParams
 from splitserve_rpc.domain_error import DomainError
-from tests.support.core.checked_engine import CheckedEngine
+from tests.support.core.checked_engine import swapping_engine
 
-SWAP, RECOMPUTE = PreemptionMode.SWAP, PreemptionMode.RECOMPUTE
-URGENT, PATIENT = SchedulingParams(priority=-1), SchedulingParams(priority=1)
+RECOMPUTE = PreemptionMode.RECOMPUTE
 PROMPT = list(range(1, 14))
-
-
-def make_engine(
-    mode: PreemptionMode = SWAP, *, depth: int = 1, num_host_blocks: int = 16, **options: object
-) -> CheckedEngine:
-    options |= {"preemption_mode": mode, "num_host_blocks": num_host_blocks}
-    return CheckedEngine(depth=depth, **options)  # type: ignore[arg-type]
 
 
 # -- lengths and refusals ----------------------------------------------------------------------
@@ -31,7 +23,7 @@ def make_engine(
 
 @pytest.mark.parametrize("depth", [1, 3])
 def test_total_length_stays_within_max_model_len_when_max_tokens_exceeds_it(depth: int) -> None:
-    engine = make_engine(max_model_len=20, depth=depth)
+    engine = swapping_engine(max_model_len=20, depth=depth)
     request = engine.add(PROMPT, max_tokens=100)
     engine.run()
     assert len(request.sequence.token_ids) == 20
@@ -39,7 +31,7 @@ def test_total_length_stays_within_max_model_len_when_max_tokens_exceeds_it(dept
 
 
 def test_empty_prompt_stops_nobody_when_it_is_refused() -> None:
-    engine = make_engine()
+    engine = swapping_engine()
     engine.add(PROMPT, max_tokens=5)
     with pytest.raises(DomainError, match="prompt_token_ids is empty"):
         engine.add([])
@@ -48,7 +40,7 @@ def test_empty_prompt_stops_nobody_when_it_is_refused() -> None:
 
 
 def test_queue_goes_on_when_n_exceeds_max_num_seqs() -> None:
-    engine = make_engine(max_num_seqs=2)
+    engine = swapping_engine(max_num_seqs=2)
     with pytest.raises(DomainError, match="asks for 3 sequences; allowed: at most max_num_seqs 2"):
         engine.add(PROMPT, n=3)
     engine.add(PROMPT, n=2, max_tokens=5)
@@ -59,7 +51,7 @@ def test_queue_goes_on_when_n_exceeds_max_num_seqs() -> None:
 
 
 def test_nobody_is_preempted_when_the_slot_that_is_needed_exists() -> None:
-    engine = make_engine(num_device_blocks=8, prefix_caching=False)
+    engine = swapping_engine(num_device_blocks=8, prefix_caching=False)
     for start in (0, 20):
         engine.add(list(range(start, start + 13)), max_tokens=4)
     engine.step()
@@ -71,7 +63,7 @@ def test_nobody_is_preempted_when_the_slot_that_is_needed_exists() -> None:
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("budget", [1, 3, 64])
 def test_chunked_prefill_ends_when_a_prompt_fills_the_pool(budget: int, depth: int) -> None:
-    engine = make_engine(num_device_blocks=4, max_num_batched_tokens=budget, depth=depth)
+    engine = swapping_engine(num_device_blocks=4, max_num_batched_tokens=budget, depth=depth)
     for start in (0, 20, 40):
         engine.add(list(range(start, start + 15)), max_tokens=1)
     engine.run(max_steps=200)
@@ -79,7 +71,7 @@ def test_chunked_prefill_ends_when_a_prompt_fills_the_pool(budget: int, depth: i
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_several_sequences_get_their_tokens_when_they_are_recomputed(depth: int) -> None:
-    engine = make_engine(RECOMPUTE, depth=depth)
+    engine = swapping_engine(preemption_mode=RECOMPUTE, depth=depth)
     request = engine.add(PROMPT, n=3, max_tokens=20)
     for _ in range(4):
         engine.step(4)
@@ -90,7 +82,7 @@ def test_several_sequences_get_their_tokens_when_they_are_recomputed(depth: int)
 
 @pytest.mark.parametrize("num_host_blocks", [0, 1, 3])
 def test_engine_goes_on_when_the_host_pool_is_full(num_host_blocks: int) -> None:
-    engine = make_engine(num_device_blocks=12, num_host_blocks=num_host_blocks)
+    engine = swapping_engine(num_device_blocks=12, num_host_blocks=num_host_blocks)
     for start in (0, 20, 40):
         engine.add(list(range(start, start + 9)), max_tokens=15, n=1 + (start == 40))
     engine.run()
@@ -98,7 +90,7 @@ def test_engine_goes_on_when_the_host_pool_is_full(num_host_blocks: int) -> None
 
 
 def test_host_blocks_do_not_leak_when_a_swap_in_is_not_feasible() -> None:
-    engine = make_engine(num_device_blocks=9, host_prefix_cache=False, prefix_caching=False)
+    engine = swapping_engine(num_device_blocks=9, host_prefix_cache=False, prefix_caching=False)
     engine.add(PROMPT, "first", max_tokens=18)
     swapped = engine.add(PROMPT, "swapped", max_tokens=18)
     engine.step()
@@ -119,7 +111,7 @@ def test_host_blocks_do_not_leak_when_a_swap_in_is_not_feasible() -> None:
 def test_abort_leaves_nothing_behind_when_a_swapped_request_has_cached_blocks(
     num_sequences: int, is_answered: bool
 ) -> None:
-    engine = make_engine()
+    engine = swapping_engine()
     doomed = engine.add(PROMPT, "doomed", n=num_sequences, max_tokens=9)
     engine.add(PROMPT, max_tokens=9)
     engine.step(2)
@@ -135,7 +127,7 @@ def test_abort_leaves_nothing_behind_when_a_swapped_request_has_cached_blocks(
 
 
 def test_adapters_share_no_blocks_when_their_prompts_are_the_same() -> None:
-    engine = make_engine()
+    engine = swapping_engine()
     for adapter in ("", "a", "b", "a", ""):
         engine.add(PROMPT, scheduling=SchedulingParams(adapter=adapter), max_tokens=6)
         engine.step()
@@ -146,7 +138,7 @@ def test_adapters_share_no_blocks_when_their_prompts_are_the_same() -> None:
 @pytest.mark.parametrize("ending", ["abort", "preempt"])
 @pytest.mark.parametrize("num_steps", [0, 1, 2])
 def test_blocks_are_no_hits_when_they_were_never_computed(num_steps: int, ending: str) -> None:
-    engine = make_engine(RECOMPUTE, max_num_batched_tokens=6)
+    engine = swapping_engine(preemption_mode=RECOMPUTE, max_num_batched_tokens=6)
     doomed = engine.add([*PROMPT, *PROMPT], "doomed", max_tokens=2)
     engine.step(num_steps)
     if ending == "abort":
@@ -161,7 +153,7 @@ def test_blocks_are_no_hits_when_they_were_never_computed(num_steps: int, ending
 
 
 def test_blocks_are_no_hits_when_they_were_evicted_and_written_anew() -> None:
-    engine = make_engine(num_device_blocks=5, num_host_blocks=0)
+    engine = swapping_engine(num_device_blocks=5, num_host_blocks=0)
     for start in (0, 20, 0, 40, 0):
         request = engine.add(list(range(start, start + 13)), max_tokens=4)
         engine.run()
@@ -173,7 +165,7 @@ def test_blocks_are_no_hits_when_they_were_evicted_and_written_anew() -> None:
 
 
 def test_cross_attention_blocks_are_allocated_once_when_a_request_is_recomputed() -> None:
-    engine = make_engine(RECOMPUTE)
+    engine = swapping_engine(preemption_mode=RECOMPUTE)
     request = engine.add(PROMPT, encoder=[11, 12, 13, 14, 15], max_tokens=12)
     for _ in range(3):
         engine.step(2)
@@ -184,7 +176,7 @@ def test_cross_attention_blocks_are_allocated_once_when_a_request_is_recomputed(
 
 
 def test_sliding_window_runs_out_of_nothing_when_sequences_are_longer_than_the_pool() -> None:
-    engine = make_engine(num_device_blocks=10, sliding_window=6, max_num_batched_tokens=16)
+    engine = swapping_engine(num_device_blocks=10, sliding_window=6, max_num_batched_tokens=16)
     for start in (0, 20):
         engine.add(list(range(start, start + 70)), max_tokens=70)
     engine.run()
@@ -193,6 +185,6 @@ def test_sliding_window_runs_out_of_nothing_when_sequences_are_longer_than_the_p
 
 @pytest.mark.parametrize("prompt_len", [5, 8, 9, 30])
 def test_nothing_is_freed_twice_when_sequences_fork_inside_a_window(prompt_len: int) -> None:
-    engine = make_engine(sliding_window=6)
+    engine = swapping_engine(sliding_window=6)
     engine.add(list(range(prompt_len)), n=3, max_tokens=20)
     engine.run()

@@ -9,21 +9,13 @@ from typing import Any
 
 import pytest
 
-from scheduler_service.core.config import BatchPolicyName, PreemptionMode
+from scheduler_service.core.config import BatchPolicyName
 from scheduler_service.core.request import SchedulingParams
-from tests.support.core.checked_engine import CheckedEngine
+from tests.support.core.checked_engine import swapping_engine
 from tests.support.core.driver import CoreDriver
 
-SWAP, RECOMPUTE = PreemptionMode.SWAP, PreemptionMode.RECOMPUTE
 URGENT, PATIENT = SchedulingParams(priority=-1), SchedulingParams(priority=1)
 PROMPT = list(range(1, 14))
-
-
-def make_engine(
-    mode: PreemptionMode = SWAP, *, depth: int = 1, num_host_blocks: int = 16, **options: object
-) -> CheckedEngine:
-    options |= {"preemption_mode": mode, "num_host_blocks": num_host_blocks}
-    return CheckedEngine(depth=depth, **options)  # type: ignore[arg-type]
 
 
 # -- urgency -----------------------------------------------------------------------------------
@@ -45,7 +37,7 @@ def test_urgent_request_goes_first_when_prefills_fill_the_steps(
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_victims_of_an_urgent_request_find_their_blocks_when_they_come_back(depth: int) -> None:
-    engine = make_engine(queue_policy="priority", num_device_blocks=9, depth=depth)
+    engine = swapping_engine(queue_policy="priority", num_device_blocks=9, depth=depth)
     victims = [
         engine.add(list(range(start, start + 9)), max_tokens=7, scheduling=PATIENT)
         for start in (0, 20)
@@ -64,7 +56,7 @@ def test_swapped_request_comes_back_when_new_ones_never_stop_arriving(
     batch_policy: BatchPolicyName,
 ) -> None:
     # Those who keep arriving take what becomes free, two blocks at a time; it needs eight.
-    engine = make_engine(
+    engine = swapping_engine(
         num_device_blocks=16, batch_policy=batch_policy, max_num_waiting=200, prefix_caching=False
     )
     swapped = engine.add(list(range(25)), max_tokens=20)
@@ -79,7 +71,7 @@ def test_swapped_request_comes_back_when_new_ones_never_stop_arriving(
 
 
 def test_adapter_is_served_when_another_one_never_stops_arriving() -> None:
-    engine = make_engine(max_adapters=1)
+    engine = swapping_engine(max_adapters=1)
     engine.add(PROMPT, scheduling=SchedulingParams(adapter="a"), max_tokens=4)
     limited = engine.add(PROMPT, scheduling=SchedulingParams(adapter="b"), max_tokens=4)
     for number in range(200):
@@ -95,7 +87,7 @@ def test_adapter_is_served_when_another_one_never_stops_arriving() -> None:
 
 
 def test_shared_blocks_stay_shared_when_a_request_is_swapped() -> None:
-    engine = make_engine(prefix_caching=False)
+    engine = swapping_engine(prefix_caching=False)
     request = engine.add(PROMPT, n=3, max_tokens=12)
     engine.step(2)
     in_use = 64 - engine.core.num_free_blocks
@@ -109,7 +101,7 @@ def test_shared_blocks_stay_shared_when_a_request_is_swapped() -> None:
 def test_preemptions_are_counted_when_causes_differ() -> None:
     causes: list[dict[str, Any]] = [{"num_device_blocks": 8}, {"max_num_seqs": 1}]
     for options in causes:
-        engine = make_engine(queue_policy="priority", **options)
+        engine = swapping_engine(queue_policy="priority", **options)
         engine.add(PROMPT, max_tokens=12, scheduling=PATIENT)
         engine.step(2)
         engine.add(list(range(20, 33)), max_tokens=12, scheduling=URGENT)

@@ -134,7 +134,7 @@ def test_take_table_writes_joins_what_a_table_grew_by_when_it_grew_twice() -> No
     assert not rows.take_table_writes([])
 
 
-def test_take_table_writes_leaves_out_what_was_taken_back_or_is_gone() -> None:
+def test_take_table_writes_leaves_out_blocks_when_they_were_taken_back_or_are_gone() -> None:
     rows = make_rows()
     first, second = add(rows, 1, num_blocks=2), add(rows, 2, num_blocks=2)
     rows.take_table_writes([first.row_id, second.row_id])

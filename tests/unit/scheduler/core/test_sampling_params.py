@@ -64,7 +64,7 @@ def test_top_k_is_off_when_it_is_0_or_minus_1(top_k: int) -> None:
         assert params == SamplingParams()
 
 
-def test_validate_refuses_min_tokens_above_max_tokens() -> None:
+def test_validate_refuses_min_tokens_when_they_are_above_max_tokens() -> None:
     with pytest.raises(DomainError, match="min_tokens is 5"):
         SamplingParams(min_tokens=5, max_tokens=4).validate(vocab_size=100)
 
@@ -80,7 +80,7 @@ def test_validate_refuses_min_tokens_above_max_tokens() -> None:
         SamplingParams(bad_words_token_ids=((0,) * 8192,)),
     ],
 )
-def test_validate_accepts_the_edges(params: SamplingParams) -> None:
+def test_validate_accepts_values_when_they_are_at_the_edges(params: SamplingParams) -> None:
     params.validate(vocab_size=100)
 
 

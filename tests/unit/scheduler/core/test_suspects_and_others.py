@@ -59,7 +59,7 @@ def test_suspect_has_its_trial_when_others_arrive_for_ever(lack: str, policy: st
 
 @pytest.mark.parametrize("is_swapped_suspect", [True, False])
 @pytest.mark.parametrize("policy", BatchPolicyName)
-def test_who_is_swapped_holds_up_nobody_whose_turn_it_is(
+def test_swapped_request_holds_up_nobody_when_it_is_their_turn(
     policy: BatchPolicyName, *, is_swapped_suspect: bool
 ) -> None:
     driver = CoreDriver(
@@ -88,7 +88,9 @@ def test_who_is_swapped_holds_up_nobody_whose_turn_it_is(
 
 
 @pytest.mark.parametrize("num_steps_since_turn", [0, 1])
-def test_trials_take_no_turns_from_patient_rows(num_steps_since_turn: int) -> None:
+def test_trials_take_no_turns_from_patient_rows_when_suspects_are_computed(
+    num_steps_since_turn: int,
+) -> None:
     driver = CoreDriver(queue_policy="priority", max_num_batched_tokens=2, prefix_caching=False)
     for name, priority in [("patient", 1), ("r1", 0), ("r2", 0)]:
         scheduling = SchedulingParams(priority=priority)

@@ -139,7 +139,7 @@ async def test_core_goes_on_when_it_refuses_a_request() -> None:
     assert loop.call("schedule", loop.scheduler.schedule) is not None
 
 
-async def test_run_can_be_cancelled() -> None:
+async def test_run_ends_when_it_is_cancelled() -> None:
     loop = a_loop(Clients())
     running = asyncio.ensure_future(loop.run())
     await asyncio.sleep(0)
@@ -212,7 +212,7 @@ async def test_loop_ends_all_overdue_requests_when_there_is_no_step_to_end_them_
     loop.wake_up()
     while len(clients.finished) < num_requests:
         clients.has_changed.clear()
-        await asyncio.wait_for(clients.has_changed.wait(), 10)
+        await asyncio.wait_for(clients.has_changed.wait(), PATIENCE_S)
 
     assert loop.scheduler.num_waiting == 0
     assert not loop.scheduler.is_behind

@@ -6,39 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_service.core.request import Request
-from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.journal import journal as journal_module
 from scheduler_service.journal.core import look_into
-from scheduler_service.journal.journal import FileJournal, NoJournal, open_journal
+from scheduler_service.journal.journal import NoJournal, open_journal
 from scheduler_service.journal.replay import replay
 from scheduler_service.journal.segment_file import SegmentFile
 from splitserve_rpc.domain_error import DomainError
 from tests.support.core.driver import make_config
-from tests.support.core.in_process import SCHEDULER_EPOCH
-from tests.support.core.recorded_run import RandomRun, RecordedEngine, run_config
+from tests.support.core.engine_loops import a_request
+from tests.support.core.recorded_run import RandomRun, RecordedEngine, open_file, run_config
 
 BOUND = 300_000
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "scheduler.journal"
-
-
-def open_file(path: Path, max_bytes: int = 2**26) -> FileJournal:
-    return FileJournal(path, max_bytes, SCHEDULER_EPOCH)
-
-
-def a_request(number: int = 1, **params: object) -> Request:
-    return Request.create(
-        f"r{number}",
-        [1, 2, 3],
-        SamplingParams(**params),  # type: ignore[arg-type]
-        arrival=number,
-        seed=0,
-    )
 
 
 def total_bytes(path: Path) -> int:

@@ -5,35 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_service.core.request import Request
-from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.journal.core import look_into
-from scheduler_service.journal.journal import FileJournal, Journal, NoJournal
+from scheduler_service.journal.journal import Journal, NoJournal
 from scheduler_service.journal.journaled_core import JournaledCore
 from scheduler_service.journal.replay import replay
 from scheduler_service.journal.segment_file import SegmentReader
 from splitserve_rpc.domain_error import DomainError
 from tests.support.core.driver import make_config
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "scheduler.journal"
-
-
-def open_file(path: Path) -> FileJournal:
-    return FileJournal(path, 2**26, 1)
-
-
-def a_request(number: int = 1, **params: object) -> Request:
-    return Request.create(
-        f"r{number}",
-        [1, 2, 3],
-        SamplingParams(**params),  # type: ignore[arg-type]
-        arrival=number,
-        seed=0,
-    )
+from tests.support.core.engine_loops import a_request
+from tests.support.core.recorded_run import open_file
 
 
 def kinds(path: Path) -> Counter[str | None]:
@@ -48,7 +29,7 @@ def test_core_goes_on_from_the_last_step_when_the_executor_lives_on(
 
     core = journal.core(make_config(), 41, "a:1", 1)
 
-    core.add(a_request())
+    core.add(a_request(1))
     assert isinstance(core, JournaledCore) == is_recorded
     assert look_into(core).last_step_id == 41
     plan = core.schedule()
@@ -84,7 +65,7 @@ def test_entry_has_the_reason_when_a_request_is_refused(path: Path) -> None:
 def test_entry_is_on_disk_when_a_call_raised(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = open_file(path)
     core = journal.core(make_config(), 0, "a:1", 1)
-    core.add(a_request())
+    core.add(a_request(1))
 
     def fail(_self: Scheduler) -> None:
         raise AssertionError("block 3 freed twice")
@@ -130,7 +111,7 @@ def test_clock_is_written_once_when_it_stands_still(path: Path) -> None:
 def test_nothing_is_recorded_when_a_core_was_evacuated(path: Path) -> None:
     journal = open_file(path)
     core = journal.core(make_config(), 0, "a:1", 1)
-    core.add(a_request())
+    core.add(a_request(1))
 
     assert [request.request_id for request in core.evacuate()] == ["r1"]
     with pytest.raises(RuntimeError, match="given its requests away"):

@@ -33,7 +33,7 @@ def write(path: Path, written: list[journal.JournalEntry]) -> list[int]:
     return ends
 
 
-def test_reader_gives_what_was_written(tmp_path: Path) -> None:
+def test_reader_gives_all_entries_when_the_file_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     ends = write(path, entries(8))
 
@@ -91,7 +91,7 @@ def test_file_of_an_earlier_process_is_kept_when_another_begins(tmp_path: Path) 
     file.close()
 
 
-def test_file_is_for_its_owner_alone_as_prompts_are_in_it(tmp_path: Path) -> None:
+def test_file_is_for_its_owner_alone_when_prompts_are_in_it(tmp_path: Path) -> None:
     path = tmp_path / "journal"
 
     write(path, entries(1))

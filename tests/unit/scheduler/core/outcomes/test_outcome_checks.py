@@ -114,7 +114,7 @@ def test_request_fails_alone_when_its_prompt_logprobs_are_not_those_of_its_promp
 
 
 @pytest.mark.parametrize("index", [-1, 0, 5, 2**31 - 1])
-def test_scores_of_whoever_asked_for_none_are_dropped(index: int) -> None:
+def test_scores_are_dropped_when_nobody_asked_for_them(index: int) -> None:
     driver = CoreDriver()
     plain = driver.add(3)
     events = apply(driver, score(), {index: [score(1, 2)]})

@@ -9,7 +9,7 @@ from scheduler_service.core.config import BatchPolicyName, Feature, PreemptionMo
 from scheduler_service.core.planning.admitter import MAX_BYPASSES
 from scheduler_service.core.policies.queue_policy import QUEUE_POLICIES
 from scheduler_service.core.request import Request, RequestStatus, SchedulingParams
-from tests.support.core.driver import CoreDriver
+from tests.support.core.driver import CoreDriver, names
 
 
 def adapter(name: str) -> SchedulingParams:
@@ -24,10 +24,6 @@ def make_driver(**options: object) -> CoreDriver:
         "max_num_waiting": 200,
     }
     return CoreDriver(**(values | options))  # type: ignore[arg-type]
-
-
-def names(rows: list[tuple[str, int, int]]) -> list[str]:
-    return [name for name, _, _ in rows]
 
 
 # -- adapters ----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from scheduler_service.core.request import FinishReason
 from tests.support.core.policy_driver import admit, admit_next, make_policy, make_request, order
 
 
-def test_fair_serves_the_tenant_that_was_served_least() -> None:
+def test_fair_serves_the_tenant_that_was_served_least_when_several_wait() -> None:
     waiting = [make_request(a, tenant="a") for a in range(1, 4)]
     waiting += [make_request(a, tenant="b") for a in range(4, 7)]
     policy = make_policy("fair", waiting)
@@ -21,7 +21,7 @@ def test_fair_serves_the_tenant_that_was_served_least() -> None:
     assert admissions == [1, 4, 2, 3, 5]
 
 
-def test_fair_counts_output_tokens_twice() -> None:
+def test_fair_counts_output_tokens_twice_when_they_are_sampled() -> None:
     waiting = [make_request(a, tenant=tenant) for a, tenant in enumerate("aabb", start=1)]
     policy = make_policy("fair", waiting)
     admit_next(policy, 0)
@@ -31,7 +31,7 @@ def test_fair_counts_output_tokens_twice() -> None:
     assert admit_next(policy, 0).scheduling.tenant == "a"
 
 
-def test_fair_divides_by_the_weight() -> None:
+def test_fair_divides_by_the_weight_when_a_tenant_has_one() -> None:
     policy = make_queue_policy("fair", {"a": 3})
     for arrival in range(1, 17):
         policy.push(make_request(arrival, tenant="ab"[arrival % 2]))
@@ -39,7 +39,7 @@ def test_fair_divides_by_the_weight() -> None:
     assert (tenants.count("a"), tenants.count("b")) == (6, 2)
 
 
-def test_fair_tries_everybodys_first_request_before_anybodys_second() -> None:
+def test_fair_tries_everybodys_first_request_before_anybodys_second_when_none_can_run() -> None:
     waiting = [make_request(a, tenant=tenant) for a, tenant in enumerate("aabbca", start=1)]
     policy = make_policy("fair", waiting)
     policy.sampled("a", 1)
@@ -57,7 +57,7 @@ def test_fair_goes_on_with_the_new_counter_when_a_candidate_was_admitted() -> No
     assert yielded == [1, 4, 2, 3, 5]
 
 
-def test_fair_orders_level_tenants_by_their_first_request_of_an_open_lane() -> None:
+def test_fair_orders_tenants_by_their_first_request_of_an_open_lane_when_they_are_level() -> None:
     arrivals = [("a", "x"), ("b", "y"), ("b", ""), ("a", "x"), ("a", "y"), ("a", "")]
     policy = make_policy(
         "fair",
@@ -71,7 +71,7 @@ def test_fair_orders_level_tenants_by_their_first_request_of_an_open_lane() -> N
         assert [request.arrival for request in candidates] == arrivals_in_order
 
 
-def test_fair_gives_no_credit_for_having_asked_for_nothing() -> None:
+def test_fair_gives_no_credit_when_a_tenant_asked_for_nothing() -> None:
     policy = make_policy("fair", [make_request(1, tenant="busy"), make_request(2, tenant="busy")])
     admit_next(policy, 1000)
     for arrival in (3, 4):
@@ -87,7 +87,7 @@ def test_fair_lifts_to_the_last_tenant_that_waited_when_nobody_waits() -> None:
     assert [admit_next(policy, 10).arrival for _ in range(3)] == [2, 3, 4]
 
 
-def test_fair_never_lowers_a_counter() -> None:
+def test_fair_never_lowers_a_counter_when_a_tenant_comes_back() -> None:
     policy = make_policy("fair", [make_request(1, tenant="a"), make_request(2, tenant="b")])
     admit_next(policy, 1000)
     policy.push(make_request(3, tenant="a"))
@@ -104,7 +104,7 @@ def test_fair_charges_a_request_once_when_it_is_preempted() -> None:
     assert order(policy) == [3, 4]
 
 
-def test_fair_remembers_a_tenant_that_was_served_more_than_those_who_wait() -> None:
+def test_fair_remembers_a_tenant_when_it_was_served_more_than_those_who_wait() -> None:
     policy = FairSharePolicy({})
     for arrival, tenant in ((1, "a"), (3, "b")):
         policy.push(make_request(arrival, tenant=tenant))
@@ -114,7 +114,7 @@ def test_fair_remembers_a_tenant_that_was_served_more_than_those_who_wait() -> N
     assert order(policy) == [3, 2]
 
 
-def test_fair_remembers_a_tenant_while_it_has_a_running_request() -> None:
+def test_fair_remembers_a_tenant_when_it_has_a_running_request() -> None:
     policy = FairSharePolicy({})
     for arrival, tenant in ((1, "a"), (3, "b"), (4, "b")):
         policy.push(make_request(arrival, tenant=tenant))

@@ -23,7 +23,7 @@ ALL_NAMES = list(QUEUE_POLICIES)
 
 
 @pytest.mark.parametrize("name", ALL_NAMES)
-def test_requests_wait_until_removed(name: str) -> None:
+def test_requests_wait_when_they_were_not_removed(name: str) -> None:
     requests = [make_request(1, tenant="a"), make_request(2, tenant="b"), make_request(3)]
     policy = make_policy(name, requests)
     policy.remove(requests[1])
@@ -78,7 +78,7 @@ def test_make_queue_policy_names_the_weight_when_it_is_out_of_range(
 # -- first come, first served ------------------------------------------------------------------
 
 
-def test_fcfs_puts_a_preempted_request_back_at_its_place() -> None:
+def test_fcfs_puts_a_request_back_at_its_place_when_it_was_preempted() -> None:
     policy = make_policy("fcfs", [make_request(arrival) for arrival in (4, 1, 3)])
     policy.push(make_request(2))
     assert order(policy) == [1, 2, 3, 4]
@@ -87,12 +87,12 @@ def test_fcfs_puts_a_preempted_request_back_at_its_place() -> None:
 # -- priority and deadline ---------------------------------------------------------------------
 
 
-def test_priority_orders_by_class_then_arrival() -> None:
+def test_priority_orders_by_class_then_arrival_when_several_wait() -> None:
     waiting = [make_request(1, 3), make_request(2, -1), make_request(3, 0), make_request(4, -1)]
     assert order(make_policy("priority", waiting)) == [2, 4, 3, 1]
 
 
-def test_deadline_orders_by_class_then_deadline_then_arrival() -> None:
+def test_deadline_orders_by_class_then_deadline_then_arrival_when_several_wait() -> None:
     waiting = [
         make_request(1, 1, deadline_ns=5),
         make_request(2),
@@ -105,7 +105,7 @@ def test_deadline_orders_by_class_then_deadline_then_arrival() -> None:
 
 
 @pytest.mark.parametrize("name", ["priority", "deadline"])
-def test_a_running_request_is_preempted_only_for_a_more_urgent_class(name: str) -> None:
+def test_running_request_is_preempted_only_when_a_more_urgent_class_waits(name: str) -> None:
     policy = make_policy(name)
     running = make_request(9, priority=1)
     assert policy.may_preempt(make_request(10, priority=0), running)
@@ -116,7 +116,9 @@ def test_a_running_request_is_preempted_only_for_a_more_urgent_class(name: str) 
 
 
 @pytest.mark.parametrize("name", ["priority", "deadline"])
-def test_the_longest_waiting_request_has_every_ninth_turn(name: str) -> None:
+def test_longest_waiting_request_has_every_ninth_turn_when_others_are_more_urgent(
+    name: str,
+) -> None:
     patient = [make_request(1, priority=5), make_request(2, priority=5)]
     policy = make_policy(name, patient)
     admissions = []
@@ -142,7 +144,7 @@ def test_whoever_has_the_turn_stays_first_when_it_cannot_run() -> None:
     assert order(policy) == [1, 31, 32]
 
 
-def test_a_turn_comes_in_the_middle_of_the_candidates() -> None:
+def test_turn_comes_in_the_middle_of_the_candidates_when_enough_were_admitted() -> None:
     waiting = [make_request(1, priority=5), *(make_request(a) for a in range(2, 14))]
     policy = make_policy("priority", waiting)
     admissions = []
@@ -162,7 +164,7 @@ def protect_by_turn(policy: QueuePolicy, request: Request) -> None:
     assert request.is_protected
 
 
-def test_protected_requests_rank_first_and_by_arrival() -> None:
+def test_protected_requests_rank_first_and_by_arrival_when_others_are_more_urgent() -> None:
     policy = make_policy("priority")
     older, younger = make_request(1, priority=9), make_request(2, priority=8)
     protect_by_turn(policy, younger)
@@ -171,7 +173,7 @@ def test_protected_requests_rank_first_and_by_arrival() -> None:
     assert ranks == sorted(ranks)
 
 
-def test_a_protected_request_that_comes_back_takes_no_turn_from_others() -> None:
+def test_protected_request_takes_no_turn_from_others_when_it_comes_back() -> None:
     policy = make_policy("priority")
     protected, patient = make_request(1, priority=9), make_request(2, priority=9)
     protect_by_turn(policy, protected)
@@ -200,7 +202,7 @@ def test_a_protected_request_that_comes_back_takes_no_turn_from_others() -> None
         (SamplingParams(min_tokens=3, ignore_eos=True), 9, 4),
     ],
 )
-def test_earliest_finish_counts_the_least_number_of_steps(
+def test_earliest_finish_counts_the_least_number_of_steps_when_prompts_are_chunked(
     params: SamplingParams, num_uncached_tokens: int, num_steps: int
 ) -> None:
     request = Request.create("r", [1] * 20, params, arrival=1, seed=0)
@@ -216,7 +218,7 @@ def test_earliest_finish_counts_only_what_is_missing_when_resumed() -> None:
     assert earliest_finish_ns(request, 0, 1, 4, tokens_per_step=8) == 7
 
 
-def test_earliest_finish_stops_at_the_length_of_the_model() -> None:
+def test_earliest_finish_stops_at_the_length_of_the_model_when_more_is_asked_for() -> None:
     params = SamplingParams(max_tokens=10, ignore_eos=True)
     request = Request.create("r", [1] * 4, params, arrival=1, seed=0)
     request.stop_len = 7

@@ -73,7 +73,7 @@ def test_more_urgent_decodes_go_on_when_a_prompt_takes_tokens_from_others() -> N
     assert tokens == {"first": 1, "urgent": 7}
 
 
-def test_urgent_prompt_goes_before_a_less_urgent_prompt_that_runs_already() -> None:
+def test_urgent_prompt_goes_first_when_a_less_urgent_prompt_runs_already() -> None:
     driver = make_driver(2)
     driver.add(100, "long", scheduling=NORMAL)
     assert num_tokens_of(driver, "long") == 8

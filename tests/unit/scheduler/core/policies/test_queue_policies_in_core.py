@@ -9,14 +9,10 @@ from scheduler_service.core.planning.lateness import MIN_SMALLEST_STEPS
 from scheduler_service.core.policies.urgency import TURN_EVERY
 from scheduler_service.core.request import RequestStatus, SchedulingParams
 from tests.support.core.checked_engine import CheckedEngine
-from tests.support.core.driver import CoreDriver
+from tests.support.core.driver import CoreDriver, names
 
 SWAP, RECOMPUTE = PreemptionMode.SWAP, PreemptionMode.RECOMPUTE
 URGENT, NORMAL, PATIENT = (SchedulingParams(priority=priority) for priority in (-1, 0, 5))
-
-
-def names(rows: list[tuple[str, int, int]]) -> list[str]:
-    return [name for name, _, _ in rows]
 
 
 def priority_driver(**options: object) -> CoreDriver:
@@ -249,4 +245,4 @@ def test_preempted_request_is_charged_once_when_it_comes_back() -> None:
     assert request.status is RequestStatus.RUNNING
     # "a" was served 9 + 2 x 2, not another 10 for what it computed again; "b" 12 + 2 x 2.
     driver.core.abort("b0")
-    assert [name for name, _, _ in driver.next_rows()] == ["a0", "a1"]
+    assert names(driver.next_rows()) == ["a0", "a1"]
