@@ -74,3 +74,32 @@ def test_abort_unscheduled_ends_all_sequences_when_there_are_several() -> None:
     request.abort_unscheduled()
     assert request.finish_reason is FinishReason.ABORTED
     assert request.unfinished == []
+
+
+def test_row_params_are_those_of_the_request_when_tokens_are_streamed() -> None:
+    request = create(temperature=0.5, num_logprobs=3, n=2)
+    assert request.row_params is request.params
+
+
+def test_row_params_ask_for_logprobs_when_the_best_are_chosen() -> None:
+    request = create(temperature=0.5, n=1, best_of=2)
+    assert request.row_params == SamplingParams(temperature=0.5, num_logprobs=0, n=1, best_of=2)
+
+
+def test_row_params_ask_for_candidates_only_when_beams_are_searched() -> None:
+    request = create(beam=BeamParams(2), min_tokens=4, max_tokens=9)
+    request.num_candidates = 3
+    expected = SamplingParams(temperature=0.0, num_logprobs=3, beam=BeamParams(2))
+    assert request.row_params == expected
+
+
+def test_row_params_name_all_that_ends_a_sequence_when_there_is_a_least_length() -> None:
+    request = create(min_tokens=4, stop_token_ids=frozenset({7}))
+    request.stop_token_ids = frozenset({2, 7})
+    assert request.row_params.stop_token_ids == {2, 7}
+
+
+def test_row_params_leave_out_a_bad_word_when_it_is_a_token_that_ends_a_sequence() -> None:
+    request = create(bad_words_token_ids=((2,), (5,), (2, 5)))
+    request.stop_token_ids = frozenset({2})
+    assert request.row_params.bad_words_token_ids == ((5,), (2, 5))
