@@ -4,6 +4,9 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 TORCH ?= torch==2.13.0
 ARGS ?=
 
+# How many processes share the tests: pytest-xdist hands them on as they finish.
+WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
+
 SHELL := /bin/bash
 BIN := .venv/bin
 READY := .venv/.ready
@@ -53,14 +56,20 @@ $(READY): pyproject.toml
 serve: $(READY)
 	@exec $(BIN)/splitserve serve $(ARGS)
 
+PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+SIDE_BY_SIDE := --no-print-directory --keep-going --jobs=$(WORKERS) --output-sync
+
 # All of it runs to the end, so that one look shows everything.
 test: $(READY)
-	@failed=0; $(MAKE) --no-print-directory --keep-going lint || failed=1; \
-	$(BIN)/python -m pytest || failed=1; exit $$failed
+	@failed=0; $(MAKE) $(SIDE_BY_SIDE) lint || failed=1; \
+	$(PYTEST) || failed=1; exit $$failed
 
-check: lint check-protos buf
-	SPLITSERVE_TEST_EXAMPLES=50 $(BIN)/python -m pytest -q \
-		tests/unit tests/kernels tests/contract tests/property tests/replay
+# Quick: what starts processes, compiles or interprets kernels is left to `make test`.
+QUICK := tests/unit tests/contract tests/property tests/replay --ignore=tests/unit/executor/gpu \
+	--ignore=tests/contract/stranger --ignore=tests/contract/test_stranger.py
+check: $(READY) $(PROTOC) $(BUF)
+	@$(MAKE) $(SIDE_BY_SIDE) lint check-protos buf
+	SPLITSERVE_TEST_EXAMPLES=5 $(PYTEST) -q $(QUICK)
 
 lint: lint-ruff lint-format lint-types lint-imports
 lint-ruff: $(READY)

@@ -15,9 +15,9 @@ import numpy as np
 
 from executor_service.service.decode_batch import decode_batch
 from executor_service.service.encode_answer import encode_answer, encode_info
-from executor_service.service.servicer import SERVICE, Engine, ExecutorServicer
+from executor_service.service.servicer import SERVICE, ExecutorServicer, ReadyExecutor
 from executor_service.service.step_worker import StepWorker
-from executor_service.steps.batch import Batch, BatchContent, StepAnswer, StepRows, StepStatus
+from executor_service.steps.batch import Batch, BatchContent, StepAnswer, StepStatus
 from executor_service.steps.executor_info import ExecutorInfo, ExecutorLimits, ModelInfo
 from executor_service.steps.step import FinishedStep, RowStatus, StepInput, StepOutput
 from executor_service.steps.step_executor import StepExecutor
@@ -62,14 +62,14 @@ class WireServicer(executor_pb2_grpc.ExecutorServiceServicer):
 def _answer(batch: Batch) -> StepAnswer:
     assert isinstance(batch.content, BatchContent)
     num_rows = len(batch.content.work.row_ids)
-    rows = StepRows(np.full(num_rows, RowStatus.OK, np.uint8), np.full(num_rows, 7, np.int32))
+    output = StepOutput(np.full(num_rows, RowStatus.OK, np.uint8), np.full(num_rows, 7, np.int32))
     identity = batch.identity
     return StepAnswer(
         identity.scheduler_epoch,
         identity.executor_epoch,
         identity.step_id,
         StepStatus.OK,
-        rows=rows,
+        output=output,
     )
 
 
@@ -91,7 +91,7 @@ async def serve(mode: str, num_rows: int) -> None:
         executor_pb2_grpc.add_ExecutorServiceServicer_to_server(wire, running.server)
     else:
         servicer = ExecutorServicer()
-        servicer.serve(Engine(StepWorker(StepExecutor(info, NullRunner())), lambda: info))
+        servicer.serve(ReadyExecutor(StepWorker(StepExecutor(info, NullRunner())), lambda: info))
         executor_pb2_grpc.add_ExecutorServiceServicer_to_server(servicer, running.server)
     await running.server.start()
     sys.stdout.write(info.address + "\n")

@@ -100,7 +100,6 @@ class Recorder:
         self.steps: list[StepInput] = []
 
     def begin(self, step: StepInput) -> PendingStep | None:
-        """See Runner."""
         self.steps.append(step)
         return self._runner.begin(step)
 
@@ -135,8 +134,8 @@ def record(engine: LoadedEngine, prompts: Prompts, num_tokens: int) -> list[Step
                 core.add(request)
         batch = encode_plan(plan, scheduler_epoch=1, executor_epoch=info.executor_epoch)
         answer = executor.execute(decode_batch(batch))
-        assert answer.rows is not None
-        core.apply(StepOutcome(plan.step_id, StepStatus.OK, answer.rows.sampled_token_ids))
+        assert answer.output is not None
+        core.apply(StepOutcome(plan.step_id, StepStatus.OK, answer.output.sampled_token_ids))
     return recorder.steps
 
 

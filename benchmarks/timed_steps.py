@@ -62,8 +62,8 @@ class TimedExecutor:
         answer = self._executor.execute(decode_batch(batch))
         encode_answer(answer)
         total_ms = (time.perf_counter() - started_s) * 1e3
-        assert answer.rows is not None, answer.error
-        forward_ms, sampling_ms = answer.timings.forward_us / 1e3, answer.timings.sample_us / 1e3
+        assert answer.output is not None, answer.error
+        forward_ms, sampling_ms = answer.output.forward_us / 1e3, answer.output.sample_us / 1e3
         native = dict(zip(STEP_PARTS, (self._part_ns / 1e6).tolist(), strict=True))
         return {
             "messages": total_ms - forward_ms - sampling_ms,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from executor_service.config import ExecutorConfig
 from executor_service.errors import ExecutorError
 from executor_service.service.registration import GrpcRegistry, Registrar, advertised_address
-from executor_service.service.servicer import SERVICE, Engine, ExecutorServicer
+from executor_service.service.servicer import SERVICE, ExecutorServicer, ReadyExecutor
 from executor_service.service.step_worker import StepWorker
 from executor_service.steps.executor_info import ExecutorInfo
 from executor_service.steps.step_executor import StepExecutor
@@ -102,7 +102,7 @@ async def _serve_engine(
 ) -> None:
     announcement = _Announcement(loaded.info, config, running.port)
     worker = StepWorker(StepExecutor(loaded.info, loaded.runner))
-    servicer.serve(Engine(worker, lambda: announcement.info, loaded.tokenizer_files))
+    servicer.serve(ReadyExecutor(worker, lambda: announcement.info, loaded.tokenizer_files))
     await running.set_serving(_HEALTH_SERVICES, True)
     registry = GrpcRegistry(config.scheduler)
     registrar = Registrar(

@@ -99,7 +99,7 @@ def _cache_config(config: ExecutorConfig, compute: Compute) -> CacheConfig:
     )
     if config.memory_fraction is None:
         return sizes
-    return replace(sizes, memory_ratio=config.memory_fraction, max_cpu_pool_bytes=None)
+    return replace(sizes, memory_fraction=config.memory_fraction, max_cpu_pool_bytes=None)
 
 
 def _describe(

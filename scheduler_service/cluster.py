@@ -161,11 +161,12 @@ class Cluster:
     def _choose(self, request: Request) -> EngineLoop | None:
         """The connected executor with the least load that `request` fits on.
 
-        One with a full queue is chosen only if the others are full too.
+        One with a full queue is chosen only if the others are full too. The core of the one chosen
+        judges what a new request says.
         """
-        fitting = [engine for engine in self._engines.taking_requests if _fits(request, engine)]
+        taking = self._engines.taking_requests
         return min(
-            fitting,
+            (engine for engine in taking if engine.scheduler.fits(request)),
             key=lambda engine: (
                 engine.scheduler.is_queue_full,
                 engine.scheduler.num_unfinished_tokens,
@@ -318,14 +319,6 @@ class Cluster:
         self.delivery.forget(request_id)
         if not self._tracked:
             self._idle.set()
-
-
-def _fits(request: Request, engine: EngineLoop) -> bool:
-    try:
-        engine.scheduler.check(request)
-    except DomainError:
-        return False
-    return True
 
 
 def _draining() -> DomainError:

@@ -4,32 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from scheduler_service.core.config import BatchPolicyName, PreemptionMode
+from scheduler_service.core.config import BatchPolicyName, PolicyConfig, PreemptionMode
 
 _MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyConfig:
-    """How cores schedule; see `core/config.py`."""
-
-    prefix_caching: bool = True
-    host_prefix_cache: bool = True
-    separates_tenants: bool = True
-    num_lookahead_slots: int = 0
-    preemption_mode: PreemptionMode = PreemptionMode.AUTO
-    batch_policy: BatchPolicyName = BatchPolicyName.MIXED
-    delay_factor: float = 0.0
-    queue_policy: str = "fcfs"
-    tenant_weights: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class ClusterConfig:
-    """Limits of steps and queues, policies, and patience with executors."""
+    """Limits of steps and queues, policies, and patience with executors.
+
+    A field that has the name of an option has its value.
+    """
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
@@ -40,7 +28,7 @@ class ClusterConfig:
     step_timeout_s: float = 300.0
     max_loras: int = 8
     max_unread_bytes: int = 16 * _MIB
-    policies: PolicyConfig = PolicyConfig()
+    policies: PolicyConfig = field(default_factory=PolicyConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +46,11 @@ class SchedulerServiceConfig:
     @classmethod
     def from_options(cls, values: Mapping[str, Any]) -> SchedulerServiceConfig:
         """From parsed options, whose types and ranges are checked already. Raises ValueError."""
+        named = {
+            item.name: values[item.name] for item in fields(ClusterConfig) if item.name in values
+        }
         cluster = ClusterConfig(
-            max_num_seqs=values["max_num_seqs"],
-            max_num_batched_tokens=values["max_num_batched_tokens"],
-            max_model_len=values["max_model_len"],
-            max_num_waiting=values["max_num_waiting"],
-            pipeline_depth=values["pipeline_depth"],
-            reconnect_timeout_s=values["reconnect_timeout_s"],
-            step_timeout_s=values["step_timeout_s"],
-            max_loras=values["max_loras"],
-            max_unread_bytes=values["max_unread_mib"] * _MIB,
-            policies=_policies(values),
+            **named, max_unread_bytes=values["max_unread_mib"] * _MIB, policies=_policies(values)
         )
         return cls(
             values["listen"],

@@ -19,7 +19,7 @@ from splitserve.executor.v1 import executor_pb2 as executor
 
 _I32 = np.dtype("<i4")
 # The numbers among the parameters of sampling, which have the names of the core's; None is absent.
-SHARED_PARAMS = tuple(
+_NUMBERS = tuple(
     field.name for field in executor.SamplingParams.DESCRIPTOR.fields if field.has_presence
 )
 
@@ -162,7 +162,7 @@ def _encode_moves(pairs: list[tuple[int, int]], message: executor.BlockMoves) ->
 
 def _encode_params(params: SamplingParams) -> executor.SamplingParams:
     # Most has no meaning in a beam search, and is left out.
-    names = SHARED_PARAMS if params.beam is None else ("temperature", "num_logprobs")
+    names = _NUMBERS if params.beam is None else ("temperature", "num_logprobs")
     return executor.SamplingParams(
         **{name: getattr(params, name) for name in names},
         logit_bias=params.logit_bias,
@@ -280,11 +280,9 @@ class PlainCodec:
         self._executor_epoch = executor_epoch
 
     def encode(self, plan: StepPlan) -> executor.ScheduleBatch:
-        """See StepCodec."""
         return encode_plan(
             plan, scheduler_epoch=self._scheduler_epoch, executor_epoch=self._executor_epoch
         )
 
     def decode(self, result: executor.StepResult, num_rows: int) -> StepOutcome:
-        """See StepCodec."""
         return decode_result(result, num_rows)

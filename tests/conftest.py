@@ -9,6 +9,11 @@ import os
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch
+from hypothesis import settings
+
+# On a machine with other work an example may take any time.
+settings.register_profile("any_time", deadline=None)
+settings.load_profile("any_time")
 
 if not torch.cuda.is_available():
     # Triton's kernels are tested in its interpreter. It looks when it is imported, and whoever

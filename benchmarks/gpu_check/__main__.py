@@ -92,9 +92,9 @@ class _LoggedErrors(logging.Handler):
 
 
 def _repair_interpreter() -> None:
-    from splitserve_kernels.gpu.availability import is_available
+    from splitserve_kernels.gpu.availability import why_unavailable
 
-    if is_available():
+    if why_unavailable() is None:
         from tests.support.devices.interpreter import repair
 
         repair()

@@ -44,7 +44,6 @@ class StepTimes:
 
     @property
     def gap_s(self) -> float:
-        """See the class."""
         return self.wall_s - self.move_s - self.forward_s - self.sample_s
 
 

@@ -80,7 +80,7 @@ class JsonOutput:
 
     def __init__(self, file: TextIO, num_completions: int = 1) -> None:
         self._file = file
-        self._completions = [_Completion() for _ in range(num_completions)]
+        self._completions = [_GrowingCompletion() for _ in range(num_completions)]
         self._prompt_logprobs: list[TokenLogprob] = []
 
     def piece(self, piece: Piece) -> None:
@@ -104,7 +104,7 @@ class JsonOutput:
 
 
 @dataclass(slots=True)
-class _Completion:
+class _GrowingCompletion:
     """One completion in the making."""
 
     texts: list[str] = field(default_factory=list)

@@ -1,13 +1,52 @@
-"""The sampling parameters as flags of a command."""
+"""The parameters of a request as flags of a command, and back."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from splitserve_client.types import BeamSearch, EarlyStopping, SamplingParams, SchedulingParams
 
 _INT32_MAX = 2**31 - 1
+_MAX_DEADLINE_S = 315_576_000_000  # what a protobuf Duration holds
+
+
+# -- values ----------------------------------------------------------------------------------------
+
+
+def int32(text: str) -> int:
+    """Raises ValueError where `text` is no 32-bit integer."""
+    value = int(text)
+    if not -_INT32_MAX - 1 <= value <= _INT32_MAX:
+        raise ValueError(text)
+    return value
+
+
+def _int64(text: str) -> int:
+    value = int(text)
+    if not -(2**63) <= value < 2**63:
+        raise ValueError(text)
+    return value
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token_id, _, bias = text.partition("=")
+    return int32(token_id), float(bias)
+
+
+def _token_ids(text: str) -> tuple[int, ...]:
+    return tuple(int32(token_id) for token_id in text.split(","))
+
+
+# argparse shows these where a value does not parse.
+int32.__name__ = "integer"
+_int64.__name__ = "integer"
+_bias.__name__ = "ID=X"
+_token_ids.__name__ = "ID,ID,..."
+
+
+# -- sampling --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,28 +55,28 @@ class _Flag:
 
     name: str
     field: str
-    kind: type[int] | type[float]
+    parse: Callable[[str], int | float]
     help: str
 
 
 _FLAGS = (
-    _Flag("max-tokens", "max_tokens", int, "most output tokens (default: what the model allows)"),
-    _Flag("min-tokens", "min_tokens", int, "no end before this many output tokens (default: 0)"),
+    _Flag("max-tokens", "max_tokens", int32, "most output tokens (default: what the model allows)"),
+    _Flag("min-tokens", "min_tokens", int32, "no end before this many output tokens (default: 0)"),
     _Flag("temperature", "temperature", float, "0 is greedy (default: 1)"),
-    _Flag("top-k", "top_k", int, "only the K most probable tokens (default, 0, -1: all)"),
+    _Flag("top-k", "top_k", int32, "only the K most probable tokens (default, 0, -1: all)"),
     _Flag("top-p", "top_p", float, "only the most probable tokens, up to this sum (default: 1)"),
     _Flag("min-p", "min_p", float, "least probability relative to the best token (default: 0)"),
     _Flag("repetition-penalty", "repetition_penalty", float, "above 1: less of it (default: 1)"),
     _Flag("presence-penalty", "presence_penalty", float, "of tokens already there (default: 0)"),
     _Flag("frequency-penalty", "frequency_penalty", float, "times their count (default: 0)"),
-    _Flag("seed", "seed", int, "makes sampling repeatable (default: drawn)"),
-    _Flag("logprobs", "num_logprobs", int, "with --json: scores, and the best N alternatives"),
-    _Flag("prompt-logprobs", "num_prompt_logprobs", int, "the same of the prompt"),
-    _Flag("n", "n", int, "completions of the prompt (default: 1)"),
-    _Flag("best-of", "best_of", int, "compute so many, and return the best --n of them"),
+    _Flag("seed", "seed", _int64, "makes sampling repeatable (default: drawn)"),
+    _Flag("logprobs", "num_logprobs", int32, "with --json: scores, and the best N alternatives"),
+    _Flag("prompt-logprobs", "num_prompt_logprobs", int32, "the same of the prompt"),
+    _Flag("n", "n", int32, "completions of the prompt (default: 1)"),
+    _Flag("best-of", "best_of", int32, "compute so many, and return the best --n of them"),
 )
 _BEAM_FLAGS = (
-    _Flag("beam-width", "width", int, "beam search, following N hypotheses, instead of sampling"),
+    _Flag("beam-width", "width", int32, "beam search, following N hypotheses, instead of sampling"),
     _Flag("length-penalty", "length_penalty", float, "above 0: longer completions (default: 1)"),
 )
 
@@ -49,8 +88,8 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
         group.add_argument(
             f"--{flag.name}",
             dest=flag.field,
-            type=_int64 if flag.field == "seed" else int32 if flag.kind is int else float,
-            metavar="N" if flag.kind is int else "X",
+            type=flag.parse,
+            metavar="X" if flag.parse is float else "N",
             help=flag.help,
         )
     group.add_argument(
@@ -124,37 +163,7 @@ def _beam_search(arguments: argparse.Namespace) -> BeamSearch | None:
     return None
 
 
-def int32(text: str) -> int:
-    """Raises ValueError where `text` is no 32-bit integer."""
-    value = int(text)
-    if not -_INT32_MAX - 1 <= value <= _INT32_MAX:
-        raise ValueError(text)
-    return value
-
-
-def _int64(text: str) -> int:
-    value = int(text)
-    if not -(2**63) <= value < 2**63:
-        raise ValueError(text)
-    return value
-
-
-def _bias(text: str) -> tuple[int, float]:
-    token_id, _, bias = text.partition("=")
-    return int32(token_id), float(bias)
-
-
-def _token_ids(text: str) -> tuple[int, ...]:
-    return tuple(int32(token_id) for token_id in text.split(","))
-
-
-# argparse shows these where a value does not parse.
-int32.__name__ = "integer"
-_int64.__name__ = "integer"
-_bias.__name__ = "ID=X"
-_token_ids.__name__ = "ID,ID,..."
-
-_MAX_DEADLINE_S = 315_576_000_000  # what a protobuf Duration holds
+# -- scheduling ------------------------------------------------------------------------------------
 
 
 def add_scheduling_flags(parser: argparse.ArgumentParser) -> None:

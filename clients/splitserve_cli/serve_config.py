@@ -1,4 +1,4 @@
-"""What `splitserve serve` can find out at once, before anything slow starts."""
+"""What `splitserve serve` knows, and can find out, before anything slow starts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,17 @@ from splitserve_options.option import BUNDLED_MODEL
 
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 _EXECUTOR_MODULES = ("torch", "transformers")
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """What the supervisor itself has to know. `started_at`: monotonic seconds."""
+
+    address: str
+    model: str
+    with_demo: bool
+    drain_timeout_s: float
+    started_at: float
 
 
 class CannotServe(Exception):
@@ -35,14 +46,3 @@ def reachable_address(listen: str) -> str:
     """The address under which a server that listens on `listen` is reached from here."""
     host, _, port = listen.rpartition(":")
     return f"{_WILDCARDS.get(host, host)}:{port}"
-
-
-@dataclass(frozen=True, slots=True)
-class ServeConfig:
-    """What the supervisor itself has to know. `started_at`: monotonic seconds."""
-
-    address: str
-    model: str
-    with_demo: bool
-    drain_timeout_s: float
-    started_at: float

@@ -63,9 +63,9 @@ class SessionRequest:
 class _Open:
     """An unfinished request as the session keeps it."""
 
-    def __init__(self, request: ResumableRequest, stream: SessionRequest, backoff: Backoff) -> None:
+    def __init__(self, request: ResumableRequest, events: SessionRequest, backoff: Backoff) -> None:
         self.request = request
-        self.stream = stream
+        self.events = events
         self.backoff = backoff
         self.resubmission: asyncio.Task[None] | None = None
 
@@ -133,11 +133,11 @@ class Session:
             prompt_token_ids, params, request_id, resume_token_ids, scheduling, encoder_token_ids
         )
         request = ResumableRequest(submission, self._timing.clock)
-        stream = SessionRequest(request, lambda: self._abort(handle))
-        self._open[handle] = _Open(request, stream, Backoff(self._policy, self._timing))
+        events = SessionRequest(request, lambda: self._abort(handle))
+        self._open[handle] = _Open(request, events, Backoff(self._policy, self._timing))
         self._send_submit(handle)
         self._has_work.set()
-        return stream
+        return events
 
     # -- the stream --------------------------------------------------------------------------------
 
@@ -217,7 +217,7 @@ class Session:
             open_request = self._open.get(handle)
             if open_request is not None:
                 open_request.backoff.reset()
-                open_request.stream.put(open_request.request.receive_token(token_id))
+                open_request.events.put(open_request.request.receive_token(token_id))
         for event in response.events:
             if event.handle in self._open:
                 self._receive_event(event)
@@ -239,7 +239,7 @@ class Session:
                 if isinstance(part, Finish):
                     self._end(handle, part)
                 else:
-                    open_request.stream.put(part)
+                    open_request.events.put(part)
         except SplitserveError as error:
             self._end(handle, error)
 
@@ -256,4 +256,4 @@ class Session:
     def _end(self, handle: int, event: Finish | SplitserveError) -> None:
         open_request = self._open.pop(handle)
         open_request.cancel_resubmission()
-        open_request.stream.put(event)
+        open_request.events.put(event)

@@ -1,4 +1,4 @@
-"""Draws tokens with the Triton kernel; see sampler.py.
+"""Draws tokens with the Triton kernel, beside plain torch.
 
 Shape letters: S rows that sample, V tokens of the vocabulary.
 """
@@ -16,7 +16,7 @@ from splitserve_kernels.gpu.sampling import greedy, sample
 
 
 def triton_draw(adjusted: Tensor, rows: SamplingRows) -> Tensor:
-    """Chooses as `draw_in_torch` does; rows cut by top-k, top-p or min-p stay with it. See Draw."""
+    """Chooses as `draw_in_torch` does; rows cut by top-k, top-p or min-p stay with it."""
     params, device = rows.params, adjusted.device
     is_random = params.temperatures > 0
     if not is_random.any():

@@ -95,7 +95,6 @@ class NativeModel:
         index: Tensor,
         cache: KVCache,
     ) -> Tensor:
-        """See Decoder."""
         rotation = self._rotation_up_to(paged.max_num_tokens)
         return self._run(input_ids, positions, rotation, paged, index, cache)
 
@@ -107,7 +106,6 @@ class NativeModel:
         index: Tensor,
         cache: KVCache,
     ) -> Tensor:
-        """See Decoder."""
         places = torch.arange(len(input_ids))
         return self._run(input_ids, places, rotation, paged, index, cache)
 

@@ -197,14 +197,13 @@ def _run_decoder(loaded: LoadedModel, run: _Run, question: TrialTokens, block_si
 
 
 class DecoderModel:
-    """A Decoder and the pools it works on; see PagedModel."""
+    """A Decoder and the pools it works on, as a PagedModel."""
 
     def __init__(self, decoder: Decoder, cache: KVCache) -> None:
         self._decoder = decoder
         self._cache = cache
 
     def logits(self, batch: InputBatch) -> Tensor:
-        """See PagedModel."""
         return self._decoder.run(
             batch.input_ids[0], batch.position_ids[0], batch.paged, batch.logits_index, self._cache
         )

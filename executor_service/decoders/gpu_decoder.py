@@ -74,7 +74,7 @@ class _Layer:
 
 
 class GpuDecoder:
-    """Weights on the device of the model, in its dtype; see Decoder."""
+    """The Decoder; its weights are on the device of the model, in its dtype."""
 
     def __init__(self, loaded: LoadedModel, backend: AttentionBackend) -> None:
         """Takes the weights out of `loaded`, layer by layer, so that memory holds them once.
@@ -111,7 +111,6 @@ class GpuDecoder:
     def run(
         self, input_ids: Tensor, positions: Tensor, paged: PagedBatch, index: Tensor, cache: KVCache
     ) -> Tensor:
-        """See Decoder."""
         # A position beyond the last is nobody's, and is not to be an access beyond the tables.
         places = positions.clamp(max=self._cosines.shape[0] - 1)
         rotation = self._cosines[places], self._sines[places]
@@ -125,7 +124,6 @@ class GpuDecoder:
         index: Tensor,
         cache: KVCache,
     ) -> Tensor:
-        """See Decoder."""
         rotary = RotaryTables(*rotation)
         hidden = functional.embedding(input_ids, self._embedding)  # [T, W]
         pools = zip(cache.key_pools, cache.value_pools, strict=True)

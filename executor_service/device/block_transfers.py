@@ -13,14 +13,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from executor_service.device.kv_cache import KVCache
-from executor_service.device.streams import Streams, Timer
+from executor_service.device.streams import DeviceStreams, Timer
 from executor_service.steps.step import Int32Array, StepInput
 
 
 class BlockTransfers:
     """Moves blocks between and within the pools of a cache."""
 
-    def __init__(self, cache: KVCache, streams: Streams) -> None:
+    def __init__(self, cache: KVCache, streams: DeviceStreams) -> None:
         self._cache = cache
         self._streams = streams
         # Device blocks that swap-outs may still be reading, beside the timers of these.

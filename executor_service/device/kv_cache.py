@@ -108,7 +108,7 @@ class KVCache:
         _move(self._host_pool, self._device_pool, moves)
 
     def copy(self, moves: BlockMoves) -> None:
-        """Copies device blocks over device blocks; see CopyBlocks."""
+        """Copies device blocks over device blocks. None is both source and destination."""
         if len(moves.sources):
             sources, destinations = (
                 to_device(ids.astype(np.int64), self.device)
@@ -129,7 +129,7 @@ class KVCache:
 
 
 def copy_in_torch(pool: Tensor, sources: Tensor, destinations: Tensor) -> None:
-    """See CopyBlocks. Every source is read before anything is written."""
+    """Copies blocks of `pool`. Every source is read before anything is written."""
     pool.index_copy_(0, destinations, pool.index_select(0, sources))
 
 
@@ -208,7 +208,7 @@ def pin_for(device: torch.device) -> Pin | None:
 
 
 def pin_for_cuda(memory: Bytes) -> None:
-    """See Pin. Torch's own pinned memory would take the next power of two of bytes."""
+    """Torch's own pinned memory would take the next power of two of bytes."""
     cuda: Any = torch.cuda
     runtime, address = cuda.cudart(), memory.ctypes.data
     status = int(runtime.cudaHostRegister(address, memory.nbytes, _PORTABLE))

@@ -70,10 +70,9 @@ class HostPeakMeter:
         self._clear_refs = clear_refs
 
     def peak_bytes(self, work: Callable[[], None]) -> int:
-        """See PeakMeter.
+        """Leaves out pages of mapped files: those of the weights make room when it is needed.
 
-        Pages of mapped files do not count: those of the weights make room when it is needed. Where
-        the system cannot forget an earlier, higher peak, the result is that peak's: too much.
+        Where the system cannot forget an earlier, higher peak, the result is that peak's: too much.
         """
         with suppress(OSError):
             self._clear_refs.write_text(_RESET_PEAK, encoding="ascii")
@@ -99,7 +98,6 @@ class CudaPeakMeter:
         self._device = device
 
     def peak_bytes(self, work: Callable[[], None]) -> int:
-        """See PeakMeter."""
         device = self._device
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()

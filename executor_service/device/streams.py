@@ -39,7 +39,7 @@ class Timer(Protocol):
         ...
 
 
-class Streams(Protocol):
+class DeviceStreams(Protocol):
     """The compute stream of a device, which is in use, and the swap stream beside it."""
 
     def swapping(self) -> AbstractContextManager[object]:
@@ -64,24 +64,21 @@ class Streams(Protocol):
 
 
 class HostStreams:
-    """A CPU has done what it is asked when it returns: all is in order."""
+    """Of a CPU, which has done what it is asked when it returns: all is in order."""
 
     def swapping(self) -> AbstractContextManager[object]:
-        """See Streams."""
         return nullcontext()
 
     def swap_after_compute(self) -> None:
-        """See Streams."""
+        """Nothing to do: what was asked before is done."""
 
     def compute_after_swap(self) -> None:
-        """See Streams."""
+        """Nothing to do: what was asked before is done."""
 
     def start_timer(self) -> HostTimer:
-        """See Streams."""
         return HostTimer()
 
     def copy_to_host(self, tensor: Tensor) -> Tensor:
-        """See Streams."""
         return tensor
 
 
@@ -92,19 +89,16 @@ class HostTimer:
         self._start_s = self._end_s = time.perf_counter()
 
     def stop(self) -> None:
-        """See Timer."""
         self._end_s = time.perf_counter()
 
     @property
     def is_over(self) -> bool:
-        """See Timer."""
         return True
 
     def wait(self) -> None:
-        """See Timer."""
+        """It is over."""
 
     def elapsed_us(self) -> int:
-        """See Timer."""
         return int((self._end_s - self._start_s) * 1e6)
 
 
@@ -116,24 +110,19 @@ class CudaStreams:
         self._swap = _cuda.Stream(device)
 
     def swapping(self) -> AbstractContextManager[object]:
-        """See Streams."""
         context: AbstractContextManager[object] = _cuda.stream(self._swap)
         return context
 
     def swap_after_compute(self) -> None:
-        """See Streams."""
         self._swap.wait_stream(_cuda.current_stream(self._device))
 
     def compute_after_swap(self) -> None:
-        """See Streams."""
         _cuda.current_stream(self._device).wait_stream(self._swap)
 
     def start_timer(self) -> CudaTimer:
-        """See Streams."""
         return CudaTimer(self._device)
 
     def copy_to_host(self, tensor: Tensor) -> Tensor:
-        """See Streams."""
         # Into pageable memory it would wait for all that the stream was asked before.
         copy = torch.empty_like(tensor, device="cpu", pin_memory=True)
         return copy.copy_(tensor, non_blocking=True)
@@ -149,25 +138,21 @@ class CudaTimer:
         self._start.record(_cuda.current_stream(device))
 
     def stop(self) -> None:
-        """See Timer."""
         self._end.record(_cuda.current_stream(self._device))
 
     @property
     def is_over(self) -> bool:
-        """See Timer."""
         is_over: bool = self._end.query()
         return is_over
 
     def wait(self) -> None:
-        """See Timer."""
         self._end.synchronize()
 
     def elapsed_us(self) -> int:
-        """See Timer."""
         self._end.synchronize()
         return int(self._start.elapsed_time(self._end) * 1e3)
 
 
-def streams_of(device: torch.device) -> Streams:
+def streams_of(device: torch.device) -> DeviceStreams:
     """The streams of `device`."""
     return CudaStreams(device) if device.type == "cuda" else HostStreams()

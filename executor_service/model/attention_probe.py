@@ -60,7 +60,7 @@ class ProbeContext:
         value: Tensor,
         options: AttentionOptions,
     ) -> Tensor:
-        """See AttentionContext. Raises ModelUnsupported for a second time in one pass."""
+        """Raises ModelUnsupported if `module` attends a second time in one forward pass."""
         assert self._batch is not None, "begin_forward comes before the forward pass"
         if module in self._attended:
             raise ModelUnsupported(f"{type(module).__name__} attends twice in one forward pass")

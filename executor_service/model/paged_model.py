@@ -36,7 +36,6 @@ class TransformersModel:
         bind(loaded.attention_modules, self._context)
 
     def logits(self, batch: InputBatch) -> Tensor:
-        """See PagedModel."""
         self._context.begin_forward(batch.paged)
         keep = {"logits_to_keep": batch.logits_index} if self._loaded.keeps_logits else {}
         output = self._loaded.model(

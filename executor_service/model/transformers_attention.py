@@ -84,7 +84,6 @@ class StepContext:
         value: Tensor,
         options: AttentionOptions,
     ) -> Tensor:
-        """See AttentionContext."""
         assert self._batch is not None, "begin_forward comes before the forward pass"
         layer = self._layers[module]
         key_pool = self._cache.key_pools[layer]

@@ -48,7 +48,6 @@ class CudaGraphs:
         self._pool: Any = None
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        """See Recorder."""
         # Kernels are compiled and libraries set up before, not while it is recorded.
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
@@ -156,7 +155,6 @@ class DecodeGraphs:
         _log.info("decode_graphs_recorded num_graphs=%d seconds=%.1f", len(self._sizes), seconds)
 
     def logits(self, batch: InputBatch) -> Tensor:
-        """See PagedModel."""
         num_rows = batch.paged.num_rows
         is_decode = batch.paged.max_num_new_tokens == 1 and batch.input_ids.shape[1] == num_rows
         if not self._replays or not is_decode or num_rows > self._sizes[-1]:

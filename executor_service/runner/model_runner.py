@@ -19,7 +19,7 @@ from executor_service.device.block_transfers import BlockTransfers
 from executor_service.device.errors import is_out_of_memory, release_cached_memory
 from executor_service.device.kv_cache import KVCache
 from executor_service.device.sampled_tokens import SampledTokens
-from executor_service.device.streams import Streams, Timer, streams_of
+from executor_service.device.streams import DeviceStreams, Timer, streams_of
 from executor_service.errors import OutOfMemory, StepFailed
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import PagedModel
@@ -57,7 +57,7 @@ class ModelRunner:
         cache: KVCache,
         model: PagedModel,
         draw: Draw = draw_in_torch,
-        streams: Streams | None = None,
+        streams: DeviceStreams | None = None,
     ) -> None:
         """`model` computes what `loaded` says, on the pools of `cache`; `draw` chooses tokens.
 
@@ -78,7 +78,7 @@ class ModelRunner:
         return execute_step(self, step)
 
     def begin(self, step: StepInput) -> PendingStep | None:
-        """See Runner. The `__cause__` of StepFailed is an OutOfMemory where memory ran out."""
+        """The `__cause__` of StepFailed is an OutOfMemory where memory ran out."""
         is_cut = scores_too_much(step)
         if self._unfinished and (is_cut or self._waits_to_draw(step)):
             return None
@@ -103,7 +103,7 @@ class ModelRunner:
         return pending
 
     def finish(self, pending: PendingModelStep) -> StepOutput:
-        """What became of the oldest step that is not finished. See PendingStep."""
+        """What became of the oldest step that is not finished. Raises StepFailed."""
         oldest = self._unfinished.popleft()
         assert pending is oldest, "steps are finished in the order in which they began"
         self._sampled.forget(pending.step_id)
@@ -148,7 +148,7 @@ class ModelRunner:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PendingModelStep:
-    """See PendingStep. `computing`: None for a step without rows."""
+    """A step that has begun on the device. `computing`: None for a step without rows."""
 
     runner: ModelRunner
     step_id: int
@@ -157,20 +157,17 @@ class PendingModelStep:
 
     @property
     def is_done(self) -> bool:
-        """See PendingStep."""
         try:
             return all(timer.is_over for timer in self._timers)
         except RuntimeError:  # the device is lost; `finish` will say so
             return True
 
     def wait(self) -> None:
-        """See PendingStep."""
         with suppress(RuntimeError):
             for timer in self._timers:
                 timer.wait()
 
     def finish(self) -> StepOutput:
-        """See PendingStep."""
         return self.runner.finish(self)
 
     @property

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from executor_service.device.host_copies import Array, HostCopy, to_device
-from executor_service.device.streams import Streams
+from executor_service.device.streams import DeviceStreams
 from executor_service.model.input_batch import Readout
 from executor_service.runner.forward_pass import ForwardResult
 from executor_service.sampling.logprobs import ScoredTokens, make_columns, score
@@ -70,7 +70,7 @@ class PendingSampling:
     """
 
     def __init__(
-        self, step: StepInput, forward: ForwardResult, draw: Draw, streams: Streams
+        self, step: StepInput, forward: ForwardResult, draw: Draw, streams: DeviceStreams
     ) -> None:
         """Asks for everything."""
         self._num_rows = step.num_rows

@@ -29,25 +29,24 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
-    """How the pools are made.
+    """How the pools are made. Numbers of blocks that are None are made to fit.
 
-    `block_size`: tokens per block. `num_device_blocks`: None for as many as fit: on a GPU, what
-    `memory_ratio` of its memory leaves beside the weights and the largest step; on a CPU,
-    `memory_ratio` of the memory that is available now, less that step, but no more than
-    `max_cpu_pool_bytes` (None: no such limit). `num_host_blocks`: None for as many as on the
-    device, but no more than `host_memory_ratio` of the host memory that is available and that the
-    device pool leaves; 0 for no swapping. A number that is not given stays at or below
-    `max_auto_blocks`: the scheduler keeps books on every block. `max_num_rows`,
-    `max_num_batched_tokens`: of a step; 0 for nothing to leave room for. `copy_blocks`: what copies
-    within the device pool.
+    `memory_fraction`: on a GPU, of its memory, for weights, the largest step and the device pool;
+    on a CPU, of the memory that is free now, for that step and the pool, which then takes at most
+    `max_cpu_pool_bytes` (None: no such limit).
+    `num_host_blocks`: 0 for no swapping. Fitting ones are as many as on the device, in at most
+    `host_memory_fraction` of the host memory that the device pool leaves free.
+    `max_auto_blocks`: of those that are made to fit. The scheduler keeps books on every block.
+    `max_num_rows`, `max_num_batched_tokens`: of a step; 0 for nothing to leave room for.
+    `copy_blocks`: what copies within the device pool.
     """
 
     block_size: int = 16
     num_device_blocks: int | None = None
     num_host_blocks: int | None = None
-    memory_ratio: float = 0.9
+    memory_fraction: float = 0.9
     max_cpu_pool_bytes: int | None = 4 * 2**30
-    host_memory_ratio: float = 0.25
+    host_memory_fraction: float = 0.25
     max_auto_blocks: int = 2**17
     max_num_rows: int = 0
     max_num_batched_tokens: int = 0
@@ -55,7 +54,7 @@ class CacheConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class _Engine:
+class _RunnerFactory:
     """What makes runners for `loaded`."""
 
     loaded: LoadedModel
@@ -115,28 +114,28 @@ def build_runner(
     what that takes. Raises OutOfMemory, with the numbers, if the pools, that step or a single block
     do not fit.
     """
-    engine = _Engine(loaded, cache_config, make_model, draw)
+    factory = _RunnerFactory(loaded, cache_config, make_model, draw)
     room = _look_around(loaded.device, cache_config)
     if _must_measure(loaded.device, cache_config, room):
         step_bytes = _measure_step(
-            engine, cache_config, room, meter or peak_meter_of(loaded.device)
+            factory, cache_config, room, meter or peak_meter_of(loaded.device)
         )
         room = replace(room, step_bytes=step_bytes)
         release_cached_memory(loaded.device)
-    num_device_blocks = _choose_device_blocks(engine, cache_config, room)
-    num_host_blocks = _choose_host_blocks(engine, cache_config, room, num_device_blocks)
-    cache = engine.cache(num_device_blocks, num_host_blocks)
+    num_device_blocks = _choose_device_blocks(factory, cache_config, room)
+    num_host_blocks = _choose_host_blocks(factory, cache_config, room, num_device_blocks)
+    cache = factory.cache(num_device_blocks, num_host_blocks)
     _log_plan(loaded, cache, room)
-    return engine.runner(cache)
+    return factory.runner(cache)
 
 
 def _look_around(device: torch.device, cache_config: CacheConfig) -> _Room:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         # What the ratio leaves out is for other users of the device, and for what no step shows.
-        return _Room(free, int(free - (1 - cache_config.memory_ratio) * total))
+        return _Room(free, int(free - (1 - cache_config.memory_fraction) * total))
     free = available_host_bytes()
-    return _Room(free, int(free * cache_config.memory_ratio))
+    return _Room(free, int(free * cache_config.memory_fraction))
 
 
 def _must_measure(device: torch.device, cache_config: CacheConfig, room: _Room) -> bool:
@@ -149,9 +148,11 @@ def _must_measure(device: torch.device, cache_config: CacheConfig, room: _Room) 
     return room.budget_bytes < 2 * cache_config.max_cpu_pool_bytes
 
 
-def _measure_step(engine: _Engine, cache_config: CacheConfig, room: _Room, meter: PeakMeter) -> int:
+def _measure_step(
+    factory: _RunnerFactory, cache_config: CacheConfig, room: _Room, meter: PeakMeter
+) -> int:
     """Bytes that the largest step takes. Raises OutOfMemory."""
-    loaded, block_size = engine.loaded, cache_config.block_size
+    loaded, block_size = factory.loaded, cache_config.block_size
     size = StepSize(
         num_rows=max(1, cache_config.max_num_rows),
         num_tokens=cache_config.max_num_batched_tokens,
@@ -162,9 +163,9 @@ def _measure_step(engine: _Engine, cache_config: CacheConfig, room: _Room, meter
     )
     started_s = time.perf_counter()
     try:
-        cache = engine.cache(num_worst_step_blocks(size, block_size), 0)
+        cache = factory.cache(num_worst_step_blocks(size, block_size), 0)
         step_bytes = measure_worst_step(
-            size, cache, loaded.vocab_size, lambda: engine.runner(cache), meter
+            size, cache, loaded.vocab_size, lambda: factory.runner(cache), meter
         )
     except ExecutorError as error:
         if not is_out_of_memory(error.__cause__ or error):
@@ -180,24 +181,24 @@ def _measure_step(engine: _Engine, cache_config: CacheConfig, room: _Room, meter
     return step_bytes
 
 
-def _choose_device_blocks(engine: _Engine, cache_config: CacheConfig, room: _Room) -> int:
-    size = engine.block_bytes
+def _choose_device_blocks(factory: _RunnerFactory, cache_config: CacheConfig, room: _Room) -> int:
+    size = factory.block_bytes
     asked = cache_config.num_device_blocks
     if asked is not None:
         if asked * size > room.free_bytes:
             raise OutOfMemory(
                 f"the device pool does not fit: {asked} blocks of {size} bytes take"
-                f" {format_bytes(asked * size)}, {_said(engine.loaded, room)}; lower"
+                f" {format_bytes(asked * size)}, {_said(factory.loaded, room)}; lower"
                 " --num-device-blocks"
             )
         return asked
     limit = room.pool_bytes
-    if engine.loaded.device.type != "cuda" and cache_config.max_cpu_pool_bytes is not None:
+    if factory.loaded.device.type != "cuda" and cache_config.max_cpu_pool_bytes is not None:
         limit = min(limit, cache_config.max_cpu_pool_bytes)
     if limit < size:
         raise OutOfMemory(
-            f"no room for KV blocks: one takes {size} bytes, {_said(engine.loaded, room)}, of which"
-            f" memory fraction {cache_config.memory_ratio} allows to use"
+            f"no room for KV blocks: one takes {size} bytes, {_said(factory.loaded, room)}, of"
+            f" which memory fraction {cache_config.memory_fraction} allows to use"
             f" {format_bytes(max(room.budget_bytes, 0))}, and a step takes {_step_text(room)};"
             " raise --memory-fraction, or lower --max-num-batched-tokens or --max-num-seqs"
         )
@@ -205,14 +206,14 @@ def _choose_device_blocks(engine: _Engine, cache_config: CacheConfig, room: _Roo
 
 
 def _choose_host_blocks(
-    engine: _Engine, cache_config: CacheConfig, room: _Room, num_device_blocks: int
+    factory: _RunnerFactory, cache_config: CacheConfig, room: _Room, num_device_blocks: int
 ) -> int:
-    free, size = available_host_bytes(), engine.block_bytes
-    if engine.loaded.device.type != "cuda":
+    free, size = available_host_bytes(), factory.block_bytes
+    if factory.loaded.device.type != "cuda":
         free -= num_device_blocks * size + (room.step_bytes or 0)
     asked = cache_config.num_host_blocks
     if asked is None:
-        fitting = max(0, int(free * cache_config.host_memory_ratio)) // size
+        fitting = max(0, int(free * cache_config.host_memory_fraction)) // size
         return min(fitting, num_device_blocks, cache_config.max_auto_blocks)
     if asked * size > free:
         raise OutOfMemory(

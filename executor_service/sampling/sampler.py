@@ -2,7 +2,7 @@
 
 The arithmetic is that of `SamplingParams` in `executor.proto`; its steps are spread over this file
 (greedy, temperature), `logit_adjustments.py` (bias, penalties), `truncation.py` (top-k, min-p,
-top-p) and `random_bits.py` (the number u).
+top-p) and `philox.py` (the number u).
 
 Shape letters: S rows that sample, V tokens of the vocabulary, L blocks of the vocabulary.
 """
@@ -66,7 +66,7 @@ def sample(logits: Tensor, rows: SamplingRows, draw: Draw | None = None) -> Tens
 
 
 def draw_in_torch(adjusted: Tensor, rows: SamplingRows) -> Tensor:
-    """See Draw."""
+    """Chooses the largest logit of each row, or draws where it has a temperature."""
     # torch.max returns the first of equal maxima. Its value is NaN, +inf or -inf exactly for the
     # rows that are invalid.
     largest, token_ids = adjusted.max(dim=-1)

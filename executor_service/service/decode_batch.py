@@ -31,18 +31,9 @@ from executor_service.steps.sampling_params import SamplingParams
 from executor_service.steps.step import BlockMoves
 from splitserve.executor.v1 import executor_pb2 as pb
 
-# Fields that are absent where they have their neutral value.
-_OPTIONAL_PARAMS = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "min_tokens",
-    "num_logprobs",
-    "num_prompt_logprobs",
+# Numbers, which are absent where they have their neutral value; ours have the same names.
+_OPTIONAL_PARAMS = tuple(
+    field.name for field in pb.SamplingParams.DESCRIPTOR.fields if field.has_presence
 )
 _NO_IDS = np.empty(0, INT32)
 _NO_MOVES = BlockMoves(_NO_IDS, _NO_IDS)

@@ -12,12 +12,9 @@ from executor_service.steps.batch import (
     INTERNAL_ERROR_MESSAGE,
     StepAnswer,
     StepErrorReason,
-    StepRows,
     StepStatus,
 )
 from executor_service.steps.executor_info import (
-    CONTRACT_MAJOR,
-    CONTRACT_MINOR,
     DefaultSampling,
     ExecutorInfo,
     Feature,
@@ -27,9 +24,11 @@ from executor_service.steps.step import (
     Int32Array,
     LogprobColumns,
     RowStatus,
+    StepOutput,
     UInt8Array,
 )
 from splitserve.executor.v1 import executor_pb2 as pb
+from splitserve_rpc.contract import CONTRACT_MAJOR, CONTRACT_MINOR
 
 # An enum's member is slow to compare with.
 _ROW_OK = np.uint8(RowStatus.OK.value)
@@ -57,17 +56,19 @@ def encode_answer(answer: StepAnswer) -> pb.StepResult:
         step_id=answer.step_id,
         status=_STATUSES[answer.status],
     )
-    if answer.rows is not None:
-        _encode_rows(answer.rows, result)
+    output = answer.output
+    if output is not None:
+        _encode_output(output, result)
     if answer.error is not None:
         result.error.reason = _REASONS[answer.error.reason]
         result.error.field = answer.error.field
         result.error.message = answer.error.message
     if answer.status in (StepStatus.OK, StepStatus.FAILED):
-        result.timings.queue_us = answer.timings.queue_us
-        result.timings.move_us = answer.timings.move_us
-        result.timings.forward_us = answer.timings.forward_us
-        result.timings.sample_us = answer.timings.sample_us
+        result.timings.queue_us = answer.queue_us
+        if output is not None:
+            result.timings.move_us = output.move_us
+            result.timings.forward_us = output.forward_us
+            result.timings.sample_us = output.sample_us
     return result
 
 
@@ -84,16 +85,16 @@ def encode_internal_error(batch: pb.ScheduleBatch) -> pb.StepResult:
     )
 
 
-def _encode_rows(rows: StepRows, result: pb.StepResult) -> None:
-    result.sampled_token_ids = _bytes(rows.sampled_token_ids, INT32)
-    if np.count_nonzero(rows.row_statuses != _ROW_OK):
-        result.row_statuses = _bytes(rows.row_statuses, UINT8)
-    for row_index, message in sorted(rows.row_errors.items()):
+def _encode_output(output: StepOutput, result: pb.StepResult) -> None:
+    result.sampled_token_ids = _bytes(output.sampled_token_ids, INT32)
+    if np.count_nonzero(output.row_statuses != _ROW_OK):
+        result.row_statuses = _bytes(output.row_statuses, UINT8)
+    for row_index, message in sorted(output.row_errors.items()):
         result.row_errors.add(row_index=row_index, message=message)
-    if rows.logprobs is not None:
-        result.logprobs.CopyFrom(_encode_logprobs(rows.logprobs))
-    if rows.prompt_logprobs is not None:
-        result.prompt_logprobs.CopyFrom(_encode_logprobs(rows.prompt_logprobs))
+    if output.logprobs is not None:
+        result.logprobs.CopyFrom(_encode_logprobs(output.logprobs))
+    if output.prompt_logprobs is not None:
+        result.prompt_logprobs.CopyFrom(_encode_logprobs(output.prompt_logprobs))
 
 
 def _encode_logprobs(columns: LogprobColumns) -> pb.Logprobs:

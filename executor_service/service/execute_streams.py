@@ -60,11 +60,6 @@ class ExecuteStreams:
         self._none_open = asyncio.Event()
         self._none_open.set()
 
-    @property
-    def num_open(self) -> int:
-        """How many streams are open."""
-        return len(self._open)
-
     def open(self, max_inflight_steps: int) -> ExecuteStream:
         """Adds a stream."""
         self._num_opened += 1

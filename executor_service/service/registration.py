@@ -15,9 +15,10 @@ import grpc
 import grpc.aio
 
 from executor_service.service.encode_answer import encode_info
-from executor_service.steps.executor_info import CONTRACT_MAJOR, ExecutorInfo
+from executor_service.steps.executor_info import ExecutorInfo
 from executor_service.steps.step_executor import MAX_CLOCK_SKEW_NS
 from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
+from splitserve_rpc.contract import CONTRACT_MAJOR
 from splitserve_rpc.errors import failure_of
 from splitserve_rpc.server import channel_options
 
@@ -66,7 +67,6 @@ class GrpcRegistry:
         self._stub = registry_pb2_grpc.RegistryServiceStub(self._channel)
 
     async def register(self, info: ExecutorInfo) -> int:
-        """See Registry."""
         request = registry_pb2.RegisterRequest(executor=encode_info(info))
         try:
             response = await self._stub.Register(request, timeout=_CALL_TIMEOUT_S)

@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class ReadyExecutor:
     """What is served. `info` says what the executor is now; its address may change."""
 
     worker: StepWorker
@@ -37,36 +37,36 @@ class Engine:
 
 
 class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
-    """Answers MODEL_NOT_READY until it is given an engine, DRAINING once it drains."""
+    """Answers MODEL_NOT_READY until it is given what to serve, DRAINING once it drains."""
 
     def __init__(self) -> None:
         self.streams = ExecuteStreams()
-        self._engine: Engine | None = None
+        self._executor: ReadyExecutor | None = None
         self._is_draining = False
 
-    def serve(self, engine: Engine) -> None:
-        """Serves `engine` from now on."""
-        self._engine = engine
+    def serve(self, executor: ReadyExecutor) -> None:
+        """Serves `executor` from now on."""
+        self._executor = executor
 
     async def drain(self) -> None:
         """Takes no more batches, finishes those received, sends their results, ends the streams."""
         self._is_draining = True
         self.streams.stop_reading()
-        if self._engine is not None:
-            await asyncio.to_thread(self._engine.worker.finish)
+        if self._executor is not None:
+            await asyncio.to_thread(self._executor.worker.finish)
         self.streams.fail_all(_draining())
 
     async def GetInfo(
         self, request: pb.GetInfoRequest, context: grpc.aio.ServicerContext
     ) -> pb.GetInfoResponse:
         """Says what this executor is."""
-        return pb.GetInfoResponse(executor=encode_info(self._ready_engine().info()))
+        return pb.GetInfoResponse(executor=encode_info(self._ready_executor().info()))
 
     async def GetTokenizer(
         self, request: pb.GetTokenizerRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.GetTokenizerResponse]:
         """Streams the tokenizer files in chunks of at most 1 MiB."""
-        files = self._ready_engine().tokenizer_files
+        files = self._ready_executor().tokenizer_files
         if not files:
             raise DomainError("TOKENIZER_UNAVAILABLE", "this model comes without a tokenizer")
         for path in files:
@@ -79,20 +79,20 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         self, request_iterator: AsyncIterator[pb.ScheduleBatch], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.StepResult]:
         """Executes batches in the order received; their results come in the same order."""
-        engine = self._ready_engine()
+        executor = self._ready_executor()
         if self._is_draining:
             raise _draining()
-        with self._open_stream(engine, request_iterator) as stream:
+        with self._open_stream(executor, request_iterator) as stream:
             while (result := await stream.next_result()) is not None:
                 yield result
 
     @contextlib.contextmanager
     def _open_stream(
-        self, engine: Engine, batches: AsyncIterator[pb.ScheduleBatch]
+        self, executor: ReadyExecutor, batches: AsyncIterator[pb.ScheduleBatch]
     ) -> Iterator[ExecuteStream]:
-        stream = self.streams.open(engine.info().limits.max_inflight_steps)
+        stream = self.streams.open(executor.info().limits.max_inflight_steps)
         _log.info("execute_stream_opened number=%d", stream.number)
-        stream.reader = asyncio.create_task(self._read(engine.worker, batches, stream))
+        stream.reader = asyncio.create_task(self._read(executor.worker, batches, stream))
         stream.reader.add_done_callback(lambda task: _pass_error(task, stream))
         try:
             yield stream
@@ -124,10 +124,10 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
             await stream.take_credit()
         stream.complete()
 
-    def _ready_engine(self) -> Engine:
-        if self._engine is None:
+    def _ready_executor(self) -> ReadyExecutor:
+        if self._executor is None:
             raise DomainError("MODEL_NOT_READY", "the model is still being loaded")
-        return self._engine
+        return self._executor
 
 
 def _pass_error(reader: asyncio.Task[None], stream: ExecuteStream) -> None:

@@ -36,11 +36,6 @@ class StepWorker:
         self._thread = threading.Thread(target=self._work, name="step-worker", daemon=True)
         self._thread.start()
 
-    @property
-    def num_waiting(self) -> int:
-        """Jobs that have not begun."""
-        return self._jobs.qsize()
-
     def submit(self, batch: pb.ScheduleBatch, then: Callable[[Encode], None]) -> None:
         """Executes `batch`, whatever becomes of the caller.
 
@@ -75,7 +70,7 @@ class StepWorker:
         self._jobs.put(begin)
 
     def adopt_scheduler_epoch(self, scheduler_epoch: int) -> None:
-        """See StepExecutor; takes its turn after the batches submitted before."""
+        """Takes its turn after the batches that were submitted before."""
         self._jobs.put(lambda: self._step_executor.adopt_scheduler_epoch(scheduler_epoch))
 
     def finish(self) -> None:

@@ -6,7 +6,6 @@ the bytes of the message.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -14,13 +13,7 @@ import numpy as np
 
 from executor_service.errors import ExecutorError
 from executor_service.steps.sampling_params import SamplingParams
-from executor_service.steps.step import (
-    BlockMoves,
-    Int32Array,
-    Int64Array,
-    LogprobColumns,
-    UInt8Array,
-)
+from executor_service.steps.step import BlockMoves, Int32Array, Int64Array, StepOutput, UInt8Array
 
 # What leaves the process about a bug: its details might quote a prompt.
 INTERNAL_ERROR_MESSAGE = "internal error; the executor's log has the details"
@@ -174,34 +167,17 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class StepRows:
-    """Results of the rows of one step, parallel to `Work.row_ids`; as in `StepOutput`."""
-
-    row_statuses: UInt8Array
-    sampled_token_ids: Int32Array
-    row_errors: Mapping[int, str] = field(default_factory=dict)
-    logprobs: LogprobColumns | None = None
-    prompt_logprobs: LogprobColumns | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class StepTimings:
-    """Durations of the parts of a step."""
-
-    queue_us: int = 0
-    move_us: int = 0
-    forward_us: int = 0
-    sample_us: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class StepAnswer:
-    """The answer to a batch. `rows` is set exactly if `status` is OK."""
+    """The answer to a batch.
+
+    `output`: of all rows, parallel to `Work.row_ids`; set exactly if `status` is OK. `queue_us`:
+    how long the batch waited to begin.
+    """
 
     scheduler_epoch: int
     executor_epoch: int
     step_id: int
     status: StepStatus
     error: StepError | None = None
-    rows: StepRows | None = None
-    timings: StepTimings = StepTimings()
+    output: StepOutput | None = None
+    queue_us: int = 0

@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-CONTRACT_MAJOR = 1
-CONTRACT_MINOR = 2
-
 
 class Feature(IntEnum):
     """An optional ability of an executor; the numbers are those of the contract."""

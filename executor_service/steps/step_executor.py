@@ -25,9 +25,7 @@ from executor_service.steps.batch import (
     StepError,
     StepErrorReason,
     StepIdentity,
-    StepRows,
     StepStatus,
-    StepTimings,
 )
 from executor_service.steps.batch_checks import check_batch
 from executor_service.steps.executor_info import ExecutorInfo
@@ -37,7 +35,6 @@ from executor_service.steps.step_input import PreparedStep, prepare_step
 
 # By which clocks of two machines may differ.
 MAX_CLOCK_SKEW_NS = 3600 * 10**9
-_NO_TIMINGS = StepTimings()
 _BUG = StepError(StepErrorReason.INTERNAL, "", INTERNAL_ERROR_MESSAGE)
 
 _log = logging.getLogger(__name__)
@@ -247,7 +244,7 @@ class StepExecutor:
     def _finish_oldest(self) -> None:
         running = self._running.popleft()
         answer = self._finish_step(running)
-        if answer.rows is None and running.prepared is not None:
+        if answer.output is None and running.prepared is not None:
             # What was expected of it.
             nothing = np.full(len(running.row_ids), -1, np.int32)
             self._rows.record_sampled(running.row_ids, answer.step_id, nothing)
@@ -265,21 +262,19 @@ class StepExecutor:
             error = _describe(raised)
         else:
             try:
-                return self._answer_rows(running, output)
+                return self._answer_output(running, output)
             except Exception:
                 # A bug of ours; what the row table remembers is unknown.
                 _log.exception("step_broken step_id=%d", identity.step_id)
                 self._base_step_id = None
-        timings = StepTimings(running.queue_us)
-        return self._answer(identity, StepStatus.FAILED, error=error, timings=timings)
+        return self._answer(identity, StepStatus.FAILED, error=error, queue_us=running.queue_us)
 
-    def _answer_rows(self, running: RunningStep, output: StepOutput) -> StepAnswer:
+    def _answer_output(self, running: RunningStep, output: StepOutput) -> StepAnswer:
         assert running.prepared is not None, "what was computed was prepared"
         identity = running.identity
-        rows = running.prepared.merge(output, self._rows)
-        self._rows.record_sampled(running.row_ids, identity.step_id, rows.sampled_token_ids)
-        timings = StepTimings(running.queue_us, output.move_us, output.forward_us, output.sample_us)
-        return self._answer(identity, StepStatus.OK, rows=rows, timings=timings)
+        output = running.prepared.merge(output, self._rows)
+        self._rows.record_sampled(running.row_ids, identity.step_id, output.sampled_token_ids)
+        return self._answer(identity, StepStatus.OK, output=output, queue_us=running.queue_us)
 
     def _change_rows(self, content: BatchContent, *, is_snapshot: bool) -> None:
         if is_snapshot:
@@ -308,8 +303,8 @@ class StepExecutor:
         status: StepStatus,
         *,
         error: StepError | None = None,
-        rows: StepRows | None = None,
-        timings: StepTimings = _NO_TIMINGS,
+        output: StepOutput | None = None,
+        queue_us: int = 0,
     ) -> StepAnswer:
         return StepAnswer(
             identity.scheduler_epoch,
@@ -317,8 +312,8 @@ class StepExecutor:
             identity.step_id,
             status,
             error,
-            rows,
-            timings,
+            output,
+            queue_us,
         )
 
     def _apply(self, step_id: int, base_step_id: int | None) -> None:

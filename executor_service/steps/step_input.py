@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from executor_service.steps.batch import BatchContent, StepRows, Work
+from executor_service.steps.batch import BatchContent, Work
 from executor_service.steps.row_table import RowTable
 from executor_service.steps.step import (
     AwaitedTokens,
@@ -44,25 +44,18 @@ class PreparedStep:
         """The row ids that sample."""
         return self.step.row_ids[self.step.samples]
 
-    def merge(self, output: StepOutput, rows: RowTable) -> StepRows:
-        """The results of all R rows; `rows` has recorded the steps that the step awaited.
+    def merge(self, output: StepOutput, rows: RowTable) -> StepOutput:
+        """`output` as that of all R rows; `rows` has recorded the steps that the step awaited.
 
         Raises ValueError if `output` is not for this step.
         """
         for column in (output.row_statuses, output.sampled_token_ids):
             if len(column) != self.step.num_rows:
                 raise ValueError(f"{len(column)} results for {self.step.num_rows} rows")
-        results = StepRows(
-            output.row_statuses,
-            output.sampled_token_ids,
-            output.row_errors,
-            output.logprobs,
-            output.prompt_logprobs,
-        )
         missing = self._missing_rows(rows)
         if len(missing):
-            results = _without(results, missing)
-        return results if self.kept_rows is None else self._spread(results, self.kept_rows)
+            output = _without(output, missing)
+        return output if self.kept_rows is None else self._spread(output, self.kept_rows)
 
     def _missing_rows(self, rows: RowTable) -> Int64Array:
         """Rows of `step` that awaited a token and got none."""
@@ -72,21 +65,22 @@ class PreparedStep:
         tokens = rows.tokens_recorded(self.step.row_ids[awaited.rows], awaited.step_ids)
         return awaited.rows[tokens < 0]
 
-    def _spread(self, results: StepRows, kept: Int64Array) -> StepRows:
-        """`results` of the rows of `step` as those of all rows."""
+    def _spread(self, output: StepOutput, kept: Int64Array) -> StepOutput:
+        """`output` of the rows of `step` as those of all rows."""
         statuses = np.full(self.num_rows, RowStatus.INPUT_UNAVAILABLE, np.uint8)
-        statuses[kept] = results.row_statuses
+        statuses[kept] = output.row_statuses
         tokens = np.full(self.num_rows, -1, np.int32)
-        tokens[kept] = results.sampled_token_ids
+        tokens[kept] = output.sampled_token_ids
         missing = np.flatnonzero(statuses == RowStatus.INPUT_UNAVAILABLE).tolist()
         errors = dict.fromkeys(missing, _INPUT_UNAVAILABLE)
-        errors |= {int(kept[row]): message for row, message in results.row_errors.items()}
-        return StepRows(
-            statuses,
-            tokens,
-            errors,
-            _renumber(results.logprobs, kept),
-            _renumber(results.prompt_logprobs, kept),
+        errors |= {int(kept[row]): message for row, message in output.row_errors.items()}
+        return replace(
+            output,
+            row_statuses=statuses,
+            sampled_token_ids=tokens,
+            row_errors=errors,
+            logprobs=_renumber(output.logprobs, kept),
+            prompt_logprobs=_renumber(output.prompt_logprobs, kept),
         )
 
 
@@ -162,17 +156,24 @@ def _find_awaited(
     return AwaitedTokens(awaiting, source_ids[awaiting]) if len(awaiting) else None
 
 
-def _without(results: StepRows, missing: Int64Array) -> StepRows:
-    """`results` of rows of which those `missing` computed something else than they should."""
-    statuses, tokens = results.row_statuses.copy(), results.sampled_token_ids.copy()
+def _without(output: StepOutput, missing: Int64Array) -> StepOutput:
+    """`output` of rows of which those `missing` computed something else than they should."""
+    statuses, tokens = output.row_statuses.copy(), output.sampled_token_ids.copy()
     statuses[missing] = RowStatus.INPUT_UNAVAILABLE
     tokens[missing] = -1
-    errors = dict(results.row_errors) | dict.fromkeys(missing.tolist(), _INPUT_UNAVAILABLE)
+    errors = dict(output.row_errors) | dict.fromkeys(missing.tolist(), _INPUT_UNAVAILABLE)
     logprobs, prompt_logprobs = (
         None if columns is None else columns.without(missing)
-        for columns in (results.logprobs, results.prompt_logprobs)
+        for columns in (output.logprobs, output.prompt_logprobs)
     )
-    return StepRows(statuses, tokens, errors, logprobs, prompt_logprobs)
+    return replace(
+        output,
+        row_statuses=statuses,
+        sampled_token_ids=tokens,
+        row_errors=errors,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )
 
 
 def _select(column: npt.NDArray[_Number], kept: Int64Array | None) -> npt.NDArray[_Number]:

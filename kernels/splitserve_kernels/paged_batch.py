@@ -102,9 +102,7 @@ class AttentionBackend(Protocol):
 
     def write_kv(
         self, key: Tensor, value: Tensor, key_pool: Tensor, value_pool: Tensor, batch: PagedBatch
-    ) -> None:
-        """See `splitserve_kernels.reference.write_kv`."""
-        ...
+    ) -> None: ...
 
     def paged_attention(
         self,
@@ -113,6 +111,4 @@ class AttentionBackend(Protocol):
         value_pool: Tensor,
         batch: PagedBatch,
         options: AttentionOptions,
-    ) -> Tensor:
-        """See `splitserve_kernels.reference.paged_attention`."""
-        ...
+    ) -> Tensor: ...

@@ -2,7 +2,7 @@
 
 A flag wins over the environment, which wins over the file, which wins over the default. What may
 be set is declared in `splitserve_options.table`.
-`python -m splitserve_options.options --markdown` prints the table of the README.
+`python -m splitserve_options.options --markdown` prints the table in docs/options.md.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def unknown_variables(environ: Mapping[str, str]) -> str:
 
 
 def markdown() -> str:
-    """The table of all options, for the README."""
+    """The table of all options, as docs/options.md has it."""
     lines = ["| option | of | default | what it is |", "|---|---|---|---|"]
     for option in OPTIONS:
         if not option.hidden:
@@ -301,7 +301,7 @@ def _default_text(option: Option) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints the table of the README, or explains itself."""
+    """Prints the table, or explains itself."""
     if list(argv) != ["--markdown"]:
         sys.stderr.write("usage: python -m splitserve_options.options --markdown\n")
         return 2

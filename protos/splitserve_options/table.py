@@ -1,7 +1,7 @@
 """Every option of every process, declared once; `splitserve_options.options` reads them.
 
 To add an option, add an entry to `OPTIONS`, or to `EXECUTOR_OPTIONS` for the model and the KV
-cache: flag, environment variable, key of the file, help and the table in the README follow.
+cache: flag, environment variable, key of the file, help and the table in docs/options.md follow.
 """
 
 from __future__ import annotations

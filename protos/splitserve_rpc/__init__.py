@@ -1,1 +1,1 @@
-"""What every splitserve process needs around its protos: errors, server, options."""
+"""What every process needs around its protos: errors, the server, the contract's version."""

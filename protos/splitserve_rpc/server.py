@@ -106,14 +106,12 @@ class _Health(health.aio.HealthServicer):  # type: ignore[misc]
         self._known = {""}
 
     async def set(self, service: str, status: int) -> None:
-        """See HealthServicer."""
         self._known.add(service)
         await super().set(service, status)
 
     async def Check(  # noqa: N802
         self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext
     ) -> health_pb2.HealthCheckResponse:
-        """See HealthServicer."""
         if request.service not in self._known:
             raise DomainError("SERVICE_UNKNOWN", f"no service {request.service!r} here")
         return await super().Check(request, context)

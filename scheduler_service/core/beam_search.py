@@ -1,4 +1,4 @@
-"""Beam search for one request, from logprobs alone.
+"""Beam search for one request, from logprobs alone: the search, and its state as values.
 
 Of all continuations of the live beams, the best `width` that do not end a sequence live on. One
 that does end it (by a stop token, or at the maximum length) becomes a hypothesis if it is among the
@@ -47,6 +47,29 @@ class Hypothesis:
     stop_token_id: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class BeamState:
+    """A live beam, or an ended one with its score: output tokens and the sum of their logprobs."""
+
+    token_ids: tuple[int, ...]
+    cumulative_logprob: float
+    score: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SearchState:
+    """A search after `num_tokens` tokens, with its parameters."""
+
+    params: BeamParams
+    n: int
+    max_tokens: int
+    min_tokens: int
+    stop_token_ids: frozenset[int]
+    num_tokens: int
+    live: Items[BeamState]
+    ended: Items[BeamState]
+
+
 # -cumulative_logprob, parent index, token id: so that the smallest is the best.
 _Continuation = tuple[float, int, int]
 
@@ -90,11 +113,6 @@ class BeamSearch:
         Even if all stop tokens are among them, `width` others are left.
         """
         return self._params.width + len(self._stop_token_ids)
-
-    @property
-    def num_live(self) -> int:
-        """The number of live beams; 0 if the search is finished."""
-        return len(self._live)
 
     @property
     def is_finished(self) -> bool:
@@ -178,7 +196,7 @@ class BeamSearch:
         self._ended = sorted(self._ended + found, key=lambda e: -e.score)[: self._params.width]
 
     def _can_improve(self) -> bool:
-        """Whether the live beams are to go on; see `EarlyStopping`."""
+        """Whether the live beams are to go on, as `EarlyStopping` says."""
         if len(self._ended) < self._params.width:
             return True
         length = self._num_tokens
@@ -207,26 +225,3 @@ class BeamSearch:
             ended.cumulative_logprob,
             last if last in self._stop_token_ids else None,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class BeamState:
-    """A live beam, or an ended one with its score: output tokens and the sum of their logprobs."""
-
-    token_ids: tuple[int, ...]
-    cumulative_logprob: float
-    score: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class SearchState:
-    """A search after `num_tokens` tokens, with its parameters."""
-
-    params: BeamParams
-    n: int
-    max_tokens: int
-    min_tokens: int
-    stop_token_ids: frozenset[int]
-    num_tokens: int
-    live: Items[BeamState]
-    ended: Items[BeamState]

@@ -20,7 +20,7 @@ class Feature(Enum):
 
 
 class BatchPolicyName(Enum):
-    """What a step is made of; see `batch_policy.py`."""
+    """What kinds of work share a step: all, or prompts apart from decodes."""
 
     MIXED = "mixed"
     PREFILL_FIRST = "prefill-first"
@@ -34,13 +34,31 @@ class PreemptionMode(Enum):
     RECOMPUTE = "recompute"
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyConfig:
+    """How every core schedules, whatever its executor.
+
+    `separates_tenants`: the prefix cache never shares a block of one tenant with another.
+    """
+
+    prefix_caching: bool = True
+    host_prefix_cache: bool = True
+    separates_tenants: bool = True
+    num_lookahead_slots: int = 0
+    preemption_mode: PreemptionMode = PreemptionMode.AUTO
+    batch_policy: BatchPolicyName = BatchPolicyName.MIXED
+    delay_factor: float = 0.0
+    queue_policy: str = "fcfs"
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig(PolicyConfig):
     """The executor's pools, the model's numbers, the limits of a step and of the queue, policies.
 
     `sliding_window`: every layer attends to that many tokens at most; None without. `max_adapters`:
-    distinct adapters of one step. `separates_tenants`: the prefix cache never shares a block of one
-    tenant with another. Raises ValueError that names the field, its value and what is allowed.
+    distinct adapters of one step. Raises ValueError that names the field, its value and what is
+    allowed.
     """
 
     block_size: int
@@ -65,15 +83,6 @@ class SchedulerConfig:
     sliding_window: int | None = None
     max_adapters: int = 0
     model_digest: str = ""
-    prefix_caching: bool = True
-    host_prefix_cache: bool = True
-    separates_tenants: bool = True
-    num_lookahead_slots: int = 0
-    preemption_mode: PreemptionMode = PreemptionMode.AUTO
-    batch_policy: BatchPolicyName = BatchPolicyName.MIXED
-    delay_factor: float = 0.0
-    queue_policy: str = "fcfs"
-    tenant_weights: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Checks the ranges."""

@@ -8,12 +8,10 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
-from dataclasses import replace
 from operator import attrgetter
 
 import numpy as np
 
-from scheduler_service.core.beam_search import BeamSearch
 from scheduler_service.core.blocks.block_manager import BlockManager
 from scheduler_service.core.blocks.prefix_cache import PrefixHit
 from scheduler_service.core.config import SchedulerConfig
@@ -21,7 +19,6 @@ from scheduler_service.core.departures import Departures, TablePart
 from scheduler_service.core.policies.queue_policy import QueuePolicy
 from scheduler_service.core.preemption_costs import PreemptionCosts
 from scheduler_service.core.request import (
-    NO_ROW,
     FinishReason,
     Int32Array,
     Int64Array,
@@ -195,20 +192,6 @@ class Placement:
         del self.requests[request.request_id]
         self.ended.append(request)
 
-    def detach(self, request: Request) -> Request:
-        """A copy of a request that another placement may take; this one never gets at it."""
-        moved = replace(
-            request,
-            place=Place.NOWHERE,
-            is_encoded=False,
-            cross_blocks=[],
-            host_cross_blocks=[],
-            completions=list(request.completions),
-            search=request.search and BeamSearch.from_state(request.search.state),
-        )
-        moved.sequences = [self._detach(sequence, moved) for sequence in request.sequences]
-        return moved
-
     def step_answered(self, step_id: int) -> None:
         """The result of a step was applied: frees what only waited for it."""
         self.last_answered_step_id = step_id
@@ -271,24 +254,6 @@ class Placement:
             self.draft.published[int(rows.tenancies[row_id])] = found
 
     # -- parts ---------------------------------------------------------------------------------
-
-    def _detach(self, sequence: Sequence, moved: Request) -> Sequence:
-        """A copy for `moved`. Neither blocks nor steps of this placement mean a thing elsewhere."""
-        status = SequenceStatus.FINISHED if sequence.is_finished else SequenceStatus.WAITING
-        return replace(
-            sequence,
-            request=moved,
-            token_ids=self.known_tokens(sequence).copy(),
-            status=status,
-            row_id=NO_ROW,
-            num_promised=0,
-            settles_at_step=0,
-            num_computed=0,
-            host_table=[],
-            block_hashes=[],
-            candidates=None,
-            scored=list(sequence.scored),
-        )
 
     def _add_row(self, sequence: Sequence, num_computed: int) -> None:
         request = sequence.request

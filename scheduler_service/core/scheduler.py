@@ -10,33 +10,26 @@ from __future__ import annotations
 
 from collections import deque
 
-import numpy as np
-
-from scheduler_service.core.config import Feature, SchedulerConfig
-from scheduler_service.core.invariants import InvariantBroken
+from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.outcomes.beams import prepare_search
-from scheduler_service.core.outcomes.losses import Losses, count_lost_executor, take_back
+from scheduler_service.core.outcomes.evacuation import evacuate, take_back
+from scheduler_service.core.outcomes.losses import Losses
 from scheduler_service.core.outcomes.outcome_checks import OutcomeChecks
 from scheduler_service.core.outcomes.results import Results
 from scheduler_service.core.placement import Placement
 from scheduler_service.core.plan import (
     ContractBroken,
-    NewRow,
-    RowWork,
     StepEvents,
     StepOutcome,
     StepPlan,
     StepStatus,
 )
-from scheduler_service.core.planning.admitter import Admitter, Budget
-from scheduler_service.core.planning.arrival_checks import check_request, max_len_of
-from scheduler_service.core.planning.growing_rows import GrowingRows
+from scheduler_service.core.planning.arrival_checks import check_request, fits, max_len_of
 from scheduler_service.core.planning.lateness import Lateness
-from scheduler_service.core.planning.running_rows import RunningRows
-from scheduler_service.core.policies.batch_policy import QueueState, StepShape, make_batch_policy
+from scheduler_service.core.planning.step_planner import StepPlanner
 from scheduler_service.core.policies.queue_policy import make_queue_policy
 from scheduler_service.core.preemption_costs import PreemptionCosts
-from scheduler_service.core.request import FinishReason, Int32Array, Int64Array, Request, Sequence
+from scheduler_service.core.request import FinishReason, Request
 from scheduler_service.core.siblings import Siblings
 from splitserve_rpc.domain_error import DomainError
 
@@ -59,12 +52,9 @@ class Scheduler:
         self._losses = Losses(self.placement, self._in_flight)
         self._checks = OutcomeChecks(config, self.placement)
         siblings = Siblings(self.placement)
-        self._growing = GrowingRows(config, self.placement, siblings)
-        self._running = RunningRows(config, self.placement)
-        self._lateness = Lateness(config, self.placement)
         self._results = Results(config, self.placement, self._losses, siblings)
-        self._admitter = Admitter(config, self.placement, self._running, self._lateness)
-        self._batch_policy = make_batch_policy(config)
+        self._lateness = Lateness(config, self.placement)
+        self._planner = StepPlanner(config, self.placement, self._costs, self._lateness, siblings)
         self._needs_snapshot = True
         self._is_closed = False
         self.num_steps = 0
@@ -151,6 +141,10 @@ class Scheduler:
         """Says how late it is; deadlines and waiting times are measured by this clock."""
         self.placement.now_ns = now_ns
 
+    def fits(self, request: Request) -> bool:
+        """Whether `request` could run here, if `check` finds nothing wrong in what it says."""
+        return fits(request, self._config)
+
     def check(self, request: Request) -> None:
         """Raises DomainError if `request` can never run here."""
         check_request(request, self._config)
@@ -208,16 +202,11 @@ class Scheduler:
         in_flight = {
             request for plan in self._in_flight for request in self._losses.requests_of(plan)
         }
-        moved = []
-        for request in self.placement.requests.values():
-            moved.append(self.placement.detach(request))
-            if request in in_flight:
-                count_lost_executor(moved[-1], is_alone=len(in_flight) == 1)
-        return moved
+        return evacuate(self.placement, in_flight)
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise InvariantBroken("a scheduler that has given its requests away was asked again")
+            raise RuntimeError("a scheduler that has given its requests away was asked again")
 
     def take_ended(self) -> StepEvents:
         """What has ended since the last call or `apply`, by a decision; owners are to be told."""
@@ -252,17 +241,11 @@ class Scheduler:
         return None
 
     def _schedule(self) -> StepPlan | None:
-        while True:
-            self.placement.draft.has_preempted = False
-            for shape in self._batch_policy.shapes(self._queue_state()):
-                row_ids, num_new_tokens = self._fill(shape)
-                if len(row_ids):
-                    return self._plan(row_ids, num_new_tokens)
-            if self.placement.draft.moves:
-                return self._plan(np.empty(0, np.int64), np.empty(0, np.int32))
-            # Whoever yielded may have been the only one who ran.
-            if not self.placement.draft.has_preempted:
-                return None
+        plan = self._planner.next_step(is_snapshot=self._needs_snapshot)
+        if plan is not None:
+            self._needs_snapshot = False
+            self._in_flight.append(plan)
+        return plan
 
     def apply(self, outcome: StepOutcome) -> StepEvents:
         """Learns from a result; results come in the order of the steps. Raises ContractBroken."""
@@ -310,96 +293,3 @@ class Scheduler:
         events.finished, placement.ended = placement.ended, []
         events.finished_sequences, placement.ended_sequences = placement.ended_sequences, []
         return events
-
-    # -- parts of schedule ---------------------------------------------------------------------
-
-    def _queue_state(self) -> QueueState:
-        placement = self.placement
-        waited_ns = 0
-        if self._config.delay_factor and len(placement.waiting):
-            waited_ns = placement.now_ns - next(iter(placement.queued)).queued_at_ns
-        num_swapped = len(placement.swapped)
-        if placement.suspects:
-            num_swapped = sum(map(placement.suspects.may_run, placement.swapped))
-        return QueueState(
-            len(placement.waiting), num_swapped, waited_ns / 1000, self._costs.prefill_us
-        )
-
-    def _fill(self, shape: StepShape) -> tuple[Int64Array, Int32Array]:
-        """Rows of a step of this shape, and how many tokens each computes."""
-        # Also where no decode runs: what they lack must not go to somebody new.
-        self._growing.grow()
-        self._growing.join_siblings()
-        num_tokens = self._config.max_num_batched_tokens
-        if not self.num_waiting and not self.num_swapped:
-            return self._running.pick(num_tokens, decodes=shape.runs_decodes)
-        budget = Budget(num_tokens, shape.splits_prompts)
-        placed = self._admitter.place_urgent(shape, budget) if self.num_waiting else []
-        row_ids, num_new_tokens = self._running.pick(
-            budget.num_tokens, decodes=shape.runs_decodes, without=[row_id for row_id, _ in placed]
-        )
-        rows = self.placement.rows
-        tenancies = rows.tenancies[row_ids]
-        budget.spend(int(num_new_tokens.sum()))
-        placed += self._admitter.place(shape, budget)
-        # An urgent request may have taken the rows of others that were picked.
-        is_there = rows.tenancies[row_ids] == tenancies
-        columns = np.array(placed, np.int64).reshape(-1, 2)
-        return (
-            np.concatenate([row_ids[is_there], columns[:, 0]]),
-            np.concatenate([num_new_tokens[is_there], columns[:, 1].astype(np.int32)]),
-        )
-
-    def _plan(self, row_ids: Int64Array, num_new_tokens: Int32Array) -> StepPlan:
-        placement = self.placement
-        step_id = placement.last_planned_step_id + 1
-        base_step_id: int | None = placement.last_planned_step_id
-        new_sequences = list(placement.draft.new_rows.values())
-        if self._needs_snapshot:
-            placement.rows.forget_samples()
-            placement.draft.removed_row_ids.clear()
-            new_sequences = placement.rows.running
-            base_step_id, self._needs_snapshot = None, False
-        new_rows = [self._new_row(sequence) for sequence in new_sequences]
-        table_writes = placement.rows.take_table_writes([row.row_id for row in new_rows])
-        work = placement.rows.plan_work(row_ids, num_new_tokens, step_id)
-        if Feature.CROSS_ATTENTION in self._config.features:
-            for row_id in row_ids.tolist():
-                request = placement.rows.sequence(row_id).request
-                request.is_encoded = request.encoder_token_ids is not None
-        self._publish_singles(work)
-        draft = placement.blocks.take_draft()
-        placement.last_planned_step_id = step_id
-        plan = StepPlan(
-            step_id,
-            base_step_id,
-            draft.removed_row_ids,
-            new_rows,
-            table_writes,
-            draft.moves,
-            work,
-            draft.published,
-        )
-        self._in_flight.append(plan)
-        return plan
-
-    def _new_row(self, sequence: Sequence) -> NewRow:
-        rows, request, row_id = self.placement.rows, sequence.request, sequence.row_id
-        encoder_token_ids = None if request.is_encoded else request.encoder_token_ids
-        return NewRow(
-            sequence,
-            row_id,
-            rows.block_table(row_id).copy(),
-            rows.known_tokens(row_id).copy(),
-            tuple(request.cross_blocks),
-            encoder_token_ids,
-        )
-
-    def _publish_singles(self, work: RowWork) -> None:
-        """Makes blocks findable that prompts fill of which a single token was left to compute."""
-        if len(work.token_ids) == 0:
-            return
-        is_single = (work.sampled_steps_back == 0) & (work.num_new_tokens == 1)
-        starts = work.num_computed_tokens[is_single].tolist()
-        for row_id, start in zip(work.row_ids[is_single].tolist(), starts, strict=True):
-            self.placement.publish_chunk(row_id, start, 1)

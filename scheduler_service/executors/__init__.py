@@ -1,1 +1,1 @@
-"""The executors as the scheduler has them: who joins, the loop of each and the stream to it."""
+"""The executors as the scheduler has them: who joins, the loop of each and the call to it."""

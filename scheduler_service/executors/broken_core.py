@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 
-from scheduler_service.core.invariants import InvariantBroken
 from scheduler_service.core.outcomes.losses import is_lost_too_often
 from scheduler_service.core.plan import StepEvents
 from scheduler_service.core.request import FinishReason, Request
@@ -18,22 +17,18 @@ _log = logging.getLogger(__name__)
 
 
 class CoreBroken(ExecutorLost):
-    """A call of the core raised: it is given up, and its executor with it.
-
-    `request_id`: the request at fault, if it is known.
-    """
+    """A call of the core raised: it is given up, and its executor with it."""
 
     def __init__(self, call: str, error: Exception) -> None:
         super().__init__(f"its core failed in {call}: {type(error).__name__}")
-        self.request_id = error.request_id if isinstance(error, InvariantBroken) else None
 
 
 def rescue(core: Core, broken: CoreBroken | None, *, has_lost_events: bool) -> list[Request]:
     """All unfinished requests, and those whose end nobody was told, of a core that is given up.
 
-    Finished with an error are: the request at fault; any that saw too many cores fail without a new
-    token in between; with `has_lost_events` (`apply` raised) also those whose tokens cannot be told
-    apart from what got lost. All others are ready for another core.
+    Whose fault it was, nobody knows. Finished with an error are those that saw too many cores fail
+    without a new token in between; with `has_lost_events` (`apply` raised) also those whose tokens
+    cannot be told apart from what got lost. All others are ready for another core.
     """
     ended = _take_ended(core)
     requests = _evacuate(core)
@@ -41,9 +36,8 @@ def rescue(core: Core, broken: CoreBroken | None, *, has_lost_events: bool) -> l
     for request in requests:
         if request.is_finished:
             continue
-        is_at_fault = broken is not None and request.request_id == broken.request_id
         is_unclear = has_lost_events and (request.request_id in half_told or _is_hidden(request))
-        if is_at_fault or is_unclear or (broken is not None and _is_hopeless(request)):
+        if is_unclear or (broken is not None and _is_hopeless(request)):
             end_with_fault(request)
     for request in ended.finished:
         if has_lost_events and request.error is None:

@@ -10,15 +10,16 @@ from typing import TypeVar
 
 from scheduler_service.core.plan import ContractBroken, StepEvents, StepOutcome, StepStatus
 from scheduler_service.core.request import Request
+from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.executors.broken_core import CoreBroken, rescue
 from scheduler_service.executors.executor_link import ExecutorLost, Link
-from scheduler_service.journal.core import Core, step_codec
+from scheduler_service.journal.core import Core, look_into, step_codec
 from scheduler_service.step_codec import ResultUnusable
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve_rpc.domain_error import DomainError
 
 _Result = TypeVar("_Result")
-# In a row, of steps that were answered before; a stream of nothing else would never end.
+# In a row, of steps that were answered before; nothing but these could go on for ever.
 _MAX_REPEATED = 1000
 _GIVEN_UP = "it was given up"
 
@@ -28,9 +29,8 @@ _log = logging.getLogger(__name__)
 class EngineLoop:
     """Drives one scheduler core and its executor.
 
-    `scheduler` is the only way to the core, and `evacuate` closes it: a callback, a result or a
-    question that comes later, however it was under way, finds no core. `is_connected`: it may be
-    given requests.
+    `evacuate` closes it: a callback, a result or a question that comes later, however it was under
+    way, finds no core. `is_connected`: it may be given requests.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class EngineLoop:
         pipeline_depth: int,
         now_ns: Callable[[], int],
     ) -> None:
-        self._core: Core | None = core
+        self._open_core: Core | None = core
         self.link = link
         self.is_connected = False
         self._deliver = deliver
@@ -60,36 +60,41 @@ class EngineLoop:
         self._num_repeated = 0
 
     @property
-    def scheduler(self) -> Core:
-        """The core. Raises ExecutorLost once it was given up."""
-        if self._core is None:
+    def scheduler(self) -> Scheduler:
+        """The core, to be looked at. Raises ExecutorLost once it was given up."""
+        return look_into(self._core)
+
+    @property
+    def _core(self) -> Core:
+        """The core, to be told things. Raises ExecutorLost once it was given up."""
+        if self._open_core is None:
             raise ExecutorLost(_GIVEN_UP)
-        return self._core
+        return self._open_core
 
     @property
     def takes_requests(self) -> bool:
         """Whether it is connected, and its core sound."""
-        return self.is_connected and self._core is not None and self._broken is None
+        return self.is_connected and self._open_core is not None and self._broken is None
 
     # -- what the cluster asks of it -----------------------------------------------------------
 
     def add(self, request: Request) -> None:
         """Takes a new request. Raises DomainError if the core refuses it, ExecutorLost."""
-        self._ask("add", lambda: self.scheduler.add(request))
+        self._ask("add", lambda: self._core.add(request))
 
     def readmit(self, request: Request) -> None:
         """Takes a request that was accepted before. Raises ExecutorLost."""
-        self._ask("readmit", lambda: self.scheduler.readmit(request))
+        self._ask("readmit", lambda: self._core.readmit(request))
 
     def abort(self, request_id: str) -> None:
         """Ends a request. Raises ExecutorLost."""
-        self._ask("abort", lambda: self.scheduler.abort(request_id))
+        self._ask("abort", lambda: self._core.abort(request_id))
 
     def _ask(self, name: str, question: Callable[[], object]) -> None:
         """Calls the core, and tells what has ended by it."""
-        self.scheduler.tick(self._now_ns())
+        self._core.tick(self._now_ns())
         self.call(name, question)
-        self._deliver(self.call("take_ended", self.scheduler.take_ended))
+        self._deliver(self.call("take_ended", self._core.take_ended))
         self.wake_up()
 
     def wake_up(self) -> None:
@@ -112,7 +117,7 @@ class EngineLoop:
             await asyncio.wait({receiving, ending}, return_when=asyncio.FIRST_COMPLETED)
             if self._broken is not None:
                 raise self._broken
-            if self._core is None:
+            if self._open_core is None:
                 raise ExecutorLost(_GIVEN_UP)
             receiving.result()
         finally:
@@ -122,7 +127,7 @@ class EngineLoop:
 
     def evacuate(self) -> list[Request]:
         """Gives the core up; its requests, some with an error, as `rescue` says."""
-        core, self._core = self.scheduler, None
+        core, self._open_core = self._core, None
         self._ended.set()
         return rescue(core, self._broken, has_lost_events=self._has_lost_events)
 
@@ -160,7 +165,7 @@ class EngineLoop:
                 finally:
                     # Whatever fails by now, these tokens are known.
                     self._deliver(events)
-                self._deliver(self.call("take_ended", self.scheduler.take_ended))
+                self._deliver(self.call("take_ended", self._core.take_ended))
 
     def _is_repeated(self, step_id: int) -> bool:
         """Whether a result is of a step that was answered before: it says nothing new."""
@@ -175,14 +180,14 @@ class EngineLoop:
 
     def _start_steps(self) -> None:
         self._wake_up_scheduled = False
-        if self._core is None or self._broken is not None:
+        if self._open_core is None or self._broken is not None:
             return
         with suppress(CoreBroken):  # `run` raises it
             self._fill_pipeline()
-            self._deliver(self.call("take_ended", self.scheduler.take_ended))
+            self._deliver(self.call("take_ended", self._core.take_ended))
 
     def _take(self, result: executor.StepResult) -> StepEvents:
-        core = self.scheduler
+        core = self._core
         try:
             outcome = self._codec.decode(result, self._rows_of_step.pop(result.step_id, 0))
             if outcome.status is not StepStatus.OK:
@@ -200,7 +205,7 @@ class EngineLoop:
         try:
             events = self.call("apply", lambda: core.apply(outcome))
         except CoreBroken:  # a result that breaks the contract leaves nothing half taken
-            was_taken = core.oldest_step_in_flight != outcome.step_id
+            was_taken = look_into(core).oldest_step_in_flight != outcome.step_id
             self._has_lost_events = was_taken and outcome.status is StepStatus.OK
             raise
         self._last_answered_step_id = outcome.step_id
@@ -208,7 +213,7 @@ class EngineLoop:
 
     def _fill_pipeline(self) -> None:
         while self.scheduler.num_in_flight < self._credits:
-            self.scheduler.tick(self._now_ns())
+            self._core.tick(self._now_ns())
             batch = self.call("schedule", self._next_batch)
             if batch is None:
                 if self.scheduler.is_behind:
@@ -221,7 +226,7 @@ class EngineLoop:
                 self._answer_unsent()
 
     def _next_batch(self) -> executor.ScheduleBatch | None:
-        plan = self.scheduler.schedule()
+        plan = self._core.schedule()
         if plan is None:
             return None
         self._rows_of_step[plan.step_id] = len(plan.work.row_ids)
@@ -229,8 +234,8 @@ class EngineLoop:
 
     def _answer_unsent(self) -> None:
         """Answers batches that were too large to be sent, when it is their turn."""
-        core = self.scheduler
-        while (step_id := core.oldest_step_in_flight) in self._unsent_step_ids:
+        core = self._core
+        while (step_id := look_into(core).oldest_step_in_flight) in self._unsent_step_ids:
             assert step_id is not None
             self._unsent_step_ids.discard(step_id)
             _log.error("batch_exceeds_max_message_bytes step_id=%d", step_id)

@@ -217,7 +217,7 @@ class Engines:
             await engine.link.close()
 
     def _remove(self, engine: EngineLoop, why: str) -> None:
-        """Closes an engine and ends its stream, unless that was done before."""
+        """Closes an engine and ends its call, unless that was done before."""
         info = engine.link.info
         member = self._members.get(info.address)
         if member is None or member.engine is not engine:
@@ -244,7 +244,7 @@ class Engines:
             self._last_steps.popitem(last=False)
 
     async def close(self) -> None:
-        """Ends all streams, and takes nobody any more."""
+        """Ends all calls, and takes nobody any more."""
         self._is_closed = True
         for task in list(self._tasks):
             task.cancel()

@@ -1,4 +1,4 @@
-"""The Execute stream to one executor, which heals itself while the executor lives."""
+"""The Execute call to one executor, made again when it breaks as long as the executor lives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from splitserve.executor.v1 import executor_pb2_grpc
 from splitserve_rpc.server import channel_options
 
 _RETRY_PAUSE_S = 0.1
-_MAX_FRUITLESS_STREAMS = 10
+_MAX_FRUITLESS_CALLS = 10
 MAX_TOKENIZER_BYTES = 256 * 1024 * 1024
 MAX_TOKENIZER_FILES = 64
 
@@ -35,7 +35,7 @@ class ExecutorRestarted(ExecutorLost):
 
 @dataclass(frozen=True, slots=True)
 class LinkConfig:
-    """How patient a link is: with a cut stream, and with one step."""
+    """How patient a link is: with a broken call, and with one step."""
 
     reconnect_timeout_s: float
     step_timeout_s: float
@@ -67,9 +67,9 @@ class Link(Protocol):
 
 
 class ExecutorLink:
-    """Sends batches and yields results in order, across cuts of the stream.
+    """Sends batches and yields results in order, across calls that break.
 
-    Batches without a result are sent again on a new stream; the executor answers repeats from its
+    Batches without a result are sent again in the next call; the executor answers repeats from its
     store (executor.proto, identity rule c), so nothing runs twice.
     """
 
@@ -130,13 +130,13 @@ class ExecutorLink:
 
     async def results(self) -> AsyncGenerator[executor.StepResult, None]:
         """Yields one result for each batch sent, in order. Raises ExecutorLost."""
-        num_fruitless_streams = 0
-        while num_fruitless_streams < _MAX_FRUITLESS_STREAMS:
-            num_fruitless_streams += 1
+        num_fruitless_calls = 0
+        while num_fruitless_calls < _MAX_FRUITLESS_CALLS:
+            num_fruitless_calls += 1
             try:
-                async with aclosing(self._one_stream()) as stream:
-                    async for result in stream:
-                        num_fruitless_streams = 0
+                async with aclosing(self._one_call()) as results:
+                    async for result in results:
+                        num_fruitless_calls = 0
                         yield result
                 problem = "the executor closed the stream"
             except grpc.aio.AioRpcError as error:
@@ -149,7 +149,7 @@ class ExecutorLink:
         """Closes the channel."""
         await self._channel.close()
 
-    async def _one_stream(self) -> AsyncGenerator[executor.StepResult, None]:
+    async def _one_call(self) -> AsyncGenerator[executor.StepResult, None]:
         self._outbox = asyncio.Queue()
         self._waited_for = None
         for batch in self._unanswered:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator
+from dataclasses import asdict
 from functools import reduce
 from types import MappingProxyType
 from typing import Any
@@ -16,6 +17,7 @@ from scheduler_service.config import ClusterConfig
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.step_codec import decode_features
 from splitserve.executor.v1 import executor_pb2 as executor
+from splitserve_rpc.contract import CONTRACT_MAJOR
 from splitserve_rpc.domain_error import DomainError
 
 # What a step may take of the largest message: a token travels as input, as history and, with blocks
@@ -24,9 +26,6 @@ from splitserve_rpc.domain_error import DomainError
 MIN_MESSAGE_BYTES = 64 * 1024
 _MESSAGE_BYTES_PER_TOKEN = 32
 _MESSAGE_BYTES_PER_ROW = 128
-
-CONTRACT_MAJOR = 1
-CONTRACT_MINOR = 2
 
 _INT32_MAX = 2**31 - 1
 _INT64_MAX = 2**63 - 1
@@ -70,6 +69,8 @@ _TEXTS = MappingProxyType(
 _SHOWN_CHARS = 100
 # The same executor may be reached under several addresses.
 _NOT_COMPARED = frozenset({"address", "software_version"})
+
+_log = logging.getLogger(__name__)
 
 
 def check_executor_info(info: executor.ExecutorInfo) -> None:
@@ -153,12 +154,9 @@ def _get(info: executor.ExecutorInfo, path: str) -> Any:  # noqa: ANN401
     return reduce(getattr, path.split("."), info)
 
 
-_log = logging.getLogger(__name__)
-
-
 def core_config(info: executor.ExecutorInfo, config: ClusterConfig) -> SchedulerConfig:
     """For the executor that `info` describes."""
-    limits, model, policies = info.limits, info.model, config.policies
+    limits, model = info.limits, info.model
     max_rows = min(limits.max_num_rows, limits.max_message_bytes // _MESSAGE_BYTES_PER_ROW)
     max_tokens = min(
         limits.max_num_batched_tokens, limits.max_message_bytes // _MESSAGE_BYTES_PER_TOKEN
@@ -192,13 +190,5 @@ def core_config(info: executor.ExecutorInfo, config: ClusterConfig) -> Scheduler
         sliding_window=model.sliding_window_tokens if has_window else None,
         max_adapters=min(config.max_loras, limits.max_adapters_per_step),
         model_digest=model.digest,
-        prefix_caching=policies.prefix_caching,
-        host_prefix_cache=policies.host_prefix_cache,
-        separates_tenants=policies.separates_tenants,
-        num_lookahead_slots=policies.num_lookahead_slots,
-        preemption_mode=policies.preemption_mode,
-        batch_policy=policies.batch_policy,
-        delay_factor=policies.delay_factor,
-        queue_policy=policies.queue_policy,
-        tenant_weights=policies.tenant_weights,
+        **asdict(config.policies),
     )

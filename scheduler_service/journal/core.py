@@ -1,4 +1,4 @@
-"""A core as an engine loop and a cluster see it, whether or not it is recorded."""
+"""A core as an engine loop sees it, whether or not it is recorded."""
 
 from __future__ import annotations
 
@@ -16,3 +16,8 @@ def step_codec(core: Core, scheduler_epoch: int, executor_epoch: int) -> StepCod
     if isinstance(core, JournaledCore):
         return core
     return PlainCodec(scheduler_epoch, executor_epoch)
+
+
+def look_into(core: Core) -> Scheduler:
+    """What `core` holds. To change anything is for `core` itself, which may have to record it."""
+    return core.scheduler if isinstance(core, JournaledCore) else core

@@ -43,11 +43,10 @@ class NoJournal:
     def core(
         self, config: SchedulerConfig, last_step_id: int, address: str, executor_epoch: int
     ) -> Core:
-        """See Journal."""
         return Scheduler(config, last_step_id)
 
     def close(self) -> None:
-        """See Journal."""
+        pass
 
 
 class JournalTooSmall(Exception):
@@ -78,7 +77,6 @@ class FileJournal:
     def core(
         self, config: SchedulerConfig, last_step_id: int, address: str, executor_epoch: int
     ) -> Core:
-        """See Journal."""
         scheduler = Scheduler(config, last_step_id)
         if not self._is_recording:
             return scheduler
@@ -101,12 +99,11 @@ class FileJournal:
 
     @property
     def is_recording(self) -> bool:
-        """See Recorder."""
         return self._is_recording
 
     @property
     def position(self) -> str:
-        """See Recorder. The number of the latest event, after the name of the file."""
+        """The number of the latest event, after the name of the file."""
         return f"{self._path}#{self._num_events}"
 
     @property
@@ -115,7 +112,6 @@ class FileJournal:
         return self._file.num_bytes
 
     def attempt(self, action: Callable[[], None]) -> None:
-        """See Recorder."""
         if not self._is_recording:
             return
         try:
@@ -125,7 +121,7 @@ class FileJournal:
             self._stop()
 
     def append(self, entry: journal.JournalEntry) -> None:
-        """See Recorder. Raises OSError, PicklingError, JournalTooSmall."""
+        """Raises OSError, PicklingError, JournalTooSmall."""
         self._num_events += 1
         self._num_unflushed += 1
         record = frame(entry)
@@ -138,16 +134,13 @@ class FileJournal:
             self.flush()
 
     def flush(self) -> None:
-        """See Recorder."""
         self._num_unflushed = 0
         self.attempt(self._file.flush)
 
     def forget(self, number: int) -> None:
-        """See Recorder."""
         self._live.pop(number, None)
 
     def close(self) -> None:
-        """See Journal."""
         self.flush()
         self._stop()
 

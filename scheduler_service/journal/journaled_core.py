@@ -17,15 +17,16 @@ _Entry = journal.JournalEntry
 
 
 class JournaledCore:
-    """A `Scheduler` with the same public face, and the codec of its steps.
+    """Takes the calls that a `Scheduler` takes, and is the codec of its steps.
 
-    The entry of a call is written when it has returned or raised.
+    The entry of a call is written when it has returned or raised. `scheduler` is the core itself,
+    for whoever looks at it; what would change it goes through here.
     """
 
     def __init__(
         self, core: Scheduler, number: int, identity: journal.CoreIdentity, recorder: Recorder
     ) -> None:
-        self._core = core
+        self.scheduler = core
         self._number = number
         self._identity = identity
         self._recorder = recorder
@@ -37,28 +38,25 @@ class JournaledCore:
     # -- recorded calls ------------------------------------------------------------------------
 
     def tick(self, now_ns: int) -> None:
-        """See `Scheduler`. Recorded with the next event."""
+        """Recorded with the next event."""
         self._calls.now_ns = now_ns
-        self._core.tick(now_ns)
+        self.scheduler.tick(now_ns)
 
     def add(self, request: Request) -> None:
-        """See `Scheduler`."""
         self._calls.record(
             lambda entry: entry.add.request.CopyFrom(encode_request(request)),
-            lambda: self._core.add(request),
+            lambda: self.scheduler.add(request),
             _nothing,
         )
 
     def readmit(self, request: Request) -> None:
-        """See `Scheduler`."""
         self._calls.record(
             lambda entry: entry.readmit.request.CopyFrom(encode_request(request)),
-            lambda: self._core.readmit(request),
+            lambda: self.scheduler.readmit(request),
             _nothing,
         )
 
     def abort(self, request_id: str) -> Request | None:
-        """See `Scheduler`."""
 
         def ask(entry: _Entry) -> None:
             entry.abort.request_id = request_id
@@ -66,22 +64,23 @@ class JournaledCore:
         def answer(entry: _Entry, request: Request | None) -> None:
             entry.abort.found = request is not None
 
-        return self._calls.record(ask, lambda: self._core.abort(request_id), answer)
+        return self._calls.record(ask, lambda: self.scheduler.abort(request_id), answer)
 
     def evacuate(self) -> list[Request]:
-        """See `Scheduler`. The last that is recorded."""
+        """The last that is recorded."""
         self._recorder.forget(self._number)
         try:
             return self._calls.record(
-                lambda entry: entry.evacuate.SetInParent(), self._core.evacuate, _answer_evacuate
+                lambda entry: entry.evacuate.SetInParent(),
+                self.scheduler.evacuate,
+                _answer_evacuate,
             )
         finally:
             self._calls.end()
             self._recorder.flush()
 
     def take_ended(self) -> StepEvents:
-        """See `Scheduler`."""
-        events = self._core.take_ended()
+        events = self.scheduler.take_ended()
         if events.finished or events.finished_sequences:
             self._calls.record(
                 lambda entry: entry.take_ended.SetInParent(), lambda: events, _answer_take_ended
@@ -89,16 +88,15 @@ class JournaledCore:
         return events
 
     def schedule(self) -> StepPlan | None:
-        """See `Scheduler`."""
         plan = self._calls.record(
             lambda entry: entry.schedule.SetInParent(), self._schedule, self._answer_schedule
         )
-        if plan is None and not self._core.num_in_flight:
+        if plan is None and not self.scheduler.num_in_flight:
             self._recorder.flush()
         return plan
 
     def apply(self, outcome: StepOutcome) -> StepEvents:
-        """See `Scheduler`. An `outcome` with tokens is the one that `decode` gave last."""
+        """An `outcome` with tokens is the one that `decode` gave last."""
         received, self._received = self._received, None
 
         def ask(entry: _Entry) -> None:
@@ -110,7 +108,7 @@ class JournaledCore:
             entry.apply.result = result.SerializeToString()
             entry.apply.num_rows = num_rows
 
-        return self._calls.record(ask, lambda: self._core.apply(outcome), _answer_apply)
+        return self._calls.record(ask, lambda: self.scheduler.apply(outcome), _answer_apply)
 
     # -- the codec of its steps ----------------------------------------------------------------
 
@@ -134,99 +132,18 @@ class JournaledCore:
         self._received = (result, num_rows)
         return decode_result(result, num_rows)
 
-    # -- what is not recorded ------------------------------------------------------------------
-
-    def check(self, request: Request) -> None:
-        """See `Scheduler`. Changes nothing, so nothing is recorded."""
-        self._core.check(request)
-
-    @property
-    def num_waiting(self) -> int:
-        """See `Scheduler`, as for all that follow."""
-        return self._core.num_waiting
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether `schedule` has left ends for the next time."""
-        return self._core.is_behind
-
-    @property
-    def num_swapped(self) -> int:
-        """Requests in the host pool."""
-        return self._core.num_swapped
-
-    @property
-    def num_running(self) -> int:
-        """Sequences with a row."""
-        return self._core.num_running
-
-    @property
-    def num_running_requests(self) -> int:
-        """Requests of which some sequence has a row."""
-        return self._core.num_running_requests
-
-    @property
-    def num_preemptions(self) -> int:
-        """How often a request was preempted."""
-        return self._core.num_preemptions
-
-    @property
-    def num_steps(self) -> int:
-        """Steps applied."""
-        return self._core.num_steps
-
-    @property
-    def is_queue_full(self) -> bool:
-        """Whether `add` refuses whatever comes."""
-        return self._core.is_queue_full
-
-    @property
-    def num_free_blocks(self) -> int:
-        """Device blocks nobody refers to."""
-        return self._core.num_free_blocks
-
-    @property
-    def num_free_host_blocks(self) -> int:
-        """Host blocks no swapped request refers to."""
-        return self._core.num_free_host_blocks
-
-    @property
-    def num_cached_blocks(self) -> int:
-        """Device blocks that can be found by what they hold."""
-        return self._core.num_cached_blocks
-
-    @property
-    def num_in_flight(self) -> int:
-        """Steps without a result."""
-        return self._core.num_in_flight
-
-    @property
-    def oldest_step_in_flight(self) -> int | None:
-        """The step whose result comes next."""
-        return self._core.oldest_step_in_flight
-
-    @property
-    def last_step_id(self) -> int:
-        """The latest step planned."""
-        return self._core.last_step_id
-
-    @property
-    def num_unfinished_tokens(self) -> int:
-        """Tokens of all unfinished sequences."""
-        return self._core.num_unfinished_tokens
-
     # -- parts ---------------------------------------------------------------------------------
 
     def checkpoint(self) -> _Entry:
         """The checkpoint of the core as it is now. Raises PicklingError."""
         checkpoint = journal.CoreCheckpoint(
-            identity=self._identity, scheduler=dump_core(self._core)
+            identity=self._identity, scheduler=dump_core(self.scheduler)
         )
         return _Entry(core=self._number, core_checkpoint=checkpoint)
 
     def _schedule(self) -> StepPlan | None:
         self._planned = None
-        plan = self._core.schedule()
+        plan = self.scheduler.schedule()
         if plan is not None:
             self._planned = plan, self.encode(plan)
         return plan

@@ -155,7 +155,7 @@ class _Cores:
         if field is None:
             return None
         error_text = "" if raised is None else f"{type(raised).__name__}: {raised}"
-        step_id = _step_id(entry) or core.last_step_id
+        step_id = _step_id(entry) or core.scheduler.last_step_id
         address = self._addresses[entry.core]
         return Difference(number, entry.core, address, call, step_id, field, error_text)
 

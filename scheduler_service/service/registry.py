@@ -5,13 +5,10 @@ from __future__ import annotations
 import grpc.aio
 
 from scheduler_service.cluster import Cluster
-from scheduler_service.executors.handshake import (
-    CONTRACT_MAJOR,
-    CONTRACT_MINOR,
-    check_executor_info,
-)
+from scheduler_service.executors.handshake import check_executor_info
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
+from splitserve_rpc.contract import CONTRACT_MAJOR, CONTRACT_MINOR
 
 
 class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):

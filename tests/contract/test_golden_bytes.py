@@ -21,9 +21,7 @@ from executor_service.steps.batch import (
     StepAnswer,
     StepError,
     StepErrorReason,
-    StepRows,
     StepStatus,
-    StepTimings,
 )
 from executor_service.steps.executor_info import (
     DefaultSampling,
@@ -32,7 +30,7 @@ from executor_service.steps.executor_info import (
     Feature,
     ModelInfo,
 )
-from executor_service.steps.step import LogprobColumns
+from executor_service.steps.step import LogprobColumns, StepOutput
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.steps.batches import NewRow, Sender, WorkRow
 
@@ -97,16 +95,18 @@ def _answer() -> StepAnswer:
         top_token_ids=np.array([17, 18], np.int32),
         top_logprobs=np.array([-0.5, -1.25], np.float32),
     )
-    rows = StepRows(
+    output = StepOutput(
         row_statuses=np.array([1, 2, 1], np.uint8),
         sampled_token_ids=np.array([17, -1, -1], np.int32),
         row_errors={1: "its logits are no numbers"},
         logprobs=logprobs,
         prompt_logprobs=logprobs,
+        move_us=20,
+        forward_us=300,
+        sample_us=4000,
     )
-    timings = StepTimings(1, 20, 300, 4000)
     return StepAnswer(
-        SENDER.scheduler_epoch, SENDER.executor_epoch, 258, StepStatus.OK, None, rows, timings
+        SENDER.scheduler_epoch, SENDER.executor_epoch, 258, StepStatus.OK, None, output, queue_us=1
     )
 
 

@@ -202,5 +202,5 @@ async def _received(served: Served, num_batches: int) -> None:
     """Waits until the executor has read as many batches, the first of which waits at the gate."""
     assert await asyncio.to_thread(served.gate.entered.wait, 30)
     # Nothing tells a client that its batch was read, so this looks again in each turn of the loop.
-    while 1 + served.server.worker.num_waiting < num_batches:  # noqa: ASYNC110
+    while served.server.worker.num_submitted < num_batches:  # noqa: ASYNC110
         await asyncio.sleep(0)

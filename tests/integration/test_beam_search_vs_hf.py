@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ import torch
 
 from scheduler_service.core.beam_search import BeamSearch, Hypothesis
 from scheduler_service.core.sampling_params import BeamParams, EarlyStopping
+from tests.support.covering import covering
 from tests.support.models.hugging_face import BeamQuestion, generate_beams, load_reference
 from tests.support.models.tiny_models import make_tiny_model
 
@@ -37,9 +37,14 @@ class Case:
 
 def _make_cases() -> list[Case]:
     chance = random.Random(0)
-    product = itertools.product(
-        range(1, 7), (-1.0, 0.0, 0.5, 1.0, 2.0), EarlyStopping, (0, 1, 2), range(CASES_OF_A_KIND)
-    )
+    options = {
+        "width": range(1, 7),
+        "penalty": (-1.0, 0.0, 0.5, 1.0, 2.0),
+        "early_stopping": list(EarlyStopping),
+        "num_stop_tokens": range(3),
+    }
+    # Every three of their values together.
+    kinds: list[Any] = [tuple(kind.values()) for kind in covering(options, strength=3)]
     return [
         Case(
             BeamQuestion(
@@ -52,7 +57,8 @@ def _make_cases() -> list[Case]:
             ),
             model=chance.randrange(NUM_MODELS),
         )
-        for width, penalty, early_stopping, num_stop_tokens, _ in product
+        for width, penalty, early_stopping, num_stop_tokens in kinds
+        for _ in range(CASES_OF_A_KIND)
     ]
 
 

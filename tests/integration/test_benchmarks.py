@@ -56,7 +56,7 @@ def test_benchmark_prints_its_figures_when_it_is_run(
 
 
 def test_profile_names_every_part_when_it_takes_steps_apart() -> None:
-    sizes = ("--rows", "2", "--context", "20", "--prompt", "20")
+    sizes = ("--rows", "2", "--context", "20", "--prompt", "20", "--threads", "1")
     results, output = _run("profile", "--steps", "1", *sizes)
     limits, *parts = results
     assert limits["gb_per_s"] > 0
@@ -70,25 +70,25 @@ def test_profile_names_every_part_when_it_takes_steps_apart() -> None:
 
 
 def test_accuracy_finds_no_difference_when_no_option_is_changed() -> None:
-    arguments = ("--prompts", "Tell me a story about a fox.", "--each", "2", "--tokens", "8")
+    sizes = ("--each", "2", "--tokens", "8", "--threads", "1")
+    arguments = ("--prompts", "Tell me a story about a fox.", *sizes)
     ((result,), _) = _run("accuracy", *arguments, "--options", "--log-level warning")
     assert (result["kl_divergence"], result["same_top_ratio"]) == (0.0, 1.0)
     assert result["num_tokens"] == 16
 
 
 def test_peers_puts_a_peers_figures_beside_ours_when_it_is_given_some(tmp_path: Path) -> None:
+    workloads_file, peer_file = tmp_path / "workloads.json", tmp_path / "peer.json"
     workloads = {
         "warmup": [{"prompt": [5, 6], "out": 2}],
         "b1": [{"prompt": [7, 8, 9], "out": 4}],
     }
-    (tmp_path / "workloads.json").write_text(json.dumps(workloads))
+    workloads_file.write_text(json.dumps(workloads))
     runs = [{"workload": "b1", "out_tok_s": 12.5, "tpot_p50": 0.08}]
     peer = {"startup_to_first_token_s": 33.0, "peak_rss_MiB": 99, "runs": runs}
-    (tmp_path / "peer.json").write_text(json.dumps(peer))
-    arguments = ("--model", "bundled", "--workloads", str(tmp_path / "workloads.json"))
-    (result,), output = _run(
-        "peers", *arguments, "--runs", "1", "--peer", f"other={tmp_path / 'peer.json'}"
-    )
+    peer_file.write_text(json.dumps(peer))
+    arguments = ("--model", "bundled", "--threads", "1", "--workloads", str(workloads_file))
+    (result,), output = _run("peers", *arguments, "--runs", "1", "--peer", f"other={peer_file}")
     assert result["workload"] == "b1"
     table = {line.split("  ")[0]: line.split()[-1] for line in output.splitlines()[1:]}
     assert table["start to first token, s"] == "33.0"

@@ -180,9 +180,9 @@ async def test_request_goes_on_when_its_deadline_passes_among_its_tokens() -> No
     async with fake_service(executor, queue_policy="deadline") as service:
         await service.client.complete(PROMPT, SHORT)
         watch.hold(after=5)
-        deadline = time.monotonic() + 0.5
+        deadline = time.monotonic() + 2.0
         completing = asyncio.create_task(
-            service.client.complete(PROMPT, LONG, scheduling=SchedulingParams(deadline_s=0.5))
+            service.client.complete(PROMPT, LONG, scheduling=SchedulingParams(deadline_s=2.0))
         )
         await watch.wait_held()
         await service.wait_for(lambda _: time.monotonic() > deadline)

@@ -327,8 +327,8 @@ class ProtobufMachine(CoreMachine):
     link = ProtobufLink
 
 
-# About 120,000 executed steps.
-NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "450"))
+# About 50,000 executed steps.
+NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "200"))
 machine_settings = settings(
     max_examples=NUM_EXAMPLES,
     stateful_step_count=40,

@@ -6,6 +6,7 @@ takes its time: both must say the same.
 
 from __future__ import annotations
 
+import os
 import random
 from collections import deque
 from dataclasses import dataclass
@@ -136,17 +137,17 @@ def _replay(
 
 def _said(answer: StepAnswer) -> Any:  # noqa: ANN401
     """What both must say, durations apart."""
-    rows = answer.rows
+    output = answer.output
     whose = (answer.scheduler_epoch, answer.step_id, answer.status, answer.error)
-    if rows is None:
+    if output is None:
         return whose
     return (
         whose,
-        rows.row_statuses.tolist(),
-        rows.sampled_token_ids.tolist(),
-        dict(rows.row_errors),
-        _scores(rows.logprobs),
-        _scores(rows.prompt_logprobs),
+        output.row_statuses.tolist(),
+        output.sampled_token_ids.tolist(),
+        dict(output.row_errors),
+        _scores(output.logprobs),
+        _scores(output.prompt_logprobs),
     )
 
 
@@ -159,7 +160,11 @@ def _scores(columns: LogprobColumns | None) -> Any:  # noqa: ANN401
     return [column.tolist() for column in (*whose, columns.ranks, columns.top_offsets)], logprobs
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(
+    max_examples=int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "40")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
 @given(
     data=st.data(),
     num_batches=st.integers(6, 16),

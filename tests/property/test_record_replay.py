@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from scheduler_service.core.config import BatchPolicyName, PreemptionMode
 from scheduler_service.core.policies.queue_policy import QUEUE_POLICIES
+from scheduler_service.journal.core import look_into
 from scheduler_service.journal.journal import FileJournal
 from scheduler_service.journal.replay import replay
 from tests.support.core.in_process import SCHEDULER_EPOCH
@@ -56,5 +57,5 @@ def test_replay_is_identical_when_anything_happens(
         reports = [replay(file) for file in files]
         assert [report.difference for report in reports] == [None] * len(reports)
         # What was recorded went well: everybody has come to an end.
-        for core in run.cores:
+        for core in map(look_into, run.cores):
             assert core.num_waiting == core.num_running == core.num_swapped == 0

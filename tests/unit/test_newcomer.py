@@ -56,7 +56,7 @@ def one_step() -> tuple[Shown, Shown, Shown, Shown]:
     engine.add(Request.create("bob", prompt, SamplingParams(max_tokens=5), arrival=2, seed=2))
     engine.depth = 2
     engine.fill()
-    first, second = (pb.ScheduleBatch.FromString(message) for message, _ in engine.in_flight)
+    first, second = (pb.ScheduleBatch.FromString(message) for _, message in engine.in_flight)
     tables = {}
     for name, batch in (("ann", first), ("bob", second)):
         new_rows = shown(batch)["new_rows"]

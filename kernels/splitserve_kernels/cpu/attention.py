@@ -35,7 +35,6 @@ class NativeAttention:
     def write_kv(
         self, key: Tensor, value: Tensor, key_pool: Tensor, value_pool: Tensor, batch: PagedBatch
     ) -> None:
-        """See `splitserve_kernels.reference.write_kv`."""
         key = key.to(key_pool.dtype).contiguous()
         value = value.to(value_pool.dtype).contiguous()
         _, block_size, num_kv_heads, key_dim = key_pool.shape

@@ -24,11 +24,6 @@ def why_unavailable() -> str | None:
     return "there is no CUDA device, and TRITON_INTERPRET=1 is not set"
 
 
-def is_available() -> bool:
-    """Whether the kernels can run."""
-    return why_unavailable() is None
-
-
 def is_interpreted() -> bool:
     """Whether kernels run on the CPU, one program after the other, to be tested."""
     return os.environ.get("TRITON_INTERPRET") == "1"

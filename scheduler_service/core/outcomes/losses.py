@@ -10,8 +10,8 @@ import numpy as np
 
 from scheduler_service.core.departures import TablePart
 from scheduler_service.core.placement import Placement
-from scheduler_service.core.plan import StepEvents, StepPlan
-from scheduler_service.core.request import FinishReason, Int32Array, Place, Request, SequenceStatus
+from scheduler_service.core.plan import StepPlan
+from scheduler_service.core.request import FinishReason, Int32Array, Place, Request
 
 MAX_FRUITLESS_LOSSES = 8
 
@@ -208,42 +208,7 @@ def is_lost_too_often(request: Request, num_tokens: int) -> bool:
     return request.num_fruitless_losses >= MAX_FRUITLESS_LOSSES
 
 
-def count_lost_executor(request: Request, *, is_alone: bool) -> None:
-    """The executor was lost while a step of the request was in flight; `is_alone`: of no other.
-
-    The second time in a row it becomes a suspect. Ends it if that was too often.
-    """
-    num_tokens = sum(len(sequence.token_ids) for sequence in request.sequences)
-    if is_lost_too_often(request, num_tokens):
-        request.finish_reason, request.error = FinishReason.ERROR, loss_error(request)
-    elif request.num_fruitless_losses > 1 and not is_alone:
-        request.trial_size = 1
-
-
 def loss_error(request: Request) -> tuple[str, str]:
     """What to tell the owner of a request that was lost too often."""
     message = f"lost {request.num_fruitless_losses} times in a row without a new token"
     return "EXECUTOR_LOST_REPEATEDLY", message
-
-
-def take_back(placement: Placement, plan: StepPlan, events: StepEvents) -> None:
-    """Makes requests what they were before the result of `plan` came, as far as they go on.
-
-    `events`: what they would have been told. Of use to `evacuate` only: nothing else in the
-    placement is put right. Beams, and what the best completions are chosen by, stay as they are.
-    """
-    for request, scored in events.prompt_logprobs:
-        request.num_prompt_logprobs_sent -= len(scored)
-    work, rows = plan.work, placement.rows
-    samples = np.ones(len(work.row_ids), np.bool_) if work.samples is None else work.samples
-    # A row that samples had computed all its known tokens.
-    lengths = work.num_computed_tokens + work.num_new_tokens
-    for index in np.flatnonzero(samples).tolist():
-        row_id, length = int(work.row_ids[index]), int(lengths[index])
-        sequence = placement.tenant(row_id, int(work.tenancies[index]))
-        if sequence is None or sequence.is_finished or sequence.request.params.beam is not None:
-            continue
-        if sequence.status is SequenceStatus.RUNNING:
-            rows.num_known[sequence.row_id] = min(rows.num_known[sequence.row_id], length)
-        else:
-            sequence.token_ids = sequence.token_ids[:length]

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
 
-from scheduler_service.core.blocks.block_manager import Allocation
-from scheduler_service.core.blocks.prefix_cache import PrefixHit
 from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.placement import Placement, num_rows_wanted
+from scheduler_service.core.placement import Placement
 from scheduler_service.core.planning.lateness import Lateness
+from scheduler_service.core.planning.room import Lack, Room
 from scheduler_service.core.planning.running_rows import RunningRows
 from scheduler_service.core.policies.batch_policy import StepShape
 from scheduler_service.core.policies.request_queue import Lanes
@@ -25,27 +23,7 @@ from scheduler_service.core.request import FinishReason, Request, Sequence, Sequ
 MAX_BYPASSES = 64
 # How many blocked requests a step looks past; bounds the work of a step.
 _MAX_BLOCKED = 16
-
-
-class _Lack(Enum):
-    """Why a request cannot run now."""
-
-    ADAPTER_SLOT = "adapter_slot"
-    BLOCKS = "blocks"
-    ROWS = "rows"
-    POOL = "pool"
-    # All of these pass by themselves, and nobody goes first.
-    RESULTS = "results"
-    BUDGET = "budget"
-    BLOCKS_ON_THEIR_WAY = "blocks_on_their_way"
-
-
-_LACKS = {
-    Allocation.OK: None,
-    Allocation.LATER: _Lack.BLOCKS,
-    Allocation.NEVER: _Lack.POOL,
-}
-_PASSABLE = frozenset({_Lack.BLOCKS, _Lack.ROWS})
+_PASSABLE = frozenset({Lack.BLOCKS, Lack.ROWS})
 _NO_ADAPTER = frozenset({""})
 
 
@@ -95,6 +73,7 @@ class Admitter:
     ) -> None:
         self._config = config
         self._placement = placement
+        self._room = Room(config, placement)
         self._running_rows = running_rows
         self._lateness = lateness
         self._policy = placement.waiting
@@ -160,7 +139,7 @@ class Admitter:
             if not placement.suspects.may_run(request):
                 index += 1
                 continue
-            if not self._has_adapter_slot(request):
+            if not self._room.has_adapter_slot(request):
                 self._lanes = _NO_ADAPTER
             if self._lanes is not None and request.scheduling.adapter not in self._lanes:
                 index += 1
@@ -168,7 +147,7 @@ class Admitter:
             if (
                 budget.num_left <= 0
                 or placement.draft.has_swapped_out
-                or not self._can_swap_in(request)
+                or not self._room.can_swap_in(request)
             ):
                 return False
             placement.swap_in(request)
@@ -176,20 +155,6 @@ class Admitter:
                 if sequence.status is SequenceStatus.RUNNING:
                     self._spend(sequence, budget, placed)
         return True
-
-    def _can_swap_in(self, request: Request) -> bool:
-        placement = self._placement
-        blocks = placement.blocks
-        # Each sequence may need a block at once; else it would be preempted by that.
-        needed = blocks.num_swap_in_blocks(request)
-        if len(placement.rows):
-            needed += len(request.unfinished) + blocks.watermark
-        return (
-            placement.is_settled(request)
-            and self._has_adapter_slot(request)
-            and placement.num_unreserved_rows >= num_rows_wanted(request)
-            and blocks.device.num_free >= needed
-        )
 
     # -- waiting -------------------------------------------------------------------------------
 
@@ -203,7 +168,7 @@ class Admitter:
         blocked: list[Request] = []
         for request in self._hopeful(budget, placed, ahead):
             lack = self._place(request, budget, placed)
-            if lack is _Lack.POOL:
+            if lack is Lack.POOL:
                 self._fail(request, "KV_CACHE_EXHAUSTED", "it outgrew the whole KV cache")
             elif lack is None:
                 for passed in blocked:
@@ -238,9 +203,9 @@ class Admitter:
     def _open_lanes(self) -> Lanes:
         return self._lanes
 
-    def _must_all_wait(self, request: Request, lack: _Lack) -> bool:
+    def _must_all_wait(self, request: Request, lack: Lack) -> bool:
         """Whether nobody may pass a request that lacks something; closes the lanes of some."""
-        if lack is not _Lack.ADAPTER_SLOT:
+        if lack is not Lack.ADAPTER_SLOT:
             return lack not in _PASSABLE or request.num_bypasses >= self._pool_bypasses
         # It gets a slot when all who use one have left it.
         is_next = request.num_bypasses >= MAX_BYPASSES
@@ -264,67 +229,34 @@ class Admitter:
 
     def _place(
         self, request: Request, budget: Budget, placed: list[tuple[int, int]]
-    ) -> _Lack | None:
+    ) -> Lack | None:
         """Admits a request if it can run; else says what it lacks."""
         placement = self._placement
         if not placement.is_settled(request):
-            return _Lack.RESULTS
-        if not self._has_adapter_slot(request):
-            return _Lack.ADAPTER_SLOT
+            return Lack.RESULTS
+        if not self._room.has_adapter_slot(request):
+            return Lack.ADAPTER_SLOT
         leader = request.unfinished[0]
         hit = placement.blocks.prefixes.find(leader)
-        lack = self._lacks_room(request, leader, hit)
+        lack = self._room.what_lacks(request, leader, hit)
         if lack is not None:
-            if lack is _Lack.POOL or not budget.may_preempt:
+            if lack is Lack.POOL or not budget.may_preempt:
                 return lack
-            if not self._make_way(request, leader, hit):
+            if not self._room.make_way(request, leader, hit):
                 return lack
             # Those that made way may have held what was found, or still wait for results.
             hit = placement.blocks.prefixes.find(leader)
-            if self._lacks_room(request, leader, hit) is not None:
-                return _Lack.BLOCKS_ON_THEIR_WAY
+            if self._room.what_lacks(request, leader, hit) is not None:
+                return Lack.BLOCKS_ON_THEIR_WAY
         num_pending = len(leader.token_ids) - hit.num_tokens
         if not self._fits(num_pending, budget):
-            return _Lack.BUDGET
+            return Lack.BUDGET
         if request.num_preemptions == 0:
             request.num_cached_tokens = min(hit.num_tokens, leader.num_prompt_tokens)
         self._policy.admitted(request, num_pending)
         placement.start(leader, hit)
         self._spend(leader, budget, placed)
         return None
-
-    def _lacks_room(self, request: Request, leader: Sequence, hit: PrefixHit) -> _Lack | None:
-        placement = self._placement
-        if placement.num_unreserved_rows < num_rows_wanted(request):
-            return _Lack.ROWS
-        allocation = placement.blocks.can_allocate(
-            leader,
-            hit,
-            others_run=len(placement.rows) > 0,
-            num_more_blocks=self._num_more_blocks(request, leader),
-        )
-        return _LACKS[allocation]
-
-    def _num_more_blocks(self, request: Request, leader: Sequence) -> int:
-        """What a request needs besides the blocks of its first sequence."""
-        num_cross = self._placement.blocks.num_cross_blocks(request)
-        if request.params.num_sequences == 1:
-            return num_cross
-        num_shared = (leader.num_prompt_tokens - 1) // self._config.block_size
-        lengths = [len(s.token_ids) for s in request.unfinished[1:]]
-        lengths += [len(leader.token_ids)] * (num_rows_wanted(request) - 1 - len(lengths))
-        own = [self._config.num_blocks_for(length) for length in lengths]
-        if self._config.sliding_window is None:
-            return num_cross + sum(own) - num_shared * len(own)
-        # What they share may be behind the window of one and not of the other.
-        most = self._config.num_window_blocks
-        return num_cross + sum(min(num_blocks, most) for num_blocks in own)
-
-    def _has_adapter_slot(self, request: Request) -> bool:
-        adapter, running = request.scheduling.adapter, self._placement.adapters
-        if adapter == "" or adapter in running:
-            return True
-        return len(running) - ("" in running) < self._config.max_adapters
 
     def _fits(self, num_pending: int, budget: Budget) -> bool:
         if budget.splits_prompts or num_pending <= budget.num_left:
@@ -343,55 +275,6 @@ class Admitter:
             start = int(rows.num_computed[row_id])
             self._placement.publish_chunk(row_id, start, num_new_tokens)
             placed.append((row_id, num_new_tokens))
-
-    # -- urgency -------------------------------------------------------------------------------
-
-    def _make_way(self, request: Request, leader: Sequence, hit: PrefixHit) -> bool:
-        """Preempts less urgent requests for an urgent one; nobody if that is not enough for it."""
-        placement, blocks = self._placement, self._placement.blocks
-        if placement.draft.has_swapped_in:
-            return False  # whoever makes way may be swapped out
-        num_rows = num_rows_wanted(request) - placement.num_unreserved_rows
-        num_blocks = (
-            blocks.num_lacking(leader, hit)
-            + self._num_more_blocks(request, leader)
-            + blocks.watermark
-            - blocks.num_deferred
-        )
-        victims: list[Request] = []
-        for victim in self._by_least_urgent(request):
-            if num_rows <= 0 and num_blocks <= 0:
-                break
-            if self._policy.may_preempt(request, victim):
-                victims.append(victim)
-                num_rows -= num_rows_wanted(victim)
-                held = blocks.blocks_of(victim)
-                num_blocks -= sum(blocks.device.reference_count(block) == 1 for block in held)
-        if num_rows > 0 or num_blocks > 0:
-            return False
-        for victim in victims:
-            placement.preempt(victim)
-        return True
-
-    def _by_least_urgent(self, waiting: Request) -> list[Request]:
-        """Running requests, least urgent first; none if not even the first of them may yield.
-
-        Not those that this very step places, nor those whose pending blocks others may have found.
-        """
-        placement, tenancies = self._placement, self._placement.rows.tenancies
-        order = placement.rows.order
-        if len(order) == 0 or not self._policy.may_preempt(
-            waiting, placement.rows.sequence(int(order[-1])).request
-        ):
-            return []
-        found: dict[Request, None] = {}
-        kept: set[Request] = set()
-        for sequence in reversed(placement.rows.running):
-            found[sequence.request] = None
-            is_pending = int(tenancies[sequence.row_id]) in placement.draft.published
-            if is_pending or sequence.row_id in placement.draft.new_rows:
-                kept.add(sequence.request)
-        return [request for request in found if request not in kept]
 
     def _fail(self, request: Request, reason: str, message: str) -> None:
         self._placement.finish(request, FinishReason.ERROR, (reason, message))

@@ -26,6 +26,20 @@ def check_request(request: Request, config: SchedulerConfig) -> None:
     _check_length(request, config)
 
 
+def fits(request: Request, config: SchedulerConfig) -> bool:
+    """Whether numbers and features allow it under `config`; tokens and parameters are not judged.
+
+    So executors of the same model can be compared without a look at a whole prompt for each.
+    """
+    try:
+        request.params.check_sequences()
+        _check_features(request, config)
+        _check_length(request, config)
+    except DomainError:
+        return False
+    return True
+
+
 def _check_token_ids(token_ids: Int32Array, vocab_size: int) -> None:
     # A negative number is a large one without its sign.
     if token_ids.view(np.uint32).max() < vocab_size:

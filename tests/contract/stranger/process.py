@@ -20,6 +20,7 @@ from tests.contract.stranger.executor import StrangerExecutor
 from tests.support.processes.addresses import reserve_address
 
 T = TypeVar("T")
+_PAUSE_S = 0.005
 ROOT = Path(__file__).resolve().parents[3]
 SOURCE_ROOTS = (".", "protos", "kernels", "clients")
 
@@ -81,7 +82,7 @@ _FAST_RETRY = [
 
 async def _wait_ready(channel: grpc.aio.Channel, log: IO[bytes]) -> None:
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await channel.channel_ready()
     except TimeoutError:
         log.seek(0)
@@ -100,10 +101,10 @@ class Cluster:
     async def states(self) -> list[admin_pb2.ExecutorState]:
         """What the scheduler says about its executors."""
         request = admin_pb2.ListExecutorsRequest()
-        return list((await self.admin.ListExecutors(request, timeout=5)).executors)
+        return list((await self.admin.ListExecutors(request, timeout=30)).executors)
 
     async def wait_for_states(
-        self, is_true: Callable[[list[admin_pb2.ExecutorState]], bool], timeout_s: float = 5
+        self, is_true: Callable[[list[admin_pb2.ExecutorState]], bool], timeout_s: float = 30
     ) -> list[admin_pb2.ExecutorState]:
         """Asks until `is_true`. Raises TimeoutError with the last answer."""
 
@@ -139,6 +140,8 @@ async def poll(ask: Callable[[], Awaitable[tuple[bool, T]]], timeout_s: float = 
             return answer
         if time.monotonic() > deadline:
             raise TimeoutError(f"last answer: {answer}")
+        # Who is asked without a pause has no time for what it is asked about.
+        await asyncio.sleep(_PAUSE_S)
 
 
 @asynccontextmanager

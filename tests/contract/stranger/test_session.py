@@ -181,7 +181,7 @@ async def test_generate_frees_blocks_when_call_is_cancelled(cluster: Cluster) ->
 
 async def test_generate_frees_blocks_when_deadline_passes(cluster: Cluster) -> None:
     (executor,) = cluster.executors
-    generation = cluster.client.start(request_of([1] * 50, max_tokens=140), timeout_s=0.2)
+    generation = cluster.client.start(request_of([1] * 50, max_tokens=140), timeout_s=3)
     await generation.read_until(1)
     executor.gate.clear()
     with pytest.raises(grpc.aio.AioRpcError) as caught:

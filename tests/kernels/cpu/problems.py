@@ -107,14 +107,31 @@ def hidden(tokens: Tokens, num_hidden: int) -> Tokens:
     return Tokens(tokens.query, key, value)
 
 
-def attend_both(
-    backend: AttentionBackend,
-    shape: Shape,
-    options: AttentionOptions,
-    dtype: torch.dtype,
-    seed: int = 0,
-) -> tuple[Tensor, Tensor]:
-    """[T, H, E] of `backend` and of the oracle, the latter in float32.
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """`history`: the tokens of `before`, which are written first; `new`: those of `batch`."""
+
+    shape: Shape
+    options: AttentionOptions
+    num_blocks: int
+    history: Tokens
+    before: PagedBatch
+    new: Tokens
+    batch: PagedBatch
+
+    def attend(self, backend: AttentionBackend, dtype: torch.dtype) -> Tensor:
+        """[T, H, E], computed by `backend` in pools of its own."""
+        pools = make_pools(self.shape, self.num_blocks, dtype)
+        for tokens, batch in ((self.history, self.before), (self.new, self.batch)):
+            backend.write_kv(tokens.key.to(dtype), tokens.value.to(dtype), *pools, batch)
+        query = self.new.query.to(dtype)
+        return backend.paged_attention(query, *pools, self.batch, self.options)
+
+
+def make_problem(
+    shape: Shape, options: AttentionOptions, dtype: torch.dtype, seed: int = 0
+) -> Problem:
+    """Tokens of `dtype`.
 
     What is behind the window of each row's first new token is NaN, and its blocks are unknown.
     """
@@ -132,13 +149,15 @@ def attend_both(
         for row, (computed, _) in enumerate(shape.rows):
             num_behind = max(0, computed - window + 1) // shape.block_size
             batch.block_tables[row, :num_behind] = -1
-    outputs = []
-    for tried, kind in ((backend, dtype), (reference, torch.float32)):
-        pools = make_pools(shape, num_blocks, kind)
-        for tokens, of_batch in ((joined(history), before), (new, batch)):
-            tried.write_kv(tokens.key.to(kind), tokens.value.to(kind), *pools, of_batch)
-        outputs.append(tried.paged_attention(new.query.to(kind), *pools, batch, options))
-    return outputs[0], outputs[1]
+    return Problem(shape, options, num_blocks, joined(history), before, new, batch)
+
+
+def attend_both(
+    backend: AttentionBackend, shape: Shape, options: AttentionOptions, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """[T, H, E] of `backend` and of the oracle, the latter in float32."""
+    problem = make_problem(shape, options, dtype)
+    return problem.attend(backend, dtype), problem.attend(reference, torch.float32)
 
 
 def assert_close(actual: Tensor, expected: Tensor) -> None:

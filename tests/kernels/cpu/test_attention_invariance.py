@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from splitserve_kernels import reference
 from splitserve_kernels.cpu.attention import NativeAttention
 from splitserve_kernels.cpu.library import NativeLibrary
 from splitserve_kernels.paged_batch import AttentionOptions
@@ -19,13 +20,14 @@ from tests.kernels.cpu.problems import (
     Shape,
     Tokens,
     assert_close,
-    attend_both,
     joined,
     make_batch,
     make_pools,
+    make_problem,
     make_tables,
     make_tokens,
 )
+from tests.support.covering import covering
 
 DTYPES = tuple(TOLERANCES)
 # One whose blocks attention reads in place, and others that it copies.
@@ -42,6 +44,12 @@ LENGTH = 1100
 _SETTINGS = settings(
     max_examples=5, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
+
+
+def _every_two(**options: Sequence[object]) -> pytest.MarkDecorator:
+    """Cases in which every two of these options take every two of their values."""
+    cases = [tuple(case.values()) for case in covering(options, strength=2)]
+    return pytest.mark.parametrize(tuple(options), cases, ids=lambda value: str(value))
 
 
 def _serve(
@@ -83,9 +91,7 @@ def _chunks(length: int, sizes: Sequence[int]) -> list[int]:
     return chunks
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("options", OPTIONS, ids=["plain", "window"])
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"blocks_of_{shape.block_size}")
+@_every_two(shape=SHAPES, options=OPTIONS, dtype=DTYPES)
 @given(sizes=st.lists(st.integers(1, 700), min_size=1, max_size=5))
 @example(sizes=[1000, 1])
 @_SETTINGS
@@ -103,9 +109,7 @@ def test_attention_gives_the_same_bits_when_a_prompt_is_cut(
     assert torch.equal(whole, cut)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("options", OPTIONS, ids=["plain", "window"])
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"blocks_of_{shape.block_size}")
+@_every_two(shape=SHAPES, options=OPTIONS, dtype=DTYPES)
 @given(lengths=st.lists(st.integers(1, 300), min_size=2, max_size=6), place=st.integers(0, 5))
 @_SETTINGS
 def test_attention_gives_the_same_bits_when_others_share_the_step(
@@ -140,18 +144,15 @@ def test_attention_gives_the_same_bits_when_threads_are_more(
 
 
 @pytest.mark.usefixtures("num_threads")
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("window", [None, 100, 2500])
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"blocks_of_{shape.block_size}")
+@_every_two(shape=SHAPES, window=(None, 100, 2500), dtype=DTYPES)
 def test_decodes_give_the_same_bits_when_many_threads_share_a_long_context(
     library: NativeLibrary, shape: Shape, dtype: torch.dtype, window: int | None
 ) -> None:
     rows, options = ((4999, 1), (3071, 1), (39, 1)), AttentionOptions(0.3, sliding_window=window)
+    problem = make_problem(replace(shape, rows=rows), options, dtype)
     outputs = []
     for count in (1, 2, 16):
         torch.set_num_threads(count)
-        problem = replace(shape, rows=rows)
-        outputs.append(attend_both(NativeAttention(library), problem, options, dtype))
-    for actual, expected in outputs:
-        assert torch.equal(actual, outputs[0][0])
-        assert_close(actual, expected)
+        outputs.append(problem.attend(NativeAttention(library), dtype))
+    assert_close(outputs[0], problem.attend(reference, torch.float32))
+    assert all(torch.equal(output, outputs[0]) for output in outputs[1:])

@@ -35,7 +35,8 @@ FLOAT32_TOLERANCE = 1e-4
 # Size of the difference over the size of the (centred) logits of a token, its median: activations
 # and KV are rounded to 7 bits behind the point, layer after layer.
 BFLOAT16_RELATIVE_TOLERANCE = 0.03
-PROMPT_LENGTHS = (5, 33, 70)
+TOKENS = torch.tensor([random_tokens(90, seed) for seed in (1, 2)])
+PROMPTS = [random_tokens(length, seed=length) for length in (5, 33, 70)]
 NUM_OUTPUT_TOKENS = 12
 # (chunk size, block size); None: whole prompts.
 CUTS = ((1, 16), (7, 4), (None, 4), (64, 16))
@@ -53,6 +54,35 @@ def directory_of(tmp_path_factory: pytest.TempPathFactory) -> DirectoryOf:
         return saved[name, dtype]
 
     return get
+
+
+class Truth:
+    """What Hugging Face says, asked once for all instruction sets."""
+
+    def __init__(self) -> None:
+        self._logits: dict[Path, torch.Tensor] = {}
+        self._outputs: dict[Path, list[list[int]]] = {}
+
+    def logits(self, directory: Path) -> torch.Tensor:
+        """[Q, L, V] of TOKENS."""
+        if directory not in self._logits:
+            rows = [hugging_face_logits(directory, row.tolist()) for row in TOKENS]
+            self._logits[directory] = torch.stack(rows)
+        return self._logits[directory]
+
+    def outputs(self, directory: Path) -> list[list[int]]:
+        """Greedy tokens behind each of PROMPTS."""
+        if directory not in self._outputs:
+            model = load_reference(directory)
+            self._outputs[directory] = [
+                generate_greedily(model, prompt, NUM_OUTPUT_TOKENS) for prompt in PROMPTS
+            ]
+        return self._outputs[directory]
+
+
+@pytest.fixture(scope="module")
+def truth() -> Truth:
+    return Truth()
 
 
 @torch.inference_mode()
@@ -86,23 +116,19 @@ def test_decoder_says_what_each_part_of_a_step_takes_when_it_is_asked(
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_decoder_gives_hugging_face_logits_when_weights_are_float32(
-    library: NativeLibrary, name: str, directory_of: DirectoryOf
+    library: NativeLibrary, name: str, directory_of: DirectoryOf, truth: Truth
 ) -> None:
     directory = directory_of(name)
-    tokens = torch.tensor([random_tokens(90, seed) for seed in (1, 2)])
-    actual = _native_logits(library, directory, tokens)
-    expected = torch.stack([hugging_face_logits(directory, row.tolist()) for row in tokens])
+    actual, expected = _native_logits(library, directory, TOKENS), truth.logits(directory)
     torch.testing.assert_close(actual, expected, atol=FLOAT32_TOLERANCE, rtol=0)
 
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_decoder_gives_hugging_face_logits_when_weights_are_bfloat16(
-    library: NativeLibrary, name: str, directory_of: DirectoryOf
+    library: NativeLibrary, name: str, directory_of: DirectoryOf, truth: Truth
 ) -> None:
     directory = directory_of(name, torch.bfloat16)
-    tokens = torch.tensor([random_tokens(90, seed) for seed in (1, 2)])
-    actual = _native_logits(library, directory, tokens)
-    expected = torch.stack([hugging_face_logits(directory, row.tolist()) for row in tokens])
+    actual, expected = _native_logits(library, directory, TOKENS), truth.logits(directory)
     sizes = (expected - expected.mean(dim=-1, keepdim=True)).norm(dim=-1)
     error = ((actual - expected).norm(dim=-1) / sizes).median()
     assert float(error) <= BFLOAT16_RELATIVE_TOLERANCE
@@ -113,13 +139,11 @@ def test_runner_gives_hugging_face_tokens_when_the_decoder_is_native(
     library: NativeLibrary,
     name: str,
     directory_of: DirectoryOf,
+    truth: Truth,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("executor_service.backends.cpu.load_library", lambda: library)
     directory = directory_of(name)
-    prompts = [random_tokens(length, seed=length) for length in PROMPT_LENGTHS]
-    reference = load_reference(directory)
-    expected = [generate_greedily(reference, prompt, NUM_OUTPUT_TOKENS) for prompt in prompts]
     compute = choose_compute(lambda: load_decoder(directory), NATIVE, 16)
     assert compute.description == f"native decoder ({library.variant})"
     for chunk_size, block_size in CUTS:
@@ -127,9 +151,9 @@ def test_runner_gives_hugging_face_tokens_when_the_decoder_is_native(
         runner = build_runner(compute.loaded, cache_config, compute.make_model)
         sequences = [
             DrivenSequence(prompt, NUM_OUTPUT_TOKENS, start_step=2 * index)
-            for index, prompt in enumerate(prompts)
+            for index, prompt in enumerate(PROMPTS)
         ]
         drive(
             runner, sequences, block_size=block_size, num_blocks=60, chunk_size=chunk_size, seed=1
         )
-        assert [sequence.output for sequence in sequences] == expected
+        assert [sequence.output for sequence in sequences] == truth.outputs(directory)

@@ -14,6 +14,7 @@ from torch import Tensor
 from splitserve_kernels.cpu.library import NativeLibrary
 from splitserve_kernels.cpu.linear import PackedLinear, WeightRows, linear
 from splitserve_kernels.cpu.linear import pack as pack_rows
+from tests.support.covering import covering
 
 # Relative to the size of an output (see _check): in float32 the rounding of sums of up to 5000
 # products, one after the other; in bfloat16 that of the result (2^-9), with as much for the sums.
@@ -89,10 +90,16 @@ def _check(
     assert float(((actual.double() - expected).abs() / scale).max()) <= TOLERANCES[dtype]
 
 
-@pytest.mark.parametrize("is_int8", [False, True])
-@pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("shape", "dtype", "has_bias", "is_int8"),
+    [
+        tuple(case.values())
+        for case in covering(
+            {"shape": SHAPES, "dtype": DTYPES, "bias": (False, True), "int8": (False, True)},
+            strength=2,
+        )
+    ],
+)
 def test_linear_equals_float64_when_shapes_are_odd(
     library: NativeLibrary,
     shape: tuple[int, int, int],

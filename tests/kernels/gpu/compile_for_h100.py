@@ -16,7 +16,7 @@ from triton.runtime.jit import JITFunction
 
 from splitserve_kernels.gpu.attention.paged_decode import paged_decode
 from splitserve_kernels.gpu.attention.paged_prefill import paged_prefill
-from splitserve_kernels.gpu.block_copy import copy_blocks, gather_blocks, scatter_blocks
+from splitserve_kernels.gpu.block_copy import copy_blocks
 from splitserve_kernels.gpu.kv_write import kv_write
 from splitserve_kernels.gpu.layer_pools import KVScales, LayerPools
 from splitserve_kernels.gpu.rotary_kv_write import RotaryTables, rotary_kv_write
@@ -97,8 +97,6 @@ def main() -> None:
         _compile_writes(layer)
     pool, ids = torch.zeros(8, 5000, dtype=BFLOAT16), torch.arange(3)
     copy_blocks(pool.view(torch.int64), ids, ids)
-    gather_blocks(pool, ids, pool)
-    scatter_blocks(pool, pool, ids)
     logits = torch.zeros(3, 32000)
     greedy(logits)
     sample(logits, torch.ones(3), ids, ids)

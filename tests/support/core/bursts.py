@@ -336,7 +336,7 @@ class Burst:
         for engine in self.cluster.engines:
             if not engine.takes_requests:
                 continue
-            held = engine.scheduler.placement.requests  # type: ignore[union-attr]
+            held = engine.scheduler.placement.requests
             assert owners.isdisjoint(held)
             owners |= held.keys()
         num_errors = 0

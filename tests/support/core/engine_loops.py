@@ -88,13 +88,13 @@ class Broken:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
         self.at_call = 1
-        self.error: Exception = AssertionError("block 3 freed twice")
+        self.error = AssertionError("block 3 freed twice")
         original, calls = getattr(owner, name), itertools.count(1)
 
-        def call(part: Any, *arguments: Any) -> Any:  # noqa: ANN401
+        def call(part: Any, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
             if next(calls) == self.at_call:
                 raise self.error
-            return original(part, *arguments)
+            return original(part, *arguments, **named)
 
         monkeypatch.setattr(owner, name, call)
 

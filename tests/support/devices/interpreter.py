@@ -2,11 +2,13 @@
 
 It turns arrays of one element into int, which numpy 2.4 refuses (triton-lang/triton, issue 9171);
 it multiplies the bits of bfloat16 numbers, not the numbers; and it rounds to bfloat16 and to float8
-by cutting off, or wrongly where the rounding carries into the exponent.
+by cutting off, or wrongly where the rounding carries into the exponent. It also spends half of its
+time on work that it does anew for every operation; here that is done once.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -33,6 +35,9 @@ def repair() -> None:
         interpreter._convert_float = _convert_float
         _repair_index()
         _repair_dot()
+        _patch_once_a_launch()
+        _look_up_dtypes()
+        _keep_types_of_shapes()
 
 
 def _convert_float(numbers: Array, source: Any, target: Any, _rounding: Any) -> Array:  # noqa: ANN401
@@ -68,3 +73,62 @@ def _repair_dot() -> None:
         return create_dot(self, widen(a), widen(b), *arguments)
 
     builder.create_dot = create_wide_dot
+
+
+def _patch_once_a_launch() -> None:
+    """What a kernel calls finds the language patched, and does not look at all of it again."""
+    patch, patched = interpreter._patch_lang, set()
+
+    def patch_what_is_not(function: Any) -> Any:  # noqa: ANN401
+        wanted = _languages_of(function)
+        if wanted <= patched:
+            return interpreter._LangPatchScope()  # of no changes
+        scope, is_launch = patch(function), not patched
+        patched.update(wanted)
+        if is_launch:
+            restore = scope.restore
+
+            def restore_and_forget() -> None:
+                patched.clear()
+                restore()
+
+            scope.restore = restore_and_forget
+        return scope
+
+    interpreter._patch_lang = patch_what_is_not
+
+
+@functools.cache
+def _languages_of(function: Any) -> frozenset[str]:  # noqa: ANN401
+    """The modules of the language that a function sees."""
+    seen = function.__globals__.values()
+    return frozenset(module.__name__ for module in (tl, tl.core) if any(s is module for s in seen))
+
+
+def _look_up_dtypes() -> None:
+    find, found = interpreter._get_np_dtype, {}
+
+    def look_up(dtype: Any) -> Any:  # noqa: ANN401
+        scalar = dtype.scalar
+        if isinstance(scalar, tl.pointer_type):
+            return np.dtype(np.uint64)
+        if scalar.name not in found:
+            found[scalar.name] = find(scalar)
+        return found[scalar.name]
+
+    interpreter._get_np_dtype = look_up
+
+
+def _keep_types_of_shapes() -> None:
+    """A tuple's type names each of its numbers; most tuples are shapes, and there are few."""
+    make, kept = tl.core._type_for_tuple_values, {}
+
+    def type_of(values: Any, fields: Any = None) -> Any:  # noqa: ANN401
+        if fields is not None or any(type(value) is not int for value in values):
+            return make(values, fields)
+        key = tuple(values)
+        if key not in kept:
+            kept[key] = make(values)
+        return kept[key]
+
+    tl.core._type_for_tuple_values = type_of

@@ -38,7 +38,7 @@ class _Stream:
 
 
 class LateStreams:
-    """Streams whose work is done when the test says so, or when the host waits for it.
+    """DeviceStreams whose work is done when the test says so, or when the host waits for it.
 
     `is_held`: then it is not done by waiting; whoever waits goes on when the test says so.
     """
@@ -51,7 +51,7 @@ class LateStreams:
         # How often the host waited for what was not done, and asked for a copy.
         self.num_waits = self.num_copies = 0
 
-    # -- Streams ---------------------------------------------------------------------------------
+    # -- DeviceStreams -------------------------------------------------------------------------
 
     @contextmanager
     def swapping(self) -> Iterator[None]:

@@ -60,7 +60,6 @@ class RecordedOps:
         self._fails = fails
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        """See executor_service.runner.decode_graphs.Recorder."""
         if self._fails:
             raise RuntimeError("operation not permitted when stream is capturing")
         run()
@@ -83,7 +82,6 @@ class RunAgain:
     """A Recorder that records nothing, for kernels that are no operations of torch."""
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        """See executor_service.runner.decode_graphs.Recorder."""
         run()
         return run
 

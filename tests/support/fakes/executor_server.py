@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
-from executor_service.service.servicer import SERVICE, Engine, ExecutorServicer
-from executor_service.service.step_worker import StepWorker
+from executor_service.service.servicer import SERVICE, ExecutorServicer, ReadyExecutor
+from executor_service.service.step_worker import Encode, StepWorker
 from executor_service.steps.executor_info import ExecutorInfo
 from executor_service.steps.step import Runner
 from executor_service.steps.step_executor import StepExecutor
+from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.executor.v1 import executor_pb2_grpc
 from splitserve_rpc.server import RunningServer, bind_server
+
+
+class CountingWorker(StepWorker):
+    """Knows how many batches were read."""
+
+    num_submitted = 0
+
+    def submit(self, batch: pb.ScheduleBatch, then: Callable[[Encode], None]) -> None:
+        super().submit(batch, then)
+        self.num_submitted += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +32,7 @@ class ExecutorServer:
 
     info: ExecutorInfo
     servicer: ExecutorServicer
-    worker: StepWorker
+    worker: CountingWorker
     running: RunningServer
 
 
@@ -33,8 +44,8 @@ async def start_executor(
     info = replace(info, address=f"127.0.0.1:{running.port}")
     servicer = ExecutorServicer()
     executor_pb2_grpc.add_ExecutorServiceServicer_to_server(servicer, running.server)
-    worker = StepWorker(StepExecutor(info, runner))
-    servicer.serve(Engine(worker, lambda: info))
+    worker = CountingWorker(StepExecutor(info, runner))
+    servicer.serve(ReadyExecutor(worker, lambda: info))
     await running.server.start()
     return ExecutorServer(info, servicer, worker, running)
 

@@ -104,7 +104,6 @@ class FakeRunner:
         return chains
 
     def begin(self, step: StepInput) -> FinishedStep:
-        """See Runner."""
         return FinishedStep(self.execute(step))
 
     def execute(self, step: StepInput) -> StepOutput:

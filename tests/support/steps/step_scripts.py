@@ -74,11 +74,11 @@ class Script:
         """Takes what became of a step."""
         work = self._work.pop((answer.scheduler_epoch, answer.step_id), [])
         for index, (num_tokens, sequence) in enumerate(work):
-            if answer.rows is None:
+            if answer.output is None:
                 sequence.must_recompute = True
                 continue
-            status = answer.rows.row_statuses[index]
-            token = int(answer.rows.sampled_token_ids[index])
+            status = answer.output.row_statuses[index]
+            token = int(answer.output.sampled_token_ids[index])
             if status == RowStatus.INPUT_UNAVAILABLE:
                 sequence.must_recompute = True
             elif status != RowStatus.OK:

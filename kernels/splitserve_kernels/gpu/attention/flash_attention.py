@@ -29,7 +29,6 @@ class FlashAttention:
     def write_kv(
         self, key: Tensor, value: Tensor, key_pool: Tensor, value_pool: Tensor, batch: PagedBatch
     ) -> None:
-        """See `splitserve_kernels.gpu.attention.backend.write_kv`."""
         kv_write(key, value, LayerPools(key_pool, value_pool), batch.slot_mapping)
 
     def paged_attention(

@@ -56,7 +56,7 @@ def test_pools_hold_more_blocks_when_numbers_are_narrow(
         lambda: 100 * 4 * NUMBERS_OF_A_BLOCK,
     )
     narrow = replace(loaded, kv_dtype=FLOAT8)
-    cache = build_runner(narrow, CacheConfig(16, memory_ratio=0.5)).cache
+    cache = build_runner(narrow, CacheConfig(16, memory_fraction=0.5)).cache
     assert (cache.block_bytes, cache.dtype) == (NUMBERS_OF_A_BLOCK, FLOAT8)
     assert (cache.num_device_blocks, cache.num_host_blocks) == (200, 50)
     assert narrow.kv_dtype_name == "float8_e4m3fn"

@@ -21,7 +21,7 @@ from executor_service.runner.model_runner import ModelRunner
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
 from executor_service.sampling.sampler import SamplingRows, draw_in_torch
 from executor_service.service.decode_batch import decode_batch
-from executor_service.steps.batch import StepAnswer, StepErrorReason, StepRows, StepStatus
+from executor_service.steps.batch import StepAnswer, StepErrorReason, StepStatus
 from executor_service.steps.executor_info import (
     SAMPLING_FEATURES,
     ExecutorInfo,
@@ -29,7 +29,7 @@ from executor_service.steps.executor_info import (
     Feature,
     ModelInfo,
 )
-from executor_service.steps.step import RowStatus
+from executor_service.steps.step import RowStatus, StepOutput
 from executor_service.steps.step_executor import StepExecutor
 from splitserve_kernels import reference
 from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch
@@ -111,8 +111,8 @@ class _Executor:
 
     def assert_works(self, step_id: int) -> None:
         """The next step is as if nothing had been."""
-        rows = _rows(self.step(step_id))
-        assert (rows.row_statuses.tolist(), rows.sampled_token_ids.tolist()) == (
+        output = _output(self.step(step_id))
+        assert (output.row_statuses.tolist(), output.sampled_token_ids.tolist()) == (
             [OK] * 3,
             self.expected,
         )
@@ -140,21 +140,23 @@ def executor(loaded: LoadedModel) -> _Executor:
         features=SAMPLING_FEATURES | {Feature.ADAPTERS},
     )
     executor = _Executor(faults, runner, StepExecutor(info, runner), [])
-    executor.expected.extend(_rows(executor.step(1)).sampled_token_ids.tolist())
+    executor.expected.extend(_output(executor.step(1)).sampled_token_ids.tolist())
     return replace(executor, steps=StepExecutor(info, runner))
 
 
-def _rows(answer: StepAnswer) -> StepRows:
+def _output(answer: StepAnswer) -> StepOutput:
     assert answer.status is StepStatus.OK, answer
-    assert answer.rows is not None
-    return answer.rows
+    assert answer.output is not None
+    return answer.output
 
 
-def _assert_only_the_second_fails(executor: _Executor, rows: StepRows, status: RowStatus) -> None:
-    assert rows.row_statuses.tolist() == [OK, status, OK]
+def _assert_only_the_second_fails(
+    executor: _Executor, output: StepOutput, status: RowStatus
+) -> None:
+    assert output.row_statuses.tolist() == [OK, status, OK]
     first, _, last = executor.expected
-    assert rows.sampled_token_ids.tolist() == [first, -1, last]
-    assert list(rows.row_errors) == [1]
+    assert output.sampled_token_ids.tolist() == [first, -1, last]
+    assert list(output.row_errors) == [1]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -163,9 +165,9 @@ def test_row_fails_alone_when_its_logits_are_not_finite(executor: _Executor, val
         logits[1, 17] = value
 
     executor.faults.change_logits = change
-    rows = _rows(executor.step(1))
-    _assert_only_the_second_fails(executor, rows, INVALID_LOGITS)
-    assert rows.row_errors[1] == "the model returned logits that are NaN, +inf, or -inf alone"
+    output = _output(executor.step(1))
+    _assert_only_the_second_fails(executor, output, INVALID_LOGITS)
+    assert output.row_errors[1] == "the model returned logits that are NaN, +inf, or -inf alone"
     executor.faults.change_logits = lambda _batch, _logits: None
     executor.assert_works(2)
 
@@ -173,15 +175,15 @@ def test_row_fails_alone_when_its_logits_are_not_finite(executor: _Executor, val
 def test_row_fails_alone_when_its_adapter_is_missing(executor: _Executor) -> None:
     new_rows = [NEW_ROWS[0], replace(NEW_ROWS[1], adapter="french"), NEW_ROWS[2]]
     for step_id in (1, 2):
-        rows = _rows(executor.step(step_id, new_rows))
-        _assert_only_the_second_fails(executor, rows, FAILED)
-        assert rows.row_errors == {1: "adapter 'french' is not here; available: none"}
+        output = _output(executor.step(step_id, new_rows))
+        _assert_only_the_second_fails(executor, output, FAILED)
+        assert output.row_errors == {1: "adapter 'french' is not here; available: none"}
 
 
 def test_every_row_fails_when_every_adapter_is_missing(executor: _Executor) -> None:
-    rows = _rows(executor.step(1, [replace(row, adapter="french") for row in NEW_ROWS]))
-    assert rows.row_statuses.tolist() == [FAILED] * 3
-    assert rows.sampled_token_ids.tolist() == [-1] * 3
+    output = _output(executor.step(1, [replace(row, adapter="french") for row in NEW_ROWS]))
+    assert output.row_statuses.tolist() == [FAILED] * 3
+    assert output.sampled_token_ids.tolist() == [-1] * 3
 
 
 def _raise_for_the_second(batch: PagedBatch) -> None:
@@ -191,21 +193,21 @@ def _raise_for_the_second(batch: PagedBatch) -> None:
 
 def test_row_fails_alone_when_a_kernel_raises_for_it(executor: _Executor) -> None:
     executor.faults.attend = _raise_for_the_second
-    rows = _rows(executor.step(1))
-    _assert_only_the_second_fails(executor, rows, FAILED)
-    assert rows.row_errors == {1: "ValueError in the forward pass"}
+    output = _output(executor.step(1))
+    _assert_only_the_second_fails(executor, output, FAILED)
+    assert output.row_errors == {1: "ValueError in the forward pass"}
     executor.faults.attend = lambda _batch: None
     executor.assert_works(2)
 
 
 def test_rows_fail_for_their_own_reasons_when_several_faults_meet(executor: _Executor) -> None:
     executor.faults.attend = _raise_for_the_second
-    rows = _rows(executor.step(1, [replace(NEW_ROWS[0], adapter="french"), *NEW_ROWS[1:]]))
-    assert rows.row_errors == {
+    output = _output(executor.step(1, [replace(NEW_ROWS[0], adapter="french"), *NEW_ROWS[1:]]))
+    assert output.row_errors == {
         0: "adapter 'french' is not here; available: none",
         1: "ValueError in the forward pass",
     }
-    assert rows.sampled_token_ids.tolist() == [-1, -1, executor.expected[2]]
+    assert output.sampled_token_ids.tolist() == [-1, -1, executor.expected[2]]
 
 
 def test_step_fails_when_a_kernel_raises_for_every_row(executor: _Executor) -> None:

@@ -43,7 +43,7 @@ def test_build_runner_takes_a_share_of_memory_when_no_number_is_given(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _available(monkeypatch, 100 * BLOCK_BYTES)
-    cache = build_runner(loaded, CacheConfig(16, memory_ratio=0.5)).cache
+    cache = build_runner(loaded, CacheConfig(16, memory_fraction=0.5)).cache
     # A quarter of what the device pool leaves, since both are in the same memory.
     assert (cache.num_device_blocks, cache.num_host_blocks) == (50, 12)
 
@@ -124,7 +124,7 @@ class _SeenModel:
 def _stepping(**changes: Any) -> CacheConfig:  # noqa: ANN401
     """Measures a step of 4 rows and 24 tokens, unless `changes` say otherwise."""
     values = {"max_num_rows": 4, "max_num_batched_tokens": 24, "num_host_blocks": 0}
-    return CacheConfig(**{"block_size": 16, "memory_ratio": 0.5, **values, **changes})
+    return CacheConfig(**{"block_size": 16, "memory_fraction": 0.5, **values, **changes})
 
 
 def test_build_runner_leaves_room_for_the_largest_step_when_it_was_measured(

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import grpc.aio
 import pytest
 
-from executor_service.service.servicer import Engine, ExecutorServicer
+from executor_service.service.servicer import ExecutorServicer, ReadyExecutor
 from executor_service.service.step_worker import StepWorker
 from executor_service.steps.batch import Batch, StepAnswer
 from executor_service.steps.executor_info import ExecutorInfo, ModelInfo
@@ -47,7 +48,7 @@ Pair = tuple[ExecutorServicer, executor_pb2_grpc.ExecutorServiceStub]
 
 def _serve(servicer: ExecutorServicer, files: list[Path]) -> None:
     runner = FakeRunner(block_size=4, num_device_blocks=16)
-    servicer.serve(Engine(StepWorker(StepExecutor(INFO, runner)), lambda: INFO, files))
+    servicer.serve(ReadyExecutor(StepWorker(StepExecutor(INFO, runner)), lambda: INFO, files))
 
 
 async def test_tokenizer_comes_in_chunks_of_a_mebibyte_when_it_is_large(
@@ -78,10 +79,11 @@ async def test_nobody_watches_when_the_only_stream_was_closed(servicer_and_stub:
     call = stub.Execute()
     await call.write(pb.ScheduleBatch(scheduler_epoch=1, executor_epoch=1, step_id=1))
     await call.read()
-    assert servicer.streams.num_open == 1
+    nobody_watches = asyncio.create_task(servicer.streams.wait_none_open())
+    await asyncio.sleep(0)
+    assert not nobody_watches.done()
     call.cancel()
-    await servicer.streams.wait_none_open()
-    assert servicer.streams.num_open == 0
+    await nobody_watches
 
 
 class _Broken(StepExecutor):
@@ -94,7 +96,7 @@ class _Broken(StepExecutor):
 async def test_batch_gets_a_result_when_we_have_a_bug(servicer_and_stub: Pair) -> None:
     servicer, stub = servicer_and_stub
     runner = FakeRunner(block_size=4, num_device_blocks=16)
-    servicer.serve(Engine(StepWorker(_Broken(INFO, runner)), lambda: INFO))
+    servicer.serve(ReadyExecutor(StepWorker(_Broken(INFO, runner)), lambda: INFO))
     call = stub.Execute()
     for step_id in (1, 2):
         await call.write(pb.ScheduleBatch(scheduler_epoch=1, executor_epoch=1, step_id=step_id))

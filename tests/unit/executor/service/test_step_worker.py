@@ -82,7 +82,7 @@ def _truth(loaded: LoadedModel, *batches: pb.ScheduleBatch) -> list[StepAnswer]:
 
 
 def _tokens(answers: list[StepAnswer]) -> list[list[int] | None]:
-    return [a.rows.sampled_token_ids.tolist() if a.rows is not None else None for a in answers]
+    return [a.output.sampled_token_ids.tolist() if a.output is not None else None for a in answers]
 
 
 def test_steps_begin_when_those_before_are_not_done(loaded: LoadedModel, late: _Late) -> None:
@@ -158,9 +158,9 @@ def test_row_knows_nothing_of_the_one_before_when_that_was_removed_in_flight(lat
     late.begin(SENDER.batch(2, base=1, removed=[0], new=[new]))
     late.begin(SENDER.batch(3, base=2, work=[WorkRow(0, 0, back=2)]))
     late.executor.finish()
-    rows = late.answers[2].rows
-    assert rows is not None
-    assert rows.row_statuses.tolist() == [RowStatus.INPUT_UNAVAILABLE]
+    output = late.answers[2].output
+    assert output is not None
+    assert output.row_statuses.tolist() == [RowStatus.INPUT_UNAVAILABLE]
     assert late.executor._rows.histories(np.array([0])) == [[9]]
 
 

@@ -87,8 +87,8 @@ def test_delta_is_taken_when_the_step_before_failed_in_the_runner() -> None:
     _first_step(step_executor)
     batch = SENDER.batch(2, base=1, work=[WorkRow(0, 0, [5, 6])])
     answer = step_executor.execute(decode_batch(batch))
-    assert answer.rows is not None
-    assert answer.rows.sampled_token_ids.tolist() == expected_tokens([5, 6], 1, 0, 128)
+    assert answer.output is not None
+    assert answer.output.sampled_token_ids.tolist() == expected_tokens([5, 6], 1, 0, 128)
 
 
 def _broken_output(_step: StepInput) -> StepOutput:

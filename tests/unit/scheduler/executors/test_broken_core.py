@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 
 from scheduler_service.core.blocks.prefix_cache import PrefixCache
-from scheduler_service.core.invariants import InvariantBroken
 from scheduler_service.core.outcomes.losses import MAX_FRUITLESS_LOSSES
 from scheduler_service.core.outcomes.results import Results
 from scheduler_service.core.plan import StepEvents, StepOutcome, StepPlan
 from scheduler_service.core.planning.growing_rows import GrowingRows
 from scheduler_service.core.policies.fair_share import FairSharePolicy
-from scheduler_service.core.request import FinishReason, Request
+from scheduler_service.core.request import Request
 from scheduler_service.core.row_columns import RowColumns
 from scheduler_service.core.sampling_params import BeamParams
 from scheduler_service.core.scheduler import Scheduler
@@ -168,24 +167,6 @@ def check_completions(requests: list[Request], clients: Clients) -> None:
     for completion in best.completions:
         assert completion.cumulative_logprob == sum(map(fake_logprob, completion.token_ids))
         assert [scored.token_id for scored in completion.scored] == completion.token_ids
-
-
-async def test_only_the_request_at_fault_ends_when_the_core_names_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    broken = Broken(monkeypatch, RowColumns, "plan_work")
-    broken.at_call, broken.error = 3, InvariantBroken("two rows", "r2")
-    loop = a_loop(Clients())
-    for number in (1, 2, 3):
-        loop.scheduler.add(a_request(number))
-
-    await run_until_lost(loop)
-    requests = loop.evacuate()
-
-    ended = [request for request in requests if request.is_finished]
-    assert [request.request_id for request in ended] == ["r2"]
-    assert (ended[0].finish_reason, ended[0].error) == (FinishReason.ERROR, (REASON, MESSAGE))
-    assert len(requests) == 3
 
 
 async def test_request_ends_when_every_core_that_gets_it_fails(

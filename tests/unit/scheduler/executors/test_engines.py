@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 
 from scheduler_service.cluster import Cluster
 from scheduler_service.config import ClusterConfig
+from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.planning.arrival_checks import check_request
+from scheduler_service.core.request import Request
+from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.executors.engines import MAX_PENDING_JOINS
 from scheduler_service.executors.executor_link import ExecutorLost, LinkConfig
 from scheduler_service.executors.handshake import check_executor_info, core_config
+from scheduler_service.streams.sinks import GenerateStream, RequestSink
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve_rpc.domain_error import DomainError
-from tests.support.core.bursts import BurstLink, Machine
+from tests.support.core.bursts import VOCAB_SIZE, BurstLink, Machine
 
 ADDRESS = "executor:1"
 
@@ -200,3 +206,30 @@ def test_info_is_accepted_when_it_names_a_feature_of_a_later_version() -> None:
     info.features.append(99)  # type: ignore[arg-type]
     check_executor_info(info)
     assert core_config(info, ClusterConfig()).features == known
+
+
+@pytest.mark.parametrize("prompt", [[1, 2, 3], [1, 2, VOCAB_SIZE]])
+async def test_prompt_is_looked_at_once_when_there_are_several_executors(
+    prompt: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machines = [Machine(f"executor:{number}") for number in range(3)]
+    network = Network(*machines)
+    for machine in machines:
+        await network.cluster.join(machine.info)
+    await turns()
+    looked_at: list[list[int]] = []
+
+    def check(request: Request, config: SchedulerConfig) -> None:
+        looked_at.append(request.sequence.token_ids.tolist())
+        check_request(request, config)
+
+    for module in ("cluster", "core.scheduler"):
+        monkeypatch.setattr(f"scheduler_service.{module}.check_request", check)
+    stream = GenerateStream(network.cluster.delivery.new_outbox())
+    request = Request.create("r", prompt, SamplingParams(max_tokens=1), arrival=1, seed=1)
+
+    with network.cluster.client_stream(stream), suppress(DomainError):
+        network.cluster.submit(request, RequestSink(stream, 0))
+
+    assert looked_at == [prompt]
+    await network.cluster.drain(0)

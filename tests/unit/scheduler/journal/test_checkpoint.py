@@ -74,7 +74,7 @@ def test_beam_search_is_restored_when_its_beams_are_longer_than_a_pickle_may_be_
     request = driver.add(4)
     search = BeamSearch(BeamParams(2), n=1, max_tokens=6000)
     for step in range(5000):
-        search.advance([[(step % 90, -0.1), (step % 90 + 1, -0.2)]] * search.num_live)
+        search.advance([[(step % 90, -0.1), (step % 90 + 1, -0.2)]] * len(search.state.live))
     request.search = search
 
     (restored,) = load_core(dump_core(driver.core)).evacuate()

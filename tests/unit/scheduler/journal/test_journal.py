@@ -8,6 +8,7 @@ import pytest
 
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.journal import journal as journal_module
+from scheduler_service.journal.core import look_into
 from scheduler_service.journal.journal import NoJournal, open_journal
 from scheduler_service.journal.replay import replay
 from scheduler_service.journal.segment_file import SegmentFile
@@ -96,7 +97,7 @@ def test_recording_ends_and_serving_goes_on_when_the_disk_is_full(
         engine.answer()
 
     assert not journal.is_recording
-    assert engine.core.num_running == 0
+    assert look_into(engine.core).num_running == 0
     assert [r.message.split()[0] for r in caplog.records if r.levelno >= logging.ERROR] == [
         "journal_stopped"
     ]

@@ -171,7 +171,7 @@ def a_search() -> BeamSearch:
         stop_token_ids=frozenset({4}),
     )
     for _ in range(3):
-        candidates = [[(token, -0.1 * token - 0.7) for token in range(8)]] * search.num_live
+        candidates = [[(token, -0.1 * token - 0.7) for token in range(8)]] * len(search.state.live)
         search.advance(candidates)
     return search
 
@@ -202,7 +202,9 @@ def test_beam_search_goes_on_alike_when_it_comes_back() -> None:
     assert request.search is not None
     assert copy.search is not None
     assert copy.search.state == request.search.state
-    candidates = [[(token, -0.2 * token - 0.3) for token in range(8)]] * request.search.num_live
+    candidates = [[(token, -0.2 * token - 0.3) for token in range(8)]] * len(
+        request.search.state.live
+    )
 
     assert copy.search.advance(candidates) == request.search.advance(candidates)
     assert copy.search.hypotheses == request.search.hypotheses

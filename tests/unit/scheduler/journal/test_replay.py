@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from scheduler_service.core.blocks.block_pool import BlockPool
-from scheduler_service.core.placement import Placement
 from scheduler_service.core.plan import StepEvents, StepOutcome
 from scheduler_service.core.request import Request
 from scheduler_service.core.scheduler import Scheduler
@@ -115,13 +114,14 @@ def loses_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def remembers_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    def detach(placement: Placement, request: Request) -> Request:
-        moved = original(placement, request)
-        moved.num_bypasses += 1
+    def evacuate(core: Scheduler) -> list[Request]:
+        moved = original(core)
+        for request in moved:
+            request.num_bypasses += 1
         return moved
 
-    original = Placement.detach
-    monkeypatch.setattr(Placement, "detach", detach)
+    original = Scheduler.evacuate
+    monkeypatch.setattr(Scheduler, "evacuate", evacuate)
 
 
 @pytest.mark.parametrize(

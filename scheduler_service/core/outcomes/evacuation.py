@@ -1,0 +1,102 @@
+"""An executor is lost: its requests become what another core can take."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import numpy as np
+
+from scheduler_service.core.beam_search import BeamSearch
+from scheduler_service.core.outcomes.losses import is_lost_too_often, loss_error
+from scheduler_service.core.placement import Placement
+from scheduler_service.core.plan import StepEvents, StepPlan
+from scheduler_service.core.request import (
+    NO_ROW,
+    FinishReason,
+    Place,
+    Request,
+    Sequence,
+    SequenceStatus,
+)
+
+
+def evacuate(placement: Placement, in_flight: Collection[Request]) -> list[Request]:
+    """Copies of all requests; `in_flight`: those that steps without a result were to compute."""
+    moved = []
+    for request in placement.requests.values():
+        moved.append(_detach(request, placement))
+        if request in in_flight:
+            _count_lost_executor(moved[-1], is_alone=len(in_flight) == 1)
+    return moved
+
+
+def _count_lost_executor(request: Request, *, is_alone: bool) -> None:
+    """The executor was lost while a step of the request was in flight; `is_alone`: of no other.
+
+    The second time in a row it becomes a suspect. Ends it if that was too often.
+    """
+    num_tokens = sum(len(sequence.token_ids) for sequence in request.sequences)
+    if is_lost_too_often(request, num_tokens):
+        request.finish_reason, request.error = FinishReason.ERROR, loss_error(request)
+    elif request.num_fruitless_losses > 1 and not is_alone:
+        request.trial_size = 1
+
+
+def take_back(placement: Placement, plan: StepPlan, events: StepEvents) -> None:
+    """Makes requests what they were before the result of `plan` came, as far as they go on.
+
+    `events`: what they would have been told. Of use to `evacuate` only: nothing else in the
+    placement is put right. Beams, and what the best completions are chosen by, stay as they are.
+    """
+    for request, scored in events.prompt_logprobs:
+        request.num_prompt_logprobs_sent -= len(scored)
+    work, rows = plan.work, placement.rows
+    samples = np.ones(len(work.row_ids), np.bool_) if work.samples is None else work.samples
+    # A row that samples had computed all its known tokens.
+    lengths = work.num_computed_tokens + work.num_new_tokens
+    for index in np.flatnonzero(samples).tolist():
+        row_id, length = int(work.row_ids[index]), int(lengths[index])
+        sequence = placement.tenant(row_id, int(work.tenancies[index]))
+        if sequence is None or sequence.is_finished or sequence.request.params.beam is not None:
+            continue
+        if sequence.status is SequenceStatus.RUNNING:
+            rows.num_known[sequence.row_id] = min(rows.num_known[sequence.row_id], length)
+        else:
+            sequence.token_ids = sequence.token_ids[:length]
+
+
+def _detach(request: Request, placement: Placement) -> Request:
+    """A copy of a request that another placement may take; `placement` never gets at it."""
+    moved = replace(
+        request,
+        place=Place.NOWHERE,
+        is_encoded=False,
+        cross_blocks=[],
+        host_cross_blocks=[],
+        completions=list(request.completions),
+        search=request.search and BeamSearch.from_state(request.search.state),
+    )
+    moved.sequences = [
+        _detach_sequence(sequence, moved, placement) for sequence in request.sequences
+    ]
+    return moved
+
+
+def _detach_sequence(sequence: Sequence, moved: Request, placement: Placement) -> Sequence:
+    """A copy for `moved`. Neither blocks nor steps of `placement` mean a thing elsewhere."""
+    status = SequenceStatus.FINISHED if sequence.is_finished else SequenceStatus.WAITING
+    return replace(
+        sequence,
+        request=moved,
+        token_ids=placement.known_tokens(sequence).copy(),
+        status=status,
+        row_id=NO_ROW,
+        num_promised=0,
+        settles_at_step=0,
+        num_computed=0,
+        host_table=[],
+        block_hashes=[],
+        candidates=None,
+        scored=list(sequence.scored),
+    )

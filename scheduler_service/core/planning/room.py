@@ -1,0 +1,137 @@
+"""Room for a request: rows, blocks, a slot for its adapter; and who yields to make some."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from scheduler_service.core.blocks.block_manager import Allocation
+from scheduler_service.core.blocks.prefix_cache import PrefixHit
+from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.placement import Placement, num_rows_wanted
+from scheduler_service.core.request import Request, Sequence
+
+
+class Lack(Enum):
+    """What a request lacks that cannot run now."""
+
+    ADAPTER_SLOT = "adapter_slot"
+    BLOCKS = "blocks"
+    ROWS = "rows"
+    POOL = "pool"
+    # All of these pass by themselves, and nobody goes first.
+    RESULTS = "results"
+    BUDGET = "budget"
+    BLOCKS_ON_THEIR_WAY = "blocks_on_their_way"
+
+
+_LACKS = {
+    Allocation.OK: None,
+    Allocation.LATER: Lack.BLOCKS,
+    Allocation.NEVER: Lack.POOL,
+}
+
+
+class Room:
+    """What there is for requests that do not run."""
+
+    def __init__(self, config: SchedulerConfig, placement: Placement) -> None:
+        self._config = config
+        self._placement = placement
+        self._policy = placement.waiting
+
+    def has_adapter_slot(self, request: Request) -> bool:
+        """Whether a step may have the adapter of a request beside those that run."""
+        adapter, running = request.scheduling.adapter, self._placement.adapters
+        if adapter == "" or adapter in running:
+            return True
+        return len(running) - ("" in running) < self._config.max_adapters
+
+    def can_swap_in(self, request: Request) -> bool:
+        """Whether a swapped request may come back: its blocks, rows and slot are there."""
+        placement = self._placement
+        blocks = placement.blocks
+        # Each sequence may need a block at once; else it would be preempted by that.
+        needed = blocks.num_swap_in_blocks(request)
+        if len(placement.rows):
+            needed += len(request.unfinished) + blocks.watermark
+        return (
+            placement.is_settled(request)
+            and self.has_adapter_slot(request)
+            and placement.num_unreserved_rows >= num_rows_wanted(request)
+            and blocks.device.num_free >= needed
+        )
+
+    def what_lacks(self, request: Request, leader: Sequence, hit: PrefixHit) -> Lack | None:
+        """What a waiting request lacks besides a slot, if `hit` of its first sequence exists."""
+        placement = self._placement
+        if placement.num_unreserved_rows < num_rows_wanted(request):
+            return Lack.ROWS
+        allocation = placement.blocks.can_allocate(
+            leader,
+            hit,
+            others_run=len(placement.rows) > 0,
+            num_more_blocks=self._num_more_blocks(request, leader),
+        )
+        return _LACKS[allocation]
+
+    def make_way(self, request: Request, leader: Sequence, hit: PrefixHit) -> bool:
+        """Preempts less urgent requests for an urgent one; nobody if that is not enough for it."""
+        placement, blocks = self._placement, self._placement.blocks
+        if placement.draft.has_swapped_in:
+            return False  # whoever makes way may be swapped out
+        num_rows = num_rows_wanted(request) - placement.num_unreserved_rows
+        num_blocks = (
+            blocks.num_lacking(leader, hit)
+            + self._num_more_blocks(request, leader)
+            + blocks.watermark
+            - blocks.num_deferred
+        )
+        victims: list[Request] = []
+        for victim in self._by_least_urgent(request):
+            if num_rows <= 0 and num_blocks <= 0:
+                break
+            if self._policy.may_preempt(request, victim):
+                victims.append(victim)
+                num_rows -= num_rows_wanted(victim)
+                held = blocks.blocks_of(victim)
+                num_blocks -= sum(blocks.device.reference_count(block) == 1 for block in held)
+        if num_rows > 0 or num_blocks > 0:
+            return False
+        for victim in victims:
+            placement.preempt(victim)
+        return True
+
+    def _by_least_urgent(self, waiting: Request) -> list[Request]:
+        """Running requests, least urgent first; none if not even the first of them may yield.
+
+        Not those that this very step places, nor those whose pending blocks others may have found.
+        """
+        placement, tenancies = self._placement, self._placement.rows.tenancies
+        order = placement.rows.order
+        if len(order) == 0 or not self._policy.may_preempt(
+            waiting, placement.rows.sequence(int(order[-1])).request
+        ):
+            return []
+        found: dict[Request, None] = {}
+        kept: set[Request] = set()
+        for sequence in reversed(placement.rows.running):
+            found[sequence.request] = None
+            is_pending = int(tenancies[sequence.row_id]) in placement.draft.published
+            if is_pending or sequence.row_id in placement.draft.new_rows:
+                kept.add(sequence.request)
+        return [request for request in found if request not in kept]
+
+    def _num_more_blocks(self, request: Request, leader: Sequence) -> int:
+        """What a request needs besides the blocks of its first sequence."""
+        num_cross = self._placement.blocks.num_cross_blocks(request)
+        if request.params.num_sequences == 1:
+            return num_cross
+        num_shared = (leader.num_prompt_tokens - 1) // self._config.block_size
+        lengths = [len(s.token_ids) for s in request.unfinished[1:]]
+        lengths += [len(leader.token_ids)] * (num_rows_wanted(request) - 1 - len(lengths))
+        own = [self._config.num_blocks_for(length) for length in lengths]
+        if self._config.sliding_window is None:
+            return num_cross + sum(own) - num_shared * len(own)
+        # What they share may be behind the window of one and not of the other.
+        most = self._config.num_window_blocks
+        return num_cross + sum(min(num_blocks, most) for num_blocks in own)

@@ -1,0 +1,148 @@
+"""What a step computes, and the plan that says so."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from scheduler_service.core.config import Feature, SchedulerConfig
+from scheduler_service.core.placement import Placement
+from scheduler_service.core.plan import NewRow, RowWork, StepPlan
+from scheduler_service.core.planning.admitter import Admitter, Budget
+from scheduler_service.core.planning.growing_rows import GrowingRows
+from scheduler_service.core.planning.lateness import Lateness
+from scheduler_service.core.planning.running_rows import RunningRows
+from scheduler_service.core.policies.batch_policy import QueueState, StepShape, make_batch_policy
+from scheduler_service.core.preemption_costs import PreemptionCosts
+from scheduler_service.core.request import Int32Array, Int64Array, Sequence
+from scheduler_service.core.siblings import Siblings
+
+_NO_ROWS = np.empty(0, np.int64)
+_NO_TOKENS = np.empty(0, np.int32)
+
+
+class StepPlanner:
+    """Fills a step: first with the rows there are, then with requests that get rows."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        placement: Placement,
+        costs: PreemptionCosts,
+        lateness: Lateness,
+        siblings: Siblings,
+    ) -> None:
+        self._config = config
+        self._placement = placement
+        self._costs = costs
+        self._growing = GrowingRows(config, placement, siblings)
+        self._running = RunningRows(config, placement)
+        self._admitter = Admitter(config, placement, self._running, lateness)
+        self._batch_policy = make_batch_policy(config)
+
+    def next_step(self, *, is_snapshot: bool) -> StepPlan | None:
+        """The next step; None if there is nothing to do. `is_snapshot`: it names all rows."""
+        while True:
+            self._placement.draft.has_preempted = False
+            for shape in self._batch_policy.shapes(self._queue_state()):
+                row_ids, num_new_tokens = self._fill(shape)
+                if len(row_ids):
+                    return self._plan(row_ids, num_new_tokens, is_snapshot=is_snapshot)
+            if self._placement.draft.moves:
+                return self._plan(_NO_ROWS, _NO_TOKENS, is_snapshot=is_snapshot)
+            # Whoever yielded may have been the only one who ran.
+            if not self._placement.draft.has_preempted:
+                return None
+
+    def _queue_state(self) -> QueueState:
+        placement = self._placement
+        waited_ns = 0
+        if self._config.delay_factor and len(placement.waiting):
+            waited_ns = placement.now_ns - next(iter(placement.queued)).queued_at_ns
+        num_swapped = len(placement.swapped)
+        if placement.suspects:
+            num_swapped = sum(map(placement.suspects.may_run, placement.swapped))
+        return QueueState(
+            len(placement.waiting), num_swapped, waited_ns / 1000, self._costs.prefill_us
+        )
+
+    def _fill(self, shape: StepShape) -> tuple[Int64Array, Int32Array]:
+        """Rows of a step of this shape, and how many tokens each computes."""
+        # Also where no decode runs: what they lack must not go to somebody new.
+        self._growing.grow()
+        self._growing.join_siblings()
+        num_tokens = self._config.max_num_batched_tokens
+        num_waiting = len(self._placement.waiting)
+        if not num_waiting and not self._placement.swapped:
+            return self._running.pick(num_tokens, decodes=shape.runs_decodes)
+        budget = Budget(num_tokens, shape.splits_prompts)
+        placed = self._admitter.place_urgent(shape, budget) if num_waiting else []
+        row_ids, num_new_tokens = self._running.pick(
+            budget.num_tokens, decodes=shape.runs_decodes, without=[row_id for row_id, _ in placed]
+        )
+        rows = self._placement.rows
+        tenancies = rows.tenancies[row_ids]
+        budget.spend(int(num_new_tokens.sum()))
+        placed += self._admitter.place(shape, budget)
+        # An urgent request may have taken the rows of others that were picked.
+        is_there = rows.tenancies[row_ids] == tenancies
+        columns = np.array(placed, np.int64).reshape(-1, 2)
+        return (
+            np.concatenate([row_ids[is_there], columns[:, 0]]),
+            np.concatenate([num_new_tokens[is_there], columns[:, 1].astype(np.int32)]),
+        )
+
+    # -- the plan ------------------------------------------------------------------------------
+
+    def _plan(
+        self, row_ids: Int64Array, num_new_tokens: Int32Array, *, is_snapshot: bool
+    ) -> StepPlan:
+        placement = self._placement
+        step_id = placement.last_planned_step_id + 1
+        base_step_id: int | None = placement.last_planned_step_id
+        new_sequences = list(placement.draft.new_rows.values())
+        if is_snapshot:
+            placement.rows.forget_samples()
+            placement.draft.removed_row_ids.clear()
+            new_sequences = placement.rows.running
+            base_step_id = None
+        new_rows = [self._new_row(sequence) for sequence in new_sequences]
+        table_writes = placement.rows.take_table_writes([row.row_id for row in new_rows])
+        work = placement.rows.plan_work(row_ids, num_new_tokens, step_id)
+        if Feature.CROSS_ATTENTION in self._config.features:
+            for row_id in row_ids.tolist():
+                request = placement.rows.sequence(row_id).request
+                request.is_encoded = request.encoder_token_ids is not None
+        self._publish_singles(work)
+        draft = placement.blocks.take_draft()
+        placement.last_planned_step_id = step_id
+        return StepPlan(
+            step_id,
+            base_step_id,
+            draft.removed_row_ids,
+            new_rows,
+            table_writes,
+            draft.moves,
+            work,
+            draft.published,
+        )
+
+    def _new_row(self, sequence: Sequence) -> NewRow:
+        rows, request, row_id = self._placement.rows, sequence.request, sequence.row_id
+        encoder_token_ids = None if request.is_encoded else request.encoder_token_ids
+        return NewRow(
+            sequence,
+            row_id,
+            rows.block_table(row_id).copy(),
+            rows.known_tokens(row_id).copy(),
+            tuple(request.cross_blocks),
+            encoder_token_ids,
+        )
+
+    def _publish_singles(self, work: RowWork) -> None:
+        """Makes blocks findable that prompts fill of which a single token was left to compute."""
+        if len(work.token_ids) == 0:
+            return
+        is_single = (work.sampled_steps_back == 0) & (work.num_new_tokens == 1)
+        starts = work.num_computed_tokens[is_single].tolist()
+        for row_id, start in zip(work.row_ids[is_single].tolist(), starts, strict=True):
+            self._placement.publish_chunk(row_id, start, 1)
