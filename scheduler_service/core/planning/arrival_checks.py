@@ -16,9 +16,9 @@ def check_request(request: Request, config: SchedulerConfig) -> None:
     if sequence.num_prompt_tokens == 0:
         raise DomainError("PROMPT_EMPTY", "prompt_token_ids is empty; allowed: 1 or more tokens")
     for resumed in request.sequences:
-        check_token_ids(resumed.token_ids, config.vocab_size)
+        _check_token_ids(resumed.token_ids, config.vocab_size)
     if request.encoder_token_ids is not None:
-        check_token_ids(request.encoder_token_ids, config.vocab_size)
+        _check_token_ids(request.encoder_token_ids, config.vocab_size)
     request.params.validate(config.vocab_size)
     if request.params.beam is None:
         request.params.check_samplable(config.vocab_size, config.eos_token_ids)
@@ -40,8 +40,7 @@ def fits(request: Request, config: SchedulerConfig) -> bool:
     return True
 
 
-def check_token_ids(token_ids: Int32Array, vocab_size: int) -> None:
-    """Raises DomainError if one of them is none of the model's."""
+def _check_token_ids(token_ids: Int32Array, vocab_size: int) -> None:
     # A negative number is a large one without its sign.
     if token_ids.view(np.uint32).max() < vocab_size:
         return

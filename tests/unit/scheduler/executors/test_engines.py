@@ -10,8 +10,9 @@ import pytest
 
 from scheduler_service.cluster import Cluster
 from scheduler_service.config import ClusterConfig
-from scheduler_service.core.planning import arrival_checks
-from scheduler_service.core.request import Int32Array, Request
+from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.planning.arrival_checks import check_request
+from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.executors.engines import MAX_PENDING_JOINS
 from scheduler_service.executors.executor_link import ExecutorLost, LinkConfig
@@ -218,12 +219,12 @@ async def test_prompt_is_looked_at_once_when_there_are_several_executors(
     await turns()
     looked_at: list[list[int]] = []
 
-    def check(token_ids: Int32Array, vocab_size: int) -> None:
-        looked_at.append(token_ids.tolist())
-        check_token_ids(token_ids, vocab_size)
+    def check(request: Request, config: SchedulerConfig) -> None:
+        looked_at.append(request.sequence.token_ids.tolist())
+        check_request(request, config)
 
-    check_token_ids = arrival_checks.check_token_ids
-    monkeypatch.setattr(arrival_checks, "check_token_ids", check)
+    for module in ("cluster", "core.scheduler"):
+        monkeypatch.setattr(f"scheduler_service.{module}.check_request", check)
     stream = GenerateStream(network.cluster.delivery.new_outbox())
     request = Request.create("r", prompt, SamplingParams(max_tokens=1), arrival=1, seed=1)
 
