@@ -19,7 +19,7 @@ MYPY_TARGETS := scheduler_service executor_service protos/splitserve_rpc \
 	clients/splitserve_cli benchmarks tests tools/bundled_model
 PIP := -m pip --disable-pip-version-check install --quiet
 
-.PHONY: help setup serve test check lint lint-ruff lint-format lint-types lint-imports buf \
+.PHONY: help setup serve test check quick-tests lint lint-ruff lint-format lint-types lint-imports buf \
 	check-protos fix protos options bench bench-scheduler bench-peers gpu-check models soak compose-test \
 	clean
 
@@ -60,16 +60,18 @@ serve: $(READY)
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 SIDE_BY_SIDE := --no-print-directory --keep-going --jobs=$(WORKERS) --output-sync
 
-# All of it runs to the end, so that one look shows everything.
+# All of it runs to the end, so that one look shows everything. What lint says comes last.
 test: $(READY)
-	@failed=0; $(MAKE) $(SIDE_BY_SIDE) lint || failed=1; \
-	$(PYTEST) || failed=1; exit $$failed
+	@failed=0; said=$$(mktemp); trap 'rm -f "$$said"' EXIT; \
+	$(MAKE) $(SIDE_BY_SIDE) lint >"$$said" 2>&1 & \
+	$(PYTEST) || failed=1; wait $$! || failed=1; cat "$$said"; exit $$failed
 
 # Quick: what starts processes, compiles or interprets kernels is left to `make test`.
 QUICK := tests/unit tests/contract tests/property tests/replay --ignore=tests/unit/executor/gpu \
 	--ignore=tests/contract/stranger --ignore=tests/contract/test_stranger.py
 check: $(READY) $(PROTOC) $(BUF)
-	@$(MAKE) $(SIDE_BY_SIDE) lint check-protos buf
+	@$(MAKE) $(SIDE_BY_SIDE) quick-tests lint check-protos buf
+quick-tests: $(READY)
 	SPLITSERVE_TEST_EXAMPLES=5 $(PYTEST) -q $(QUICK)
 
 lint: lint-ruff lint-format lint-types lint-imports

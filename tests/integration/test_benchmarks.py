@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from splitserve_kernels.cpu.library import STEP_PARTS
+from tests.support.models.tiny_models import make_tiny_model
 
 ROOT = Path(__file__).parents[2]
 _PATHS = (ROOT, ROOT / "protos", ROOT / "kernels", ROOT / "clients")
@@ -40,11 +41,6 @@ def _run(name: str, *arguments: str) -> tuple[list[dict[str, Any]], str]:
         ("scheduler", "--seqs 8 --steps 20", {"n", "prefix_caching", "step_us", "p99_us"}),
         ("journal", "--rows 4 --steps 200", set()),
         ("startup", "--runs 1", set()),
-        (
-            "serving",
-            "--requests 2 --tokens 4 --runs 1 --threads 1",
-            {"served_tokens_per_s", "alone_tokens_per_s", "loss_ratio"},
-        ),
     ],
 )
 def test_benchmark_prints_its_figures_when_it_is_run(
@@ -53,6 +49,18 @@ def test_benchmark_prints_its_figures_when_it_is_run(
     results, _ = _run(name, *arguments.split())
     assert results
     assert all(figures <= result.keys() for result in results)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Smaller than the bundled one: it is ready sooner."""
+    return str(make_tiny_model("llama", tmp_path_factory.mktemp("model")))
+
+
+def test_serving_says_what_the_services_cost_when_it_is_run(model: str) -> None:
+    sizes = ("--requests", "2", "--tokens", "4", "--runs", "1", "--threads", "1")
+    ((result, *_), _) = _run("serving", "--model", model, *sizes)
+    assert {"served_tokens_per_s", "alone_tokens_per_s", "loss_ratio"} <= result.keys()
 
 
 def test_profile_names_every_part_when_it_takes_steps_apart() -> None:
@@ -77,7 +85,9 @@ def test_accuracy_finds_no_difference_when_no_option_is_changed() -> None:
     assert result["num_tokens"] == 16
 
 
-def test_peers_puts_a_peers_figures_beside_ours_when_it_is_given_some(tmp_path: Path) -> None:
+def test_peers_puts_a_peers_figures_beside_ours_when_it_is_given_some(
+    model: str, tmp_path: Path
+) -> None:
     workloads_file, peer_file = tmp_path / "workloads.json", tmp_path / "peer.json"
     workloads = {
         "warmup": [{"prompt": [5, 6], "out": 2}],
@@ -87,7 +97,7 @@ def test_peers_puts_a_peers_figures_beside_ours_when_it_is_given_some(tmp_path: 
     runs = [{"workload": "b1", "out_tok_s": 12.5, "tpot_p50": 0.08}]
     peer = {"startup_to_first_token_s": 33.0, "peak_rss_MiB": 99, "runs": runs}
     peer_file.write_text(json.dumps(peer))
-    arguments = ("--model", "bundled", "--threads", "1", "--workloads", str(workloads_file))
+    arguments = ("--model", model, "--threads", "1", "--workloads", str(workloads_file))
     (result,), output = _run("peers", *arguments, "--runs", "1", "--peer", f"other={peer_file}")
     assert result["workload"] == "b1"
     table = {line.split("  ")[0]: line.split()[-1] for line in output.splitlines()[1:]}

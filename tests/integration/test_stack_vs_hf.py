@@ -1,15 +1,15 @@
 """Scheduler core, step contract and executor together: tokens equal to Hugging Face `generate`.
 
 Float32 and greedy, for every architecture of the correctness bar, over block sizes, token budgets,
-forced preemption and pipelining depths. With Llama every three of their values come together, with
-the others every block size and budget.
+forced preemption and pipelining depths. With Llama every three of their values come together; every
+two of them, and every one with every architecture, among the others.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -58,32 +58,6 @@ class Case:
         return max(needs) + 1 if self.preempt else sum(needs)
 
 
-def every_three() -> list[Case]:
-    options = {
-        "block_size": BLOCK_SIZES,
-        "budget": BUDGETS,
-        "preempt": (False, True),
-        "depth": DEPTHS,
-    }
-    return [Case(*each.values()) for each in covering(options, strength=3)]  # type: ignore[arg-type]
-
-
-def every_size(offset: int) -> list[Case]:
-    """Every (block size, budget) once; preemption and depth vary with the architecture.
-
-    Long prompts are not computed again and again token by token: with Llama they are.
-    """
-    return [
-        Case(
-            block_size,
-            budget,
-            (index + offset) % 2 == 0 and (block_size, budget) != (256, 1),
-            DEPTHS[(index + offset) % 3],
-        )
-        for index, (block_size, budget) in enumerate(itertools.product(BLOCK_SIZES, BUDGETS))
-    ]
-
-
 def serve(pair: ModelPair, case: Case) -> ObservedEngine:
     """The engine after it has served the prompts of `case`."""
     engine = ObservedEngine(
@@ -107,12 +81,20 @@ def serve(pair: ModelPair, case: Case) -> ObservedEngine:
     return engine
 
 
-def cases() -> list[tuple[str, Case]]:
-    return [("llama", case) for case in every_three()] + [
-        (architecture, case)
-        for offset, architecture in enumerate(ARCHITECTURES[1:])
-        for case in every_size(offset)
+def cases() -> list[tuple[Any, Case]]:
+    options = {
+        "block_size": BLOCK_SIZES,
+        "budget": BUDGETS,
+        "preempt": (False, True),
+        "depth": DEPTHS,
+    }
+    llamas: list[dict[str, Any]] = [
+        {"architecture": "llama", **case} for case in covering(options, strength=3)
     ]
+    others: list[dict[str, Any]] = covering(
+        {"architecture": ARCHITECTURES[1:], **options}, strength=2
+    )
+    return [(case.pop("architecture"), Case(**case)) for case in (*llamas, *others)]
 
 
 @pytest.mark.parametrize(("architecture", "case"), cases(), ids=lambda value: str(value))

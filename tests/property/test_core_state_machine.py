@@ -327,8 +327,8 @@ class ProtobufMachine(CoreMachine):
     link = ProtobufLink
 
 
-# About 50,000 executed steps.
-NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "200"))
+# About 40,000 executed steps.
+NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "150"))
 machine_settings = settings(
     max_examples=NUM_EXAMPLES,
     stateful_step_count=40,

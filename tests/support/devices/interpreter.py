@@ -77,7 +77,8 @@ def _repair_dot() -> None:
 
 def _patch_once_a_launch() -> None:
     """What a kernel calls finds the language patched, and does not look at all of it again."""
-    patch, patched = interpreter._patch_lang, set()
+    patch = interpreter._patch_lang
+    patched: set[str] = set()
 
     def patch_what_is_not(function: Any) -> Any:  # noqa: ANN401
         wanted = _languages_of(function)
