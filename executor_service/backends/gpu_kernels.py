@@ -19,8 +19,6 @@ from executor_service.sampling.sampler import Draw, draw_in_torch
 _NUM_BLOCKS = 40
 # No multiple of what a program copies.
 _NUM_WORDS = 9001
-# What the log calls a kernel that failed its trial.
-_WRONG = "KernelWrong"
 
 _log = logging.getLogger(__name__)
 _Kernel = TypeVar("_Kernel")
@@ -80,8 +78,7 @@ def tried_kernel(
         kernel = make()
         trial(kernel)
     except Exception as error:  # compilers and drivers raise whatever they like
-        kind = _WRONG if isinstance(error, TrialFailed) else type(error).__name__
-        reason = f"{kind}: {one_line(error)}"
+        reason = f"{type(error).__name__}: {one_line(error)}"
         _log.error("kernel_refused kernel=%s reason=%r: plain torch does it", name, reason)
         return in_torch
     return kernel

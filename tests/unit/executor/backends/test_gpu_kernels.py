@@ -130,7 +130,7 @@ def test_tried_kernel_says_an_error_and_takes_torch_when_a_kernel_is_wrong(
     assert tried_kernel("some", lambda: _nothing, _refuse, in_torch) is in_torch
     errors = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
     assert errors == [
-        "kernel_refused kernel=some reason='KernelWrong: all is 1': plain torch does it"
+        "kernel_refused kernel=some reason='TrialFailed: all is 1': plain torch does it"
     ]
 
 
