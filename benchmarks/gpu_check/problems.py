@@ -30,11 +30,12 @@ class AttentionShape:
     rows: tuple[tuple[int, int], ...]
 
     def divided(self, divisor: int) -> AttentionShape:
-        """The same with shorter rows, of which no more than three."""
+        """The same with shorter rows, of which no more than three, and one group of heads."""
         if divisor == 1:
             return self
         rows = tuple((computed // divisor, -(-new // divisor)) for computed, new in self.rows)
-        return replace(self, rows=rows[:3])
+        num_heads = self.num_heads // self.num_kv_heads
+        return replace(self, rows=rows[:3], num_heads=num_heads, num_kv_heads=1)
 
 
 @dataclass(frozen=True, slots=True)

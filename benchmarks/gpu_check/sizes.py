@@ -39,7 +39,7 @@ class Sizes:
     pool_bytes: int
     matrix_size: int
     vocab_size: int
-    # Divides the lengths and heads of the correctness problems.
+    # Divides the lengths of the correctness problems; above 1 they have one group of heads.
     divisor: int
     models: tuple[ModelShape, ...]
     model_context: int
@@ -80,11 +80,11 @@ _TINY: Mapping[str, Any] = {
     "vocab_size": 160,
     "hidden_size": 32,
     "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "max_position_embeddings": 32,
 }
 
 
@@ -117,10 +117,10 @@ def smoke_sizes() -> Sizes:
         device=torch.device("cpu"),
         backend=TORCH,
         dtype=torch.float32,
-        batches=(1, 3),
+        batches=(1, 2),
         contexts=(20,),
         prompts=((5, 9),),
-        heads=(4, 2, 16),
+        heads=(2, 1, 16),
         copy_bytes=2**16,
         pool_bytes=2**12,
         matrix_size=32,
@@ -130,8 +130,8 @@ def smoke_sizes() -> Sizes:
             ModelShape("tiny Qwen3", "Qwen3Config", _TINY),
             ModelShape("tiny Llama", "LlamaConfig", _TINY),
         ),
-        model_context=20,
+        model_context=8,
         num_prompt_tokens=16,
-        num_steps=3,
+        num_steps=1,
         num_runs=1,
     )

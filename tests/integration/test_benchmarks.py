@@ -1,37 +1,46 @@
-"""Benchmarks run to their end and say what they promise; what they measure is not looked at."""
+"""Benchmarks run to their end and say what they promise; what they measure is not looked at.
+
+They run in this process, which has imported what they need, and share one pair of services.
+"""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from splitserve_kernels.cpu.library import STEP_PARTS
-from tests.support.models.tiny_models import make_tiny_model
+from benchmarks import accuracy, peers, serving
+from splitserve_kernels.cpu.library import STEP_PARTS, load_library
 
 ROOT = Path(__file__).parents[2]
 _PATHS = (ROOT, ROOT / "protos", ROOT / "kernels", ROOT / "clients")
 
+Run = Callable[..., tuple[list[dict[str, Any]], str]]
 
-def _run(name: str, *arguments: str) -> tuple[list[dict[str, Any]], str]:
-    """The JSON objects that a benchmark prints, and all of its output."""
-    done = subprocess.run(
-        [sys.executable, "-m", f"benchmarks.{name}", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, _PATHS))},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    return [json.loads(line) for line in lines], done.stdout
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a benchmark; returns the JSON objects that it prints, and all of its output."""
+
+    def run_main(name: str, *arguments: str) -> tuple[list[dict[str, Any]], str]:
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        importlib.import_module(f"benchmarks.{name}").main()
+        output = capsys.readouterr().out
+        return _results(output), output
+
+    return run_main
+
+
+def _results(output: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
 
 
 @pytest.mark.parametrize(
@@ -40,32 +49,70 @@ def _run(name: str, *arguments: str) -> tuple[list[dict[str, Any]], str]:
         ("wire", "--rows 4 --steps 60", {"rows", "median_us"}),
         ("scheduler", "--seqs 8 --steps 20", {"n", "prefix_caching", "step_us", "p99_us"}),
         ("journal", "--rows 4 --steps 200", set()),
-        ("startup", "--runs 1", set()),
     ],
 )
 def test_benchmark_prints_its_figures_when_it_is_run(
-    name: str, arguments: str, figures: set[str]
+    run: Run, name: str, arguments: str, figures: set[str]
 ) -> None:
-    results, _ = _run(name, *arguments.split())
+    results, _ = run(name, *arguments.split())
     assert results
     assert all(figures <= result.keys() for result in results)
 
 
+def test_startup_prints_its_figures_when_it_is_run_as_a_module() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.startup", "--runs", "1"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, _PATHS))},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (result,) = _results(done.stdout)
+    assert result["median_s"] > 0
+
+
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Smaller than the bundled one: it is ready sooner."""
-    return str(make_tiny_model("llama", tmp_path_factory.mktemp("model")))
+def address() -> Iterator[str]:
+    """Where the services that benchmarks start are, started once."""
+    with serving.serving("bundled", 1) as address:
+        yield address
 
 
-def test_serving_says_what_the_services_cost_when_it_is_run(model: str) -> None:
-    sizes = ("--requests", "2", "--tokens", "4", "--runs", "1", "--threads", "1")
-    ((result, *_), _) = _run("serving", "--model", model, *sizes)
+@pytest.fixture
+def started(address: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """Benchmarks get the services of `address`; what they would start them with is kept."""
+    calls: list[tuple[Any, ...]] = []
+
+    @contextmanager
+    def serving_already(*arguments: Any) -> Iterator[str]:  # noqa: ANN401
+        calls.append(arguments)
+        yield address
+
+    for module in (accuracy, peers, serving):
+        monkeypatch.setattr(module, "serving", serving_already)
+    return calls
+
+
+def test_serving_says_what_the_services_cost_when_it_is_run(
+    run: Run, started: list[tuple[Any, ...]]
+) -> None:
+    (result,), _ = run(
+        "serving", "--requests", "2", "--tokens", "4", "--runs", "1", "--threads", "1"
+    )
     assert {"served_tokens_per_s", "alone_tokens_per_s", "loss_ratio"} <= result.keys()
+    assert started == [("bundled", 1)]
 
 
-def test_profile_names_every_part_when_it_takes_steps_apart() -> None:
+def test_profile_names_every_part_when_it_takes_steps_apart(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The benchmark sets it for the whole process.
+    monkeypatch.setattr(load_library(), "part_ns", None)
     sizes = ("--rows", "2", "--context", "20", "--prompt", "20", "--threads", "1")
-    results, output = _run("profile", "--steps", "1", *sizes)
+    results, output = run("profile", "--steps", "1", *sizes)
     limits, *parts = results
     assert limits["gb_per_s"] > 0
     assert limits["gflops"] > 0
@@ -77,16 +124,19 @@ def test_profile_names_every_part_when_it_takes_steps_apart() -> None:
         assert f"\n{step} " in output
 
 
-def test_accuracy_finds_no_difference_when_no_option_is_changed() -> None:
+def test_accuracy_finds_no_difference_when_no_option_is_changed(
+    run: Run, started: list[tuple[Any, ...]]
+) -> None:
     sizes = ("--each", "2", "--tokens", "8", "--threads", "1")
     arguments = ("--prompts", "Tell me a story about a fox.", *sizes)
-    ((result,), _) = _run("accuracy", *arguments, "--options", "--log-level warning")
+    (result,), _ = run("accuracy", *arguments, "--options", "--log-level warning")
     assert (result["kl_divergence"], result["same_top_ratio"]) == (0.0, 1.0)
     assert result["num_tokens"] == 16
+    assert started == [("bundled", 1), ("bundled", 1, "--log-level", "warning")]
 
 
 def test_peers_puts_a_peers_figures_beside_ours_when_it_is_given_some(
-    model: str, tmp_path: Path
+    run: Run, started: list[tuple[Any, ...]], tmp_path: Path
 ) -> None:
     workloads_file, peer_file = tmp_path / "workloads.json", tmp_path / "peer.json"
     workloads = {
@@ -97,8 +147,9 @@ def test_peers_puts_a_peers_figures_beside_ours_when_it_is_given_some(
     runs = [{"workload": "b1", "out_tok_s": 12.5, "tpot_p50": 0.08}]
     peer = {"startup_to_first_token_s": 33.0, "peak_rss_MiB": 99, "runs": runs}
     peer_file.write_text(json.dumps(peer))
-    arguments = ("--model", model, "--threads", "1", "--workloads", str(workloads_file))
-    (result,), output = _run("peers", *arguments, "--runs", "1", "--peer", f"other={peer_file}")
+    arguments = ("--model", "bundled", "--threads", "1", "--workloads", str(workloads_file))
+    (result,), output = run("peers", *arguments, "--runs", "1", "--peer", f"other={peer_file}")
+    assert started == [("bundled", 1)]
     assert result["workload"] == "b1"
     table = {line.split("  ")[0]: line.split()[-1] for line in output.splitlines()[1:]}
     assert table["start to first token, s"] == "33.0"
