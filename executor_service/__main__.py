@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from executor_service.checkpoint.folder import check_directory
 from executor_service.config import ExecutorConfig
 from executor_service.errors import ExecutorError
 from executor_service.service.registration import GrpcRegistry, Registrar, advertised_address
@@ -24,6 +25,7 @@ from executor_service.steps.executor_info import ExecutorInfo
 from executor_service.steps.step_executor import StepExecutor
 from splitserve.executor.v1 import executor_pb2_grpc
 from splitserve_options import options
+from splitserve_options.option import BUNDLED_MODEL
 from splitserve_rpc.addresses import CannotListen
 from splitserve_rpc.server import RunningServer, bind_server, stop_event
 
@@ -79,6 +81,8 @@ async def serve(config: ExecutorConfig) -> None:
 
 
 def _load(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
+    if config.model != BUNDLED_MODEL:
+        check_directory(config.model)
     # Torch takes seconds to import; by now the port is bound and health is answered. What modules
     # are made of stays: to have the collector go over it as it grows costs another second.
     gc.disable()

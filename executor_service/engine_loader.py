@@ -21,9 +21,9 @@ from executor_service.runner.decode_graphs import with_decode_graphs
 from executor_service.runner.model_runner import ModelRunner
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
 from executor_service.steps.executor_info import ExecutorInfo, ExecutorLimits, ModelInfo
+from splitserve_options.option import BUNDLED_MODEL
 from splitserve_rpc.server import MAX_MESSAGE_BYTES
 
-_BUNDLED = "bundled"
 BUNDLED_DIRECTORY = Path(__file__).parent / "bundled_model"
 _MAX_INFLIGHT_STEPS = 8
 
@@ -71,14 +71,14 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
 
 
 def _model_config(config: ExecutorConfig) -> ModelConfig:
-    is_bundled = config.model == _BUNDLED
+    is_bundled = config.model == BUNDLED_MODEL
     return ModelConfig(
         model=str(BUNDLED_DIRECTORY) if is_bundled else config.model,
         device=_device(config.device),
         dtype=config.dtype,
         kv_cache_dtype=config.kv_cache_dtype,
         max_model_len=config.max_model_len,
-        name=config.served_model_name or (_BUNDLED if is_bundled else None),
+        name=config.served_model_name or (BUNDLED_MODEL if is_bundled else None),
     )
 
 

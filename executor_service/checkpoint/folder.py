@@ -83,6 +83,20 @@ class Checkpoint:
         return sha256.hexdigest()
 
 
+def check_directory(model: str) -> None:
+    """Raises what `resolve_checkpoint` would, if `model` is a directory whose files alone tell.
+
+    It does without `transformers`, which takes seconds to import, and without the hub.
+    """
+    try:
+        directory = find_checkpoint(model)
+    except NoCheckpoint as error:
+        raise ModelUnreadable(str(error)) from error
+    if directory is not None:
+        check_declared(directory, _read_json(directory / "config.json"))
+        _check_files(directory)
+
+
 def resolve_checkpoint(model: str) -> Checkpoint:
     """Finds the checkpoint `model`: a directory, or a model id of the Hugging Face hub.
 

@@ -85,6 +85,16 @@ def forgive_for(
     return forget
 
 
+# The last one forgives by the number of a step, and each life counts its own.
+DISTURBANCES: tuple[Disturb, ...] = (kill_and_restart, cut_stream, fail_step)
+
+
+async def forget_prefixes(service: FakeService, executor: FakeExecutor, watch: StepWatch) -> None:
+    """What is computed next is computed from the start, as if nothing had been before."""
+    await kill_and_restart(service, executor, watch)
+    await service.wait_connected(1)
+
+
 def without_logprobs(completions: tuple[Completion, ...]) -> tuple[Completion, ...]:
     return tuple(replace(completion, logprobs=()) for completion in completions)
 
@@ -104,37 +114,35 @@ async def check_all(generating: list[asyncio.Task[Generation]]) -> int:
 
 
 @pytest.mark.parametrize("pipeline_depth", [1, MAX_DEPTH])
-@pytest.mark.parametrize("disturb", [kill_and_restart, cut_stream, fail_step])
-async def test_all_kinds_go_on_when_something_is_lost_again_and_again(
-    disturb: Disturb, pipeline_depth: int
-) -> None:
+async def test_all_kinds_go_on_when_something_is_lost_again_and_again(pipeline_depth: int) -> None:
     watch = StepWatch()
     executor = FakeExecutor(num_device_blocks=512, fault=watch)
     async with fake_service(executor, pipeline_depth=pipeline_depth) as service:
-        generating = start_all(service)
-        for num_steps in (0, 6, 1, 11):
-            watch.hold(after=num_steps)
-            await watch.wait_held()
-            await disturb(service, executor, watch)
-        assert not all(task.done() for task in generating)
-        await check_all(generating)
-        await service.wait_idle()
+        for disturb in DISTURBANCES:
+            generating = start_all(service)
+            for num_steps in (0, 6, 1, 11):
+                watch.hold(after=num_steps)
+                await watch.wait_held()
+                await disturb(service, executor, watch)
+            assert not all(task.done() for task in generating)
+            await check_all(generating)
+            await service.wait_idle()
+            await forget_prefixes(service, executor, watch)
 
 
-@pytest.mark.parametrize("disturb", [kill_and_restart, cut_stream, fail_step])
-async def test_all_kinds_go_on_when_something_is_lost_and_blocks_are_scarce(
-    disturb: Disturb,
-) -> None:
+async def test_all_kinds_go_on_when_something_is_lost_and_blocks_are_scarce() -> None:
     watch = StepWatch()
     executor = FakeExecutor(num_device_blocks=58, num_host_blocks=60, fault=watch)
     async with fake_service(executor, preemption_mode="swap") as service:
-        generating = start_all(service)
-        for num_steps in (12, 9, 7):
-            watch.hold(after=num_steps)
-            await watch.wait_held()
-            await disturb(service, executor, watch)
-        assert await check_all(generating) > 0
-        await service.wait_idle()
+        for disturb in DISTURBANCES:
+            generating = start_all(service)
+            for num_steps in (12, 9, 7):
+                watch.hold(after=num_steps)
+                await watch.wait_held()
+                await disturb(service, executor, watch)
+            assert await check_all(generating) > 0
+            await service.wait_idle()
+            await forget_prefixes(service, executor, watch)
 
 
 async def test_all_kinds_move_when_one_of_two_executors_is_killed() -> None:
@@ -174,24 +182,22 @@ async def test_request_fails_alone_when_a_row_of_one_of_its_sequences_does() -> 
         await service.wait_idle()
 
 
-@pytest.mark.parametrize("params", KINDS[:3], ids=["n", "best_of", "beam search"])
-async def test_request_ends_with_an_error_when_it_is_lost_without_end(
-    params: SamplingParams,
-) -> None:
+async def test_request_ends_with_an_error_when_it_is_lost_without_end() -> None:
     watch = StepWatch()
     async with fake_service(FakeExecutor(num_device_blocks=512, fault=watch)) as service:
-        watch.hold(after=10)
-        generating = asyncio.create_task(service.client.complete([1, 2, 3], params))
-        await watch.wait_held()
-        watch.fault = lambda _step: StepFault(error=RuntimeError("never again"))
-        watch.release()
-        with pytest.raises(RequestFailed) as caught:
-            await generating
-        assert caught.value.reason == "EXECUTOR_LOST_REPEATEDLY"
-        watch.fault = no_fault
-        generation = await service.client.complete([1, 2, 3], params)
-        assert generation.completions == expected_completions([1, 2, 3], params)
-        await service.wait_idle()
+        for params in KINDS[:3]:
+            watch.hold(after=10)
+            generating = asyncio.create_task(service.client.complete([1, 2, 3], params))
+            await watch.wait_held()
+            watch.fault = lambda _step: StepFault(error=RuntimeError("never again"))
+            watch.release()
+            with pytest.raises(RequestFailed) as caught:
+                await generating
+            assert caught.value.reason == "EXECUTOR_LOST_REPEATEDLY"
+            watch.fault = no_fault
+            generation = await service.client.complete([1, 2, 3], params)
+            assert generation.completions == expected_completions([1, 2, 3], params)
+            await service.wait_idle()
 
 
 async def submit_without_end(service: FakeService) -> None:

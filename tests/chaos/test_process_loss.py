@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from splitserve_client import (
 )
 from tests.support.models.hugging_face import generate_greedily, load_reference
 from tests.support.models.tiny_models import make_tiny_model
-from tests.support.processes.processes import processes
+from tests.support.processes.processes import Processes, processes
 
 NUM_TOKENS = 150
 KILL_AFTER = 15
@@ -45,6 +45,14 @@ def truth(model: Path) -> list[list[int]]:
     """What Hugging Face `generate` says, greedily."""
     reference = load_reference(model)
     return [generate_greedily(reference, prompt, NUM_TOKENS) for prompt in PROMPTS]
+
+
+@pytest.fixture(scope="module")
+def running(model: Path) -> Iterator[Processes]:
+    """A scheduler; each test says how many executors it needs, and leaves those that live."""
+    with processes(model) as running:
+        running.start_scheduler("--reconnect-timeout-s", "0.2")
+        yield running
 
 
 class Stream:
@@ -83,14 +91,25 @@ def assert_equal_to(truth: list[list[int]], streams: list[Stream]) -> None:
         assert stream.finish.reason is FinishReason.LENGTH
 
 
-async def test_streams_move_to_the_other_executor_when_one_is_killed(
-    model: Path, truth: list[list[int]]
+async def test_client_resumes_with_the_same_randomness_when_the_scheduler_is_killed(
+    running: Processes,
 ) -> None:
-    async with processes(model) as running, AsyncClient(running.address) as client:
-        running.start_scheduler("--reconnect-timeout-s", "0.2")
-        running.start_executor()
-        running.start_executor()
-        await running.wait_until(lambda executors: len(executors) == 2)
+    async with AsyncClient(running.address) as client:
+        await running.run_executors(1)
+        async with asyncio.TaskGroup() as tasks:
+            undisturbed = await start_streams(client, tasks, [SAMPLED] * len(PROMPTS))
+        async with asyncio.TaskGroup() as tasks:
+            streams = await start_streams(client, tasks, [SAMPLED] * len(PROMPTS))
+            running.kill_scheduler()
+            running.start_scheduler("--reconnect-timeout-s", "0.2")
+        assert_equal_to([stream.tokens for stream in undisturbed], streams)
+
+
+async def test_streams_move_to_the_other_executor_when_one_is_killed(
+    running: Processes, truth: list[list[int]]
+) -> None:
+    async with AsyncClient(running.address) as client:
+        await running.run_executors(2)
         async with asyncio.TaskGroup() as tasks:
             streams = await start_streams(client, tasks, [GREEDY] * len(PROMPTS))
             assert not all(stream.finish for stream in streams)
@@ -100,70 +119,44 @@ async def test_streams_move_to_the_other_executor_when_one_is_killed(
         assert_equal_to(truth, streams)
 
 
-async def test_streams_pause_until_a_new_executor_comes_when_the_only_one_is_killed(
-    model: Path, truth: list[list[int]]
-) -> None:
-    async with processes(model) as running, AsyncClient(running.address) as client:
-        running.start_scheduler("--reconnect-timeout-s", "0.2")
-        first = running.start_executor()
-        await running.wait_until(lambda executors: len(executors) == 1)
-        async with asyncio.TaskGroup() as tasks:
-            streams = await start_streams(client, tasks, [GREEDY] * len(PROMPTS))
-            running.kill_executor(first)
-            await running.wait_until(lambda executors: not executors)
-            running.start_executor()
-        assert_equal_to(truth, streams)
+async def complete_and_note(
+    client: AsyncClient, params: SamplingParams, started: asyncio.Event
+) -> Generation:
+    """What `complete` returns; sets `started` once the stream is in full swing."""
 
+    async def noting_start() -> AsyncIterator[Tokens | Finish]:
+        num_tokens = 0
+        async for event in client.generate(PROMPTS[1], params):
+            num_tokens += isinstance(event, Tokens)
+            if num_tokens == KILL_AFTER:
+                started.set()
+            yield event
 
-async def test_client_resumes_with_the_same_randomness_when_the_scheduler_is_killed(
-    model: Path,
-) -> None:
-    async with processes(model) as running, AsyncClient(running.address) as client:
-        running.start_scheduler()
-        running.start_executor()
-        await running.wait_until(lambda executors: len(executors) == 1)
-        async with asyncio.TaskGroup() as tasks:
-            undisturbed = await start_streams(client, tasks, [SAMPLED] * len(PROMPTS))
-        async with asyncio.TaskGroup() as tasks:
-            streams = await start_streams(client, tasks, [SAMPLED] * len(PROMPTS))
-            running.kill_scheduler()
-            running.start_scheduler()
-        assert_equal_to([stream.tokens for stream in undisturbed], streams)
+    return await collect_generation(noting_start(), params.num_completions)
 
 
 def tokens_of(generations: list[Generation]) -> list[list[tuple[int, ...]]]:
     return [[c.token_ids for c in generation.completions] for generation in generations]
 
 
-async def test_several_sequences_move_together_when_their_executor_is_killed(model: Path) -> None:
-    async with processes(model) as running, AsyncClient(running.address) as client:
-        running.start_scheduler("--reconnect-timeout-s", "0.2")
-        running.start_executor()
-        await running.wait_until(lambda executors: len(executors) == 1)
+async def test_all_pause_until_a_new_executor_comes_when_the_only_one_is_killed(
+    running: Processes, truth: list[list[int]]
+) -> None:
+    async with AsyncClient(running.address) as client:
+        [executor] = await running.run_executors(1)
         undisturbed = await asyncio.gather(
             *(client.complete(PROMPTS[1], params) for params in SEVERAL)
         )
-        first = next(iter(running.executors))
         started = asyncio.Event()
-
-        async def complete(params: SamplingParams) -> Generation:
-            events = client.generate(PROMPTS[1], params)
-            return await collect_generation(noting_start(events), params.num_completions)
-
-        async def noting_start(
-            events: AsyncIterator[Tokens | Finish],
-        ) -> AsyncIterator[Tokens | Finish]:
-            num_tokens = 0
-            async for event in events:
-                num_tokens += isinstance(event, Tokens)
-                if num_tokens == KILL_AFTER:
-                    started.set()
-                yield event
-
         async with asyncio.TaskGroup() as tasks:
-            generating = [tasks.create_task(complete(params)) for params in SEVERAL]
+            several = [
+                tasks.create_task(complete_and_note(client, params, started)) for params in SEVERAL
+            ]
+            streams = await start_streams(client, tasks, [GREEDY] * len(PROMPTS))
             await started.wait()
-            running.kill_executor(first)
-            assert not any(task.done() for task in generating)
+            running.kill_executor(executor.address)
+            assert not any(task.done() for task in several)
+            await running.wait_until(lambda executors: not executors)
             running.start_executor()
-        assert tokens_of([task.result() for task in generating]) == tokens_of(undisturbed)
+        assert_equal_to(truth, streams)
+        assert tokens_of([task.result() for task in several]) == tokens_of(undisturbed)

@@ -7,8 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from splitserve_client import AsyncClient, Executor, SplitserveError
@@ -36,7 +36,7 @@ class Processes:
         self.executors[address] = _start(
             "executor_service",
             *("--model", str(self.model), "--scheduler", self.address, "--listen", address),
-            *("--num-device-blocks", "64", "--num-host-blocks", "0"),
+            *("--num-device-blocks", "256", "--num-host-blocks", "0"),
             *options,
         )
         return address
@@ -53,6 +53,16 @@ class Processes:
             if process is not None:
                 _kill(process)
 
+    async def run_executors(self, count: int) -> list[Executor]:
+        """Starts those of `count` that are missing, kills those too many; waits until all serve."""
+        for address in list(self.executors)[count:]:
+            self.kill_executor(address)
+        while len(self.executors) < count:
+            self.start_executor()
+        return await self.wait_until(
+            lambda executors: {e.address for e in executors} == self.executors.keys()
+        )
+
     async def wait_until(self, holds: Callable[[list[Executor]], bool]) -> list[Executor]:
         """Polls the scheduler until `holds` of its connected executors."""
         async with asyncio.timeout(START_TIMEOUT_S), AsyncClient(self.address) as client:
@@ -66,9 +76,9 @@ class Processes:
                 await asyncio.sleep(0.02)
 
 
-@asynccontextmanager
-async def processes(model: Path) -> AsyncIterator[Processes]:
-    """Processes that end with the test."""
+@contextmanager
+def processes(model: Path) -> Iterator[Processes]:
+    """Processes that end with the context."""
     started = Processes(model)
     try:
         yield started

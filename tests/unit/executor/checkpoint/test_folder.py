@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from executor_service.checkpoint.folder import resolve_checkpoint
+from executor_service.checkpoint.folder import check_directory, resolve_checkpoint
 from executor_service.errors import ModelUnreadable
 
 
@@ -94,15 +95,22 @@ def _break_shards(directory: Path) -> None:
         (_break_shards, "2 of 2 weight files are missing, the first is model-1.safetensors"),
     ],
 )
-def test_resolve_checkpoint_names_the_problem_when_broken(
-    tmp_path: Path, breaks: object, message: str
+@pytest.mark.parametrize("look", [resolve_checkpoint, check_directory])
+def test_both_name_the_problem_when_a_checkpoint_is_broken(
+    tmp_path: Path, look: Callable[[str], object], breaks: object, message: str
 ) -> None:
     _write(tmp_path)
     assert callable(breaks)
     breaks(tmp_path)
     with pytest.raises(ModelUnreadable, match=message) as caught:
-        resolve_checkpoint(str(tmp_path))
+        look(str(tmp_path))
     assert "\n" not in str(caught.value)
+
+
+def test_check_directory_leaves_to_others_what_is_complete_or_on_the_hub(tmp_path: Path) -> None:
+    _write(tmp_path)
+    check_directory(str(tmp_path))
+    check_directory("someone/some-model")
 
 
 @pytest.mark.parametrize("model", ["/nowhere/at/all", "./nowhere", "a/b/c"])
