@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -23,10 +23,10 @@ from splitserve_kernels.cpu.library import STEP_PARTS, NativeLibrary
 from splitserve_kernels.paged_batch import PagedBatch
 from tests.kernels.cpu.tiny_decoders import (
     DECODERS,
+    DirectoryOf,
     hugging_face_logits,
     load_decoder,
     random_tokens,
-    save_decoder,
 )
 from tests.support.models.hugging_face import generate_greedily, load_reference
 from tests.support.steps.step_driver import DrivenSequence, drive
@@ -41,20 +41,6 @@ PROMPTS = [random_tokens(length, seed=length) for length in (5, 33, 70)]
 NUM_OUTPUT_TOKENS = 12
 # (chunk size, block size); None: whole prompts.
 CUTS = ((1, 16), (7, 4), (None, 4), (64, 16))
-DirectoryOf = Callable[..., Path]
-
-
-@pytest.fixture(scope="module")
-def directory_of(tmp_path_factory: pytest.TempPathFactory) -> DirectoryOf:
-    """Saves a decoder when it is first asked for."""
-    saved: dict[tuple[str, torch.dtype], Path] = {}
-
-    def get(name: str, dtype: torch.dtype = torch.float32) -> Path:
-        if (name, dtype) not in saved:
-            saved[name, dtype] = save_decoder(name, tmp_path_factory.mktemp(name), dtype)
-        return saved[name, dtype]
-
-    return get
 
 
 class Truth:
