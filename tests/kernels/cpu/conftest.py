@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
 from splitserve_kernels.cpu.build import VARIANTS, Variant, _cpu_flags, library_path
 from splitserve_kernels.cpu.library import NativeLibrary, _torch_openmp
+from tests.kernels.cpu.tiny_decoders import DirectoryOf, save_decoder
 
 
 @pytest.fixture(scope="session", params=VARIANTS, ids=lambda variant: variant.name)
@@ -22,6 +24,19 @@ def library(request: pytest.FixtureRequest) -> NativeLibrary:
     if shutil.which(os.environ.get("CXX", "g++")) is None:
         pytest.skip("there is no C++ compiler")
     return NativeLibrary(library_path(variant, _torch_openmp()), variant.name)
+
+
+@pytest.fixture(scope="session")
+def directory_of(tmp_path_factory: pytest.TempPathFactory) -> DirectoryOf:
+    """Saves a decoder when it is first asked for."""
+    saved: dict[tuple[str, torch.dtype], Path] = {}
+
+    def get(name: str, dtype: torch.dtype = torch.float32) -> Path:
+        if (name, dtype) not in saved:
+            saved[name, dtype] = save_decoder(name, tmp_path_factory.mktemp(name), dtype)
+        return saved[name, dtype]
+
+    return get
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from torch import Tensor
 from executor_service.decoders.cpu_decoder import NativeModel, build_native_model
 from executor_service.model.loaded_model import LoadedModel
 from splitserve_kernels.cpu.library import NativeLibrary
-from tests.kernels.cpu.tiny_decoders import Served, load_decoder, random_tokens, save_decoder, serve
+from tests.kernels.cpu.tiny_decoders import DirectoryOf, Served, load_decoder, random_tokens, serve
 
 NAMES = ("llama_odd_mlp", "qwen3", "mistral")
 DTYPES = (torch.float32, torch.bfloat16)
@@ -45,10 +45,10 @@ class Decoder:
 def decoder(
     request: pytest.FixtureRequest,
     library: NativeLibrary,
-    tmp_path_factory: pytest.TempPathFactory,
+    directory_of: DirectoryOf,
 ) -> Decoder:
     name, dtype, is_int8 = request.param
-    loaded = load_decoder(save_decoder(name, tmp_path_factory.mktemp(name), dtype))
+    loaded = load_decoder(directory_of(name, dtype))
     native = build_native_model(loaded, library, is_int8=is_int8)
     tokens = random_tokens(LENGTH, seed=8)
     whole = {

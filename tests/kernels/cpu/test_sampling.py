@@ -65,7 +65,7 @@ def make_rows(params: list[SamplingParams], first_seed: int) -> SamplingRows:
     )
 
 
-@settings(max_examples=200)
+@settings(max_examples=75)
 @given(problem=problems())
 def test_draw_chooses_what_torch_chooses_when_anything_is_asked(
     library: NativeLibrary, problem: tuple[Tensor, SamplingRows]

@@ -5,7 +5,9 @@ Shape letters: L tokens of a sequence, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ _LLAMA3_ROPE: Mapping[str, Any] = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+DirectoryOf = Callable[..., Path]
 # Of each, the architecture and options of its configuration.
 DECODERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "llama": ("llama", {}),
@@ -49,6 +52,12 @@ def save_decoder(name: str, directory: Path, dtype: torch.dtype = torch.float32)
 
 
 def load_decoder(directory: Path) -> LoadedModel:
+    """A copy: who builds a decoder of it takes its weights."""
+    return copy.deepcopy(_load_once(directory))
+
+
+@functools.cache
+def _load_once(directory: Path) -> LoadedModel:
     return load_model(ModelConfig(str(directory)))
 
 

@@ -22,12 +22,12 @@ import splitserve_kernels.gpu
 from splitserve_kernels.gpu.availability import why_unavailable
 print(why_unavailable())
 """
-ASK = "from splitserve_kernels.gpu.availability import why_unavailable; print(why_unavailable())"
-LEAVE_TRITON_ALONE = """
+LEAVE_TRITON_ALONE_UNTIL_ASKED = """
 import sys
 from splitserve_kernels import paged_batch, reference
 from splitserve_kernels.gpu import availability
 print("triton" in sys.modules)
+print(availability.why_unavailable())
 """
 
 
@@ -47,14 +47,12 @@ def test_availability_names_triton_when_it_is_missing() -> None:
     assert _output_of(IMPORT_WITHOUT_TRITON) == "triton is not installed"
 
 
-def test_availability_names_the_device_when_there_is_none() -> None:
+def test_availability_imports_triton_and_names_the_device_only_when_it_is_asked() -> None:
     pytest.importorskip("triton", reason="triton is not installed")
-    said = _output_of(ASK, CUDA_VISIBLE_DEVICES="", TRITON_INTERPRET="0")
+    environment = {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "0"}
+    is_imported, said = _output_of(LEAVE_TRITON_ALONE_UNTIL_ASKED, **environment).splitlines()
+    assert is_imported == "False"
     assert said == "there is no CUDA device, and TRITON_INTERPRET=1 is not set"
-
-
-def test_kernels_leave_triton_alone_when_the_oracle_is_imported() -> None:
-    assert _output_of(LEAVE_TRITON_ALONE) == "False"
 
 
 @pytest.mark.parametrize("rows", [((0, 5), (70, 1), (8, 20)), ((0, 1), (70, 1), (8, 1))])

@@ -24,6 +24,7 @@ from splitserve_kernels.gpu.attention.flash_attention import FlashAttention
 
 DECODES = ((0, 1), (255, 1), (256, 1), (700, 1))
 MIXED = ((0, 300), (511, 1), (30, 20), (600, 5))
+ACROSS_BLOCKS = ((0, 20), (511, 1), (250, 12))
 # Rows without tokens may stand between others.
 GAPS = ((9, 0), (0, 1), (70, 1), (300, 0))
 
@@ -89,7 +90,7 @@ def test_flash_attention_reads_what_it_wrote_when_a_step_runs(backend: FlashAtte
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     outputs = []
     for each in (reference, backend):
-        problem = make_problem(_shape(MIXED), device, torch.float16)
+        problem = make_problem(_shape(ACROSS_BLOCKS), device, torch.float16)
         pools = [pool.nan_to_num_(nan=0.0) for pool in (problem.key_pool, problem.value_pool)]
         generator = torch.Generator().manual_seed(3)
         key, value = torch.randn(2, problem.query.shape[0], 2, 32, generator=generator)

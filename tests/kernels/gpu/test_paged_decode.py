@@ -26,7 +26,7 @@ from splitserve_kernels.gpu.attention.paged_decode import paged_decode
 SHAPES = (
     Shape(1, 1, 32, 32, 1, ((0, 1),)),
     Shape(64, 2, 64, 64, 16, ((15, 1), (129, 1))),
-    Shape(8, 8, 80, 80, 8, ((63, 1), (64, 1))),
+    Shape(3, 3, 80, 80, 8, ((63, 1), (64, 1))),
     Shape(6, 2, 96, 40, 3, ((70, 1), (4, 1))),
     Shape(71, 1, 64, 64, 32, ((100, 1),)),
     Shape(4, 2, 128, 128, 256, ((299, 1), (7, 1))),

@@ -84,11 +84,8 @@ def test_model_errs_no_more_than_noise_does_when_keys_and_values_have_8_bits(
     assert 0 < error.std() < noise.std()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_backend_passes_its_trial_when_pools_are_float8(
-    dtype: torch.dtype, device: torch.device
-) -> None:
+def test_backend_passes_its_trial_when_pools_are_float8(device: torch.device) -> None:
     from splitserve_kernels.gpu.attention import backend
 
-    kind = LayerKind(LayerShape(2, 32, 32), 4, AttentionOptions(scale=32**-0.5))
-    try_layer(backend, kind, 16, dtype, device, FLOAT8)
+    kind = LayerKind(LayerShape(1, 32, 32), 2, AttentionOptions(scale=32**-0.5))
+    try_layer(backend, kind, 16, torch.bfloat16, device, FLOAT8)

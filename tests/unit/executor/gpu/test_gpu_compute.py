@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from executor_service.backends import gpu
 from executor_service.backends.compute import Compute
 from executor_service.backends.gpu import compute_on_gpu
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
@@ -31,6 +32,13 @@ from splitserve_kernels.gpu import block_copy
 
 BLOCK_SIZE = 8
 TOLERANCE = 1e-3
+# Interpreted, each layer and each key/value head takes its time.
+SMALL: Mapping[str, Any] = {
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+}
 PROMPT = [(11 * i + 5) % 90 for i in range(21)]
 
 
@@ -40,13 +48,19 @@ class Loads:
     def __init__(
         self, directory: Path, device: torch.device, architecture: str, **overrides: object
     ) -> None:
-        make_tiny_model(architecture, directory, seed=2, overrides=overrides)
+        make_tiny_model(architecture, directory, seed=2, overrides={**SMALL, **overrides})
         self._config = ModelConfig(str(directory), str(device), max_model_len=64)
         self.count = 0
 
     def __call__(self) -> LoadedModel:
         self.count += 1
         return load_model(self._config)
+
+
+@pytest.fixture
+def _attention_passes_its_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For what the trial does not matter to: interpreted, it takes long."""
+    monkeypatch.setattr(gpu, "try_backend", lambda *_: None)
 
 
 def _choose(loads: Loads) -> Compute:
@@ -90,6 +104,7 @@ def test_compute_on_gpu_takes_decoder_draw_and_copy_when_all_are_right(
     assert compute.loaded.weights_bytes == weights_bytes(loaded.model) - buffers + tables
 
 
+@pytest.mark.usefixtures("_attention_passes_its_trial")
 @pytest.mark.parametrize(
     ("architecture", "overrides"),
     [("olmo2", {}), ("llama", {"hidden_act": "gelu"}), ("ministral3", {})],
@@ -109,6 +124,7 @@ def test_compute_on_gpu_leaves_the_model_to_transformers_when_it_is_no_llama(
     _assert_right(compute, loads)
 
 
+@pytest.mark.usefixtures("_attention_passes_its_trial")
 def test_compute_on_gpu_says_an_error_and_loads_again_when_the_decoder_is_wrong(
     tmp_path: Path,
     device: torch.device,
@@ -130,6 +146,7 @@ def test_compute_on_gpu_says_an_error_and_loads_again_when_the_decoder_is_wrong(
     _assert_right(compute, loads)
 
 
+@pytest.mark.usefixtures("_attention_passes_its_trial")
 def test_compute_on_gpu_draws_and_copies_in_torch_when_kernels_are_wrong(
     tmp_path: Path,
     device: torch.device,

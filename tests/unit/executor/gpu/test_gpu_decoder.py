@@ -55,14 +55,16 @@ YARN: Mapping[str, Any] = {
     "factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+# What only one layer has to show; "llama" has two, each with pools of its own.
+ONE_LAYER: Mapping[str, Any] = {"num_hidden_layers": 1}
 MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "llama": ("llama", {}),
-    "llama, odd and tied": ("llama", ODD),
-    "llama, biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
-    "mistral, window": ("mistral", {}),
-    "qwen2, biases of some": ("qwen2", {}),
-    "qwen3, head norms": ("qwen3", {}),
-    "llama, scaled angles": ("llama", {"rope_parameters": YARN}),
+    "llama, odd and tied": ("llama", {**ONE_LAYER, **ODD}),
+    "llama, biases": ("llama", {**ONE_LAYER, "attention_bias": True, "mlp_bias": True}),
+    "mistral, window": ("mistral", ONE_LAYER),
+    "qwen2, biases of some": ("qwen2", ONE_LAYER),
+    "qwen3, head norms": ("qwen3", ONE_LAYER),
+    "llama, scaled angles": ("llama", {**ONE_LAYER, "rope_parameters": YARN}),
 }
 
 
@@ -89,7 +91,8 @@ def case(
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory, device: torch.device) -> Case:
-    directory = make_tiny_model("llama", tmp_path_factory.mktemp("one"), seed=3)
+    directory = tmp_path_factory.mktemp("one")
+    make_tiny_model("llama", directory, seed=3, overrides=ONE_LAYER)
     return Case(directory, None, device)
 
 
@@ -169,7 +172,7 @@ def _relative_error(actual: Tensor, expected: Tensor) -> float:
     return float(((actual - expected).norm(dim=-1) / expected.norm(dim=-1)).median())
 
 
-@pytest.mark.parametrize("case", ["llama", "qwen3, head norms"], indirect=True)
+@pytest.mark.parametrize("case", ["qwen3, head norms"], indirect=True)
 def test_decoder_errs_no_more_than_transformers_does_when_numbers_have_16_bits(case: Case) -> None:
     exact, loaded = case.load(), case.load("bfloat16")
     expected = _logits(exact, TransformersModel(exact, _cache(exact), reference))
