@@ -43,6 +43,16 @@ class BlockPool:
         counts = self._reference_counts
         return counts[block_id] if block_id < len(counts) else 0
 
+    def hash_of(self, block_id: int) -> bytes | None:
+        """What the block is published under."""
+        return self._hashes[block_id] if block_id < len(self._hashes) else None
+
+    @property
+    def free_blocks(self) -> list[int]:
+        """Blocks nobody refers to, in the order in which they are reused."""
+        unused = range(len(self._reference_counts), self.num_blocks)
+        return [*reversed(self._blank), *unused, *self._evictable]
+
     # -- references ----------------------------------------------------------------------------
 
     def allocate(self, count: int) -> list[int]:

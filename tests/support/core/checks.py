@@ -56,7 +56,13 @@ def check_blocks(placement: Placement) -> None:
 def _check_pool(pool: BlockPool, held: Counter[int]) -> None:
     all_blocks = range(pool.num_blocks)
     assert [pool.reference_count(block) for block in all_blocks] == [held[b] for b in all_blocks]
-    assert pool.num_free == sum(not held[block] for block in all_blocks)
+    free = pool.free_blocks
+    assert sorted(free) == [block for block in all_blocks if not held[block]]
+    assert pool.num_free == len(free)
+    hashes = {block: name for block in all_blocks if (name := pool.hash_of(block)) is not None}
+    assert all(pool.find(name) == block for block, name in hashes.items())
+    assert len(hashes) == pool.num_published
+    assert [block in hashes for block in free] == sorted(block in hashes for block in free)
 
 
 def check_emptied(placement: Placement) -> None:
