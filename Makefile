@@ -16,7 +16,7 @@ BUF_VERSION := 1.75.0
 GRPCIO_TOOLS_VERSION := 1.73.1
 MYPY_TARGETS := scheduler_service executor_service protos/splitserve_rpc \
 	protos/splitserve_options kernels/splitserve_kernels clients/splitserve_client \
-	clients/splitserve_cli benchmarks tests tools/bundled_model
+	clients/splitserve_cli clients/splitserve_gateway benchmarks tests tools/bundled_model
 PIP := -m pip --disable-pip-version-check install --quiet
 
 .PHONY: help setup serve test check quick-tests lint lint-ruff lint-format lint-types lint-imports buf \
@@ -49,7 +49,7 @@ $(READY): pyproject.toml
 	@echo 'setup 2/3: $(TORCH) (the largest download)'
 	@$(BIN)/python $(PIP) '$(TORCH)'
 	@echo 'setup 3/3: splitserve and its tools'
-	@$(BIN)/python $(PIP) -e '.[executor,dev]'
+	@$(BIN)/python $(PIP) -e '.[executor,gateway,dev]'
 	@$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/python $(PIP) -e '.[interpreter]'
 	@touch $@
 	@echo 'setup: done'
