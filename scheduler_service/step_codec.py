@@ -20,7 +20,9 @@ from splitserve.executor.v1 import executor_pb2 as executor
 _I32 = np.dtype("<i4")
 # The numbers among the parameters of sampling, which have the names of the core's; None is absent.
 _NUMBERS = tuple(
-    field.name for field in executor.SamplingParams.DESCRIPTOR.fields if field.has_presence
+    field.name
+    for field in executor.SamplingParams.DESCRIPTOR.fields
+    if field.has_presence and field.message_type is None
 )
 
 _STATUSES: Mapping[int, StepStatus] = MappingProxyType(
