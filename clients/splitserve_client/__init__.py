@@ -28,7 +28,8 @@ from splitserve_client.errors import (
 )
 from splitserve_client.generation import Completion, Generation, collect_generation
 from splitserve_client.resumption import RetryPolicy, Timing
-from splitserve_client.session import Session, SessionRequest
+from splitserve_client.session import Session
+from splitserve_client.session_request import SessionRequest
 from splitserve_client.sync_client import Client
 from splitserve_client.text_stream import End, Piece, Prompt, stream_text
 from splitserve_client.tokenizer import Tokenizer
@@ -48,6 +49,7 @@ from splitserve_client.types import (
     TopLogprob,
     Usage,
 )
+from splitserve_client.unread import UnreadBudget
 
 __all__ = [
     "AsyncClient",
@@ -93,6 +95,7 @@ __all__ = [
     "TokenizerUnavailable",
     "Tokens",
     "TopLogprob",
+    "UnreadBudget",
     "Usage",
     "collect_generation",
     "stream_text",

@@ -37,6 +37,7 @@ from splitserve_client.types import (
     SchedulingParams,
     Tokens,
 )
+from splitserve_client.unread import UnreadBudget
 from splitserve_rpc.errors import failure_of
 
 if TYPE_CHECKING:
@@ -149,10 +150,17 @@ class AsyncClient:
             with suppress(SplitserveError):
                 await self.abort(request_id)
 
-    def session(self) -> Session:
-        """Many requests over one stream; use it as `async with client.session() as session`."""
+    def session(self, unread: UnreadBudget | None = None) -> Session:
+        """Many requests over one stream; use it as `async with client.session() as session`.
+
+        `unread`: what the requests may hold that is not read; sessions may share it.
+        """
         return Session(
-            self._open_session, self._max_message_bytes, self._config.retry, self._config.timing
+            self._open_session,
+            self._max_message_bytes,
+            self._config.retry,
+            self._config.timing,
+            unread or UnreadBudget(),
         )
 
     async def _max_message_bytes(self) -> float:
