@@ -8,6 +8,7 @@ from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
+import grpc
 import grpc.aio
 
 from splitserve.scheduler.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
@@ -162,6 +163,11 @@ class AsyncClient:
             self._config.timing,
             unread or UnreadBudget(),
         )
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection, as far as is known."""
+        return self._channel.get_state() is grpc.ChannelConnectivity.READY
 
     async def _max_message_bytes(self) -> float:
         """What the server takes; if it does not say, it is for the server to refuse."""

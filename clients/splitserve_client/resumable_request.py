@@ -50,6 +50,7 @@ class Submission:
     resume_token_ids: ResumeTokenIds = ()
     scheduling: SchedulingParams | None = None
     encoder_token_ids: Sequence[int] = ()
+    model_digest: str = ""
 
 
 class ResumableRequest:
@@ -72,6 +73,7 @@ class ResumableRequest:
             prompt_token_ids=list(submission.prompt_token_ids),
             sampling_params=encode_sampling_params(params),
             encoder_token_ids=list(submission.encoder_token_ids),
+            model_digest=submission.model_digest,
         )
         self._outputs = _by_index(submission.resume_token_ids)
         self._is_plain = not params.has_several_sequences and self._outputs.keys() <= {0}

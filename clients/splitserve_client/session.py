@@ -133,11 +133,21 @@ class Session:
         resume_token_ids: ResumeTokenIds = (),
         scheduling: SchedulingParams | None = None,
         encoder_token_ids: Sequence[int] = (),
+        model_digest: str = "",
     ) -> SessionRequest:
-        """Starts a request; see `AsyncClient.generate`. Its iterator raises what goes wrong."""
+        """Starts a request; see `AsyncClient.generate`. Its iterator raises what goes wrong.
+
+        `model_digest`: raise ModelChanged if another model is served, now or when it goes on.
+        """
         handle = next(self._handles)
         submission = Submission(
-            prompt_token_ids, params, request_id, resume_token_ids, scheduling, encoder_token_ids
+            prompt_token_ids,
+            params,
+            request_id,
+            resume_token_ids,
+            scheduling,
+            encoder_token_ids,
+            model_digest,
         )
         request = ResumableRequest(submission, self._timing.clock)
         events = SessionRequest(request.request_id, self._unread, lambda: self._abort(handle))

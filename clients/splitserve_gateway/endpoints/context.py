@@ -10,6 +10,7 @@ from starlette.requests import Request
 
 from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.http.bodies import read_body
+from splitserve_gateway.http.guard import Exchanges
 from splitserve_gateway.upstreams.fleet import Fleet
 
 Schema = TypeVar("Schema", bound=BaseModel)
@@ -21,6 +22,7 @@ class Gateway:
 
     config: GatewayConfig
     fleet: Fleet
+    exchanges: Exchanges
 
     async def read(self, request: Request, schema: type[Schema]) -> Schema:
         """The body of `request`. Raises ApiError."""

@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import httpx2
-import uvicorn
 
 from splitserve_client import Tokenizer
-from splitserve_gateway.app import build_app
 from splitserve_gateway.config import GatewayConfig
+from splitserve_gateway.server import Server
 from tests.contract.stranger.process import poll
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.models import tiny_tokenizers
@@ -109,29 +108,16 @@ async def running_gateway(
 
 @asynccontextmanager
 async def _serving(config: GatewayConfig) -> AsyncIterator[str]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = _Server(
-            uvicorn.Config(
-                build_app(config),
-                log_config=None,
-                access_log=False,
-                timeout_graceful_shutdown=5,
-            )
-        )
+    with socket.create_server(("127.0.0.1", 0), backlog=4096) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        server = Server(config, address)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+            yield f"http://{address}"
         finally:
+            await server.exchanges.drain(5.0)
             server.should_exit = True
             await serving
-
-
-class _Server(uvicorn.Server):
-    """Leaves the signals to the tests."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 def _files(paths: Sequence[Path]) -> dict[str, bytes]:
