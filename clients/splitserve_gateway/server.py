@@ -23,12 +23,12 @@ class Server(uvicorn.Server):
     """
 
     def __init__(self, config: GatewayConfig, address: str) -> None:
-        app = build_app(config)
-        self.exchanges: Exchanges = app.state.exchanges
+        self.app = build_app(config)
+        self.exchanges: Exchanges = self.app.state.exchanges
         host, _, port = address.rpartition(":")
         super().__init__(
             uvicorn.Config(
-                app,
+                self.app,
                 host=host.strip("[]"),
                 port=int(port),
                 http=Connection,

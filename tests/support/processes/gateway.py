@@ -57,6 +57,7 @@ class RunningGateway:
     http: httpx2.AsyncClient
     service: FakeService
     tokenizer: Tokenizer
+    server: Server
 
     async def post(self, path: str, **body: object) -> dict[str, Any]:
         """The answer to `body`, which must be a 200."""
@@ -92,8 +93,8 @@ async def running_gateway(
     async with fake_service(*executors, **options) as service:
         config = replace(config or GatewayConfig(), schedulers=(service.scheduler.address,))
         async with (
-            _serving(config) as url,
-            httpx2.AsyncClient(base_url=url, timeout=60.0, trust_env=False) as http,
+            _serving(config) as server,
+            httpx2.AsyncClient(base_url=url_of(server), timeout=60.0, trust_env=False) as http,
         ):
 
             async def is_ready() -> tuple[bool, int]:
@@ -102,22 +103,27 @@ async def running_gateway(
 
             await poll(is_ready, 60.0)
             tokenizer = Tokenizer.from_files(_files(executors[0].tokenizer_files))
-            yield RunningGateway(url, http, service, tokenizer)
+            yield RunningGateway(url_of(server), http, service, tokenizer, server)
             await service.wait_idle()
 
 
 @asynccontextmanager
-async def _serving(config: GatewayConfig) -> AsyncIterator[str]:
+async def _serving(config: GatewayConfig) -> AsyncIterator[Server]:
     with socket.create_server(("127.0.0.1", 0), backlog=4096) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         server = Server(config, address)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
-            yield f"http://{address}"
+            yield server
         finally:
             await server.exchanges.drain(5.0)
             server.should_exit = True
             await serving
+
+
+def url_of(server: Server) -> str:
+    """Where it serves."""
+    return f"http://{server.config.host}:{server.config.port}"
 
 
 def _files(paths: Sequence[Path]) -> dict[str, bytes]:
