@@ -18,6 +18,7 @@ from splitserve_client.resumption import Backoff, RetryPolicy, Timing
 from splitserve_client.session_request import SessionRequest
 from splitserve_client.types import ResumeTokenIds, SamplingParams, SchedulingParams
 from splitserve_client.unread import UnreadBudget
+from splitserve_client.wakeups import Wakeups
 
 Connect = Callable[[AsyncIterator[api.SessionRequest]], AsyncGenerator[api.SessionResponse, None]]
 # Every server takes a message of this size.
@@ -99,6 +100,7 @@ class Session:
         self._open: dict[int, _Open] = {}
         self._outgoing: _Outgoing | None = None
         self._num_responses = 0
+        self._wakeups = Wakeups()
         self._has_work = asyncio.Event()
         self._runner: asyncio.Task[None] | None = None
 
@@ -256,10 +258,12 @@ class Session:
                 open_request.backoff.reset()
                 open_request.request.note_token(token_id)
                 open_request.events.put_token(token_id, self._num_responses)
+                self._wakeups.add(open_request.events)
         for event in response.events:
             if event.handle in self._open:
                 self._receive_event(event)
         self._unread.enforce()
+        self._wakeups.flush()
 
     def _receive_event(self, event: api.SessionEvent) -> None:
         handle = event.handle
@@ -271,6 +275,7 @@ class Session:
         for part in open_request.request.note(event):
             assert isinstance(part, api.SessionEvent), "all that came in this session is"
             open_request.events.put(part, self._num_responses)
+        self._wakeups.add(open_request.events)
         if event.HasField("finish"):
             self._remove(handle)
 
@@ -301,6 +306,7 @@ class Session:
         open_request = self._remove(handle)
         finish = open_request.request.aborted()
         open_request.events.put(api.SessionEvent(finish=finish), self._num_responses)
+        open_request.events.wake()
 
     def _fail(self, handle: int, error: SplitserveError) -> None:
         self._remove(handle).events.fail(error)

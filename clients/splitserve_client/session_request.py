@@ -56,7 +56,7 @@ class SessionRequest:
         self._count(-self.num_unread_bytes)
         self._error = error
         self._has_ended = error is None
-        self._wake()
+        self.wake()
         self._abort()
 
     def __aiter__(self) -> Self:
@@ -104,7 +104,7 @@ class SessionRequest:
     # -- for the session ---------------------------------------------------------------------------
 
     def put_token(self, token_id: int, response: int) -> None:
-        """Hands over a plain token. `response`: the number of the message that brought it."""
+        """Hands over a plain token; `wake` follows. `response`: the number of its message."""
         if not self._takes(response):
             return
         if self._entries and isinstance(tokens := self._entries[-1], array):
@@ -112,24 +112,22 @@ class SessionRequest:
         else:
             self._entries.append(array("i", (token_id,)))
         self._count(_TOKEN_BYTES)
-        self._wake()
 
     def put(self, event: api.SessionEvent, response: int) -> None:
-        """Hands over anything else, in order; a Finish is the last."""
+        """Hands over anything else, in order; a Finish is the last. `wake` follows."""
         if not self._takes(response):
             return
         data = event.SerializeToString()
         self._entries.append(data)
         self._count(len(data) + _ENTRY_BYTES)
         self._is_complete = event.HasField("finish")
-        self._wake()
 
     def fail(self, error: SplitserveError) -> None:
         """Ends with `error`, after what is not read."""
         if not self._is_complete:
             self._is_complete = True
             self._error = error
-            self._wake()
+            self.wake()
 
     def drop_unread(self) -> None:
         """Ends with StreamNotRead: somebody has to, see UnreadBudget."""
@@ -150,6 +148,7 @@ class SessionRequest:
         self.num_unread_bytes += num_bytes
         self._unread.count(self, num_bytes)
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Lets whoever waits go on."""
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
