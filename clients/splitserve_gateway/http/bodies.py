@@ -12,20 +12,29 @@ from splitserve_gateway.http.errors import ApiError, invalid
 
 Schema = TypeVar("Schema", bound=BaseModel)
 
+_JSON = "application/json"
+_KIND = "invalid_request_error"
 # Parsing takes about a millisecond for so many bytes.
 _SMALL_BYTES = 128 * 1024
+# Parsing goes on without a pause, for some 50 ms if there are so many.
+_MAX_VALUES = 1_000_000
+# From the end of the headers on.
+_BODY_TIMEOUT_S = 60.0
 
 
 async def read_body(request: Request, schema: type[Schema], max_bytes: int) -> Schema:
-    """The body as `schema` has it. Raises ApiError: 413 beyond `max_bytes`, 400 if it is wrong."""
-    declared = request.headers.get("content-length", "0")
-    if declared.isdecimal() and int(declared) > max_bytes:
-        raise _too_large(max_bytes)
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > max_bytes:
-            raise _too_large(max_bytes)
+    """The body as `schema` has it.
+
+    Raises ApiError: 400 if it is wrong, 408 if it does not come, 413 beyond `max_bytes`, 415 if it
+    is something else than JSON.
+    """
+    _check_head(request, max_bytes)
+    try:
+        async with asyncio.timeout(_BODY_TIMEOUT_S):
+            body = await _read(request, max_bytes)
+    except TimeoutError as error:
+        message = f"the body did not come within {_BODY_TIMEOUT_S:.0f} seconds"
+        raise ApiError(408, _KIND, message, code="request_timeout") from error
     try:
         if len(body) <= _SMALL_BYTES:
             return schema.model_validate_json(body)
@@ -34,9 +43,38 @@ async def read_body(request: Request, schema: type[Schema], max_bytes: int) -> S
         raise _refusal(error) from error
 
 
+def _check_head(request: Request, max_bytes: int) -> None:
+    headers = request.headers
+    media_type = headers.get("content-type", _JSON).partition(";")[0].strip().lower()
+    if media_type != _JSON:
+        message = f"the body must be {_JSON}; content-type says {media_type[:80]!r}"
+        raise ApiError(415, _KIND, message, code="unsupported_media_type")
+    if headers.get("content-encoding", "identity").lower() != "identity":
+        message = "the body must not be compressed"
+        raise ApiError(415, _KIND, message, code="unsupported_media_type")
+    declared = headers.get("content-length", "0")
+    if declared.isdecimal() and int(declared) > max_bytes:
+        raise _too_large(max_bytes)
+
+
+async def _read(request: Request, max_bytes: int) -> bytearray:
+    body = bytearray()
+    num_values = 0
+    async for chunk in request.stream():
+        body += chunk
+        # Each value but the first of a list or an object follows a comma.
+        num_values += chunk.count(b",") + chunk.count(b"[") + chunk.count(b"{")
+        if len(body) > max_bytes:
+            raise _too_large(max_bytes)
+        if num_values > _MAX_VALUES:
+            message = f"the body has more than {_MAX_VALUES} values"
+            raise ApiError(413, _KIND, message, code="request_too_large")
+    return body
+
+
 def _too_large(max_bytes: int) -> ApiError:
     message = f"the body is larger than {max_bytes} bytes"
-    return ApiError(413, "invalid_request_error", message, code="request_too_large")
+    return ApiError(413, _KIND, message, code="request_too_large")
 
 
 def _refusal(error: ValidationError) -> ApiError:
