@@ -29,6 +29,37 @@ class BeamSearch:
 
 
 @dataclass(frozen=True, slots=True)
+class JsonSchema:
+    """JSON that is valid under `schema`, which is JSON text itself."""
+
+    schema: str
+
+
+@dataclass(frozen=True, slots=True)
+class Regex:
+    """Text that matches `pattern` as a whole."""
+
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lark:
+    """Text of the language of `grammar`, in llguidance's dialect of Lark."""
+
+    grammar: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """One of `texts`."""
+
+    texts: tuple[str, ...]
+
+
+Grammar = JsonSchema | Regex | Lark | Choices
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How tokens are chosen and when to stop; None leaves the server its default.
 
