@@ -31,6 +31,8 @@ class RowStatus(IntEnum):
     INVALID_LOGITS = 2
     INPUT_UNAVAILABLE = 3
     FAILED = 4
+    NOT_SAMPLED = 5
+    GRAMMAR_INVALID = 6
 
 
 @dataclass(frozen=True, slots=True)
