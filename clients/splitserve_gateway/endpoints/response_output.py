@@ -230,5 +230,5 @@ class _Call(_Item):
         }
 
 
-def _event(name: str, **fields: object) -> Json:
-    return {"type": f"response.{name}", **fields}
+def _event(kind: str, **fields: object) -> Json:
+    return {"type": f"response.{kind}", **fields}

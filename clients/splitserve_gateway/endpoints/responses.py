@@ -6,7 +6,7 @@ import itertools
 import secrets
 import time
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 
 from fastapi import APIRouter
@@ -14,12 +14,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from splitserve_client import SplitserveError
+from splitserve_gateway.endpoints.chat import start_chat
 from splitserve_gateway.endpoints.context import Gateway, gateway_of
 from splitserve_gateway.endpoints.logprobs import TokenNames
 from splitserve_gateway.endpoints.response_output import Json, ResponseOutput
 from splitserve_gateway.endpoints.shapes import with_notes
 from splitserve_gateway.generation.choices import Delta, Event, TextRequest, Totals, stream_choices
-from splitserve_gateway.generation.chat_requests import generation_of_chat
 from splitserve_gateway.generation.prompts import tokenizer_of
 from splitserve_gateway.generation.response_chats import chat_request
 from splitserve_gateway.http.errors import ApiError, invalid
@@ -33,6 +33,7 @@ _FIELD_OF = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens",
+    "prompt": "input",
     "response_format": "text.format",
 }
 
@@ -79,15 +80,22 @@ class _Answer:
 async def _answer(gateway: Gateway, body: ResponsesRequest) -> _Answer:
     if body.top_logprobs is not None and not body.wants_logprobs:
         raise invalid("top_logprobs needs message.output_text.logprobs in include", "top_logprobs")
-    try:
-        generation = await generation_of_chat(gateway, chat_request(body))
-    except ApiError as error:
-        error.param = _FIELD_OF.get(error.param or "", error.param)
-        raise
+    with _naming_fields():
+        generation = await start_chat(gateway, chat_request(body))
     asked = generation.asked
     names = TokenNames(tokenizer_of(asked.served))
     output = ResponseOutput(generation.form, names, wants_logprobs=body.wants_logprobs)
     return _Answer(asked, output, _head(body, asked))
+
+
+@contextmanager
+def _naming_fields() -> Iterator[None]:
+    """A refusal names the field by what it is called here."""
+    try:
+        yield
+    except ApiError as error:
+        error.param = _FIELD_OF.get(error.param or "", error.param)
+        raise
 
 
 def _head(body: ResponsesRequest, asked: TextRequest) -> Json:
@@ -147,7 +155,8 @@ async def _events(answer: _Answer) -> AsyncGenerator[object, None]:
     numbers = itertools.count()
     async with aclosing(stream_choices(answer.asked)) as events:
         # What is refused is refused before anything is told.
-        event: Event | None = await anext(events)
+        with _naming_fields():
+            event: Event | None = await anext(events)
         for name in ("created", "in_progress"):
             yield _numbered(numbers, name, response=answer.shape("in_progress"))
         try:
@@ -171,12 +180,13 @@ def _numbered(numbers: Iterator[int], name: str, **fields: object) -> Json:
 
 async def _whole(answer: _Answer) -> Json:
     totals = Totals()
-    async with aclosing(stream_choices(answer.asked)) as events:
-        async for event in events:
-            match event:
-                case Delta():
-                    for _ in answer.output.push(event):
-                        pass
-                case Totals():
-                    totals = event
+    with _naming_fields():
+        async with aclosing(stream_choices(answer.asked)) as events:
+            async for event in events:
+                match event:
+                    case Delta():
+                        for _ in answer.output.push(event):
+                            pass
+                    case Totals():
+                        totals = event
     return answer.ended(totals)

@@ -103,9 +103,7 @@ def _joined(before: object, text: str) -> str:
 def _text(content: Content) -> str:
     if isinstance(content, str):
         return content
-    return "".join(
-        part.refusal if isinstance(part, RefusalPart) else part.text for part in content
-    )
+    return "".join(part.refusal if isinstance(part, RefusalPart) else part.text for part in content)
 
 
 def _tool(tool: FunctionTool) -> dict[str, Any]:

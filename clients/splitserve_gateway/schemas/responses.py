@@ -168,7 +168,8 @@ class ResponsesRequest(SamplingFields):
     top_logprobs: Int32 | None = None
     include: (
         Annotated[
-            list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]], at_most(16)
+            list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]],
+            at_most(16),
         ]
         | None
     ) = None
