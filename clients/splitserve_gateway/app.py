@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from splitserve_client import ClientConfig, SplitserveError
 from splitserve_gateway.config import GatewayConfig
-from splitserve_gateway.endpoints import chat, completions, health, models, tokenization
+from splitserve_gateway.endpoints import chat, completions, health, models, responses, tokenization
 from splitserve_gateway.endpoints.context import Gateway
 from splitserve_gateway.endpoints.openapi import openapi_of
 from splitserve_gateway.http.errors import ApiError, api_error
@@ -21,6 +21,7 @@ from splitserve_gateway.upstreams.fleet import Fleet
 
 _ROUTERS = (
     chat.router,
+    responses.router,
     completions.router,
     models.router,
     tokenization.router,
