@@ -50,7 +50,7 @@ def shown_lines() -> list[Line]:
 def run(command: str, served: ServedModel) -> str:
     """What `command` writes, with the addresses that serve replaced by those here."""
     command = re.sub(r"(localhost|127\.0\.0\.1):50051", served.scheduler, command)
-    command = re.sub(r"http://(localhost|127\.0\.0\.1):8000", served.base_url, command)
+    command = re.sub(r"(http://)?(localhost|127\.0\.0\.1):8000", served.base_url, command)
     done = subprocess.run(
         ["bash", "-c", CURL + command],
         env={**os.environ, "PATH": PATH},
