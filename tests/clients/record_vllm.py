@@ -17,7 +17,7 @@ from tests.clients.openai_requests import REQUESTS
 RECORDING = Path(__file__).parent / "vllm_recording"
 
 
-def served_model(base_url: str) -> str:
+def served_model_name(base_url: str) -> str:
     """The name of the first model that the server has."""
     return str(send(base_url, Request("/v1/models"), "").body["data"][0]["id"])
 
@@ -30,7 +30,7 @@ def recorded_answers(area: str) -> dict[str, Answer]:
 
 def record(base_url: str) -> None:
     """Sends all requests, one after the other, and writes a file for each area."""
-    model = served_model(base_url)
+    model = served_model_name(base_url)
     for area, requests in REQUESTS.items():
         answers = {
             name: send(base_url, request, model).to_json() for name, request in requests.items()

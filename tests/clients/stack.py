@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.clients.exchange import Request, send
+from tests.clients.record_vllm import served_model_name
 from tests.support.processes.addresses import reserve_address
 from tests.support.processes.processes import ROOT, START_TIMEOUT_S, Processes, processes
 
@@ -44,7 +44,7 @@ def served_model(folder: Path) -> Iterator[ServedModel]:
         running.start_gateway("--http", address)
         _wait_ready(address, running)
         base_url = f"http://{address}"
-        model = send(base_url, Request("/v1/models"), "").body["data"][0]["id"]
+        model = served_model_name(base_url)
         yield ServedModel(base_url, running.address, model)
 
 
