@@ -13,12 +13,18 @@ from starlette.responses import Response
 
 from splitserve_client import ClientConfig, SplitserveError
 from splitserve_gateway.config import GatewayConfig
-from splitserve_gateway.endpoints import chat, completions, health, models
+from splitserve_gateway.endpoints import chat, completions, health, models, tokenization
 from splitserve_gateway.endpoints.context import Gateway
 from splitserve_gateway.http.errors import ApiError, api_error
 from splitserve_gateway.upstreams.fleet import Fleet
 
-_ROUTERS = (chat.router, completions.router, models.router, health.router)
+_ROUTERS = (
+    chat.router,
+    completions.router,
+    models.router,
+    tokenization.router,
+    health.router,
+)
 
 
 def build_app(config: GatewayConfig, client_config: ClientConfig | None = None) -> FastAPI:

@@ -195,8 +195,8 @@ class _PromptChoices:
         yield Totals(len(self._prompt.token_ids), self._num_output_tokens, num_cached_tokens)
 
     def _push(self, tokens: Tokens) -> Delta | None:
-        """What `tokens` bring their choice; None after its end."""
-        if self._has_ended[tokens.index]:
+        """What `tokens` bring their choice; None if nothing, as after its end."""
+        if self._has_ended[tokens.index] or not (tokens.token_ids or tokens.finish):
             return None
         text = self._texts[tokens.index]
         shown = text.push(tokens.token_ids)

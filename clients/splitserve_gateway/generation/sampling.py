@@ -77,13 +77,8 @@ def beam_search(body: SamplingFields) -> BeamSearch | None:
             param = "early_stopping" if body.early_stopping else "length_penalty"
             raise invalid(f"{param} is for use_beam_search only", param)
         return None
-    stopping = {
-        None: None,
-        False: EarlyStopping.HEURISTIC,
-        True: EarlyStopping.ALWAYS,
-        "never": EarlyStopping.NEVER,
-    }
-    return BeamSearch(body.n or 1, body.length_penalty, stopping[body.early_stopping])
+    stopping = EarlyStopping.ALWAYS if body.early_stopping else EarlyStopping.HEURISTIC
+    return BeamSearch(body.n or 1, body.length_penalty, stopping)
 
 
 def scheduling_params(body: SamplingFields) -> SchedulingParams:
