@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from typing import Protocol
 
-from splitserve_client.client import AsyncClient
 from splitserve_client.detokenizer import Detokenizer, StopStrings
 from splitserve_client.tokenizer import Tokenizer
 from splitserve_client.types import (
@@ -25,7 +25,7 @@ from splitserve_client.types import (
 class Prompt:
     """A prompt as text. `is_raw`: no chat template; otherwise one is used if the model has one.
 
-    `token_ids`: the prompt instead of the text, for where there is no tokenizer.
+    `token_ids`: the prompt instead of the text: encoded already, or there is no tokenizer.
     """
 
     text: str = ""
@@ -35,7 +35,7 @@ class Prompt:
 
     def encode(self, tokenizer: Tokenizer | None) -> list[int]:
         """Its token ids. Raises ChatTemplateFailed."""
-        if tokenizer is None:
+        if tokenizer is None or self.token_ids:
             return list(self.token_ids)
         if not self.is_chat(tokenizer):
             return tokenizer.encode(self.text)
@@ -78,8 +78,22 @@ class End:
     stop_string: str | None = None
 
 
+class TokenSource(Protocol):
+    """Where tokens come from: `AsyncClient`, or what submits to a session."""
+
+    def generate(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        request_id: str = "",
+        scheduling: SchedulingParams | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncGenerator[Tokens | Finish, None]: ...
+
+
 async def stream_text(
-    client: AsyncClient,
+    source: TokenSource,
     tokenizer: Tokenizer | None,
     prompt: Prompt,
     params: SamplingParams,
@@ -109,7 +123,7 @@ async def stream_text(
         _Text(index, params, _detokenizer(tokenizer, context), StopStrings(stop_strings))
         for index in range(params.num_completions)
     ]
-    events = client.generate(
+    events = source.generate(
         prompt_token_ids,
         params,
         request_id=request_id,

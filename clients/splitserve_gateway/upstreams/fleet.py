@@ -1,0 +1,44 @@
+"""All schedulers that the gateway stands in front of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from typing import Self
+
+from splitserve_client import ClientConfig, Model
+from splitserve_gateway.http.errors import model_unknown, no_scheduler
+from splitserve_gateway.upstreams.upstream import Served, Upstream
+
+
+class Fleet:
+    """Use it as `async with Fleet(addresses) as fleet`."""
+
+    def __init__(self, addresses: Sequence[str], config: ClientConfig | None = None) -> None:
+        self._upstreams = [Upstream(address, config) for address in addresses]
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        for upstream in self._upstreams:
+            await self._stack.enter_async_context(upstream)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    @property
+    def models(self) -> list[Model]:
+        """What is served now, each name once."""
+        served = [upstream.served.model for upstream in self._upstreams if upstream.served]
+        return list({model.name: model for model in served}.values())
+
+    def choose(self, model: str | None) -> tuple[Upstream, Served]:
+        """The least busy scheduler that serves `model`; None: any. Raises ApiError."""
+        ready = [(upstream, upstream.served) for upstream in self._upstreams]
+        known = [(upstream, served) for upstream, served in ready if served is not None]
+        if not known:
+            raise no_scheduler()
+        fitting = [(u, s) for u, s in known if model in (None, s.model.name)]
+        if not fitting:
+            raise model_unknown(str(model), [s.model.name for _, s in known])
+        return min(fitting, key=lambda pair: pair[0].num_open)
