@@ -1,4 +1,4 @@
-"""A fake service for tests that are not in Python: `python -m tests.support.processes.stdio_service`.
+"""A fake service for tests that are not in Python; `python -m` runs it.
 
 A scheduler process with a fake executor, behind a proxy whose connections can be cut. The first
 line of its output is `{"address": ..., "proxy": ...}`. Then it takes one command a line,

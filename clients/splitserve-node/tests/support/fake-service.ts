@@ -3,14 +3,14 @@
 import assert from "node:assert/strict";
 import { spawn, type ChildProcessWithoutNullStreams } from "node:child_process";
 import { once } from "node:events";
-import { existsSync } from "node:fs";
-import { dirname, join } from "node:path";
+import { join } from "node:path";
 import { createInterface } from "node:readline";
 import { fileURLToPath } from "node:url";
 
 import type { Completion, SamplingParams } from "splitserve";
 
-const ROOT = findRoot(dirname(fileURLToPath(import.meta.url)));
+// From build/support of the package, unless that is a copy somewhere else.
+const ROOT = process.env["REPOSITORY"] ?? fileURLToPath(new URL("../../../../", import.meta.url));
 const PYTHON = process.env["PYTHON"] ?? join(ROOT, ".venv", "bin", "python");
 const LAST_WORDS = 20_000;
 
@@ -66,10 +66,6 @@ export class FakeService {
     assert.ok(!done, `the service has ended: ${this.#said}`);
     return JSON.parse(value);
   }
-}
-
-function findRoot(folder: string): string {
-  return existsSync(join(folder, "pyproject.toml")) ? folder : findRoot(dirname(folder));
 }
 
 /** Names in camelCase to snake_case, inside of objects as well. */
