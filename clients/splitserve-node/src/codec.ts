@@ -16,10 +16,12 @@ import type {
   Executor,
   Finish,
   FinishReason,
+  GenerateOptions,
   Model,
   SamplingParams,
   SchedulingParams,
   SequenceFinish,
+  TokenIds,
   TokenLogprob,
   Tokens,
 } from "./types.js";
@@ -51,6 +53,28 @@ const SCHEDULING_NAMES: ReadonlySet<string> = new Set([
   "cacheSalt",
   "bypassPrefixCache",
 ] satisfies (keyof SchedulingParams)[]);
+
+const OPTION_NAMES: ReadonlySet<string> = new Set([
+  "requestId",
+  "resumeTokenIds",
+  "scheduling",
+  "encoderTokenIds",
+  "signal",
+  "timeoutMs",
+] satisfies (keyof GenerateOptions)[]);
+
+/** Throws InvalidRequest for an option that is none. */
+export function checkOptions(options: GenerateOptions): void {
+  checkNames("options", options, OPTION_NAMES);
+}
+
+/** A copy. Throws InvalidRequest for text, whose digits would pass for token ids. */
+export function tokenIdsOf(tokenIds: TokenIds): number[] {
+  if (typeof tokenIds === "string") {
+    throw new InvalidRequest("token ids are numbers, not text; the tokenizer makes them of text");
+  }
+  return Array.from(tokenIds);
+}
 
 /** The bytes of a message. Throws InvalidRequest for a value that does not fit its field at all. */
 export function encode<D extends DescMessage>(schema: D, init: MessageInitShape<D>): Buffer {

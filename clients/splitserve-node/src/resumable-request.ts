@@ -3,11 +3,13 @@
 import { randomBytes } from "node:crypto";
 
 import {
+  checkOptions,
   decodeFinish,
   decodeSequenceFinish,
   decodeTokens,
   encodeSamplingParams,
   encodeSchedulingParams,
+  tokenIdsOf,
   type GenerateRequestInit,
 } from "./codec.js";
 import {
@@ -62,14 +64,15 @@ export class ResumableRequest {
 
   /** Throws InvalidRequest for what cannot be sent. */
   constructor(prompt: TokenIds, params: SamplingParams, options: RequestOptions, now: () => number) {
-    const promptTokenIds = Array.from(prompt);
+    checkOptions(options);
+    const promptTokenIds = tokenIdsOf(prompt);
     const seed = params.seed ?? randomBytes(8).readBigInt64LE();
     this.requestId = options.requestId || randomBytes(16).toString("hex");
     this.#constants = {
       requestId: this.requestId,
       promptTokenIds,
       samplingParams: encodeSamplingParams({ ...params, seed }),
-      encoderTokenIds: Array.from(options.encoderTokenIds ?? []),
+      encoderTokenIds: tokenIdsOf(options.encoderTokenIds ?? []),
     };
     this.#numPromptTokens = promptTokenIds.length;
     this.#scheduling = options.scheduling ?? {};
@@ -195,6 +198,6 @@ export function plainTokens(tokenIds: readonly number[]): Tokens {
 }
 
 function byIndex(tokenIds: TokenIds | ReadonlyMap<number, TokenIds>): Map<number, number[]> {
-  if (!(tokenIds instanceof Map)) return new Map([[0, Array.from(tokenIds as TokenIds)]]);
-  return new Map([...tokenIds].map(([index, each]) => [index, Array.from(each as TokenIds)]));
+  if (!(tokenIds instanceof Map)) return new Map([[0, tokenIdsOf(tokenIds as TokenIds)]]);
+  return new Map([...tokenIds].map(([index, each]) => [index, tokenIdsOf(each as TokenIds)]));
 }

@@ -1,7 +1,9 @@
 // One request after another against a real scheduler; the truth is worked out without one.
 
 import assert from "node:assert/strict";
+import { getEventListeners } from "node:events";
 import { after, afterEach, before, test } from "node:test";
+import { setImmediate as setImmediatePromise } from "node:timers/promises";
 
 import * as splitserve from "splitserve";
 import { Client, type GenerationEvent, type SamplingParams, type TokenLogprob } from "splitserve";
@@ -155,6 +157,29 @@ test("a signal aborts the request while it is waited for, and its reason is thro
   await service.do("release");
   await service.do("wait_idle");
   await assert.rejects(client.complete(PROMPT, LONG, { signal: stopping.signal }), /enough/);
+});
+
+test("requests that are left at any point leave nothing behind", async () => {
+  const several = new Client(service.proxy);
+  const leave = async (number: number): Promise<void> => {
+    const stopping = new AbortController();
+    const events = several.generate([1, number], LONG, { signal: stopping.signal });
+    const tokenIds = number % 3 === 0 ? [] : await readTokens(events, number);
+    if (number % 2 === 0) setImmediate(() => stopping.abort(new Error("enough")));
+    else await events.return();
+    await splitserve.collectGeneration(events).catch(() => tokenIds);
+    assert.deepEqual(getEventListeners(stopping.signal, "abort"), []);
+  };
+
+  for (let round = 0; round < 4; round++) {
+    await Promise.all(Array.from({ length: 8 }, (_, index) => leave(8 * round + index + 1)));
+  }
+  await service.do("wait_idle");
+  several.close();
+
+  while (process.getActiveResourcesInfo().filter((name) => name === "TCPSocketWrap").length > 1) {
+    await setImmediatePromise();
+  }
 });
 
 test("abort ends a request by its id", async () => {

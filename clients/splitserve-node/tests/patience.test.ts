@@ -241,3 +241,11 @@ for (const [params, message] of [
     assert.equal(server.requests.length, 0);
   });
 }
+
+test("generate refuses a prompt that is text, and an option that is none", async () => {
+  const text = "123" as unknown as number[];
+  await assert.rejects(read(client.generate(text)), /token ids are numbers, not text/);
+  const options = { timeout: 5 } as object;
+  await assert.rejects(read(client.generate([1], {}, options)), /options has no timeout; allowed: requestId/);
+  assert.equal(server.requests.length, 0);
+});
