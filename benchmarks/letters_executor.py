@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from executor_service.service.registration import GrpcRegistry, Pacing, Registrar
 from executor_service.steps.executor_info import ExecutorInfo, ExecutorLimits, ModelInfo
-from executor_service.steps.step import FinishedStep, RowStatus, StepInput, StepOutput
+from executor_service.steps.step import FinishedStep, Int64Array, RowStatus, StepInput, StepOutput
 from tests.support.fakes.executor_server import start_executor
 
 MODEL = "letters"
@@ -32,9 +32,10 @@ def letters(seed: int, num_tokens: int) -> str:
     return drawn.tobytes().decode()
 
 
-def _draw(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
+def _draw(seeds: Int64Array, positions: Int64Array) -> Int64Array:
     words = seeds * _SEED_FACTOR + positions * _POSITION_FACTOR
-    return (words * words >> 11) % _NUM_LETTERS
+    drawn: Int64Array = (words * words >> 11) % _NUM_LETTERS
+    return drawn
 
 
 class LettersRunner:

@@ -14,13 +14,22 @@ from starlette.responses import Response
 
 from splitserve_client import ClientConfig, UnreadBudget
 from splitserve_gateway.config import GatewayConfig
-from splitserve_gateway.endpoints import chat, completions, health, models
+from splitserve_gateway.endpoints import chat, completions, health, models, responses, tokenization
 from splitserve_gateway.endpoints.context import Gateway
+from splitserve_gateway.endpoints.openapi import openapi_of
+from splitserve_gateway.grammars.checker import GrammarChecker
 from splitserve_gateway.http.errors import ApiError, invalid
 from splitserve_gateway.http.guard import Exchanges, Guard
 from splitserve_gateway.upstreams.fleet import Fleet
 
-_ROUTERS = (chat.router, completions.router, models.router, health.router)
+_ROUTERS = (
+    chat.router,
+    responses.router,
+    completions.router,
+    models.router,
+    tokenization.router,
+    health.router,
+)
 
 
 def build_app(config: GatewayConfig, client_config: ClientConfig | None = None) -> FastAPI:
@@ -32,15 +41,20 @@ def build_app(config: GatewayConfig, client_config: ClientConfig | None = None) 
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        checker = GrammarChecker()
         unread = UnreadBudget(config.max_unread_bytes)
-        async with Fleet(config.schedulers, unread, client_config) as fleet:
-            app.state.gateway = Gateway(config, fleet, exchanges)
-            yield
+        try:
+            async with Fleet(config.schedulers, unread, client_config) as fleet:
+                app.state.gateway = Gateway(config, fleet, exchanges, checker)
+                yield
+        finally:
+            await checker.close()
 
     app = FastAPI(title="splitserve", version=metadata.version("splitserve"), lifespan=lifespan)
     app.state.exchanges = exchanges
     for router in _ROUTERS:
         app.include_router(router)
+    app.openapi = openapi_of(app)  # type: ignore[method-assign]
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_middleware(Guard, exchanges=exchanges)

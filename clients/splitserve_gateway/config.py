@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from splitserve_gateway.parsing.output_format import ReasoningParserName, ToolCallParserName
+
 _MIB = 2**20
 
 
@@ -17,6 +19,7 @@ class GatewayConfig:
     from the arrival of a request to its end. `max_concurrent_requests`: that are answered at a
     time. `max_unread_bytes`: of one request's tokens that its client is behind; 16 times that of
     all. `drain_timeout_s`: what open requests get at shutdown.
+    `tool_call_parser`, `reasoning_parser`: the model's notation; auto: by its chat template.
     """
 
     http: str = "127.0.0.1:8000"
@@ -26,6 +29,8 @@ class GatewayConfig:
     max_concurrent_requests: int = 4096
     max_unread_bytes: int = 16 * _MIB
     drain_timeout_s: float = 10.0
+    tool_call_parser: ToolCallParserName = "auto"
+    reasoning_parser: ReasoningParserName = "auto"
     log_level: str = "info"
     exit_on_stdin_eof: bool = False
 

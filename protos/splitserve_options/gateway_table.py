@@ -18,6 +18,14 @@ GATEWAY_OPTIONS: tuple[Option, ...] = (
         "127.0.0.1:8000",
     ),
     Option(
+        "no-http",
+        Kind.SWITCH,
+        "do not start a gateway",
+        _HTTP,
+        ("serve",),
+        False,
+    ),
+    Option(
         "schedulers",
         Kind.TEXT,
         "the schedulers to send requests to",

@@ -1,7 +1,7 @@
 """Every option of every process, declared once; `splitserve_options.options` reads them.
 
-To add an option, add an entry to `OPTIONS`, to `EXECUTOR_OPTIONS` for the model and the KV cache,
-or to `GATEWAY_OPTIONS`: flag, environment variable, key of the file, help and the table in
+To add an option, add an entry to `OPTIONS`, or to `EXECUTOR_OPTIONS` for the model and the KV
+cache, or to `GATEWAY_OPTIONS`: flag, environment variable, key of the file, help and the table in
 docs/options.md follow.
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 
 from pydantic_core import to_json
 from starlette.responses import Response, StreamingResponse
@@ -14,11 +15,35 @@ from splitserve_gateway.http.errors import ApiError, error_of
 # Proxies cut a connection on which nothing comes for a minute, some for half of it.
 _SILENCE_S = 15.0
 _COMMENT = b": waiting\n\n"
-_DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class EventFormat:
+    """How events are written. `end`: what follows the last. `is_named`: by their `type`."""
+
+    end: bytes = b"data: [DONE]\n\n"
+    is_named: bool = False
+
+    def encode(self, content: object) -> bytes:
+        """One event."""
+        data = b"data: " + to_json(content) + b"\n\n"
+        if self.is_named and isinstance(content, dict):
+            return b"event: " + str(content.get("type", "error")).encode() + b"\n" + data
+        return data
+
+    def last_words(self, error: ApiError) -> bytes:
+        """The end of a stream that fails."""
+        return self.encode(error.body()) + self.end
+
+
+PLAIN_EVENTS = EventFormat()
+NAMED_EVENTS = EventFormat(end=b"", is_named=True)
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
-async def event_stream(events: AsyncGenerator[object, None]) -> Response:
+async def event_stream(
+    events: AsyncGenerator[object, None], form: EventFormat = PLAIN_EVENTS
+) -> Response:
     """Streams `events` as JSON, then `[DONE]`.
 
     The first is awaited for a while before anything is sent, so what is refused has its own status.
@@ -32,25 +57,27 @@ async def event_stream(events: AsyncGenerator[object, None]) -> Response:
     except BaseException:
         await _close(first, events)
         raise
-    return EventStream(first, events)
-
-
-def error_event(error: ApiError) -> bytes:
-    """The last bytes of a stream that fails."""
-    return _encode(error.body()) + _DONE
+    return EventStream(first, events, form)
 
 
 class EventStream(StreamingResponse):
     """The answer that `event_stream` makes."""
 
-    def __init__(self, first: asyncio.Future[object], events: AsyncGenerator[object, None]) -> None:
+    def __init__(
+        self,
+        first: asyncio.Future[object],
+        events: AsyncGenerator[object, None],
+        form: EventFormat,
+    ) -> None:
         super().__init__((), 200, _HEADERS, "text/event-stream")
         self._first = first
         self._events = events
+        self._form = form
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends everything. Raises CancelledError in time for an error event."""
+        """Sends everything. Where it is cancelled, `last_words` in the scope's state can follow."""
         sender = _Sender(send)
+        scope.setdefault("state", {})["last_words"] = self._form.last_words
         try:
             start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
             await send(start)
@@ -64,15 +91,15 @@ class EventStream(StreamingResponse):
     async def _send_events(self, sender: _Sender) -> bytes:
         """Returns what remains to be sent."""
         try:
-            await sender.send(_encode(await self._first))
+            await sender.send(self._form.encode(await self._first))
             async for event in self._events:
-                await sender.send(_encode(event))
+                await sender.send(self._form.encode(event))
         except StopAsyncIteration:
-            return _DONE
+            return self._form.end
         except Exception as error:
             # The stream has begun: whatever it was is its last event.
-            return error_event(error_of(error))
-        return _DONE
+            return self._form.last_words(error_of(error))
+        return self._form.end
 
 
 class _Sender:
@@ -111,10 +138,6 @@ class _Sender:
             self._comment = asyncio.create_task(self.send(_COMMENT))
             silent_s = 0.0
         self._timer = self._loop.call_later(max(_SILENCE_S - silent_s, 1.0), self._look)
-
-
-def _encode(content: object) -> bytes:
-    return b"data: " + to_json(content) + b"\n\n"
 
 
 async def _close(first: asyncio.Future[object], events: AsyncGenerator[object, None]) -> None:

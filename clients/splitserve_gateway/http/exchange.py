@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Any
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from splitserve_gateway.http.errors import ApiError, error_of
-from splitserve_gateway.http.event_stream import error_event
 
 # What a client that does not read has to take the last event.
 _LAST_WORDS_S = 2.0
@@ -32,7 +32,6 @@ class Exchange:
         self._error: ApiError | None = None
         self._is_gone = False
         self._has_started = False
-        self._is_event_stream = False
         self._is_complete = False
 
     async def run(self, app: ASGIApp, timeout_s: float) -> None:
@@ -61,13 +60,17 @@ class Exchange:
             async with asyncio.timeout(_LAST_WORDS_S):
                 if not self._has_started:
                     await error.response()(self._scope, self._raw_receive, self._send)
-                elif self._is_event_stream:
-                    body = error_event(error)
-                    await self._send({"type": "http.response.body", "body": body})
+                elif (last_words := self._state.get("last_words")) is not None:
+                    await self._send({"type": "http.response.body", "body": last_words(error)})
         except TimeoutError:
             _log.info("answer_not_read path=%s", self._scope["path"])
         if not self._is_complete:
             await self._cut()
+
+    @property
+    def _state(self) -> dict[str, Any]:
+        state: dict[str, Any] = self._scope.get("state", {})
+        return state
 
     async def _run(self, app: ASGIApp) -> None:
         self._task = asyncio.current_task()
@@ -95,9 +98,6 @@ class Exchange:
     async def _send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._has_started = True
-            self._is_event_stream = (b"content-type", b"text/event-stream; charset=utf-8") in (
-                message["headers"]
-            )
         elif not message.get("more_body", False):
             self._is_complete = True
         await self._raw_send(message)
@@ -115,7 +115,7 @@ class Exchange:
 
     async def _cut(self) -> None:
         """Ends the connection of an answer that cannot be completed."""
-        cut = self._scope.get("state", {}).get("cut")
+        cut = self._state.get("cut")
         if cut is not None:
             cut()
             # The server is to know before this request ends.

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError, PydanticUseDefault
 
 # What fits the scheduler's messages; narrower ranges are for it to judge.
@@ -18,8 +19,21 @@ Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 # Longer prompts fit no model; lists are not read on beyond it.
 MAX_PROMPT_TOKENS = 2**20
-TokenIds = Annotated[list[TokenId], Field(max_length=MAX_PROMPT_TOKENS)]
+
+
+def at_most(count: int) -> FieldInfo:
+    """Of a list that is read no further than to the first thing that is wrong with it."""
+    info: FieldInfo = Field(max_length=count, fail_fast=True)
+    return info
+
+
+TokenIds = Annotated[list[TokenId], at_most(MAX_PROMPT_TOKENS)]
 Label = Annotated[str, Field(max_length=128)]
+
+
+def text_or_list(value: object) -> str:
+    """The tag of a value that is a text or a list; tags begin with a sign that no field has."""
+    return "<list>" if isinstance(value, list) else "<text>"
 
 
 def _refuse(value: object) -> object:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Discriminator, Tag, model_validator
+from pydantic_core import PydanticCustomError
 
-from splitserve_gateway.schemas.base import ApiRequest, Flag, Ignored, Int32, Refused
+from splitserve_gateway.schemas.base import (
+    ApiRequest,
+    Flag,
+    Ignored,
+    Int32,
+    Refused,
+    at_most,
+    text_or_list,
+)
 from splitserve_gateway.schemas.sampling import SamplingFields
 
 MAX_MESSAGES = 4096
@@ -16,12 +25,33 @@ MAX_TOOLS = 128
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
-class ContentPart(ApiRequest):
+class TextPart(ApiRequest):
     """A part of a message's content; only text is served."""
 
-    type: Literal["text", "input_text", "output_text", "refusal"]
-    text: str | None = None
-    refusal: str | None = None
+    type: Literal["text"]
+    text: str
+
+
+class RefusalPart(ApiRequest):
+    """What an earlier answer said instead."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+def _kind_of_part(value: object) -> str:
+    kind = value.get("type") if isinstance(value, dict) else None
+    return "<refusal>" if kind == "refusal" else "<text>"
+
+
+ContentPart = Annotated[
+    Annotated[TextPart, Tag("<text>")] | Annotated[RefusalPart, Tag("<refusal>")],
+    Discriminator(_kind_of_part),
+]
+Content = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[list[ContentPart], at_most(MAX_PARTS), Tag("<list>")],
+    Discriminator(text_or_list),
+]
 
 
 class FunctionCall(ApiRequest):
@@ -44,9 +74,9 @@ class ChatMessage(ApiRequest):
     """One message. Of an assistant's message an answer can be sent back as it came."""
 
     role: Role
-    content: str | Annotated[list[ContentPart], Field(max_length=MAX_PARTS)] | None = None
+    content: Content | None = None
     name: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
+    tool_calls: Annotated[list[ToolCall], at_most(MAX_TOOLS)] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -55,60 +85,44 @@ class ChatMessage(ApiRequest):
     audio: Refused = None
     function_call: Refused = None
 
-
-class ToolFunction(ApiRequest):
-    """What a tool is called, what it does, and the JSON schema of its arguments."""
-
-    name: Annotated[str, Field(min_length=1, max_length=128)]
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
+    @model_validator(mode="after")
+    def _check_content(self) -> Self:
+        if self.content is None and self.role != "assistant":
+            message = f"content of a {self.role} message is required"
+            raise PydanticCustomError("content_missing", message)
+        return self
 
 
-class Tool(ApiRequest):
-    """A tool that the model may call."""
+class ChatFields(ApiRequest):
+    """What a chat template reads."""
 
-    type: Literal["function"]
-    function: ToolFunction
-
-
-class ToolName(ApiRequest):
-    """The name within a tool choice."""
-
-    name: str
-
-
-class NamedToolChoice(ApiRequest):
-    """The one tool to call."""
-
-    type: Literal["function"]
-    function: ToolName
+    messages: Annotated[list[ChatMessage], at_most(MAX_MESSAGES)] | None = None
+    # Read by grammars.tools.
+    tools: Any = None
+    tool_choice: Any = None
+    parallel_tool_calls: Flag = True
+    documents: Annotated[list[dict[str, Any]], at_most(1024)] | None = None
+    add_generation_prompt: Flag = True
+    continue_final_message: Flag = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    add_special_tokens: bool | None = None
+    chat_template: Refused = None
+    mm_processor_kwargs: Refused = None
 
 
-class ChatRequest(SamplingFields):
+class ChatRequest(ChatFields, SamplingFields):
     """What `/v1/chat/completions` takes."""
 
-    messages: Annotated[list[ChatMessage], Field(max_length=MAX_MESSAGES)] | None = None
     max_completion_tokens: Int32 | None = None
     logprobs: Flag = False
     top_logprobs: Int32 | None = None
 
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
-    parallel_tool_calls: Flag = True
-
-    add_generation_prompt: Flag = True
-    continue_final_message: Flag = False
-    chat_template_kwargs: dict[str, Any] | None = None
-    documents: Annotated[list[dict[str, Any]], Field(max_length=1024)] | None = None
-    reasoning_effort: str | None = None
     include_reasoning: Flag = True
-    modalities: list[Literal["text"]] | None = None
 
-    chat_template: Refused = None
+    modalities: list[Literal["text"]] | None = None
     functions: Refused = None
     function_call: Refused = None
     audio: Refused = None
     verbosity: Refused = None
     web_search_options: Refused = None
-    mm_processor_kwargs: Refused = None

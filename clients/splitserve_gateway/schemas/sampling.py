@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from splitserve_gateway.schemas.base import (
     Flag,
@@ -16,14 +16,29 @@ from splitserve_gateway.schemas.base import (
     StreamOptions,
     TokenId,
     TokenIds,
+    at_most,
+    text_or_list,
 )
 
+# Read by grammars.requested; at most one of them says what the answer is to be.
+GRAMMAR_FIELDS = (
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+)
 MAX_STOPS = 64
 MAX_STOP_CHARS = 1024
 MAX_BAD_WORDS = 512
 MAX_BAD_WORD_CHARS = 1024
 
 _Stop = Annotated[str, Field(max_length=MAX_STOP_CHARS)]
+_Stops = Annotated[
+    Annotated[_Stop, Tag("<text>")] | Annotated[list[_Stop], at_most(MAX_STOPS), Tag("<list>")],
+    Discriminator(text_or_list),
+]
 _BadWord = Annotated[str, Field(max_length=MAX_BAD_WORD_CHARS)]
 
 
@@ -47,16 +62,16 @@ class SamplingFields(IgnoredFields):
     best_of: Int32 | None = None
     use_beam_search: Flag = False
     length_penalty: float | None = None
-    early_stopping: bool | Literal["never"] | None = None
+    early_stopping: bool | None = None
 
     max_tokens: Int32 | None = None
     min_tokens: Int32 | None = None
-    stop: _Stop | Annotated[list[_Stop], Field(max_length=MAX_STOPS)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=256)] | None = None
+    stop: _Stops | None = None
+    stop_token_ids: Annotated[list[TokenId], at_most(256)] | None = None
     include_stop_str_in_output: Flag = False
     ignore_eos: Flag = False
-    bad_words: Annotated[list[_BadWord], Field(max_length=MAX_BAD_WORDS)] | None = None
-    allowed_token_ids: Annotated[list[TokenId], Field(max_length=16384)] | None = None
+    bad_words: Annotated[list[_BadWord], at_most(MAX_BAD_WORDS)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], at_most(16384)] | None = None
     skip_special_tokens: Flag = True
 
     prompt_token_ids: TokenIds | None = None

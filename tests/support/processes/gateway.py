@@ -27,24 +27,29 @@ CHAT_TEMPLATE = (
 )
 
 
-def write_tokenizer(folder: Path, chat_template: str = CHAT_TEMPLATE) -> tuple[Path, ...]:
-    """Files of a byte-level tokenizer, for `FakeExecutor.tokenizer_files`."""
+def text_executor(
+    folder: Path,
+    chat_template: str = CHAT_TEMPLATE,
+    added_tokens: Sequence[str] = (),
+    **fields: Any,  # noqa: ANN401
+) -> FakeExecutor:
+    """A FakeExecutor with a byte-level tokenizer: its tokens are text, if odd text.
+
+    `added_tokens`: further tokens, one for each text. Files are written to `folder`.
+    """
+    tokenizer = tiny_tokenizers.byte_level()
+    tokenizer.add_tokens(list(added_tokens))
     config = {"chat_template": chat_template, "bos_token": "<s>", "eos_token": "</s>"}
     files = {
-        "tokenizer.json": tiny_tokenizers.byte_level().to_str(),
+        "tokenizer.json": tokenizer.to_str(),
         "tokenizer_config.json": json.dumps(config),
     }
     for name, content in files.items():
         (folder / name).write_text(content, encoding="utf-8")
-    return tuple(folder / name for name in files)
-
-
-def text_executor(folder: Path, chat_template: str = CHAT_TEMPLATE, **fields: Any) -> FakeExecutor:  # noqa: ANN401
-    """A FakeExecutor with a tokenizer: its tokens are text, if odd text."""
     fields = {"num_device_blocks": 1024, "max_model_len": 1024, **fields}
     return FakeExecutor(
-        vocab_size=tiny_tokenizers.byte_level().get_vocab_size(),
-        tokenizer_files=write_tokenizer(folder, chat_template),
+        vocab_size=tokenizer.get_vocab_size(),
+        tokenizer_files=tuple(folder / name for name in files),
         **fields,
     )
 
@@ -109,9 +114,11 @@ async def running_gateway(
 
 @asynccontextmanager
 async def _serving(config: GatewayConfig) -> AsyncIterator[Server]:
-    with socket.create_server(("127.0.0.1", 0), backlog=4096) as listener:
-        address = f"127.0.0.1:{listener.getsockname()[1]}"
-        server = Server(config, address)
+    # Without the protocol asyncio does not know that it is TCP, and leaves Nagle's delay on.
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(4096)
+        server = Server(config, f"127.0.0.1:{listener.getsockname()[1]}")
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
             yield server
