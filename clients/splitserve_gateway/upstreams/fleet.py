@@ -20,6 +20,7 @@ class Fleet:
         unread: UnreadBudget,
         config: ClientConfig | None = None,
     ) -> None:
+        self.unread = unread
         self._upstreams = [Upstream(address, config, unread) for address in addresses]
         self._stack = AsyncExitStack()
 
