@@ -135,8 +135,9 @@ async def test_slow_reader_is_ended_and_costs_little_when_it_does_not_read(
     writer.write(encoded(body))
     # Its tokens do not fit into what lies between; then it is aborted, and its blocks are free.
     await poll_until(lambda: fleet.num_session_requests == 1)
+    await poll_until(lambda: fleet.num_session_requests == 0)
     await gateway.service.wait_idle()
-    assert gateway.server.app.state.gateway.fleet.unread.num_bytes == 0
+    assert fleet.unread.num_bytes == 0
     assert gateway.server.exchanges.num_open == 1
 
     reader._limit = 2**20  # type: ignore[attr-defined]
