@@ -17,6 +17,7 @@ import type {
   Finish,
   FinishReason,
   GenerateOptions,
+  Grammar,
   Model,
   SamplingParams,
   SchedulingParams,
@@ -63,6 +64,8 @@ const OPTION_NAMES: ReadonlySet<string> = new Set([
   "timeoutMs",
 ] satisfies (keyof GenerateOptions)[]);
 
+const GRAMMAR_NAMES = new Set(api.GrammarSchema.fields.map((field) => field.localName));
+
 /** Throws InvalidRequest for an option that is none. */
 export function checkOptions(options: GenerateOptions): void {
   checkNames("options", options, OPTION_NAMES);
@@ -91,7 +94,7 @@ export function encodeSamplingParams(
   params: SamplingParams,
 ): MessageInitShape<typeof api.SamplingParamsSchema> {
   checkNames("SamplingParams", params, namesOf(api.SamplingParamsSchema));
-  const { seed, beamSearch, badWordsTokenIds, ...same } = given(params);
+  const { seed, beamSearch, badWordsTokenIds, grammar, ...same } = given(params);
   if (same.allowedTokenIds?.length === 0) {
     throw new InvalidRequest("allowedTokenIds is empty; allowed: 1 or more, or none given for all");
   }
@@ -102,6 +105,7 @@ export function encodeSamplingParams(
     badWordsTokenIds: (badWordsTokenIds ?? []).map((tokenIds) => ({ tokenIds: [...tokenIds] })),
     ...(seed !== undefined && { seed: encodeSeed(seed) }),
     ...(beamSearch !== undefined && { beamSearch: encodeBeamSearch(beamSearch) }),
+    ...(grammar !== undefined && { grammar: encodeGrammar(grammar) }),
   };
 }
 
@@ -110,6 +114,21 @@ function encodeSeed(seed: bigint | number): bigint {
     throw new InvalidRequest(`seed is ${seed}; allowed: an integer, above 2^53 as a bigint`);
   }
   return BigInt(seed);
+}
+
+function encodeGrammar(grammar: Grammar): MessageInitShape<typeof api.GrammarSchema> {
+  const [name, ...more] = Object.keys(given(grammar));
+  if (name === undefined || more.length > 0 || !GRAMMAR_NAMES.has(name)) {
+    throw new InvalidRequest(`grammar is not one of: ${[...GRAMMAR_NAMES].join(", ")}`);
+  }
+  if ("regex" in grammar) return { kind: { case: "regex", value: grammar.regex } };
+  if ("lark" in grammar) return { kind: { case: "lark", value: grammar.lark } };
+  if ("choices" in grammar) {
+    return { kind: { case: "choices", value: { texts: [...grammar.choices] } } };
+  }
+  const { jsonSchema } = grammar;
+  const value = typeof jsonSchema === "string" ? jsonSchema : JSON.stringify(jsonSchema);
+  return { kind: { case: "jsonSchema", value } };
 }
 
 function encodeBeamSearch(beams: BeamSearch): MessageInitShape<typeof api.BeamSearchSchema> {

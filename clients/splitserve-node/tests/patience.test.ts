@@ -222,6 +222,25 @@ test("nothing is tried again when no server was there in the first place", async
   assert.deepEqual(time.pausesMs, []);
 });
 
+test("generate sends each kind of grammar as its text", async () => {
+  const grammars: splitserve.Grammar[] = [
+    { jsonSchema: { type: "object" } },
+    { jsonSchema: '{"const":1}' },
+    { regex: "a+" },
+    { lark: 'start: "a"' },
+    { choices: ["yes", "no"] },
+  ];
+
+  server.script = () => [finish()];
+  for (const grammar of grammars) await client.complete([1], { grammar });
+
+  const sent = server.requests.map(({ samplingParams }) => {
+    const kind = samplingParams?.grammar?.kind;
+    return kind?.case === "choices" ? kind.value.texts : kind?.value;
+  });
+  assert.deepEqual(sent, ['{"type":"object"}', '{"const":1}', "a+", 'start: "a"', ["yes", "no"]]);
+});
+
 for (const [params, message] of [
   [{ max_tokens: 5 }, /SamplingParams has no max_tokens; allowed: temperature, /],
   [{ maxTokens: 1.5 }, /max_tokens.*1\.5/],
@@ -230,6 +249,8 @@ for (const [params, message] of [
   [{ seed: 2n ** 63n }, /9223372036854775808/],
   [{ allowedTokenIds: [] }, /allowedTokenIds is empty/],
   [{ beamSearch: { width: 2, earlyStopping: "soon" } }, /earlyStopping is soon/],
+  [{ grammar: { json: "{}" } }, /grammar is not one of: jsonSchema, regex, lark, choices/],
+  [{ grammar: { regex: "a", lark: "b" } }, /grammar is not one of/],
   [{ beamSearch: { with: 2 } }, /BeamSearch has no with/],
 ] as [object, RegExp][]) {
   test(`generate refuses ${String(message)} before anything is sent`, async () => {
