@@ -20,7 +20,7 @@ from typing import Any
 from splitserve_client import BeamSearch, EarlyStopping, SamplingParams
 from splitserve_client.errors import error_of_failure, error_of_reason
 from splitserve_rpc.errors import CODE_OF_REASON, RpcFailure
-from tests.contract.stranger.process import running_scheduler
+from tests.contract.stranger.process import poll, running_scheduler
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.fakes.fake_logprobs import fake_logprob
 from tests.support.fakes.fake_truth import expected_completions
@@ -84,6 +84,14 @@ class StdioService:
         """Resets what goes through the proxy; how many connections there were so far."""
         self.proxy.cut()
         return self.proxy.num_cuts
+
+    async def wait_disconnected(self) -> None:
+        """Waits until nobody is connected through the proxy."""
+
+        async def ask() -> tuple[bool, None]:
+            return self.proxy.is_idle, None
+
+        await poll(ask)
 
     async def kill_scheduler(self) -> None:
         """By SIGKILL."""
