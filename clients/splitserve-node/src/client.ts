@@ -119,7 +119,10 @@ export class Client {
     params: SamplingParams = {},
     options: GenerateOptions = {},
   ): Promise<Generation> {
-    return collectGeneration(this.generate(promptTokenIds, params, options), numCompletions(params));
+    return collectGeneration(
+      this.generate(promptTokenIds, params, options),
+      numCompletions(params),
+    );
   }
 
   /** Many requests over one stream; close it when it is no longer used. */
@@ -150,7 +153,12 @@ export class Client {
     try {
       await this.#connection.ready(signal);
       const { getTokenizer } = SchedulerService.method;
-      const responses = this.#connection.serverStream(getTokenizer, {}, signal, TOKENIZER_TIMEOUT_MS);
+      const responses = this.#connection.serverStream(
+        getTokenizer,
+        {},
+        signal,
+        TOKENIZER_TIMEOUT_MS,
+      );
       for await (const { fileName, data } of responses) {
         pieces.set(fileName, [...(pieces.get(fileName) ?? []), data]);
       }

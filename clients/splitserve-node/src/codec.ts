@@ -1,11 +1,6 @@
 // The client's values to protobuf messages and back.
 
-import {
-  create,
-  toBinary,
-  type DescMessage,
-  type MessageInitShape,
-} from "@bufbuild/protobuf";
+import { create, toBinary, type DescMessage, type MessageInitShape } from "@bufbuild/protobuf";
 import { DurationSchema, type Duration } from "@bufbuild/protobuf/wkt";
 
 import { errorOfReason, InvalidRequest, RequestFailed, type SplitserveError } from "./errors.js";
@@ -191,7 +186,12 @@ export function decodeTokens(chunk: api.TokenChunk): Tokens {
 }
 
 function decodeLogprob({ tokenId, logprob, rank, top }: api.TokenLogprob): TokenLogprob {
-  return { tokenId, logprob, rank, top: top.map((each) => ({ tokenId: each.tokenId, logprob: each.logprob })) };
+  return {
+    tokenId,
+    logprob,
+    rank,
+    top: top.map((each) => ({ tokenId: each.tokenId, logprob: each.logprob })),
+  };
 }
 
 /** The end of one of several sequences. Throws RequestFailed if it is none that we know. */
@@ -201,7 +201,14 @@ export function decodeSequenceFinish(finish: api.SequenceFinish): SequenceFinish
     throw new RequestFailed(`a sequence ended for an unknown reason (${finish.reason})`);
   }
   const { index, stopTokenId, numOutputTokens, cumulativeLogprob, score } = finish;
-  return given({ index, reason, stopTokenId, numOutputTokens, cumulativeLogprob, score }) as SequenceFinish;
+  return given({
+    index,
+    reason,
+    stopTokenId,
+    numOutputTokens,
+    cumulativeLogprob,
+    score,
+  }) as SequenceFinish;
 }
 
 /** The end of a request. Throws the error of a request that failed. */
@@ -232,7 +239,16 @@ export function decodeModel(model: api.GetModelResponse): Model {
   const { name, digest, dtype, vocabSize, maxNumSequences, eosTokenIds } = model;
   const maxModelLen = model.maxModelLenTokens;
   const defaultSamplingParams = decodeRecommended(model.defaultSamplingParams);
-  return { name, digest, dtype, vocabSize, maxModelLen, maxNumSequences, eosTokenIds, defaultSamplingParams };
+  return {
+    name,
+    digest,
+    dtype,
+    vocabSize,
+    maxModelLen,
+    maxNumSequences,
+    eosTokenIds,
+    defaultSamplingParams,
+  };
 }
 
 /** Only these are ever recommended. */

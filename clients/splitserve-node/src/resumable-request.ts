@@ -63,7 +63,12 @@ export class ResumableRequest {
   #wasLost = false;
 
   /** Throws InvalidRequest for what cannot be sent. */
-  constructor(prompt: TokenIds, params: SamplingParams, options: RequestOptions, now: () => number) {
+  constructor(
+    prompt: TokenIds,
+    params: SamplingParams,
+    options: RequestOptions,
+    now: () => number,
+  ) {
     checkOptions(options);
     const promptTokenIds = tokenIdsOf(prompt);
     const seed = params.seed ?? randomBytes(8).readBigInt64LE();

@@ -2,7 +2,13 @@
 
 import { decodeError, encode } from "./codec.js";
 import type { BidiCall, Connection, Scope } from "./connection.js";
-import { ClientClosed, InvalidRequest, ServerFault, ServerUnreachable, SplitserveError } from "./errors.js";
+import {
+  ClientClosed,
+  InvalidRequest,
+  ServerFault,
+  ServerUnreachable,
+  SplitserveError,
+} from "./errors.js";
 import {
   SchedulerService,
   SessionRequestSchema,
@@ -38,7 +44,11 @@ export interface SessionParts {
   readonly policy: RetryPolicy;
   readonly timing: Timing;
   /** Makes room for a resumption where the server has not noticed yet that a stream broke. */
-  readonly abortStale: (requestId: string, lost: SplitserveError, signal: AbortSignal) => Promise<void>;
+  readonly abortStale: (
+    requestId: string,
+    lost: SplitserveError,
+    signal: AbortSignal,
+  ) => Promise<void>;
 }
 
 /**
@@ -73,7 +83,11 @@ export class Session {
    * Starts a request; see `Client.generate`. Throws InvalidRequest for what cannot be sent, and
    * ClientClosed; anything else the iterator throws.
    */
-  submit(prompt: TokenIds, params: SamplingParams = {}, options: RequestOptions = {}): SessionStream {
+  submit(
+    prompt: TokenIds,
+    params: SamplingParams = {},
+    options: RequestOptions = {},
+  ): SessionStream {
     const { signal } = options;
     this.#scope.signal.throwIfAborted();
     signal?.throwIfAborted();
@@ -165,7 +179,10 @@ export class Session {
   async #checkSize(numBytes: number): Promise<void> {
     const { getModel } = SchedulerService.method;
     const asking = this.#parts.connection.unary(getModel, {}, this.#scope.signal);
-    const limit = await asking.then((model) => Number(model.maxMessageBytes), () => 0);
+    const limit = await asking.then(
+      (model) => Number(model.maxMessageBytes),
+      () => 0,
+    );
     if (limit > 0 && numBytes > limit) {
       const message = `the request has ${numBytes} bytes; the server takes at most ${limit}`;
       throw new InvalidRequest(message, { reason: "MESSAGE_TOO_LARGE" });
