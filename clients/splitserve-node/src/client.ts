@@ -2,8 +2,8 @@
 
 import { credentials, type ChannelCredentials } from "@grpc/grpc-js";
 
-import { decodeExecutor, decodeModel } from "./codec.js";
 import { Connection } from "./connection.js";
+import { decodeExecutor, decodeModel } from "./decoding.js";
 import { RequestIdInUse, ServerUnreachable, SplitserveError } from "./errors.js";
 import { AdminService } from "./gen/splitserve/scheduler/v1/admin_pb.js";
 import { SchedulerService } from "./gen/splitserve/scheduler/v1/scheduler_pb.js";
@@ -68,8 +68,9 @@ export class Client {
     params: SamplingParams = {},
     options: GenerateOptions = {},
   ): AsyncGenerator<GenerationEvent, void, void> {
-    const request = new ResumableRequest(promptTokenIds, params, options, this.#timing.now);
-    const backoff = new Backoff(this.#retry, this.#timing, options.timeoutMs);
+    const { timeoutMs, ...rest } = options;
+    const request = new ResumableRequest(promptTokenIds, params, rest, this.#timing.now);
+    const backoff = new Backoff(this.#retry, this.#timing, timeoutMs);
     const { signal, end } = this.#connection.scope(options.signal);
     try {
       await this.#connection.ready(signal);

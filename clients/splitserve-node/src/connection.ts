@@ -11,7 +11,7 @@ import {
 } from "@bufbuild/protobuf";
 import * as grpc from "@grpc/grpc-js";
 
-import { encode } from "./codec.js";
+import { encode } from "./encoding.js";
 import { ClientClosed, errorOfCall, ServerUnreachable } from "./errors.js";
 
 const MIB = 1024 * 1024;

@@ -2,16 +2,14 @@
 
 import { randomBytes } from "node:crypto";
 
+import { decodeFinish, decodeSequenceFinish, decodeTokens } from "./decoding.js";
 import {
   checkOptions,
-  decodeFinish,
-  decodeSequenceFinish,
-  decodeTokens,
   encodeSamplingParams,
   encodeSchedulingParams,
   tokenIdsOf,
   type GenerateRequestInit,
-} from "./codec.js";
+} from "./encoding.js";
 import {
   Draining,
   ModelNotReady,

@@ -1,7 +1,8 @@
 // Many requests over one stream, which is opened again when it breaks.
 
-import { decodeError, encode } from "./codec.js";
 import type { BidiCall, Connection, Scope } from "./connection.js";
+import { decodeError } from "./decoding.js";
+import { encode } from "./encoding.js";
 import {
   ClientClosed,
   InvalidRequest,
@@ -80,8 +81,8 @@ export class Session {
   }
 
   /**
-   * Starts a request; see `Client.generate`. Throws InvalidRequest for what cannot be sent, and
-   * ClientClosed; anything else the iterator throws.
+   * Starts a request; see `Client.generate`. Throws ClientClosed, the reason of a signal that is
+   * aborted, and InvalidRequest for names that are none; anything else the iterator throws.
    */
   submit(
     prompt: TokenIds,

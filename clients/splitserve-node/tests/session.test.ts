@@ -88,6 +88,13 @@ test("a session fails one request alone when the server rejects it", async () =>
   await checkAll([good], [{ seed: 1, maxTokens: 5 }]);
 });
 
+test("a session refuses what cannot be sent", async () => {
+  const fraction = session.submit([1], { maxTokens: 1.5 });
+  await assert.rejects(splitserve.collectGeneration(fraction), splitserve.InvalidRequest);
+  const options = { timeoutMs: 5 } as object;
+  assert.throws(() => session.submit([1], {}, options), /options has no timeoutMs/);
+});
+
 test("a session fails one request alone when it is larger than the server takes", async () => {
   const good = session.submit([1, 0], { seed: 1, maxTokens: 5 });
   const large = session.submit(new Array(5_000_000).fill(1), { maxTokens: 3 });
