@@ -209,6 +209,20 @@ def test_row_is_pending_alone_when_its_grammar_is_not_compiled(held: CompiledGra
     assert settled(held, [3, 4], num_others=1).rows.tolist() == [1, 2]
 
 
+def test_step_does_not_wait_when_none_of_its_rows_samples() -> None:
+    HeldTrial.gate.clear()
+    vocabulary = byte_level_texts().vocabulary
+    followed = CompiledGrammars(vocabulary, GrammarCompiler(vocabulary, HeldTrial), 1e9)
+    try:
+        followed.add(0, Grammar("regex", ("a",)), list(PROMPT), len(PROMPT))
+        step = followed.of_step(np.array([0]), np.array([0], np.int32))
+        masks = step.masks(np.array([], np.int64))
+        assert (len(masks.rows), list(masks.pending), masks.invalid) == (0, [], {})
+    finally:
+        HeldTrial.gate.set()
+        followed.close()
+
+
 def test_step_waits_when_it_has_nothing_else_to_sample() -> None:
     HeldTrial.gate.clear()
     vocabulary = byte_level_texts().vocabulary
@@ -264,8 +278,8 @@ def test_row_fails_alone_when_its_mask_takes_too_much(
     schema = json_schema({"type": "object"})
     grammars.add(0, schema, list(PROMPT), len(PROMPT))
     settled(grammars, [0])
-    monkeypatch.setitem(PARSER_LIMITS, "step_lexer_fuel", 10)
+    monkeypatch.setitem(PARSER_LIMITS, "step_max_items", 1)
     grammars.add(1, json_schema({"type": "array"}), list(PROMPT), len(PROMPT))
     masks = settled(grammars, [0, 1])
-    assert "fuel" in masks.invalid[1]
+    assert "Too many items" in masks.invalid[1]
     assert masks.rows.tolist() == [0]
