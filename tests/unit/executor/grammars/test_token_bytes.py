@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ def with_added(tokenizer: Tokenizer) -> Tokenizer:
     return tokenizer
 
 
-TOKENIZERS = {
+TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {
     "byte_level": byte_level,
     "sentencepiece": sentencepiece,
     "unigram": unigram,
@@ -112,6 +113,15 @@ def test_tokenizer_is_refused_when_its_bytes_cannot_be_told(
         read_token_bytes(path, 0)
     with pytest.raises(TokenizerUnsupported, match="cannot be read"):
         read_token_bytes(tmp_path / "missing.json", 0)
+
+
+def test_token_has_no_text_when_it_is_longer_than_a_grammar_can_take(tmp_path: Path) -> None:
+    tokenizer = byte_level()
+    tokenizer.add_tokens(["x" * 900, "y" * 2000])
+    path = tmp_path / "tokenizer.json"
+    path.write_text(tokenizer.to_str())
+    vocabulary = Vocabulary.read(path, 0, (1,))
+    assert [vocabulary.has_text[420 + index] for index in range(2)] == [1, 0]
 
 
 def test_vocabulary_is_refused_when_the_model_has_no_end() -> None:
