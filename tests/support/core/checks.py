@@ -115,6 +115,8 @@ def check_requests(placement: Placement) -> None:
     assert len(placement.waiting) == len(_at(placement, RequestStatus.WAITING))
     assert set(placement.swapped) == _at(placement, RequestStatus.SWAPPED)
     assert placement.swapped == sorted(placement.swapped, key=lambda request: request.rank)
+    running = _at(placement, RequestStatus.RUNNING)
+    assert placement.num_params_bytes == sum(r.params.num_bytes for r in running)
     groups = {r for r in _at(placement, RequestStatus.RUNNING) if r.params.num_sequences > 1}
     assert set(placement.groups.values()) == groups
     for request in requests:

@@ -52,7 +52,7 @@ def test_request_is_refused_by_name_when_its_grammar_cannot_be_kept_to(
     params: dict[str, object], named: str
 ) -> None:
     with pytest.raises(DomainError) as caught:
-        driver().add(3, **{"grammar": SCHEMA, **params})
+        driver().add(3, **({"grammar": SCHEMA} | params))  # type: ignore[arg-type]
     assert caught.value.reason == "SAMPLING_PARAMS_INVALID"
     assert named in caught.value.message
 
