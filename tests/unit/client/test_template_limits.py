@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - templates in one line
 """A template cannot take more time or memory than it may, whatever it does."""
 
 from __future__ import annotations
