@@ -2,99 +2,141 @@
 
 from __future__ import annotations
 
-import secrets
-import time
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from splitserve_client import (
-    End,
-    Piece,
-    Prompt,
-    SamplingParams,
-    SchedulingParams,
-    TokenizerUnavailable,
-    stream_text,
-)
+from splitserve_gateway.endpoints.completion_choices import ChoiceShape, new_choices
 from splitserve_gateway.endpoints.context import Gateway, gateway_of
+from splitserve_gateway.endpoints.shapes import StreamUsage, head, usage, with_notes
+from splitserve_gateway.generation.choices import (
+    Delta,
+    Event,
+    PromptScores,
+    TextRequest,
+    Totals,
+    stream_choices,
+)
+from splitserve_gateway.generation.prompts import encode_prompts
+from splitserve_gateway.generation.sampling import sampling_params
+from splitserve_gateway.generation.text_requests import text_request
+from splitserve_gateway.http.errors import invalid
 from splitserve_gateway.http.event_stream import event_stream
 from splitserve_gateway.schemas.completions import CompletionRequest
 
 router = APIRouter()
 
+_DEFAULT_MAX_TOKENS = 16
+_MAX_CHOICES = 4096
+
 
 @router.post("/v1/completions")
 async def create_completion(request: Request) -> Response:
-    """Continues a prompt."""
+    """Continues a prompt, or each of several."""
     gateway = gateway_of(request)
     body = await gateway.read(request, CompletionRequest)
-    pieces = _generate(gateway, body)
-    head: dict[str, object] = {
-        "id": f"cmpl-{secrets.token_hex(16)}",
-        "object": "text_completion",
-        "created": int(time.time()),
-        "model": body.model,
-    }
+    answer = await _answer(gateway, body)
     if body.stream:
-        return await event_stream(_chunks(head, pieces))
-    return JSONResponse(await _whole(head, pieces))
+        response = await event_stream(_chunks(answer))
+    else:
+        response = JSONResponse(await _whole(answer))
+    return with_notes(response, body)
 
 
-async def _generate(gateway: Gateway, body: CompletionRequest) -> AsyncGenerator[Piece | End, None]:
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What is asked, and the choices that come of it."""
+
+    body: CompletionRequest
+    asked: TextRequest
+    choices: list[ChoiceShape]
+
+    def head(self) -> dict[str, object]:
+        return head("cmpl", "text_completion", self.body, self.asked.served)
+
+
+async def _answer(gateway: Gateway, body: CompletionRequest) -> _Answer:
+    _check(body)
     upstream, served = gateway.fleet.choose(body.model)
-    if served.tokenizer is None:
-        raise TokenizerUnavailable("this model comes without a tokenizer")
-    params = SamplingParams(
-        temperature=body.temperature, seed=body.seed, max_tokens=body.max_tokens
-    ).with_defaults(served.model.default_sampling_params)
-    prompt_token_ids = (
-        served.tokenizer.encode(body.prompt) if isinstance(body.prompt, str) else body.prompt
+    prompts = await encode_prompts(body, served)
+    max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    num_prompt_logprobs = body.prompt_logprobs
+    if body.echo and body.logprobs is not None:
+        num_prompt_logprobs = max(body.logprobs, num_prompt_logprobs or 0)
+    params = sampling_params(
+        body,
+        served,
+        # Nothing is computed without a token to be sampled; that of an echo alone is dropped.
+        max_tokens=max(max_tokens, 1) if body.echo else max_tokens,
+        num_logprobs=body.logprobs,
+        num_prompt_logprobs=num_prompt_logprobs,
     )
-    stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    events = stream_text(
-        upstream,
-        served.tokenizer,
-        Prompt(is_raw=True, token_ids=tuple(prompt_token_ids)),
-        params,
-        stop_strings=stops,
-        scheduling=SchedulingParams(tenant=body.user),
-    )
-    async for event in events:
-        yield event
+    if len(prompts) * params.num_completions > _MAX_CHOICES:
+        message = f"{len(prompts)} prompts with n = {params.num_completions}; allowed: at most "
+        raise invalid(f"{message}{_MAX_CHOICES} choices", "n")
+    asked = await text_request(gateway.config, upstream, served, body, params, prompts)
+    return _Answer(body, asked, new_choices(body, asked))
 
 
-async def _chunks(
-    head: dict[str, object], events: AsyncGenerator[Piece | End, None]
-) -> AsyncGenerator[object, None]:
-    async for event in events:
-        reason = event.reason.value if isinstance(event, End) else None
-        text = event.text if isinstance(event, Piece) else ""
-        choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": reason}
-        yield {**head, "choices": [choice]}
+def _check(body: CompletionRequest) -> None:
+    """Raises ApiError for fields that do not go together."""
+    if (body.prompt is None) == (body.prompt_token_ids is None):
+        raise invalid("one of prompt and prompt_token_ids is required", "prompt")
+    if body.stream and body.prompt_logprobs is not None:
+        raise invalid("prompt_logprobs are not streamed", "prompt_logprobs")
+    if body.stream_options is not None and not body.stream:
+        raise invalid("stream_options is for stream only", "stream_options")
 
 
-async def _whole(
-    head: dict[str, object], events: AsyncGenerator[Piece | End, None]
-) -> dict[str, object]:
-    texts = []
-    async for event in events:
-        if isinstance(event, Piece):
-            texts.append(event.text)
-            continue
-        choice = {
-            "index": 0,
-            "text": "".join(texts),
-            "logprobs": None,
-            "finish_reason": event.reason.value,
-        }
-        num_prompt, num_output = event.usage.num_prompt_tokens, event.usage.num_output_tokens
-        usage = {
-            "prompt_tokens": num_prompt,
-            "completion_tokens": num_output,
-            "total_tokens": num_prompt + num_output,
-        }
-        return {**head, "choices": [choice], "usage": usage}
-    raise AssertionError("the last event is an End")
+async def _chunks(answer: _Answer) -> AsyncGenerator[object, None]:
+    start = answer.head()
+    num_prompt_tokens = sum(len(prompt.token_ids) for prompt in answer.asked.prompts)
+    counts = StreamUsage(answer.body.stream_options, num_prompt_tokens)
+    async with aclosing(_events(answer)) as events:
+        async for event in events:
+            if isinstance(event, Delta):
+                choice = answer.choices[event.index].chunk(event)
+                if choice is not None:
+                    yield {**start, "choices": [choice], **counts.of_event(len(event.token_ids))}
+            elif isinstance(event, Totals) and (last := counts.last(event)) is not None:
+                yield {**start, **last}
+
+
+async def _whole(answer: _Answer) -> dict[str, object]:
+    totals = Totals()
+    async with aclosing(_events(answer)) as events:
+        async for event in events:
+            if isinstance(event, Delta):
+                answer.choices[event.index].add(event)
+            elif isinstance(event, Totals):
+                totals = event
+    choices = [choice.whole() for choice in answer.choices]
+    return {**answer.head(), "choices": choices, "usage": usage(totals)}
+
+
+async def _events(answer: _Answer) -> AsyncGenerator[Delta | Totals, None]:
+    """What the choices gain; scores of prompts go to those it concerns."""
+    is_echo_alone = answer.body.echo and answer.body.max_tokens == 0
+    num_each = answer.asked.params.num_completions
+    async with aclosing(stream_choices(answer.asked)) as events:
+        async for event in events:
+            if isinstance(event, PromptScores):
+                first = event.prompt_index * num_each
+                for choice in answer.choices[first : first + num_each]:
+                    choice.prompt_scores = event.scores
+            else:
+                yield _without_output(event) if is_echo_alone else event
+
+
+def _without_output(event: Event) -> Delta | Totals:
+    match event:
+        case Delta(index=index, end=end):
+            return Delta(index, "", end=end)
+        case Totals(num_prompt_tokens=prompt, num_cached_tokens=cached):
+            return Totals(prompt, 0, cached)
+        case PromptScores():
+            raise AssertionError("it goes to the choices")

@@ -42,13 +42,25 @@ def _too_large(max_bytes: int) -> ApiError:
 def _refusal(error: ValidationError) -> ApiError:
     """The first thing that is wrong, with the field's name."""
     first = error.errors(include_url=False, include_context=False)[0]
-    param = ".".join(str(part) for part in first["loc"]) or None
+    # Which kind of a union it was, and that it was a key, are no fields.
+    param = ".".join(str(part) for part in first["loc"] if str(part)[:1] not in "<[") or None
     if first["type"] == "json_invalid":
         return invalid(f"the body is no JSON: {first['msg']}", code="invalid_json")
     if first["type"] == "extra_forbidden":
         return invalid(f"unknown field {param}", param, "unknown_field")
     if first["type"] == "missing":
         return invalid(f"{param} is required", param, "missing_field")
-    value = repr(first["input"])
-    shown = value if len(value) <= 80 else f"{value[:80]}..."
-    return invalid(f"{param}: {first['msg']}, got {shown}", param, "invalid_value")
+    if first["type"] == "unsupported_field":
+        return invalid(f"{param} {first['msg']}", param, "unsupported_field")
+    name = param or "the body"
+    return invalid(f"{name}: {first['msg']}, got {_shown(first['input'])}", param, "invalid_value")
+
+
+def _shown(value: object) -> str:
+    """A short form of what may be very long."""
+    if isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "an object"
+    if isinstance(value, int) and abs(value) >= 2**64:
+        return "a larger number"
+    text = repr(value[:80]) if isinstance(value, str) else repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."

@@ -1,0 +1,56 @@
+"""From a chat to what text is generated from, and how that text is to be read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from splitserve_client import SamplingParams
+from splitserve_gateway.config import GatewayConfig
+from splitserve_gateway.generation.answers import AnswerForm
+from splitserve_gateway.generation.chat_prompts import chat_of_tokens, content_of, encode_chat
+from splitserve_gateway.generation.choices import TextRequest
+from splitserve_gateway.generation.prompts import EncodedPrompt, tokenizer_of, truncated
+from splitserve_gateway.generation.text_requests import text_request
+from splitserve_gateway.parsing.output_format import OutputFormat
+from splitserve_gateway.parsing.output_parser import ParserOptions
+from splitserve_gateway.schemas.chat import ChatRequest
+from splitserve_gateway.upstreams.upstream import Served, Upstream
+
+
+@dataclass(frozen=True, slots=True)
+class ChatGeneration:
+    """`final_message`: the text that the answer continues, if it does."""
+
+    asked: TextRequest
+    form: AnswerForm
+    final_message: str = ""
+
+
+async def chat_generation(
+    config: GatewayConfig,
+    upstream: Upstream,
+    served: Served,
+    body: ChatRequest,
+    params: SamplingParams,
+) -> ChatGeneration:
+    """The generation that a chat asks for. Raises ApiError and SplitserveError."""
+    prompt = await _prompt(body, served)
+    form = AnswerForm(OutputFormat(None, None), ParserOptions())
+    asked = await text_request(config, upstream, served, body, params, [prompt])
+    if form.shows_markers:
+        asked = replace(asked, skip_special_tokens=False)
+    return ChatGeneration(asked, form, _final_message(body))
+
+
+async def _prompt(body: ChatRequest, served: Served) -> EncodedPrompt:
+    if body.prompt_token_ids is None:
+        return await encode_chat(body, served, None, body.truncate_prompt_tokens)
+    token_ids = truncated(body.prompt_token_ids, body.truncate_prompt_tokens, served)
+    return chat_of_tokens(token_ids, tokenizer_of(served))
+
+
+def _final_message(body: ChatRequest) -> str:
+    if not body.continue_final_message or not body.messages:
+        return ""
+    content = content_of(body.messages[-1])
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
