@@ -218,8 +218,8 @@ class _PromptChoices:
         if self._has_ended[tokens.index] or not (tokens.token_ids or tokens.finish):
             return None
         text = self._texts[tokens.index]
-        shown = text.push(tokens.token_ids)
-        self._num_output_tokens += len(tokens.token_ids)
+        shown, num_read = text.push(tokens.token_ids)
+        self._num_output_tokens += num_read
         end = None
         if text.stop_string is not None:
             end = ChoiceEnd("stop", text.stop_string)
@@ -228,7 +228,9 @@ class _PromptChoices:
             end = self._end(text, tokens.finish.reason, tokens.finish.stop_token_id)
         self._has_ended[tokens.index] = end is not None
         index = self._first_index + tokens.index
-        return Delta(index, shown, tokens.token_ids, tokens.logprobs, end)
+        if num_read == len(tokens.token_ids):
+            return Delta(index, shown, tokens.token_ids, tokens.logprobs, end)
+        return Delta(index, shown, tokens.token_ids[:num_read], tokens.logprobs[:num_read], end)
 
     def _rest(self, finish: Finish) -> list[Delta]:
         """The ends of choices that have not ended when the request does."""
