@@ -117,7 +117,7 @@ class Tokenizer:
         """As `encode`, of a text of any length."""
         if len(text) <= _MAX_INLINE_CHARS:
             return self.encode(text, add_special_tokens=add_special_tokens)
-        return await self._in_thread(
+        return await self.in_thread(
             lambda: self.encode(text, add_special_tokens=add_special_tokens)
         )
 
@@ -137,7 +137,7 @@ class Tokenizer:
         """As `decode`, of any number of tokens."""
         if len(token_ids) <= _MAX_INLINE_TOKENS:
             return self.decode(token_ids, skip_special_tokens=skip_special_tokens)
-        return await self._in_thread(
+        return await self.in_thread(
             lambda: self.decode(token_ids, skip_special_tokens=skip_special_tokens)
         )
 
@@ -195,7 +195,7 @@ class Tokenizer:
         self, messages: Sequence[Message], **options: Unpack[TemplateOptions]
     ) -> list[int]:
         """As `encode_chat`, in a thread."""
-        return await self._in_thread(lambda: self.encode_chat(messages, **options))
+        return await self.in_thread(lambda: self.encode_chat(messages, **options))
 
     # ----------------------------------------------------------------------------------------------
 
@@ -209,7 +209,8 @@ class Tokenizer:
     def _threads(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="splitserve-text")
 
-    async def _in_thread(self, work: Callable[[], T]) -> T:
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """The result of `work` with this tokenizer, in one of its few threads."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
 
