@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from splitserve_gateway.parsing.output_format import ReasoningParserName, ToolCallParserName
+ToolCallParserName = Literal["auto", "hermes", "llama3_json", "mistral", "json", "none"]
+ReasoningParserName = Literal["auto", "think", "mistral", "none"]
 
 _MIB = 2**20
 
@@ -39,6 +40,8 @@ class GatewayConfig:
             max_body_bytes=values["max_body_mib"] * _MIB,
             request_timeout_s=values["request_timeout_s"],
             drain_timeout_s=values["drain_timeout_s"],
+            tool_call_parser=values["tool_call_parser"],
+            reasoning_parser=values["reasoning_parser"],
             log_level=values["log_level"],
             exit_on_stdin_eof=values["exit_on_stdin_eof"],
         )
