@@ -193,6 +193,7 @@ class _PromptChoices:
             params,
             scheduling=request.scheduling,
             timeout_s=request.timeout_s,
+            model_digest=request.served.model.digest,
         )
         num_cached_tokens = 0
         async with aclosing(events):
