@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from typing import assert_never
 
 from splitserve_client.types import Choices, Grammar, JsonSchema, Lark, Regex
 from splitserve_gateway.parsing.reasoning import ReasoningMarks, ReasoningState
-
-# Ids of special tokens by their texts. Grammars name them by id: text never has them.
-SpecialTokens = Mapping[str, int]
 
 ANY_TEXT = r"/(.|\n)*/"
 _SPACE = r"/[ \t\r\n]{0,8}/"
@@ -22,16 +18,8 @@ def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def marker(text: str, special_tokens: SpecialTokens) -> str:
-    """`text`, or the special token that it is."""
-    token_id = special_tokens.get(text)
-    return quoted(text) if token_id is None else f"<[{token_id}]>"
-
-
-def up_to(name: str, end: str, special_tokens: SpecialTokens) -> str:
+def up_to(name: str, end: str) -> str:
     """The rule `name`: any text up to the first `end`, and that."""
-    if end in special_tokens:
-        return f"{name}: {ANY_TEXT} {marker(end, special_tokens)}\n"
     return f"{name}[suffix={quoted(end)}]: {ANY_TEXT}\n"
 
 
@@ -54,9 +42,7 @@ def either(first: Grammar, second: Grammar) -> Lark:
     return Lark(f"start: first | second\nfirst: {embedded(first)}\nsecond: {embedded(second)}\n")
 
 
-def after_reasoning(
-    grammar: Grammar, marks: ReasoningMarks, state: ReasoningState, special_tokens: SpecialTokens
-) -> Grammar:
+def after_reasoning(grammar: Grammar, marks: ReasoningMarks, state: ReasoningState) -> Grammar:
     """`grammar` for what follows reasoning; `state`: where the prompt ends.
 
     Where it has not begun, the model may reason or not.
@@ -66,9 +52,9 @@ def after_reasoning(
     reasoned = "reasoned" if state is ReasoningState.OPEN else "(opener reasoned)?"
     return Lark(
         f"start: {reasoned} answer\n"
-        f"opener: {marker(marks.opener, special_tokens)}\n"
+        f"opener: {quoted(marks.opener)}\n"
         f"reasoned: thoughts {_SPACE}\n"
-        f"{up_to('thoughts', marks.closer, special_tokens)}"
+        f"{up_to('thoughts', marks.closer)}"
         f"answer: {embedded(grammar)}\n"
     )
 

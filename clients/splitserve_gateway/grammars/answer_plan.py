@@ -1,0 +1,131 @@
+"""What an answer may be, and how it is read: what was requested, calls, reasoning before them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from splitserve_client.types import Grammar
+from splitserve_gateway.grammars.calls import only_calls, text_and_calls
+from splitserve_gateway.grammars.checker import GrammarChecker
+from splitserve_gateway.grammars.lark import after_reasoning, either
+from splitserve_gateway.grammars.requested import (
+    ANY_OBJECT,
+    MAX_GRAMMAR_BYTES,
+    GrammarRefused,
+    RequestedGrammar,
+)
+from splitserve_gateway.grammars.tools import Tool, ToolUse
+from splitserve_gateway.parsing.formats import JSON
+from splitserve_gateway.parsing.output_format import OutputFormat
+from splitserve_gateway.parsing.output_parser import OutputParser, ParserOptions
+from splitserve_gateway.parsing.reasoning import ReasoningState
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRules:
+    """What is asked of an answer, and how the model writes.
+
+    `reasoning_state`: where the rendered prompt ends. `special_tokens`: texts of the tokens that
+    detokenisers skip. Grammars never have these (their text is none).
+    """
+
+    output_format: OutputFormat
+    requested: RequestedGrammar | None = None
+    tool_use: ToolUse = field(default_factory=ToolUse)
+    reasoning_state: ReasoningState = ReasoningState.NOT_BEGUN
+    special_tokens: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPlan:
+    """The `grammar` of an answer, None if any text will do; and what parses its text."""
+
+    grammar: Grammar | None
+    output_format: OutputFormat
+    options: ParserOptions
+
+    @property
+    def shows_markers(self) -> bool:
+        """Whether the parser has to see the text of special tokens."""
+        return bool(self.options.hidden)
+
+    def new_parser(self) -> OutputParser:
+        """For one answer."""
+        return OutputParser(self.output_format, self.options)
+
+
+async def plan_answer(checker: GrammarChecker, rules: AnswerRules) -> AnswerPlan:
+    """How an answer is held to `rules`, and read.
+
+    - A call that has to be made is the whole answer; otherwise what was requested or calls are.
+    - Of tools that may be called, `strict` ones are held to their schemas, where calls can be told
+      from text.
+    - A schema that is not strict and cannot be compiled becomes any object.
+    - All of this comes after the model's reasoning; a model whose marks of reasoning are special
+      tokens does not reason under a grammar.
+    - Calls whose notation has special tokens are written as JSON under a grammar.
+
+    Raises GrammarRefused and GrammarCheckUnavailable.
+    """
+    requested, use = rules.requested, rules.tool_use
+    answer = None
+    if requested is not None and not use.must_call:
+        answer = await checker.check(requested.field, requested.source)
+    form, calls = await _calls(checker, rules, has_answer=answer is not None)
+    if calls is not None:
+        answer = calls if answer is None else either(answer, calls)
+    state, marks = rules.reasoning_state, form.reasoning
+    if answer is not None and marks is not None:
+        if rules.special_tokens.isdisjoint((marks.opener, marks.closer)):
+            answer = after_reasoning(answer, marks, state)
+        else:
+            state = ReasoningState.CLOSED
+    if answer is not None:
+        where = requested.field if requested is not None and calls is None else "tools"
+        answer = await checker.check(where, answer)
+    read = form if use.callable_tools else replace(form, tool_calls=None)
+    options = ParserOptions(
+        tools=use.parameters,
+        max_calls=use.max_calls,
+        streams_arguments=answer is not None,
+        starts_in_reasoning=state is ReasoningState.OPEN,
+        hidden=rules.special_tokens if rules.special_tokens & read.marker_texts else frozenset(),
+    )
+    return AnswerPlan(answer, read, options)
+
+
+async def _calls(
+    checker: GrammarChecker, rules: AnswerRules, *, has_answer: bool
+) -> tuple[OutputFormat, Grammar | None]:
+    """The grammar of calls, if they need one, and how calls are written."""
+    use, form = rules.tool_use, rules.output_format
+    if form.tool_calls is None:
+        if use.must_call:
+            raise GrammarRefused("tool_choice", "calls of this model are not parsed here")
+        return form, None
+    is_spoken = rules.special_tokens.isdisjoint(form.tool_calls.markers)
+    if use.callable_tools and (use.must_call or has_answer):
+        spelled = form.tool_calls if is_spoken else JSON
+        tools = await _with_schemas(checker, use.callable_tools)
+        return replace(form, tool_calls=spelled), only_calls(tools, spelled, use.max_calls)
+    if is_spoken and any(tool.is_strict for tool in use.callable_tools):
+        tools = await _with_schemas(checker, use.callable_tools)
+        return form, text_and_calls(tools, form.tool_calls)
+    return form, None
+
+
+async def _with_schemas(checker: GrammarChecker, tools: Sequence[Tool]) -> list[Tool]:
+    """The tools with schemas that compile, and fit together."""
+    checked = []
+    for tool in tools:
+        try:
+            await checker.check(tool.field, tool.schema)
+            checked.append(tool)
+        except GrammarRefused:
+            if tool.is_strict:
+                raise
+            checked.append(replace(tool, schema=ANY_OBJECT))
+    if sum(len(tool.schema.schema.encode()) for tool in checked) > MAX_GRAMMAR_BYTES // 2:
+        checked = [tool if tool.is_strict else replace(tool, schema=ANY_OBJECT) for tool in checked]
+    return checked
