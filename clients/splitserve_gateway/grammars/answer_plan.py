@@ -41,9 +41,9 @@ class AnswerRules:
 class AnswerPlan:
     """The `grammar` of an answer, None if any text will do; and what parses its text."""
 
-    grammar: Grammar | None
     output_format: OutputFormat
     options: ParserOptions
+    grammar: Grammar | None = None
 
     @property
     def shows_markers(self) -> bool:
@@ -92,7 +92,7 @@ async def plan_answer(checker: GrammarChecker, rules: AnswerRules) -> AnswerPlan
         starts_in_reasoning=state is ReasoningState.OPEN,
         hidden=rules.special_tokens if rules.special_tokens & read.marker_texts else frozenset(),
     )
-    return AnswerPlan(answer, read, options)
+    return AnswerPlan(read, options, answer)
 
 
 async def _calls(

@@ -7,6 +7,7 @@ that it imports nothing but what it needs. What takes too much processor time or
 from __future__ import annotations
 
 import json
+import os
 import resource
 import signal
 import sys
@@ -17,6 +18,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 _MAX_MESSAGE_CHARS = 500
+_NICENESS = 10  # streams that are open come first
 # What executors give a grammar, so that what is taken here is not refused there.
 _PARSER_LIMITS: dict[str, Any] = {
     "step_lexer_fuel": 100_000,
@@ -96,6 +98,7 @@ def answer_all(max_cpu_s: float) -> None:
 
 def main() -> None:
     """Arguments: seconds of processor time for each grammar, and MiB of address space."""
+    os.nice(_NICENESS)
     max_cpu_s, max_bytes = float(sys.argv[1]), int(sys.argv[2]) << 20
     resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -134,7 +134,7 @@ async def test_others_are_checked_while_one_takes_all_its_time() -> None:
 
 
 async def test_grammar_is_refused_when_it_takes_too_much_memory() -> None:
-    checker = GrammarChecker(CheckerLimits(max_memory_mib=370, max_cpu_s=60))
+    checker = GrammarChecker(CheckerLimits(max_memory_mib=330, max_cpu_s=60))
     with pytest.raises(GrammarRefused, match="too much time or memory"):
         await checker.check("field", doubling(40, "A"))
     await checker.check("field", Regex("a"))
