@@ -39,6 +39,8 @@ class GatewayConfig:
             max_body_bytes=values["max_body_mib"] * _MIB,
             request_timeout_s=values["request_timeout_s"],
             drain_timeout_s=values["drain_timeout_s"],
+            tool_call_parser=values["tool_call_parser"],
+            reasoning_parser=values["reasoning_parser"],
             log_level=values["log_level"],
             exit_on_stdin_eof=values["exit_on_stdin_eof"],
         )

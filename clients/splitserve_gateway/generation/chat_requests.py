@@ -10,6 +10,7 @@ from splitserve_gateway.generation.answers import answer_plan, tools_of
 from splitserve_gateway.generation.chat_prompts import chat_of_tokens, content_of, encode_chat
 from splitserve_gateway.generation.choices import TextRequest
 from splitserve_gateway.generation.prompts import EncodedPrompt, truncated
+from splitserve_gateway.generation.sampling import CHAT_FIELDS
 from splitserve_gateway.generation.serving import Serving, tokenizer_of
 from splitserve_gateway.generation.text_requests import text_request
 from splitserve_gateway.grammars.answer_plan import AnswerPlan
@@ -35,8 +36,11 @@ async def chat_generation(
     plan = await answer_plan(serving, body, use, prompt.text)
     params = replace(params, grammar=plan.grammar)
     asked = await text_request(serving, body, params, [prompt])
-    if plan.shows_markers:
-        asked = replace(asked, skip_special_tokens=False)
+    fields = dict(CHAT_FIELDS)
+    if body.max_completion_tokens is not None:
+        fields["max_tokens"] = "max_completion_tokens"
+    skips = body.skip_special_tokens and not plan.shows_markers
+    asked = replace(asked, skip_special_tokens=skips, fields=fields)
     return ChatGeneration(asked, plan, _final_message(body))
 
 

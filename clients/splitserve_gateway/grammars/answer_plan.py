@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from splitserve_client.types import Grammar
-from splitserve_gateway.grammars.calls import only_calls, text_and_calls
+from splitserve_gateway.grammars.calls import only_calls, text_and_calls, texts_of
 from splitserve_gateway.grammars.checker import GrammarChecker
 from splitserve_gateway.grammars.lark import after_reasoning, either
 from splitserve_gateway.grammars.requested import (
@@ -104,7 +104,7 @@ async def _calls(
         if use.must_call:
             raise GrammarRefused("tool_choice", "calls of this model are not parsed here")
         return form, None
-    is_spoken = rules.special_tokens.isdisjoint(form.tool_calls.markers)
+    is_spoken = rules.special_tokens.isdisjoint(texts_of(form.tool_calls))
     if use.callable_tools and (use.must_call or has_answer):
         spelled = form.tool_calls if is_spoken else JSON
         tools = await _with_schemas(checker, use.callable_tools)

@@ -36,6 +36,13 @@ _SPELLINGS = {
 }
 
 
+def texts_of(tool_call_format: ToolCallFormat) -> frozenset[str]:
+    """The texts that grammars for a notation have around names and arguments."""
+    spelling = _SPELLINGS[tool_call_format.name]
+    parts = (spelling.first, spelling.name, spelling.arguments, spelling.end, spelling.last)
+    return frozenset(text for part in parts for text in part)
+
+
 def only_calls(
     tools: Sequence[Tool],
     tool_call_format: ToolCallFormat,

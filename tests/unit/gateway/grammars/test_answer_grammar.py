@@ -257,6 +257,19 @@ async def test_required_calls_are_json_when_their_notation_has_special_tokens(
     assert read(text, plan).calls == [("point", '{"x": 1}')]
 
 
+async def test_required_calls_keep_their_notation_when_it_does_without_its_special_token(
+    checker: GrammarChecker,
+) -> None:
+    use = tool_use(tools(), "required", None)
+    special = frozenset(["<|python_tag|>", "<|eot_id|>"])
+    plan = await plan_answer(checker, rules("llama3_json", use, special_tokens=special))
+    assert plan.grammar is not None
+
+    assert accepts(plan.grammar, WRITTEN["llama3_json"])
+    assert plan.shows_markers
+    assert read(WRITTEN["llama3_json"] + "<|eot_id|>", plan).content == ""
+
+
 async def test_markers_are_shown_and_hidden_when_they_are_special_tokens(
     checker: GrammarChecker,
 ) -> None:
