@@ -10,6 +10,7 @@ from splitserve_client import Grammar
 from splitserve_gateway.generation.serving import Serving
 from splitserve_gateway.grammars.answer_plan import AnswerPlan, AnswerRules, plan_answer
 from splitserve_gateway.grammars.checker import GrammarChecker, GrammarCheckUnavailable
+from splitserve_gateway.grammars.lark import as_sent
 from splitserve_gateway.grammars.requested import (
     GrammarRefused,
     RequestedGrammar,
@@ -67,7 +68,8 @@ async def checked_grammar(checker: GrammarChecker, body: SamplingFields) -> Gram
         requested = await _requested(body)
         if requested is None:
             return None
-        return await checker.check(requested.field, requested.source)
+        grammar = await checker.check(requested.field, requested.source)
+        return await checker.check(requested.field, as_sent(grammar))
     except GrammarRefused as error:
         raise invalid(str(error), error.field, "invalid_grammar") from error
     except GrammarCheckUnavailable as error:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from splitserve_client.types import Grammar
 from splitserve_gateway.grammars.calls import only_calls, text_and_calls, texts_of
 from splitserve_gateway.grammars.checker import GrammarChecker
-from splitserve_gateway.grammars.lark import after_reasoning, either
+from splitserve_gateway.grammars.lark import after_reasoning, as_sent, either
 from splitserve_gateway.grammars.requested import (
     ANY_OBJECT,
     MAX_GRAMMAR_BYTES,
@@ -83,7 +83,7 @@ async def plan_answer(checker: GrammarChecker, rules: AnswerRules) -> AnswerPlan
             state = ReasoningState.CLOSED
     if answer is not None:
         where = requested.field if requested is not None and calls is None else "tools"
-        answer = await checker.check(where, answer)
+        answer = await checker.check(where, as_sent(answer))
     read = form if use.callable_tools else replace(form, tool_calls=None)
     options = ParserOptions(
         tools=use.parameters,

@@ -10,6 +10,7 @@ from splitserve_client.types import Choices, Grammar, JsonSchema, Lark, Regex
 from splitserve_gateway.parsing.reasoning import ReasoningMarks, ReasoningState
 
 ANY_TEXT = r"/(.|\n)*/"
+_LITTLE_SPACE = '"x-guidance": {"whitespace_pattern": "[ ]?"}'
 _SPACE = r"/[ \t\r\n]{0,8}/"
 
 
@@ -27,7 +28,7 @@ def embedded(grammar: Grammar) -> str:
     """`grammar` as the right side of a rule."""
     match grammar:
         case JsonSchema(schema):
-            return f"%json {schema}"
+            return f"%json {_with_little_space(schema)}"
         case Regex(pattern):
             return f"/{_escaped(pattern)}/"
         case Choices(texts):
@@ -35,6 +36,16 @@ def embedded(grammar: Grammar) -> str:
         case Lark(text):
             return f"%lark {{\n{text}\n}}"
     assert_never(grammar)
+
+
+def as_sent(grammar: Grammar) -> Grammar:
+    """`grammar`; of a JSON Schema one that allows no more than a space between two tokens.
+
+    Otherwise a model that likes white space writes nothing else until its tokens run out.
+    """
+    if isinstance(grammar, JsonSchema):
+        return Lark(f"start: {embedded(grammar)}\n")
+    return grammar
 
 
 def either(first: Grammar, second: Grammar) -> Lark:
@@ -57,6 +68,14 @@ def after_reasoning(grammar: Grammar, marks: ReasoningMarks, state: ReasoningSta
         f"{up_to('thoughts', marks.closer)}"
         f"answer: {embedded(grammar)}\n"
     )
+
+
+def _with_little_space(schema: str) -> str:
+    """`schema`, which is JSON text and has no options for the compiler, with one."""
+    members = schema.strip().removeprefix("{").removesuffix("}").strip()
+    if not schema.lstrip().startswith("{") or not members:
+        members = ""  # `true`
+    return "{" + _LITTLE_SPACE + (f", {members}" if members else "") + "}"
 
 
 def _escaped(pattern: str) -> str:

@@ -241,6 +241,19 @@ async def test_required_calls_come_after_reasoning(checker: GrammarChecker) -> N
     assert not plan.shows_markers
 
 
+@pytest.mark.parametrize("schema", ["true", "{}", " { } ", '{"type": "object"}', json.dumps(POINT)])
+async def test_json_has_little_white_space(checker: GrammarChecker, schema: str) -> None:
+    requested = RequestedGrammar("guided_json", JsonSchema(schema))
+    grammar = await grammar_of(checker, rules("hermes", ToolUse(), requested=requested))
+
+    for text in ('{"x":1}', '{"x": 1}', '{ "x" : 1 }'):
+        assert accepts(grammar, text)
+    for text in ('{"x":  1}', '{\n"x": 1}', ' {"x": 1}', '{"x": 1} '):
+        assert not accepts(grammar, text)
+    calls = await grammar_of(checker, rules("hermes", tool_use(tools(), "required", None)))
+    assert not accepts(calls, WRITTEN["hermes"].replace(": 1", ":  1"))
+
+
 SPECIAL = frozenset(["[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]", "</s>"])
 
 
