@@ -11,6 +11,9 @@ from splitserve_gateway.grammars.tools import Tool
 from splitserve_gateway.parsing.formats import ToolCallFormat
 
 
+_MAX_CALLS = 32  # so that an answer ends
+
+
 @dataclass(frozen=True, slots=True)
 class _Spelling:
     """The texts around names and arguments of calls, in order."""
@@ -48,14 +51,14 @@ def only_calls(
     tool_call_format: ToolCallFormat,
     max_calls: int | None,
 ) -> Lark:
-    """An answer that is one call or more of `tools`, and nothing else."""
+    """An answer that is a call, or up to 32, of `tools`, and nothing else."""
     spelling = _SPELLINGS[tool_call_format.name]
     if max_calls == 1 and tool_call_format.name == "json":
         calls = "call"
     else:
-        more = "" if max_calls == 1 else f"({_parts([spelling.between])} call)*"
+        more = f"({_parts([spelling.between])} call){{0,{_MAX_CALLS - 1}}}"
         first, last = (_parts(part) for part in (spelling.first, spelling.last))
-        calls = f"{first} call {more} {last}"
+        calls = f"{first} call {'' if max_calls == 1 else more} {last}"
     return Lark(f"start: {calls}\n{_call_rules(tools, spelling)}")
 
 

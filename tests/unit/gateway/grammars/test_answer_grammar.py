@@ -137,6 +137,13 @@ WRITTEN = {
 }
 
 
+async def test_required_calls_are_so_many_at_most(checker: GrammarChecker) -> None:
+    grammar = await grammar_of(checker, rules("hermes", tool_use(tools(), "required", None)))
+
+    assert accepts(grammar, "\n".join([WRITTEN["hermes"]] * 32))
+    assert not accepts(grammar, "\n".join([WRITTEN["hermes"]] * 33))
+
+
 @pytest.mark.parametrize("format_name", list(FORMATS))
 async def test_call_is_spelled_as_models_learnt_it(
     checker: GrammarChecker, format_name: str

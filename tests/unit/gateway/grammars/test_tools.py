@@ -84,6 +84,10 @@ def test_calls_are_one_when_not_parallel(parallel: object, max_calls: int | None
     assert tool_use(TOOLS, "auto", parallel).max_calls == max_calls
 
 
+def test_tool_that_is_named_is_called_once() -> None:
+    assert tool_use(TOOLS, {"type": "function", "name": "add"}, True).max_calls == 1
+
+
 def changed(**function: object) -> list[object]:
     return [{"type": "function", "function": {"name": "f", **function}}]
 
