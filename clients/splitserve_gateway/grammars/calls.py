@@ -10,7 +10,6 @@ from splitserve_gateway.grammars.lark import ANY_TEXT, embedded, quoted, up_to
 from splitserve_gateway.grammars.tools import Tool
 from splitserve_gateway.parsing.formats import ToolCallFormat
 
-
 _MAX_CALLS = 32  # so that an answer ends
 
 

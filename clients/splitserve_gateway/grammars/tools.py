@@ -54,7 +54,8 @@ class ToolUse:
 def tool_use(tools: object, tool_choice: object, parallel_tool_calls: object) -> ToolUse:
     """From the fields of a Chat or a Responses request, parsed JSON of any shape.
 
-    With `"none"` the model is not shown the tools; one that is named is called once. Raises GrammarRefused, also for other tools than functions.
+    With `"none"` the model is not shown the tools; one that is named is called once. Raises
+    GrammarRefused, also for other tools than functions.
     """
     if not isinstance(parallel_tool_calls, bool | None):
         raise GrammarRefused("parallel_tool_calls", "must be true or false")
