@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from splitserve_client.types import Grammar
@@ -20,6 +20,8 @@ from splitserve_gateway.parsing.formats import JSON
 from splitserve_gateway.parsing.output_format import OutputFormat
 from splitserve_gateway.parsing.output_parser import OutputParser, ParserOptions
 from splitserve_gateway.parsing.reasoning import ReasoningState
+
+_MAX_REFUSED = 3  # each may take all the time that a grammar gets
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,25 +109,51 @@ async def _calls(
     is_spoken = rules.special_tokens.isdisjoint(texts_of(form.tool_calls))
     if use.callable_tools and (use.must_call or has_answer):
         spelled = form.tool_calls if is_spoken else JSON
-        tools = await _with_schemas(checker, use.callable_tools)
-        return replace(form, tool_calls=spelled), only_calls(tools, spelled, use.max_calls)
+        made = await _compilable(
+            checker, use.callable_tools, lambda tools: only_calls(tools, spelled, use.max_calls)
+        )
+        return replace(form, tool_calls=spelled), made
     if is_spoken and any(tool.is_strict for tool in use.callable_tools):
-        tools = await _with_schemas(checker, use.callable_tools)
-        return form, text_and_calls(tools, form.tool_calls)
+        notation = form.tool_calls
+        made = await _compilable(
+            checker, use.callable_tools, lambda tools: text_and_calls(tools, notation)
+        )
+        return form, made
     return form, None
 
 
-async def _with_schemas(checker: GrammarChecker, tools: Sequence[Tool]) -> list[Tool]:
-    """The tools with schemas that compile, and fit together."""
-    checked = []
+async def _compilable(
+    checker: GrammarChecker,
+    tools: Sequence[Tool],
+    make: Callable[[Sequence[Tool]], Grammar | None],
+) -> Grammar | None:
+    """What `make` makes of the tools, with any object for schemas that make it fail."""
+    if sum(len(tool.schema.schema.encode()) for tool in tools) > MAX_GRAMMAR_BYTES // 2:
+        tools = [tool if tool.is_strict else replace(tool, schema=ANY_OBJECT) for tool in tools]
+    made = make(tools)
+    if made is None:
+        return None
+    try:
+        return await checker.check("tools", made)
+    except GrammarRefused as refused:
+        if len(tools) > 1 or not tools[0].is_strict:
+            return make(await _without_refused(checker, tools))
+        raise GrammarRefused(tools[0].field, refused.message) from refused
+
+
+async def _without_refused(checker: GrammarChecker, tools: Sequence[Tool]) -> list[Tool]:
+    """The tools, each schema tried alone; after some that were refused only strict ones are."""
+    kept: list[Tool] = []
+    num_refused = 0
     for tool in tools:
-        try:
-            await checker.check(tool.field, tool.schema)
-            checked.append(tool)
-        except GrammarRefused:
-            if tool.is_strict:
-                raise
-            checked.append(replace(tool, schema=ANY_OBJECT))
-    if sum(len(tool.schema.schema.encode()) for tool in checked) > MAX_GRAMMAR_BYTES // 2:
-        checked = [tool if tool.is_strict else replace(tool, schema=ANY_OBJECT) for tool in checked]
-    return checked
+        is_right = False
+        if tool.is_strict or num_refused < _MAX_REFUSED:
+            try:
+                await checker.check(tool.field, as_sent(tool.schema))
+                is_right = True
+            except GrammarRefused:
+                if tool.is_strict:
+                    raise
+                num_refused += 1
+        kept.append(tool if is_right else replace(tool, schema=ANY_OBJECT))
+    return kept

@@ -127,6 +127,8 @@ def _parameters(field: str, value: object) -> Mapping[str, object]:
         return {"type": "object", "properties": {}}
     if not isinstance(value, dict):
         raise GrammarRefused(field, "must be an object")
+    if "x-guidance" in value:
+        raise GrammarRefused(field, "has x-guidance, which is not supported")
     if value.get("type") is None:
         return {"type": "object", **{key: v for key, v in value.items() if key != "type"}}
     if value["type"] != "object":

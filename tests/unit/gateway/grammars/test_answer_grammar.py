@@ -333,6 +333,31 @@ async def test_schema_is_refused_by_its_field_when_strict(checker: GrammarChecke
         assert refused.value.field == "tools[1].function.parameters"
 
 
+class RefusingChecker(GrammarChecker):
+    """Refuses what has "odd" in it, and counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_refused = 0
+
+    async def check(self, field: str, source: Source) -> Grammar:
+        assert isinstance(source, Lark)
+        if "odd" in source.grammar:
+            self.num_refused += 1
+            raise GrammarRefused(field, "odd")
+        return source
+
+
+async def test_refused_schemas_cost_no_more_when_there_are_many() -> None:
+    odd = {"type": "object", "properties": {"odd": {}}, "required": ["odd"]}
+    many: dict[str, Any] = {f"f{index}": odd for index in range(20)} | {"point": POINT}
+    checker = RefusingChecker()
+    grammar = await grammar_of(checker, rules("json", tool_use(tools(**many), "required", False)))
+
+    assert accepts(grammar, '{"name": "f19", "arguments": {"b": 1}}')
+    assert checker.num_refused == 4
+
+
 async def test_schemas_are_any_object_when_they_are_too_large_together(
     checker: GrammarChecker,
 ) -> None:

@@ -107,6 +107,7 @@ def changed(**function: object) -> list[object]:
         (changed(name="a\n"), None, None, "tools[0].function.name"),
         (changed(description=[]), None, None, "tools[0].function.description"),
         (changed(strict=1), None, None, "tools[0].function.strict"),
+        (changed(parameters={"x-guidance": {}}), None, None, "tools[0].function.parameters"),
         (changed(parameters=[]), None, None, "tools[0].function.parameters"),
         (changed(parameters={"type": "array"}), None, None, "tools[0].function.parameters.type"),
         (changed(parameters={"a": "\ud800"}), None, None, "tools[0].function.parameters"),
