@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from splitserve_gateway.parsing.output_format import ReasoningParserName, ToolCallParserName
+ToolCallParserName = Literal["auto", "hermes", "llama3_json", "mistral", "json", "none"]
+ReasoningParserName = Literal["auto", "think", "mistral", "none"]
 
 _MIB = 2**20
 
