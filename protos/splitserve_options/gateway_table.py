@@ -73,22 +73,4 @@ GATEWAY_OPTIONS: tuple[Option, ...] = (
         maximum=86400 * 7,
         above=True,
     ),
-    Option(
-        "tool-call-parser",
-        Kind.CHOICE,
-        "how the model writes tool calls; auto: as its chat template does",
-        _HTTP,
-        _SERVE_GATEWAY,
-        "auto",
-        choices=("auto", "hermes", "llama3_json", "mistral", "json", "none"),
-    ),
-    Option(
-        "reasoning-parser",
-        Kind.CHOICE,
-        "how the model marks its reasoning; auto: as its chat template does",
-        _HTTP,
-        _SERVE_GATEWAY,
-        "auto",
-        choices=("auto", "think", "mistral", "none"),
-    ),
 )
