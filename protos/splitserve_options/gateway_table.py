@@ -73,4 +73,14 @@ GATEWAY_OPTIONS: tuple[Option, ...] = (
         maximum=86400 * 7,
         above=True,
     ),
+    Option(
+        "max-concurrent-requests",
+        Kind.INTEGER,
+        "requests that are answered at a time; more get 429",
+        _HTTP,
+        _SERVE_GATEWAY,
+        4096,
+        minimum=1,
+        maximum=1_000_000,
+    ),
 )
