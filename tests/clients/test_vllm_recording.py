@@ -1,4 +1,4 @@
-"""The gateway answers as vLLM's server did, but for what docs/openai.md says."""
+"""The gateway answers as vLLM's server did, but for what docs/vllm.md says."""
 
 from __future__ import annotations
 
