@@ -14,13 +14,16 @@ from scheduler_service.core.config import Feature
 from scheduler_service.core.plan import NewRow, StepOutcome, StepPlan, StepStatus, TableWrites
 from scheduler_service.core.request import Int32Array, Request, ScoredToken
 from scheduler_service.core.sampling_params import SamplingParams
+from scheduler_service.grammar_codec import encode_grammar
 from scheduler_service.score_columns import FirstScores, ScoreColumns
 from splitserve.executor.v1 import executor_pb2 as executor
 
 _I32 = np.dtype("<i4")
 # The numbers among the parameters of sampling, which have the names of the core's; None is absent.
 _NUMBERS = tuple(
-    field.name for field in executor.SamplingParams.DESCRIPTOR.fields if field.has_presence
+    field.name
+    for field in executor.SamplingParams.DESCRIPTOR.fields
+    if field.has_presence and field.message_type is None
 )
 
 _STATUSES: Mapping[int, StepStatus] = MappingProxyType(
@@ -40,6 +43,7 @@ _FEATURES: Mapping[int, Feature] = MappingProxyType(
         executor.FEATURE_ADAPTERS: Feature.ADAPTERS,
         executor.FEATURE_CROSS_ATTENTION: Feature.CROSS_ATTENTION,
         executor.FEATURE_TOKEN_CONSTRAINTS: Feature.TOKEN_CONSTRAINTS,
+        executor.FEATURE_GRAMMAR: Feature.GRAMMAR,
     }
 )
 _NO_SCORES: Mapping[int, list[ScoredToken]] = MappingProxyType({})
@@ -163,7 +167,7 @@ def _encode_moves(pairs: list[tuple[int, int]], message: executor.BlockMoves) ->
 def _encode_params(params: SamplingParams) -> executor.SamplingParams:
     # Most has no meaning in a beam search, and is left out.
     names = _NUMBERS if params.beam is None else ("temperature", "num_logprobs")
-    return executor.SamplingParams(
+    message = executor.SamplingParams(
         **{name: getattr(params, name) for name in names},
         logit_bias=params.logit_bias,
         suppressed_token_ids=sorted(params.stop_token_ids) if params.min_tokens > 0 else (),
@@ -172,6 +176,9 @@ def _encode_params(params: SamplingParams) -> executor.SamplingParams:
             executor.TokenSequence(token_ids=tokens) for tokens in params.bad_words_token_ids
         ],
     )
+    if params.grammar is not None:
+        encode_grammar(params.grammar, message.grammar)
+    return message
 
 
 _NO_TOKENS = np.empty(0, np.int32)

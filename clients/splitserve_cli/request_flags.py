@@ -6,7 +6,17 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from splitserve_client.types import BeamSearch, EarlyStopping, SamplingParams, SchedulingParams
+from splitserve_client.types import (
+    BeamSearch,
+    Choices,
+    EarlyStopping,
+    Grammar,
+    JsonSchema,
+    Lark,
+    Regex,
+    SamplingParams,
+    SchedulingParams,
+)
 
 _INT32_MAX = 2**31 - 1
 _MAX_DEADLINE_S = 315_576_000_000  # what a protobuf Duration holds
@@ -79,6 +89,11 @@ _BEAM_FLAGS = (
     _Flag("beam-width", "width", int32, "beam search, following N hypotheses, instead of sampling"),
     _Flag("length-penalty", "length_penalty", float, "above 0: longer completions (default: 1)"),
 )
+_GRAMMAR_FLAGS = (
+    ("json-schema", JsonSchema, "JSON", 'the output is JSON valid for it; any: {"type": "object"}'),
+    ("regex", Regex, "PATTERN", "the output as a whole matches it"),
+    ("lark", Lark, "GRAMMAR", "the output is what this grammar accepts (llguidance's Lark)"),
+)
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
@@ -133,6 +148,17 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
         metavar="ID",
         help="end after it; repeatable",
     )
+    for name, kind, metavar, what in _GRAMMAR_FLAGS:
+        group.add_argument(
+            f"--{name}", dest="grammars", type=kind, action="append", metavar=metavar, help=what
+        )
+    group.add_argument(
+        "--choice",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="the output is this text, or that of another --choice; repeatable",
+    )
     group.add_argument("--ignore-eos", action="store_true", help="go on after the end token")
 
 
@@ -145,7 +171,17 @@ def sampling_params(arguments: argparse.Namespace) -> SamplingParams:
         ignore_eos=arguments.ignore_eos,
         beam_search=_beam_search(arguments),
         allowed_token_ids=arguments.allowed_token_ids,
+        grammar=_grammar(arguments),
     )
+
+
+def _grammar(arguments: argparse.Namespace) -> Grammar | None:
+    given: list[Grammar] = list(arguments.grammars or [])
+    if arguments.choice:
+        given.append(Choices(tuple(arguments.choice)))
+    if len(given) > 1:
+        raise ValueError("give one of --json-schema, --regex and --lark, or --choice alone")
+    return given[0] if given else None
 
 
 def _beam_search(arguments: argparse.Namespace) -> BeamSearch | None:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import assert_never
 
 from splitserve.scheduler.v1 import admin_pb2, scheduler_pb2
 from splitserve_client.errors import RequestFailed, SplitserveError, error_of_reason
 from splitserve_client.types import (
     BeamSearch,
+    Choices,
     EarlyStopping,
     Executor,
     ExecutorList,
     Finish,
     FinishReason,
+    Grammar,
+    JsonSchema,
+    Lark,
     Model,
+    Regex,
     SamplingParams,
     SchedulingParams,
     SequenceFinish,
@@ -51,6 +57,8 @@ def encode_sampling_params(params: SamplingParams) -> scheduler_pb2.SamplingPara
     ]
     if params.beam_search is not None:
         values["beam_search"] = _encode_beam_search(params.beam_search)
+    if params.grammar is not None:
+        values["grammar"] = _encode_grammar(params.grammar)
     given = {name: value for name, value in values.items() if value is not None}
     return scheduler_pb2.SamplingParams(**given)
 
@@ -60,6 +68,20 @@ def _encode_beam_search(beams: BeamSearch) -> scheduler_pb2.BeamSearch:
     return scheduler_pb2.BeamSearch(
         width=beams.width, length_penalty=beams.length_penalty, early_stopping=stopping
     )
+
+
+def _encode_grammar(grammar: Grammar) -> scheduler_pb2.Grammar:
+    match grammar:
+        case JsonSchema(schema):
+            return scheduler_pb2.Grammar(json_schema=schema)
+        case Regex(pattern):
+            return scheduler_pb2.Grammar(regex=pattern)
+        case Lark(text):
+            return scheduler_pb2.Grammar(lark=text)
+        case Choices(texts):
+            return scheduler_pb2.Grammar(choices=scheduler_pb2.Choices(texts=texts))
+        case _:
+            assert_never(grammar)
 
 
 def encode_scheduling_params(
@@ -145,8 +167,12 @@ def decode_model(model: scheduler_pb2.GetModelResponse) -> Model:
 
 def _decode_default_sampling(params: scheduler_pb2.SamplingParams) -> SamplingParams:
     """A recommendation is a number; there are none of lists."""
-    numbers = {field.name: value for field, value in params.ListFields() if field.has_presence}
-    known = {field.name for field in fields(SamplingParams)} - {"beam_search"}
+    numbers = {
+        field.name: value
+        for field, value in params.ListFields()
+        if field.has_presence and field.message_type is None
+    }
+    known = {field.name for field in fields(SamplingParams)}
     return SamplingParams(**{name: numbers[name] for name in known & numbers.keys()})
 
 

@@ -29,6 +29,40 @@ class BeamSearch:
 
 
 @dataclass(frozen=True, slots=True)
+class JsonSchema:
+    """The output is a JSON value that is valid for `schema`, which is JSON as well.
+
+    `{"type": "object"}` is any JSON object.
+    """
+
+    schema: str
+
+
+@dataclass(frozen=True, slots=True)
+class Regex:
+    """The output as a whole is a match of `pattern`, in the syntax of the Rust crate regex."""
+
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lark:
+    """The output is what `grammar` accepts, in the dialect of Lark that llguidance reads."""
+
+    grammar: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """The output is one of `texts`."""
+
+    texts: tuple[str, ...]
+
+
+Grammar = JsonSchema | Regex | Lark | Choices
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How tokens are chosen and when to stop; None leaves the server its default.
 
@@ -57,6 +91,7 @@ class SamplingParams:
     beam_search: BeamSearch | None = None
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    grammar: Grammar | None = None
 
     def with_defaults(self, defaults: SamplingParams) -> SamplingParams:
         """These, with the values of `defaults` where they are None.

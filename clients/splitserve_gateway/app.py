@@ -13,13 +13,15 @@ from starlette.responses import Response
 
 from splitserve_client import ClientConfig, SplitserveError
 from splitserve_gateway.config import GatewayConfig
-from splitserve_gateway.endpoints import chat, completions, health, models, tokenization
+from splitserve_gateway.endpoints import chat, completions, health, models, responses, tokenization
 from splitserve_gateway.endpoints.context import Gateway
+from splitserve_gateway.endpoints.openapi import openapi_of
 from splitserve_gateway.http.errors import ApiError, api_error
 from splitserve_gateway.upstreams.fleet import Fleet
 
 _ROUTERS = (
     chat.router,
+    responses.router,
     completions.router,
     models.router,
     tokenization.router,
@@ -39,6 +41,7 @@ def build_app(config: GatewayConfig, client_config: ClientConfig | None = None) 
     app = FastAPI(title="splitserve", version=metadata.version("splitserve"), lifespan=lifespan)
     for router in _ROUTERS:
         app.include_router(router)
+    app.openapi = openapi_of(app)  # type: ignore[method-assign]
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(SplitserveError, _on_client_error)
     app.add_exception_handler(HTTPException, _on_http_error)

@@ -27,13 +27,15 @@ from executor_service.steps.batch import (
     TableWrites,
     Work,
 )
-from executor_service.steps.sampling_params import SamplingParams
+from executor_service.steps.sampling_params import Grammar, SamplingParams
 from executor_service.steps.step import NO_MOVES, BlockMoves
 from splitserve.executor.v1 import executor_pb2 as pb
 
 # Numbers, which are absent where they have their neutral value; ours have the same names.
 _OPTIONAL_PARAMS = tuple(
-    field.name for field in pb.SamplingParams.DESCRIPTOR.fields if field.has_presence
+    field.name
+    for field in pb.SamplingParams.DESCRIPTOR.fields
+    if field.has_presence and field.message_type is None
 )
 _NO_IDS = np.empty(0, INT32)
 _NO_WORK = Work(_NO_IDS, _NO_IDS, _NO_IDS, _NO_IDS, _NO_IDS, np.empty(0, UINT8))
@@ -148,4 +150,13 @@ def _decode_params(params: pb.SamplingParams) -> SamplingParams:
         suppressed_token_ids=tuple(params.suppressed_token_ids),
         allowed_token_ids=tuple(params.allowed_token_ids),
         bad_words_token_ids=tuple(tuple(t.token_ids) for t in params.bad_words_token_ids),
+        grammar=_decode_grammar(params.grammar) if params.HasField("grammar") else None,
     )
+
+
+def _decode_grammar(grammar: pb.Grammar) -> Grammar:
+    kind = grammar.WhichOneof("kind")
+    if kind is None:
+        return Grammar("", ())
+    texts = grammar.choices.texts if kind == "choices" else (getattr(grammar, kind),)
+    return Grammar(kind, tuple(texts))

@@ -16,6 +16,7 @@ class Feature(IntEnum):
     ADAPTERS = 5
     CROSS_ATTENTION = 6
     TOKEN_CONSTRAINTS = 7
+    GRAMMAR = 8
 
 
 # What every executor here can do, whatever the model.

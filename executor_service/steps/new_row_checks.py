@@ -19,6 +19,7 @@ from executor_service.steps.column_checks import (
     check_offsets,
 )
 from executor_service.steps.executor_info import ExecutorInfo, Feature
+from executor_service.steps.grammar_checks import check_grammar
 from executor_service.steps.sampling_params import SamplingParams
 from executor_service.steps.step import BoolArray, Int32Array, Int64Array
 
@@ -26,6 +27,19 @@ _MALFORMED = StepErrorReason.MALFORMED
 _BLOCK = StepErrorReason.BLOCK_OUT_OF_RANGE
 _POSITION = StepErrorReason.POSITION_OUT_OF_RANGE
 _TOKEN = StepErrorReason.TOKEN_OUT_OF_RANGE
+# Fields, the value with which each asks for nothing, and what is needed for any other.
+_FEATURE_OF_FIELD: tuple[tuple[str, object, Feature], ...] = (
+    ("num_logprobs", None, Feature.LOGPROBS),
+    ("num_prompt_logprobs", None, Feature.PROMPT_LOGPROBS),
+    ("repetition_penalty", 1.0, Feature.PENALTIES),
+    ("presence_penalty", 0.0, Feature.PENALTIES),
+    ("frequency_penalty", 0.0, Feature.PENALTIES),
+    ("logit_bias", {}, Feature.LOGIT_BIAS),
+    ("min_tokens", 0, Feature.LOGIT_BIAS),
+    ("allowed_token_ids", (), Feature.TOKEN_CONSTRAINTS),
+    ("bad_words_token_ids", (), Feature.TOKEN_CONSTRAINTS),
+    ("grammar", None, Feature.GRAMMAR),
+)
 
 
 def check_new_rows(rows: NewRows, exists: BoolArray, info: ExecutorInfo) -> Int32Array:
@@ -183,6 +197,8 @@ def check_sampling_params(params: SamplingParams, info: ExecutorInfo, path: str)
         bad_word = f"{path}.bad_words_token_ids[{index}]"
         _check_value(bad_word, len(tokens), "1 or more tokens", len(tokens) > 0)
         _check_tokens(bad_word, tokens, vocab_size)
+    if params.grammar is not None:
+        check_grammar(params.grammar, params, info, f"{path}.grammar")
     for feature, field in _features_used(params):
         check_feature(feature, info, f"{path}.{field}")
 
@@ -217,23 +233,8 @@ def _check_tokens(path: str, token_ids: Collection[int], vocab_size: int) -> Non
 
 def _features_used(params: SamplingParams) -> Iterable[tuple[Feature, str]]:
     """The features that these params need, each with the field that needs it."""
-    if params.num_logprobs is not None:
-        yield Feature.LOGPROBS, "num_logprobs"
-    if params.num_prompt_logprobs is not None:
-        yield Feature.PROMPT_LOGPROBS, "num_prompt_logprobs"
-    for name, neutral in (
-        ("repetition_penalty", 1.0),
-        ("presence_penalty", 0.0),
-        ("frequency_penalty", 0.0),
-    ):
+    for name, neutral, feature in _FEATURE_OF_FIELD:
         if getattr(params, name) != neutral:
-            yield Feature.PENALTIES, name
-    if params.logit_bias:
-        yield Feature.LOGIT_BIAS, "logit_bias"
-    if params.min_tokens > 0:
-        yield Feature.LOGIT_BIAS, "min_tokens"
+            yield feature, name
     if -math.inf in params.logit_bias.values():
         yield Feature.TOKEN_CONSTRAINTS, "logit_bias"
-    for name in ("allowed_token_ids", "bad_words_token_ids"):
-        if getattr(params, name):
-            yield Feature.TOKEN_CONSTRAINTS, name

@@ -33,6 +33,14 @@ _COLUMNS = np.dtype(
 
 
 @dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the output text must be: its kind in the contract, and its text or the choices."""
+
+    kind: str
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How a token is chosen; meaning and order of application as in `executor.proto`."""
 
@@ -50,6 +58,7 @@ class SamplingParams:
     num_prompt_logprobs: int | None = None
     allowed_token_ids: tuple[int, ...] = ()
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    grammar: Grammar | None = None
     constraints: TokenConstraints | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -69,7 +78,12 @@ class SamplingParams:
     @property
     def needs_history(self) -> bool:
         """Whether the executor must know the tokens of the sequence."""
-        return self.uses_penalties or self.num_prompt_logprobs is not None or self.has_phrases
+        return (
+            self.uses_penalties
+            or self.num_prompt_logprobs is not None
+            or self.has_phrases
+            or self.grammar is not None
+        )
 
     @property
     def has_phrases(self) -> bool:
@@ -153,7 +167,7 @@ class ParamRows:
 
     @property
     def adjusts_logits(self) -> npt.NDArray[np.bool_]:
-        """[R]; whether logits are changed before temperature: suppressed, biased or penalised."""
+        """[R]; whether logits are changed before temperature: masked, biased or penalised."""
         return self.columns["adjusts_logits"].copy()
 
 
@@ -164,6 +178,7 @@ def _record(params: SamplingParams) -> tuple[object, ...]:
     adjusts = (
         bool(params.suppressed_token_ids or params.logit_bias)
         or params.constraints is not None
+        or params.grammar is not None
         or params.uses_penalties
     )
     return (

@@ -17,6 +17,7 @@ class Feature(Enum):
     ADAPTERS = "adapters"
     CROSS_ATTENTION = "cross_attention"
     TOKEN_CONSTRAINTS = "token_constraints"
+    GRAMMAR = "grammar"
 
 
 class BatchPolicyName(Enum):

@@ -138,7 +138,12 @@ class RowStatus(IntEnum):
     INVALID_LOGITS = 2
     INPUT_UNAVAILABLE = 3
     FAILED = 4
+    NOT_SAMPLED = 5
+    GRAMMAR_INVALID = 6
 
+
+# The slots that such a row was to write are written.
+ROW_COMPUTED = frozenset({RowStatus.OK, RowStatus.NOT_SAMPLED, RowStatus.GRAMMAR_INVALID})
 
 _NO_TOKENS = np.empty(0, np.int32)
 

@@ -51,11 +51,12 @@ class RowColumns:
     back, behind the sliding window. `stop_len`: tokens at which the sequence ends. `run_limit`: the
     row may run while `num_computed` is less: it has a slot, and does not end with the tokens
     promised. `promises`: 1 if a sampled token is part of the sequence at once, 0 if something else
-    chooses it. `sampled_in_step`: the step that samples the last token, 0 if the executor did not.
-    `last_step_id`: the latest step that has the row.
-    `stay_ids`: a number that no other stay of a sequence in a row has, 0 for a free row.
-    `client_keys`, `is_plain`: the owner's name for the request, and whether a token and that name
-    are all the owner needs.
+    chooses it, or if it may not come. `may_repeat`: 1 if the last token may have to be computed
+    again, because the row has a grammar and no token yet in this stay; else 0. `sampled_in_step`:
+    the step that samples the last token, 0 if the executor did not. `last_step_id`: the latest step
+    that has the row. `stay_ids`: a number that no other stay of a sequence in a row has, 0 for a
+    free row. `client_keys`, `is_plain`: the owner's name for the request, and whether a token and
+    that name are all the owner needs.
     """
 
     def __init__(self, max_num_rows: int, max_len: int, block_size: int, max_blocks: int) -> None:
@@ -74,12 +75,14 @@ class RowColumns:
         self.stop_len = np.zeros(max_num_rows, np.int32)
         self.run_limit = np.zeros(max_num_rows, np.int32)
         self.promises = np.zeros(max_num_rows, np.int32)
+        self.may_repeat = np.zeros(max_num_rows, np.int32)
         self.sampled_in_step = np.zeros(max_num_rows, np.int64)
         self.last_step_id = np.zeros(max_num_rows, np.int64)
         self.stay_ids = np.zeros(max_num_rows, np.int64)
         self.client_keys = np.zeros(max_num_rows, np.int64)
         self.is_plain = np.zeros(max_num_rows, np.bool_)
         self.num_not_plain = 0
+        self.num_without_promise = 0
         self.num_with_prompt_logprobs = 0
         self._last_stay_id = NO_STAY
         self._free_rows = list(range(max_num_rows - 1, -1, -1))
@@ -140,7 +143,9 @@ class RowColumns:
         self.num_computed[row_id] = num_computed
         self.num_slots[row_id] = self.num_told_slots[row_id] = self.num_released[row_id] = 0
         self.stop_len[row_id] = request.stop_len
-        self.promises[row_id] = request.params.beam is None
+        self.may_repeat[row_id] = may_repeat = request.params.grammar is not None
+        self.promises[row_id] = promises = request.params.beam is None and not may_repeat
+        self.num_without_promise += not promises
         self.sampled_in_step[row_id] = self.last_step_id[row_id] = 0
         self.stay_ids[row_id] = self._last_stay_id
         self.client_keys[row_id] = request.client_key
@@ -170,6 +175,8 @@ class RowColumns:
         sequence.num_promised = int(self.num_tokens[row_id] - self.num_known[row_id])
         sequence.row_id = NO_ROW
         self.num_not_plain -= not self.is_plain[row_id]
+        self.num_without_promise -= not self.promises[row_id]
+        self.may_repeat[row_id] = 0
         self.num_with_prompt_logprobs -= sequence.request.params.num_prompt_logprobs is not None
         self.num_told_slots[row_id] = self.num_slots[row_id]
         self.sequences[row_id] = None
@@ -250,6 +257,18 @@ class RowColumns:
         self.num_known[row_id] += 1
         self.num_tokens[row_id] += 1
 
+    def repeat_last(self, row_id: int) -> None:
+        """The last token of a row that `may_repeat` is to be computed once more."""
+        self.num_computed[row_id] -= 1
+
+    def keep_promises(self, row_ids: Int64Array) -> None:
+        """These rows have a token: those that `may_repeat` promise theirs from now on."""
+        first = row_ids[self.may_repeat[row_ids] > ZERO]
+        self.num_tokens[first] += ONE
+        self.promises[first] = 1
+        self.may_repeat[first] = 0
+        self.num_without_promise -= len(first)
+
     def forget_samples(self) -> None:
         """The executor no longer has the tokens it sampled: inputs are literal again."""
         self.sampled_in_step[:] = 0
@@ -275,7 +294,7 @@ class RowColumns:
         if np.count_nonzero(is_last) < len(row_ids):
             samples = is_last
             sampling_rows, num_tokens = row_ids[is_last], num_tokens[is_last]
-        promises = self.promises[sampling_rows] if self.num_not_plain else ONE
+        promises = self.promises[sampling_rows] if self.num_without_promise else ONE
         self.num_tokens[sampling_rows] = num_tokens + promises
         self.sampled_in_step[sampling_rows] = step * promises
         return RowWork(

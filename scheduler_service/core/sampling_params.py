@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from scheduler_service.core.grammar import Grammar
 from splitserve_rpc.domain_error import DomainError
 
 MAX_LOGPROBS = 20
@@ -71,6 +72,7 @@ class SamplingParams:
     beam: BeamParams | None = None
     allowed_token_ids: frozenset[int] = frozenset()
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         """Off has one spelling from here on."""
@@ -102,7 +104,12 @@ class SamplingParams:
     def needs_history(self) -> bool:
         """Whether the executor must be told all tokens of the sequence."""
         has_phrases = any(len(tokens) > 1 for tokens in self.bad_words_token_ids)
-        return self.uses_penalties or self.num_prompt_logprobs is not None or has_phrases
+        return (
+            self.uses_penalties
+            or self.num_prompt_logprobs is not None
+            or has_phrases
+            or self.grammar is not None
+        )
 
     @property
     def uses_constraints(self) -> bool:
@@ -115,6 +122,21 @@ class SamplingParams:
     def stop_tokens(self, eos_token_ids: frozenset[int]) -> frozenset[int]:
         """The tokens that end a sequence of a model with `eos_token_ids`."""
         return self.stop_token_ids | (frozenset() if self.ignore_eos else eos_token_ids)
+
+    def check_grammar(self, eos_token_ids: frozenset[int]) -> None:
+        """Raises DomainError(SAMPLING_PARAMS_INVALID) for a grammar that can never be kept to.
+
+        A model with `eos_token_ids` samples one of them where the text is complete, and only there.
+        """
+        if self.grammar is None:
+            return
+        self.grammar.validate()
+        if self.ignore_eos:
+            raise _invalid("ignore_eos is true; allowed with a grammar: false")
+        if self.min_tokens > 0:
+            raise _invalid(f"min_tokens is {self.min_tokens}; allowed with a grammar: 0")
+        if not eos_token_ids:
+            raise _invalid("grammar is given; this model has no end-of-sequence token to end it")
 
     def check_samplable(self, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
         """Raises DomainError(SAMPLING_PARAMS_INVALID) if there is no token to begin with."""
@@ -192,6 +214,7 @@ _NOT_WITH_BEAMS = (
     "logit_bias",
     "allowed_token_ids",
     "bad_words_token_ids",
+    "grammar",
     "num_logprobs",
     "num_prompt_logprobs",
     "best_of",

@@ -10,8 +10,10 @@ from typing import Any
 from google.protobuf.message import Message
 
 from scheduler_service.core.config import BatchPolicyName, Feature, PreemptionMode, SchedulerConfig
+from scheduler_service.core.grammar import Grammar
 from scheduler_service.core.request import SchedulingParams
 from scheduler_service.core.sampling_params import BeamParams, EarlyStopping, SamplingParams
+from scheduler_service.grammar_codec import decode_grammar, encode_grammar
 from splitserve.scheduler.v1 import journal_pb2 as journal
 
 _Converters = Mapping[str, Callable[[Any], Any]]
@@ -31,6 +33,8 @@ def encode_fields(value: object, message: Message) -> None:
         elif isinstance(part, tuple):
             for tokens in part:
                 getattr(message, field.name).add(token_ids=tokens)
+        elif isinstance(part, Grammar):
+            encode_grammar(part, getattr(message, field.name))
         elif is_dataclass(part):
             encode_fields(part, getattr(message, field.name))
         else:
@@ -85,4 +89,5 @@ _SAMPLING: _Converters = {
     "beam": _beam,
     "allowed_token_ids": frozenset,
     "bad_words_token_ids": lambda messages: tuple(tuple(m.token_ids) for m in messages),
+    "grammar": decode_grammar,
 }

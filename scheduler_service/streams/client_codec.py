@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from scheduler_service.core.grammar import check_num_texts
 from scheduler_service.core.plan import TokenEvent
 from scheduler_service.core.request import (
     Completion,
@@ -25,6 +26,7 @@ from scheduler_service.core.sampling_params import (
     check_bad_words,
     check_sizes,
 )
+from scheduler_service.grammar_codec import decode_grammar
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_rpc.domain_error import DomainError
@@ -55,6 +57,7 @@ _CONVERTERS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
         "stop_token_ids": frozenset,
         "allowed_token_ids": frozenset,
         "bad_words_token_ids": lambda sequences: tuple(tuple(s.token_ids) for s in sequences),
+        "grammar": decode_grammar,
     }
 )
 # What a model's authors may recommend.
@@ -75,6 +78,8 @@ def decode_sampling_params(message: api.SamplingParams) -> SamplingParams:
     """
     check_sizes(message)
     check_bad_words([len(tokens.token_ids) for tokens in message.bad_words_token_ids])
+    if message.HasField("grammar"):
+        _check_kind(message.grammar)
     given = {
         field.name: _CONVERTERS[field.name](value) if field.name in _CONVERTERS else value
         for field, value in message.ListFields()
@@ -82,6 +87,14 @@ def decode_sampling_params(message: api.SamplingParams) -> SamplingParams:
     }
     beam = _decode_beams(message.beam_search) if message.HasField("beam_search") else None
     return SamplingParams(**given, beam=beam)
+
+
+def _check_kind(grammar: api.Grammar) -> None:
+    kind = grammar.WhichOneof("kind")
+    if kind is None:
+        raise _unusable("grammar has no kind; allowed: json_schema, regex, lark or choices")
+    if kind == "choices":
+        check_num_texts(len(grammar.choices.texts))
 
 
 def _decode_beams(message: api.BeamSearch) -> BeamParams:

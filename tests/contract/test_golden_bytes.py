@@ -30,12 +30,27 @@ from executor_service.steps.executor_info import (
     Feature,
     ModelInfo,
 )
+from executor_service.steps.sampling_params import Grammar
 from executor_service.steps.step import LogprobColumns, StepOutput
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.steps.batches import NewRow, Sender, WorkRow
 
 FOLDER = Path(__file__).parent / "golden"
 SENDER = Sender(scheduler_epoch=1_700_000_000_000_000_001, executor_epoch=1_700_000_000_000_000_002)
+
+_GRAMMARS = (
+    pb.Grammar(json_schema='{"type":"object"}'),
+    pb.Grammar(regex="[a-zß]+"),
+    pb.Grammar(lark="start: /x/"),
+    pb.Grammar(choices=pb.Choices(texts=["yes", "no"])),
+)
+
+
+def _rows_with_grammars() -> list[NewRow]:
+    return [
+        NewRow(10 + index, (106 + index,), params={"grammar": grammar}, history=(30 + index,))
+        for index, grammar in enumerate(_GRAMMARS)
+    ]
 
 
 def _batch() -> pb.ScheduleBatch:
@@ -75,6 +90,7 @@ def _batch() -> pb.ScheduleBatch:
             ),
             NewRow(6, (-1, 102), cross_blocks=(103, 104), encoder=(21, 22, 23)),
             NewRow(7, (105,), adapter="a", cross_blocks=(103, 104), num_encoder=3),
+            *_rows_with_grammars(),
         ],
         writes=[(4, 2, (70000,))],
         swap_out=[(1, 2)],
@@ -96,9 +112,9 @@ def _answer() -> StepAnswer:
         top_logprobs=np.array([-0.5, -1.25], np.float32),
     )
     output = StepOutput(
-        row_statuses=np.array([1, 2, 1], np.uint8),
-        sampled_token_ids=np.array([17, -1, -1], np.int32),
-        row_errors={1: "its logits are no numbers"},
+        row_statuses=np.array([1, 2, 5, 6], np.uint8),
+        sampled_token_ids=np.array([17, -1, -1, -1], np.int32),
+        row_errors={1: "its logits are no numbers", 3: "the schema is no JSON"},
         logprobs=logprobs,
         prompt_logprobs=logprobs,
         move_us=20,
@@ -135,7 +151,13 @@ def _info() -> ExecutorInfo:
         block_bytes=2**33,
         limits=ExecutorLimits(256, 2048, 64 * 1024 * 1024, 8, 3),
         features=frozenset(
-            {Feature.PENALTIES, Feature.LOGPROBS, Feature.ADAPTERS, Feature.TOKEN_CONSTRAINTS}
+            {
+                Feature.PENALTIES,
+                Feature.LOGPROBS,
+                Feature.ADAPTERS,
+                Feature.TOKEN_CONSTRAINTS,
+                Feature.GRAMMAR,
+            }
         ),
         software_version="1.2.3",
         address="executor-1:50052",
@@ -182,6 +204,7 @@ def test_columns_hold_the_same_values_when_golden_batch_is_decoded() -> None:
         "temperature": [params.temperature for params in content.new_rows.sampling_params],
         "allowed": [params.allowed_token_ids for params in content.new_rows.sampling_params],
         "bad_words": [params.bad_words_token_ids for params in content.new_rows.sampling_params],
+        "grammars": [params.grammar for params in content.new_rows.sampling_params],
         "blocks": content.new_rows.block_ids.tolist(),
         "adapters": content.new_rows.row_adapters,
         "written": content.table_writes.block_ids.tolist(),
@@ -193,14 +216,22 @@ def test_columns_hold_the_same_values_when_golden_batch_is_decoded() -> None:
     assert found == {
         "identity": (258, 257),
         "removed": [9],
-        "seeds": [-2, 0, 0],
-        "history_offsets": [0, 3, 3, 3],
-        "top_k": [40, None],
-        "temperature": [0.75, 0.0],
-        "allowed": [(17, 400), ()],
-        "bad_words": [((18,), (19, 500)), ()],
-        "blocks": [100, 101, -1, 102, 105],
-        "adapters": ["french", "", "a"],
+        "seeds": [-2, 0, 0, 0, 0, 0, 0],
+        "history_offsets": [0, 3, 3, 3, 4, 5, 6, 7],
+        "top_k": [40, None, None, None, None, None],
+        "temperature": [0.75, 0.0, 0.0, 0.0, 0.0, 0.0],
+        "allowed": [(17, 400), (), (), (), (), ()],
+        "bad_words": [((18,), (19, 500)), (), (), (), (), ()],
+        "grammars": [
+            None,
+            None,
+            Grammar("json_schema", ('{"type":"object"}',)),
+            Grammar("regex", ("[a-zß]+",)),
+            Grammar("lark", ("start: /x/",)),
+            Grammar("choices", ("yes", "no")),
+        ],
+        "blocks": [100, 101, -1, 102, 105, 106, 107, 108, 109],
+        "adapters": ["french", "", "a", "", "", "", ""],
         "written": [70000],
         "copied": [(5, 6), (5, 7)],
         "steps_back": [0, 1, 0],
@@ -215,10 +246,10 @@ def test_encoder_columns_hold_the_same_values_when_golden_batch_is_decoded() -> 
     assert content.new_rows is not None
     cross = content.new_rows.cross
     assert cross is not None
-    assert cross.num_encoder_tokens.tolist() == [0, 3, 3]
-    assert cross.block_offsets.tolist() == [0, 0, 2, 4]
+    assert cross.num_encoder_tokens.tolist() == [0, 3, 3, 0, 0, 0, 0]
+    assert cross.block_offsets.tolist() == [0, 0, 2, 4, 4, 4, 4, 4]
     assert cross.block_ids.tolist() == [103, 104, 103, 104]
-    assert cross.encoder_offsets.tolist() == [0, 0, 3, 3]
+    assert cross.encoder_offsets.tolist() == [0, 0, 3, 3, 3, 3, 3, 3]
     assert cross.encoder_token_ids.tolist() == [21, 22, 23]
 
 

@@ -8,6 +8,7 @@ from random import Random
 from hypothesis import strategies as st
 
 from scheduler_service.core.config import BatchPolicyName, Feature, PreemptionMode, SchedulerConfig
+from scheduler_service.core.grammar import Grammar
 from scheduler_service.core.policies.queue_policy import QUEUE_POLICIES
 from scheduler_service.core.request import SchedulingParams
 from scheduler_service.core.sampling_params import BeamParams, EarlyStopping, SamplingParams
@@ -24,6 +25,8 @@ _FEATURES = frozenset(Feature) - {Feature.ADAPTERS, Feature.CROSS_ATTENTION}
 _PREEMPTION_MODES = [*PreemptionMode, PreemptionMode.SWAP]
 
 _PLAIN = SamplingParams()
+_RULE = Grammar("json_schema", ("a rule",))
+_CHOICES = Grammar("choices", ("5 9 12 13 14 5 5 5 5 5 5 5", "5 9", "30"))
 _KINDS = [
     _PLAIN,
     SamplingParams(temperature=0.0),
@@ -35,6 +38,10 @@ _KINDS = [
         allowed_token_ids=frozenset(range(0, VOCAB_SIZE, 9)),
         bad_words_token_ids=((9,), *((t, u) for t in (0, 18, 27) for u in (0, 18))),
     ),
+    SamplingParams(grammar=_RULE),
+    SamplingParams(grammar=_CHOICES, num_prompt_logprobs=1),
+    SamplingParams(grammar=_RULE, n=3, num_logprobs=1),
+    SamplingParams(grammar=_CHOICES, n=1, best_of=2),
     SamplingParams(n=2),
     SamplingParams(n=3, num_logprobs=0),
     SamplingParams(n=4),
@@ -96,7 +103,7 @@ def random_spec(rng: Random) -> Spec:
         max_tokens=max_tokens,
         min_tokens=min(kind.min_tokens, max_tokens or kind.min_tokens),
         stop_token_ids=frozenset(rng.choice([(), (), (7, 9)])),
-        ignore_eos=rng.random() < 0.7,
+        ignore_eos=rng.random() < 0.7 and kind.grammar is None,
     )
     scheduling = SchedulingParams(
         priority=rng.choice([0, 0, -1, 1]),

@@ -30,7 +30,7 @@ from splitserve_rpc.domain_error import DomainError
 from tests.property.core_workloads import configs, fit, kin_of, random_spec
 from tests.support.core.checks import check_core, check_emptied, check_published
 from tests.support.core.clients import Client
-from tests.support.core.engine import CoreEngine, Link, ProtobufLink
+from tests.support.core.engine import MAX_ASKED, CoreEngine, Link, ProtobufLink
 from tests.support.core.plan_executor import PlanExecutor
 from tests.support.core.spoiled_outcomes import is_row_ok, spoil_row, spoil_step
 from tests.support.core.truth import Oracle, Spec, create_request
@@ -93,6 +93,7 @@ class CoreMachine(RuleBasedStateMachine):
             num_device_blocks=self.config.num_device_blocks,
             num_host_blocks=self.config.num_host_blocks,
             vocab_size=self.config.vocab_size,
+            eos_token_ids=self.config.eos_token_ids,
             sliding_window_tokens=self.config.sliding_window,
             us_per_block=self.costs[0],
             us_per_token=self.costs[1],
@@ -289,11 +290,12 @@ class CoreMachine(RuleBasedStateMachine):
         """Runs until nothing is left to do; somebody gets ahead again and again.
 
         Between two new tokens each row may at worst compute all its tokens again; in trials and
-        other steps by turns, and each may have to be moved or to wait for results first.
+        other steps by turns, and each may have to be moved, to wait for results or for its grammar
+        first.
         """
         config, progress, num_in_vain = self.config, (0, 0), 0
         num_chunks = -(-config.max_model_len // config.max_num_batched_tokens)
-        most = 2 * config.max_num_seqs * (num_chunks + 2) + self.depth
+        most = 2 * config.max_num_seqs * (num_chunks + 2 + MAX_ASKED) + self.depth
         while self.running.step():
             before, progress = progress, self.progress()
             num_in_vain = 0 if progress != before else num_in_vain + 1

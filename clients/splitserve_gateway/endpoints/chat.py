@@ -60,6 +60,14 @@ class _Answer:
 
 async def _answer(gateway: Gateway, body: ChatRequest) -> _Answer:
     _check(body)
+    generation = await start_chat(gateway, body)
+    tokenizer = tokenizer_of(generation.asked.served)
+    names = TokenNames(tokenizer, as_ids=body.return_tokens_as_token_ids)
+    return _Answer(body, generation.asked, _choices(body, generation, names), names)
+
+
+async def start_chat(gateway: Gateway, body: ChatRequest) -> ChatGeneration:
+    """The generation that `body` asks for. Raises ApiError and SplitserveError."""
     upstream, served = gateway.fleet.choose(body.model)
     max_tokens = body.max_tokens
     if body.max_completion_tokens is not None:
@@ -71,9 +79,7 @@ async def _answer(gateway: Gateway, body: ChatRequest) -> _Answer:
         num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         num_prompt_logprobs=body.prompt_logprobs,
     )
-    generation = await chat_generation(gateway.config, upstream, served, body, params)
-    names = TokenNames(tokenizer_of(served), as_ids=body.return_tokens_as_token_ids)
-    return _Answer(body, generation.asked, _choices(body, generation, names), names)
+    return await chat_generation(gateway.config, upstream, served, body, params)
 
 
 def _choices(body: ChatRequest, generation: ChatGeneration, names: TokenNames) -> list[ChatChoice]:

@@ -6,7 +6,7 @@ import re
 import secrets
 import string
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from splitserve_gateway.parsing.calls import CallReader, read_name
 from splitserve_gateway.parsing.reader import NotAsExpected, Reading
@@ -118,6 +118,8 @@ MISTRAL = ToolCallFormat(
     id_prefix="",
     id_length=9,
 )
+# How later models of Mistral spell calls; both spellings are read alike.
+MISTRAL_ARGS = replace(MISTRAL, name="mistral_args")
 JSON = ToolCallFormat("json", "", (), _read_objects, may_be_bare=True)
 
-FORMATS = {each.name: each for each in (HERMES, LLAMA3_JSON, MISTRAL, JSON)}
+FORMATS = {each.name: each for each in (HERMES, LLAMA3_JSON, MISTRAL, MISTRAL_ARGS, JSON)}

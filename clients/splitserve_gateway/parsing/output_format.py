@@ -11,6 +11,7 @@ from splitserve_gateway.parsing.formats import (
     JSON,
     LLAMA3_JSON,
     MISTRAL,
+    MISTRAL_ARGS,
     ToolCallFormat,
 )
 from splitserve_gateway.parsing.reasoning import (
@@ -25,6 +26,7 @@ ReasoningParserName = Literal["auto", "think", "mistral", "none"]
 
 # What a template says of calls, the most telling first.
 _TOOL_CALL_MARKERS = (
+    ("[ARGS]", MISTRAL_ARGS),
     ("[TOOL_CALLS]", MISTRAL),
     ("<tool_call>", HERMES),
     ("<|python_tag|>", LLAMA3_JSON),
@@ -46,18 +48,16 @@ class OutputFormat:
         tool_call_parser: ToolCallParserName = "auto",
         reasoning_parser: ReasoningParserName = "auto",
     ) -> OutputFormat:
-        """By name; `auto` goes by the template, and takes JSON where it does not say how to call.
-
-        Llama 3 and Mistral have two spellings each; both are read.
-        """
-        return cls(
-            _tool_calls_of(chat_template)
-            if tool_call_parser == "auto"
-            else FORMATS.get(tool_call_parser),
-            _reasoning_of(chat_template)
-            if reasoning_parser == "auto"
-            else REASONING_MARKS.get(reasoning_parser),
-        )
+        """By name; `auto` goes by the template, and is JSON where that says nothing of calls."""
+        tool_calls = FORMATS.get(tool_call_parser)
+        if tool_call_parser == "auto":
+            tool_calls = _tool_calls_of(chat_template)
+        elif tool_calls is MISTRAL and "[ARGS]" in chat_template:
+            tool_calls = MISTRAL_ARGS
+        reasoning = REASONING_MARKS.get(reasoning_parser)
+        if reasoning_parser == "auto":
+            reasoning = _reasoning_of(chat_template)
+        return cls(tool_calls, reasoning)
 
     @property
     def marker_texts(self) -> frozenset[str]:

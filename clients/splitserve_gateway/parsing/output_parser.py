@@ -22,7 +22,7 @@ class ParserOptions:
     - `max_calls`: further calls are dropped; None for all.
     - `streams_arguments`: a grammar holds the answer to the format, so arguments are written as
       they come; they are cut where the answer is.
-    - `starts_in_reasoning`: the prompt ends within reasoning (`ReasoningMarks.is_open`).
+    - `starts_in_reasoning`: the prompt ends within reasoning (`ReasoningMarks.state_after`).
     - `hidden`: texts of special tokens that are in the text only because the parser needs some of
       them (`OutputFormat.marker_texts`). They are no content.
     - `new_id`: makes the ids of calls; None for random ones, as the format has them.

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
+
+
+class ReasoningState(enum.Enum):
+    """Where a model is with its reasoning when it begins to answer."""
+
+    NOT_BEGUN = "not_begun"
+    OPEN = "open"  # the answer begins within it
+    CLOSED = "closed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,9 +22,12 @@ class ReasoningMarks:
     opener: str
     closer: str
 
-    def is_open(self, prompt: str) -> bool:
-        """Whether `prompt`, rendered, ends within reasoning: the answer then begins there."""
-        return prompt.rstrip().endswith(self.opener)
+    def state_after(self, prompt: str) -> ReasoningState:
+        """Where a rendered prompt leaves the model."""
+        end = prompt[-1024:].rstrip()
+        if end.endswith(self.opener):
+            return ReasoningState.OPEN
+        return ReasoningState.CLOSED if end.endswith(self.closer) else ReasoningState.NOT_BEGUN
 
 
 THINK = ReasoningMarks("think", "<think>", "</think>")

@@ -7,7 +7,7 @@ contract. After this, nothing of a result can surprise those who apply it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Items
 from dataclasses import replace
 
@@ -15,12 +15,20 @@ import numpy as np
 
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.placement import Placement
-from scheduler_service.core.plan import ContractBroken, RowStatus, StepOutcome, StepPlan
-from scheduler_service.core.request import ScoredToken, Sequence
+from scheduler_service.core.plan import (
+    ROW_COMPUTED,
+    ContractBroken,
+    RowStatus,
+    StepOutcome,
+    StepPlan,
+)
+from scheduler_service.core.request import ScoredToken, Sequence, SequenceStatus
 
 # Logprobs are rounded; nothing is more probable than certain.
 _MAX_LOGPROB = 1e-3
 _KNOWN = frozenset(RowStatus)
+_OK = frozenset({RowStatus.OK})
+_OF_GRAMMARS = frozenset({RowStatus.NOT_SAMPLED, RowStatus.GRAMMAR_INVALID})
 
 
 class OutcomeChecks:
@@ -42,7 +50,7 @@ class OutcomeChecks:
                     f"columns of step {plan.step_id}: {name} has {len(column)} elements for "
                     f"{num_rows} rows"
                 )
-        faults = self._statuses(statuses) if statuses is not None else {}
+        faults = self._statuses(plan, statuses) if statuses is not None else {}
         faults |= self._tokens(plan, outcome)
         logprobs, prompt_logprobs = outcome.logprobs, outcome.prompt_logprobs
         rows, has_departed = self._placement.rows, bool(self._placement.departures)
@@ -54,12 +62,34 @@ class OutcomeChecks:
             outcome = replace(outcome, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
         return _with_faults(outcome, num_rows, faults) if faults else outcome
 
-    def _statuses(self, statuses: Items[int]) -> dict[int, str]:
-        return {
-            index: f"row_status is {status}, which this scheduler does not know"
-            for index, status in enumerate(statuses)
-            if status not in _KNOWN
-        }
+    def _statuses(self, plan: StepPlan, statuses: Items[int]) -> dict[int, str]:
+        faults: dict[int, str] = {}
+        for index, status in enumerate(statuses):
+            if status not in _KNOWN:
+                faults[index] = f"row_status is {status}, which this scheduler does not know"
+            elif status in _OF_GRAMMARS and not self._has_grammar(plan, index):
+                faults[index] = f"row_status is {RowStatus(status).name}, and it has no grammar"
+            elif status == RowStatus.NOT_SAMPLED and not self._may_repeat(plan, index):
+                faults[index] = "row_status is NOT_SAMPLED, and it was sampled before"
+        return faults
+
+    def _has_grammar(self, plan: StepPlan, index: int) -> bool:
+        """Whether a row samples by a grammar; of one in which nobody is interested, it may."""
+        sequence = self._sequence_of(plan, index)
+        samples = plan.work.samples is None or bool(plan.work.samples[index])
+        return samples and (sequence is None or sequence.request.params.grammar is not None)
+
+    def _may_repeat(self, plan: StepPlan, index: int) -> bool:
+        sequence = self._sequence_of(plan, index)
+        if sequence is None:
+            return True
+        if sequence.status is SequenceStatus.RUNNING:
+            return bool(self._placement.rows.may_repeat[sequence.row_id])
+        return sequence.num_promised == 0
+
+    def _sequence_of(self, plan: StepPlan, index: int) -> Sequence | None:
+        work = plan.work
+        return self._placement.sequence_of(int(work.row_ids[index]), int(work.stay_ids[index]))
 
     def _tokens(self, plan: StepPlan, outcome: StepOutcome) -> dict[int, str]:
         token_ids, samples = outcome.token_ids, plan.work.samples
@@ -83,7 +113,7 @@ class OutcomeChecks:
     ) -> dict[int, ScoredToken]:
         """Those of rows that asked for them. Adds to `faults`."""
         work, found = plan.work, dict[int, ScoredToken]()
-        for index, sequence in self._there(plan, outcome, faults, self._not_plain(plan)):
+        for index, sequence in self._there(plan, outcome, faults, self._not_plain(plan), _OK):
             num_top = sequence.request.num_row_logprobs
             if num_top is None:
                 continue
@@ -115,7 +145,7 @@ class OutcomeChecks:
         """Those of rows that asked for them. Adds to `faults`."""
         work, found = plan.work, dict[int, Items[ScoredToken]]()
         literal = np.flatnonzero(work.sampled_steps_back == 0).tolist()
-        for index, sequence in self._there(plan, outcome, faults, literal):
+        for index, sequence in self._there(plan, outcome, faults, literal, ROW_COMPUTED):
             num_top = sequence.request.params.num_prompt_logprobs
             start = int(work.num_computed_tokens[index])
             end = min(start + int(work.num_new_tokens[index]), sequence.num_prompt_tokens - 1)
@@ -141,14 +171,14 @@ class OutcomeChecks:
         outcome: StepOutcome,
         faults: dict[int, str],
         indexes: Iterable[int],
+        allowed: Collection[RowStatus],
     ) -> Iterable[tuple[int, Sequence]]:
-        """Rows that were computed, and whose sequence is still interested."""
-        work, statuses = plan.work, outcome.row_statuses
+        """Rows with an `allowed` status whose sequence is still interested."""
+        statuses = outcome.row_statuses
         for index in indexes:
-            if index in faults or (statuses is not None and statuses[index] != RowStatus.OK):
+            if index in faults or (statuses is not None and statuses[index] not in allowed):
                 continue
-            row_id, stay_id = int(work.row_ids[index]), int(work.stay_ids[index])
-            sequence = self._placement.sequence_of(row_id, stay_id)
+            sequence = self._sequence_of(plan, index)
             if sequence is not None:
                 yield index, sequence
 

@@ -1,4 +1,4 @@
-"""What the rows of a step bring: tokens, ends, logprobs, full blocks, failures.
+"""What the rows of a step bring: tokens, ends, logprobs, full blocks.
 
 The end of a request whose tokens are not streamed is where its best completions are chosen.
 """
@@ -15,9 +15,9 @@ import numpy as np
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.outcomes.beams import Beams
 from scheduler_service.core.outcomes.losses import Losses
+from scheduler_service.core.outcomes.row_failures import RowFailures
 from scheduler_service.core.placement import Placement
 from scheduler_service.core.plan import (
-    RowStatus,
     RowWork,
     StepEvents,
     StepOutcome,
@@ -47,7 +47,7 @@ class Results:
         self._block_size: Int32Array = np.array(config.block_size, np.int32)
         self._placement = placement
         self._rows = placement.rows
-        self._losses = losses
+        self._failures = RowFailures(placement, losses)
         self._siblings = siblings
         self._beams = Beams(config, placement)
         # Tokens that end some sequence. Others need no second look.
@@ -59,17 +59,16 @@ class Results:
 
     def take(self, plan: StepPlan, outcome: StepOutcome, events: StepEvents) -> None:
         """Takes what an executed step brought, and `OutcomeChecks` let through."""
+        work, rows, sampling = plan.work, self._rows, plan.work.samples
         if outcome.row_statuses is not None:
-            self._take_failures(plan, outcome)
-        work, rows = plan.work, self._rows
+            sampling = self._failures.take(plan, outcome, np.asarray(outcome.row_statuses))
         is_current = rows.stay_ids[work.row_ids] == work.stay_ids
         all_current = np.count_nonzero(is_current) == len(work.row_ids)
-        departed = {} if all_current else self._departed(work)
+        departed = {} if all_current else self._departed(work, sampling)
         indexes: Int64Array | None = None
         row_ids, token_ids = work.row_ids, outcome.token_ids
-        if not all_current or work.samples is not None:
-            samples = is_current if work.samples is None else is_current & work.samples
-            indexes = np.flatnonzero(samples)
+        if not all_current or sampling is not None:
+            indexes = np.flatnonzero(is_current if sampling is None else is_current & sampling)
             row_ids, token_ids = row_ids[indexes], token_ids[indexes]
         special = {} if not rows.num_not_plain else self._special(row_ids, indexes)
         if special:
@@ -94,13 +93,13 @@ class Results:
         each = zip(in_step.tolist(), row_ids[positions].tolist(), strict=True)
         return {index: self._rows.sequence(row_id) for index, row_id in each}
 
-    def _departed(self, work: RowWork) -> dict[int, Sequence]:
-        """Sequences that were preempted while the step was to sample for them, by index in it."""
-        found, samples = self._placement.departures.sequences, work.samples
+    def _departed(self, work: RowWork, sampling: BoolArray | None) -> dict[int, Sequence]:
+        """Sequences that were preempted while the step sampled for them, by index in it."""
+        found = self._placement.departures.sequences
         return {
             index: found[stay_id]
             for index, stay_id in enumerate(work.stay_ids.tolist())
-            if stay_id in found and (samples is None or samples[index])
+            if stay_id in found and (sampling is None or sampling[index])
         }
 
     # -- tokens --------------------------------------------------------------------------------
@@ -119,6 +118,8 @@ class Results:
         rows.token_ids[row_ids, num_known.astype(np.int64)] = token_ids
         num_known += ONE
         rows.num_known[row_ids] = num_known
+        if rows.num_without_promise:
+            rows.keep_promises(row_ids)
         may_end = self._may_stop[token_ids.astype(np.int64)]
         may_end |= num_known >= rows.stop_len[row_ids]
         if np.count_nonzero(may_end):
@@ -146,7 +147,8 @@ class Results:
                 continue
             token_id = outcome.token_ids[index]
             sequence.token_ids = np.append(sequence.token_ids, token_id)
-            sequence.num_promised -= 1
+            # The first one by a grammar was not promised.
+            sequence.num_promised = max(sequence.num_promised - 1, 0)
             self._placement.waiting.sampled(sequence.request.scheduling.tenant, 1)
             self._add_event(sequence, index, outcome, events)
             self.finish_if_stopped(sequence)
@@ -261,28 +263,6 @@ class Results:
             if new:
                 events.prompt_logprobs.append((request, new))
                 request.num_prompt_logprobs_sent += len(new)
-
-    def _take_failures(self, plan: StepPlan, outcome: StepOutcome) -> None:
-        """Ends the requests of failed rows; what leaned on these is computed again."""
-        work = plan.work
-        statuses = np.asarray(outcome.row_statuses, np.int64)
-        spoiled = {
-            int(work.stay_ids[index]): index
-            for index in np.flatnonzero(statuses != RowStatus.OK).tolist()
-        }
-        if not spoiled:
-            return
-        # Whoever read what another row failed to write is not to blame for what it made of it.
-        readers = self._losses.readers_of(plan, set(spoiled)) if len(spoiled) > 1 else set()
-        for stay_id, index in spoiled.items():
-            sequence = self._placement.sequence_of(int(work.row_ids[index]), stay_id)
-            status = RowStatus(int(statuses[index]))
-            if sequence is None or stay_id in readers or status is RowStatus.INPUT_UNAVAILABLE:
-                continue
-            reason = "INVALID_LOGITS" if status is RowStatus.INVALID_LOGITS else "ROW_FAILED"
-            message = outcome.row_errors.get(index, "the executor could not compute it")
-            self._placement.finish(sequence.request, FinishReason.ERROR, (reason, message))
-        self._losses.lose_rows(plan, spoiled)
 
 
 def rank_completions(sequences: Items[Sequence], n: int) -> list[Sequence]:

@@ -20,6 +20,7 @@ def check_request(request: Request, config: SchedulerConfig) -> None:
     if request.encoder_token_ids is not None:
         _check_token_ids(request.encoder_token_ids, config.vocab_size)
     request.params.validate(config.vocab_size)
+    request.params.check_grammar(config.eos_token_ids)
     if request.params.beam is None:
         request.params.check_samplable(config.vocab_size, config.eos_token_ids)
     _check_features(request, config)
@@ -61,6 +62,7 @@ def _check_features(request: Request, config: SchedulerConfig) -> None:
             bool(params.logit_bias) or (params.min_tokens > 0 and params.beam is None),
         ),
         (Feature.TOKEN_CONSTRAINTS, params.uses_constraints),
+        (Feature.GRAMMAR, params.grammar is not None),
         (Feature.ADAPTERS, has_adapter),
         (Feature.CROSS_ATTENTION, request.encoder_token_ids is not None),
     )

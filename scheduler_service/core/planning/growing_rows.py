@@ -98,7 +98,8 @@ class GrowingRows:
         window, block_size = self._config.sliding_window, self._config.block_size
         assert window is not None
         num_computed = rows.num_computed[order]
-        num_behind = np.maximum(num_computed - window + 1, 0) // block_size
+        first_read = num_computed - window + ONE - rows.may_repeat[order]
+        num_behind = np.maximum(first_read, 0) // block_size
         is_behind = num_behind > rows.num_released[order]
         if np.count_nonzero(is_behind):
             self._placement.release_behind_windows(order[is_behind], num_behind[is_behind])

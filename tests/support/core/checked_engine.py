@@ -51,6 +51,7 @@ class CheckedEngine:
             num_device_blocks=self.config.num_device_blocks,
             num_host_blocks=self.config.num_host_blocks,
             vocab_size=VOCAB_SIZE,
+            eos_token_ids=self.config.eos_token_ids,
             fault=fault,
             sliding_window_tokens=self.config.sliding_window,
             us_per_block=us_per_block,

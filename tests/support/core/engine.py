@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, Protocol, TypeVar
 
 from executor_service.service.decode_batch import decode_batch
@@ -23,6 +23,8 @@ from tests.support.fakes.fake_runner import FakeRunner, StepFault, no_fault
 
 Message = TypeVar("Message")
 STEP_NS = 100_000
+# So often at most a stay in a row is told that its grammar is not compiled yet.
+MAX_ASKED = 2
 Spoil = Callable[[StepPlan, StepOutcome], StepOutcome]
 
 
@@ -94,6 +96,7 @@ class CoreEngine(Generic[Message]):
         self.needs_snapshot = True
         self._link = make_link(config, runner)
         self._may_need_snapshot = False
+        self._num_asked: dict[int, int] = {}
 
     def tick(self, duration_ns: int) -> None:
         """Time passes."""
@@ -141,11 +144,12 @@ class CoreEngine(Generic[Message]):
     def answer(self, fault: StepFault | None = None, spoil: Spoil | None = None) -> StepPlan:
         """Executes the oldest step in flight. `spoil` changes what comes of it."""
         plan, message = self.in_flight.popleft()
-        if fault is not None:
-            self.runner.fault = lambda _step: fault
+        fault = replace(fault or StepFault(), unsampled=self._compiling(plan))
+        self.runner.fault = lambda _step: fault
         outcome = self._link.execute(message)
+        self._note_samples(plan, outcome)
         self.runner.fault = no_fault
-        has_bad_rows = spoil is not None or (fault is not None and bool(fault.rows))
+        has_bad_rows = spoil is not None or bool(fault.rows)
         if not has_bad_rows:
             self._check_reads(plan)
         assert outcome.status is not StepStatus.REFUSED, outcome.error
@@ -160,6 +164,28 @@ class CoreEngine(Generic[Message]):
             # What leaned on them in this very step is known only now.
             self._check_reads(plan)
         return plan
+
+    def _compiling(self, plan: StepPlan) -> list[int]:
+        """Rows whose grammar is not compiled yet: some stays are asked several times at first.
+
+        A row of a sampled stay is never among them, whatever the core thinks of it.
+        """
+        work = plan.work
+        samples = [True] * len(work.row_ids) if work.samples is None else work.samples.tolist()
+        found = []
+        for row_id, stay_id, is_asked in zip(
+            work.row_ids.tolist(), work.stay_ids.tolist(), samples, strict=True
+        ):
+            num_asked = self._num_asked.get(stay_id, 0)
+            if is_asked and num_asked < stay_id % (MAX_ASKED + 1):
+                self._num_asked[stay_id] = num_asked + 1
+                found.append(row_id)
+        return found
+
+    def _note_samples(self, plan: StepPlan, outcome: StepOutcome) -> None:
+        for stay_id, token_id in zip(plan.work.stay_ids.tolist(), outcome.token_ids, strict=False):
+            if token_id >= 0:
+                self._num_asked[stay_id] = MAX_ASKED
 
     def _check_reads(self, plan: StepPlan) -> None:
         """A row may read what is not there only if a loss has made its results meaningless."""

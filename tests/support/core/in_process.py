@@ -123,6 +123,7 @@ def executor_info(config: SchedulerConfig, epoch: int) -> ExecutorInfo:
             "float32",
             config.vocab_size,
             config.max_model_len,
+            tuple(config.eos_token_ids),
             sliding_window=config.sliding_window,
         ),
         block_size=config.block_size,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from executor_service.steps.sampling_params import ParamRows, SamplingParams
+from executor_service.steps.sampling_params import Grammar, ParamRows, SamplingParams
 from executor_service.steps.step import CrossInput, Int32Array, RowStatus, StepInput, StepOutput
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import NewRow, StepOutcome, StepPlan, StepStatus
@@ -233,7 +233,7 @@ def _make_row(new: NewRow) -> _Row:
 
 
 def _row_params(request: Request) -> SamplingParams:
-    params = request.row_params
+    params, grammar = request.row_params, request.params.grammar
     return SamplingParams(
         temperature=params.temperature,
         top_k=params.top_k,
@@ -249,6 +249,7 @@ def _row_params(request: Request) -> SamplingParams:
         num_prompt_logprobs=params.num_prompt_logprobs,
         allowed_token_ids=tuple(params.allowed_token_ids),
         bad_words_token_ids=params.bad_words_token_ids,
+        grammar=None if grammar is None else Grammar(grammar.kind, grammar.texts),
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from executor_service.steps.sampling_params import Grammar
 from executor_service.steps.sampling_params import SamplingParams as ExecutorParams
 from scheduler_service.core.beam_search import BeamSearch
 from scheduler_service.core.blocks.block_hashes import extend_chain, root_hash
@@ -22,6 +23,7 @@ from tests.support.fakes.fake_chain import (
     mix,
 )
 from tests.support.fakes.fake_constraints import choose_allowed
+from tests.support.fakes.fake_grammar import allowed_by
 from tests.support.fakes.fake_logprobs import fake_logprob, fake_prompt_logprob
 
 
@@ -161,13 +163,30 @@ class Oracle:
             )
 
         tokens = (*spec.prompt, *output)
-        if not spec.params.uses_constraints:
+        if not spec.params.uses_constraints and spec.params.grammar is None:
             return free_tokens(tokens, num_tokens)
+        constraints, vocab_size = self._constraints(spec), self._config.vocab_size
         for _ in range(num_tokens):
             (free,) = free_tokens(tokens, 1)
-            token = choose_allowed(free, self._constraints(spec), tokens, self._config.vocab_size)
+            allowed = self._by_grammar(spec, tokens[len(spec.prompt) :])
+            token = choose_allowed(free, constraints, tokens, vocab_size, allowed)
             tokens = (*tokens, token)
+            if token in self._stop_token_ids(spec):
+                break
         return list(tokens[len(spec.prompt) + len(output) :])
+
+    def _by_grammar(self, spec: Spec, output: Sequence[int]) -> frozenset[int] | None:
+        grammar = spec.params.grammar
+        if grammar is None:
+            return None
+        allowed = allowed_by(
+            Grammar(grammar.kind, grammar.texts),
+            output,
+            self._config.vocab_size,
+            self._config.eos_token_ids,
+        )
+        assert allowed is not None
+        return allowed
 
     def _constraints(self, spec: Spec) -> ExecutorParams:
         stop_token_ids = self._stop_token_ids(spec)

@@ -109,6 +109,7 @@ class FakeExecutor:
             num_device_blocks=self.num_device_blocks,
             num_host_blocks=self.num_host_blocks,
             vocab_size=self.vocab_size,
+            eos_token_ids=self.eos_token_ids,
             fault=self.fault,
             sliding_window_tokens=self.sliding_window_tokens,
             us_per_block=self.us_per_block,

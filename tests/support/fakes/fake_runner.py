@@ -12,7 +12,7 @@ that the longest table has room for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -38,6 +38,7 @@ from tests.support.fakes.fake_chain import (
 )
 from tests.support.fakes.fake_constraints import choose_allowed
 from tests.support.fakes.fake_cross import POISON, adapter_of, encode_and_read
+from tests.support.fakes.fake_grammar import allowed_by
 from tests.support.fakes.fake_logprobs import prompt_scores, sampled_scores
 
 __all__ = ["FakeRunner", "StepFault", "expected_tokens", "mix", "no_fault"]
@@ -48,12 +49,13 @@ class StepFault:
     """What goes wrong in a step. `error`: raised after the blocks were spoiled.
 
     `rows`: by row id, INVALID_LOGITS or FAILED; what such a row wrote is spoiled. `spoils_others`:
-    so are the logits of rows that read it.
+    so are the logits of rows that read it. `unsampled`: row ids whose grammar is being compiled.
     """
 
     error: Exception | None = None
     rows: Mapping[int, RowStatus] = field(default_factory=dict)
     spoils_others: bool = False
+    unsampled: Collection[int] = ()
 
 
 def no_fault(_step: StepInput) -> StepFault:
@@ -75,6 +77,7 @@ class FakeRunner:
         num_host_blocks: int = 0,
         vocab_size: int = 128,
         fault: Callable[[StepInput], StepFault] = no_fault,
+        eos_token_ids: Collection[int] = (),
         sliding_window_tokens: int | None = None,
         us_per_block: int = 0,
         us_per_token: int = 0,
@@ -87,6 +90,7 @@ class FakeRunner:
         self.steps: list[int] = []
         self._block_size = block_size
         self._window = sliding_window_tokens
+        self._eos_token_ids = frozenset(eos_token_ids)
         # [N, B, 2] int64: chain and token of each slot.
         self._device = np.full((num_device_blocks, block_size, 2), POISON, np.int64)
         self._host = np.full((num_host_blocks, block_size, 2), POISON, np.int64)
@@ -127,12 +131,18 @@ class FakeRunner:
         for row, problem in cross.problems:
             self._violate(step, row, problem)
         self._verify(step, starts, failed)
-        tokens = self._sample(step, cross.chains)
+        by_grammar = self._by_grammar(step)
+        tokens = self._sample(step, cross.chains, by_grammar)
         statuses = np.full(step.num_rows, RowStatus.OK, np.uint8)
         statuses[step.samples & (tokens < 0)] = RowStatus.INVALID_LOGITS
-        for row in failed:
-            statuses[row] = fault.rows[int(step.row_ids[row])]
-            tokens[row] = -1
+        bad = {row: fault.rows[int(step.row_ids[row])] for row in failed}
+        for row, allowed in by_grammar.items():
+            if int(step.row_ids[row]) in fault.unsampled:
+                bad.setdefault(row, RowStatus.NOT_SAMPLED)
+            elif allowed is None:
+                bad.setdefault(row, RowStatus.GRAMMAR_INVALID)
+        for row, status in bad.items():
+            statuses[row], tokens[row] = status, -1
         if fault.spoils_others:
             is_spoiled = self._reads_poison(step) & (statuses == RowStatus.OK)
             statuses[is_spoiled], tokens[is_spoiled] = RowStatus.INVALID_LOGITS, -1
@@ -242,7 +252,24 @@ class FakeRunner:
     def _violate(self, step: StepInput, row: int, problem: str) -> None:
         self.violations.append(f"step {step.step_id}: row {step.row_ids[row]} {problem}")
 
-    def _sample(self, step: StepInput, crosses: Sequence[int]) -> Int32Array:
+    def _by_grammar(self, step: StepInput) -> dict[int, frozenset[int] | None]:
+        """What grammars allow the rows that sample by one; None where it is invalid."""
+        allowed: dict[int, frozenset[int] | None] = {}
+        for row in np.flatnonzero(step.samples).tolist():
+            grammar = step.sampling_params[row].grammar
+            if grammar is None:
+                continue
+            end = int(step.num_computed_tokens[row] + step.num_new_tokens[row])
+            output = (step.histories[row] or ())[int(step.num_prompt_tokens[row]) : end]
+            allowed[row] = allowed_by(grammar, output, self.vocab_size, self._eos_token_ids)
+        return allowed
+
+    def _sample(
+        self,
+        step: StepInput,
+        crosses: Sequence[int],
+        by_grammar: Mapping[int, Collection[int] | None],
+    ) -> Int32Array:
         ends = (step.num_computed_tokens + step.num_new_tokens).tolist()
         seeds = step.seeds.tolist()
         tokens = np.full(step.num_rows, -1, np.int32)
@@ -252,7 +279,8 @@ class FakeRunner:
             history = (step.histories[row] or ())[: ends[row]]
             token = mix(read, seed, ends[row]) % self.vocab_size
             params = step.sampling_params[row]
-            tokens[row] = choose_allowed(token, params, history, self.vocab_size)
+            allowed = by_grammar.get(row)
+            tokens[row] = choose_allowed(token, params, history, self.vocab_size, allowed)
         return tokens
 
     def _attend(self, table: Int32Array, end: int) -> int:

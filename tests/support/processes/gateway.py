@@ -109,7 +109,10 @@ async def running_gateway(
 
 @asynccontextmanager
 async def _serving(config: GatewayConfig) -> AsyncIterator[str]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    # Without the protocol asyncio does not know that it is TCP, and leaves Nagle's delay on.
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
         server = _Server(
             uvicorn.Config(
                 build_app(config),

@@ -22,9 +22,10 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from splitserve.scheduler.v1 import scheduler_pb2 as splitserve_dot_scheduler_dot_v1_dot_scheduler__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%splitserve/scheduler/v1/journal.proto\x12\x17splitserve.scheduler.v1\"\x99\x05\n\x0cJournalEntry\x12\x0c\n\x04\x63ore\x18\x01 \x01(\x05\x12\x13\n\x06now_ns\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x0e\n\x06raised\x18\x03 \x01(\t\x12\x38\n\x06header\x18\x04 \x01(\x0b\x32&.splitserve.scheduler.v1.JournalHeaderH\x00\x12<\n\x0c\x63ore_created\x18\x05 \x01(\x0b\x32$.splitserve.scheduler.v1.CoreCreatedH\x00\x12\x42\n\x0f\x63ore_checkpoint\x18\x06 \x01(\x0b\x32\'.splitserve.scheduler.v1.CoreCheckpointH\x00\x12/\n\x03\x61\x64\x64\x18\x07 \x01(\x0b\x32 .splitserve.scheduler.v1.CoreAddH\x00\x12\x37\n\x07readmit\x18\x08 \x01(\x0b\x32$.splitserve.scheduler.v1.CoreReadmitH\x00\x12\x33\n\x05\x61\x62ort\x18\t \x01(\x0b\x32\".splitserve.scheduler.v1.CoreAbortH\x00\x12\x39\n\x08\x65vacuate\x18\n \x01(\x0b\x32%.splitserve.scheduler.v1.CoreEvacuateH\x00\x12\x39\n\x08schedule\x18\x0b \x01(\x0b\x32%.splitserve.scheduler.v1.CoreScheduleH\x00\x12\x33\n\x05\x61pply\x18\x0c \x01(\x0b\x32\".splitserve.scheduler.v1.CoreApplyH\x00\x12<\n\ntake_ended\x18\r \x01(\x0b\x32&.splitserve.scheduler.v1.CoreTakeEndedH\x00\x42\x07\n\x05\x65ventB\t\n\x07_now_ns\"W\n\rJournalHeader\x12\x17\n\x0fjournal_version\x18\x01 \x01(\x05\x12\x18\n\x10software_version\x18\x02 \x01(\t\x12\x13\n\x0b\x66irst_event\x18\x03 \x01(\x03\"P\n\x0c\x43oreIdentity\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x16\n\x0e\x65xecutor_epoch\x18\x02 \x01(\x03\x12\x17\n\x0fscheduler_epoch\x18\x03 \x01(\x03\"\x91\x01\n\x0b\x43oreCreated\x12\x37\n\x08identity\x18\x01 \x01(\x0b\x32%.splitserve.scheduler.v1.CoreIdentity\x12\x33\n\x06\x63onfig\x18\x02 \x01(\x0b\x32#.splitserve.scheduler.v1.CoreConfig\x12\x14\n\x0clast_step_id\x18\x03 \x01(\x03\"\\\n\x0e\x43oreCheckpoint\x12\x37\n\x08identity\x18\x01 \x01(\x0b\x32%.splitserve.scheduler.v1.CoreIdentity\x12\x11\n\tscheduler\x18\x02 \x01(\x0c\"\xb4\x05\n\nCoreConfig\x12\x12\n\nblock_size\x18\x01 \x01(\x05\x12\x19\n\x11num_device_blocks\x18\x02 \x01(\x05\x12\x14\n\x0cmax_num_seqs\x18\x03 \x01(\x05\x12\x1e\n\x16max_num_batched_tokens\x18\x04 \x01(\x05\x12\x15\n\rmax_model_len\x18\x05 \x01(\x05\x12\x17\n\x0fmax_num_waiting\x18\x06 \x01(\x05\x12\x12\n\nvocab_size\x18\x07 \x01(\x05\x12\x15\n\reos_token_ids\x18\x08 \x03(\x05\x12\x10\n\x08\x66\x65\x61tures\x18\t \x03(\t\x12\x17\n\x0fnum_host_blocks\x18\n \x01(\x05\x12\x13\n\x0b\x62lock_bytes\x18\x0b \x01(\x03\x12\x1b\n\x0esliding_window\x18\x0c \x01(\x05H\x00\x88\x01\x01\x12\x14\n\x0cmax_adapters\x18\r \x01(\x05\x12\x14\n\x0cmodel_digest\x18\x0e \x01(\t\x12\x16\n\x0eprefix_caching\x18\x0f \x01(\x08\x12\x19\n\x11host_prefix_cache\x18\x10 \x01(\x08\x12\x1b\n\x13num_lookahead_slots\x18\x11 \x01(\x05\x12\x17\n\x0fpreemption_mode\x18\x12 \x01(\t\x12\x14\n\x0c\x62\x61tch_policy\x18\x13 \x01(\t\x12\x14\n\x0c\x64\x65lay_factor\x18\x14 \x01(\x01\x12\x14\n\x0cqueue_policy\x18\x15 \x01(\t\x12N\n\x0etenant_weights\x18\x16 \x03(\x0b\x32\x36.splitserve.scheduler.v1.CoreConfig.TenantWeightsEntry\x12\x19\n\x11separates_tenants\x18\x17 \x01(\x08\x1a\x34\n\x12TenantWeightsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x11\n\x0f_sliding_window\"E\n\x07\x43oreAdd\x12:\n\x07request\x18\x01 \x01(\x0b\x32).splitserve.scheduler.v1.JournaledRequest\"I\n\x0b\x43oreReadmit\x12:\n\x07request\x18\x01 \x01(\x0b\x32).splitserve.scheduler.v1.JournaledRequest\".\n\tCoreAbort\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x66ound\x18\x02 \x01(\x08\"K\n\x0c\x43oreEvacuate\x12;\n\x08requests\x18\x01 \x03(\x0b\x32).splitserve.scheduler.v1.EvacuatedRequest\"e\n\x10\x45vacuatedRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nnum_tokens\x18\x02 \x01(\x03\x12\x14\n\x0c\x65rror_reason\x18\x03 \x01(\t\x12\x13\n\x0bstate_crc32\x18\x04 \x01(\r\",\n\x0c\x43oreSchedule\x12\x12\n\x05\x62\x61tch\x18\x01 \x01(\x0cH\x00\x88\x01\x01\x42\x08\n\x06_batch\"b\n\tCoreApply\x12\x0e\n\x06result\x18\x01 \x01(\x0c\x12\x10\n\x08num_rows\x18\x02 \x01(\x05\x12\x33\n\x06\x65vents\x18\x03 \x01(\x0b\x32#.splitserve.scheduler.v1.CoreEvents\"D\n\rCoreTakeEnded\x12\x33\n\x06\x65vents\x18\x01 \x01(\x0b\x32#.splitserve.scheduler.v1.CoreEvents\"\xa8\x01\n\nCoreEvents\x12\x12\n\nnum_tokens\x18\x01 \x01(\x05\x12\x14\n\x0ctokens_crc32\x18\x02 \x01(\r\x12\x1b\n\x13num_prompt_logprobs\x18\x03 \x01(\x05\x12\x1a\n\x12\x66inished_sequences\x18\x04 \x03(\t\x12\x37\n\x08\x66inished\x18\x05 \x03(\x0b\x32%.splitserve.scheduler.v1.EndedRequest\"\xb4\x01\n\x0c\x45ndedRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rfinish_reason\x18\x02 \x01(\t\x12\x14\n\x0c\x65rror_reason\x18\x03 \x01(\t\x12\x19\n\x11num_output_tokens\x18\x04 \x01(\x03\x12\x14\n\x0coutput_crc32\x18\x05 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x06 \x01(\x05\x12\x17\n\x0fnum_preemptions\x18\x07 \x01(\x05\"\x9d\x05\n\x10JournaledRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12@\n\x06params\x18\x02 \x01(\x0b\x32\x30.splitserve.scheduler.v1.JournaledSamplingParams\x12\x46\n\nscheduling\x18\x03 \x01(\x0b\x32\x32.splitserve.scheduler.v1.JournaledSchedulingParams\x12\x0f\n\x07\x61rrival\x18\x04 \x01(\x03\x12\x12\n\nclient_key\x18\x05 \x01(\x03\x12\x18\n\x10prompt_token_ids\x18\x06 \x01(\x0c\x12\x1e\n\x11\x65ncoder_token_ids\x18\x07 \x01(\x0cH\x00\x88\x01\x01\x12=\n\tsequences\x18\x08 \x03(\x0b\x32*.splitserve.scheduler.v1.JournaledSequence\x12\x17\n\x0fnum_preemptions\x18\t \x01(\x05\x12\x19\n\x11num_cached_tokens\x18\n \x01(\x05\x12\x1c\n\x14num_fruitless_losses\x18\x0b \x01(\x05\x12\x1a\n\x12num_tokens_at_loss\x18\x0c \x01(\x03\x12 \n\x18num_prompt_logprobs_sent\x18\r \x01(\x05\x12\x14\n\x0cnum_bypasses\x18\x0e \x01(\x05\x12\x14\n\x0cis_protected\x18\x0f \x01(\x08\x12\x11\n\tnum_forks\x18\x10 \x01(\x05\x12\x16\n\x0enum_candidates\x18\x11 \x01(\x05\x12<\n\x06search\x18\x12 \x01(\x0b\x32,.splitserve.scheduler.v1.JournaledBeamSearch\x12\x12\n\ntrial_size\x18\x13 \x01(\x05\x42\x14\n\x12_encoder_token_ids\"\x92\x02\n\x11JournaledSequence\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x18\n\x10output_token_ids\x18\x02 \x01(\x0c\x12\x0c\n\x04seed\x18\x03 \x01(\x03\x12\x17\n\x0fsettles_at_step\x18\x04 \x01(\x03\x12\x1a\n\x12\x63umulative_logprob\x18\x05 \x01(\x01\x12\x37\n\x06scored\x18\x06 \x03(\x0b\x32\'.splitserve.scheduler.v1.JournaledScore\x12\x13\n\x0bis_finished\x18\x07 \x01(\x08\x12\x15\n\rfinish_reason\x18\x08 \x01(\t\x12\x1a\n\rstop_token_id\x18\t \x01(\x05H\x00\x88\x01\x01\x42\x10\n\x0e_stop_token_id\"\x80\x01\n\x0eJournaledScore\x12\x10\n\x08position\x18\x01 \x01(\x05\x12\x10\n\x08token_id\x18\x02 \x01(\x05\x12\x0f\n\x07logprob\x18\x03 \x01(\x01\x12\x0c\n\x04rank\x18\x04 \x01(\x05\x12\x15\n\rtop_token_ids\x18\x05 \x03(\x05\x12\x14\n\x0ctop_logprobs\x18\x06 \x03(\x01\"\xdb\x05\n\x17JournaledSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\x12\n\x05top_k\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x05 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x01\x12S\n\nlogit_bias\x18\x08 \x03(\x0b\x32?.splitserve.scheduler.v1.JournaledSamplingParams.LogitBiasEntry\x12\x17\n\nmax_tokens\x18\t \x01(\x05H\x01\x88\x01\x01\x12\x12\n\nmin_tokens\x18\n \x01(\x05\x12\x16\n\x0estop_token_ids\x18\x0b \x03(\x05\x12\x12\n\nignore_eos\x18\x0c \x01(\x08\x12\x19\n\x0cnum_logprobs\x18\r \x01(\x05H\x02\x88\x01\x01\x12 \n\x13num_prompt_logprobs\x18\x0e \x01(\x05H\x03\x88\x01\x01\x12\t\n\x01n\x18\x0f \x01(\x05\x12\x14\n\x07\x62\x65st_of\x18\x10 \x01(\x05H\x04\x88\x01\x01\x12:\n\x04\x62\x65\x61m\x18\x11 \x01(\x0b\x32,.splitserve.scheduler.v1.JournaledBeamParams\x12\x19\n\x11\x61llowed_token_ids\x18\x12 \x03(\x05\x12\x45\n\x13\x62\x61\x64_words_token_ids\x18\x13 \x03(\x0b\x32(.splitserve.scheduler.v1.JournaledTokens\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x08\n\x06_top_kB\r\n\x0b_max_tokensB\x0f\n\r_num_logprobsB\x16\n\x14_num_prompt_logprobsB\n\n\x08_best_of\"$\n\x0fJournaledTokens\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\"T\n\x13JournaledBeamParams\x12\r\n\x05width\x18\x01 \x01(\x05\x12\x16\n\x0elength_penalty\x18\x02 \x01(\x01\x12\x16\n\x0e\x65\x61rly_stopping\x18\x03 \x01(\t\"\xa7\x01\n\x19JournaledSchedulingParams\x12\x10\n\x08priority\x18\x01 \x01(\x05\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x18\n\x0b\x64\x65\x61\x64line_ns\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x0f\n\x07\x61\x64\x61pter\x18\x04 \x01(\t\x12\x12\n\ncache_salt\x18\x05 \x01(\t\x12\x19\n\x11uses_prefix_cache\x18\x06 \x01(\x08\x42\x0e\n\x0c_deadline_ns\"\xc2\x01\n\x13JournaledBeamSearch\x12\x12\n\nmax_tokens\x18\x01 \x01(\x05\x12\x16\n\x0estop_token_ids\x18\x02 \x03(\x05\x12\x12\n\nnum_tokens\x18\x03 \x01(\x05\x12\x34\n\x04live\x18\x04 \x03(\x0b\x32&.splitserve.scheduler.v1.JournaledBeam\x12\x35\n\x05\x65nded\x18\x05 \x03(\x0b\x32&.splitserve.scheduler.v1.JournaledBeam\"M\n\rJournaledBeam\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12\x1a\n\x12\x63umulative_logprob\x18\x02 \x01(\x01\x12\r\n\x05score\x18\x03 \x01(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%splitserve/scheduler/v1/journal.proto\x12\x17splitserve.scheduler.v1\x1a\'splitserve/scheduler/v1/scheduler.proto\"\x99\x05\n\x0cJournalEntry\x12\x0c\n\x04\x63ore\x18\x01 \x01(\x05\x12\x13\n\x06now_ns\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x0e\n\x06raised\x18\x03 \x01(\t\x12\x38\n\x06header\x18\x04 \x01(\x0b\x32&.splitserve.scheduler.v1.JournalHeaderH\x00\x12<\n\x0c\x63ore_created\x18\x05 \x01(\x0b\x32$.splitserve.scheduler.v1.CoreCreatedH\x00\x12\x42\n\x0f\x63ore_checkpoint\x18\x06 \x01(\x0b\x32\'.splitserve.scheduler.v1.CoreCheckpointH\x00\x12/\n\x03\x61\x64\x64\x18\x07 \x01(\x0b\x32 .splitserve.scheduler.v1.CoreAddH\x00\x12\x37\n\x07readmit\x18\x08 \x01(\x0b\x32$.splitserve.scheduler.v1.CoreReadmitH\x00\x12\x33\n\x05\x61\x62ort\x18\t \x01(\x0b\x32\".splitserve.scheduler.v1.CoreAbortH\x00\x12\x39\n\x08\x65vacuate\x18\n \x01(\x0b\x32%.splitserve.scheduler.v1.CoreEvacuateH\x00\x12\x39\n\x08schedule\x18\x0b \x01(\x0b\x32%.splitserve.scheduler.v1.CoreScheduleH\x00\x12\x33\n\x05\x61pply\x18\x0c \x01(\x0b\x32\".splitserve.scheduler.v1.CoreApplyH\x00\x12<\n\ntake_ended\x18\r \x01(\x0b\x32&.splitserve.scheduler.v1.CoreTakeEndedH\x00\x42\x07\n\x05\x65ventB\t\n\x07_now_ns\"W\n\rJournalHeader\x12\x17\n\x0fjournal_version\x18\x01 \x01(\x05\x12\x18\n\x10software_version\x18\x02 \x01(\t\x12\x13\n\x0b\x66irst_event\x18\x03 \x01(\x03\"P\n\x0c\x43oreIdentity\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x16\n\x0e\x65xecutor_epoch\x18\x02 \x01(\x03\x12\x17\n\x0fscheduler_epoch\x18\x03 \x01(\x03\"\x91\x01\n\x0b\x43oreCreated\x12\x37\n\x08identity\x18\x01 \x01(\x0b\x32%.splitserve.scheduler.v1.CoreIdentity\x12\x33\n\x06\x63onfig\x18\x02 \x01(\x0b\x32#.splitserve.scheduler.v1.CoreConfig\x12\x14\n\x0clast_step_id\x18\x03 \x01(\x03\"\\\n\x0e\x43oreCheckpoint\x12\x37\n\x08identity\x18\x01 \x01(\x0b\x32%.splitserve.scheduler.v1.CoreIdentity\x12\x11\n\tscheduler\x18\x02 \x01(\x0c\"\xb4\x05\n\nCoreConfig\x12\x12\n\nblock_size\x18\x01 \x01(\x05\x12\x19\n\x11num_device_blocks\x18\x02 \x01(\x05\x12\x14\n\x0cmax_num_seqs\x18\x03 \x01(\x05\x12\x1e\n\x16max_num_batched_tokens\x18\x04 \x01(\x05\x12\x15\n\rmax_model_len\x18\x05 \x01(\x05\x12\x17\n\x0fmax_num_waiting\x18\x06 \x01(\x05\x12\x12\n\nvocab_size\x18\x07 \x01(\x05\x12\x15\n\reos_token_ids\x18\x08 \x03(\x05\x12\x10\n\x08\x66\x65\x61tures\x18\t \x03(\t\x12\x17\n\x0fnum_host_blocks\x18\n \x01(\x05\x12\x13\n\x0b\x62lock_bytes\x18\x0b \x01(\x03\x12\x1b\n\x0esliding_window\x18\x0c \x01(\x05H\x00\x88\x01\x01\x12\x14\n\x0cmax_adapters\x18\r \x01(\x05\x12\x14\n\x0cmodel_digest\x18\x0e \x01(\t\x12\x16\n\x0eprefix_caching\x18\x0f \x01(\x08\x12\x19\n\x11host_prefix_cache\x18\x10 \x01(\x08\x12\x1b\n\x13num_lookahead_slots\x18\x11 \x01(\x05\x12\x17\n\x0fpreemption_mode\x18\x12 \x01(\t\x12\x14\n\x0c\x62\x61tch_policy\x18\x13 \x01(\t\x12\x14\n\x0c\x64\x65lay_factor\x18\x14 \x01(\x01\x12\x14\n\x0cqueue_policy\x18\x15 \x01(\t\x12N\n\x0etenant_weights\x18\x16 \x03(\x0b\x32\x36.splitserve.scheduler.v1.CoreConfig.TenantWeightsEntry\x12\x19\n\x11separates_tenants\x18\x17 \x01(\x08\x1a\x34\n\x12TenantWeightsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x11\n\x0f_sliding_window\"E\n\x07\x43oreAdd\x12:\n\x07request\x18\x01 \x01(\x0b\x32).splitserve.scheduler.v1.JournaledRequest\"I\n\x0b\x43oreReadmit\x12:\n\x07request\x18\x01 \x01(\x0b\x32).splitserve.scheduler.v1.JournaledRequest\".\n\tCoreAbort\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x66ound\x18\x02 \x01(\x08\"K\n\x0c\x43oreEvacuate\x12;\n\x08requests\x18\x01 \x03(\x0b\x32).splitserve.scheduler.v1.EvacuatedRequest\"e\n\x10\x45vacuatedRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nnum_tokens\x18\x02 \x01(\x03\x12\x14\n\x0c\x65rror_reason\x18\x03 \x01(\t\x12\x13\n\x0bstate_crc32\x18\x04 \x01(\r\",\n\x0c\x43oreSchedule\x12\x12\n\x05\x62\x61tch\x18\x01 \x01(\x0cH\x00\x88\x01\x01\x42\x08\n\x06_batch\"b\n\tCoreApply\x12\x0e\n\x06result\x18\x01 \x01(\x0c\x12\x10\n\x08num_rows\x18\x02 \x01(\x05\x12\x33\n\x06\x65vents\x18\x03 \x01(\x0b\x32#.splitserve.scheduler.v1.CoreEvents\"D\n\rCoreTakeEnded\x12\x33\n\x06\x65vents\x18\x01 \x01(\x0b\x32#.splitserve.scheduler.v1.CoreEvents\"\xa8\x01\n\nCoreEvents\x12\x12\n\nnum_tokens\x18\x01 \x01(\x05\x12\x14\n\x0ctokens_crc32\x18\x02 \x01(\r\x12\x1b\n\x13num_prompt_logprobs\x18\x03 \x01(\x05\x12\x1a\n\x12\x66inished_sequences\x18\x04 \x03(\t\x12\x37\n\x08\x66inished\x18\x05 \x03(\x0b\x32%.splitserve.scheduler.v1.EndedRequest\"\xb4\x01\n\x0c\x45ndedRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rfinish_reason\x18\x02 \x01(\t\x12\x14\n\x0c\x65rror_reason\x18\x03 \x01(\t\x12\x19\n\x11num_output_tokens\x18\x04 \x01(\x03\x12\x14\n\x0coutput_crc32\x18\x05 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x06 \x01(\x05\x12\x17\n\x0fnum_preemptions\x18\x07 \x01(\x05\"\x9d\x05\n\x10JournaledRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12@\n\x06params\x18\x02 \x01(\x0b\x32\x30.splitserve.scheduler.v1.JournaledSamplingParams\x12\x46\n\nscheduling\x18\x03 \x01(\x0b\x32\x32.splitserve.scheduler.v1.JournaledSchedulingParams\x12\x0f\n\x07\x61rrival\x18\x04 \x01(\x03\x12\x12\n\nclient_key\x18\x05 \x01(\x03\x12\x18\n\x10prompt_token_ids\x18\x06 \x01(\x0c\x12\x1e\n\x11\x65ncoder_token_ids\x18\x07 \x01(\x0cH\x00\x88\x01\x01\x12=\n\tsequences\x18\x08 \x03(\x0b\x32*.splitserve.scheduler.v1.JournaledSequence\x12\x17\n\x0fnum_preemptions\x18\t \x01(\x05\x12\x19\n\x11num_cached_tokens\x18\n \x01(\x05\x12\x1c\n\x14num_fruitless_losses\x18\x0b \x01(\x05\x12\x1a\n\x12num_tokens_at_loss\x18\x0c \x01(\x03\x12 \n\x18num_prompt_logprobs_sent\x18\r \x01(\x05\x12\x14\n\x0cnum_bypasses\x18\x0e \x01(\x05\x12\x14\n\x0cis_protected\x18\x0f \x01(\x08\x12\x11\n\tnum_forks\x18\x10 \x01(\x05\x12\x16\n\x0enum_candidates\x18\x11 \x01(\x05\x12<\n\x06search\x18\x12 \x01(\x0b\x32,.splitserve.scheduler.v1.JournaledBeamSearch\x12\x12\n\ntrial_size\x18\x13 \x01(\x05\x42\x14\n\x12_encoder_token_ids\"\x92\x02\n\x11JournaledSequence\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x18\n\x10output_token_ids\x18\x02 \x01(\x0c\x12\x0c\n\x04seed\x18\x03 \x01(\x03\x12\x17\n\x0fsettles_at_step\x18\x04 \x01(\x03\x12\x1a\n\x12\x63umulative_logprob\x18\x05 \x01(\x01\x12\x37\n\x06scored\x18\x06 \x03(\x0b\x32\'.splitserve.scheduler.v1.JournaledScore\x12\x13\n\x0bis_finished\x18\x07 \x01(\x08\x12\x15\n\rfinish_reason\x18\x08 \x01(\t\x12\x1a\n\rstop_token_id\x18\t \x01(\x05H\x00\x88\x01\x01\x42\x10\n\x0e_stop_token_id\"\x80\x01\n\x0eJournaledScore\x12\x10\n\x08position\x18\x01 \x01(\x05\x12\x10\n\x08token_id\x18\x02 \x01(\x05\x12\x0f\n\x07logprob\x18\x03 \x01(\x01\x12\x0c\n\x04rank\x18\x04 \x01(\x05\x12\x15\n\rtop_token_ids\x18\x05 \x03(\x05\x12\x14\n\x0ctop_logprobs\x18\x06 \x03(\x01\"\x8e\x06\n\x17JournaledSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\x12\n\x05top_k\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x05 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x01\x12S\n\nlogit_bias\x18\x08 \x03(\x0b\x32?.splitserve.scheduler.v1.JournaledSamplingParams.LogitBiasEntry\x12\x17\n\nmax_tokens\x18\t \x01(\x05H\x01\x88\x01\x01\x12\x12\n\nmin_tokens\x18\n \x01(\x05\x12\x16\n\x0estop_token_ids\x18\x0b \x03(\x05\x12\x12\n\nignore_eos\x18\x0c \x01(\x08\x12\x19\n\x0cnum_logprobs\x18\r \x01(\x05H\x02\x88\x01\x01\x12 \n\x13num_prompt_logprobs\x18\x0e \x01(\x05H\x03\x88\x01\x01\x12\t\n\x01n\x18\x0f \x01(\x05\x12\x14\n\x07\x62\x65st_of\x18\x10 \x01(\x05H\x04\x88\x01\x01\x12:\n\x04\x62\x65\x61m\x18\x11 \x01(\x0b\x32,.splitserve.scheduler.v1.JournaledBeamParams\x12\x19\n\x11\x61llowed_token_ids\x18\x12 \x03(\x05\x12\x45\n\x13\x62\x61\x64_words_token_ids\x18\x13 \x03(\x0b\x32(.splitserve.scheduler.v1.JournaledTokens\x12\x31\n\x07grammar\x18\x14 \x01(\x0b\x32 .splitserve.scheduler.v1.Grammar\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x08\n\x06_top_kB\r\n\x0b_max_tokensB\x0f\n\r_num_logprobsB\x16\n\x14_num_prompt_logprobsB\n\n\x08_best_of\"$\n\x0fJournaledTokens\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\"T\n\x13JournaledBeamParams\x12\r\n\x05width\x18\x01 \x01(\x05\x12\x16\n\x0elength_penalty\x18\x02 \x01(\x01\x12\x16\n\x0e\x65\x61rly_stopping\x18\x03 \x01(\t\"\xa7\x01\n\x19JournaledSchedulingParams\x12\x10\n\x08priority\x18\x01 \x01(\x05\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x18\n\x0b\x64\x65\x61\x64line_ns\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x0f\n\x07\x61\x64\x61pter\x18\x04 \x01(\t\x12\x12\n\ncache_salt\x18\x05 \x01(\t\x12\x19\n\x11uses_prefix_cache\x18\x06 \x01(\x08\x42\x0e\n\x0c_deadline_ns\"\xc2\x01\n\x13JournaledBeamSearch\x12\x12\n\nmax_tokens\x18\x01 \x01(\x05\x12\x16\n\x0estop_token_ids\x18\x02 \x03(\x05\x12\x12\n\nnum_tokens\x18\x03 \x01(\x05\x12\x34\n\x04live\x18\x04 \x03(\x0b\x32&.splitserve.scheduler.v1.JournaledBeam\x12\x35\n\x05\x65nded\x18\x05 \x03(\x0b\x32&.splitserve.scheduler.v1.JournaledBeam\"M\n\rJournaledBeam\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12\x1a\n\x12\x63umulative_logprob\x18\x02 \x01(\x01\x12\r\n\x05score\x18\x03 \x01(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,58 +36,58 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CORECONFIG_TENANTWEIGHTSENTRY']._serialized_options = b'8\001'
   _globals['_JOURNALEDSAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_JOURNALEDSAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_JOURNALENTRY']._serialized_start=67
-  _globals['_JOURNALENTRY']._serialized_end=732
-  _globals['_JOURNALHEADER']._serialized_start=734
-  _globals['_JOURNALHEADER']._serialized_end=821
-  _globals['_COREIDENTITY']._serialized_start=823
-  _globals['_COREIDENTITY']._serialized_end=903
-  _globals['_CORECREATED']._serialized_start=906
-  _globals['_CORECREATED']._serialized_end=1051
-  _globals['_CORECHECKPOINT']._serialized_start=1053
-  _globals['_CORECHECKPOINT']._serialized_end=1145
-  _globals['_CORECONFIG']._serialized_start=1148
-  _globals['_CORECONFIG']._serialized_end=1840
-  _globals['_CORECONFIG_TENANTWEIGHTSENTRY']._serialized_start=1769
-  _globals['_CORECONFIG_TENANTWEIGHTSENTRY']._serialized_end=1821
-  _globals['_COREADD']._serialized_start=1842
-  _globals['_COREADD']._serialized_end=1911
-  _globals['_COREREADMIT']._serialized_start=1913
-  _globals['_COREREADMIT']._serialized_end=1986
-  _globals['_COREABORT']._serialized_start=1988
-  _globals['_COREABORT']._serialized_end=2034
-  _globals['_COREEVACUATE']._serialized_start=2036
-  _globals['_COREEVACUATE']._serialized_end=2111
-  _globals['_EVACUATEDREQUEST']._serialized_start=2113
-  _globals['_EVACUATEDREQUEST']._serialized_end=2214
-  _globals['_CORESCHEDULE']._serialized_start=2216
-  _globals['_CORESCHEDULE']._serialized_end=2260
-  _globals['_COREAPPLY']._serialized_start=2262
-  _globals['_COREAPPLY']._serialized_end=2360
-  _globals['_CORETAKEENDED']._serialized_start=2362
-  _globals['_CORETAKEENDED']._serialized_end=2430
-  _globals['_COREEVENTS']._serialized_start=2433
-  _globals['_COREEVENTS']._serialized_end=2601
-  _globals['_ENDEDREQUEST']._serialized_start=2604
-  _globals['_ENDEDREQUEST']._serialized_end=2784
-  _globals['_JOURNALEDREQUEST']._serialized_start=2787
-  _globals['_JOURNALEDREQUEST']._serialized_end=3456
-  _globals['_JOURNALEDSEQUENCE']._serialized_start=3459
-  _globals['_JOURNALEDSEQUENCE']._serialized_end=3733
-  _globals['_JOURNALEDSCORE']._serialized_start=3736
-  _globals['_JOURNALEDSCORE']._serialized_end=3864
-  _globals['_JOURNALEDSAMPLINGPARAMS']._serialized_start=3867
-  _globals['_JOURNALEDSAMPLINGPARAMS']._serialized_end=4598
-  _globals['_JOURNALEDSAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=4472
-  _globals['_JOURNALEDSAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=4520
-  _globals['_JOURNALEDTOKENS']._serialized_start=4600
-  _globals['_JOURNALEDTOKENS']._serialized_end=4636
-  _globals['_JOURNALEDBEAMPARAMS']._serialized_start=4638
-  _globals['_JOURNALEDBEAMPARAMS']._serialized_end=4722
-  _globals['_JOURNALEDSCHEDULINGPARAMS']._serialized_start=4725
-  _globals['_JOURNALEDSCHEDULINGPARAMS']._serialized_end=4892
-  _globals['_JOURNALEDBEAMSEARCH']._serialized_start=4895
-  _globals['_JOURNALEDBEAMSEARCH']._serialized_end=5089
-  _globals['_JOURNALEDBEAM']._serialized_start=5091
-  _globals['_JOURNALEDBEAM']._serialized_end=5168
+  _globals['_JOURNALENTRY']._serialized_start=108
+  _globals['_JOURNALENTRY']._serialized_end=773
+  _globals['_JOURNALHEADER']._serialized_start=775
+  _globals['_JOURNALHEADER']._serialized_end=862
+  _globals['_COREIDENTITY']._serialized_start=864
+  _globals['_COREIDENTITY']._serialized_end=944
+  _globals['_CORECREATED']._serialized_start=947
+  _globals['_CORECREATED']._serialized_end=1092
+  _globals['_CORECHECKPOINT']._serialized_start=1094
+  _globals['_CORECHECKPOINT']._serialized_end=1186
+  _globals['_CORECONFIG']._serialized_start=1189
+  _globals['_CORECONFIG']._serialized_end=1881
+  _globals['_CORECONFIG_TENANTWEIGHTSENTRY']._serialized_start=1810
+  _globals['_CORECONFIG_TENANTWEIGHTSENTRY']._serialized_end=1862
+  _globals['_COREADD']._serialized_start=1883
+  _globals['_COREADD']._serialized_end=1952
+  _globals['_COREREADMIT']._serialized_start=1954
+  _globals['_COREREADMIT']._serialized_end=2027
+  _globals['_COREABORT']._serialized_start=2029
+  _globals['_COREABORT']._serialized_end=2075
+  _globals['_COREEVACUATE']._serialized_start=2077
+  _globals['_COREEVACUATE']._serialized_end=2152
+  _globals['_EVACUATEDREQUEST']._serialized_start=2154
+  _globals['_EVACUATEDREQUEST']._serialized_end=2255
+  _globals['_CORESCHEDULE']._serialized_start=2257
+  _globals['_CORESCHEDULE']._serialized_end=2301
+  _globals['_COREAPPLY']._serialized_start=2303
+  _globals['_COREAPPLY']._serialized_end=2401
+  _globals['_CORETAKEENDED']._serialized_start=2403
+  _globals['_CORETAKEENDED']._serialized_end=2471
+  _globals['_COREEVENTS']._serialized_start=2474
+  _globals['_COREEVENTS']._serialized_end=2642
+  _globals['_ENDEDREQUEST']._serialized_start=2645
+  _globals['_ENDEDREQUEST']._serialized_end=2825
+  _globals['_JOURNALEDREQUEST']._serialized_start=2828
+  _globals['_JOURNALEDREQUEST']._serialized_end=3497
+  _globals['_JOURNALEDSEQUENCE']._serialized_start=3500
+  _globals['_JOURNALEDSEQUENCE']._serialized_end=3774
+  _globals['_JOURNALEDSCORE']._serialized_start=3777
+  _globals['_JOURNALEDSCORE']._serialized_end=3905
+  _globals['_JOURNALEDSAMPLINGPARAMS']._serialized_start=3908
+  _globals['_JOURNALEDSAMPLINGPARAMS']._serialized_end=4690
+  _globals['_JOURNALEDSAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=4564
+  _globals['_JOURNALEDSAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=4612
+  _globals['_JOURNALEDTOKENS']._serialized_start=4692
+  _globals['_JOURNALEDTOKENS']._serialized_end=4728
+  _globals['_JOURNALEDBEAMPARAMS']._serialized_start=4730
+  _globals['_JOURNALEDBEAMPARAMS']._serialized_end=4814
+  _globals['_JOURNALEDSCHEDULINGPARAMS']._serialized_start=4817
+  _globals['_JOURNALEDSCHEDULINGPARAMS']._serialized_end=4984
+  _globals['_JOURNALEDBEAMSEARCH']._serialized_start=4987
+  _globals['_JOURNALEDBEAMSEARCH']._serialized_end=5181
+  _globals['_JOURNALEDBEAM']._serialized_start=5183
+  _globals['_JOURNALEDBEAM']._serialized_end=5260
 # @@protoc_insertion_point(module_scope)

@@ -25,7 +25,7 @@ from splitserve_gateway.parsing.output_format import (
             None,
         ),
         ("[AVAILABLE_TOOLS][TOOL_CALLS] [{", "mistral", None),
-        ("[TOOL_CALLS]name[ARGS][THINK]", "mistral", "mistral"),
+        ("[TOOL_CALLS]name[ARGS][THINK]", "mistral_args", "mistral"),
         ("{% for message in messages %}{{ message.content }}", "json", None),
     ],
 )
@@ -58,3 +58,10 @@ def test_markers_are_those_of_calls_and_reasoning() -> None:
         "</think>",
     }
     assert OutputFormat.of("", "none").marker_texts == frozenset()
+
+
+def test_spelling_of_mistral_goes_by_the_template_even_when_named() -> None:
+    found = OutputFormat.of("[TOOL_CALLS]name[ARGS]", "mistral").tool_calls
+
+    assert found is not None
+    assert found.name == "mistral_args"

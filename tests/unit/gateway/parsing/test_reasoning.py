@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from splitserve_gateway.parsing.reasoning import MISTRAL_THINK, THINK
+from splitserve_gateway.parsing.reasoning import MISTRAL_THINK, THINK, ReasoningState
 from tests.unit.gateway.parsing.answers import answer
 
 CALL = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
@@ -60,14 +60,14 @@ def test_markers_of_reasoning_may_be_hidden_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "is_open"),
+    ("prompt", "state"),
     [
-        ("<|im_start|>assistant\n<think>\n", True),
-        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", False),
-        ("<|im_start|>assistant\n", False),
-        ("say <think> twice<|im_end|>", False),
+        ("<|im_start|>assistant\n<think>\n", ReasoningState.OPEN),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", ReasoningState.CLOSED),
+        ("<|im_start|>assistant\n", ReasoningState.NOT_BEGUN),
+        ("say <think> twice<|im_end|>", ReasoningState.NOT_BEGUN),
     ],
 )
-def test_reasoning_is_open_when_the_prompt_ends_in_it(prompt: str, is_open: bool) -> None:
-    assert THINK.is_open(prompt) is is_open
-    assert not MISTRAL_THINK.is_open(prompt)
+def test_state_of_reasoning_is_what_the_prompt_ends_in(prompt: str, state: ReasoningState) -> None:
+    assert THINK.state_after(prompt) is state
+    assert MISTRAL_THINK.state_after(prompt) is ReasoningState.NOT_BEGUN
