@@ -1,0 +1,71 @@
+"""The official Node package drives the surface, before a real model.
+
+Texts are those that vLLM's server gives, which serves the same model.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.clients.stack import ServedModel
+
+NODE = Path(__file__).parent / "node"
+pytestmark = pytest.mark.skipif(
+    shutil.which("node") is None or not (NODE / "node_modules").exists(), reason="make node"
+)
+
+STORY = "Once upon a time, there"
+GREETING = "Hello! I am a tiny story model. Ask me for a story about an animal."
+CONTINUATION = ", a funny lamb named Ravi"
+CALLED = [["get_weather", {"city": "Oslo"}]]
+EXPECTED = {
+    "models": ["splitserve"],
+    "chat": ["assistant", STORY, "length", 18],
+    "chatStream": [STORY, 18],
+    "chatStreamHelper": [GREETING, GREETING, "stop"],
+    "chatLogprobs": [["Once", 2], [" upon", 2], [" a", 2]],
+    "completion": [CONTINUATION, " was a grumpy robot who lived"],
+    "completionStream": CONTINUATION,
+    "structured": {"city": "Oslo"},
+    "tools": CALLED,
+    "toolsStreamed": CALLED,
+    "toolsRun": ["rain in Oslo"],
+    "response": [GREETING, "completed"],
+    "responseStream": [GREETING, GREETING],
+    "responseTools": CALLED,
+    "streamLeft": "assistant",
+    "unknownModel": ["NotFoundError", 404, "model", "model_not_found"],
+    "badField": ["BadRequestError", 400, "temperature", "sampling_params_invalid"],
+    "tooLong": ["BadRequestError", 400, "prompt", "context_length_exceeded"],
+    "nobodyThere": ["APIConnectionError", None, None, None],
+}
+
+
+@pytest.fixture(scope="module")
+def came(served: ServedModel) -> Mapping[str, object]:
+    """What each call came to."""
+    done = subprocess.run(
+        ["node", NODE / "openai_calls.mjs", served.base_url, served.model],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    outcomes: dict[str, object] = json.loads(done.stdout)
+    return outcomes
+
+
+@pytest.mark.parametrize("call", EXPECTED)
+def test_node_gets_what_it_asks_for(came: Mapping[str, object], call: str) -> None:
+    assert came[call] == EXPECTED[call]
+
+
+def test_all_calls_are_compared(came: Mapping[str, object]) -> None:
+    assert came.keys() == EXPECTED.keys()
