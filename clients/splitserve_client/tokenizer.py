@@ -45,6 +45,17 @@ class Tokenizer:
         return cls(tokenizer, template)
 
     @property
+    def special_tokens(self) -> dict[str, int]:
+        """The ids of special tokens, by their texts."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {token.content: token_id for token_id, token in added.items() if token.special}
+
+    @property
+    def chat_template_text(self) -> str:
+        """The source of the chat template, whose notations tell how the model writes."""
+        return "" if self._chat_template is None else self._chat_template.source
+
+    @property
     def has_chat_template(self) -> bool:
         """Whether the model was trained on chats."""
         return self._chat_template is not None
