@@ -362,17 +362,6 @@ ERRORS = {
     "error_null": Request("/v1/chat/completions", "null"),
 }
 
-# The model is made to say it: it thinks of nothing by itself.
-THOUGHT = {"structured_outputs": {"choice": ["<think>\nA fox.\n</think>\n\nFine."]}}
-REASONING = {
-    "reasoning": chat(**THOUGHT, max_tokens=60),
-    "reasoning_stream": chat(**THOUGHT, max_tokens=60, **WITH_USAGE),
-    "reasoning_without": chat(**THOUGHT, max_tokens=60, include_reasoning=False),
-    "reasoning_cut_off": chat(**THOUGHT, max_tokens=12),
-    "reasoning_response": response(**THOUGHT, max_output_tokens=60),
-    "reasoning_response_stream": response(**THOUGHT, max_output_tokens=60, **STREAM),
-}
-
 # By the file that holds what was recorded.
 REQUESTS: dict[str, dict[str, Request]] = {
     "completions": COMPLETIONS,
@@ -380,5 +369,4 @@ REQUESTS: dict[str, dict[str, Request]] = {
     "responses": RESPONSES,
     "others": OTHERS,
     "errors": ERRORS,
-    "reasoning": REASONING,
 }

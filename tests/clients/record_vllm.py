@@ -1,14 +1,13 @@
 """Records what vLLM's server answers to `openai_requests`, into `vllm_recording/`.
 
-`python -m tests.clients.record_vllm http://127.0.0.1:8123 [AREA ...]`; how the server is started
-stands in `vllm_recording/README.md`.
+`python -m tests.clients.record_vllm http://127.0.0.1:8123`; how the server is started stands in
+`vllm_recording/README.md`.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +28,12 @@ def recorded_answers(area: str) -> dict[str, Answer]:
     return {name: Answer.from_json(answer) for name, answer in recorded.items()}
 
 
-def record(base_url: str, areas: Iterable[str]) -> None:
+def record(base_url: str) -> None:
     """Sends all requests, one after the other, and writes a file for each area."""
     model = served_model_name(base_url)
-    for area in areas:
+    for area, requests in REQUESTS.items():
         answers = {
-            name: send(base_url, request, model).to_json()
-            for name, request in REQUESTS[area].items()
+            name: send(base_url, request, model).to_json() for name, request in requests.items()
         }
         (RECORDING / f"{area}.json").write_text(_dumps(answers))
 
@@ -55,4 +53,4 @@ def _dumps(answers: dict[str, dict[str, Any]]) -> str:
 
 
 if __name__ == "__main__":
-    record(sys.argv[1], sys.argv[2:] or REQUESTS)
+    record(sys.argv[1])
