@@ -10,6 +10,7 @@ from splitserve_gateway.generation.answers import AnswerForm, answer_form, tools
 from splitserve_gateway.generation.chat_prompts import chat_of_tokens, content_of, encode_chat
 from splitserve_gateway.generation.choices import TextRequest
 from splitserve_gateway.generation.prompts import EncodedPrompt, truncated
+from splitserve_gateway.generation.sampling import CHAT_FIELDS
 from splitserve_gateway.generation.serving import Serving, tokenizer_of
 from splitserve_gateway.generation.text_requests import text_request
 from splitserve_gateway.schemas.chat import ChatRequest
@@ -34,8 +35,11 @@ async def chat_generation(
     form = await answer_form(serving, body, use, prompt.text)
     params = replace(params, grammar=form.grammar)
     asked = await text_request(serving, body, params, [prompt])
-    if form.shows_markers:
-        asked = replace(asked, skip_special_tokens=False)
+    fields = dict(CHAT_FIELDS)
+    if body.max_completion_tokens is not None:
+        fields["max_tokens"] = "max_completion_tokens"
+    skips = body.skip_special_tokens and not form.shows_markers
+    asked = replace(asked, skip_special_tokens=skips, fields=fields)
     return ChatGeneration(asked, form, _final_message(body))
 
 

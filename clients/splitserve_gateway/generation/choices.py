@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from splitserve_client import (
     Finish,
@@ -18,7 +18,7 @@ from splitserve_client import (
 )
 from splitserve_gateway.generation.choice_text import ChoiceText, StopRule
 from splitserve_gateway.generation.prompts import EncodedPrompt
-from splitserve_gateway.generation.sampling import refusal
+from splitserve_gateway.generation.sampling import COMPLETION_FIELDS, refusal
 from splitserve_gateway.upstreams.upstream import Served, Upstream
 
 # Events of each prompt of a batch that wait to be written.
@@ -27,7 +27,7 @@ _MAX_WAITING = 4
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
-    """Everything that text is generated from."""
+    """Everything that text is generated from. `fields`: see `sampling.refusal`."""
 
     upstream: Upstream
     served: Served
@@ -37,6 +37,7 @@ class TextRequest:
     scheduling: SchedulingParams
     timeout_s: float
     skip_special_tokens: bool = True
+    fields: Mapping[str, str] = field(default_factory=lambda: COMPLETION_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ async def stream_choices(request: TextRequest) -> AsyncGenerator[Event, None]:
                     yield event
         yield totals
     except InvalidRequest as error:
-        raise refusal(error) from error
+        raise refusal(error, request.fields) from error
 
 
 async def _merged(request: TextRequest) -> AsyncGenerator[Event, None]:
