@@ -12,11 +12,13 @@ from pydantic.json_schema import models_json_schema
 
 from splitserve_gateway.schemas.chat import ChatRequest
 from splitserve_gateway.schemas.completions import CompletionRequest
+from splitserve_gateway.schemas.responses import ResponsesRequest
 from splitserve_gateway.schemas.tokenization import DetokenizeRequest, TokenizeRequest
 
 _BODIES: dict[str, type[BaseModel]] = {
     "/v1/completions": CompletionRequest,
     "/v1/chat/completions": ChatRequest,
+    "/v1/responses": ResponsesRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }

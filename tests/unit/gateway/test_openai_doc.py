@@ -11,11 +11,19 @@ from pydantic import BaseModel
 from splitserve_gateway.schemas.base import IgnoredFields, StreamOptions
 from splitserve_gateway.schemas.chat import ChatRequest
 from splitserve_gateway.schemas.completions import CompletionRequest
+from splitserve_gateway.schemas.responses import ResponsesRequest
 from splitserve_gateway.schemas.tokenization import DetokenizeRequest, TokenizeRequest
 
 TEXT = (Path(__file__).parents[3] / "docs" / "openai.md").read_text(encoding="utf-8")
 FIELDS = TEXT.split("## Which fields there are")[1].split("## Answers")[0]
-SCHEMAS = [CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest, StreamOptions]
+SCHEMAS: list[type[BaseModel]] = [
+    CompletionRequest,
+    ChatRequest,
+    ResponsesRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+    StreamOptions,
+]
 
 
 @pytest.mark.parametrize("schema", SCHEMAS)
