@@ -13,15 +13,13 @@ from pathlib import Path
 import pytest
 
 from tests.clients.stack import MODEL, ServedModel
+from tests.clients.stories import CONTINUATION, GREETING, STORY
 
 NODE = Path(__file__).parent / "node"
 pytestmark = pytest.mark.skipif(
     shutil.which("node") is None or not (NODE / "node_modules").exists(), reason="make node"
 )
 
-STORY = "Once upon a time, there"
-GREETING = "Hello! I am a tiny story model. Ask me for a story about an animal."
-CONTINUATION = ", a funny lamb named Ravi"
 CALLED = [["get_weather", {"city": "Oslo"}]]
 EXPECTED = {
     "models": [MODEL],

@@ -15,8 +15,10 @@ import pytest
 from tests.clients.stack import ServedModel
 from tests.support.processes.processes import ROOT
 
-PYTHON = ROOT / ".tools" / "clients" / "bin" / "python"
-pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="make .tools/clients/.ready")
+CLIENTS = ROOT / ".tools" / "clients"
+pytestmark = pytest.mark.skipif(
+    not (CLIENTS / ".ready").exists(), reason="they are not installed: make .tools/clients/.ready"
+)
 
 STORY = "Once upon a time, there was a"
 TOLD = [STORY, 26, "length"]
@@ -53,7 +55,12 @@ LITELLM = {
 def run(script: str, served: ServedModel) -> dict[str, object]:
     """What each call of `script` came to."""
     done = subprocess.run(
-        [PYTHON, Path(__file__).with_name(script), served.base_url, served.model],
+        [
+            CLIENTS / "bin" / "python",
+            Path(__file__).with_name(script),
+            served.base_url,
+            served.model,
+        ],
         # Or it asks the network what models cost.
         env={**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
         capture_output=True,
