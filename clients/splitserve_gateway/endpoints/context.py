@@ -12,6 +12,7 @@ from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.generation.serving import Serving
 from splitserve_gateway.grammars.checker import GrammarChecker
 from splitserve_gateway.http.bodies import read_body
+from splitserve_gateway.http.guard import Exchanges
 from splitserve_gateway.upstreams.fleet import Fleet
 
 Schema = TypeVar("Schema", bound=BaseModel)
@@ -23,6 +24,7 @@ class Gateway:
 
     config: GatewayConfig
     fleet: Fleet
+    exchanges: Exchanges
     checker: GrammarChecker
 
     def choose(self, model: str | None) -> Serving:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 
 from splitserve_client import (
@@ -14,6 +14,7 @@ from splitserve_client import (
     RequestFailed,
     SamplingParams,
     SchedulingParams,
+    SplitserveError,
     TokenLogprob,
     Tokens,
 )
@@ -193,6 +194,7 @@ class _PromptChoices:
             params,
             scheduling=request.scheduling,
             timeout_s=request.timeout_s,
+            model_digest=request.served.model.digest,
         )
         num_cached_tokens = 0
         async with aclosing(events):
@@ -210,6 +212,7 @@ class _PromptChoices:
                 if (gained := self._push(event)) is not None:
                     yield gained
                     if all(self._has_ended) and params.is_streamed:
+                        num_cached_tokens = await _cached_tokens_of_rest(events)
                         break
         yield Totals(len(self._prompt.token_ids), self._num_output_tokens, num_cached_tokens)
 
@@ -247,6 +250,16 @@ class _PromptChoices:
             return ChoiceEnd("stop", text.stop_string)
         is_own = stop_token_id not in self._request.served.model.eos_token_ids
         return ChoiceEnd(_REASONS[reason], stop_token_id if is_own else None)
+
+
+async def _cached_tokens_of_rest(events: AsyncGenerator[Tokens | Finish, bool | None]) -> int:
+    """Aborts what nobody needs any more, and asks what it has cost."""
+    with suppress(SplitserveError):
+        event = await events.asend(True)
+        while isinstance(event, Tokens):
+            event = await anext(events)
+        return event.usage.num_cached_tokens
+    return 0
 
 
 _REASONS = {

@@ -12,6 +12,8 @@ from splitserve_gateway.http.errors import ApiError, invalid
 
 Schema = TypeVar("Schema", bound=BaseModel)
 
+_JSON = "application/json"
+_KIND = "invalid_request_error"
 # Parsing takes about a millisecond for so many bytes.
 _SMALL_BYTES = 128 * 1024
 # What no request has, nor a prompt that fits a model: objects and lists, keys, and other values.
@@ -23,18 +25,23 @@ _MOST = (
 )
 # Errors are made one by one.
 _MAX_ERRORS = 100
+# From the end of the headers on.
+_BODY_TIMEOUT_S = 60.0
 
 
 async def read_body(request: Request, schema: type[Schema], max_bytes: int) -> Schema:
-    """The body as `schema` has it. Raises ApiError: 413 beyond `max_bytes`, 400 if it is wrong."""
-    declared = request.headers.get("content-length", "0")
-    if declared.isdecimal() and int(declared) > max_bytes:
-        raise _too_large(max_bytes)
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > max_bytes:
-            raise _too_large(max_bytes)
+    """The body as `schema` has it.
+
+    Raises ApiError: 400 if it is wrong, 408 if it does not come, 413 beyond `max_bytes`, 415 if it
+    is something else than JSON.
+    """
+    _check_head(request, max_bytes)
+    try:
+        async with asyncio.timeout(_BODY_TIMEOUT_S):
+            body = await _read(request, max_bytes)
+    except TimeoutError as error:
+        message = f"the body did not come within {_BODY_TIMEOUT_S:.0f} seconds"
+        raise ApiError(408, _KIND, message, code="request_timeout") from error
     if len(body) <= _SMALL_BYTES:
         return _parse(body, schema)
     return await asyncio.to_thread(_parse, body, schema)
@@ -52,9 +59,32 @@ def _parse(body: bytearray, schema: type[Schema]) -> Schema:
         raise _refusal(error) from error
 
 
+def _check_head(request: Request, max_bytes: int) -> None:
+    headers = request.headers
+    media_type = headers.get("content-type", _JSON).partition(";")[0].strip().lower()
+    if media_type != _JSON:
+        message = f"the body must be {_JSON}; content-type says {media_type[:80]!r}"
+        raise ApiError(415, _KIND, message, code="unsupported_media_type")
+    if headers.get("content-encoding", "identity").lower() != "identity":
+        message = "the body must not be compressed"
+        raise ApiError(415, _KIND, message, code="unsupported_media_type")
+    declared = headers.get("content-length", "0")
+    if declared.isdecimal() and int(declared) > max_bytes:
+        raise _too_large(max_bytes)
+
+
+async def _read(request: Request, max_bytes: int) -> bytearray:
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > max_bytes:
+            raise _too_large(max_bytes)
+    return body
+
+
 def _too_large(max_bytes: int) -> ApiError:
     message = f"the body is larger than {max_bytes} bytes"
-    return ApiError(413, "invalid_request_error", message, code="request_too_large")
+    return ApiError(413, _KIND, message, code="request_too_large")
 
 
 def _refusal(error: ValidationError) -> ApiError:

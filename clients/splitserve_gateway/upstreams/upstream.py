@@ -14,7 +14,9 @@ from splitserve_client import (
     ClientConfig,
     DeadlineExceeded,
     Finish,
+    InvalidRequest,
     Model,
+    ModelChanged,
     SamplingParams,
     SchedulingParams,
     Session,
@@ -22,6 +24,7 @@ from splitserve_client import (
     Tokenizer,
     TokenizerUnavailable,
     Tokens,
+    UnreadBudget,
 )
 
 _POLL_S = 1.0
@@ -43,12 +46,13 @@ class Upstream:
     `served`: None until it is known, and while the scheduler cannot be reached.
     """
 
-    def __init__(self, address: str, config: ClientConfig | None = None) -> None:
+    def __init__(self, address: str, config: ClientConfig | None, unread: UnreadBudget) -> None:
         self.address = address
         self.served: Served | None = None
         self.num_open = 0
         self._client = AsyncClient(address, config)
-        self._session: Session = self._client.session()
+        self._session: Session = self._client.session(unread)
+        self._is_doubtful = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Upstream:
@@ -64,6 +68,16 @@ class Upstream:
         await self._session.__aexit__(None, None, None)
         await self._client.close()
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether it can be reached, as far as is known."""
+        return self._client.is_connected
+
+    @property
+    def num_session_requests(self) -> int:
+        """Requests that the scheduler may still have."""
+        return self._session.num_open
+
     async def generate(
         self,
         prompt_token_ids: Sequence[int],
@@ -72,48 +86,69 @@ class Upstream:
         request_id: str = "",
         scheduling: SchedulingParams | None = None,
         timeout_s: float | None = None,
-    ) -> AsyncGenerator[Tokens | Finish, None]:
-        """Streams a request's tokens; see `AsyncClient.generate`. Closing it aborts the request."""
-        request = self._session.submit(
-            prompt_token_ids, params, request_id=request_id, scheduling=scheduling
-        )
-        now = asyncio.get_running_loop().time()
-        deadline = None if timeout_s is None else now + timeout_s
+        model_digest: str = "",
+    ) -> AsyncGenerator[Tokens | Finish, bool | None]:
+        """Streams a request's tokens; see `AsyncClient.generate`. Closing it aborts the request.
+
+        Sending True does, too, and what follows ends with the Finish, which has the usage.
+        `model_digest`: of the model that the prompt was encoded for. Raises ModelChanged if another
+        is served by now, also where the request would have to go on.
+        """
+        try:
+            request = self._session.submit(
+                prompt_token_ids,
+                params,
+                request_id=request_id,
+                scheduling=scheduling,
+                model_digest=model_digest,
+            )
+        except (ValueError, TypeError, OverflowError) as error:
+            raise InvalidRequest(str(error), "SAMPLING_PARAMS_INVALID") from error
+        timer = None
+        if timeout_s is not None:
+            late = DeadlineExceeded("the request took longer than it may")
+            timer = asyncio.get_running_loop().call_later(timeout_s, request.close, late)
         self.num_open += 1
         try:
-            while True:
-                async with asyncio.timeout_at(deadline):
-                    event = await anext(request)
-                yield event
-        except StopAsyncIteration:
-            return
-        except TimeoutError as error:
-            raise DeadlineExceeded("the request took longer than it may") from error
+            async for event in request:
+                if (yield event):
+                    request.abort()
+        except ModelChanged:
+            self._is_doubtful.set()
+            raise
         finally:
             self.num_open -= 1
-            request.abort()
+            if timer is not None:
+                timer.cancel()
+            request.close()
 
     async def _watch(self) -> None:
         """Keeps `served` true: a scheduler that comes back may serve another model."""
         while True:
+            self._is_doubtful.clear()
             try:
                 self._note(await self._look())
             except SplitserveError as error:
                 if self.served is not None:
                     _log.warning("upstream_lost address=%s error=%s", self.address, error)
                 self.served = None
-            await asyncio.sleep(_POLL_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_POLL_S):
+                    await self._is_doubtful.wait()
 
     async def _look(self) -> Served:
         model = await self._client.get_model()
         if self.served is not None and self.served.model.digest == model.digest:
             return Served(model, self.served.tokenizer)
+        return Served(model, await self._read_tokenizer())
+
+    async def _read_tokenizer(self) -> Tokenizer | None:
         try:
-            tokenizer = await self._client.get_tokenizer()
+            files = await self._client.get_tokenizer_files()
+            return await asyncio.to_thread(Tokenizer.from_files, files)
         except (TokenizerUnavailable, ChatTemplateFailed) as error:
             _log.warning("tokenizer_unavailable address=%s error=%s", self.address, error)
-            return Served(model, None)
-        return Served(model, tokenizer)
+            return None
 
     def _note(self, served: Served) -> None:
         if self.served is None:
