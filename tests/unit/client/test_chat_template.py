@@ -45,9 +45,8 @@ CHATS: dict[str, list[dict[str, Any]]] = {
 
 def theirs(source: str, chat: list[dict[str, Any]], **options: Any) -> str:  # noqa: ANN401
     try:
-        rendered, _ = render_jinja_template(
-            [copy.deepcopy(chat)], chat_template=source, **TOKENS, **options
-        )
+        values: Any = {**TOKENS, **options}
+        rendered = render_jinja_template([copy.deepcopy(chat)], chat_template=source, **values)[0]
     except Exception:
         return "refused"
     return str(rendered[0])
