@@ -16,6 +16,7 @@ from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.endpoints import chat, completions, health, models, responses, tokenization
 from splitserve_gateway.endpoints.context import Gateway
 from splitserve_gateway.endpoints.openapi import openapi_of
+from splitserve_gateway.grammars.checker import GrammarChecker
 from splitserve_gateway.http.errors import ApiError, api_error
 from splitserve_gateway.upstreams.fleet import Fleet
 
@@ -34,9 +35,13 @@ def build_app(config: GatewayConfig, client_config: ClientConfig | None = None) 
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with Fleet(config.schedulers, client_config) as fleet:
-            app.state.gateway = Gateway(config, fleet)
-            yield
+        checker = GrammarChecker()
+        try:
+            async with Fleet(config.schedulers, client_config) as fleet:
+                app.state.gateway = Gateway(config, fleet, checker)
+                yield
+        finally:
+            await checker.close()
 
     app = FastAPI(title="splitserve", version=metadata.version("splitserve"), lifespan=lifespan)
     for router in _ROUTERS:

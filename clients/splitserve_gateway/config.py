@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from splitserve_gateway.parsing.output_format import ReasoningParserName, ToolCallParserName
+
 _MIB = 2**20
 
 
@@ -15,6 +17,7 @@ class GatewayConfig:
 
     `schedulers`: addresses, at least one. `max_body_bytes`: of one request. `request_timeout_s`:
     from the arrival of a request to its end. `drain_timeout_s`: what open requests get at shutdown.
+    `tool_call_parser`, `reasoning_parser`: the model's notation; auto: by its chat template.
     """
 
     http: str = "127.0.0.1:8000"
@@ -22,6 +25,8 @@ class GatewayConfig:
     max_body_bytes: int = 16 * _MIB
     request_timeout_s: float = 3600.0
     drain_timeout_s: float = 10.0
+    tool_call_parser: ToolCallParserName = "auto"
+    reasoning_parser: ReasoningParserName = "auto"
     log_level: str = "info"
     exit_on_stdin_eof: bool = False
 

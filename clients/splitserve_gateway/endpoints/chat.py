@@ -23,8 +23,8 @@ from splitserve_gateway.generation.choices import (
     Totals,
     stream_choices,
 )
-from splitserve_gateway.generation.prompts import tokenizer_of
 from splitserve_gateway.generation.sampling import sampling_params
+from splitserve_gateway.generation.serving import tokenizer_of
 from splitserve_gateway.http.errors import invalid
 from splitserve_gateway.http.event_stream import event_stream
 from splitserve_gateway.schemas.chat import ChatRequest
@@ -68,18 +68,18 @@ async def _answer(gateway: Gateway, body: ChatRequest) -> _Answer:
 
 async def start_chat(gateway: Gateway, body: ChatRequest) -> ChatGeneration:
     """The generation that `body` asks for. Raises ApiError and SplitserveError."""
-    upstream, served = gateway.fleet.choose(body.model)
+    serving = gateway.choose(body.model)
     max_tokens = body.max_tokens
     if body.max_completion_tokens is not None:
         max_tokens = body.max_completion_tokens
     params = sampling_params(
         body,
-        served,
+        serving.served,
         max_tokens=max_tokens,
         num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         num_prompt_logprobs=body.prompt_logprobs,
     )
-    return await chat_generation(gateway.config, upstream, served, body, params)
+    return await chat_generation(serving, body, params)
 
 
 def _choices(body: ChatRequest, generation: ChatGeneration, names: TokenNames) -> list[ChatChoice]:

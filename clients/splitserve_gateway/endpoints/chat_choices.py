@@ -73,6 +73,8 @@ class ChatChoice:
 
     def _shape(self, parts: Sequence[Part]) -> Json:
         """All `parts` in one."""
+        if len(parts) == 1 and isinstance(part := parts[0], ContentDelta):
+            return {"content": part.text}
         shape: Json = {}
         content = "".join([part.text for part in parts if isinstance(part, ContentDelta)])
         reasoning = "".join([part.text for part in parts if isinstance(part, ReasoningDelta)])

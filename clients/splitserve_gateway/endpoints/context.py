@@ -9,6 +9,8 @@ from pydantic import BaseModel
 from starlette.requests import Request
 
 from splitserve_gateway.config import GatewayConfig
+from splitserve_gateway.generation.serving import Serving
+from splitserve_gateway.grammars.checker import GrammarChecker
 from splitserve_gateway.http.bodies import read_body
 from splitserve_gateway.upstreams.fleet import Fleet
 
@@ -21,6 +23,12 @@ class Gateway:
 
     config: GatewayConfig
     fleet: Fleet
+    checker: GrammarChecker
+
+    def choose(self, model: str | None) -> Serving:
+        """Who serves `model`; None: any. Raises ApiError."""
+        upstream, served = self.fleet.choose(model)
+        return Serving(upstream, served, self.config, self.checker)
 
     async def read(self, request: Request, schema: type[Schema]) -> Schema:
         """The body of `request`. Raises ApiError."""

@@ -7,8 +7,10 @@ from starlette.requests import Request
 
 from splitserve_gateway.endpoints.context import gateway_of
 from splitserve_gateway.endpoints.logprobs import TokenNames
+from splitserve_gateway.generation.answers import tools_of
 from splitserve_gateway.generation.chat_prompts import encode_chat
-from splitserve_gateway.generation.prompts import beside_the_loop, tokenizer_of
+from splitserve_gateway.generation.prompts import beside_the_loop
+from splitserve_gateway.generation.serving import tokenizer_of
 from splitserve_gateway.http.errors import invalid
 from splitserve_gateway.schemas.tokenization import DetokenizeRequest, TokenizeRequest
 
@@ -26,7 +28,8 @@ async def tokenize(request: Request) -> dict[str, object]:
     tokenizer = tokenizer_of(served)
     prompt = body.prompt
     if prompt is None:
-        token_ids = (await encode_chat(body, served)).token_ids
+        use = await tools_of(body)
+        token_ids = (await encode_chat(body, served, use.template_tools)).token_ids
     else:
         adds = body.add_special_tokens is not False
         token_ids = await beside_the_loop(

@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from splitserve_client import Tokenizer
-from splitserve_gateway.generation.prompts import EncodedPrompt, tokenizer_of, truncated
+from splitserve_gateway.generation.prompts import EncodedPrompt, truncated
+from splitserve_gateway.generation.serving import tokenizer_of
 from splitserve_gateway.http.errors import invalid
 from splitserve_gateway.schemas.chat import ChatFields, ChatMessage
 from splitserve_gateway.upstreams.upstream import Served
 
-# Tokens at the end of a prompt in which an answer may have begun.
+# The end of a prompt, in which an answer may have begun.
+_NUM_END_CHARS = 1024
 _NUM_END_TOKENS = 16
 
 
@@ -44,7 +46,7 @@ async def encode_chat(
 
     token_ids, text = await asyncio.to_thread(encode)
     token_ids = truncated(token_ids, truncate, served)
-    return EncodedPrompt(token_ids, body.continue_final_message, text[-_NUM_END_TOKENS * 16 :])
+    return EncodedPrompt(token_ids, body.continue_final_message, text[-_NUM_END_CHARS:])
 
 
 def chat_of_tokens(token_ids: list[int], tokenizer: Tokenizer) -> EncodedPrompt:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from splitserve_client import (
     Finish,
     FinishReason,
     InvalidRequest,
+    RequestFailed,
     SamplingParams,
     SchedulingParams,
     TokenLogprob,
@@ -18,7 +19,8 @@ from splitserve_client import (
 )
 from splitserve_gateway.generation.choice_text import ChoiceText, StopRule
 from splitserve_gateway.generation.prompts import EncodedPrompt
-from splitserve_gateway.generation.sampling import refusal
+from splitserve_gateway.generation.sampling import COMPLETION_FIELDS, refusal
+from splitserve_gateway.http.errors import invalid
 from splitserve_gateway.upstreams.upstream import Served, Upstream
 
 # Events of each prompt of a batch that wait to be written.
@@ -27,7 +29,7 @@ _MAX_WAITING = 4
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
-    """Everything that text is generated from."""
+    """Everything that text is generated from. `fields`: see `sampling.refusal`."""
 
     upstream: Upstream
     served: Served
@@ -37,6 +39,7 @@ class TextRequest:
     scheduling: SchedulingParams
     timeout_s: float
     skip_special_tokens: bool = True
+    fields: Mapping[str, str] = field(default_factory=lambda: COMPLETION_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +109,23 @@ async def stream_choices(request: TextRequest) -> AsyncGenerator[Event, None]:
                     yield event
         yield totals
     except InvalidRequest as error:
-        raise refusal(error) from error
+        raise refusal(error, request.fields) from error
+    except RequestFailed as error:
+        if error.reason not in _refusals(request.params):
+            raise
+        raise invalid(error.message, code=error.reason.lower()) from error
+
+
+def _refusals(params: SamplingParams) -> Collection[str]:
+    """Reasons of failures that are the request's own doing."""
+    is_constrained = (
+        params.logit_bias
+        or params.allowed_token_ids is not None
+        or params.bad_words_token_ids
+        or params.grammar is not None
+    )
+    own = ("GRAMMAR_INVALID", "KV_CACHE_EXHAUSTED")
+    return (*own, "INVALID_LOGITS") if is_constrained else own
 
 
 async def _merged(request: TextRequest) -> AsyncGenerator[Event, None]:
@@ -199,8 +218,8 @@ class _PromptChoices:
         if self._has_ended[tokens.index] or not (tokens.token_ids or tokens.finish):
             return None
         text = self._texts[tokens.index]
-        shown = text.push(tokens.token_ids)
-        self._num_output_tokens += len(tokens.token_ids)
+        shown, num_read = text.push(tokens.token_ids)
+        self._num_output_tokens += num_read
         end = None
         if text.stop_string is not None:
             end = ChoiceEnd("stop", text.stop_string)
@@ -209,7 +228,9 @@ class _PromptChoices:
             end = self._end(text, tokens.finish.reason, tokens.finish.stop_token_id)
         self._has_ended[tokens.index] = end is not None
         index = self._first_index + tokens.index
-        return Delta(index, shown, tokens.token_ids, tokens.logprobs, end)
+        if num_read == len(tokens.token_ids):
+            return Delta(index, shown, tokens.token_ids, tokens.logprobs, end)
+        return Delta(index, shown, tokens.token_ids[:num_read], tokens.logprobs[:num_read], end)
 
     def _rest(self, finish: Finish) -> list[Delta]:
         """The ends of choices that have not ended when the request does."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from splitserve_client import Tokenizer, TokenizerUnavailable
+from splitserve_gateway.generation.serving import tokenizer_of
 from splitserve_gateway.schemas.completions import CompletionRequest
 from splitserve_gateway.upstreams.upstream import Served
 
@@ -50,13 +50,6 @@ async def encode_prompts(body: CompletionRequest, served: Served) -> list[Encode
         return EncodedPrompt(cut, is_continued=True, text=text)
 
     return await beside_the_loop(num_chars, lambda: list(map(encode, prompts)))
-
-
-def tokenizer_of(served: Served) -> Tokenizer:
-    """Raises TokenizerUnavailable."""
-    if served.tokenizer is None:
-        raise TokenizerUnavailable("this model comes without a tokenizer")
-    return served.tokenizer
 
 
 def truncated(token_ids: list[int], most: int | None, served: Served) -> list[int]:

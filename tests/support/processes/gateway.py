@@ -28,24 +28,29 @@ CHAT_TEMPLATE = (
 )
 
 
-def write_tokenizer(folder: Path, chat_template: str = CHAT_TEMPLATE) -> tuple[Path, ...]:
-    """Files of a byte-level tokenizer, for `FakeExecutor.tokenizer_files`."""
+def text_executor(
+    folder: Path,
+    chat_template: str = CHAT_TEMPLATE,
+    added_tokens: Sequence[str] = (),
+    **fields: Any,  # noqa: ANN401
+) -> FakeExecutor:
+    """A FakeExecutor with a byte-level tokenizer: its tokens are text, if odd text.
+
+    `added_tokens`: further tokens, one for each text. Files are written to `folder`.
+    """
+    tokenizer = tiny_tokenizers.byte_level()
+    tokenizer.add_tokens(list(added_tokens))
     config = {"chat_template": chat_template, "bos_token": "<s>", "eos_token": "</s>"}
     files = {
-        "tokenizer.json": tiny_tokenizers.byte_level().to_str(),
+        "tokenizer.json": tokenizer.to_str(),
         "tokenizer_config.json": json.dumps(config),
     }
     for name, content in files.items():
         (folder / name).write_text(content, encoding="utf-8")
-    return tuple(folder / name for name in files)
-
-
-def text_executor(folder: Path, chat_template: str = CHAT_TEMPLATE, **fields: Any) -> FakeExecutor:  # noqa: ANN401
-    """A FakeExecutor with a tokenizer: its tokens are text, if odd text."""
     fields = {"num_device_blocks": 1024, "max_model_len": 1024, **fields}
     return FakeExecutor(
-        vocab_size=tiny_tokenizers.byte_level().get_vocab_size(),
-        tokenizer_files=write_tokenizer(folder, chat_template),
+        vocab_size=tokenizer.get_vocab_size(),
+        tokenizer_files=tuple(folder / name for name in files),
         **fields,
     )
 
