@@ -1,14 +1,15 @@
 """The Python client of splitserve: `AsyncClient`, and `Client` for programs without asyncio.
 
-Token ids cross the API, text does not; `client.get_tokenizer()` brings what turns one into the
-other.
+Token ids cross the API, text does not: the client fetches the model's tokenizer once, and does
+what there is to do with text.
 """
 
 from __future__ import annotations
 
+from splitserve_client.chat_template import Message, TemplateOptions
 from splitserve_client.client import AsyncClient
 from splitserve_client.connection import ClientConfig
-from splitserve_client.detokenizer import Detokenizer, StopStrings
+from splitserve_client.detokenizer import Detokenizer
 from splitserve_client.errors import (
     ChatTemplateFailed,
     DeadlineExceeded,
@@ -31,8 +32,11 @@ from splitserve_client.generation import Completion, Generation, collect_generat
 from splitserve_client.resumption import RetryPolicy, Timing
 from splitserve_client.session import Session
 from splitserve_client.session_request import SessionRequest
+from splitserve_client.stop_strings import StopStrings
 from splitserve_client.sync_client import Client
-from splitserve_client.text_stream import End, Piece, Prompt, stream_text
+from splitserve_client.text_generation import TextCompletion, TextGeneration, collect_text
+from splitserve_client.text_map import MapResult
+from splitserve_client.text_stream import End, Piece, Prompt, RequestTexts, stream_text
 from splitserve_client.tokenizer import Tokenizer
 from splitserve_client.types import (
     BeamSearch,
@@ -81,6 +85,8 @@ __all__ = [
     "InvalidRequest",
     "JsonSchema",
     "Lark",
+    "MapResult",
+    "Message",
     "Model",
     "ModelChanged",
     "ModelNotReady",
@@ -90,6 +96,7 @@ __all__ = [
     "Regex",
     "RequestFailed",
     "RequestIdInUse",
+    "RequestTexts",
     "RequestUnknown",
     "ResumeTokenIds",
     "RetryPolicy",
@@ -103,6 +110,9 @@ __all__ = [
     "SplitserveError",
     "StopStrings",
     "StreamNotRead",
+    "TemplateOptions",
+    "TextCompletion",
+    "TextGeneration",
     "Timing",
     "TokenLogprob",
     "Tokenizer",
@@ -112,5 +122,6 @@ __all__ = [
     "UnreadBudget",
     "Usage",
     "collect_generation",
+    "collect_text",
     "stream_text",
 ]

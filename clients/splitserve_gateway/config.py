@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from splitserve_gateway.parsing.output_format import ReasoningParserName, ToolCallParserName
+ToolCallParserName = Literal["auto", "hermes", "llama3_json", "mistral", "json", "none"]
+ReasoningParserName = Literal["auto", "think", "mistral", "none"]
 
 _MIB = 2**20
 
@@ -45,6 +46,8 @@ class GatewayConfig:
             max_concurrent_requests=values["max_concurrent_requests"],
             max_unread_bytes=values["max_unread_mib"] * _MIB,
             drain_timeout_s=values["drain_timeout_s"],
+            tool_call_parser=values["tool_call_parser"],
+            reasoning_parser=values["reasoning_parser"],
             log_level=values["log_level"],
             exit_on_stdin_eof=values["exit_on_stdin_eof"],
         )

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from splitserve_gateway.endpoints.completion_choices import ChoiceShape, new_choices
 from splitserve_gateway.endpoints.context import Gateway, gateway_of
-from splitserve_gateway.endpoints.shapes import StreamUsage, head, usage, with_notes
+from splitserve_gateway.endpoints.shapes import StreamUsage, head, usage, whole_answer, with_notes
 from splitserve_gateway.generation.answers import checked_grammar
 from splitserve_gateway.generation.choices import (
     Delta,
@@ -44,7 +44,7 @@ async def create_completion(request: Request) -> Response:
     if body.stream:
         response = await event_stream(_chunks(answer))
     else:
-        response = JSONResponse(await _whole(answer))
+        response = await _whole(answer)
     return with_notes(response, body)
 
 
@@ -108,7 +108,7 @@ async def _chunks(answer: _Answer) -> AsyncGenerator[object, None]:
                 yield {**start, **last}
 
 
-async def _whole(answer: _Answer) -> dict[str, object]:
+async def _whole(answer: _Answer) -> Response:
     totals = Totals()
     async with aclosing(_events(answer)) as events:
         async for event in events:
@@ -116,8 +116,7 @@ async def _whole(answer: _Answer) -> dict[str, object]:
                 answer.choices[event.index].add(event)
             elif isinstance(event, Totals):
                 totals = event
-    choices = [choice.whole() for choice in answer.choices]
-    return {**answer.head(), "choices": choices, "usage": usage(totals)}
+    return await whole_answer(answer.head(), answer.choices, {"usage": usage(totals)})
 
 
 async def _events(answer: _Answer) -> AsyncGenerator[Delta | Totals, None]:

@@ -26,8 +26,10 @@ async def text_request(
     """
     words = body.bad_words
     if words:
-        encode = serving.tokenizer.bad_words_token_ids
-        token_ids = await beside_the_loop(sum(map(len, words)), lambda: encode(words))
+        tokenizer = serving.tokenizer
+        token_ids = await beside_the_loop(
+            tokenizer, sum(map(len, words)), lambda: tokenizer.bad_words_token_ids(words)
+        )
         params = replace(params, bad_words_token_ids=token_ids)
     stop_rule = StopRule(
         tuple(body.stops),

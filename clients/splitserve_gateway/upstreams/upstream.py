@@ -106,9 +106,10 @@ class Upstream:
         scheduling: SchedulingParams | None = None,
         timeout_s: float | None = None,
         model_digest: str = "",
-    ) -> AsyncGenerator[Tokens | Finish, None]:
+    ) -> AsyncGenerator[Tokens | Finish, bool | None]:
         """Streams a request's tokens; see `AsyncClient.generate`. Closing it aborts the request.
 
+        Sending True does, too, and what follows ends with the Finish, which has the usage.
         `model_digest`: of the model that the prompt was encoded for. Raises ModelChanged if another
         is served by now, also where the request would have to go on. A request whose scheduler is
         lost goes on at another that serves this model, if there is one.
@@ -161,7 +162,8 @@ class Upstream:
         self._requests.add(request)
         try:
             async for event in request:
-                yield event
+                if (yield event):
+                    request.abort()
         except ModelChanged:
             self._is_doubtful.set()
             raise
