@@ -39,6 +39,12 @@ class AnswerForm:
     grammar: Grammar | None = None
     shows_markers: bool = False
 
+    @property
+    def has_parts(self) -> bool:
+        """Whether an answer may have more than content."""
+        options = self.options
+        return bool(self.output_format.reasoning or options.tools or options.hidden)
+
     def new_parser(self) -> OutputParser:
         """For one choice."""
         return OutputParser(self.output_format, self.options)
