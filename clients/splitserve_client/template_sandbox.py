@@ -9,7 +9,6 @@ from typing import Any, NoReturn, TypeVar
 
 import jinja2
 import jinja2.compiler
-import jinja2.defaults
 import jinja2.ext
 import jinja2.filters
 import jinja2.nodes
@@ -139,7 +138,8 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         self._current = current
         self.filters = make_filters(current)
         self.globals = {
-            **{name: jinja2.defaults.DEFAULT_NAMESPACE[name] for name in ("cycler", "joiner")},
+            "cycler": lambda *items: jinja2.utils.Cycler(*self.checked(items)),
+            "joiner": jinja2.utils.Joiner,
             "range": jinja2.sandbox.safe_range,
             "dict": lambda *args, **kwargs: self.checked(dict(*args, **kwargs)),
             "namespace": _Namespace,
@@ -157,7 +157,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         """What the operator `~` does."""
         return self.concat([str(value) for value in values])
 
-    def checked(self, value: object) -> object:
+    def checked(self, value: T) -> T:
         """`value`, if it is not too much."""
         self._current.get().check_value(value)
         return value
