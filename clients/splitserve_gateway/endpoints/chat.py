@@ -85,7 +85,7 @@ async def start_chat(gateway: Gateway, body: ChatRequest) -> ChatGeneration:
 def _choices(body: ChatRequest, generation: ChatGeneration, names: TokenNames) -> list[ChatChoice]:
     prefix = generation.final_message if body.echo else ""
     return [
-        ChatChoice(index, body, generation.form, names, prefix)
+        ChatChoice(index, body, generation.plan, names, prefix)
         for index in range(generation.asked.params.num_completions)
     ]
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from splitserve_client import TokenLogprob
 from splitserve_gateway.endpoints.logprobs import TokenNames, chat_logprobs
-from splitserve_gateway.generation.answers import AnswerForm
 from splitserve_gateway.generation.choices import ChoiceEnd, Delta
+from splitserve_gateway.grammars.answer_plan import AnswerPlan
 from splitserve_gateway.parsing.deltas import (
     ContentDelta,
     ReasoningDelta,
@@ -27,12 +27,12 @@ class ChatChoice:
     """
 
     def __init__(
-        self, index: int, body: ChatRequest, form: AnswerForm, names: TokenNames, prefix: str
+        self, index: int, body: ChatRequest, plan: AnswerPlan, names: TokenNames, prefix: str
     ) -> None:
         self._index = index
         self._body = body
         self._names = names
-        self._parser = form.new_parser()
+        self._parser = plan.new_parser()
         self._prefix = prefix
         self._has_calls = False
         self._content: list[str] = [prefix] if prefix else []

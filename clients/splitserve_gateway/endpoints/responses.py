@@ -84,7 +84,7 @@ async def _answer(gateway: Gateway, body: ResponsesRequest) -> _Answer:
         generation = await start_chat(gateway, chat_request(body))
     asked = generation.asked
     names = TokenNames(tokenizer_of(asked.served))
-    output = ResponseOutput(generation.form, names, wants_logprobs=body.wants_logprobs)
+    output = ResponseOutput(generation.plan, names, wants_logprobs=body.wants_logprobs)
     return _Answer(asked, output, _head(body, asked))
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 
 from splitserve_client import Grammar
 from splitserve_gateway.generation.serving import Serving
+from splitserve_gateway.grammars.answer_plan import AnswerPlan, AnswerRules, plan_answer
 from splitserve_gateway.grammars.checker import GrammarChecker, GrammarCheckUnavailable
-from splitserve_gateway.grammars.preparation import AnswerRules, answer_grammar
+from splitserve_gateway.grammars.lark import as_sent
 from splitserve_gateway.grammars.requested import (
     GrammarRefused,
     RequestedGrammar,
@@ -18,30 +19,11 @@ from splitserve_gateway.grammars.requested import (
 from splitserve_gateway.grammars.tools import ToolUse, tool_use
 from splitserve_gateway.http.errors import ApiError, invalid
 from splitserve_gateway.parsing.output_format import OutputFormat
-from splitserve_gateway.parsing.output_parser import OutputParser, ParserOptions
 from splitserve_gateway.parsing.reasoning import ReasoningState
 from splitserve_gateway.schemas.chat import ChatFields, ChatRequest
 from splitserve_gateway.schemas.sampling import GRAMMAR_FIELDS, SamplingFields
 
 _RETRY_AFTER_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerForm:
-    """How the answers to one chat are read.
-
-    `shows_markers`: the parser needs special tokens in the text. `grammar`: None if any text will
-    do.
-    """
-
-    output_format: OutputFormat
-    options: ParserOptions
-    grammar: Grammar | None = None
-    shows_markers: bool = False
-
-    def new_parser(self) -> OutputParser:
-        """For one choice."""
-        return OutputParser(self.output_format, self.options)
 
 
 async def tools_of(body: ChatFields) -> ToolUse:
@@ -56,9 +38,9 @@ async def tools_of(body: ChatFields) -> ToolUse:
         raise invalid(str(error), error.field, "invalid_value") from error
 
 
-async def answer_form(
+async def answer_plan(
     serving: Serving, body: ChatRequest, use: ToolUse, prompt_end: str
-) -> AnswerForm:
+) -> AnswerPlan:
     """What the answer to `body` is held to, and how it is read. Raises ApiError."""
     config, tokenizer = serving.config, serving.tokenizer
     output_format = OutputFormat.of(
@@ -66,28 +48,18 @@ async def answer_form(
     )
     marks = output_format.reasoning
     state = ReasoningState.NOT_BEGUN if marks is None else marks.state_after(prompt_end)
-    special_tokens = tokenizer.special_tokens
+    special_tokens = frozenset(tokenizer.special_tokens)
     try:
         requested = await _requested(body)
         rules = AnswerRules(output_format, requested, use, state, special_tokens)
-        grammar = await answer_grammar(serving.checker, rules)
+        plan = await plan_answer(serving.checker, rules)
     except GrammarRefused as error:
         raise invalid(str(error), error.field, "invalid_grammar") from error
     except GrammarCheckUnavailable as error:
         raise _check_unavailable(error) from error
-    markers = output_format.marker_texts
-    if not use.callable_tools:
-        markers = frozenset() if marks is None else frozenset((marks.opener, marks.closer))
-    shows_markers = not markers.isdisjoint(special_tokens)
-    hides = shows_markers and body.skip_special_tokens
-    options = ParserOptions(
-        tools=use.parameters,
-        max_calls=use.max_calls,
-        streams_arguments=use.must_call,
-        starts_in_reasoning=state is ReasoningState.OPEN,
-        hidden=frozenset(special_tokens) if hides else frozenset(),
-    )
-    return AnswerForm(output_format, options, grammar, shows_markers)
+    if not body.skip_special_tokens:  # they are wanted
+        plan = replace(plan, options=replace(plan.options, hidden=frozenset()))
+    return plan
 
 
 async def checked_grammar(checker: GrammarChecker, body: SamplingFields) -> Grammar | None:
@@ -96,7 +68,8 @@ async def checked_grammar(checker: GrammarChecker, body: SamplingFields) -> Gram
         requested = await _requested(body)
         if requested is None:
             return None
-        return await checker.check(requested.field, requested.source)
+        grammar = await checker.check(requested.field, requested.source)
+        return await checker.check(requested.field, as_sent(grammar))
     except GrammarRefused as error:
         raise invalid(str(error), error.field, "invalid_grammar") from error
     except GrammarCheckUnavailable as error:

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from splitserve_client import SamplingParams
-from splitserve_gateway.generation.answers import AnswerForm, answer_form, tools_of
+from splitserve_gateway.generation.answers import answer_plan, tools_of
 from splitserve_gateway.generation.chat_prompts import chat_of_tokens, content_of, encode_chat
 from splitserve_gateway.generation.choices import TextRequest
 from splitserve_gateway.generation.prompts import EncodedPrompt, truncated
 from splitserve_gateway.generation.sampling import CHAT_FIELDS
 from splitserve_gateway.generation.serving import Serving, tokenizer_of
 from splitserve_gateway.generation.text_requests import text_request
+from splitserve_gateway.grammars.answer_plan import AnswerPlan
 from splitserve_gateway.schemas.chat import ChatRequest
 from splitserve_gateway.upstreams.upstream import Served
 
@@ -22,7 +23,7 @@ class ChatGeneration:
     """`final_message`: the text that the answer continues, if it does."""
 
     asked: TextRequest
-    form: AnswerForm
+    plan: AnswerPlan
     final_message: str = ""
 
 
@@ -32,15 +33,15 @@ async def chat_generation(
     """The generation that a chat asks for. Raises ApiError and SplitserveError."""
     use = await tools_of(body)
     prompt = await _prompt(body, serving.served, use.template_tools)
-    form = await answer_form(serving, body, use, prompt.text)
-    params = replace(params, grammar=form.grammar)
+    plan = await answer_plan(serving, body, use, prompt.text)
+    params = replace(params, grammar=plan.grammar)
     asked = await text_request(serving, body, params, [prompt])
     fields = dict(CHAT_FIELDS)
     if body.max_completion_tokens is not None:
         fields["max_tokens"] = "max_completion_tokens"
-    skips = body.skip_special_tokens and not form.shows_markers
+    skips = body.skip_special_tokens and not plan.shows_markers
     asked = replace(asked, skip_special_tokens=skips, fields=fields)
-    return ChatGeneration(asked, form, _final_message(body))
+    return ChatGeneration(asked, plan, _final_message(body))
 
 
 async def _prompt(

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from splitserve_client import Tokenizer
 from splitserve_gateway.endpoints.chat_choices import ChatChoice
 from splitserve_gateway.endpoints.logprobs import TokenNames
-from splitserve_gateway.generation.answers import AnswerForm
 from splitserve_gateway.generation.choices import ChoiceEnd, Delta
+from splitserve_gateway.grammars.answer_plan import AnswerPlan
 from splitserve_gateway.parsing.output_format import OutputFormat
 from splitserve_gateway.parsing.output_parser import ParserOptions
 from splitserve_gateway.schemas.chat import ChatRequest
@@ -23,7 +23,7 @@ from tests.support.models import tiny_tokenizers
 NAMES = TokenNames(
     Tokenizer.from_files({"tokenizer.json": tiny_tokenizers.byte_level().to_str().encode()})
 )
-FORM = AnswerForm(
+FORM = AnswerPlan(
     OutputFormat.of("", "hermes", "think"), ParserOptions(tools={"add": {}, "drop": {}})
 )
 TEXT = (
