@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.endpoints import completions
-from splitserve_gateway.generation.choices import Event, TextRequest
+from splitserve_gateway.generation.choices import Event, TextRequest, stream_choices
 from tests.contract.stranger.process import poll
 from tests.support.processes.fake_service import StepWatch
 from tests.support.processes.gateway import RunningGateway, running_gateway, text_executor
@@ -111,8 +111,6 @@ async def test_only_one_request_fails_when_it_meets_a_fault(
 async def test_stream_ends_with_an_error_event_when_it_meets_a_fault(
     gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stream_choices = completions.stream_choices
-
     async def broken(request: TextRequest) -> AsyncIterator[Event]:
         async for event in stream_choices(request):
             yield event
