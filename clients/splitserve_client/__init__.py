@@ -16,6 +16,7 @@ from splitserve_client.errors import (
     DeadlineUnreachable,
     Draining,
     InvalidRequest,
+    ModelChanged,
     ModelNotReady,
     QueueFull,
     RequestFailed,
@@ -29,7 +30,8 @@ from splitserve_client.errors import (
 )
 from splitserve_client.generation import Completion, Generation, collect_generation
 from splitserve_client.resumption import RetryPolicy, Timing
-from splitserve_client.session import Session, SessionRequest
+from splitserve_client.session import Session
+from splitserve_client.session_request import SessionRequest
 from splitserve_client.stop_strings import StopStrings
 from splitserve_client.sync_client import Client
 from splitserve_client.text_generation import TextCompletion, TextGeneration, collect_text
@@ -49,6 +51,7 @@ from splitserve_client.types import (
     Lark,
     Model,
     Regex,
+    ResumeTokenIds,
     SamplingParams,
     SchedulingParams,
     SequenceFinish,
@@ -57,6 +60,7 @@ from splitserve_client.types import (
     TopLogprob,
     Usage,
 )
+from splitserve_client.unread import UnreadBudget
 
 __all__ = [
     "AsyncClient",
@@ -84,6 +88,7 @@ __all__ = [
     "MapResult",
     "Message",
     "Model",
+    "ModelChanged",
     "ModelNotReady",
     "Piece",
     "Prompt",
@@ -93,6 +98,7 @@ __all__ = [
     "RequestIdInUse",
     "RequestTexts",
     "RequestUnknown",
+    "ResumeTokenIds",
     "RetryPolicy",
     "SamplingParams",
     "SchedulingParams",
@@ -113,6 +119,7 @@ __all__ = [
     "TokenizerUnavailable",
     "Tokens",
     "TopLogprob",
+    "UnreadBudget",
     "Usage",
     "collect_generation",
     "collect_text",

@@ -42,7 +42,7 @@ class TemplateOptions(TypedDict, total=False):
 
 
 class ChatTemplates:
-    """The templates of a model, by name. Threads may share it."""
+    """The templates of a model, by name. Threads may share it. `text`: all as they are written."""
 
     def __init__(
         self,
@@ -54,6 +54,7 @@ class ChatTemplates:
         self._special_tokens = dict(special_tokens)
         sandbox = sandbox or Sandbox()
         self._templates = {name: _Template(sandbox, sources[name]) for name in sources}
+        self.text = "\n".join(sources.values())
 
     @classmethod
     def from_files(

@@ -9,6 +9,7 @@ from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import Any, Self, Unpack
 
+import grpc
 import grpc.aio
 
 from splitserve.scheduler.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
@@ -49,6 +50,7 @@ from splitserve_client.types import (
     SchedulingParams,
     Tokens,
 )
+from splitserve_client.unread import UnreadBudget
 from splitserve_rpc.errors import failure_of
 
 _TOKENIZER_TIMEOUT_S = 60.0
@@ -234,11 +236,23 @@ class AsyncClient:
 
     # -- everything else ---------------------------------------------------------------------------
 
-    def session(self) -> Session:
-        """Many requests over one stream; use it as `async with client.session() as session`."""
+    def session(self, unread: UnreadBudget | None = None) -> Session:
+        """Many requests over one stream; use it as `async with client.session() as session`.
+
+        `unread`: what the requests may hold that is not read; sessions may share it.
+        """
         return Session(
-            self._open_session, self._max_message_bytes, self._config.retry, self._config.timing
+            self._open_session,
+            self._max_message_bytes,
+            self._config.retry,
+            self._config.timing,
+            unread or UnreadBudget(),
         )
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection, as far as is known."""
+        return self._channel.get_state() is grpc.ChannelConnectivity.READY
 
     async def _max_message_bytes(self) -> float:
         """What the server takes; if it does not say, it is for the server to refuse."""

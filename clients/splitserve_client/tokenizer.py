@@ -66,10 +66,15 @@ class Tokenizer:
         return int(self._tokenizer.get_vocab_size())
 
     @cached_property
+    def special_tokens(self) -> Mapping[str, int]:
+        """The ids of special tokens, by their texts."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {token.content: token_id for token_id, token in added.items() if token.special}
+
+    @cached_property
     def special_token_ids(self) -> frozenset[int]:
         """The ids of special tokens."""
-        added = self._tokenizer.get_added_tokens_decoder()
-        return frozenset(token_id for token_id, token in added.items() if token.special)
+        return frozenset(self.special_tokens.values())
 
     def token_id(self, token: str) -> int | None:
         """The id of a token as the vocabulary writes it; None if there is none."""
@@ -112,7 +117,7 @@ class Tokenizer:
         """As `encode`, of a text of any length."""
         if len(text) <= _MAX_INLINE_CHARS:
             return self.encode(text, add_special_tokens=add_special_tokens)
-        return await self._in_thread(
+        return await self.in_thread(
             lambda: self.encode(text, add_special_tokens=add_special_tokens)
         )
 
@@ -132,7 +137,7 @@ class Tokenizer:
         """As `decode`, of any number of tokens."""
         if len(token_ids) <= _MAX_INLINE_TOKENS:
             return self.decode(token_ids, skip_special_tokens=skip_special_tokens)
-        return await self._in_thread(
+        return await self.in_thread(
             lambda: self.decode(token_ids, skip_special_tokens=skip_special_tokens)
         )
 
@@ -161,6 +166,11 @@ class Tokenizer:
     # -- chats -------------------------------------------------------------------------------------
 
     @property
+    def chat_template_text(self) -> str:
+        """All chat templates as they are written: a model's notation of calls is in there."""
+        return "" if self._chat_templates is None else self._chat_templates.text
+
+    @property
     def has_chat_template(self) -> bool:
         """Whether the model was trained on chats."""
         return self._chat_templates is not None
@@ -185,7 +195,7 @@ class Tokenizer:
         self, messages: Sequence[Message], **options: Unpack[TemplateOptions]
     ) -> list[int]:
         """As `encode_chat`, in a thread."""
-        return await self._in_thread(lambda: self.encode_chat(messages, **options))
+        return await self.in_thread(lambda: self.encode_chat(messages, **options))
 
     # ----------------------------------------------------------------------------------------------
 
@@ -199,7 +209,8 @@ class Tokenizer:
     def _threads(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="splitserve-text")
 
-    async def _in_thread(self, work: Callable[[], T]) -> T:
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """The result of `work` with this tokenizer, in one of its few threads."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
 

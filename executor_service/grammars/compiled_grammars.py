@@ -119,7 +119,7 @@ class StepOfGrammars:
         samples = np.isin(self.rows, sampling_rows, assume_unique=True)
         rows = np.searchsorted(sampling_rows, self.rows[samples])
         states = [self.states[index] for index in np.flatnonzero(samples).tolist()]
-        self.grammars.advance(states, may_wait=len(rows) == len(sampling_rows))
+        self.grammars.advance(states, may_wait=0 < len(rows) == len(sampling_rows))
         has_mask = np.array([not (state.is_pending or state.error) for state in states], np.bool_)
         masked = [states[index] for index in np.flatnonzero(has_mask).tolist()]
         words = self.grammars.words(masked)

@@ -44,8 +44,10 @@ class Compiled:
 
 
 def shorten(error: str) -> str:
-    """What llguidance says of an error, without its state; a grammar may be part of it."""
-    error = error.partition("<backtrace>")[0].replace("<non-verbose/>", "").strip()
+    """What llguidance says of an error; the grammar may be part of it, its own inner life not."""
+    if error.startswith("panic"):
+        return _BROKEN
+    error = error.replace("<non-verbose/>", "").strip()
     return error if len(error) <= _MAX_ERROR_CHARS else error[:_MAX_ERROR_CHARS] + "..."
 
 

@@ -15,6 +15,9 @@ from llguidance import LLTokenizer, TokenizerWrapper
 
 from executor_service.grammars.token_bytes import TokenizerUnsupported, read_token_bytes
 
+# llguidance takes up to 1024; a longer one is never sampled.
+_MAX_TOKEN_BYTES = 1000
+
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
@@ -41,9 +44,8 @@ class Vocabulary:
         token_bytes = read_token_bytes(path, vocab_size)
         for token_id in eos_token_ids:
             token_bytes[token_id] = b""
-        tokenizer = LLTokenizer(
-            TokenizerWrapper(_TokenTexts(token_bytes)), eos_token=list(eos_token_ids)
-        )
+        token_bytes = [b"" if len(text) > _MAX_TOKEN_BYTES else text for text in token_bytes]
+        tokenizer = _tokenizer(token_bytes, eos_token_ids)
         has_text = np.zeros(tokenizer.vocab_size, np.bool_)
         has_text[: len(token_bytes)] = [len(text) > 0 for text in token_bytes]
         is_eos = np.zeros(tokenizer.vocab_size, np.bool_)
@@ -55,6 +57,17 @@ class Vocabulary:
             samplable=_pack(has_text | is_eos),
             eos_bits=_pack(is_eos),
         )
+
+
+def _tokenizer(token_bytes: list[bytes], eos_token_ids: Sequence[int]) -> LLTokenizer:
+    wrapper = TokenizerWrapper(_TokenTexts(token_bytes))
+    try:
+        return LLTokenizer(wrapper, eos_token=list(eos_token_ids))
+    except BaseException as error:
+        # What panics in Rust is no Exception; the model is served even so.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise TokenizerUnsupported(f"llguidance cannot take its tokens: {error}") from error
 
 
 def _pack(tokens: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint32]:

@@ -15,7 +15,7 @@ _LIMITS, _NETWORK = "Limits of a step", "Network"
 _POLICY, _ROBUST, _OTHER = "Scheduling", "Queue and failures", "Process"
 _SERVE_EXECUTOR: tuple[Command, ...] = ("serve", "executor")
 _SERVE_SCHEDULER: tuple[Command, ...] = ("serve", "scheduler")
-_DRAINING: tuple[Command, ...] = ("serve", "scheduler", "gateway")
+_STREAMING: tuple[Command, ...] = ("serve", "scheduler", "gateway")
 
 OPTIONS: tuple[Option, ...] = (
     *EXECUTOR_OPTIONS,
@@ -195,9 +195,9 @@ OPTIONS: tuple[Option, ...] = (
         "max-unread-mib",
         Kind.INTEGER,
         "most MiB kept for a client that does not read its stream, and 16 times that for all; "
-        "beyond it the stream ends with STREAM_NOT_READ",
+        "beyond it the stream ends",
         _ROBUST,
-        _SERVE_SCHEDULER,
+        _STREAMING,
         16,
         minimum=1,
         maximum=1024,
@@ -228,7 +228,7 @@ OPTIONS: tuple[Option, ...] = (
         Kind.NUMBER,
         "seconds that unfinished requests get at shutdown",
         _ROBUST,
-        _DRAINING,
+        _STREAMING,
         10.0,
         default_of=(("serve", 2.0),),
         minimum=0,

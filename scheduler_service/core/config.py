@@ -58,7 +58,9 @@ class SchedulerConfig(PolicyConfig):
     """The executor's pools, the model's numbers, the limits of a step and of the queue, policies.
 
     `sliding_window`: every layer attends to that many tokens at most; None without. `max_adapters`:
-    distinct adapters of one step. Raises ValueError that names the field, its value and what is
+    distinct adapters of one step. `max_params_bytes`: what lists and texts among the sampling
+    parameters of all that run may take, since a step may have to tell all of them; None for any.
+    Raises ValueError that names the field, its value and what is
     allowed.
     """
 
@@ -84,6 +86,7 @@ class SchedulerConfig(PolicyConfig):
     sliding_window: int | None = None
     max_adapters: int = 0
     model_digest: str = ""
+    max_params_bytes: int | None = None
 
     def __post_init__(self) -> None:
         """Checks the ranges."""
@@ -141,6 +144,7 @@ _LEAST = {
     "block_bytes": 0,
     "sliding_window": 1,
     "max_adapters": 0,
+    "max_params_bytes": 0,
     "num_lookahead_slots": 0,
     "delay_factor": 0.0,
 }

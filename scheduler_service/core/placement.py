@@ -40,7 +40,8 @@ class Placement:
 
     `waiting`: the queue policy, which has the requests that wait; `queued`: the same ones, who has
     waited longest first. `swapped`: by rank. `groups`: running requests that have, or may come to
-    have, more than one sequence. `adapters`: how many rows use each.
+    have, more than one sequence. `adapters`: how many rows use each. `num_params_bytes`: of
+    all that run.
     `last_planned_step_id` and `last_answered_step_id` say which steps are in flight; `now_ns` is
     the time. `ended`: requests that have ended, `ended_sequences`: sequences of requests that
     return several; their owners are to be told.
@@ -60,6 +61,7 @@ class Placement:
         self.requests: dict[str, Request] = {}
         self.groups: dict[str, Request] = {}
         self.adapters = Counter[str]()
+        self.num_params_bytes = 0
         self.departures = Departures()
         self.suspects = Suspects()
         self.last_planned_step_id = last_step
@@ -324,6 +326,7 @@ class Placement:
             insort(self.swapped, request, key=_rank)
         elif status is RequestStatus.RUNNING:
             request.rank = self.waiting.rank(request)
+            self.num_params_bytes += request.num_params_bytes
             if request.params.num_sequences > 1:
                 self.groups[request.request_id] = request
 
@@ -338,6 +341,7 @@ class Placement:
             self.blocks.drop_swapped(request)
         elif request.status is RequestStatus.RUNNING:
             self.groups.pop(request.request_id, None)
+            self.num_params_bytes -= request.num_params_bytes
             self.blocks.release_cross(
                 request, self.last_planned_step_id, self.last_answered_step_id
             )

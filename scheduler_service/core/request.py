@@ -145,7 +145,8 @@ class Request:
 
     `client_key` is the owner's own name for it, returned with its tokens. `stop_len` is the number
     of tokens at which its sequences end and `stop_token_ids` what else ends them; both are set when
-    a core accepts it. `num_fruitless_losses` counts the steps and executors it lost since it had
+    a core accepts it, as is `num_params_bytes`: what its parameters take where they are not only
+    numbers. `num_fruitless_losses` counts the steps and executors it lost since it had
     `num_tokens_at_loss` tokens. `trial_size`: of a suspect, how many may share a step with it; else
     0 (see `suspects.py`). `num_bypasses` counts the requests that were admitted while it was
     the first in line but could not run. `is_protected`: it was admitted out of turn because it had
@@ -166,6 +167,7 @@ class Request:
     sequences: list[Sequence] = field(default_factory=list)
     stop_len: int = 0
     stop_token_ids: frozenset[int] = frozenset()
+    num_params_bytes: int = 0
     finish_reason: FinishReason | None = None
     error: tuple[str, str] | None = None
     num_preemptions: int = 0

@@ -21,6 +21,9 @@ MAX_ENTRIES = {
     "allowed_token_ids": 16384,
     "bad_words_token_ids": 1024,
 }
+# Of a token id or the head of a field, and of an entry of a map.
+_ID_BYTES = 5
+_BIAS_BYTES = 16
 # Both mean that top_k is off, as in other engines.
 _TOP_K_OFF = (0, -1)
 
@@ -118,6 +121,16 @@ class SamplingParams:
             bool(self.allowed_token_ids or self.bad_words_token_ids)
             or -math.inf in self.logit_bias.values()
         )
+
+    @property
+    def num_bytes(self) -> int:
+        """What lists and texts take in a message, at most."""
+        num_ids = len(self.allowed_token_ids) + len(self.stop_token_ids)
+        num_ids += sum(map(len, self.bad_words_token_ids)) + len(self.bad_words_token_ids)
+        num_bytes = _ID_BYTES * num_ids + _BIAS_BYTES * len(self.logit_bias)
+        if self.grammar is not None:
+            num_bytes += self.grammar.num_bytes + _ID_BYTES * len(self.grammar.texts)
+        return num_bytes
 
     def stop_tokens(self, eos_token_ids: frozenset[int]) -> frozenset[int]:
         """The tokens that end a sequence of a model with `eos_token_ids`."""

@@ -169,6 +169,7 @@ class Scheduler:
         placement, config, sequence = self.placement, self._config, request.sequence
         assert request.request_id not in placement.requests, "request id in use"
         request.stop_token_ids = request.params.stop_tokens(config.eos_token_ids)
+        request.num_params_bytes = request.params.num_bytes
         request.stop_len = max_len_of(request, config)
         if request.params.max_tokens is not None:
             by_length = sequence.num_prompt_tokens + request.params.max_tokens

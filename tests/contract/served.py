@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.executor.v1 import executor_pb2_grpc
 from tests.support.fakes.executor_server import ExecutorServer
 from tests.support.fakes.fake_runner import FakeRunner, StepFault, expected_tokens
+from tests.support.fakes.slow_compiler import SlowCompiler
 from tests.support.steps.batches import NewRow, Sender, WorkRow, tokens_of
 
 EXECUTOR_EPOCH = 1000
@@ -44,6 +45,7 @@ NAN_TOKEN = VOCAB_SIZE - 1
 BROKEN_TOKEN = VOCAB_SIZE - 2
 OUT_OF_MEMORY_TOKEN = VOCAB_SIZE - 3
 
+EOS_TOKEN_IDS = (2,)
 PROMPT = [11, 7, 93, 40, 5, 62]
 
 
@@ -161,7 +163,7 @@ def make_info(backend: Backend) -> ExecutorInfo:
             "float32",
             backend.vocab_size,
             64,
-            (2,),
+            EOS_TOKEN_IDS,
             sliding_window=backend.sliding_window,
         ),
         block_size=BLOCK_SIZE,
@@ -188,7 +190,8 @@ def make_fake_backend(
         num_device_blocks=NUM_DEVICE_BLOCKS,
         num_host_blocks=NUM_HOST_BLOCKS,
         vocab_size=VOCAB_SIZE,
-        fault=_fault,
+        eos_token_ids=EOS_TOKEN_IDS,
+        fault=_Faults(),
         sliding_window_tokens=sliding_window,
         us_per_block=20,
         us_per_token=1,
@@ -201,11 +204,17 @@ def _next_token(tokens: Sequence[int], window: int | None, **additions: Any) -> 
     return expected_tokens(tokens, 1, 0, VOCAB_SIZE, window=window, **additions)[0]
 
 
-def _fault(step: StepInput) -> StepFault:
-    """What the special tokens do."""
-    if OUT_OF_MEMORY_TOKEN in step.token_ids:
-        return StepFault(error=OutOfMemory("no memory, says the test"))
-    owners = step.row_ids.repeat(step.num_new_tokens).tolist()
-    statuses = {NAN_TOKEN: RowStatus.INVALID_LOGITS, BROKEN_TOKEN: RowStatus.FAILED}
-    each = zip(owners, step.token_ids.tolist(), strict=True)
-    return StepFault(rows={row: statuses[token] for row, token in each if token in statuses})
+class _Faults:
+    """What the special tokens do; and each grammar takes the first row that asks for it a step."""
+
+    def __init__(self) -> None:
+        self._compiler = SlowCompiler(num_asks=1)
+
+    def __call__(self, step: StepInput) -> StepFault:
+        if OUT_OF_MEMORY_TOKEN in step.token_ids:
+            return StepFault(error=OutOfMemory("no memory, says the test"))
+        owners = step.row_ids.repeat(step.num_new_tokens).tolist()
+        statuses = {NAN_TOKEN: RowStatus.INVALID_LOGITS, BROKEN_TOKEN: RowStatus.FAILED}
+        each = zip(owners, step.token_ids.tolist(), strict=True)
+        rows = {row: statuses[token] for row, token in each if token in statuses}
+        return replace(self._compiler(step), rows=rows)

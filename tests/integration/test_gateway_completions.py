@@ -229,11 +229,17 @@ async def test_usage_comes_last_when_it_is_asked_for(gateway: RunningGateway) ->
 
 
 async def test_cached_tokens_are_counted_when_a_prompt_comes_again(gateway: RunningGateway) -> None:
-    body = {"prompt": "return x + 1 " * 20, "max_tokens": 2, "user": "cached"}
-    first = await gateway.post(PATH, **body)
+    body = {"prompt": "return x + 1 " * 20, "user": "cached"}
+    first = await gateway.post(PATH, **body, max_tokens=2)
     assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
-    again = await gateway.post(PATH, **body)
+    again = await gateway.post(PATH, **body, max_tokens=2)
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    # A stop string ends it here; the scheduler still says what it took.
+    text = (await gateway.post(PATH, **body, max_tokens=30, seed=1))["choices"][0]["text"]
+    for more in ({}, {"n": 2}):
+        stopped = await gateway.post(PATH, **body, **more, max_tokens=300, seed=1, stop=[text[5]])
+        assert stopped["choices"][0]["finish_reason"] == "stop"
+        assert stopped["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
     for other in ({"user": "another"}, {"cache_salt": "salt"}):
         answer = await gateway.post(PATH, **{**body, **other})
         assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0

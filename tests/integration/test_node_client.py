@@ -1,4 +1,4 @@
-"""The Node client: its own tests, its example with text beside Python's tokenizer, its package."""
+"""The Node client: its own tests, its examples beside the Python client, its package."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.fakes.scheduler_thread import FakeServer
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "clients" / "splitserve-node"
 MODEL = ROOT / "executor_service" / "bundled_model"
-TIMEOUT_S = 240
+TIMEOUT_S = 280
 pytestmark = pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
 
 
@@ -60,6 +60,22 @@ def server() -> Iterator[FakeServer]:
 
 def test_node_client_passes_its_own_tests(package: Path) -> None:
     assert "# fail 0" in run("npm", "test", cwd=package)
+
+
+def test_node_examples_print_the_tokens_that_python_gets(package: Path, server: FakeServer) -> None:
+    streamed = run("node", "examples/generate.mjs", server.address, cwd=package).splitlines()
+    side_by_side = run("node", "examples/session.mjs", server.address, cwd=package).splitlines()
+
+    with Client(server.address) as client:
+        texts = [
+            " ".join(map(str, client.complete([1, 2, 3], params).token_ids))
+            for params in (SamplingParams(seed=seed, max_tokens=8) for seed in (5, 6, 7))
+        ]
+    chunks = [line.removeprefix("tokens ") for line in streamed[:-1]]
+    assert (" ".join(chunks), streamed[-1]) == (texts[0], "finish length 8")
+    assert side_by_side == [
+        f"seed {seed}: {text}" for seed, text in zip((5, 6, 7), texts, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("prompt", ["Once upon a time", "naïve café 🚀, über 2+2=4"])

@@ -80,6 +80,7 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
         block_bytes=draw(st.sampled_from([0, 4096])),
         sliding_window=draw(st.sampled_from([None, None, None, 1, 3, 8, 20])),
         max_adapters=max_adapters,
+        max_params_bytes=draw(st.sampled_from([None, None, 250])),
         prefix_caching=draw(st.sampled_from([True, True, True, False])),
         host_prefix_cache=draw(st.booleans()),
         separates_tenants=draw(st.booleans()),

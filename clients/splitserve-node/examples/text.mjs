@@ -13,7 +13,10 @@ const tokenizer = new Tokenizer(tokenizerFile, configFile);
 /** @type {number[]} */
 const tokenIds = [];
 let shown = "";
-for await (const event of client.generate(tokenizer.encode(prompt).ids, { seed: 5, maxTokens: 16 })) {
+for await (const event of client.generate(tokenizer.encode(prompt).ids, {
+  seed: 5,
+  maxTokens: 16,
+})) {
   if (event.type === "tokens") tokenIds.push(...event.tokenIds);
   const text = tokenizer.decode(tokenIds, { skip_special_tokens: true });
   // A character may be split between tokens: until it is whole, what is decoded ends like this.

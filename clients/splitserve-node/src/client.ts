@@ -2,8 +2,8 @@
 
 import { credentials, type ChannelCredentials } from "@grpc/grpc-js";
 
-import { decodeExecutor, decodeModel } from "./codec.js";
 import { Connection } from "./connection.js";
+import { decodeExecutor, decodeModel } from "./decoding.js";
 import { RequestIdInUse, ServerUnreachable, SplitserveError } from "./errors.js";
 import { AdminService } from "./gen/splitserve/scheduler/v1/admin_pb.js";
 import { SchedulerService } from "./gen/splitserve/scheduler/v1/scheduler_pb.js";
@@ -68,8 +68,9 @@ export class Client {
     params: SamplingParams = {},
     options: GenerateOptions = {},
   ): AsyncGenerator<GenerationEvent, void, void> {
-    const request = new ResumableRequest(promptTokenIds, params, options, this.#timing.now);
-    const backoff = new Backoff(this.#retry, this.#timing, options.timeoutMs);
+    const { timeoutMs, ...rest } = options;
+    const request = new ResumableRequest(promptTokenIds, params, rest, this.#timing.now);
+    const backoff = new Backoff(this.#retry, this.#timing, timeoutMs);
     const { signal, end } = this.#connection.scope(options.signal);
     try {
       await this.#connection.ready(signal);
@@ -119,7 +120,10 @@ export class Client {
     params: SamplingParams = {},
     options: GenerateOptions = {},
   ): Promise<Generation> {
-    return collectGeneration(this.generate(promptTokenIds, params, options), numCompletions(params));
+    return collectGeneration(
+      this.generate(promptTokenIds, params, options),
+      numCompletions(params),
+    );
   }
 
   /** Many requests over one stream; close it when it is no longer used. */
@@ -150,7 +154,12 @@ export class Client {
     try {
       await this.#connection.ready(signal);
       const { getTokenizer } = SchedulerService.method;
-      const responses = this.#connection.serverStream(getTokenizer, {}, signal, TOKENIZER_TIMEOUT_MS);
+      const responses = this.#connection.serverStream(
+        getTokenizer,
+        {},
+        signal,
+        TOKENIZER_TIMEOUT_MS,
+      );
       for await (const { fileName, data } of responses) {
         pieces.set(fileName, [...(pieces.get(fileName) ?? []), data]);
       }

@@ -11,7 +11,7 @@ import {
 } from "@bufbuild/protobuf";
 import * as grpc from "@grpc/grpc-js";
 
-import { encode } from "./codec.js";
+import { encode } from "./encoding.js";
 import { ClientClosed, errorOfCall, ServerUnreachable } from "./errors.js";
 
 const MIB = 1024 * 1024;
@@ -168,7 +168,13 @@ export class Connection {
     options: grpc.CallOptions,
   ): grpc.ClientReadableStream<MessageShape<O>> {
     const path = pathOf(method);
-    return this.#client.makeServerStreamRequest(path, same, decoder(method.output), message, options);
+    return this.#client.makeServerStreamRequest(
+      path,
+      same,
+      decoder(method.output),
+      message,
+      options,
+    );
   }
 
   async *#responses<O extends DescMessage>(
@@ -217,7 +223,11 @@ function decoder<O extends DescMessage>(schema: O): (bytes: Buffer) => MessageSh
   return (bytes) => fromBinary(schema, bytes);
 }
 
-function deferred(): { promise: Promise<void>; resolve: () => void; reject: (why: unknown) => void } {
+function deferred(): {
+  promise: Promise<void>;
+  resolve: () => void;
+  reject: (why: unknown) => void;
+} {
   let resolve!: () => void;
   let reject!: (why: unknown) => void;
   const promise = new Promise<void>((done, fail) => ([resolve, reject] = [done, fail]));

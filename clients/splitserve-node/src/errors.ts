@@ -116,9 +116,16 @@ const ERROR_OF_CODE: ReadonlyMap<status, ErrorClass> = new Map<status, ErrorClas
 ]);
 
 /** The error for what a server says in-band; an unknown reason gives RequestFailed. */
-export function errorOfReason(reason: string, message: string, retryDelay?: Duration): SplitserveError {
+export function errorOfReason(
+  reason: string,
+  message: string,
+  retryDelay?: Duration,
+): SplitserveError {
   const kind = ERROR_OF_REASON.get(reason) ?? RequestFailed;
-  return new kind(message || "the request failed", { reason, retryDelayMs: milliseconds(retryDelay) });
+  return new kind(message || "the request failed", {
+    reason,
+    retryDelayMs: milliseconds(retryDelay),
+  });
 }
 
 /** The error for a failed call: by its reason; where there is none, by its code. */
@@ -147,7 +154,10 @@ function isCallFailure(failure: unknown): failure is CallFailure {
 }
 
 /** What the details say, of any gRPC server; bytes that are none say nothing. */
-function readDetails(metadata: Metadata | undefined): { reason: string; retryDelayMs?: number | undefined } {
+function readDetails(metadata: Metadata | undefined): {
+  reason: string;
+  retryDelayMs?: number | undefined;
+} {
   const [bytes] = metadata?.get(DETAILS_KEY) ?? [];
   const said: { reason: string; retryDelayMs?: number | undefined } = { reason: "" };
   if (!(bytes instanceof Uint8Array)) return said;

@@ -2,16 +2,14 @@
 
 import { randomBytes } from "node:crypto";
 
+import { decodeFinish, decodeSequenceFinish, decodeTokens } from "./decoding.js";
 import {
   checkOptions,
-  decodeFinish,
-  decodeSequenceFinish,
-  decodeTokens,
   encodeSamplingParams,
   encodeSchedulingParams,
   tokenIdsOf,
   type GenerateRequestInit,
-} from "./codec.js";
+} from "./encoding.js";
 import {
   Draining,
   ModelNotReady,
@@ -63,7 +61,12 @@ export class ResumableRequest {
   #wasLost = false;
 
   /** Throws InvalidRequest for what cannot be sent. */
-  constructor(prompt: TokenIds, params: SamplingParams, options: RequestOptions, now: () => number) {
+  constructor(
+    prompt: TokenIds,
+    params: SamplingParams,
+    options: RequestOptions,
+    now: () => number,
+  ) {
     checkOptions(options);
     const promptTokenIds = tokenIdsOf(prompt);
     const seed = params.seed ?? randomBytes(8).readBigInt64LE();

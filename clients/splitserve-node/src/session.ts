@@ -1,8 +1,15 @@
 // Many requests over one stream, which is opened again when it breaks.
 
-import { decodeError, encode } from "./codec.js";
 import type { BidiCall, Connection, Scope } from "./connection.js";
-import { ClientClosed, InvalidRequest, ServerFault, ServerUnreachable, SplitserveError } from "./errors.js";
+import { decodeError } from "./decoding.js";
+import { encode } from "./encoding.js";
+import {
+  ClientClosed,
+  InvalidRequest,
+  ServerFault,
+  ServerUnreachable,
+  SplitserveError,
+} from "./errors.js";
 import {
   SchedulerService,
   SessionRequestSchema,
@@ -38,7 +45,11 @@ export interface SessionParts {
   readonly policy: RetryPolicy;
   readonly timing: Timing;
   /** Makes room for a resumption where the server has not noticed yet that a stream broke. */
-  readonly abortStale: (requestId: string, lost: SplitserveError, signal: AbortSignal) => Promise<void>;
+  readonly abortStale: (
+    requestId: string,
+    lost: SplitserveError,
+    signal: AbortSignal,
+  ) => Promise<void>;
 }
 
 /**
@@ -70,10 +81,14 @@ export class Session {
   }
 
   /**
-   * Starts a request; see `Client.generate`. Throws InvalidRequest for what cannot be sent, and
-   * ClientClosed; anything else the iterator throws.
+   * Starts a request; see `Client.generate`. Throws ClientClosed, the reason of a signal that is
+   * aborted, and InvalidRequest for names that are none; anything else the iterator throws.
    */
-  submit(prompt: TokenIds, params: SamplingParams = {}, options: RequestOptions = {}): SessionStream {
+  submit(
+    prompt: TokenIds,
+    params: SamplingParams = {},
+    options: RequestOptions = {},
+  ): SessionStream {
     const { signal } = options;
     this.#scope.signal.throwIfAborted();
     signal?.throwIfAborted();
@@ -165,7 +180,10 @@ export class Session {
   async #checkSize(numBytes: number): Promise<void> {
     const { getModel } = SchedulerService.method;
     const asking = this.#parts.connection.unary(getModel, {}, this.#scope.signal);
-    const limit = await asking.then((model) => Number(model.maxMessageBytes), () => 0);
+    const limit = await asking.then(
+      (model) => Number(model.maxMessageBytes),
+      () => 0,
+    );
     if (limit > 0 && numBytes > limit) {
       const message = `the request has ${numBytes} bytes; the server takes at most ${limit}`;
       throw new InvalidRequest(message, { reason: "MESSAGE_TOO_LARGE" });

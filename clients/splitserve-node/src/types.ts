@@ -14,6 +14,17 @@ export interface BeamSearch {
 }
 
 /**
+ * What the text of the output must follow: one of these. A JSON schema may be an object or its JSON,
+ * a regular expression is in the syntax of the Rust crate regex, a Lark grammar in the dialect of
+ * llguidance. With choices the text is one of them.
+ */
+export type Grammar =
+  | { readonly jsonSchema: string | object }
+  | { readonly regex: string }
+  | { readonly lark: string }
+  | { readonly choices: readonly string[] };
+
+/**
  * How tokens are chosen and when to stop; what is not given is left to the server, whose defaults
  * are neutral. What the model's authors recommend is in `Model.defaultSamplingParams`.
  */
@@ -40,6 +51,7 @@ export interface SamplingParams {
   /** Without it all tokens; an empty list is refused. */
   readonly allowedTokenIds?: readonly number[];
   readonly badWordsTokenIds?: readonly (readonly number[])[];
+  readonly grammar?: Grammar;
 }
 
 /** What a request asks of the scheduler, rather than of the model. */

@@ -3,7 +3,6 @@
 import assert from "node:assert/strict";
 import { getEventListeners } from "node:events";
 import { after, afterEach, before, test } from "node:test";
-import { setImmediate as setImmediatePromise } from "node:timers/promises";
 
 import * as splitserve from "splitserve";
 import { Client, type GenerationEvent, type SamplingParams, type TokenLogprob } from "splitserve";
@@ -32,7 +31,10 @@ after(async () => {
 });
 
 /** Reads on to the `count`th token, and leaves the rest unread. */
-async function readTokens(events: AsyncIterator<GenerationEvent>, count: number): Promise<number[]> {
+async function readTokens(
+  events: AsyncIterator<GenerationEvent>,
+  count: number,
+): Promise<number[]> {
   const tokenIds: number[] = [];
   while (tokenIds.length < count) {
     const { value } = await events.next();
@@ -61,7 +63,10 @@ for (const [name, params] of Object.entries<SamplingParams>({
     const { completions, usage } = await client.complete(PROMPT, params);
 
     const expected = await service.expect(PROMPT, params);
-    assert.deepEqual(completions.map(({ logprobs: _, ...rest }) => rest), expected);
+    assert.deepEqual(
+      completions.map(({ logprobs: _, ...rest }) => rest),
+      expected,
+    );
     assert.equal(usage.numPromptTokens, 3);
     const numOutput = expected.reduce((sum, each) => sum + each.tokenIds.length, 0);
     assert.equal(usage.numOutputTokens, numOutput);
@@ -87,21 +92,37 @@ test("generate brings the scores of tokens and prompt when they are asked for", 
   const { completions, promptLogprobs, tokenIds } = await client.complete(PROMPT, params);
 
   const scores = completions[0]?.logprobs ?? [];
-  assert.deepEqual(scores.map((each) => each.tokenId), tokenIds);
-  assert.deepEqual(scores.map((each) => each.logprob), await service.do("score", { token_ids: tokenIds }));
+  assert.deepEqual(
+    scores.map((each) => each.tokenId),
+    tokenIds,
+  );
+  assert.deepEqual(
+    scores.map((each) => each.logprob),
+    await service.do("score", { token_ids: tokenIds }),
+  );
   assert.ok(scores.every((each: TokenLogprob) => each.rank === 1 && each.top.length === 2));
-  assert.deepEqual(promptLogprobs.map((each) => each.tokenId), PROMPT.slice(1));
+  assert.deepEqual(
+    promptLogprobs.map((each) => each.tokenId),
+    PROMPT.slice(1),
+  );
 });
 
 test("a request goes on where the caller says", async () => {
   const expected = await expectedTokens(LONG);
 
   const rest = await client.complete(PROMPT, LONG, { resumeTokenIds: expected.slice(0, 20) });
-  const several = await client.complete(PROMPT, { ...LONG, n: 2 }, { resumeTokenIds: new Map([[0, expected]]) });
+  const several = await client.complete(
+    PROMPT,
+    { ...LONG, n: 2 },
+    { resumeTokenIds: new Map([[0, expected]]) },
+  );
 
   assert.deepEqual(rest.tokenIds, expected.slice(20));
   const [, second] = await service.expect(PROMPT, { ...LONG, n: 2 });
-  assert.deepEqual(several.completions.map((each) => each.tokenIds), [[], second?.tokenIds]);
+  assert.deepEqual(
+    several.completions.map((each) => each.tokenIds),
+    [[], second?.tokenIds],
+  );
 });
 
 test("no token is lost or doubled when the network breaks in the middle of a stream", async () => {
@@ -134,15 +155,17 @@ test("no token is lost or doubled of several sequences when the scheduler is kil
   for await (const event of events) note(event);
 
   const expected = await service.expect(PROMPT, params);
-  assert.deepEqual(seen, expected.map((each) => each.tokenIds));
+  assert.deepEqual(
+    seen,
+    expected.map((each) => each.tokenIds),
+  );
 });
 
 test("leaving the loop aborts the request", async () => {
   await service.do("hold", { after: 3 });
   for await (const _ of client.generate(PROMPT, LONG)) break;
 
-  await service.do("release");
-  await service.do("wait_idle");
+  await service.endsBefore(LONG.maxTokens / 2);
 });
 
 test("a signal aborts the request while it is waited for, and its reason is thrown", async () => {
@@ -154,8 +177,7 @@ test("a signal aborts the request while it is waited for, and its reason is thro
   stopping.abort(new Error("enough"));
 
   await assert.rejects(reading, /enough/);
-  await service.do("release");
-  await service.do("wait_idle");
+  await service.endsBefore(LONG.maxTokens / 2);
   await assert.rejects(client.complete(PROMPT, LONG, { signal: stopping.signal }), /enough/);
 });
 
@@ -176,17 +198,19 @@ test("requests that are left at any point leave nothing behind", async () => {
   }
   await service.do("wait_idle");
   several.close();
-
-  while (process.getActiveResourcesInfo().filter((name) => name === "TCPSocketWrap").length > 1) {
-    await setImmediatePromise();
-  }
+  throughProxy.close();
+  await service.do("wait_disconnected");
+  throughProxy = new Client(service.proxy);
 });
 
 test("abort ends a request by its id", async () => {
   await service.do("hold", { after: 3 });
   const events = client.generate(PROMPT, LONG, { requestId: "mine" });
   const first = await readTokens(events, 1);
-  await assert.rejects(client.complete(PROMPT, LONG, { requestId: "mine" }), splitserve.RequestIdInUse);
+  await assert.rejects(
+    client.complete(PROMPT, LONG, { requestId: "mine" }),
+    splitserve.RequestIdInUse,
+  );
   await client.abort("mine");
   await service.do("release");
 
@@ -216,7 +240,10 @@ test("every reason of the server gives the error that it gives in Python", async
   for (const [reason, [ofCall, inBand, code]] of Object.entries(classes)) {
     if (between.test(reason)) continue;
     const raised = errorOfCall(Object.assign(new Error(), failure(code, reason)));
-    assert.deepEqual([reason, raised.name, errorOfReason(reason, "").name], [reason, ofCall, inBand]);
+    assert.deepEqual(
+      [reason, raised.name, errorOfReason(reason, "").name],
+      [reason, ofCall, inBand],
+    );
   }
 });
 

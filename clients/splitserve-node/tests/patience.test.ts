@@ -1,13 +1,19 @@
 // What the client does when the server says no, or nothing: against a server that follows a script.
 
 import assert from "node:assert/strict";
-import { after, afterEach, beforeEach, test } from "node:test";
+import { afterEach, beforeEach, test } from "node:test";
 
 import { status } from "@grpc/grpc-js";
 
 import * as splitserve from "splitserve";
 import { Client, type GenerationEvent } from "splitserve";
-import { failure, finish, ScriptedServer, tokens, type Response } from "./support/scripted-server.js";
+import {
+  failure,
+  finish,
+  ScriptedServer,
+  tokens,
+  type Response,
+} from "./support/scripted-server.js";
 import { VirtualTime } from "./support/virtual-time.js";
 
 let server: ScriptedServer;
@@ -25,7 +31,6 @@ afterEach(() => {
   client.close();
   server.stop();
 });
-after(() => assert.deepEqual(process.getActiveResourcesInfo().filter((name) => /Timeout/.test(name)), []));
 
 async function read(events: AsyncIterable<GenerationEvent>): Promise<number[]> {
   const tokenIds: number[] = [];
@@ -55,7 +60,10 @@ test("generate continues where it was, with one seed and id, when the stream bre
 
   assert.deepEqual(await read(client.generate([1], { maxTokens: 8 })), [0, 1, 2, 3, 4, 5, 6, 7]);
 
-  assert.deepEqual(server.requests.map((each) => each.resumeTokenIds), [[], [0, 1, 2], [0, 1, 2, 3]]);
+  assert.deepEqual(
+    server.requests.map((each) => each.resumeTokenIds),
+    [[], [0, 1, 2], [0, 1, 2, 3]],
+  );
   assert.equal(new Set(server.requests.map((each) => each.samplingParams?.seed)).size, 1);
   assert.equal(new Set(server.requests.map((each) => each.requestId)).size, 1);
 });
@@ -85,7 +93,10 @@ test("generate throws QueueFull with its delay when it has no tokens yet", async
 
   await assert.rejects(read(client.generate([1])), (error) => {
     assert.ok(error instanceof splitserve.QueueFull);
-    assert.deepEqual([error.reason, error.retryDelayMs, error.message], ["QUEUE_FULL", 4321, "said: QUEUE_FULL"]);
+    assert.deepEqual(
+      [error.reason, error.retryDelayMs, error.message],
+      ["QUEUE_FULL", 4321, "said: QUEUE_FULL"],
+    );
     return true;
   });
 });
@@ -113,11 +124,13 @@ test("generate waits longer each time, and gives up, when attempts keep failing"
 });
 
 test("generate counts its patience anew when there is progress", async () => {
+  const hasty = new Client(address, { timing: time, retry: { giveUpAfterMs: 250 } });
   server.script = counting(4, [1, 2, 3]);
 
-  await read(client.generate([1]));
+  await read(hasty.generate([1]));
 
   assert.deepEqual(time.pausesMs, [100, 100, 100]);
+  hasty.close();
 });
 
 test("generate keeps its timeout over all attempts", async () => {
@@ -125,9 +138,15 @@ test("generate keeps its timeout over all attempts", async () => {
     throw failureless();
   };
 
-  await assert.rejects(read(client.generate([1], {}, { timeoutMs: 10_000 })), splitserve.DeadlineExceeded);
+  await assert.rejects(
+    read(client.generate([1], {}, { timeoutMs: 10_000 })),
+    splitserve.DeadlineExceeded,
+  );
 
-  assert.equal(time.pausesMs.reduce((sum, each) => sum + each, 0), 10_000);
+  assert.equal(
+    time.pausesMs.reduce((sum, each) => sum + each, 0),
+    10_000,
+  );
 });
 
 test("generate sends what is left of a deadline when it resumes", async () => {
@@ -136,12 +155,17 @@ test("generate sends what is left of a deadline when it resumes", async () => {
   await read(client.generate([1], {}, { scheduling: { deadlineMs: 1500 } }));
 
   const sent = server.requests.map(({ deadline }) => [deadline?.seconds, deadline?.nanos]);
-  assert.deepEqual(sent, [[1n, 500_000_000], [1n, 400_000_000]]);
+  assert.deepEqual(sent, [
+    [1n, 500_000_000],
+    [1n, 400_000_000],
+  ]);
 });
 
 test("generate resumes each of several sequences, and ends none of them twice", async () => {
   server.script = function* (_, call) {
-    const ended = (index: number): Response => ({ event: { case: "sequenceFinish", value: { index, reason: 2 } } });
+    const ended = (index: number): Response => ({
+      event: { case: "sequenceFinish", value: { index, reason: 2 } },
+    });
     if (call === 0) {
       yield tokens([5], 0);
       yield tokens([7], 1);
@@ -154,11 +178,27 @@ test("generate resumes each of several sequences, and ends none of them twice", 
     yield finish();
   };
 
-  const { completions } = await client.complete([1], { n: 2 });
+  const events: GenerationEvent[] = [];
+  for await (const event of client.generate([1], { n: 2 })) events.push(event);
 
-  assert.deepEqual(completions.map((each) => each.tokenIds), [[5, 6], [7]]);
-  const resumed = server.requests[1]?.resumeSequences.map(({ index, tokenIds }) => [index, tokenIds]);
-  assert.deepEqual(resumed, [[0, [5]], [1, [7]]]);
+  const brought = events.flatMap((event) =>
+    event.type === "tokens" ? [[event.index, ...event.tokenIds, event.finish?.reason]] : [],
+  );
+  assert.deepEqual(brought, [
+    [0, 5, undefined],
+    [1, 7, undefined],
+    [1, "length"],
+    [0, 6, undefined],
+    [0, "length"],
+  ]);
+  const resumed = server.requests[1]?.resumeSequences.map(({ index, tokenIds }) => [
+    index,
+    tokenIds,
+  ]);
+  assert.deepEqual(resumed, [
+    [0, [5]],
+    [1, [7]],
+  ]);
 });
 
 test("generate hands out nothing twice when the best come at the end and the stream breaks among them", async () => {
@@ -169,20 +209,29 @@ test("generate hands out nothing twice when the best come at the end and the str
   };
 
   assert.deepEqual(await read(client.generate([1], { bestOf: 3 })), [5, 6]);
-  assert.deepEqual(server.requests.map((each) => each.resumeSequences.length), [0, 0]);
+  assert.deepEqual(
+    server.requests.map((each) => each.resumeSequences.length),
+    [0, 0],
+  );
 });
 
 test("generate throws what a finish says when the request failed", async () => {
   const error = { reason: "INVALID_LOGITS", message: "NaN" };
   server.script = () => [{ event: { case: "finish", value: { reason: 5, error } } }];
 
-  await assert.rejects(read(client.generate([1])), { name: "RequestFailed", reason: "INVALID_LOGITS", message: "NaN" });
+  await assert.rejects(read(client.generate([1])), {
+    name: "RequestFailed",
+    reason: "INVALID_LOGITS",
+    message: "NaN",
+  });
   assert.equal(server.requests.length, 1);
 });
 
 test("an error says nothing of its details when those are no message", async () => {
   server.script = () => {
-    const broken = failure(status.INVALID_ARGUMENT, "") as { metadata: { set(k: string, v: Buffer): void } };
+    const broken = failure(status.INVALID_ARGUMENT, "") as {
+      metadata: { set(k: string, v: Buffer): void };
+    };
     broken.metadata.set("grpc-status-details-bin", Buffer.from([0xff, 0xff, 0xff]));
     throw broken;
   };
@@ -218,8 +267,30 @@ test("closing the client ends what runs, which is not tried again", async () => 
 test("nothing is tried again when no server was there in the first place", async () => {
   server.stop();
 
-  await assert.rejects(read(client.generate([1])), { name: "ServerUnreachable", message: `no server answers at ${address}` });
+  await assert.rejects(read(client.generate([1])), {
+    name: "ServerUnreachable",
+    message: `no server answers at ${address}`,
+  });
   assert.deepEqual(time.pausesMs, []);
+});
+
+test("generate sends each kind of grammar as its text", async () => {
+  const grammars: splitserve.Grammar[] = [
+    { jsonSchema: { type: "object" } },
+    { jsonSchema: '{"const":1}' },
+    { regex: "a+" },
+    { lark: 'start: "a"' },
+    { choices: ["yes", "no"] },
+  ];
+
+  server.script = () => [finish()];
+  for (const grammar of grammars) await client.complete([1], { grammar });
+
+  const sent = server.requests.map(({ samplingParams }) => {
+    const kind = samplingParams?.grammar?.kind;
+    return kind?.case === "choices" ? kind.value.texts : kind?.value;
+  });
+  assert.deepEqual(sent, ['{"type":"object"}', '{"const":1}', "a+", 'start: "a"', ["yes", "no"]]);
 });
 
 for (const [params, message] of [
@@ -230,6 +301,8 @@ for (const [params, message] of [
   [{ seed: 2n ** 63n }, /9223372036854775808/],
   [{ allowedTokenIds: [] }, /allowedTokenIds is empty/],
   [{ beamSearch: { width: 2, earlyStopping: "soon" } }, /earlyStopping is soon/],
+  [{ grammar: { json: "{}" } }, /grammar is not one of: jsonSchema, regex, lark, choices/],
+  [{ grammar: { regex: "a", lark: "b" } }, /grammar is not one of/],
   [{ beamSearch: { with: 2 } }, /BeamSearch has no with/],
 ] as [object, RegExp][]) {
   test(`generate refuses ${String(message)} before anything is sent`, async () => {
@@ -246,6 +319,9 @@ test("generate refuses a prompt that is text, and an option that is none", async
   const text = "123" as unknown as number[];
   await assert.rejects(read(client.generate(text)), /token ids are numbers, not text/);
   const options = { timeout: 5 } as object;
-  await assert.rejects(read(client.generate([1], {}, options)), /options has no timeout; allowed: requestId/);
+  await assert.rejects(
+    read(client.generate([1], {}, options)),
+    /options has no timeout; allowed: requestId/,
+  );
   assert.equal(server.requests.length, 0);
 });

@@ -33,11 +33,17 @@ function submitAll(params: readonly SamplingParams[]): SessionStream[] {
 }
 
 /** Reads all of them to their ends, side by side; they must bring the expected tokens. */
-async function checkAll(streams: SessionStream[], params: readonly SamplingParams[]): Promise<void> {
+async function checkAll(
+  streams: SessionStream[],
+  params: readonly SamplingParams[],
+): Promise<void> {
   const read = await Promise.all(streams.map((stream) => splitserve.collectGeneration(stream)));
   for (const [number, { completions }] of read.entries()) {
     const expected = await service.expect([1, number], params[number] ?? {});
-    assert.deepEqual(completions.map((each) => each.tokenIds), expected.map((each) => each.tokenIds));
+    assert.deepEqual(
+      completions.map((each) => each.tokenIds),
+      expected.map((each) => each.tokenIds),
+    );
   }
 }
 
@@ -75,8 +81,18 @@ test("a session fails one request alone when the server rejects it", async () =>
   const good = session.submit([1, 0], { seed: 1, maxTokens: 5 });
   const bad = session.submit([], { maxTokens: 3 });
 
-  await assert.rejects(splitserve.collectGeneration(bad), { name: "InvalidRequest", reason: "PROMPT_EMPTY" });
+  await assert.rejects(splitserve.collectGeneration(bad), {
+    name: "InvalidRequest",
+    reason: "PROMPT_EMPTY",
+  });
   await checkAll([good], [{ seed: 1, maxTokens: 5 }]);
+});
+
+test("a session refuses what cannot be sent", async () => {
+  const fraction = session.submit([1], { maxTokens: 1.5 });
+  await assert.rejects(splitserve.collectGeneration(fraction), splitserve.InvalidRequest);
+  const options = { timeoutMs: 5 } as object;
+  assert.throws(() => session.submit([1], {}, options), /options has no timeoutMs/);
 });
 
 test("a session fails one request alone when it is larger than the server takes", async () => {
@@ -120,9 +136,8 @@ test("leaving the loop over a request of a session aborts it", async () => {
   const stream = session.submit([1, 1], { seed: 2, maxTokens: 200 });
   for await (const _ of stream) break;
   assert.deepEqual(await stream.next(), { done: true, value: undefined });
-  await service.do("release");
 
-  await service.do("wait_idle");
+  await service.endsBefore(100);
 });
 
 test("what a session has unfinished is aborted when it is closed, and it takes no more", async () => {
@@ -135,12 +150,15 @@ test("what a session has unfinished is aborted when it is closed, and it takes n
 
   assert.equal(completions[0]?.reason, "aborted");
   assert.throws(() => session.submit([1]), splitserve.ClientClosed);
+  await service.endsBefore(100);
 });
 
 test("a request that is not read keeps the others not waiting, and loses nothing", async () => {
   const unread = session.submit([1, 0], { seed: 0, maxTokens: 200 });
   for (let seed = 1; seed < 4; seed++) {
-    const read = await splitserve.collectGeneration(session.submit([1, 1], { seed, maxTokens: 200 }));
+    const read = await splitserve.collectGeneration(
+      session.submit([1, 1], { seed, maxTokens: 200 }),
+    );
     const [expected] = await service.expect([1, 1], { seed, maxTokens: 200 });
     assert.deepEqual(read.tokenIds, expected?.tokenIds);
   }

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from splitserve_gateway.endpoints.chat_choices import ChatChoice
 from splitserve_gateway.endpoints.context import Gateway, gateway_of
 from splitserve_gateway.endpoints.logprobs import TokenNames, prompt_logprobs
-from splitserve_gateway.endpoints.shapes import StreamUsage, head, usage, with_notes
+from splitserve_gateway.endpoints.shapes import StreamUsage, head, usage, whole_answer, with_notes
 from splitserve_gateway.generation.chat_requests import ChatGeneration, chat_generation
 from splitserve_gateway.generation.choices import (
     Delta,
@@ -23,8 +23,8 @@ from splitserve_gateway.generation.choices import (
     Totals,
     stream_choices,
 )
-from splitserve_gateway.generation.prompts import tokenizer_of
 from splitserve_gateway.generation.sampling import sampling_params
+from splitserve_gateway.generation.serving import tokenizer_of
 from splitserve_gateway.http.errors import invalid
 from splitserve_gateway.http.event_stream import event_stream
 from splitserve_gateway.schemas.chat import ChatRequest
@@ -41,7 +41,7 @@ async def create_chat_completion(request: Request) -> Response:
     if body.stream:
         response = await event_stream(_chunks(answer))
     else:
-        response = JSONResponse(await _whole(answer))
+        response = await _whole(answer)
     return with_notes(response, body)
 
 
@@ -68,24 +68,24 @@ async def _answer(gateway: Gateway, body: ChatRequest) -> _Answer:
 
 async def start_chat(gateway: Gateway, body: ChatRequest) -> ChatGeneration:
     """The generation that `body` asks for. Raises ApiError and SplitserveError."""
-    upstream, served = gateway.fleet.choose(body.model)
+    serving = gateway.choose(body.model)
     max_tokens = body.max_tokens
     if body.max_completion_tokens is not None:
         max_tokens = body.max_completion_tokens
     params = sampling_params(
         body,
-        served,
+        serving.served,
         max_tokens=max_tokens,
         num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         num_prompt_logprobs=body.prompt_logprobs,
     )
-    return await chat_generation(gateway.config, upstream, served, body, params)
+    return await chat_generation(serving, body, params)
 
 
 def _choices(body: ChatRequest, generation: ChatGeneration, names: TokenNames) -> list[ChatChoice]:
     prefix = generation.final_message if body.echo else ""
     return [
-        ChatChoice(index, body, generation.form, names, prefix)
+        ChatChoice(index, body, generation.plan, names, prefix)
         for index in range(generation.asked.params.num_completions)
     ]
 
@@ -125,7 +125,7 @@ async def _chunks(answer: _Answer) -> AsyncGenerator[object, None]:
             event = await anext(events, None)
 
 
-async def _whole(answer: _Answer) -> dict[str, object]:
+async def _whole(answer: _Answer) -> Response:
     more: dict[str, object] = {}
     async with aclosing(stream_choices(answer.asked)) as events:
         async for event in events:
@@ -138,5 +138,4 @@ async def _whole(answer: _Answer) -> dict[str, object]:
                     more["usage"] = usage(event)
     if answer.body.return_token_ids:
         more["prompt_token_ids"] = answer.asked.prompts[0].token_ids
-    choices = [choice.whole() for choice in answer.choices]
-    return {**answer.head("chat.completion"), "choices": choices, **more}
+    return await whole_answer(answer.head("chat.completion"), answer.choices, more)

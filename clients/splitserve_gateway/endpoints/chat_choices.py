@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from splitserve_client import TokenLogprob
 from splitserve_gateway.endpoints.logprobs import TokenNames, chat_logprobs
-from splitserve_gateway.generation.answers import AnswerForm
 from splitserve_gateway.generation.choices import ChoiceEnd, Delta
+from splitserve_gateway.grammars.answer_plan import AnswerPlan
 from splitserve_gateway.parsing.deltas import (
     ContentDelta,
     ReasoningDelta,
@@ -27,12 +27,12 @@ class ChatChoice:
     """
 
     def __init__(
-        self, index: int, body: ChatRequest, form: AnswerForm, names: TokenNames, prefix: str
+        self, index: int, body: ChatRequest, plan: AnswerPlan, names: TokenNames, prefix: str
     ) -> None:
         self._index = index
         self._body = body
         self._names = names
-        self._parser = form.new_parser()
+        self._parser = plan.new_parser() if plan.has_parts else None
         self._prefix = prefix
         self._has_calls = False
         self._content: list[str] = [prefix] if prefix else []
@@ -73,6 +73,8 @@ class ChatChoice:
 
     def _shape(self, parts: Sequence[Part]) -> Json:
         """All `parts` in one."""
+        if len(parts) == 1 and isinstance(part := parts[0], ContentDelta):
+            return {"content": part.text}
         shape: Json = {}
         content = "".join([part.text for part in parts if isinstance(part, ContentDelta)])
         reasoning = "".join([part.text for part in parts if isinstance(part, ReasoningDelta)])
@@ -133,6 +135,8 @@ class ChatChoice:
     # -- both --------------------------------------------------------------------------------------
 
     def _parts(self, delta: Delta) -> list[Part]:
+        if self._parser is None:
+            return [ContentDelta(delta.text)] if delta.text else []
         parts = self._parser.push(delta.text) if delta.text else []
         if delta.end is not None:
             parts += self._parser.finish()

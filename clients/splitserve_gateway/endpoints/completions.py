@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from splitserve_gateway.endpoints.completion_choices import ChoiceShape, new_choices
 from splitserve_gateway.endpoints.context import Gateway, gateway_of
-from splitserve_gateway.endpoints.shapes import StreamUsage, head, usage, with_notes
+from splitserve_gateway.endpoints.shapes import StreamUsage, head, usage, whole_answer, with_notes
+from splitserve_gateway.generation.answers import checked_grammar
 from splitserve_gateway.generation.choices import (
     Delta,
     Event,
@@ -43,7 +44,7 @@ async def create_completion(request: Request) -> Response:
     if body.stream:
         response = await event_stream(_chunks(answer))
     else:
-        response = JSONResponse(await _whole(answer))
+        response = await _whole(answer)
     return with_notes(response, body)
 
 
@@ -61,24 +62,25 @@ class _Answer:
 
 async def _answer(gateway: Gateway, body: CompletionRequest) -> _Answer:
     _check(body)
-    upstream, served = gateway.fleet.choose(body.model)
-    prompts = await encode_prompts(body, served)
+    serving = gateway.choose(body.model)
+    prompts = await encode_prompts(body, serving.served)
     max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     num_prompt_logprobs = body.prompt_logprobs
     if body.echo and body.logprobs is not None:
         num_prompt_logprobs = max(body.logprobs, num_prompt_logprobs or 0)
     params = sampling_params(
         body,
-        served,
+        serving.served,
         # Nothing is computed without a token to be sampled; that of an echo alone is dropped.
         max_tokens=max(max_tokens, 1) if body.echo else max_tokens,
         num_logprobs=body.logprobs,
         num_prompt_logprobs=num_prompt_logprobs,
     )
+    params = replace(params, grammar=await checked_grammar(serving.checker, body))
     if len(prompts) * params.num_completions > _MAX_CHOICES:
         message = f"{len(prompts)} prompts with n = {params.num_completions}; allowed: at most "
         raise invalid(f"{message}{_MAX_CHOICES} choices", "n")
-    asked = await text_request(gateway.config, upstream, served, body, params, prompts)
+    asked = await text_request(serving, body, params, prompts)
     return _Answer(body, asked, new_choices(body, asked))
 
 
@@ -106,7 +108,7 @@ async def _chunks(answer: _Answer) -> AsyncGenerator[object, None]:
                 yield {**start, **last}
 
 
-async def _whole(answer: _Answer) -> dict[str, object]:
+async def _whole(answer: _Answer) -> Response:
     totals = Totals()
     async with aclosing(_events(answer)) as events:
         async for event in events:
@@ -114,8 +116,7 @@ async def _whole(answer: _Answer) -> dict[str, object]:
                 answer.choices[event.index].add(event)
             elif isinstance(event, Totals):
                 totals = event
-    choices = [choice.whole() for choice in answer.choices]
-    return {**answer.head(), "choices": choices, "usage": usage(totals)}
+    return await whole_answer(answer.head(), answer.choices, {"usage": usage(totals)})
 
 
 async def _events(answer: _Answer) -> AsyncGenerator[Delta | Totals, None]:

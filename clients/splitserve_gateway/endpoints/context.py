@@ -9,7 +9,10 @@ from pydantic import BaseModel
 from starlette.requests import Request
 
 from splitserve_gateway.config import GatewayConfig
+from splitserve_gateway.generation.serving import Serving
+from splitserve_gateway.grammars.checker import GrammarChecker
 from splitserve_gateway.http.bodies import read_body
+from splitserve_gateway.http.guard import Exchanges
 from splitserve_gateway.upstreams.fleet import Fleet
 
 Schema = TypeVar("Schema", bound=BaseModel)
@@ -21,6 +24,13 @@ class Gateway:
 
     config: GatewayConfig
     fleet: Fleet
+    exchanges: Exchanges
+    checker: GrammarChecker
+
+    def choose(self, model: str | None) -> Serving:
+        """Who serves `model`; None: any. Raises ApiError."""
+        upstream, served = self.fleet.choose(model)
+        return Serving(upstream, served, self.config, self.checker)
 
     async def read(self, request: Request, schema: type[Schema]) -> Schema:
         """The body of `request`. Raises ApiError."""

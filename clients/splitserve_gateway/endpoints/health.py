@@ -17,9 +17,13 @@ async def live() -> dict[str, str]:
     return {"status": "live"}
 
 
+@router.get("/health")
 @router.get("/health/ready")
 async def ready(request: Request) -> Response:
-    """200 while a scheduler is ready, 503 otherwise."""
-    is_ready = bool(gateway_of(request).fleet.models)
-    status = "ready" if is_ready else "no scheduler is ready"
-    return JSONResponse({"status": status}, 200 if is_ready else 503)
+    """200 while a scheduler is ready and the gateway is not being stopped, 503 otherwise."""
+    gateway = gateway_of(request)
+    if gateway.exchanges.is_draining:
+        return JSONResponse({"status": "draining"}, 503)
+    if not gateway.fleet.models:
+        return JSONResponse({"status": "no scheduler is ready"}, 503)
+    return JSONResponse({"status": "ready"})

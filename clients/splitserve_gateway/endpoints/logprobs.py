@@ -21,10 +21,10 @@ class TokenNames:
     def name(self, token_id: int) -> str:
         if self._as_ids:
             return f"token_id:{token_id}"
-        return self._tokenizer.decode([token_id], skip_special_tokens=False)
+        return self._tokenizer.token_text(token_id)
 
     def bytes_of(self, token_id: int) -> list[int]:
-        return list(self._tokenizer.decode([token_id], skip_special_tokens=False).encode())
+        return list(self._tokenizer.token_bytes(token_id))
 
 
 class CompletionLogprobs:

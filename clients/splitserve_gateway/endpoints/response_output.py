@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from splitserve_client import TokenLogprob
 from splitserve_gateway.endpoints.logprobs import TokenNames, chat_logprobs
-from splitserve_gateway.generation.answers import AnswerForm
 from splitserve_gateway.generation.choices import Delta
+from splitserve_gateway.grammars.answer_plan import AnswerPlan
 from splitserve_gateway.parsing.deltas import (
     ContentDelta,
     ReasoningDelta,
@@ -26,8 +26,8 @@ class ResponseOutput:
     `num_reasoning_tokens`: tokens before the first part that is none.
     """
 
-    def __init__(self, form: AnswerForm, names: TokenNames, *, wants_logprobs: bool) -> None:
-        self._parser = form.new_parser()
+    def __init__(self, plan: AnswerPlan, names: TokenNames, *, wants_logprobs: bool) -> None:
+        self._parser = plan.new_parser()
         self._names = names
         self._wants_logprobs = wants_logprobs
         self._item: _Item | None = None

@@ -20,8 +20,8 @@ from splitserve_gateway.endpoints.logprobs import TokenNames
 from splitserve_gateway.endpoints.response_output import Json, ResponseOutput
 from splitserve_gateway.endpoints.shapes import with_notes
 from splitserve_gateway.generation.choices import Delta, Event, TextRequest, Totals, stream_choices
-from splitserve_gateway.generation.prompts import tokenizer_of
 from splitserve_gateway.generation.response_chats import chat_request
+from splitserve_gateway.generation.serving import tokenizer_of
 from splitserve_gateway.http.errors import ApiError, invalid
 from splitserve_gateway.http.event_stream import NAMED_EVENTS, event_stream
 from splitserve_gateway.schemas.responses import ResponsesRequest
@@ -84,7 +84,7 @@ async def _answer(gateway: Gateway, body: ResponsesRequest) -> _Answer:
         generation = await start_chat(gateway, chat_request(body))
     asked = generation.asked
     names = TokenNames(tokenizer_of(asked.served))
-    output = ResponseOutput(generation.form, names, wants_logprobs=body.wants_logprobs)
+    output = ResponseOutput(generation.plan, names, wants_logprobs=body.wants_logprobs)
     return _Answer(asked, output, _head(body, asked))
 
 

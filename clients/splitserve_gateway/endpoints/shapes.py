@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
+from collections.abc import Sequence
+from typing import Protocol
 
+from pydantic_core import to_json
 from starlette.responses import Response
 
 from splitserve_gateway.generation.choices import Totals
@@ -55,6 +59,28 @@ class StreamUsage:
     def last(self, totals: Totals) -> dict[str, object] | None:
         """What the event after all choices has; None if there is to be none."""
         return {"choices": [], "usage": usage(totals)} if self._is_wanted else None
+
+
+class WholeChoice(Protocol):
+    """A choice, once all of it is there."""
+
+    def whole(self) -> dict[str, object]:
+        """As JSON."""
+
+
+async def whole_answer(
+    start: dict[str, object], choices: Sequence[WholeChoice], more: dict[str, object]
+) -> Response:
+    """The answer with all its choices, and `more`, which is not empty.
+
+    One choice after the other: they may have megabytes of logprobs.
+    """
+    pieces = [to_json(start)[:-1], b',"choices":[']
+    for number, choice in enumerate(choices):
+        pieces += [b"," if number else b"", to_json(choice.whole())]
+        await asyncio.sleep(0)
+    pieces += [b"],", to_json(more)[1:]]
+    return Response(b"".join(pieces), media_type="application/json")
 
 
 def with_notes(response: Response, body: SamplingFields) -> Response:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from fastapi import APIRouter
+from pydantic_core import to_json
 from starlette.requests import Request
+from starlette.responses import Response
 
 from splitserve_gateway.endpoints.context import gateway_of
-from splitserve_gateway.endpoints.logprobs import TokenNames
+from splitserve_gateway.generation.answers import tools_of
 from splitserve_gateway.generation.chat_prompts import encode_chat
-from splitserve_gateway.generation.prompts import beside_the_loop, tokenizer_of
+from splitserve_gateway.generation.prompts import beside_the_loop, check_chars
+from splitserve_gateway.generation.serving import tokenizer_of
 from splitserve_gateway.http.errors import invalid
 from splitserve_gateway.schemas.tokenization import DetokenizeRequest, TokenizeRequest
 
@@ -16,7 +19,7 @@ router = APIRouter()
 
 
 @router.post("/tokenize")
-async def tokenize(request: Request) -> dict[str, object]:
+async def tokenize(request: Request) -> Response:
     """The token ids of a prompt or a chat."""
     gateway = gateway_of(request)
     body = await gateway.read(request, TokenizeRequest)
@@ -24,32 +27,39 @@ async def tokenize(request: Request) -> dict[str, object]:
         raise invalid("one of prompt and messages is required", "prompt")
     _, served = gateway.fleet.choose(body.model)
     tokenizer = tokenizer_of(served)
-    prompt = body.prompt
-    if prompt is None:
-        token_ids = (await encode_chat(body, served)).token_ids
-    else:
+    token_ids: list[int] | None = None
+    if body.messages is not None:
+        use = await tools_of(body)
+        token_ids = (await encode_chat(body, served, use.template_tools)).token_ids
+    text = body.prompt or ""
+    check_chars("prompt", len(text), None, served)
+
+    def answer() -> Response:
         adds = body.add_special_tokens is not False
-        token_ids = await beside_the_loop(
-            len(prompt), lambda: tokenizer.encode(prompt, add_special_tokens=adds)
-        )
-    names = TokenNames(tokenizer)
-    return {
-        "count": len(token_ids),
-        "max_model_len": served.model.max_model_len,
-        "tokens": token_ids,
-        "token_strs": list(map(names.name, token_ids)) if body.return_token_strs else None,
-    }
+        found = tokenizer.encode(text, add_special_tokens=adds) if token_ids is None else token_ids
+        content = {
+            "count": len(found),
+            "max_model_len": served.model.max_model_len,
+            "tokens": found,
+            "token_strs": list(map(tokenizer.token_text, found))
+            if body.return_token_strs
+            else None,
+        }
+        return Response(to_json(content), media_type="application/json")
+
+    return await beside_the_loop(tokenizer, len(text) + len(token_ids or ()), answer)
 
 
 @router.post("/detokenize")
-async def detokenize(request: Request) -> dict[str, str]:
+async def detokenize(request: Request) -> Response:
     """The text of token ids, with that of special tokens unless they are to be skipped."""
     gateway = gateway_of(request)
     body = await gateway.read(request, DetokenizeRequest)
     _, served = gateway.fleet.choose(body.model)
     tokenizer = tokenizer_of(served)
-    skip = body.skip_special_tokens
-    text = await beside_the_loop(
-        len(body.tokens), lambda: tokenizer.decode(body.tokens, skip_special_tokens=skip)
-    )
-    return {"prompt": text}
+
+    def answer() -> Response:
+        text = tokenizer.decode(body.tokens, skip_special_tokens=body.skip_special_tokens)
+        return Response(to_json({"prompt": text}), media_type="application/json")
+
+    return await beside_the_loop(tokenizer, len(body.tokens), answer)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
 from splitserve_client import Tokenizer
-from splitserve_gateway.generation.prompts import EncodedPrompt, tokenizer_of, truncated
+from splitserve_gateway.generation.prompts import EncodedPrompt, check_chars, truncated
+from splitserve_gateway.generation.serving import tokenizer_of
 from splitserve_gateway.http.errors import invalid
 from splitserve_gateway.schemas.chat import ChatFields, ChatMessage
 from splitserve_gateway.upstreams.upstream import Served
 
-# Tokens at the end of a prompt in which an answer may have begun.
+# The end of a prompt, in which an answer may have begun.
+_NUM_END_CHARS = 1024
 _NUM_END_TOKENS = 16
 
 
@@ -40,11 +41,12 @@ async def encode_chat(
             continue_final_message=body.continue_final_message,
             variables=variables,
         )
+        check_chars("messages", len(text), truncate, served)
         return tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens)), text
 
-    token_ids, text = await asyncio.to_thread(encode)
+    token_ids, text = await tokenizer.in_thread(encode)
     token_ids = truncated(token_ids, truncate, served)
-    return EncodedPrompt(token_ids, body.continue_final_message, text[-_NUM_END_TOKENS * 16 :])
+    return EncodedPrompt(token_ids, body.continue_final_message, text[-_NUM_END_CHARS:])
 
 
 def chat_of_tokens(token_ids: list[int], tokenizer: Tokenizer) -> EncodedPrompt:

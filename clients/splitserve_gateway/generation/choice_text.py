@@ -28,28 +28,27 @@ class ChoiceText:
     def __init__(self, detokenizer: Detokenizer, rule: StopRule) -> None:
         self._detokenizer = detokenizer
         self._rule = rule
-        self._stops = StopStrings(rule.strings) if rule.strings else None
+        self._stops: StopStrings | None = None
+        if rule.strings:
+            self._stops = StopStrings(rule.strings, include=rule.is_included)
         self._num_tokens = 0
 
     @property
     def stop_string(self) -> str | None:
         return None if self._stops is None else self._stops.found
 
-    def push(self, token_ids: Sequence[int]) -> str:
-        """The text that `token_ids` bring."""
-        shown = token_ids
-        if not self._rule.is_included and not self._rule.token_ids.isdisjoint(token_ids):
-            shown = [token_id for token_id in token_ids if token_id not in self._rule.token_ids]
+    def push(self, token_ids: Sequence[int]) -> tuple[str, int]:
+        """The text that `token_ids` bring, and how many of them do, up to the stop string."""
         if self._stops is None:
-            return self._detokenizer.push(shown)
-        return self._cut(self._stops, shown)
-
-    def _cut(self, stops: StopStrings, token_ids: Sequence[int]) -> str:
-        num_early = max(self._rule.min_tokens - self._num_tokens, 0)
-        self._num_tokens += len(token_ids)
-        text = stops.push(self._detokenizer.push(token_ids[:num_early]), may_end=False)
-        text += stops.push(self._detokenizer.push(token_ids[num_early:]))
-        return text + self._included()
+            return self._detokenizer.push(self._shown(token_ids)), len(token_ids)
+        texts = []
+        for number, token_id in enumerate(token_ids, 1):
+            self._num_tokens += 1
+            text = self._detokenizer.push(self._shown((token_id,)))
+            texts.append(self._stops.push(text, may_end=self._may_end))
+            if self._stops.found is not None:
+                return "".join(texts), number
+        return "".join(texts), len(token_ids)
 
     def finish(self) -> str:
         """What was held back; nothing more comes."""
@@ -58,12 +57,16 @@ class ChoiceText:
             return rest
         if self._stops.found is not None:
             return ""
-        may_end = self._num_tokens > self._rule.min_tokens
-        text = self._stops.push(rest, may_end=may_end) + self._included()
-        return text + self._stops.finish()
+        return self._stops.push(rest, may_end=self._may_end) + self._stops.finish()
 
-    def _included(self) -> str:
-        return (self.stop_string or "") if self._rule.is_included else ""
+    @property
+    def _may_end(self) -> bool:
+        return self._num_tokens > self._rule.min_tokens
+
+    def _shown(self, token_ids: Sequence[int]) -> Sequence[int]:
+        if self._rule.is_included or self._rule.token_ids.isdisjoint(token_ids):
+            return token_ids
+        return [token_id for token_id in token_ids if token_id not in self._rule.token_ids]
 
 
 def ending_token_ids(

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
 
 from splitserve_client import (
     Finish,
     FinishReason,
     InvalidRequest,
+    RequestFailed,
     SamplingParams,
     SchedulingParams,
+    SplitserveError,
     TokenLogprob,
     Tokens,
 )
 from splitserve_gateway.generation.choice_text import ChoiceText, StopRule
 from splitserve_gateway.generation.prompts import EncodedPrompt
-from splitserve_gateway.generation.sampling import refusal
+from splitserve_gateway.generation.sampling import COMPLETION_FIELDS, refusal
+from splitserve_gateway.http.errors import invalid
 from splitserve_gateway.upstreams.upstream import Served, Upstream
 
 # Events of each prompt of a batch that wait to be written.
@@ -27,7 +30,7 @@ _MAX_WAITING = 4
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
-    """Everything that text is generated from."""
+    """Everything that text is generated from. `fields`: see `sampling.refusal`."""
 
     upstream: Upstream
     served: Served
@@ -37,6 +40,7 @@ class TextRequest:
     scheduling: SchedulingParams
     timeout_s: float
     skip_special_tokens: bool = True
+    fields: Mapping[str, str] = field(default_factory=lambda: COMPLETION_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,23 @@ async def stream_choices(request: TextRequest) -> AsyncGenerator[Event, None]:
                     yield event
         yield totals
     except InvalidRequest as error:
-        raise refusal(error) from error
+        raise refusal(error, request.fields) from error
+    except RequestFailed as error:
+        if error.reason not in _refusals(request.params):
+            raise
+        raise invalid(error.message, code=error.reason.lower()) from error
+
+
+def _refusals(params: SamplingParams) -> Collection[str]:
+    """Reasons of failures that are the request's own doing."""
+    is_constrained = (
+        params.logit_bias
+        or params.allowed_token_ids is not None
+        or params.bad_words_token_ids
+        or params.grammar is not None
+    )
+    own = ("GRAMMAR_INVALID", "KV_CACHE_EXHAUSTED")
+    return (*own, "INVALID_LOGITS") if is_constrained else own
 
 
 async def _merged(request: TextRequest) -> AsyncGenerator[Event, None]:
@@ -174,6 +194,7 @@ class _PromptChoices:
             params,
             scheduling=request.scheduling,
             timeout_s=request.timeout_s,
+            model_digest=request.served.model.digest,
         )
         num_cached_tokens = 0
         async with aclosing(events):
@@ -191,6 +212,7 @@ class _PromptChoices:
                 if (gained := self._push(event)) is not None:
                     yield gained
                     if all(self._has_ended) and params.is_streamed:
+                        num_cached_tokens = await _cached_tokens_of_rest(events)
                         break
         yield Totals(len(self._prompt.token_ids), self._num_output_tokens, num_cached_tokens)
 
@@ -199,8 +221,8 @@ class _PromptChoices:
         if self._has_ended[tokens.index] or not (tokens.token_ids or tokens.finish):
             return None
         text = self._texts[tokens.index]
-        shown = text.push(tokens.token_ids)
-        self._num_output_tokens += len(tokens.token_ids)
+        shown, num_read = text.push(tokens.token_ids)
+        self._num_output_tokens += num_read
         end = None
         if text.stop_string is not None:
             end = ChoiceEnd("stop", text.stop_string)
@@ -209,7 +231,9 @@ class _PromptChoices:
             end = self._end(text, tokens.finish.reason, tokens.finish.stop_token_id)
         self._has_ended[tokens.index] = end is not None
         index = self._first_index + tokens.index
-        return Delta(index, shown, tokens.token_ids, tokens.logprobs, end)
+        if num_read == len(tokens.token_ids):
+            return Delta(index, shown, tokens.token_ids, tokens.logprobs, end)
+        return Delta(index, shown, tokens.token_ids[:num_read], tokens.logprobs[:num_read], end)
 
     def _rest(self, finish: Finish) -> list[Delta]:
         """The ends of choices that have not ended when the request does."""
@@ -226,6 +250,16 @@ class _PromptChoices:
             return ChoiceEnd("stop", text.stop_string)
         is_own = stop_token_id not in self._request.served.model.eos_token_ids
         return ChoiceEnd(_REASONS[reason], stop_token_id if is_own else None)
+
+
+async def _cached_tokens_of_rest(events: AsyncGenerator[Tokens | Finish, bool | None]) -> int:
+    """Aborts what nobody needs any more, and asks what it has cost."""
+    with suppress(SplitserveError):
+        event = await events.asend(True)
+        while isinstance(event, Tokens):
+            event = await anext(events)
+        return event.usage.num_cached_tokens
+    return 0
 
 
 _REASONS = {

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from splitserve_client import Tokenizer, TokenizerUnavailable
+from splitserve_client import Tokenizer
+from splitserve_gateway.generation.serving import tokenizer_of
+from splitserve_gateway.http.errors import invalid
 from splitserve_gateway.schemas.completions import CompletionRequest
 from splitserve_gateway.upstreams.upstream import Served
 
 Result = TypeVar("Result")
 
-# Encoding takes about a millisecond for so many characters.
-_SMALL_CHARS = 1024
+# Encoding takes about a millisecond for so many characters, decoding for so many tokens.
+_SMALL_SIZE = 1024
+# What it takes to begin.
+_CHARS_PER_CALL = 16
+# No tokenizer that is in use has longer tokens.
+_MAX_TOKEN_CHARS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +36,13 @@ class EncodedPrompt:
 
 
 async def encode_prompts(body: CompletionRequest, served: Served) -> list[EncodedPrompt]:
-    """The prompts of a completion. Raises SplitserveError."""
+    """The prompts of a completion. Raises ApiError and SplitserveError."""
     tokenizer = tokenizer_of(served)
     prompts = body.prompts
-    num_chars = sum(map(len, prompts))
+    size = sum(map(len, prompts)) + _CHARS_PER_CALL * len(prompts)
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            check_chars("prompt", len(prompt), body.truncate_prompt_tokens, served)
     add_special_tokens = body.add_special_tokens is not False
 
     def encode(prompt: str | list[int]) -> EncodedPrompt:
@@ -49,14 +57,16 @@ async def encode_prompts(body: CompletionRequest, served: Served) -> list[Encode
             text = str(prompt) if is_whole else tokenizer.decode(cut)
         return EncodedPrompt(cut, is_continued=True, text=text)
 
-    return await beside_the_loop(num_chars, lambda: list(map(encode, prompts)))
+    return await beside_the_loop(tokenizer, size, lambda: list(map(encode, prompts)))
 
 
-def tokenizer_of(served: Served) -> Tokenizer:
-    """Raises TokenizerUnavailable."""
-    if served.tokenizer is None:
-        raise TokenizerUnavailable("this model comes without a tokenizer")
-    return served.tokenizer
+def check_chars(param: str, num_chars: int, truncate: int | None, served: Served) -> None:
+    """Raises ApiError for a text that is too long whatever its tokens are, before it is encoded."""
+    most = _MAX_TOKEN_CHARS * served.model.max_model_len
+    if truncate is None and num_chars > most:
+        message = f"the prompt has {num_chars} characters; the model takes at most "
+        message += f"{served.model.max_model_len} tokens"
+        raise invalid(message, param, "context_length_exceeded")
 
 
 def truncated(token_ids: list[int], most: int | None, served: Served) -> list[int]:
@@ -67,8 +77,6 @@ def truncated(token_ids: list[int], most: int | None, served: Served) -> list[in
     return token_ids[len(token_ids) - most :] if most < len(token_ids) else token_ids
 
 
-async def beside_the_loop(num_chars: int, work: Callable[[], Result]) -> Result:
-    """The result of `work`, which takes time by `num_chars`; in a thread if it may be long."""
-    if num_chars <= _SMALL_CHARS:
-        return work()
-    return await asyncio.to_thread(work)
+async def beside_the_loop(tokenizer: Tokenizer, size: int, work: Callable[[], Result]) -> Result:
+    """The result of `work` with `size` characters or tokens; in a thread if that may take long."""
+    return work() if size <= _SMALL_SIZE else await tokenizer.in_thread(work)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from splitserve_client import (
     BeamSearch,
     EarlyStopping,
@@ -14,7 +16,7 @@ from splitserve_gateway.schemas.sampling import SamplingFields
 from splitserve_gateway.upstreams.upstream import Served
 
 # What the scheduler calls otherwise than callers do.
-_FIELD_OF = {
+COMPLETION_FIELDS: Mapping[str, str] = {
     "num_logprobs": "logprobs",
     "num_prompt_logprobs": "prompt_logprobs",
     "bad_words_token_ids": "bad_words",
@@ -24,6 +26,11 @@ _FIELD_OF = {
     "tenant": "user",
     "deadline": "deadline_s",
     "resume_sequences": "n",
+}
+CHAT_FIELDS: Mapping[str, str] = {
+    **COMPLETION_FIELDS,
+    "num_logprobs": "top_logprobs",
+    "prompt": "messages",
 }
 
 
@@ -91,13 +98,16 @@ def scheduling_params(body: SamplingFields) -> SchedulingParams:
     )
 
 
-def refusal(error: InvalidRequest) -> ApiError:
-    """The scheduler's refusal, with the field at fault as its message names it first."""
+def refusal(error: InvalidRequest, fields: Mapping[str, str]) -> ApiError:
+    """The scheduler's refusal, with the field at fault, which its message names first.
+
+    `fields`: what callers call what the scheduler calls otherwise.
+    """
     refused = api_error(error)
     name = error.message.partition(" ")[0].partition("[")[0]
-    name = _FIELD_OF.get(name, name)
     if error.reason in ("PROMPT_EMPTY", "PROMPT_TOO_LONG", "TOKEN_OUT_OF_RANGE"):
-        refused.param = "prompt"
-    elif name in SamplingFields.model_fields or name in _FIELD_OF.values():
-        refused.param = name
+        name = "prompt"
+    elif name not in fields and name not in SamplingFields.model_fields:
+        return refused
+    refused.param = fields.get(name, name)
     return refused

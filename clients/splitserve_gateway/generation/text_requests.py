@@ -6,19 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from splitserve_client import SamplingParams
-from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.generation.choice_text import StopRule, ending_token_ids
 from splitserve_gateway.generation.choices import TextRequest
-from splitserve_gateway.generation.prompts import EncodedPrompt, beside_the_loop, tokenizer_of
+from splitserve_gateway.generation.prompts import EncodedPrompt, beside_the_loop
 from splitserve_gateway.generation.sampling import scheduling_params
+from splitserve_gateway.generation.serving import Serving
 from splitserve_gateway.schemas.sampling import SamplingFields
-from splitserve_gateway.upstreams.upstream import Served, Upstream
 
 
 async def text_request(
-    config: GatewayConfig,
-    upstream: Upstream,
-    served: Served,
+    serving: Serving,
     body: SamplingFields,
     params: SamplingParams,
     prompts: Sequence[EncodedPrompt],
@@ -29,24 +26,26 @@ async def text_request(
     """
     words = body.bad_words
     if words:
-        encode = tokenizer_of(served).bad_words_token_ids
-        token_ids = await beside_the_loop(sum(map(len, words)), lambda: encode(words))
+        tokenizer = serving.tokenizer
+        token_ids = await beside_the_loop(
+            tokenizer, sum(map(len, words)), lambda: tokenizer.bad_words_token_ids(words)
+        )
         params = replace(params, bad_words_token_ids=token_ids)
     stop_rule = StopRule(
         tuple(body.stops),
         ending_token_ids(
-            served.model.eos_token_ids, params.stop_token_ids, ignore_eos=params.ignore_eos
+            serving.served.model.eos_token_ids, params.stop_token_ids, ignore_eos=params.ignore_eos
         ),
         body.include_stop_str_in_output,
         params.min_tokens or 0,
     )
     return TextRequest(
-        upstream,
-        served,
+        serving.upstream,
+        serving.served,
         prompts,
         params,
         stop_rule,
         scheduling_params(body),
-        config.request_timeout_s,
+        serving.config.request_timeout_s,
         body.skip_special_tokens,
     )

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from splitserve_client.types import Lark
-from splitserve_gateway.grammars.lark import ANY_TEXT, SpecialTokens, embedded, marker, up_to
+from splitserve_gateway.grammars.lark import ANY_TEXT, embedded, quoted, up_to
 from splitserve_gateway.grammars.tools import Tool
 from splitserve_gateway.parsing.formats import ToolCallFormat
+
+_MAX_CALLS = 32  # so that an answer ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,26 +38,30 @@ _SPELLINGS = {
 }
 
 
+def texts_of(tool_call_format: ToolCallFormat) -> frozenset[str]:
+    """The texts that grammars for a notation have around names and arguments."""
+    spelling = _SPELLINGS[tool_call_format.name]
+    parts = (spelling.first, spelling.name, spelling.arguments, spelling.end, spelling.last)
+    return frozenset(text for part in parts for text in part)
+
+
 def only_calls(
     tools: Sequence[Tool],
     tool_call_format: ToolCallFormat,
     max_calls: int | None,
-    special_tokens: SpecialTokens,
 ) -> Lark:
-    """An answer that is one call or more of `tools`, and nothing else."""
+    """An answer that is a call, or up to 32, of `tools`, and nothing else."""
     spelling = _SPELLINGS[tool_call_format.name]
     if max_calls == 1 and tool_call_format.name == "json":
         calls = "call"
     else:
-        more = "" if max_calls == 1 else f"({_parts([spelling.between], special_tokens)} call)*"
-        first, last = (_parts(part, special_tokens) for part in (spelling.first, spelling.last))
-        calls = f"{first} call {more} {last}"
-    return Lark(f"start: {calls}\n{_call_rules(tools, spelling, special_tokens)}")
+        more = f"({_parts([spelling.between])} call){{0,{_MAX_CALLS - 1}}}"
+        first, last = (_parts(part) for part in (spelling.first, spelling.last))
+        calls = f"{first} call {'' if max_calls == 1 else more} {last}"
+    return Lark(f"start: {calls}\n{_call_rules(tools, spelling)}")
 
 
-def text_and_calls(
-    tools: Sequence[Tool], tool_call_format: ToolCallFormat, special_tokens: SpecialTokens
-) -> Lark | None:
+def text_and_calls(tools: Sequence[Tool], tool_call_format: ToolCallFormat) -> Lark | None:
     """An answer that is any text, with calls of `tools` wherever the opener stands in it.
 
     None for a notation in which not every call begins with the opener.
@@ -65,22 +71,20 @@ def text_and_calls(
     if spelling.name[0] != opener:
         return None
     rest = replace(spelling, name=spelling.name[1:])
-    tail = ANY_TEXT
-    if opener not in special_tokens:
-        tail += rf" & ~/(.|\n)*{_regex(opener)}(.|\n)*/"
+    tail = ANY_TEXT + rf" & ~/(.|\n)*{_regex(opener)}(.|\n)*/"
     return Lark(
-        f"start: (opened call)* TAIL\nTAIL: {tail}\n{up_to('opened', opener, special_tokens)}"
-        f"{_call_rules(tools, rest, special_tokens)}"
+        f"start: (opened call)* TAIL\nTAIL: {tail}\n{up_to('opened', opener)}"
+        f"{_call_rules(tools, rest)}"
     )
 
 
-def _call_rules(tools: Sequence[Tool], spelling: _Spelling, special_tokens: SpecialTokens) -> str:
+def _call_rules(tools: Sequence[Tool], spelling: _Spelling) -> str:
     rules = [f"call: {' | '.join(f'call_{index}' for index in range(len(tools)))}"]
     name, arguments, end = (
-        _parts(part, special_tokens) for part in (spelling.name, spelling.arguments, spelling.end)
+        _parts(part) for part in (spelling.name, spelling.arguments, spelling.end)
     )
     for index, tool in enumerate(tools):
-        called = _parts([tool.name], {})
+        called = _parts([tool.name])
         rules += [
             f"call_{index}: {name} {called} {arguments} arguments_{index} {end}",
             f"arguments_{index}: {embedded(tool.schema)}",
@@ -88,8 +92,8 @@ def _call_rules(tools: Sequence[Tool], spelling: _Spelling, special_tokens: Spec
     return "\n".join(rules) + "\n"
 
 
-def _parts(texts: Sequence[str], special_tokens: SpecialTokens) -> str:
-    return " ".join(marker(text, special_tokens) for text in texts if text)
+def _parts(texts: Sequence[str]) -> str:
+    return " ".join(quoted(text) for text in texts if text)
 
 
 def _regex(text: str) -> str:

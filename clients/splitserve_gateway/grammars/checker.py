@@ -36,7 +36,7 @@ class CheckerLimits:
     num_workers: int = 2
     max_waiting: int = 256
     max_cpu_s: float = 1.0
-    max_memory_mib: int = 512
+    max_memory_mib: int = 1024
     max_wall_s: float = 20.0
     max_cached: int = 1024
     max_cached_bytes: int = 8 << 20

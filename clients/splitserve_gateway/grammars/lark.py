@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from typing import assert_never
 
 from splitserve_client.types import Choices, Grammar, JsonSchema, Lark, Regex
 from splitserve_gateway.parsing.reasoning import ReasoningMarks, ReasoningState
 
-# Ids of special tokens by their texts. Grammars name them by id: text never has them.
-SpecialTokens = Mapping[str, int]
-
 ANY_TEXT = r"/(.|\n)*/"
+_LITTLE_SPACE = '"x-guidance": {"whitespace_pattern": "[ ]?"}'
 _SPACE = r"/[ \t\r\n]{0,8}/"
 
 
@@ -22,16 +19,8 @@ def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def marker(text: str, special_tokens: SpecialTokens) -> str:
-    """`text`, or the special token that it is."""
-    token_id = special_tokens.get(text)
-    return quoted(text) if token_id is None else f"<[{token_id}]>"
-
-
-def up_to(name: str, end: str, special_tokens: SpecialTokens) -> str:
+def up_to(name: str, end: str) -> str:
     """The rule `name`: any text up to the first `end`, and that."""
-    if end in special_tokens:
-        return f"{name}: {ANY_TEXT} {marker(end, special_tokens)}\n"
     return f"{name}[suffix={quoted(end)}]: {ANY_TEXT}\n"
 
 
@@ -39,7 +28,7 @@ def embedded(grammar: Grammar) -> str:
     """`grammar` as the right side of a rule."""
     match grammar:
         case JsonSchema(schema):
-            return f"%json {schema}"
+            return f"%json {_with_little_space(schema)}"
         case Regex(pattern):
             return f"/{_escaped(pattern)}/"
         case Choices(texts):
@@ -49,14 +38,22 @@ def embedded(grammar: Grammar) -> str:
     assert_never(grammar)
 
 
+def as_sent(grammar: Grammar) -> Grammar:
+    """`grammar`; of a JSON Schema one that allows no more than a space between two tokens.
+
+    Otherwise a model that likes white space writes nothing else until its tokens run out.
+    """
+    if isinstance(grammar, JsonSchema):
+        return Lark(f"start: {embedded(grammar)}\n")
+    return grammar
+
+
 def either(first: Grammar, second: Grammar) -> Lark:
     """An answer that is one of two."""
     return Lark(f"start: first | second\nfirst: {embedded(first)}\nsecond: {embedded(second)}\n")
 
 
-def after_reasoning(
-    grammar: Grammar, marks: ReasoningMarks, state: ReasoningState, special_tokens: SpecialTokens
-) -> Grammar:
+def after_reasoning(grammar: Grammar, marks: ReasoningMarks, state: ReasoningState) -> Grammar:
     """`grammar` for what follows reasoning; `state`: where the prompt ends.
 
     Where it has not begun, the model may reason or not.
@@ -66,11 +63,19 @@ def after_reasoning(
     reasoned = "reasoned" if state is ReasoningState.OPEN else "(opener reasoned)?"
     return Lark(
         f"start: {reasoned} answer\n"
-        f"opener: {marker(marks.opener, special_tokens)}\n"
+        f"opener: {quoted(marks.opener)}\n"
         f"reasoned: thoughts {_SPACE}\n"
-        f"{up_to('thoughts', marks.closer, special_tokens)}"
+        f"{up_to('thoughts', marks.closer)}"
         f"answer: {embedded(grammar)}\n"
     )
+
+
+def _with_little_space(schema: str) -> str:
+    """`schema`, which is JSON text and has no options for the compiler, with one."""
+    members = schema.strip().removeprefix("{").removesuffix("}").strip()
+    if not schema.lstrip().startswith("{") or not members:
+        members = ""  # `true`
+    return "{" + _LITTLE_SPACE + (f", {members}" if members else "") + "}"
 
 
 def _escaped(pattern: str) -> str:

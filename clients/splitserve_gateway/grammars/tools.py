@@ -54,8 +54,8 @@ class ToolUse:
 def tool_use(tools: object, tool_choice: object, parallel_tool_calls: object) -> ToolUse:
     """From the fields of a Chat or a Responses request, parsed JSON of any shape.
 
-    With `"none"` the model is not shown the tools. Raises GrammarRefused, also for other tools than
-    functions.
+    With `"none"` the model is not shown the tools; one that is named is called once. Raises
+    GrammarRefused, also for other tools than functions.
     """
     if not isinstance(parallel_tool_calls, bool | None):
         raise GrammarRefused("parallel_tool_calls", "must be true or false")
@@ -70,7 +70,9 @@ def tool_use(tools: object, tool_choice: object, parallel_tool_calls: object) ->
         chosen, must_call = known, True
     else:
         chosen, must_call = _chosen(known, tool_choice)
-    return ToolUse(known, chosen, must_call, 1 if parallel_tool_calls is False else None)
+    is_named = isinstance(tool_choice, dict) and tool_choice["type"] == "function"
+    is_one = is_named or parallel_tool_calls is False
+    return ToolUse(known, chosen, must_call, 1 if is_one else None)
 
 
 def _tools(value: object) -> tuple[Tool, ...]:
@@ -125,6 +127,8 @@ def _parameters(field: str, value: object) -> Mapping[str, object]:
         return {"type": "object", "properties": {}}
     if not isinstance(value, dict):
         raise GrammarRefused(field, "must be an object")
+    if "x-guidance" in value:
+        raise GrammarRefused(field, "has x-guidance, which is not supported")
     if value.get("type") is None:
         return {"type": "object", **{key: v for key, v in value.items() if key != "type"}}
     if value["type"] != "object":

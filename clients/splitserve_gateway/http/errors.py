@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 
@@ -17,8 +18,10 @@ from splitserve_client import (
     DeadlineUnreachable,
     Draining,
     InvalidRequest,
+    ModelChanged,
     ModelNotReady,
     QueueFull,
+    RequestFailed,
     ServerUnreachable,
     SplitserveError,
     StreamNotRead,
@@ -26,6 +29,8 @@ from splitserve_client import (
 )
 
 _RETRY_AFTER_S = 1.0
+
+_log = logging.getLogger(__name__)
 
 
 class ApiError(Exception):
@@ -80,13 +85,27 @@ def model_unknown(model: str, known: Sequence[str]) -> ApiError:
 
 def no_scheduler() -> ApiError:
     """No scheduler can be reached, or none has an executor yet."""
-    return ApiError(
-        503,
-        "service_unavailable_error",
-        "no scheduler is ready; try again",
-        code="model_not_ready",
-        retry_after_s=_RETRY_AFTER_S,
-    )
+    return _unavailable("no scheduler is ready; try again", "model_not_ready")
+
+
+def draining() -> ApiError:
+    """The gateway is being stopped."""
+    return _unavailable("the gateway is shutting down; try another, or again", "draining")
+
+
+def _unavailable(message: str, code: str) -> ApiError:
+    kind = "service_unavailable_error"
+    return ApiError(503, kind, message, code=code, retry_after_s=_RETRY_AFTER_S)
+
+
+def error_of(error: Exception) -> ApiError:
+    """What a caller is told of whatever went wrong. What nobody foresaw stands in the log only."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, SplitserveError):
+        return api_error(error)
+    _log.error("request_failed", exc_info=error)
+    return ApiError(500, "server_error", "the gateway failed; its log says why", code="internal")
 
 
 def api_error(error: SplitserveError) -> ApiError:
@@ -112,5 +131,11 @@ def api_error(error: SplitserveError) -> ApiError:
             retry_after_s = retry_after_s or _RETRY_AFTER_S
             code = code or "server_unreachable"
             return ApiError(503, kind, error.message, code=code, retry_after_s=retry_after_s)
-        case _:
+        case ModelChanged():
+            return _unavailable(error.message, "model_changed")
+        case RequestFailed():
             return ApiError(500, "server_error", error.message, code=code)
+        case _:
+            _log.error("request_failed", exc_info=error)
+            message = "the service failed; its log says why"
+            return ApiError(500, "server_error", message, code=code or "internal")

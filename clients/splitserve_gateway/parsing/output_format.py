@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
+from splitserve_gateway.config import ReasoningParserName, ToolCallParserName
 from splitserve_gateway.parsing.formats import (
     FORMATS,
     HERMES,
@@ -20,9 +20,6 @@ from splitserve_gateway.parsing.reasoning import (
     THINK,
     ReasoningMarks,
 )
-
-ToolCallParserName = Literal["auto", "hermes", "llama3_json", "mistral", "json", "none"]
-ReasoningParserName = Literal["auto", "think", "mistral", "none"]
 
 # What a template says of calls, the most telling first.
 _TOOL_CALL_MARKERS = (

@@ -9,7 +9,7 @@ from splitserve_gateway.parsing.calls import CallReader, ToolSchemas
 from splitserve_gateway.parsing.deltas import Delta, ReasoningDelta
 from splitserve_gateway.parsing.formats import ToolCallFormat
 from splitserve_gateway.parsing.output_format import OutputFormat
-from splitserve_gateway.parsing.reader import NotAsExpected, Reader, Reading, Stops
+from splitserve_gateway.parsing.reader import NotAsExpected, Reader, Reading, stops_of
 from splitserve_gateway.parsing.reasoning import ReasoningMarks
 from splitserve_gateway.parsing.writer import AnswerWriter
 
@@ -55,7 +55,9 @@ class OutputParser:
         self._reasoning = output_format.reasoning
         self._starts_in_reasoning = options.starts_in_reasoning
         self._hidden = options.hidden
-        self._writer = AnswerWriter(new_id, max_calls=options.max_calls, hidden=options.hidden)
+        self._writer = AnswerWriter(
+            new_id, max_calls=options.max_calls, hidden=stops_of(options.hidden)
+        )
         self._calls = CallReader(
             self._reader, self._writer, options.tools, options.streams_arguments, []
         )
@@ -85,7 +87,7 @@ class OutputParser:
         if self._format is not None and self._format.may_be_bare:
             yield from self._attempt(self._format, "")
         opener = self._format.opener if self._format else ""
-        stops = Stops([*self._hidden, *([opener] if opener else [])])
+        stops = stops_of(self._hidden | {opener} if opener else self._hidden)
         while (stop := (yield from self._reader.until(stops, self._writer.content))) is not None:
             if self._format is not None and stop == opener:
                 yield from self._attempt(self._format, opener)
@@ -113,7 +115,7 @@ class OutputParser:
                 self._writer.content("".join(begin))
             return
         yield from self._reader.skip_space()
-        stops = Stops([marks.closer, *(self._hidden - {marks.closer})])
+        stops = stops_of(self._hidden | {marks.closer})
         while (stop := (yield from self._reader.until(stops, self._reason))) is not None:
             if stop == marks.closer:
                 break

@@ -7,8 +7,9 @@ looked at a bounded number of times: what has been read is not read again.
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -137,10 +138,16 @@ class Reader:
             yield
 
 
+@functools.lru_cache(maxsize=64)
+def stops_of(texts: frozenset[str]) -> Stops:
+    """The same for the same texts: a model may have a thousand special tokens."""
+    return Stops(texts)
+
+
 class Stops:
     """Texts to look for, all at once."""
 
-    def __init__(self, texts: Sequence[str]) -> None:
+    def __init__(self, texts: Collection[str]) -> None:
         self.texts = tuple(sorted(set(texts), key=len, reverse=True))
         self.pattern = re.compile("|".join(re.escape(text) for text in self.texts))
         self._beginnings = {text[:length] for text in self.texts for length in range(1, len(text))}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from splitserve_gateway.parsing.deltas import (
     ContentDelta,
@@ -11,6 +10,7 @@ from splitserve_gateway.parsing.deltas import (
     ToolCallArguments,
     ToolCallStart,
 )
+from splitserve_gateway.parsing.reader import Stops
 
 
 class AnswerWriter:
@@ -20,15 +20,12 @@ class AnswerWriter:
     nothing else. Of more than `max_calls` calls the first are written, the others dropped.
     """
 
-    def __init__(
-        self, new_id: Callable[[], str], *, max_calls: int | None, hidden: Collection[str]
-    ) -> None:
+    def __init__(self, new_id: Callable[[], str], *, max_calls: int | None, hidden: Stops) -> None:
         """`hidden`: texts that are never written as content."""
         self.deltas: list[Delta] = []
         self._new_id = new_id
         self._max_calls = max_calls
-        self._hidden = re.compile("|".join(map(re.escape, sorted(hidden, key=len, reverse=True))))
-        self._hides = bool(hidden)
+        self._hidden = hidden
         self._num_calls = 0
         self._held_space: list[str] | None = []  # None: content has begun
 
@@ -44,7 +41,7 @@ class AnswerWriter:
 
     def not_a_call(self, text: str) -> None:
         """What looked like a call and is none: content, without what is hidden."""
-        visible = self._hidden.sub("", text) if self._hides else text
+        visible = self._hidden.pattern.sub("", text) if self._hidden.texts else text
         if visible:
             self.content(visible)
 

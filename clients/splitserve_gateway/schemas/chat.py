@@ -97,7 +97,10 @@ class ChatFields(ApiRequest):
     """What a chat template reads."""
 
     messages: Annotated[list[ChatMessage], at_most(MAX_MESSAGES)] | None = None
-    tools: Any = None  # read by grammars.tools, as is tool_choice
+    # Read by grammars.tools.
+    tools: Any = None
+    tool_choice: Any = None
+    parallel_tool_calls: Flag = True
     documents: Annotated[list[dict[str, Any]], at_most(1024)] | None = None
     add_generation_prompt: Flag = True
     continue_final_message: Flag = False
@@ -115,8 +118,6 @@ class ChatRequest(ChatFields, SamplingFields):
     logprobs: Flag = False
     top_logprobs: Int32 | None = None
 
-    tool_choice: Any = None
-    parallel_tool_calls: Flag = True
     include_reasoning: Flag = True
 
     modalities: list[Literal["text"]] | None = None

@@ -20,6 +20,15 @@ from splitserve_gateway.schemas.base import (
     text_or_list,
 )
 
+# Read by grammars.requested; at most one of them says what the answer is to be.
+GRAMMAR_FIELDS = (
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+)
 MAX_STOPS = 64
 MAX_STOP_CHARS = 1024
 MAX_BAD_WORDS = 512

@@ -1,9 +1,9 @@
 """Requests without rows get them: first those that were swapped out, then those that wait.
 
 Who is next is the queue policy's business. Nobody who cannot run now blocks others for ever, nor is
-passed by others for ever: what lacks a slot for its adapter, or (where the policy allows it) blocks
-or rows, may be passed by MAX_BYPASSES requests; then those wait for it that would take what it
-lacks. Everybody takes blocks and rows, but only who has an adapter keeps a slot.
+passed by others for ever: what lacks a slot for its adapter, or (where the policy allows it)
+blocks, rows or bytes, may be passed by MAX_BYPASSES requests; then those wait for it that would
+take what it lacks. Everybody takes blocks and rows, but only who has an adapter keeps a slot.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from scheduler_service.core.request import FinishReason, Request, Sequence, Sequ
 MAX_BYPASSES = 64
 # How many blocked requests a step looks past; bounds the work of a step.
 _MAX_BLOCKED = 16
-_PASSABLE = frozenset({Lack.BLOCKS, Lack.ROWS})
+_PASSABLE = frozenset({Lack.BLOCKS, Lack.ROWS, Lack.BYTES})
 _NO_ADAPTER = frozenset({""})
 
 

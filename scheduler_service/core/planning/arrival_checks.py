@@ -69,6 +69,13 @@ def _check_features(request: Request, config: SchedulerConfig) -> None:
     for feature, is_needed in needed:
         if is_needed and feature not in config.features:
             raise DomainError("FEATURE_UNSUPPORTED", f"the executors cannot do {feature.value}")
+    num_bytes, most = params.num_bytes, config.max_params_bytes
+    if most is not None and num_bytes > most:
+        raise DomainError(
+            "SAMPLING_PARAMS_INVALID",
+            f"the parameters take up to {num_bytes} bytes; allowed: {most}, all that an executor "
+            "reads in one step",
+        )
     if has_adapter and config.max_adapters == 0:
         raise DomainError("FEATURE_UNSUPPORTED", "max_adapters is 0: no step may have an adapter")
 

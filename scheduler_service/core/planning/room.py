@@ -1,4 +1,4 @@
-"""Room for a request: rows, blocks, a slot for its adapter; and who yields to make some."""
+"""Room for a request: rows, bytes, blocks, a slot for its adapter; and who yields to make some."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ class Lack(Enum):
     ADAPTER_SLOT = "adapter_slot"
     BLOCKS = "blocks"
     ROWS = "rows"
+    BYTES = "bytes"
     POOL = "pool"
     # All of these pass by themselves, and nobody goes first.
     RESULTS = "results"
@@ -46,6 +47,13 @@ class Room:
             return True
         return len(running) - ("" in running) < self._config.max_adapters
 
+    def num_bytes_over(self, request: Request) -> int:
+        """What parameters of a request and of all that run would take too much together."""
+        most = self._config.max_params_bytes
+        if most is None:
+            return 0
+        return self._placement.num_params_bytes + request.num_params_bytes - most
+
     def can_swap_in(self, request: Request) -> bool:
         """Whether a swapped request may come back: its blocks, rows and slot are there."""
         placement = self._placement
@@ -57,6 +65,7 @@ class Room:
         return (
             placement.is_settled(request)
             and self.has_adapter_slot(request)
+            and self.num_bytes_over(request) <= 0
             and placement.num_unreserved_rows >= num_rows_wanted(request)
             and blocks.device.num_free >= needed
         )
@@ -66,6 +75,8 @@ class Room:
         placement = self._placement
         if placement.num_unreserved_rows < num_rows_wanted(request):
             return Lack.ROWS
+        if self.num_bytes_over(request) > 0:
+            return Lack.BYTES
         allocation = placement.blocks.can_allocate(
             leader,
             hit,
@@ -80,6 +91,7 @@ class Room:
         if placement.draft.has_swapped_in:
             return False  # whoever makes way may be swapped out
         num_rows = num_rows_wanted(request) - placement.num_unreserved_rows
+        num_bytes = self.num_bytes_over(request)
         num_blocks = (
             blocks.num_lacking(leader, hit)
             + self._num_more_blocks(request, leader)
@@ -88,14 +100,15 @@ class Room:
         )
         victims: list[Request] = []
         for victim in self._by_least_urgent(request):
-            if num_rows <= 0 and num_blocks <= 0:
+            if max(num_rows, num_blocks, num_bytes) <= 0:
                 break
             if self._policy.may_preempt(request, victim):
                 victims.append(victim)
                 num_rows -= num_rows_wanted(victim)
+                num_bytes -= victim.num_params_bytes
                 held = blocks.blocks_of(victim)
                 num_blocks -= sum(blocks.device.reference_count(block) == 1 for block in held)
-        if num_rows > 0 or num_blocks > 0:
+        if max(num_rows, num_blocks, num_bytes) > 0:
             return False
         for victim in victims:
             placement.preempt(victim)

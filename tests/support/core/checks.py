@@ -115,6 +115,8 @@ def check_requests(placement: Placement) -> None:
     assert len(placement.waiting) == len(_at(placement, RequestStatus.WAITING))
     assert set(placement.swapped) == _at(placement, RequestStatus.SWAPPED)
     assert placement.swapped == sorted(placement.swapped, key=lambda request: request.rank)
+    running = _at(placement, RequestStatus.RUNNING)
+    assert placement.num_params_bytes == sum(r.params.num_bytes for r in running)
     groups = {r for r in _at(placement, RequestStatus.RUNNING) if r.params.num_sequences > 1}
     assert set(placement.groups.values()) == groups
     for request in requests:
@@ -166,7 +168,12 @@ def check_rows(placement: Placement) -> None:
     assert (rows.num_tokens[ids] <= rows.stop_len[ids]).all()
     assert (rows.num_released[ids] * rows.block_size <= rows.num_computed[ids]).all()
     assert len(set(rows.stay_ids[ids].tolist()) - {0}) == len(order)
+    assert rows.num_without_promise == np.count_nonzero(rows.promises[ids] == 0)
     for row_id in order:
+        params = rows.sequence(row_id).request.params
+        may_repeat = bool(rows.may_repeat[row_id])
+        assert not may_repeat or params.grammar is not None
+        assert bool(rows.promises[row_id]) == (params.beam is None and not may_repeat)
         assert rows.sequence(row_id).row_id == row_id
         assert min(rows.held_blocks(row_id), default=0) >= 0
         if rows.sequence(row_id).candidates is not None:

@@ -13,6 +13,7 @@ from executor_service.service.encode_answer import encode_answer
 from executor_service.steps.step import StepInput
 from executor_service.steps.step_executor import StepExecutor
 from scheduler_service.core.config import Feature, SchedulerConfig
+from scheduler_service.core.grammar import Grammar
 from scheduler_service.core.plan import StepOutcome, StepPlan, StepStatus
 from scheduler_service.core.request import Request, SchedulingParams
 from scheduler_service.core.sampling_params import BeamParams, SamplingParams
@@ -23,9 +24,16 @@ from splitserve_rpc.domain_error import DomainError
 from tests.support.core.driver import make_config
 from tests.support.core.in_process import SCHEDULER_EPOCH, executor_info
 from tests.support.fakes.fake_runner import FakeRunner, StepFault
+from tests.support.fakes.slow_compiler import SlowCompiler
 
 VOCAB_SIZE = 97
 STEP_NS = 1_000_000
+# The last one cannot be compiled.
+_GRAMMARS = (
+    Grammar("json_schema", ("a rule",)),
+    Grammar("choices", ("5 6 7 8", "5 6", "12")),
+    Grammar("lark", ("!",)),
+)
 
 
 def run_config(**options: object) -> SchedulerConfig:
@@ -60,11 +68,13 @@ class RecordedEngine:
         self._depth = depth
         self._in_flight: deque[tuple[StepPlan, bytes]] = deque()
         self._faults: deque[StepFault] = deque()
+        self._compiler = SlowCompiler(num_asks=8)
         runner = FakeRunner(
             block_size=config.block_size,
             num_device_blocks=config.num_device_blocks,
             num_host_blocks=config.num_host_blocks,
             vocab_size=config.vocab_size,
+            eos_token_ids=config.eos_token_ids,
             sliding_window_tokens=config.sliding_window,
             fault=self._fault,
             us_per_block=3,
@@ -108,8 +118,8 @@ class RecordedEngine:
         received = pb.StepResult.FromString(result.SerializeToString())
         self.core.apply(self._codec.decode(received, len(plan.work.row_ids)))
 
-    def _fault(self, _step: StepInput) -> StepFault:
-        return self._faults.popleft() if self._faults else StepFault()
+    def _fault(self, step: StepInput) -> StepFault:
+        return self._faults.popleft() if self._faults else self._compiler(step)
 
 
 class RandomRun:
@@ -217,6 +227,7 @@ class RandomRun:
             beam = BeamParams(draw.randint(1, 3), length_penalty=0.7)
             return SamplingParams(beam=beam, max_tokens=max_tokens, min_tokens=draw.randint(0, 1))
         n = draw.choice([1, 1, 1, 2, 3])
+        grammar = draw.choice([None, None, None, *_GRAMMARS])
         return SamplingParams(
             temperature=draw.choice([0.0, 0.7]),
             top_k=draw.choice([None, 5]),
@@ -225,12 +236,13 @@ class RandomRun:
             allowed_token_ids=frozenset(draw.choice([(), (), range(0, VOCAB_SIZE, 2)])),
             bad_words_token_ids=draw.choice([(), (), ((5,), (6, 8), (10, 12, 10))]),
             max_tokens=max_tokens,
-            min_tokens=draw.randint(0, 1),
+            min_tokens=0 if grammar else draw.randint(0, 1),
             stop_token_ids=frozenset(draw.choice([(), (11, 50)])),
             num_logprobs=draw.choice([None, None, 2]),
             num_prompt_logprobs=draw.choice([None, None, 1]),
             n=n,
             best_of=draw.choice([None, None, n + 1]),
+            grammar=grammar,
         )
 
     def _scheduling(self) -> SchedulingParams:

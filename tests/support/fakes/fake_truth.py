@@ -6,11 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from executor_service.steps.sampling_params import Grammar
+from executor_service.steps.sampling_params import SamplingParams as ExecutorParams
 from scheduler_service.core.beam_search import BeamSearch, Hypothesis
 from scheduler_service.core.request import sequence_seed
 from scheduler_service.core.sampling_params import BeamParams, EarlyStopping
-from splitserve_client import Completion, FinishReason, SamplingParams
+from splitserve_client import Choices, Completion, FinishReason, Regex, SamplingParams
 from tests.support.fakes.fake_chain import expected_tokens
+from tests.support.fakes.fake_constraints import choose_allowed
+from tests.support.fakes.fake_grammar import allowed_by
 from tests.support.fakes.fake_logprobs import fake_logprob
 
 VOCAB_SIZE = 128
@@ -22,6 +26,7 @@ def expected_completions(
     *,
     adapter: str = "",
     vocab_size: int = VOCAB_SIZE,
+    eos_token_ids: Sequence[int] = (),
 ) -> tuple[Completion, ...]:
     """The completions of `params`, which give seed and max_tokens, in the order of their index."""
     if params.beam_search is not None:
@@ -29,6 +34,8 @@ def expected_completions(
     num_sequences = params.best_of or params.n or 1
     sequences = [
         _expected_sequence(prompt, params, index, adapter, vocab_size)
+        if params.grammar is None
+        else _expected_by_grammar(prompt, params, index, vocab_size, eos_token_ids)
         for index in range(num_sequences)
     ]
     if params.is_streamed:
@@ -53,6 +60,32 @@ def _expected_sequence(
             kept = tuple(tokens[: position + 1])
             return Completion(index, kept, (), FinishReason.STOP, token_id)
     return Completion(index, tuple(tokens), (), FinishReason.LENGTH)
+
+
+def _expected_by_grammar(
+    prompt: Sequence[int], params: SamplingParams, index: int, vocab_size: int, eos: Sequence[int]
+) -> Completion:
+    assert params.max_tokens is not None
+    assert params.seed is not None
+    seed = 0 if params.temperature == 0 else sequence_seed(params.seed, index)
+    grammar, output = _grammar_of(params), list[int]()
+    while len(output) < params.max_tokens:
+        (free,) = expected_tokens([*prompt, *output], 1, seed, vocab_size)
+        allowed = allowed_by(grammar, output, vocab_size, eos)
+        assert allowed, "a grammar of the test leads nowhere"
+        output.append(choose_allowed(free, ExecutorParams(), (), vocab_size, allowed))
+        if output[-1] in {*eos, *params.stop_token_ids}:
+            return Completion(index, tuple(output), (), FinishReason.STOP, output[-1])
+    return Completion(index, tuple(output), (), FinishReason.LENGTH)
+
+
+def _grammar_of(params: SamplingParams) -> Grammar:
+    match params.grammar:
+        case Choices(texts):
+            return Grammar("choices", texts)
+        case Regex(text):
+            return Grammar("regex", (text,))
+    raise AssertionError(f"{params.grammar} is of no kind that tests of services use")
 
 
 def _with_logprob(completion: Completion) -> Completion:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import httpx2
-import uvicorn
 
 from splitserve_client import Tokenizer
-from splitserve_gateway.app import build_app
 from splitserve_gateway.config import GatewayConfig
+from splitserve_gateway.server import Server
 from tests.contract.stranger.process import poll
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.models import tiny_tokenizers
@@ -28,24 +27,29 @@ CHAT_TEMPLATE = (
 )
 
 
-def write_tokenizer(folder: Path, chat_template: str = CHAT_TEMPLATE) -> tuple[Path, ...]:
-    """Files of a byte-level tokenizer, for `FakeExecutor.tokenizer_files`."""
+def text_executor(
+    folder: Path,
+    chat_template: str = CHAT_TEMPLATE,
+    added_tokens: Sequence[str] = (),
+    **fields: Any,  # noqa: ANN401
+) -> FakeExecutor:
+    """A FakeExecutor with a byte-level tokenizer: its tokens are text, if odd text.
+
+    `added_tokens`: further tokens, one for each text. Files are written to `folder`.
+    """
+    tokenizer = tiny_tokenizers.byte_level()
+    tokenizer.add_tokens(list(added_tokens))
     config = {"chat_template": chat_template, "bos_token": "<s>", "eos_token": "</s>"}
     files = {
-        "tokenizer.json": tiny_tokenizers.byte_level().to_str(),
+        "tokenizer.json": tokenizer.to_str(),
         "tokenizer_config.json": json.dumps(config),
     }
     for name, content in files.items():
         (folder / name).write_text(content, encoding="utf-8")
-    return tuple(folder / name for name in files)
-
-
-def text_executor(folder: Path, chat_template: str = CHAT_TEMPLATE, **fields: Any) -> FakeExecutor:  # noqa: ANN401
-    """A FakeExecutor with a tokenizer: its tokens are text, if odd text."""
     fields = {"num_device_blocks": 1024, "max_model_len": 1024, **fields}
     return FakeExecutor(
-        vocab_size=tiny_tokenizers.byte_level().get_vocab_size(),
-        tokenizer_files=write_tokenizer(folder, chat_template),
+        vocab_size=tokenizer.get_vocab_size(),
+        tokenizer_files=tuple(folder / name for name in files),
         **fields,
     )
 
@@ -58,6 +62,7 @@ class RunningGateway:
     http: httpx2.AsyncClient
     service: FakeService
     tokenizer: Tokenizer
+    server: Server
 
     async def post(self, path: str, **body: object) -> dict[str, Any]:
         """The answer to `body`, which must be a 200."""
@@ -93,8 +98,8 @@ async def running_gateway(
     async with fake_service(*executors, **options) as service:
         config = replace(config or GatewayConfig(), schedulers=(service.scheduler.address,))
         async with (
-            _serving(config) as url,
-            httpx2.AsyncClient(base_url=url, timeout=60.0, trust_env=False) as http,
+            _serving(config) as server,
+            httpx2.AsyncClient(base_url=url_of(server), timeout=60.0, trust_env=False) as http,
         ):
 
             async def is_ready() -> tuple[bool, int]:
@@ -103,38 +108,29 @@ async def running_gateway(
 
             await poll(is_ready, 60.0)
             tokenizer = Tokenizer.from_files(_files(executors[0].tokenizer_files))
-            yield RunningGateway(url, http, service, tokenizer)
+            yield RunningGateway(url_of(server), http, service, tokenizer, server)
             await service.wait_idle()
 
 
 @asynccontextmanager
-async def _serving(config: GatewayConfig) -> AsyncIterator[str]:
+async def _serving(config: GatewayConfig) -> AsyncIterator[Server]:
     # Without the protocol asyncio does not know that it is TCP, and leaves Nagle's delay on.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        server = _Server(
-            uvicorn.Config(
-                build_app(config),
-                log_config=None,
-                access_log=False,
-                timeout_graceful_shutdown=5,
-            )
-        )
+        listener.listen(4096)
+        server = Server(config, f"127.0.0.1:{listener.getsockname()[1]}")
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+            yield server
         finally:
+            await server.exchanges.drain(5.0)
             server.should_exit = True
             await serving
 
 
-class _Server(uvicorn.Server):
-    """Leaves the signals to the tests."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+def url_of(server: Server) -> str:
+    """Where it serves."""
+    return f"http://{server.config.host}:{server.config.port}"
 
 
 def _files(paths: Sequence[Path]) -> dict[str, bytes]:

@@ -20,7 +20,7 @@ from typing import Any
 from splitserve_client import BeamSearch, EarlyStopping, SamplingParams
 from splitserve_client.errors import error_of_failure, error_of_reason
 from splitserve_rpc.errors import CODE_OF_REASON, RpcFailure
-from tests.contract.stranger.process import running_scheduler
+from tests.contract.stranger.process import poll, running_scheduler
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.fakes.fake_logprobs import fake_logprob
 from tests.support.fakes.fake_truth import expected_completions
@@ -72,9 +72,9 @@ class StdioService:
         """Lets all steps go on."""
         self.watch.release()
 
-    async def wait_queued(self, num_requests: int) -> None:
-        """Waits until just so many requests wait."""
-        await self.service.wait_until_queued(num_requests)
+    async def count_steps(self) -> int:
+        """How many steps began so far."""
+        return len(self.watch.steps)
 
     async def wait_idle(self) -> None:
         """Waits until no request is anywhere and every block is free."""
@@ -84,6 +84,14 @@ class StdioService:
         """Resets what goes through the proxy; how many connections there were so far."""
         self.proxy.cut()
         return self.proxy.num_cuts
+
+    async def wait_disconnected(self) -> None:
+        """Waits until nobody is connected through the proxy."""
+
+        async def ask() -> tuple[bool, None]:
+            return self.proxy.is_idle, None
+
+        await poll(ask)
 
     async def kill_scheduler(self) -> None:
         """By SIGKILL."""

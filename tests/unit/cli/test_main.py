@@ -92,6 +92,32 @@ def test_generate_sends_every_sampling_parameter_when_given(server: FakeServer) 
     assert list(params.stop_token_ids) == [8, 9]
 
 
+@pytest.mark.parametrize(
+    ("flags", "sent"),
+    [
+        (['--json-schema={"type": "object"}'], {"json_schema": '{"type": "object"}'}),
+        (["--regex=[a-z]+"], {"regex": "[a-z]+"}),
+        (["--lark", "start: /x/"], {"lark": "start: /x/"}),
+        (["--choice=yes", "--choice=no"], {"choices": scheduler_pb2.Choices(texts=["yes", "no"])}),
+    ],
+)
+def test_generate_sends_the_grammar_when_one_is_given(
+    server: FakeServer, flags: list[str], sent: dict[str, Any]
+) -> None:
+    assert main(["generate", "--address", server.address, *flags, "t1"]) == 0
+    assert server.fake.requests[0].sampling_params.grammar == scheduler_pb2.Grammar(**sent)
+
+
+def test_generate_refuses_two_grammars(
+    server: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--regex=x", "--choice=y")
+    with pytest.raises(SystemExit):
+        main(["generate", "--address", server.address, *flags, "t1"])
+    assert "--regex" in capsys.readouterr().err
+    assert server.fake.requests == []
+
+
 def test_generate_leaves_defaults_to_the_server_when_nothing_is_given(server: FakeServer) -> None:
     assert main(["generate", "--address", server.address, "t1"]) == 0
 

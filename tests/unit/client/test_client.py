@@ -9,14 +9,19 @@ import pytest
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_client import (
     AsyncClient,
+    Choices,
     Client,
     DeadlineExceeded,
     Draining,
     Finish,
     FinishReason,
+    Grammar,
     InvalidRequest,
+    JsonSchema,
+    Lark,
     ModelNotReady,
     QueueFull,
+    Regex,
     RequestIdInUse,
     RequestUnknown,
     SamplingParams,
@@ -315,6 +320,30 @@ async def test_allowed_tokens_are_sent_when_there_are_any(
     assert [list(word.token_ids) for word in sent.bad_words_token_ids] == [[6], [7, 8]]
 
 
+@pytest.mark.parametrize(
+    ("grammar", "sent"),
+    [
+        (JsonSchema("{}"), api.Grammar(json_schema="{}")),
+        (Regex("é+"), api.Grammar(regex="é+")),
+        (Lark("start: /x/"), api.Grammar(lark="start: /x/")),
+        (Choices(("yes", "no")), api.Grammar(choices=api.Choices(texts=["yes", "no"]))),
+        (None, api.Grammar()),
+    ],
+)
+async def test_grammar_is_sent_as_its_kind_when_there_is_one(
+    client: AsyncClient, fake: FakeScheduler, grammar: Grammar | None, sent: api.Grammar
+) -> None:
+    await collect(client.generate(PROMPT, SamplingParams(max_tokens=1, grammar=grammar)))
+    params = fake.requests[0].sampling_params
+    assert params.HasField("grammar") == (grammar is not None)
+    assert params.grammar == sent
+
+
+async def test_grammar_is_kept_when_defaults_fill_the_rest() -> None:
+    params = SamplingParams(grammar=Regex("x")).with_defaults(SamplingParams(top_k=9))
+    assert params == SamplingParams(grammar=Regex("x"), top_k=9)
+
+
 async def test_empty_list_of_allowed_tokens_is_refused_when_it_could_be_taken_for_all(
     client: AsyncClient,
 ) -> None:
@@ -325,7 +354,9 @@ async def test_empty_list_of_allowed_tokens_is_refused_when_it_could_be_taken_fo
 async def test_recommended_params_are_only_used_when_a_caller_asks(
     client: AsyncClient, fake: FakeScheduler
 ) -> None:
-    fake.default_sampling_params = api.SamplingParams(temperature=0.5, top_k=9)
+    fake.default_sampling_params = api.SamplingParams(
+        temperature=0.5, top_k=9, grammar=api.Grammar(regex="nobody recommends that")
+    )
     recommended = (await client.get_model()).default_sampling_params
     assert recommended == SamplingParams(temperature=0.5, top_k=9)
     own = SamplingParams(seed=1, max_tokens=1, top_k=0)

@@ -14,8 +14,9 @@ from google.protobuf.message import Message
 
 from scheduler_service.cluster import Cluster
 from scheduler_service.config import ClusterConfig
+from scheduler_service.core.grammar import MAX_CHOICES, MAX_GRAMMAR_BYTES
 from scheduler_service.core.request import Request
-from scheduler_service.core.sampling_params import MAX_ENTRIES, MAX_SEQUENCES
+from scheduler_service.core.sampling_params import MAX_BAD_WORD_TOKENS, MAX_ENTRIES, MAX_SEQUENCES
 from scheduler_service.request_limits import check_lengths, message_bytes, most_message_bytes
 from scheduler_service.service.servicer import SchedulerServicer
 from scheduler_service.streams.client_codec import decode_sampling_params
@@ -38,6 +39,7 @@ CONTEXT: grpc.aio.ServicerContext = None
 def a_request() -> api.GenerateRequest:
     params = api.SamplingParams(n=2, logit_bias={1: 1.0})
     params.bad_words_token_ids.add(token_ids=[1])
+    params.grammar.choices.texts.append("a")
     request = api.GenerateRequest(prompt_token_ids=[1], sampling_params=params)
     request.resume_sequences.add(index=0, token_ids=[1])
     return request
@@ -72,7 +74,8 @@ def fill(place: Any) -> None:  # noqa: ANN401
     if hasattr(place, "add"):
         place.extend([place.add()] * NUM_ENTRIES)
     elif hasattr(place, "extend"):
-        place.extend(range(NUM_ENTRIES))
+        is_text = any(isinstance(entry, str) for entry in place)
+        place.extend(["a"] * NUM_ENTRIES if is_text else range(NUM_ENTRIES))
     else:
         place.update(dict.fromkeys(range(NUM_ENTRIES), 1.0))
 
@@ -122,7 +125,13 @@ def at_the_limit() -> api.GenerateRequest:
     params = api.SamplingParams(
         logit_bias=dict.fromkeys(range(MAX_ENTRIES["logit_bias"]), 1.0),
         stop_token_ids=range(MAX_ENTRIES["stop_token_ids"]),
+        allowed_token_ids=[2**28 - 1] * MAX_ENTRIES["allowed_token_ids"],
     )
+    num_words = MAX_ENTRIES["bad_words_token_ids"]
+    for _ in range(num_words):
+        params.bad_words_token_ids.add(token_ids=[2**28 - 1] * (MAX_BAD_WORD_TOKENS // num_words))
+    text = "x" * (MAX_GRAMMAR_BYTES // MAX_CHOICES)
+    params.grammar.choices.texts.extend([text] * MAX_CHOICES)
     request = api.GenerateRequest(
         prompt_token_ids=[1] * (MAX_LEN - 1),
         resume_token_ids=[1] * MAX_LEN,

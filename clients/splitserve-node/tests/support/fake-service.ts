@@ -61,6 +61,15 @@ export class FakeService {
     return fromPython(await this.do("expect", values)) as Expected[];
   }
 
+  /** Waits until all requests are over, which takes fewer steps than `most` from now. */
+  async endsBefore(most: number): Promise<void> {
+    const before = (await this.do("count_steps")) as number;
+    await this.do("release");
+    await this.do("wait_idle");
+    const numSteps = ((await this.do("count_steps")) as number) - before;
+    assert.ok(numSteps < most, `${numSteps} steps`);
+  }
+
   async #read(): Promise<unknown> {
     const { value, done } = await this.#lines.next();
     assert.ok(!done, `the service has ended: ${this.#said}`);
@@ -83,7 +92,10 @@ function fromPython(value: unknown): unknown {
   if (!isPlainObject(value)) return value;
   const entries = Object.entries(value)
     .filter(([, each]) => each !== null && !(Array.isArray(each) && each.length === 0))
-    .map(([name, each]) => [name.replace(/_(.)/g, (_, letter) => letter.toUpperCase()), fromPython(each)]);
+    .map(([name, each]) => [
+      name.replace(/_(.)/g, (_, letter) => letter.toUpperCase()),
+      fromPython(each),
+    ]);
   return Object.fromEntries(entries);
 }
 

@@ -1,6 +1,12 @@
 // A scheduler in this process that says what the test tells it to.
 
-import { create, fromBinary, toBinary, type DescMethod, type MessageInitShape } from "@bufbuild/protobuf";
+import {
+  create,
+  fromBinary,
+  toBinary,
+  type DescMethod,
+  type MessageInitShape,
+} from "@bufbuild/protobuf";
 import { anyPack, type Any } from "@bufbuild/protobuf/wkt";
 import * as grpc from "@grpc/grpc-js";
 
@@ -15,7 +21,10 @@ import {
 
 export type Response = MessageInitShape<typeof GenerateResponseSchema>;
 /** What one Generate call brings: responses, and at the end perhaps an error. */
-export type Script = (request: GenerateRequest, call: number) => AsyncIterable<Response> | Iterable<Response>;
+export type Script = (
+  request: GenerateRequest,
+  call: number,
+) => AsyncIterable<Response> | Iterable<Response>;
 
 export class ScriptedServer {
   readonly requests: GenerateRequest[] = [];
@@ -32,13 +41,20 @@ export class ScriptedServer {
 
   async start(): Promise<string> {
     const { generate, abort } = SchedulerService.method;
-    this.#server.addService({ generate: definition(generate), abort: definition(abort) }, {
-      generate: (call: grpc.ServerWritableStream<GenerateRequest, Response>) => void this.#generate(call),
-      abort: (call: grpc.ServerUnaryCall<AbortRequest, object>, answer: grpc.sendUnaryData<object>) => {
-        this.aborted.push(call.request.requestId);
-        answer(null, {});
+    this.#server.addService(
+      { generate: definition(generate), abort: definition(abort) },
+      {
+        generate: (call: grpc.ServerWritableStream<GenerateRequest, Response>) =>
+          void this.#generate(call),
+        abort: (
+          call: grpc.ServerUnaryCall<AbortRequest, object>,
+          answer: grpc.sendUnaryData<object>,
+        ) => {
+          this.aborted.push(call.request.requestId);
+          answer(null, {});
+        },
       },
-    });
+    );
     const bind = this.#server.bindAsync.bind(this.#server);
     const port = await new Promise<number>((resolve, reject) => {
       const credentials = grpc.ServerCredentials.createInsecure();
@@ -83,7 +99,10 @@ export function failure(code: grpc.status, reason: string, retryDelayMs?: number
     anyPack(ErrorInfoSchema, create(ErrorInfoSchema, { reason, domain: "splitserve" })),
   ];
   if (retryDelayMs !== undefined) {
-    const retryDelay = { seconds: BigInt(Math.trunc(retryDelayMs / 1000)), nanos: (retryDelayMs % 1000) * 1e6 };
+    const retryDelay = {
+      seconds: BigInt(Math.trunc(retryDelayMs / 1000)),
+      nanos: (retryDelayMs % 1000) * 1e6,
+    };
     details.push(anyPack(RetryInfoSchema, create(RetryInfoSchema, { retryDelay })));
   }
   const metadata = new grpc.Metadata();

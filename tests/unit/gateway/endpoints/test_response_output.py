@@ -10,8 +10,8 @@ import pytest
 from splitserve_client import Tokenizer
 from splitserve_gateway.endpoints.logprobs import TokenNames
 from splitserve_gateway.endpoints.response_output import ResponseOutput
-from splitserve_gateway.generation.answers import AnswerForm
 from splitserve_gateway.generation.choices import ChoiceEnd, Delta
+from splitserve_gateway.grammars.answer_plan import AnswerPlan
 from splitserve_gateway.parsing.formats import FORMATS
 from splitserve_gateway.parsing.output_format import OutputFormat
 from splitserve_gateway.parsing.output_parser import ParserOptions
@@ -26,7 +26,7 @@ TEXT = (
 
 
 def output() -> ResponseOutput:
-    form = AnswerForm(
+    form = AnswerPlan(
         OutputFormat(FORMATS["hermes"], REASONING_MARKS["think"]),
         ParserOptions(tools={"weather": {}}),
     )

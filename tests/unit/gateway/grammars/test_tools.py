@@ -84,6 +84,10 @@ def test_calls_are_one_when_not_parallel(parallel: object, max_calls: int | None
     assert tool_use(TOOLS, "auto", parallel).max_calls == max_calls
 
 
+def test_tool_that_is_named_is_called_once() -> None:
+    assert tool_use(TOOLS, {"type": "function", "name": "add"}, True).max_calls == 1
+
+
 def changed(**function: object) -> list[object]:
     return [{"type": "function", "function": {"name": "f", **function}}]
 
@@ -103,6 +107,7 @@ def changed(**function: object) -> list[object]:
         (changed(name="a\n"), None, None, "tools[0].function.name"),
         (changed(description=[]), None, None, "tools[0].function.description"),
         (changed(strict=1), None, None, "tools[0].function.strict"),
+        (changed(parameters={"x-guidance": {}}), None, None, "tools[0].function.parameters"),
         (changed(parameters=[]), None, None, "tools[0].function.parameters"),
         (changed(parameters={"type": "array"}), None, None, "tools[0].function.parameters.type"),
         (changed(parameters={"a": "\ud800"}), None, None, "tools[0].function.parameters"),

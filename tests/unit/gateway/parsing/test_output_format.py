@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
-from splitserve_gateway.parsing.output_format import (
-    OutputFormat,
-    ReasoningParserName,
-    ToolCallParserName,
-)
+from splitserve_gateway.config import ReasoningParserName, ToolCallParserName
+from splitserve_gateway.parsing.output_format import OutputFormat
+from splitserve_options.gateway_table import GATEWAY_OPTIONS
 
 
 @pytest.mark.parametrize(
@@ -65,3 +65,10 @@ def test_spelling_of_mistral_goes_by_the_template_even_when_named() -> None:
 
     assert found is not None
     assert found.name == "mistral_args"
+
+
+def test_options_have_the_names_of_the_parsers() -> None:
+    choices = {option.name: option.choices for option in GATEWAY_OPTIONS}
+
+    assert choices["tool-call-parser"] == get_args(ToolCallParserName)
+    assert choices["reasoning-parser"] == get_args(ReasoningParserName)

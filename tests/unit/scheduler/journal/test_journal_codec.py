@@ -8,6 +8,7 @@ import pytest
 
 from scheduler_service.core.beam_search import BeamSearch
 from scheduler_service.core.config import BatchPolicyName, Feature, PreemptionMode, SchedulerConfig
+from scheduler_service.core.grammar import Grammar
 from scheduler_service.core.request import (
     FinishReason,
     Request,
@@ -34,6 +35,7 @@ CONFIG = make_config(
     sliding_window=7,
     max_adapters=2,
     model_digest="abc",
+    max_params_bytes=2**40,
     prefix_caching=False,
     host_prefix_cache=False,
     separates_tenants=False,
@@ -64,11 +66,19 @@ PARAMS = SamplingParams(
     beam=BeamParams(4, 0.6, EarlyStopping.NEVER),
     allowed_token_ids=frozenset({9, 7}),
     bad_words_token_ids=((5,), (7, 6, 7)),
+    grammar=Grammar("choices", ("a",)),
 )
 SCHEDULING = SchedulingParams(-3, "tenant", 2**60, "adapter", "salt", uses_prefix_cache=False)
 
 # Of a request that no core has, these have their first value, or are set by `readmit`.
-SET_BY_READMIT = {"stop_len", "stop_token_ids", "rank", "queued_at_ns", "num_queued_tokens"}
+SET_BY_READMIT = {
+    "num_params_bytes",
+    "stop_len",
+    "stop_token_ids",
+    "rank",
+    "queued_at_ns",
+    "num_queued_tokens",
+}
 OF_A_CORE = {"cross_blocks", "host_cross_blocks", "is_encoded", "status"}
 OF_AN_END = {"finish_reason", "error", "completions"}
 OF_A_ROW = {"request", "row_id", "num_promised", "num_computed", "host_table", "candidates"}
@@ -88,7 +98,16 @@ def test_config_is_the_same_when_it_comes_back(config: SchedulerConfig) -> None:
 
 
 @pytest.mark.parametrize(
-    "params", [PARAMS, SamplingParams(), SamplingParams(temperature=0.0, logit_bias={3: -math.inf})]
+    "params",
+    [
+        PARAMS,
+        SamplingParams(),
+        SamplingParams(temperature=0.0, logit_bias={3: -math.inf}),
+        SamplingParams(grammar=Grammar("json_schema", ("{}",))),
+        SamplingParams(grammar=Grammar("regex", ("[a-zé]",))),
+        SamplingParams(grammar=Grammar("lark", ("start: /x/",))),
+        SamplingParams(grammar=Grammar("choices", ("yes", "no"))),
+    ],
 )
 def test_sampling_params_are_the_same_when_they_come_back(params: SamplingParams) -> None:
     message = journal.JournaledSamplingParams()

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from scheduler_service.streams.client_codec import encode_default_sampling
+from scheduler_service.core.grammar import Grammar
+from scheduler_service.streams.client_codec import decode_sampling_params, encode_default_sampling
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import scheduler_pb2 as api
+from splitserve_rpc.domain_error import DomainError
 
 RECOMMENDED: dict[str, Any] = {
     "temperature": 0.5,
@@ -42,3 +44,34 @@ def test_recommendation_costs_only_itself_when_it_is_out_of_range(wrong: dict[st
     said = executor.SamplingParams(**{**RECOMMENDED, **wrong})
     left = {name: value for name, value in RECOMMENDED.items() if name not in wrong}
     assert encode_default_sampling(said, 100) == api.SamplingParams(**left)
+
+
+@pytest.mark.parametrize(
+    ("message", "grammar"),
+    [
+        (api.Grammar(json_schema="{}"), Grammar("json_schema", ("{}",))),
+        (api.Grammar(regex=""), Grammar("regex", ("",))),
+        (api.Grammar(lark="start: /x/"), Grammar("lark", ("start: /x/",))),
+        (api.Grammar(choices=api.Choices(texts=["a", "b"])), Grammar("choices", ("a", "b"))),
+    ],
+)
+def test_grammar_has_its_kind_and_texts_when_it_is_decoded(
+    message: api.Grammar, grammar: Grammar
+) -> None:
+    assert decode_sampling_params(api.SamplingParams(grammar=message)).grammar == grammar
+
+
+@pytest.mark.parametrize(
+    ("message", "named"),
+    [
+        (api.Grammar(), "grammar has no kind"),
+        (api.Grammar(choices=api.Choices()), "has 0 texts; allowed: 1 to 1024"),
+        (api.Grammar(choices=api.Choices(texts=["a"] * 1025)), "has 1025 texts"),
+    ],
+)
+def test_grammar_is_refused_when_there_is_nothing_or_too_much_to_decode(
+    message: api.Grammar, named: str
+) -> None:
+    with pytest.raises(DomainError, match=named) as caught:
+        decode_sampling_params(api.SamplingParams(grammar=message))
+    assert caught.value.reason == "SAMPLING_PARAMS_INVALID"

@@ -1,7 +1,7 @@
 // The step contract between a scheduler (decides) and an executor (computes).
 //
 // This file is the whole specification: an executor can be written from it alone.
-// Contract version: 1.2 (see ContractVersion); what 1.0 does not have says "Since 1.1", and so on.
+// Contract version: 1.3 (see ContractVersion); what 1.0 does not have says "Since 1.1", and so on.
 //
 // # Life of an executor
 //
@@ -57,7 +57,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file splitserve/executor/v1/executor.proto.
  */
 export const file_splitserve_executor_v1_executor: GenFile = /*@__PURE__*/
-  fileDesc("CiVzcGxpdHNlcnZlL2V4ZWN1dG9yL3YxL2V4ZWN1dG9yLnByb3RvEhZzcGxpdHNlcnZlLmV4ZWN1dG9yLnYxIhAKDkdldEluZm9SZXF1ZXN0IkkKD0dldEluZm9SZXNwb25zZRI2CghleGVjdXRvchgBIAEoCzIkLnNwbGl0c2VydmUuZXhlY3V0b3IudjEuRXhlY3V0b3JJbmZvIhUKE0dldFRva2VuaXplclJlcXVlc3QiNwoUR2V0VG9rZW5pemVyUmVzcG9uc2USEQoJZmlsZV9uYW1lGAEgASgJEgwKBGRhdGEYAiABKAwiLwoPQ29udHJhY3RWZXJzaW9uEg0KBW1ham9yGAEgASgFEg0KBW1pbm9yGAIgASgFIpUDCgxFeGVjdXRvckluZm8SQQoQY29udHJhY3RfdmVyc2lvbhgBIAEoCzInLnNwbGl0c2VydmUuZXhlY3V0b3IudjEuQ29udHJhY3RWZXJzaW9uEhYKDmV4ZWN1dG9yX2Vwb2NoGAIgASgDEg8KB2FkZHJlc3MYAyABKAkSMAoFbW9kZWwYBCABKAsyIS5zcGxpdHNlcnZlLmV4ZWN1dG9yLnYxLk1vZGVsSW5mbxIZChFibG9ja19zaXplX3Rva2VucxgFIAEoBRIZChFudW1fZGV2aWNlX2Jsb2NrcxgGIAEoBRIXCg9udW1faG9zdF9ibG9ja3MYByABKAUSEwoLYmxvY2tfYnl0ZXMYCCABKAMSNgoGbGltaXRzGAkgASgLMiYuc3BsaXRzZXJ2ZS5leGVjdXRvci52MS5FeGVjdXRvckxpbWl0cxIxCghmZWF0dXJlcxgKIAMoDjIfLnNwbGl0c2VydmUuZXhlY3V0b3IudjEuRmVhdHVyZRIYChBzb2Z0d2FyZV92ZXJzaW9uGAsgASgJIqACCglNb2RlbEluZm8SDAoEbmFtZRgBIAEoCRIOCgZkaWdlc3QYAiABKAkSDQoFZHR5cGUYAyABKAkSFgoOa3ZfY2FjaGVfZHR5cGUYBCABKAkSEgoKdm9jYWJfc2l6ZRgFIAEoBRIcChRtYXhfbW9kZWxfbGVuX3Rva2VucxgGIAEoBRIVCg1lb3NfdG9rZW5faWRzGAcgAygFEiIKFXNsaWRpbmdfd2luZG93X3Rva2VucxgIIAEoBUgAiAEBEkcKF2RlZmF1bHRfc2FtcGxpbmdfcGFyYW1zGAkgASgLMiYuc3BsaXRzZXJ2ZS5leGVjdXRvci52MS5TYW1wbGluZ1BhcmFtc0IYChZfc2xpZGluZ193aW5kb3dfdG9rZW5zIrsBCg5FeGVjdXRvckxpbWl0cxIUCgxtYXhfbnVtX3Jvd3MYASABKAUSHgoWbWF4X251bV9iYXRjaGVkX3Rva2VucxgCIAEoBRIZChFtYXhfbWVzc2FnZV9ieXRlcxgDIAEoBRIaChJtYXhfaW5mbGlnaHRfc3RlcHMYBCABKAUSIgoVbWF4X2FkYXB0ZXJzX3Blcl9zdGVwGAUgASgFSACIAQFCGAoWX21heF9hZGFwdGVyc19wZXJfc3RlcCLNAwoNU2NoZWR1bGVCYXRjaBIXCg9zY2hlZHVsZXJfZXBvY2gYASABKAMSFgoOZXhlY3V0b3JfZXBvY2gYAiABKAMSDwoHc3RlcF9pZBgDIAEoAxIZCgxiYXNlX3N0ZXBfaWQYBCABKANIAIgBARIXCg9yZW1vdmVkX3Jvd19pZHMYBSABKAwSMQoIbmV3X3Jvd3MYBiABKAsyHy5zcGxpdHNlcnZlLmV4ZWN1dG9yLnYxLk5ld1Jvd3MSOQoMdGFibGVfd3JpdGVzGAcgASgLMiMuc3BsaXRzZXJ2ZS5leGVjdXRvci52MS5UYWJsZVdyaXRlcxI0Cghzd2FwX291dBgIIAEoCzIiLnNwbGl0c2VydmUuZXhlY3V0b3IudjEuQmxvY2tNb3ZlcxIzCgdzd2FwX2luGAkgASgLMiIuc3BsaXRzZXJ2ZS5leGVjdXRvci52MS5CbG9ja01vdmVzEjAKBGNvcHkYCiABKAsyIi5zcGxpdHNlcnZlLmV4ZWN1dG9yLnYxLkJsb2NrTW92ZXMSKgoEd29yaxgLIAEoCzIcLnNwbGl0c2VydmUuZXhlY3V0b3IudjEuV29ya0IPCg1fYmFzZV9zdGVwX2lkIkUKCkJsb2NrTW92ZXMSGAoQc291cmNlX2Jsb2NrX2lkcxgBIAEoDBIdChVkZXN0aW5hdGlvbl9ibG9ja19pZHMYAiABKAwitQMKB05ld1Jvd3MSDwoHcm93X2lkcxgBIAEoDBIfChdzYW1wbGluZ19wYXJhbXNfaW5kZXhlcxgCIAEoDBINCgVzZWVkcxgDIAEoDBIZChFudW1fcHJvbXB0X3Rva2VucxgEIAEoDBIVCg1ibG9ja19vZmZzZXRzGAUgASgMEhEKCWJsb2NrX2lkcxgGIAEoDBIXCg9oaXN0b3J5X29mZnNldHMYByABKAwSGQoRaGlzdG9yeV90b2tlbl9pZHMYCCABKAwSPwoPc2FtcGxpbmdfcGFyYW1zGAkgAygLMiYuc3BsaXRzZXJ2ZS5leGVjdXRvci52MS5TYW1wbGluZ1BhcmFtcxIXCg9hZGFwdGVyX2luZGV4ZXMYCiABKAwSEAoIYWRhcHRlcnMYCyADKAkSGwoTY3Jvc3NfYmxvY2tfb2Zmc2V0cxgMIAEoDBIXCg9jcm9zc19ibG9ja19pZHMYDSABKAwSFwoPZW5jb2Rlcl9vZmZzZXRzGA4gASgMEhkKEWVuY29kZXJfdG9rZW5faWRzGA8gASgMEhoKEm51bV9lbmNvZGVyX3Rva2VucxgQIAEoDCJfCgtUYWJsZVdyaXRlcxIPCgdyb3dfaWRzGAEgASgMEhUKDXN0YXJ0X2luZGV4ZXMYAiABKAwSFQoNYmxvY2tfb2Zmc2V0cxgDIAEoDBIRCglibG9ja19pZHMYBCABKAwijAEKBFdvcmsSDwoHcm93X2lkcxgBIAEoDBIbChNudW1fY29tcHV0ZWRfdG9rZW5zGAIgASgMEhYKDm51bV9uZXdfdG9rZW5zGAMgASgMEhoKEnNhbXBsZWRfc3RlcHNfYmFjaxgEIAEoDBIRCgl0b2tlbl9pZHMYBSABKAwSDwoHc2FtcGxlcxgGIAEoDCK+BQoOU2FtcGxpbmdQYXJhbXMSGAoLdGVtcGVyYXR1cmUYASABKAJIAIgBARISCgV0b3BfaxgCIAEoBUgBiAEBEhIKBXRvcF9wGAMgASgCSAKIAQESEgoFbWluX3AYBCABKAJIA4gBARIfChJyZXBldGl0aW9uX3BlbmFsdHkYBSABKAJIBIgBARIdChBwcmVzZW5jZV9wZW5hbHR5GAYgASgCSAWIAQESHgoRZnJlcXVlbmN5X3BlbmFsdHkYByABKAJIBogBARJJCgpsb2dpdF9iaWFzGAggAygLMjUuc3BsaXRzZXJ2ZS5leGVjdXRvci52MS5TYW1wbGluZ1BhcmFtcy5Mb2dpdEJpYXNFbnRyeRIXCgptaW5fdG9rZW5zGAkgASgFSAeIAQESHAoUc3VwcHJlc3NlZF90b2tlbl9pZHMYCiADKAUSGQoMbnVtX2xvZ3Byb2JzGAsgASgFSAiIAQESIAoTbnVtX3Byb21wdF9sb2dwcm9icxgMIAEoBUgJiAEBEhkKEWFsbG93ZWRfdG9rZW5faWRzGA0gAygFEkIKE2JhZF93b3Jkc190b2tlbl9pZHMYDiADKAsyJS5zcGxpdHNlcnZlLmV4ZWN1dG9yLnYxLlRva2VuU2VxdWVuY2UaMAoOTG9naXRCaWFzRW50cnkSCwoDa2V5GAEgASgFEg0KBXZhbHVlGAIgASgCOgI4AUIOCgxfdGVtcGVyYXR1cmVCCAoGX3RvcF9rQggKBl90b3BfcEIICgZfbWluX3BCFQoTX3JlcGV0aXRpb25fcGVuYWx0eUITChFfcHJlc2VuY2VfcGVuYWx0eUIUChJfZnJlcXVlbmN5X3BlbmFsdHlCDQoLX21pbl90b2tlbnNCDwoNX251bV9sb2dwcm9ic0IWChRfbnVtX3Byb21wdF9sb2dwcm9icyIiCg1Ub2tlblNlcXVlbmNlEhEKCXRva2VuX2lkcxgBIAMoBSJkCglTdGVwRXJyb3ISNwoGcmVhc29uGAEgASgOMicuc3BsaXRzZXJ2ZS5leGVjdXRvci52MS5TdGVwRXJyb3JSZWFzb24SDQoFZmllbGQYAiABKAkSDwoHbWVzc2FnZRgDIAEoCSLAAwoKU3RlcFJlc3VsdBIXCg9zY2hlZHVsZXJfZXBvY2gYASABKAMSFgoOZXhlY3V0b3JfZXBvY2gYAiABKAMSDwoHc3RlcF9pZBgDIAEoAxIyCgZzdGF0dXMYBCABKA4yIi5zcGxpdHNlcnZlLmV4ZWN1dG9yLnYxLlN0ZXBTdGF0dXMSMAoFZXJyb3IYBSABKAsyIS5zcGxpdHNlcnZlLmV4ZWN1dG9yLnYxLlN0ZXBFcnJvchIUCgxyb3dfc3RhdHVzZXMYBiABKAwSGQoRc2FtcGxlZF90b2tlbl9pZHMYByABKAwSNAoKcm93X2Vycm9ycxgIIAMoCzIgLnNwbGl0c2VydmUuZXhlY3V0b3IudjEuUm93RXJyb3ISMgoIbG9ncHJvYnMYCSABKAsyIC5zcGxpdHNlcnZlLmV4ZWN1dG9yLnYxLkxvZ3Byb2JzEjkKD3Byb21wdF9sb2dwcm9icxgKIAEoCzIgLnNwbGl0c2VydmUuZXhlY3V0b3IudjEuTG9ncHJvYnMSNAoHdGltaW5ncxgLIAEoCzIjLnNwbGl0c2VydmUuZXhlY3V0b3IudjEuU3RlcFRpbWluZ3MiLgoIUm93RXJyb3ISEQoJcm93X2luZGV4GAEgASgFEg8KB21lc3NhZ2UYAiABKAkiqAEKCExvZ3Byb2JzEhMKC3Jvd19pbmRleGVzGAEgASgMEhEKCXBvc2l0aW9ucxgCIAEoDBIRCgl0b2tlbl9pZHMYAyABKAwSEAoIbG9ncHJvYnMYBCABKAwSDQoFcmFua3MYBSABKAwSEwoLdG9wX29mZnNldHMYBiABKAwSFQoNdG9wX3Rva2VuX2lkcxgHIAEoDBIUCgx0b3BfbG9ncHJvYnMYCCABKAwiVwoLU3RlcFRpbWluZ3MSEAoIcXVldWVfdXMYASABKAMSDwoHbW92ZV91cxgCIAEoAxISCgpmb3J3YXJkX3VzGAMgASgDEhEKCXNhbXBsZV91cxgEIAEoAyrWAQoHRmVhdHVyZRIXChNGRUFUVVJFX1VOU1BFQ0lGSUVEEAASFAoQRkVBVFVSRV9MT0dQUk9CUxABEhsKF0ZFQVRVUkVfUFJPTVBUX0xPR1BST0JTEAISFQoRRkVBVFVSRV9QRU5BTFRJRVMQAxIWChJGRUFUVVJFX0xPR0lUX0JJQVMQBBIUChBGRUFUVVJFX0FEQVBURVJTEAUSGwoXRkVBVFVSRV9DUk9TU19BVFRFTlRJT04QBhIdChlGRUFUVVJFX1RPS0VOX0NPTlNUUkFJTlRTEAcqjQEKClN0ZXBTdGF0dXMSGwoXU1RFUF9TVEFUVVNfVU5TUEVDSUZJRUQQABISCg5TVEVQX1NUQVRVU19PSxABEh0KGVNURVBfU1RBVFVTX05FRURfU05BUFNIT1QQAhIXChNTVEVQX1NUQVRVU19SRUZVU0VEEAMSFgoSU1RFUF9TVEFUVVNfRkFJTEVEEAQq/wQKD1N0ZXBFcnJvclJlYXNvbhIhCh1TVEVQX0VSUk9SX1JFQVNPTl9VTlNQRUNJRklFRBAAEisKJ1NURVBfRVJST1JfUkVBU09OX1NUQUxFX1NDSEVEVUxFUl9FUE9DSBABEioKJlNURVBfRVJST1JfUkVBU09OX1dST05HX0VYRUNVVE9SX0VQT0NIEAISIAocU1RFUF9FUlJPUl9SRUFTT05fU1RBTEVfU1RFUBADEh8KG1NURVBfRVJST1JfUkVBU09OX01BTEZPUk1FRBAEEigKJFNURVBfRVJST1JfUkVBU09OX0JMT0NLX09VVF9PRl9SQU5HRRAFEiMKH1NURVBfRVJST1JfUkVBU09OX0JMT0NLX09WRVJMQVAQBhIhCh1TVEVQX0VSUk9SX1JFQVNPTl9ST1dfVU5LTk9XThAHEiAKHFNURVBfRVJST1JfUkVBU09OX1JPV19FWElTVFMQCBIrCidTVEVQX0VSUk9SX1JFQVNPTl9QT1NJVElPTl9PVVRfT0ZfUkFOR0UQCRIoCiRTVEVQX0VSUk9SX1JFQVNPTl9UT0tFTl9PVVRfT0ZfUkFOR0UQChIkCiBTVEVQX0VSUk9SX1JFQVNPTl9MSU1JVF9FWENFRURFRBALEikKJVNURVBfRVJST1JfUkVBU09OX0ZFQVRVUkVfVU5TVVBQT1JURUQQDBIjCh9TVEVQX0VSUk9SX1JFQVNPTl9PVVRfT0ZfTUVNT1JZEA0SHgoaU1RFUF9FUlJPUl9SRUFTT05fSU5URVJOQUwQDhIsCihTVEVQX0VSUk9SX1JFQVNPTl9GVVRVUkVfU0NIRURVTEVSX0VQT0NIEA8qkgEKCVJvd1N0YXR1cxIaChZST1dfU1RBVFVTX1VOU1BFQ0lGSUVEEAASEQoNUk9XX1NUQVRVU19PSxABEh0KGVJPV19TVEFUVVNfSU5WQUxJRF9MT0dJVFMQAhIgChxST1dfU1RBVFVTX0lOUFVUX1VOQVZBSUxBQkxFEAMSFQoRUk9XX1NUQVRVU19GQUlMRUQQBDK0AgoPRXhlY3V0b3JTZXJ2aWNlEloKB0dldEluZm8SJi5zcGxpdHNlcnZlLmV4ZWN1dG9yLnYxLkdldEluZm9SZXF1ZXN0Gicuc3BsaXRzZXJ2ZS5leGVjdXRvci52MS5HZXRJbmZvUmVzcG9uc2USawoMR2V0VG9rZW5pemVyEisuc3BsaXRzZXJ2ZS5leGVjdXRvci52MS5HZXRUb2tlbml6ZXJSZXF1ZXN0Giwuc3BsaXRzZXJ2ZS5leGVjdXRvci52MS5HZXRUb2tlbml6ZXJSZXNwb25zZTABElgKB0V4ZWN1dGUSJS5zcGxpdHNlcnZlLmV4ZWN1dG9yLnYxLlNjaGVkdWxlQmF0Y2gaIi5zcGxpdHNlcnZlLmV4ZWN1dG9yLnYxLlN0ZXBSZXN1bHQoATABYgZwcm90bzM");
+  fileDesc("CiVzcGxpdHNlcnZlL2V4ZWN1dG9yL3YxL2V4ZWN1dG9yLnByb3RvEhZzcGxpdHNlcnZlLmV4ZWN1dG9yLnYxIhAKDkdldEluZm9SZXF1ZXN0IkkKD0dldEluZm9SZXNwb25zZRI2CghleGVjdXRvchgBIAEoCzIkLnNwbGl0c2VydmUuZXhlY3V0b3IudjEuRXhlY3V0b3JJbmZvIhUKE0dldFRva2VuaXplclJlcXVlc3QiNwoUR2V0VG9rZW5pemVyUmVzcG9uc2USEQoJZmlsZV9uYW1lGAEgASgJEgwKBGRhdGEYAiABKAwiLwoPQ29udHJhY3RWZXJzaW9uEg0KBW1ham9yGAEgASgFEg0KBW1pbm9yGAIgASgFIpUDCgxFeGVjdXRvckluZm8SQQoQY29udHJhY3RfdmVyc2lvbhgBIAEoCzInLnNwbGl0c2VydmUuZXhlY3V0b3IudjEuQ29udHJhY3RWZXJzaW9uEhYKDmV4ZWN1dG9yX2Vwb2NoGAIgASgDEg8KB2FkZHJlc3MYAyABKAkSMAoFbW9kZWwYBCABKAsyIS5zcGxpdHNlcnZlLmV4ZWN1dG9yLnYxLk1vZGVsSW5mbxIZChFibG9ja19zaXplX3Rva2VucxgFIAEoBRIZChFudW1fZGV2aWNlX2Jsb2NrcxgGIAEoBRIXCg9udW1faG9zdF9ibG9ja3MYByABKAUSEwoLYmxvY2tfYnl0ZXMYCCABKAMSNgoGbGltaXRzGAkgASgLMiYuc3BsaXRzZXJ2ZS5leGVjdXRvci52MS5FeGVjdXRvckxpbWl0cxIxCghmZWF0dXJlcxgKIAMoDjIfLnNwbGl0c2VydmUuZXhlY3V0b3IudjEuRmVhdHVyZRIYChBzb2Z0d2FyZV92ZXJzaW9uGAsgASgJIqACCglNb2RlbEluZm8SDAoEbmFtZRgBIAEoCRIOCgZkaWdlc3QYAiABKAkSDQoFZHR5cGUYAyABKAkSFgoOa3ZfY2FjaGVfZHR5cGUYBCABKAkSEgoKdm9jYWJfc2l6ZRgFIAEoBRIcChRtYXhfbW9kZWxfbGVuX3Rva2VucxgGIAEoBRIVCg1lb3NfdG9rZW5faWRzGAcgAygFEiIKFXNsaWRpbmdfd2luZG93X3Rva2VucxgIIAEoBUgAiAEBEkcKF2RlZmF1bHRfc2FtcGxpbmdfcGFyYW1zGAkgASgLMiYuc3BsaXRzZXJ2ZS5leGVjdXRvci52MS5TYW1wbGluZ1BhcmFtc0IYChZfc2xpZGluZ193aW5kb3dfdG9rZW5zIrsBCg5FeGVjdXRvckxpbWl0cxIUCgxtYXhfbnVtX3Jvd3MYASABKAUSHgoWbWF4X251bV9iYXRjaGVkX3Rva2VucxgCIAEoBRIZChFtYXhfbWVzc2FnZV9ieXRlcxgDIAEoBRIaChJtYXhfaW5mbGlnaHRfc3RlcHMYBCABKAUSIgoVbWF4X2FkYXB0ZXJzX3Blcl9zdGVwGAUgASgFSACIAQFCGAoWX21heF9hZGFwdGVyc19wZXJfc3RlcCLNAwoNU2NoZWR1bGVCYXRjaBIXCg9zY2hlZHVsZXJfZXBvY2gYASABKAMSFgoOZXhlY3V0b3JfZXBvY2gYAiABKAMSDwoHc3RlcF9pZBgDIAEoAxIZCgxiYXNlX3N0ZXBfaWQYBCABKANIAIgBARIXCg9yZW1vdmVkX3Jvd19pZHMYBSABKAwSMQoIbmV3X3Jvd3MYBiABKAsyHy5zcGxpdHNlcnZlLmV4ZWN1dG9yLnYxLk5ld1Jvd3MSOQoMdGFibGVfd3JpdGVzGAcgASgLMiMuc3BsaXRzZXJ2ZS5leGVjdXRvci52MS5UYWJsZVdyaXRlcxI0Cghzd2FwX291dBgIIAEoCzIiLnNwbGl0c2VydmUuZXhlY3V0b3IudjEuQmxvY2tNb3ZlcxIzCgdzd2FwX2luGAkgASgLMiIuc3BsaXRzZXJ2ZS5leGVjdXRvci52MS5CbG9ja01vdmVzEjAKBGNvcHkYCiABKAsyIi5zcGxpdHNlcnZlLmV4ZWN1dG9yLnYxLkJsb2NrTW92ZXMSKgoEd29yaxgLIAEoCzIcLnNwbGl0c2VydmUuZXhlY3V0b3IudjEuV29ya0IPCg1fYmFzZV9zdGVwX2lkIkUKCkJsb2NrTW92ZXMSGAoQc291cmNlX2Jsb2NrX2lkcxgBIAEoDBIdChVkZXN0aW5hdGlvbl9ibG9ja19pZHMYAiABKAwitQMKB05ld1Jvd3MSDwoHcm93X2lkcxgBIAEoDBIfChdzYW1wbGluZ19wYXJhbXNfaW5kZXhlcxgCIAEoDBINCgVzZWVkcxgDIAEoDBIZChFudW1fcHJvbXB0X3Rva2VucxgEIAEoDBIVCg1ibG9ja19vZmZzZXRzGAUgASgMEhEKCWJsb2NrX2lkcxgGIAEoDBIXCg9oaXN0b3J5X29mZnNldHMYByABKAwSGQoRaGlzdG9yeV90b2tlbl9pZHMYCCABKAwSPwoPc2FtcGxpbmdfcGFyYW1zGAkgAygLMiYuc3BsaXRzZXJ2ZS5leGVjdXRvci52MS5TYW1wbGluZ1BhcmFtcxIXCg9hZGFwdGVyX2luZGV4ZXMYCiABKAwSEAoIYWRhcHRlcnMYCyADKAkSGwoTY3Jvc3NfYmxvY2tfb2Zmc2V0cxgMIAEoDBIXCg9jcm9zc19ibG9ja19pZHMYDSABKAwSFwoPZW5jb2Rlcl9vZmZzZXRzGA4gASgMEhkKEWVuY29kZXJfdG9rZW5faWRzGA8gASgMEhoKEm51bV9lbmNvZGVyX3Rva2VucxgQIAEoDCJfCgtUYWJsZVdyaXRlcxIPCgdyb3dfaWRzGAEgASgMEhUKDXN0YXJ0X2luZGV4ZXMYAiABKAwSFQoNYmxvY2tfb2Zmc2V0cxgDIAEoDBIRCglibG9ja19pZHMYBCABKAwijAEKBFdvcmsSDwoHcm93X2lkcxgBIAEoDBIbChNudW1fY29tcHV0ZWRfdG9rZW5zGAIgASgMEhYKDm51bV9uZXdfdG9rZW5zGAMgASgMEhoKEnNhbXBsZWRfc3RlcHNfYmFjaxgEIAEoDBIRCgl0b2tlbl9pZHMYBSABKAwSDwoHc2FtcGxlcxgGIAEoDCLwBQoOU2FtcGxpbmdQYXJhbXMSGAoLdGVtcGVyYXR1cmUYASABKAJIAIgBARISCgV0b3BfaxgCIAEoBUgBiAEBEhIKBXRvcF9wGAMgASgCSAKIAQESEgoFbWluX3AYBCABKAJIA4gBARIfChJyZXBldGl0aW9uX3BlbmFsdHkYBSABKAJIBIgBARIdChBwcmVzZW5jZV9wZW5hbHR5GAYgASgCSAWIAQESHgoRZnJlcXVlbmN5X3BlbmFsdHkYByABKAJIBogBARJJCgpsb2dpdF9iaWFzGAggAygLMjUuc3BsaXRzZXJ2ZS5leGVjdXRvci52MS5TYW1wbGluZ1BhcmFtcy5Mb2dpdEJpYXNFbnRyeRIXCgptaW5fdG9rZW5zGAkgASgFSAeIAQESHAoUc3VwcHJlc3NlZF90b2tlbl9pZHMYCiADKAUSGQoMbnVtX2xvZ3Byb2JzGAsgASgFSAiIAQESIAoTbnVtX3Byb21wdF9sb2dwcm9icxgMIAEoBUgJiAEBEhkKEWFsbG93ZWRfdG9rZW5faWRzGA0gAygFEkIKE2JhZF93b3Jkc190b2tlbl9pZHMYDiADKAsyJS5zcGxpdHNlcnZlLmV4ZWN1dG9yLnYxLlRva2VuU2VxdWVuY2USMAoHZ3JhbW1hchgPIAEoCzIfLnNwbGl0c2VydmUuZXhlY3V0b3IudjEuR3JhbW1hchowCg5Mb2dpdEJpYXNFbnRyeRILCgNrZXkYASABKAUSDQoFdmFsdWUYAiABKAI6AjgBQg4KDF90ZW1wZXJhdHVyZUIICgZfdG9wX2tCCAoGX3RvcF9wQggKBl9taW5fcEIVChNfcmVwZXRpdGlvbl9wZW5hbHR5QhMKEV9wcmVzZW5jZV9wZW5hbHR5QhQKEl9mcmVxdWVuY3lfcGVuYWx0eUINCgtfbWluX3Rva2Vuc0IPCg1fbnVtX2xvZ3Byb2JzQhYKFF9udW1fcHJvbXB0X2xvZ3Byb2JzIiIKDVRva2VuU2VxdWVuY2USEQoJdG9rZW5faWRzGAEgAygFIn0KB0dyYW1tYXISFQoLanNvbl9zY2hlbWEYASABKAlIABIPCgVyZWdleBgCIAEoCUgAEg4KBGxhcmsYAyABKAlIABIyCgdjaG9pY2VzGAQgASgLMh8uc3BsaXRzZXJ2ZS5leGVjdXRvci52MS5DaG9pY2VzSABCBgoEa2luZCIYCgdDaG9pY2VzEg0KBXRleHRzGAEgAygJImQKCVN0ZXBFcnJvchI3CgZyZWFzb24YASABKA4yJy5zcGxpdHNlcnZlLmV4ZWN1dG9yLnYxLlN0ZXBFcnJvclJlYXNvbhINCgVmaWVsZBgCIAEoCRIPCgdtZXNzYWdlGAMgASgJIsADCgpTdGVwUmVzdWx0EhcKD3NjaGVkdWxlcl9lcG9jaBgBIAEoAxIWCg5leGVjdXRvcl9lcG9jaBgCIAEoAxIPCgdzdGVwX2lkGAMgASgDEjIKBnN0YXR1cxgEIAEoDjIiLnNwbGl0c2VydmUuZXhlY3V0b3IudjEuU3RlcFN0YXR1cxIwCgVlcnJvchgFIAEoCzIhLnNwbGl0c2VydmUuZXhlY3V0b3IudjEuU3RlcEVycm9yEhQKDHJvd19zdGF0dXNlcxgGIAEoDBIZChFzYW1wbGVkX3Rva2VuX2lkcxgHIAEoDBI0Cgpyb3dfZXJyb3JzGAggAygLMiAuc3BsaXRzZXJ2ZS5leGVjdXRvci52MS5Sb3dFcnJvchIyCghsb2dwcm9icxgJIAEoCzIgLnNwbGl0c2VydmUuZXhlY3V0b3IudjEuTG9ncHJvYnMSOQoPcHJvbXB0X2xvZ3Byb2JzGAogASgLMiAuc3BsaXRzZXJ2ZS5leGVjdXRvci52MS5Mb2dwcm9icxI0Cgd0aW1pbmdzGAsgASgLMiMuc3BsaXRzZXJ2ZS5leGVjdXRvci52MS5TdGVwVGltaW5ncyIuCghSb3dFcnJvchIRCglyb3dfaW5kZXgYASABKAUSDwoHbWVzc2FnZRgCIAEoCSKoAQoITG9ncHJvYnMSEwoLcm93X2luZGV4ZXMYASABKAwSEQoJcG9zaXRpb25zGAIgASgMEhEKCXRva2VuX2lkcxgDIAEoDBIQCghsb2dwcm9icxgEIAEoDBINCgVyYW5rcxgFIAEoDBITCgt0b3Bfb2Zmc2V0cxgGIAEoDBIVCg10b3BfdG9rZW5faWRzGAcgASgMEhQKDHRvcF9sb2dwcm9icxgIIAEoDCJXCgtTdGVwVGltaW5ncxIQCghxdWV1ZV91cxgBIAEoAxIPCgdtb3ZlX3VzGAIgASgDEhIKCmZvcndhcmRfdXMYAyABKAMSEQoJc2FtcGxlX3VzGAQgASgDKusBCgdGZWF0dXJlEhcKE0ZFQVRVUkVfVU5TUEVDSUZJRUQQABIUChBGRUFUVVJFX0xPR1BST0JTEAESGwoXRkVBVFVSRV9QUk9NUFRfTE9HUFJPQlMQAhIVChFGRUFUVVJFX1BFTkFMVElFUxADEhYKEkZFQVRVUkVfTE9HSVRfQklBUxAEEhQKEEZFQVRVUkVfQURBUFRFUlMQBRIbChdGRUFUVVJFX0NST1NTX0FUVEVOVElPThAGEh0KGUZFQVRVUkVfVE9LRU5fQ09OU1RSQUlOVFMQBxITCg9GRUFUVVJFX0dSQU1NQVIQCCqNAQoKU3RlcFN0YXR1cxIbChdTVEVQX1NUQVRVU19VTlNQRUNJRklFRBAAEhIKDlNURVBfU1RBVFVTX09LEAESHQoZU1RFUF9TVEFUVVNfTkVFRF9TTkFQU0hPVBACEhcKE1NURVBfU1RBVFVTX1JFRlVTRUQQAxIWChJTVEVQX1NUQVRVU19GQUlMRUQQBCr/BAoPU3RlcEVycm9yUmVhc29uEiEKHVNURVBfRVJST1JfUkVBU09OX1VOU1BFQ0lGSUVEEAASKwonU1RFUF9FUlJPUl9SRUFTT05fU1RBTEVfU0NIRURVTEVSX0VQT0NIEAESKgomU1RFUF9FUlJPUl9SRUFTT05fV1JPTkdfRVhFQ1VUT1JfRVBPQ0gQAhIgChxTVEVQX0VSUk9SX1JFQVNPTl9TVEFMRV9TVEVQEAMSHwobU1RFUF9FUlJPUl9SRUFTT05fTUFMRk9STUVEEAQSKAokU1RFUF9FUlJPUl9SRUFTT05fQkxPQ0tfT1VUX09GX1JBTkdFEAUSIwofU1RFUF9FUlJPUl9SRUFTT05fQkxPQ0tfT1ZFUkxBUBAGEiEKHVNURVBfRVJST1JfUkVBU09OX1JPV19VTktOT1dOEAcSIAocU1RFUF9FUlJPUl9SRUFTT05fUk9XX0VYSVNUUxAIEisKJ1NURVBfRVJST1JfUkVBU09OX1BPU0lUSU9OX09VVF9PRl9SQU5HRRAJEigKJFNURVBfRVJST1JfUkVBU09OX1RPS0VOX09VVF9PRl9SQU5HRRAKEiQKIFNURVBfRVJST1JfUkVBU09OX0xJTUlUX0VYQ0VFREVEEAsSKQolU1RFUF9FUlJPUl9SRUFTT05fRkVBVFVSRV9VTlNVUFBPUlRFRBAMEiMKH1NURVBfRVJST1JfUkVBU09OX09VVF9PRl9NRU1PUlkQDRIeChpTVEVQX0VSUk9SX1JFQVNPTl9JTlRFUk5BTBAOEiwKKFNURVBfRVJST1JfUkVBU09OX0ZVVFVSRV9TQ0hFRFVMRVJfRVBPQ0gQDyrOAQoJUm93U3RhdHVzEhoKFlJPV19TVEFUVVNfVU5TUEVDSUZJRUQQABIRCg1ST1dfU1RBVFVTX09LEAESHQoZUk9XX1NUQVRVU19JTlZBTElEX0xPR0lUUxACEiAKHFJPV19TVEFUVVNfSU5QVVRfVU5BVkFJTEFCTEUQAxIVChFST1dfU1RBVFVTX0ZBSUxFRBAEEhoKFlJPV19TVEFUVVNfTk9UX1NBTVBMRUQQBRIeChpST1dfU1RBVFVTX0dSQU1NQVJfSU5WQUxJRBAGMrQCCg9FeGVjdXRvclNlcnZpY2USWgoHR2V0SW5mbxImLnNwbGl0c2VydmUuZXhlY3V0b3IudjEuR2V0SW5mb1JlcXVlc3QaJy5zcGxpdHNlcnZlLmV4ZWN1dG9yLnYxLkdldEluZm9SZXNwb25zZRJrCgxHZXRUb2tlbml6ZXISKy5zcGxpdHNlcnZlLmV4ZWN1dG9yLnYxLkdldFRva2VuaXplclJlcXVlc3QaLC5zcGxpdHNlcnZlLmV4ZWN1dG9yLnYxLkdldFRva2VuaXplclJlc3BvbnNlMAESWAoHRXhlY3V0ZRIlLnNwbGl0c2VydmUuZXhlY3V0b3IudjEuU2NoZWR1bGVCYXRjaBoiLnNwbGl0c2VydmUuZXhlY3V0b3IudjEuU3RlcFJlc3VsdCgBMAFiBnByb3RvMw");
 
 /**
  * Asks for ExecutorInfo.
@@ -154,7 +154,7 @@ export type ContractVersion = Message<"splitserve.executor.v1.ContractVersion"> 
   major: number;
 
   /**
-   * Grows with a compatible addition. This file: 2.
+   * Grows with a compatible addition. This file: 3.
    *
    * @generated from field: int32 minor = 2;
    */
@@ -632,7 +632,8 @@ export type NewRows = Message<"splitserve.executor.v1.NewRows"> & {
    * i32 column: ALL tokens of the sequence known now, prompt first, whether their KV is computed or
    * not. Present for a row exactly if one of its penalties differs from the neutral value,
    * num_prompt_logprobs is present or one of its bad_words_token_ids has several tokens; otherwise
-   * its part is empty. The executor appends every token it samples for the row.
+   * its part is empty. Present, too, for a row with a grammar. The executor appends every token it
+   * samples for the row.
    *
    * @generated from field: bytes history_token_ids = 8;
    */
@@ -836,8 +837,8 @@ export const WorkSchema: GenMessage<Work> = /*@__PURE__*/
 /**
  * How a row's next token is chosen from its logits. Applied in this order, in float32:
  *   1. tokens `suppressed_token_ids` get -inf while the sequence has fewer than `min_tokens` output
- *      tokens; so do all but `allowed_token_ids`, and what `bad_words_token_ids` forbids;
- *      `logit_bias` is added;
+ *      tokens; so do all but `allowed_token_ids`, what `bad_words_token_ids` forbids, and what
+ *      `grammar` does not allow; `logit_bias` is added;
  *   2. repetition penalty over the distinct tokens of prompt and output: a positive logit is
  *      divided by it, a negative one multiplied; then, over output tokens only,
  *      `frequency_penalty` x count and `presence_penalty` x (count > 0) are subtracted;
@@ -966,6 +967,15 @@ export type SamplingParams = Message<"splitserve.executor.v1.SamplingParams"> & 
    * @generated from field: repeated splitserve.executor.v1.TokenSequence bad_words_token_ids = 14;
    */
   badWordsTokenIds: TokenSequence[];
+
+  /**
+   * What the output text must be. Never together with suppressed_token_ids or min_tokens, and only
+   * for a model that has end-of-sequence tokens. Needs FEATURE_GRAMMAR (FEATURE_UNSUPPORTED). Since
+   * 1.3.
+   *
+   * @generated from field: splitserve.executor.v1.Grammar grammar = 15;
+   */
+  grammar?: Grammar | undefined;
 };
 
 /**
@@ -995,6 +1005,99 @@ export type TokenSequence = Message<"splitserve.executor.v1.TokenSequence"> & {
  */
 export const TokenSequenceSchema: GenMessage<TokenSequence> = /*@__PURE__*/
   messageDesc(file_splitserve_executor_v1_executor, 14);
+
+/**
+ * What the output of a sequence must be: the text of the tokens after num_prompt_tokens. The text of
+ * a token is its bytes, by the tokenizer of GetTokenizer; special tokens, and ids that the tokenizer
+ * does not have, have none and are never sampled. A token is allowed if the text with it is the
+ * beginning of one that the grammar accepts. The model's end-of-sequence tokens are allowed exactly
+ * where the grammar accepts the text as it is, so where nothing can follow only they are left. Other
+ * tokens that end a sequence, at the client's wish, are text like any other.
+ *
+ * What a grammar allows depends on the tokens of the sequence alone, which history_token_ids has
+ * when a row is added: nothing else need be kept when a row leaves and comes again, here or at
+ * another executor.
+ *
+ * An executor compiles a grammar beside the steps, once for rows with the same one. Until that is
+ * done, rows that need it are answered ROW_STATUS_NOT_SAMPLED. One that cannot be compiled, or only
+ * with more time or memory than the executor gives it, costs the rows that have it
+ * (ROW_STATUS_GRAMMAR_INVALID).
+ *
+ * Exactly one kind is given, with 1 to 65536 bytes of UTF-8 (of choices: together), and none of its
+ * texts is empty (MALFORMED). Since 1.3.
+ *
+ * @generated from message splitserve.executor.v1.Grammar
+ */
+export type Grammar = Message<"splitserve.executor.v1.Grammar"> & {
+  /**
+   * What language the grammar is in.
+   *
+   * @generated from oneof splitserve.executor.v1.Grammar.kind
+   */
+  kind: {
+    /**
+     * A JSON Schema, as JSON. The text is a JSON value that is valid for it. `{"type": "object"}` is
+     * any JSON object.
+     *
+     * @generated from field: string json_schema = 1;
+     */
+    value: string;
+    case: "jsonSchema";
+  } | {
+    /**
+     * A regular expression, of which the whole text is a match: the syntax of the Rust crate regex,
+     * without anchors.
+     *
+     * @generated from field: string regex = 2;
+     */
+    value: string;
+    case: "regex";
+  } | {
+    /**
+     * A context-free grammar in the dialect of Lark that the library llguidance reads.
+     *
+     * @generated from field: string lark = 3;
+     */
+    value: string;
+    case: "lark";
+  } | {
+    /**
+     * Some texts. The text is one of them.
+     *
+     * @generated from field: splitserve.executor.v1.Choices choices = 4;
+     */
+    value: Choices;
+    case: "choices";
+  } | { case: undefined; value?: undefined };
+};
+
+/**
+ * Describes the message splitserve.executor.v1.Grammar.
+ * Use `create(GrammarSchema)` to create a new message.
+ */
+export const GrammarSchema: GenMessage<Grammar> = /*@__PURE__*/
+  messageDesc(file_splitserve_executor_v1_executor, 15);
+
+/**
+ * Texts to choose from. Since 1.3.
+ *
+ * @generated from message splitserve.executor.v1.Choices
+ */
+export type Choices = Message<"splitserve.executor.v1.Choices"> & {
+  /**
+   * 1 to 1024 of them.
+   *
+   * @generated from field: repeated string texts = 1;
+   */
+  texts: string[];
+};
+
+/**
+ * Describes the message splitserve.executor.v1.Choices.
+ * Use `create(ChoicesSchema)` to create a new message.
+ */
+export const ChoicesSchema: GenMessage<Choices> = /*@__PURE__*/
+  messageDesc(file_splitserve_executor_v1_executor, 16);
 
 /**
  * Details of REFUSED and FAILED.
@@ -1029,7 +1132,7 @@ export type StepError = Message<"splitserve.executor.v1.StepError"> & {
  * Use `create(StepErrorSchema)` to create a new message.
  */
 export const StepErrorSchema: GenMessage<StepError> = /*@__PURE__*/
-  messageDesc(file_splitserve_executor_v1_executor, 15);
+  messageDesc(file_splitserve_executor_v1_executor, 17);
 
 /**
  * The result of one ScheduleBatch. Columns are parallel to `Work.row_ids` unless said otherwise;
@@ -1081,13 +1184,14 @@ export type StepResult = Message<"splitserve.executor.v1.StepResult"> & {
   error?: StepError | undefined;
 
   /**
-   * u8 column of RowStatus numbers. Empty: all OK. A row that is not OK has no token, and the
-   * contents of the slots it was to write, in cross blocks too, are undefined. The other rows are
+   * u8 column of RowStatus numbers. Empty: all OK. A row that is not OK has no token, and unless it
+   * is NOT_SAMPLED or GRAMMAR_INVALID the contents of the slots it was to write, in cross blocks
+   * too, are undefined. The other rows are
    * unaffected, except those that read what the row was to write, in this very step or in a later one
    * that was on its way already: their results are undefined too, whatever their status, and the
    * scheduler, which knows them, discards them.
-   * INVALID_LOGITS and FAILED end the request with an error; after INPUT_UNAVAILABLE it is computed
-   * again.
+   * INVALID_LOGITS, FAILED and GRAMMAR_INVALID end the request with an error; after
+   * INPUT_UNAVAILABLE it is computed again; after NOT_SAMPLED only its last input token is.
    *
    * @generated from field: bytes row_statuses = 6;
    */
@@ -1135,7 +1239,7 @@ export type StepResult = Message<"splitserve.executor.v1.StepResult"> & {
  * Use `create(StepResultSchema)` to create a new message.
  */
 export const StepResultSchema: GenMessage<StepResult> = /*@__PURE__*/
-  messageDesc(file_splitserve_executor_v1_executor, 16);
+  messageDesc(file_splitserve_executor_v1_executor, 18);
 
 /**
  * A sentence about a row that failed.
@@ -1163,7 +1267,7 @@ export type RowError = Message<"splitserve.executor.v1.RowError"> & {
  * Use `create(RowErrorSchema)` to create a new message.
  */
 export const RowErrorSchema: GenMessage<RowError> = /*@__PURE__*/
-  messageDesc(file_splitserve_executor_v1_executor, 17);
+  messageDesc(file_splitserve_executor_v1_executor, 19);
 
 /**
  * Scores of tokens: natural logarithms of the softmax of the raw logits, before constraints, bias,
@@ -1236,7 +1340,7 @@ export type Logprobs = Message<"splitserve.executor.v1.Logprobs"> & {
  * Use `create(LogprobsSchema)` to create a new message.
  */
 export const LogprobsSchema: GenMessage<Logprobs> = /*@__PURE__*/
-  messageDesc(file_splitserve_executor_v1_executor, 18);
+  messageDesc(file_splitserve_executor_v1_executor, 20);
 
 /**
  * Durations of the parts of a step, from the executor's monotonic clock, or its device's. Block moves
@@ -1279,7 +1383,7 @@ export type StepTimings = Message<"splitserve.executor.v1.StepTimings"> & {
  * Use `create(StepTimingsSchema)` to create a new message.
  */
 export const StepTimingsSchema: GenMessage<StepTimings> = /*@__PURE__*/
-  messageDesc(file_splitserve_executor_v1_executor, 19);
+  messageDesc(file_splitserve_executor_v1_executor, 21);
 
 /**
  * An optional ability of an executor.
@@ -1343,6 +1447,13 @@ export enum Feature {
    * @generated from enum value: FEATURE_TOKEN_CONSTRAINTS = 7;
    */
   TOKEN_CONSTRAINTS = 7,
+
+  /**
+   * Applies grammars (SamplingParams.grammar). Since 1.3.
+   *
+   * @generated from enum value: FEATURE_GRAMMAR = 8;
+   */
+  GRAMMAR = 8,
 }
 
 /**
@@ -1569,6 +1680,27 @@ export enum RowStatus {
    * @generated from enum value: ROW_STATUS_FAILED = 4;
    */
   FAILED = 4,
+
+  /**
+   * All was computed and written as for a row that is OK, prompt logprobs included, but no token was
+   * sampled: the row's grammar is still being compiled. The scheduler asks again, with the last input
+   * token once more, whose slot is then written once more. Only rows that sample and have a grammar,
+   * and only until the first token that is sampled for the row since it was added; for another row
+   * it counts as FAILED. Since 1.3.
+   *
+   * @generated from enum value: ROW_STATUS_NOT_SAMPLED = 5;
+   */
+  NOT_SAMPLED = 5,
+
+  /**
+   * All was computed and written as for a row that is OK, but no token can be sampled, now or later:
+   * the row's grammar cannot be compiled, or takes more time or memory than the executor gives it,
+   * or the output tokens that the row came with do not follow it. Only rows that sample and have a
+   * grammar; for another row it counts as FAILED. Since 1.3.
+   *
+   * @generated from enum value: ROW_STATUS_GRAMMAR_INVALID = 6;
+   */
+  GRAMMAR_INVALID = 6,
 }
 
 /**

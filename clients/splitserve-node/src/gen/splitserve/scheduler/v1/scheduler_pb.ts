@@ -46,6 +46,8 @@
 //
 //   INVALID_LOGITS            the model's scores were NaN or infinite, or the request's constraints
 //                             left no token to sample
+//   GRAMMAR_INVALID           its grammar cannot be compiled, or only with more time or memory than
+//                             that may take, or its resumed tokens do not follow it; no
 //   ROW_FAILED                the executor could not compute one of its sequences; its adapter is
 //                             not there, for example
 //   EXECUTOR_LOST_REPEATEDLY  it lost several executors without a token in between
@@ -124,7 +126,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file splitserve/scheduler/v1/scheduler.proto.
  */
 export const file_splitserve_scheduler_v1_scheduler: GenFile = /*@__PURE__*/
-  fileDesc("CidzcGxpdHNlcnZlL3NjaGVkdWxlci92MS9zY2hlZHVsZXIucHJvdG8SF3NwbGl0c2VydmUuc2NoZWR1bGVyLnYxIosDCg9HZW5lcmF0ZVJlcXVlc3QSEgoKcmVxdWVzdF9pZBgBIAEoCRIYChBwcm9tcHRfdG9rZW5faWRzGAIgAygFEhgKEHJlc3VtZV90b2tlbl9pZHMYAyADKAUSQAoPc2FtcGxpbmdfcGFyYW1zGAQgASgLMicuc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuU2FtcGxpbmdQYXJhbXMSEAoIcHJpb3JpdHkYBSABKAUSDgoGdGVuYW50GAYgASgJEisKCGRlYWRsaW5lGAcgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEg8KB2FkYXB0ZXIYCCABKAkSEgoKY2FjaGVfc2FsdBgJIAEoCRIbChNieXBhc3NfcHJlZml4X2NhY2hlGAogASgIEhkKEWVuY29kZXJfdG9rZW5faWRzGAsgAygFEkIKEHJlc3VtZV9zZXF1ZW5jZXMYDCADKAsyKC5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5SZXN1bWVkU2VxdWVuY2UiMwoPUmVzdW1lZFNlcXVlbmNlEg0KBWluZGV4GAEgASgFEhEKCXRva2VuX2lkcxgCIAMoBSKEBwoOU2FtcGxpbmdQYXJhbXMSGAoLdGVtcGVyYXR1cmUYASABKAJIAIgBARISCgV0b3BfaxgCIAEoBUgBiAEBEhIKBXRvcF9wGAMgASgCSAKIAQESEgoFbWluX3AYBCABKAJIA4gBARIfChJyZXBldGl0aW9uX3BlbmFsdHkYBSABKAJIBIgBARIdChBwcmVzZW5jZV9wZW5hbHR5GAYgASgCSAWIAQESHgoRZnJlcXVlbmN5X3BlbmFsdHkYByABKAJIBogBARJKCgpsb2dpdF9iaWFzGAggAygLMjYuc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuU2FtcGxpbmdQYXJhbXMuTG9naXRCaWFzRW50cnkSEQoEc2VlZBgJIAEoA0gHiAEBEhcKCm1heF90b2tlbnMYCiABKAVICIgBARIXCgptaW5fdG9rZW5zGAsgASgFSAmIAQESFgoOc3RvcF90b2tlbl9pZHMYDCADKAUSEgoKaWdub3JlX2VvcxgNIAEoCBIZCgxudW1fbG9ncHJvYnMYDiABKAVICogBARIgChNudW1fcHJvbXB0X2xvZ3Byb2JzGA8gASgFSAuIAQESDgoBbhgQIAEoBUgMiAEBEhQKB2Jlc3Rfb2YYESABKAVIDYgBARI4CgtiZWFtX3NlYXJjaBgSIAEoCzIjLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLkJlYW1TZWFyY2gSGQoRYWxsb3dlZF90b2tlbl9pZHMYEyADKAUSQwoTYmFkX3dvcmRzX3Rva2VuX2lkcxgUIAMoCzImLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLlRva2VuU2VxdWVuY2UaMAoOTG9naXRCaWFzRW50cnkSCwoDa2V5GAEgASgFEg0KBXZhbHVlGAIgASgCOgI4AUIOCgxfdGVtcGVyYXR1cmVCCAoGX3RvcF9rQggKBl90b3BfcEIICgZfbWluX3BCFQoTX3JlcGV0aXRpb25fcGVuYWx0eUITChFfcHJlc2VuY2VfcGVuYWx0eUIUChJfZnJlcXVlbmN5X3BlbmFsdHlCBwoFX3NlZWRCDQoLX21heF90b2tlbnNCDQoLX21pbl90b2tlbnNCDwoNX251bV9sb2dwcm9ic0IWChRfbnVtX3Byb21wdF9sb2dwcm9ic0IECgJfbkIKCghfYmVzdF9vZiIiCg1Ub2tlblNlcXVlbmNlEhEKCXRva2VuX2lkcxgBIAMoBSKeAQoKQmVhbVNlYXJjaBISCgV3aWR0aBgBIAEoBUgAiAEBEhsKDmxlbmd0aF9wZW5hbHR5GAIgASgCSAGIAQESQgoOZWFybHlfc3RvcHBpbmcYAyABKA4yKi5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5CZWFtRWFybHlTdG9wcGluZ0IICgZfd2lkdGhCEQoPX2xlbmd0aF9wZW5hbHR5It0BChBHZW5lcmF0ZVJlc3BvbnNlEhIKCnJlcXVlc3RfaWQYASABKAkSNQoGdG9rZW5zGAIgASgLMiMuc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuVG9rZW5DaHVua0gAEjEKBmZpbmlzaBgDIAEoCzIfLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLkZpbmlzaEgAEkIKD3NlcXVlbmNlX2ZpbmlzaBgEIAEoCzInLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLlNlcXVlbmNlRmluaXNoSABCBwoFZXZlbnQipwEKClRva2VuQ2h1bmsSEQoJdG9rZW5faWRzGAEgAygFEjcKCGxvZ3Byb2JzGAIgAygLMiUuc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuVG9rZW5Mb2dwcm9iEj4KD3Byb21wdF9sb2dwcm9icxgDIAMoCzIlLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLlRva2VuTG9ncHJvYhINCgVpbmRleBgEIAEoBSJxCgxUb2tlbkxvZ3Byb2ISEAoIdG9rZW5faWQYASABKAUSDwoHbG9ncHJvYhgCIAEoAhIMCgRyYW5rGAMgASgFEjAKA3RvcBgEIAMoCzIjLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLlRvcExvZ3Byb2IiLwoKVG9wTG9ncHJvYhIQCgh0b2tlbl9pZBgBIAEoBRIPCgdsb2dwcm9iGAIgASgCIvUBCg5TZXF1ZW5jZUZpbmlzaBINCgVpbmRleBgBIAEoBRI1CgZyZWFzb24YAiABKA4yJS5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5GaW5pc2hSZWFzb24SGgoNc3RvcF90b2tlbl9pZBgDIAEoBUgAiAEBEhkKEW51bV9vdXRwdXRfdG9rZW5zGAQgASgFEh8KEmN1bXVsYXRpdmVfbG9ncHJvYhgFIAEoAkgBiAEBEhIKBXNjb3JlGAYgASgCSAKIAQFCEAoOX3N0b3BfdG9rZW5faWRCFQoTX2N1bXVsYXRpdmVfbG9ncHJvYkIICgZfc2NvcmUi0gEKBkZpbmlzaBI1CgZyZWFzb24YASABKA4yJS5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5GaW5pc2hSZWFzb24SGgoNc3RvcF90b2tlbl9pZBgCIAEoBUgAiAEBEi0KBXVzYWdlGAMgASgLMh4uc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuVXNhZ2USNAoFZXJyb3IYBCABKAsyJS5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5SZXF1ZXN0RXJyb3JCEAoOX3N0b3BfdG9rZW5faWQicQoFVXNhZ2USGQoRbnVtX3Byb21wdF90b2tlbnMYASABKAUSGQoRbnVtX291dHB1dF90b2tlbnMYAiABKAUSGQoRbnVtX2NhY2hlZF90b2tlbnMYAyABKAUSFwoPbnVtX3ByZWVtcHRpb25zGAQgASgFIl8KDFJlcXVlc3RFcnJvchIOCgZyZWFzb24YASABKAkSDwoHbWVzc2FnZRgCIAEoCRIuCgtyZXRyeV9kZWxheRgDIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbiKMAQoOU2Vzc2lvblJlcXVlc3QSOAoGc3VibWl0GAEgASgLMiYuc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuU2Vzc2lvblN1Ym1pdEgAEjYKBWFib3J0GAIgASgLMiUuc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuU2Vzc2lvbkFib3J0SABCCAoGYWN0aW9uIloKDVNlc3Npb25TdWJtaXQSDgoGaGFuZGxlGAEgASgFEjkKB3JlcXVlc3QYAiABKAsyKC5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5HZW5lcmF0ZVJlcXVlc3QiHgoMU2Vzc2lvbkFib3J0Eg4KBmhhbmRsZRgBIAEoBSJsCg9TZXNzaW9uUmVzcG9uc2USDwoHaGFuZGxlcxgBIAMoBRIRCgl0b2tlbl9pZHMYAiADKAUSNQoGZXZlbnRzGAMgAygLMiUuc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuU2Vzc2lvbkV2ZW50IpACCgxTZXNzaW9uRXZlbnQSDgoGaGFuZGxlGAEgASgFEjUKBnRva2VucxgCIAEoCzIjLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLlRva2VuQ2h1bmtIABIxCgZmaW5pc2gYAyABKAsyHy5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5GaW5pc2hIABI5CghyZWplY3RlZBgEIAEoCzIlLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLlJlcXVlc3RFcnJvckgAEkIKD3NlcXVlbmNlX2ZpbmlzaBgFIAEoCzInLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLlNlcXVlbmNlRmluaXNoSABCBwoFZXZlbnQiIgoMQWJvcnRSZXF1ZXN0EhIKCnJlcXVlc3RfaWQYASABKAkiDwoNQWJvcnRSZXNwb25zZSIRCg9HZXRNb2RlbFJlcXVlc3QiiAIKEEdldE1vZGVsUmVzcG9uc2USDAoEbmFtZRgBIAEoCRIOCgZkaWdlc3QYAiABKAkSDQoFZHR5cGUYAyABKAkSEgoKdm9jYWJfc2l6ZRgEIAEoBRIcChRtYXhfbW9kZWxfbGVuX3Rva2VucxgFIAEoBRIVCg1lb3NfdG9rZW5faWRzGAYgAygFEhkKEW1heF9udW1fc2VxdWVuY2VzGAcgASgFEhkKEW1heF9tZXNzYWdlX2J5dGVzGAkgASgDEkgKF2RlZmF1bHRfc2FtcGxpbmdfcGFyYW1zGAogASgLMicuc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuU2FtcGxpbmdQYXJhbXMiFQoTR2V0VG9rZW5pemVyUmVxdWVzdCI3ChRHZXRUb2tlbml6ZXJSZXNwb25zZRIRCglmaWxlX25hbWUYASABKAkSDAoEZGF0YRgCIAEoDCqaAQoRQmVhbUVhcmx5U3RvcHBpbmcSIwofQkVBTV9FQVJMWV9TVE9QUElOR19VTlNQRUNJRklFRBAAEiEKHUJFQU1fRUFSTFlfU1RPUFBJTkdfSEVVUklTVElDEAESHgoaQkVBTV9FQVJMWV9TVE9QUElOR19BTFdBWVMQAhIdChlCRUFNX0VBUkxZX1NUT1BQSU5HX05FVkVSEAMqswEKDEZpbmlzaFJlYXNvbhIdChlGSU5JU0hfUkVBU09OX1VOU1BFQ0lGSUVEEAASFgoSRklOSVNIX1JFQVNPTl9TVE9QEAESGAoURklOSVNIX1JFQVNPTl9MRU5HVEgQAhIeChpGSU5JU0hfUkVBU09OX01PREVMX0xFTkdUSBADEhkKFUZJTklTSF9SRUFTT05fQUJPUlRFRBAEEhcKE0ZJTklTSF9SRUFTT05fRVJST1IQBTL/AwoQU2NoZWR1bGVyU2VydmljZRJhCghHZW5lcmF0ZRIoLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLkdlbmVyYXRlUmVxdWVzdBopLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLkdlbmVyYXRlUmVzcG9uc2UwARJgCgdTZXNzaW9uEicuc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuU2Vzc2lvblJlcXVlc3QaKC5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5TZXNzaW9uUmVzcG9uc2UoATABElYKBUFib3J0EiUuc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuQWJvcnRSZXF1ZXN0GiYuc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuQWJvcnRSZXNwb25zZRJfCghHZXRNb2RlbBIoLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLkdldE1vZGVsUmVxdWVzdBopLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLkdldE1vZGVsUmVzcG9uc2USbQoMR2V0VG9rZW5pemVyEiwuc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuR2V0VG9rZW5pemVyUmVxdWVzdBotLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLkdldFRva2VuaXplclJlc3BvbnNlMAFiBnByb3RvMw", [file_google_protobuf_duration]);
+  fileDesc("CidzcGxpdHNlcnZlL3NjaGVkdWxlci92MS9zY2hlZHVsZXIucHJvdG8SF3NwbGl0c2VydmUuc2NoZWR1bGVyLnYxIosDCg9HZW5lcmF0ZVJlcXVlc3QSEgoKcmVxdWVzdF9pZBgBIAEoCRIYChBwcm9tcHRfdG9rZW5faWRzGAIgAygFEhgKEHJlc3VtZV90b2tlbl9pZHMYAyADKAUSQAoPc2FtcGxpbmdfcGFyYW1zGAQgASgLMicuc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuU2FtcGxpbmdQYXJhbXMSEAoIcHJpb3JpdHkYBSABKAUSDgoGdGVuYW50GAYgASgJEisKCGRlYWRsaW5lGAcgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEg8KB2FkYXB0ZXIYCCABKAkSEgoKY2FjaGVfc2FsdBgJIAEoCRIbChNieXBhc3NfcHJlZml4X2NhY2hlGAogASgIEhkKEWVuY29kZXJfdG9rZW5faWRzGAsgAygFEkIKEHJlc3VtZV9zZXF1ZW5jZXMYDCADKAsyKC5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5SZXN1bWVkU2VxdWVuY2UiMwoPUmVzdW1lZFNlcXVlbmNlEg0KBWluZGV4GAEgASgFEhEKCXRva2VuX2lkcxgCIAMoBSK3BwoOU2FtcGxpbmdQYXJhbXMSGAoLdGVtcGVyYXR1cmUYASABKAJIAIgBARISCgV0b3BfaxgCIAEoBUgBiAEBEhIKBXRvcF9wGAMgASgCSAKIAQESEgoFbWluX3AYBCABKAJIA4gBARIfChJyZXBldGl0aW9uX3BlbmFsdHkYBSABKAJIBIgBARIdChBwcmVzZW5jZV9wZW5hbHR5GAYgASgCSAWIAQESHgoRZnJlcXVlbmN5X3BlbmFsdHkYByABKAJIBogBARJKCgpsb2dpdF9iaWFzGAggAygLMjYuc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuU2FtcGxpbmdQYXJhbXMuTG9naXRCaWFzRW50cnkSEQoEc2VlZBgJIAEoA0gHiAEBEhcKCm1heF90b2tlbnMYCiABKAVICIgBARIXCgptaW5fdG9rZW5zGAsgASgFSAmIAQESFgoOc3RvcF90b2tlbl9pZHMYDCADKAUSEgoKaWdub3JlX2VvcxgNIAEoCBIZCgxudW1fbG9ncHJvYnMYDiABKAVICogBARIgChNudW1fcHJvbXB0X2xvZ3Byb2JzGA8gASgFSAuIAQESDgoBbhgQIAEoBUgMiAEBEhQKB2Jlc3Rfb2YYESABKAVIDYgBARI4CgtiZWFtX3NlYXJjaBgSIAEoCzIjLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLkJlYW1TZWFyY2gSGQoRYWxsb3dlZF90b2tlbl9pZHMYEyADKAUSQwoTYmFkX3dvcmRzX3Rva2VuX2lkcxgUIAMoCzImLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLlRva2VuU2VxdWVuY2USMQoHZ3JhbW1hchgVIAEoCzIgLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLkdyYW1tYXIaMAoOTG9naXRCaWFzRW50cnkSCwoDa2V5GAEgASgFEg0KBXZhbHVlGAIgASgCOgI4AUIOCgxfdGVtcGVyYXR1cmVCCAoGX3RvcF9rQggKBl90b3BfcEIICgZfbWluX3BCFQoTX3JlcGV0aXRpb25fcGVuYWx0eUITChFfcHJlc2VuY2VfcGVuYWx0eUIUChJfZnJlcXVlbmN5X3BlbmFsdHlCBwoFX3NlZWRCDQoLX21heF90b2tlbnNCDQoLX21pbl90b2tlbnNCDwoNX251bV9sb2dwcm9ic0IWChRfbnVtX3Byb21wdF9sb2dwcm9ic0IECgJfbkIKCghfYmVzdF9vZiIiCg1Ub2tlblNlcXVlbmNlEhEKCXRva2VuX2lkcxgBIAMoBSJ+CgdHcmFtbWFyEhUKC2pzb25fc2NoZW1hGAEgASgJSAASDwoFcmVnZXgYAiABKAlIABIOCgRsYXJrGAMgASgJSAASMwoHY2hvaWNlcxgEIAEoCzIgLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLkNob2ljZXNIAEIGCgRraW5kIhgKB0Nob2ljZXMSDQoFdGV4dHMYASADKAkingEKCkJlYW1TZWFyY2gSEgoFd2lkdGgYASABKAVIAIgBARIbCg5sZW5ndGhfcGVuYWx0eRgCIAEoAkgBiAEBEkIKDmVhcmx5X3N0b3BwaW5nGAMgASgOMiouc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuQmVhbUVhcmx5U3RvcHBpbmdCCAoGX3dpZHRoQhEKD19sZW5ndGhfcGVuYWx0eSLdAQoQR2VuZXJhdGVSZXNwb25zZRISCgpyZXF1ZXN0X2lkGAEgASgJEjUKBnRva2VucxgCIAEoCzIjLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLlRva2VuQ2h1bmtIABIxCgZmaW5pc2gYAyABKAsyHy5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5GaW5pc2hIABJCCg9zZXF1ZW5jZV9maW5pc2gYBCABKAsyJy5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5TZXF1ZW5jZUZpbmlzaEgAQgcKBWV2ZW50IqcBCgpUb2tlbkNodW5rEhEKCXRva2VuX2lkcxgBIAMoBRI3Cghsb2dwcm9icxgCIAMoCzIlLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLlRva2VuTG9ncHJvYhI+Cg9wcm9tcHRfbG9ncHJvYnMYAyADKAsyJS5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5Ub2tlbkxvZ3Byb2ISDQoFaW5kZXgYBCABKAUicQoMVG9rZW5Mb2dwcm9iEhAKCHRva2VuX2lkGAEgASgFEg8KB2xvZ3Byb2IYAiABKAISDAoEcmFuaxgDIAEoBRIwCgN0b3AYBCADKAsyIy5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5Ub3BMb2dwcm9iIi8KClRvcExvZ3Byb2ISEAoIdG9rZW5faWQYASABKAUSDwoHbG9ncHJvYhgCIAEoAiL1AQoOU2VxdWVuY2VGaW5pc2gSDQoFaW5kZXgYASABKAUSNQoGcmVhc29uGAIgASgOMiUuc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuRmluaXNoUmVhc29uEhoKDXN0b3BfdG9rZW5faWQYAyABKAVIAIgBARIZChFudW1fb3V0cHV0X3Rva2VucxgEIAEoBRIfChJjdW11bGF0aXZlX2xvZ3Byb2IYBSABKAJIAYgBARISCgVzY29yZRgGIAEoAkgCiAEBQhAKDl9zdG9wX3Rva2VuX2lkQhUKE19jdW11bGF0aXZlX2xvZ3Byb2JCCAoGX3Njb3JlItIBCgZGaW5pc2gSNQoGcmVhc29uGAEgASgOMiUuc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuRmluaXNoUmVhc29uEhoKDXN0b3BfdG9rZW5faWQYAiABKAVIAIgBARItCgV1c2FnZRgDIAEoCzIeLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLlVzYWdlEjQKBWVycm9yGAQgASgLMiUuc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuUmVxdWVzdEVycm9yQhAKDl9zdG9wX3Rva2VuX2lkInEKBVVzYWdlEhkKEW51bV9wcm9tcHRfdG9rZW5zGAEgASgFEhkKEW51bV9vdXRwdXRfdG9rZW5zGAIgASgFEhkKEW51bV9jYWNoZWRfdG9rZW5zGAMgASgFEhcKD251bV9wcmVlbXB0aW9ucxgEIAEoBSJfCgxSZXF1ZXN0RXJyb3ISDgoGcmVhc29uGAEgASgJEg8KB21lc3NhZ2UYAiABKAkSLgoLcmV0cnlfZGVsYXkYAyABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24ijAEKDlNlc3Npb25SZXF1ZXN0EjgKBnN1Ym1pdBgBIAEoCzImLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLlNlc3Npb25TdWJtaXRIABI2CgVhYm9ydBgCIAEoCzIlLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLlNlc3Npb25BYm9ydEgAQggKBmFjdGlvbiJaCg1TZXNzaW9uU3VibWl0Eg4KBmhhbmRsZRgBIAEoBRI5CgdyZXF1ZXN0GAIgASgLMiguc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuR2VuZXJhdGVSZXF1ZXN0Ih4KDFNlc3Npb25BYm9ydBIOCgZoYW5kbGUYASABKAUibAoPU2Vzc2lvblJlc3BvbnNlEg8KB2hhbmRsZXMYASADKAUSEQoJdG9rZW5faWRzGAIgAygFEjUKBmV2ZW50cxgDIAMoCzIlLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLlNlc3Npb25FdmVudCKQAgoMU2Vzc2lvbkV2ZW50Eg4KBmhhbmRsZRgBIAEoBRI1CgZ0b2tlbnMYAiABKAsyIy5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5Ub2tlbkNodW5rSAASMQoGZmluaXNoGAMgASgLMh8uc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuRmluaXNoSAASOQoIcmVqZWN0ZWQYBCABKAsyJS5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5SZXF1ZXN0RXJyb3JIABJCCg9zZXF1ZW5jZV9maW5pc2gYBSABKAsyJy5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5TZXF1ZW5jZUZpbmlzaEgAQgcKBWV2ZW50IiIKDEFib3J0UmVxdWVzdBISCgpyZXF1ZXN0X2lkGAEgASgJIg8KDUFib3J0UmVzcG9uc2UiEQoPR2V0TW9kZWxSZXF1ZXN0IogCChBHZXRNb2RlbFJlc3BvbnNlEgwKBG5hbWUYASABKAkSDgoGZGlnZXN0GAIgASgJEg0KBWR0eXBlGAMgASgJEhIKCnZvY2FiX3NpemUYBCABKAUSHAoUbWF4X21vZGVsX2xlbl90b2tlbnMYBSABKAUSFQoNZW9zX3Rva2VuX2lkcxgGIAMoBRIZChFtYXhfbnVtX3NlcXVlbmNlcxgHIAEoBRIZChFtYXhfbWVzc2FnZV9ieXRlcxgJIAEoAxJIChdkZWZhdWx0X3NhbXBsaW5nX3BhcmFtcxgKIAEoCzInLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLlNhbXBsaW5nUGFyYW1zIhUKE0dldFRva2VuaXplclJlcXVlc3QiNwoUR2V0VG9rZW5pemVyUmVzcG9uc2USEQoJZmlsZV9uYW1lGAEgASgJEgwKBGRhdGEYAiABKAwqmgEKEUJlYW1FYXJseVN0b3BwaW5nEiMKH0JFQU1fRUFSTFlfU1RPUFBJTkdfVU5TUEVDSUZJRUQQABIhCh1CRUFNX0VBUkxZX1NUT1BQSU5HX0hFVVJJU1RJQxABEh4KGkJFQU1fRUFSTFlfU1RPUFBJTkdfQUxXQVlTEAISHQoZQkVBTV9FQVJMWV9TVE9QUElOR19ORVZFUhADKrMBCgxGaW5pc2hSZWFzb24SHQoZRklOSVNIX1JFQVNPTl9VTlNQRUNJRklFRBAAEhYKEkZJTklTSF9SRUFTT05fU1RPUBABEhgKFEZJTklTSF9SRUFTT05fTEVOR1RIEAISHgoaRklOSVNIX1JFQVNPTl9NT0RFTF9MRU5HVEgQAxIZChVGSU5JU0hfUkVBU09OX0FCT1JURUQQBBIXChNGSU5JU0hfUkVBU09OX0VSUk9SEAUy/wMKEFNjaGVkdWxlclNlcnZpY2USYQoIR2VuZXJhdGUSKC5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5HZW5lcmF0ZVJlcXVlc3QaKS5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5HZW5lcmF0ZVJlc3BvbnNlMAESYAoHU2Vzc2lvbhInLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLlNlc3Npb25SZXF1ZXN0Giguc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuU2Vzc2lvblJlc3BvbnNlKAEwARJWCgVBYm9ydBIlLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLkFib3J0UmVxdWVzdBomLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLkFib3J0UmVzcG9uc2USXwoIR2V0TW9kZWwSKC5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5HZXRNb2RlbFJlcXVlc3QaKS5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5HZXRNb2RlbFJlc3BvbnNlEm0KDEdldFRva2VuaXplchIsLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLkdldFRva2VuaXplclJlcXVlc3QaLS5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5HZXRUb2tlbml6ZXJSZXNwb25zZTABYgZwcm90bzM", [file_google_protobuf_duration]);
 
 /**
  * One completion to generate, or several of one prompt.
@@ -443,6 +445,13 @@ export type SamplingParams = Message<"splitserve.scheduler.v1.SamplingParams"> &
    * @generated from field: repeated splitserve.scheduler.v1.TokenSequence bad_words_token_ids = 20;
    */
   badWordsTokenIds: TokenSequence[];
+
+  /**
+   * What the text of the output must be. Default: anything.
+   *
+   * @generated from field: splitserve.scheduler.v1.Grammar grammar = 21;
+   */
+  grammar?: Grammar | undefined;
 };
 
 /**
@@ -472,6 +481,93 @@ export type TokenSequence = Message<"splitserve.scheduler.v1.TokenSequence"> & {
  */
 export const TokenSequenceSchema: GenMessage<TokenSequence> = /*@__PURE__*/
   messageDesc(file_splitserve_scheduler_v1_scheduler, 3);
+
+/**
+ * What the text of a sequence's output must be. Each token that is sampled continues it, and an
+ * end-of-sequence token of the model is sampled only where the text is complete; where nothing can
+ * follow, it must be. Special tokens are no text and are never sampled. A sequence that ends
+ * otherwise, by its length or by a token of stop_token_ids, may end in the middle of the text.
+ * Resumed tokens are the beginning of it.
+ *
+ * Exactly one kind is given, with 1 to 65536 bytes of UTF-8 (of choices: together), and none of its
+ * texts is empty. Refused with SAMPLING_PARAMS_INVALID: together with beam_search, ignore_eos or
+ * min_tokens > 0, and for a model without end-of-sequence tokens; FEATURE_UNSUPPORTED if no executor
+ * applies grammars. Everything else may come with it; a request whose constraints together leave no
+ * token ends with INVALID_LOGITS. Whether a grammar can be compiled is known to executors alone: one
+ * that cannot is accepted, and ends with GRAMMAR_INVALID before its first token.
+ *
+ * @generated from message splitserve.scheduler.v1.Grammar
+ */
+export type Grammar = Message<"splitserve.scheduler.v1.Grammar"> & {
+  /**
+   * What language the grammar is in.
+   *
+   * @generated from oneof splitserve.scheduler.v1.Grammar.kind
+   */
+  kind: {
+    /**
+     * A JSON Schema, as JSON. The text is a JSON value that is valid for it. `{"type": "object"}` is
+     * any JSON object.
+     *
+     * @generated from field: string json_schema = 1;
+     */
+    value: string;
+    case: "jsonSchema";
+  } | {
+    /**
+     * A regular expression, of which the whole text is a match: the syntax of the Rust crate regex,
+     * without anchors.
+     *
+     * @generated from field: string regex = 2;
+     */
+    value: string;
+    case: "regex";
+  } | {
+    /**
+     * A context-free grammar in the dialect of Lark that the library llguidance reads.
+     *
+     * @generated from field: string lark = 3;
+     */
+    value: string;
+    case: "lark";
+  } | {
+    /**
+     * Some texts. The text is one of them.
+     *
+     * @generated from field: splitserve.scheduler.v1.Choices choices = 4;
+     */
+    value: Choices;
+    case: "choices";
+  } | { case: undefined; value?: undefined };
+};
+
+/**
+ * Describes the message splitserve.scheduler.v1.Grammar.
+ * Use `create(GrammarSchema)` to create a new message.
+ */
+export const GrammarSchema: GenMessage<Grammar> = /*@__PURE__*/
+  messageDesc(file_splitserve_scheduler_v1_scheduler, 4);
+
+/**
+ * Texts to choose from.
+ *
+ * @generated from message splitserve.scheduler.v1.Choices
+ */
+export type Choices = Message<"splitserve.scheduler.v1.Choices"> & {
+  /**
+   * 1 to 1024 of them.
+   *
+   * @generated from field: repeated string texts = 1;
+   */
+  texts: string[];
+};
+
+/**
+ * Describes the message splitserve.scheduler.v1.Choices.
+ * Use `create(ChoicesSchema)` to create a new message.
+ */
+export const ChoicesSchema: GenMessage<Choices> = /*@__PURE__*/
+  messageDesc(file_splitserve_scheduler_v1_scheduler, 5);
 
 /**
  * Beam search: the n hypotheses with the highest score are returned, the best first. The score is
@@ -515,7 +611,7 @@ export type BeamSearch = Message<"splitserve.scheduler.v1.BeamSearch"> & {
  * Use `create(BeamSearchSchema)` to create a new message.
  */
 export const BeamSearchSchema: GenMessage<BeamSearch> = /*@__PURE__*/
-  messageDesc(file_splitserve_scheduler_v1_scheduler, 4);
+  messageDesc(file_splitserve_scheduler_v1_scheduler, 6);
 
 /**
  * One message of a Generate stream.
@@ -567,7 +663,7 @@ export type GenerateResponse = Message<"splitserve.scheduler.v1.GenerateResponse
  * Use `create(GenerateResponseSchema)` to create a new message.
  */
 export const GenerateResponseSchema: GenMessage<GenerateResponse> = /*@__PURE__*/
-  messageDesc(file_splitserve_scheduler_v1_scheduler, 5);
+  messageDesc(file_splitserve_scheduler_v1_scheduler, 7);
 
 /**
  * New output tokens of one sequence, in order. A stop token is included.
@@ -611,7 +707,7 @@ export type TokenChunk = Message<"splitserve.scheduler.v1.TokenChunk"> & {
  * Use `create(TokenChunkSchema)` to create a new message.
  */
 export const TokenChunkSchema: GenMessage<TokenChunk> = /*@__PURE__*/
-  messageDesc(file_splitserve_scheduler_v1_scheduler, 6);
+  messageDesc(file_splitserve_scheduler_v1_scheduler, 8);
 
 /**
  * The score of a token: natural logarithm of the softmax of the raw logits, before all that
@@ -654,7 +750,7 @@ export type TokenLogprob = Message<"splitserve.scheduler.v1.TokenLogprob"> & {
  * Use `create(TokenLogprobSchema)` to create a new message.
  */
 export const TokenLogprobSchema: GenMessage<TokenLogprob> = /*@__PURE__*/
-  messageDesc(file_splitserve_scheduler_v1_scheduler, 7);
+  messageDesc(file_splitserve_scheduler_v1_scheduler, 9);
 
 /**
  * One alternative.
@@ -682,7 +778,7 @@ export type TopLogprob = Message<"splitserve.scheduler.v1.TopLogprob"> & {
  * Use `create(TopLogprobSchema)` to create a new message.
  */
 export const TopLogprobSchema: GenMessage<TopLogprob> = /*@__PURE__*/
-  messageDesc(file_splitserve_scheduler_v1_scheduler, 8);
+  messageDesc(file_splitserve_scheduler_v1_scheduler, 10);
 
 /**
  * The end of one of several sequences of a request.
@@ -738,7 +834,7 @@ export type SequenceFinish = Message<"splitserve.scheduler.v1.SequenceFinish"> &
  * Use `create(SequenceFinishSchema)` to create a new message.
  */
 export const SequenceFinishSchema: GenMessage<SequenceFinish> = /*@__PURE__*/
-  messageDesc(file_splitserve_scheduler_v1_scheduler, 9);
+  messageDesc(file_splitserve_scheduler_v1_scheduler, 11);
 
 /**
  * The end of a request.
@@ -780,7 +876,7 @@ export type Finish = Message<"splitserve.scheduler.v1.Finish"> & {
  * Use `create(FinishSchema)` to create a new message.
  */
 export const FinishSchema: GenMessage<Finish> = /*@__PURE__*/
-  messageDesc(file_splitserve_scheduler_v1_scheduler, 10);
+  messageDesc(file_splitserve_scheduler_v1_scheduler, 12);
 
 /**
  * Token counts of a request, as this server saw it: a resumed request starts anew.
@@ -824,7 +920,7 @@ export type Usage = Message<"splitserve.scheduler.v1.Usage"> & {
  * Use `create(UsageSchema)` to create a new message.
  */
 export const UsageSchema: GenMessage<Usage> = /*@__PURE__*/
-  messageDesc(file_splitserve_scheduler_v1_scheduler, 11);
+  messageDesc(file_splitserve_scheduler_v1_scheduler, 13);
 
 /**
  * An error in-band.
@@ -859,7 +955,7 @@ export type RequestError = Message<"splitserve.scheduler.v1.RequestError"> & {
  * Use `create(RequestErrorSchema)` to create a new message.
  */
 export const RequestErrorSchema: GenMessage<RequestError> = /*@__PURE__*/
-  messageDesc(file_splitserve_scheduler_v1_scheduler, 12);
+  messageDesc(file_splitserve_scheduler_v1_scheduler, 14);
 
 /**
  * A client's message in a Session.
@@ -896,7 +992,7 @@ export type SessionRequest = Message<"splitserve.scheduler.v1.SessionRequest"> &
  * Use `create(SessionRequestSchema)` to create a new message.
  */
 export const SessionRequestSchema: GenMessage<SessionRequest> = /*@__PURE__*/
-  messageDesc(file_splitserve_scheduler_v1_scheduler, 13);
+  messageDesc(file_splitserve_scheduler_v1_scheduler, 15);
 
 /**
  * Submits a request in a Session.
@@ -925,7 +1021,7 @@ export type SessionSubmit = Message<"splitserve.scheduler.v1.SessionSubmit"> & {
  * Use `create(SessionSubmitSchema)` to create a new message.
  */
 export const SessionSubmitSchema: GenMessage<SessionSubmit> = /*@__PURE__*/
-  messageDesc(file_splitserve_scheduler_v1_scheduler, 14);
+  messageDesc(file_splitserve_scheduler_v1_scheduler, 16);
 
 /**
  * Aborts a request in a Session.
@@ -946,7 +1042,7 @@ export type SessionAbort = Message<"splitserve.scheduler.v1.SessionAbort"> & {
  * Use `create(SessionAbortSchema)` to create a new message.
  */
 export const SessionAbortSchema: GenMessage<SessionAbort> = /*@__PURE__*/
-  messageDesc(file_splitserve_scheduler_v1_scheduler, 15);
+  messageDesc(file_splitserve_scheduler_v1_scheduler, 17);
 
 /**
  * What one step brought to a Session's requests.
@@ -982,7 +1078,7 @@ export type SessionResponse = Message<"splitserve.scheduler.v1.SessionResponse">
  * Use `create(SessionResponseSchema)` to create a new message.
  */
 export const SessionResponseSchema: GenMessage<SessionResponse> = /*@__PURE__*/
-  messageDesc(file_splitserve_scheduler_v1_scheduler, 16);
+  messageDesc(file_splitserve_scheduler_v1_scheduler, 18);
 
 /**
  * Something about one request of a Session.
@@ -1042,7 +1138,7 @@ export type SessionEvent = Message<"splitserve.scheduler.v1.SessionEvent"> & {
  * Use `create(SessionEventSchema)` to create a new message.
  */
 export const SessionEventSchema: GenMessage<SessionEvent> = /*@__PURE__*/
-  messageDesc(file_splitserve_scheduler_v1_scheduler, 17);
+  messageDesc(file_splitserve_scheduler_v1_scheduler, 19);
 
 /**
  * Which request to abort.
@@ -1063,7 +1159,7 @@ export type AbortRequest = Message<"splitserve.scheduler.v1.AbortRequest"> & {
  * Use `create(AbortRequestSchema)` to create a new message.
  */
 export const AbortRequestSchema: GenMessage<AbortRequest> = /*@__PURE__*/
-  messageDesc(file_splitserve_scheduler_v1_scheduler, 18);
+  messageDesc(file_splitserve_scheduler_v1_scheduler, 20);
 
 /**
  * The request will get its Finish.
@@ -1078,7 +1174,7 @@ export type AbortResponse = Message<"splitserve.scheduler.v1.AbortResponse"> & {
  * Use `create(AbortResponseSchema)` to create a new message.
  */
 export const AbortResponseSchema: GenMessage<AbortResponse> = /*@__PURE__*/
-  messageDesc(file_splitserve_scheduler_v1_scheduler, 19);
+  messageDesc(file_splitserve_scheduler_v1_scheduler, 21);
 
 /**
  * Asks for the model.
@@ -1093,7 +1189,7 @@ export type GetModelRequest = Message<"splitserve.scheduler.v1.GetModelRequest">
  * Use `create(GetModelRequestSchema)` to create a new message.
  */
 export const GetModelRequestSchema: GenMessage<GetModelRequest> = /*@__PURE__*/
-  messageDesc(file_splitserve_scheduler_v1_scheduler, 20);
+  messageDesc(file_splitserve_scheduler_v1_scheduler, 22);
 
 /**
  * The model as far as a client needs it.
@@ -1174,7 +1270,7 @@ export type GetModelResponse = Message<"splitserve.scheduler.v1.GetModelResponse
  * Use `create(GetModelResponseSchema)` to create a new message.
  */
 export const GetModelResponseSchema: GenMessage<GetModelResponse> = /*@__PURE__*/
-  messageDesc(file_splitserve_scheduler_v1_scheduler, 21);
+  messageDesc(file_splitserve_scheduler_v1_scheduler, 23);
 
 /**
  * Asks for the tokenizer files.
@@ -1189,7 +1285,7 @@ export type GetTokenizerRequest = Message<"splitserve.scheduler.v1.GetTokenizerR
  * Use `create(GetTokenizerRequestSchema)` to create a new message.
  */
 export const GetTokenizerRequestSchema: GenMessage<GetTokenizerRequest> = /*@__PURE__*/
-  messageDesc(file_splitserve_scheduler_v1_scheduler, 22);
+  messageDesc(file_splitserve_scheduler_v1_scheduler, 24);
 
 /**
  * One piece of one tokenizer file.
@@ -1217,7 +1313,7 @@ export type GetTokenizerResponse = Message<"splitserve.scheduler.v1.GetTokenizer
  * Use `create(GetTokenizerResponseSchema)` to create a new message.
  */
 export const GetTokenizerResponseSchema: GenMessage<GetTokenizerResponse> = /*@__PURE__*/
-  messageDesc(file_splitserve_scheduler_v1_scheduler, 23);
+  messageDesc(file_splitserve_scheduler_v1_scheduler, 25);
 
 /**
  * When a beam search that has `width` finished hypotheses ends.

@@ -1,29 +1,18 @@
-// The client's values to protobuf messages and back.
+// The client's values to protobuf messages.
 
-import {
-  create,
-  toBinary,
-  type DescMessage,
-  type MessageInitShape,
-} from "@bufbuild/protobuf";
+import { create, toBinary, type DescMessage, type MessageInitShape } from "@bufbuild/protobuf";
 import { DurationSchema, type Duration } from "@bufbuild/protobuf/wkt";
 
-import { errorOfReason, InvalidRequest, RequestFailed, type SplitserveError } from "./errors.js";
-import type { ExecutorState } from "./gen/splitserve/scheduler/v1/admin_pb.js";
+import { InvalidRequest } from "./errors.js";
 import * as api from "./gen/splitserve/scheduler/v1/scheduler_pb.js";
+import { given } from "./given.js";
 import type {
   BeamSearch,
-  Executor,
-  Finish,
-  FinishReason,
-  GenerateOptions,
-  Model,
+  Grammar,
+  RequestOptions,
   SamplingParams,
   SchedulingParams,
-  SequenceFinish,
   TokenIds,
-  TokenLogprob,
-  Tokens,
 } from "./types.js";
 
 /** A request in the making. */
@@ -37,13 +26,6 @@ const EARLY_STOPPING = {
   always: api.BeamEarlyStopping.ALWAYS,
   never: api.BeamEarlyStopping.NEVER,
 } as const;
-
-const FINISH_REASONS: ReadonlyMap<api.FinishReason, FinishReason> = new Map([
-  [api.FinishReason.STOP, "stop"],
-  [api.FinishReason.LENGTH, "length"],
-  [api.FinishReason.MODEL_LENGTH, "model_length"],
-  [api.FinishReason.ABORTED, "aborted"],
-]);
 
 const SCHEDULING_NAMES: ReadonlySet<string> = new Set([
   "priority",
@@ -60,11 +42,12 @@ const OPTION_NAMES: ReadonlySet<string> = new Set([
   "scheduling",
   "encoderTokenIds",
   "signal",
-  "timeoutMs",
-] satisfies (keyof GenerateOptions)[]);
+] satisfies (keyof RequestOptions)[]);
+
+const GRAMMAR_NAMES = new Set(api.GrammarSchema.fields.map((field) => field.localName));
 
 /** Throws InvalidRequest for an option that is none. */
-export function checkOptions(options: GenerateOptions): void {
+export function checkOptions(options: RequestOptions): void {
   checkNames("options", options, OPTION_NAMES);
 }
 
@@ -91,7 +74,7 @@ export function encodeSamplingParams(
   params: SamplingParams,
 ): MessageInitShape<typeof api.SamplingParamsSchema> {
   checkNames("SamplingParams", params, namesOf(api.SamplingParamsSchema));
-  const { seed, beamSearch, badWordsTokenIds, ...same } = given(params);
+  const { seed, beamSearch, badWordsTokenIds, grammar, ...same } = given(params);
   if (same.allowedTokenIds?.length === 0) {
     throw new InvalidRequest("allowedTokenIds is empty; allowed: 1 or more, or none given for all");
   }
@@ -102,6 +85,7 @@ export function encodeSamplingParams(
     badWordsTokenIds: (badWordsTokenIds ?? []).map((tokenIds) => ({ tokenIds: [...tokenIds] })),
     ...(seed !== undefined && { seed: encodeSeed(seed) }),
     ...(beamSearch !== undefined && { beamSearch: encodeBeamSearch(beamSearch) }),
+    ...(grammar !== undefined && { grammar: encodeGrammar(grammar) }),
   };
 }
 
@@ -110,6 +94,21 @@ function encodeSeed(seed: bigint | number): bigint {
     throw new InvalidRequest(`seed is ${seed}; allowed: an integer, above 2^53 as a bigint`);
   }
   return BigInt(seed);
+}
+
+function encodeGrammar(grammar: Grammar): MessageInitShape<typeof api.GrammarSchema> {
+  const [name, ...more] = Object.keys(given(grammar));
+  if (name === undefined || more.length > 0 || !GRAMMAR_NAMES.has(name)) {
+    throw new InvalidRequest(`grammar is not one of: ${[...GRAMMAR_NAMES].join(", ")}`);
+  }
+  if ("regex" in grammar) return { kind: { case: "regex", value: grammar.regex } };
+  if ("lark" in grammar) return { kind: { case: "lark", value: grammar.lark } };
+  if ("choices" in grammar) {
+    return { kind: { case: "choices", value: { texts: [...grammar.choices] } } };
+  }
+  const { jsonSchema } = grammar;
+  const value = typeof jsonSchema === "string" ? jsonSchema : JSON.stringify(jsonSchema);
+  return { kind: { case: "jsonSchema", value } };
 }
 
 function encodeBeamSearch(beams: BeamSearch): MessageInitShape<typeof api.BeamSearchSchema> {
@@ -153,94 +152,4 @@ function checkNames(what: string, values: object, allowed: ReadonlySet<string>):
       throw new InvalidRequest(`${what} has no ${name}; allowed: ${[...allowed].join(", ")}`);
     }
   }
-}
-
-/** Without what is undefined, or null in untyped programs. */
-function given<T extends object>(values: T): T {
-  return Object.fromEntries(Object.entries(values).filter(([, value]) => value != null)) as T;
-}
-
-/** New tokens with their scores. */
-export function decodeTokens(chunk: api.TokenChunk): Tokens {
-  return {
-    type: "tokens",
-    tokenIds: chunk.tokenIds,
-    logprobs: chunk.logprobs.map(decodeLogprob),
-    promptLogprobs: chunk.promptLogprobs.map(decodeLogprob),
-    index: chunk.index,
-  };
-}
-
-function decodeLogprob({ tokenId, logprob, rank, top }: api.TokenLogprob): TokenLogprob {
-  return { tokenId, logprob, rank, top: top.map((each) => ({ tokenId: each.tokenId, logprob: each.logprob })) };
-}
-
-/** The end of one of several sequences. Throws RequestFailed if it is none that we know. */
-export function decodeSequenceFinish(finish: api.SequenceFinish): SequenceFinish {
-  const reason = FINISH_REASONS.get(finish.reason);
-  if (reason === undefined) {
-    throw new RequestFailed(`a sequence ended for an unknown reason (${finish.reason})`);
-  }
-  const { index, stopTokenId, numOutputTokens, cumulativeLogprob, score } = finish;
-  return given({ index, reason, stopTokenId, numOutputTokens, cumulativeLogprob, score }) as SequenceFinish;
-}
-
-/** The end of a request. Throws the error of a request that failed. */
-export function decodeFinish(finish: api.Finish): Finish {
-  const reason = FINISH_REASONS.get(finish.reason);
-  if (reason === undefined) throw decodeError(finish.error);
-  const { stopTokenId, usage } = finish;
-  return {
-    type: "finish",
-    reason,
-    ...(stopTokenId !== undefined && { stopTokenId }),
-    usage: {
-      numPromptTokens: usage?.numPromptTokens ?? 0,
-      numOutputTokens: usage?.numOutputTokens ?? 0,
-      numCachedTokens: usage?.numCachedTokens ?? 0,
-      numPreemptions: usage?.numPreemptions ?? 0,
-    },
-  };
-}
-
-/** What a server said in-band. */
-export function decodeError(error: api.RequestError | undefined): SplitserveError {
-  return errorOfReason(error?.reason ?? "", error?.message ?? "", error?.retryDelay);
-}
-
-/** The model that is served. */
-export function decodeModel(model: api.GetModelResponse): Model {
-  const { name, digest, dtype, vocabSize, maxNumSequences, eosTokenIds } = model;
-  const maxModelLen = model.maxModelLenTokens;
-  const defaultSamplingParams = decodeRecommended(model.defaultSamplingParams);
-  return { name, digest, dtype, vocabSize, maxModelLen, maxNumSequences, eosTokenIds, defaultSamplingParams };
-}
-
-/** Only these are ever recommended. */
-function decodeRecommended(params: api.SamplingParams | undefined): SamplingParams {
-  const { temperature, topK, topP, minP, repetitionPenalty } = params ?? {};
-  return given({ temperature, topK, topP, minP, repetitionPenalty }) as SamplingParams;
-}
-
-/** One executor. */
-export function decodeExecutor(state: ExecutorState): Executor {
-  const info = state.executor;
-  return {
-    address: info?.address ?? "",
-    executorEpoch: info?.executorEpoch ?? 0n,
-    isConnected: state.connected,
-    modelName: info?.model?.name ?? "",
-    dtype: info?.model?.dtype ?? "",
-    blockSize: info?.blockSizeTokens ?? 0,
-    numDeviceBlocks: info?.numDeviceBlocks ?? 0,
-    numFreeDeviceBlocks: state.numFreeDeviceBlocks,
-    numCachedDeviceBlocks: state.numCachedDeviceBlocks,
-    numHostBlocks: info?.numHostBlocks ?? 0,
-    numFreeHostBlocks: state.numFreeHostBlocks,
-    numWaitingRequests: state.numWaitingRequests,
-    numRunningRequests: state.numRunningRequests,
-    numSwappedRequests: state.numSwappedRequests,
-    numSteps: state.numSteps,
-    numPreemptions: state.numPreemptions,
-  };
 }

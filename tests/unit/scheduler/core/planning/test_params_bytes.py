@@ -1,0 +1,119 @@
+"""Lists and texts among sampling parameters: a step has room for those of all that run."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from executor_service.service.encode_answer import encode_info
+from scheduler_service.config import ClusterConfig
+from scheduler_service.core.config import Feature
+from scheduler_service.core.grammar import Grammar
+from scheduler_service.core.plan import StepPlan, StepStatus
+from scheduler_service.core.request import RequestStatus, SchedulingParams
+from scheduler_service.core.sampling_params import SamplingParams
+from scheduler_service.executors.handshake import core_config
+from scheduler_service.step_codec import encode_plan
+from splitserve_rpc.domain_error import DomainError
+from tests.support.core.driver import CoreDriver, make_config, names
+from tests.support.core.in_process import executor_info
+
+ALL = frozenset(Feature)
+KIB = 1024
+MESSAGE_BYTES = 256 * KIB
+
+
+def driver(most: int | None, **options: object) -> CoreDriver:
+    values = {"features": ALL, "prefix_caching": False, "max_params_bytes": most}
+    return CoreDriver(**(values | options))  # type: ignore[arg-type]
+
+
+def grammar(number: int, num_bytes: int) -> Grammar:
+    return Grammar("lark", (f"{number}".rjust(num_bytes, "x"),))
+
+
+def num_bytes(plan: StepPlan) -> int:
+    return encode_plan(plan, scheduler_epoch=1, executor_epoch=1).ByteSize()
+
+
+@pytest.mark.parametrize("is_snapshot", [False, True])
+def test_steps_fit_their_message_when_many_rows_bring_large_grammars(is_snapshot: bool) -> None:
+    info = encode_info(executor_info(make_config(), epoch=1))
+    info.limits.max_message_bytes = MESSAGE_BYTES
+    most = core_config(info, ClusterConfig()).max_params_bytes
+    d = driver(most, max_num_seqs=64, num_device_blocks=400, max_num_waiting=100)
+    requests = [d.add(6, grammar=grammar(i, 30 * KIB), max_tokens=3) for i in range(24)]
+    others = [d.add(6, max_tokens=3) for _ in range(8)]
+    sizes = []
+    while plan := d.plan():
+        sizes.append(num_bytes(plan))
+        # A snapshot names all rows at once.
+        is_lost = is_snapshot and plan.base_step_id is not None and len(sizes) % 5 == 0
+        d.answer(StepStatus.NEED_SNAPSHOT if is_lost else StepStatus.OK)
+    assert max(sizes) <= MESSAGE_BYTES
+    assert max(sizes) > MESSAGE_BYTES // 4
+    assert all(request.error is None and request.is_finished for request in (*requests, *others))
+
+
+def test_same_parameters_travel_once_when_many_rows_have_them() -> None:
+    d = driver(None)
+    for _ in range(8):
+        d.add(6, grammar=grammar(1, 30 * KIB))
+    plan = d.plan()
+    assert plan is not None
+    assert num_bytes(plan) < 32 * KIB
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(logit_bias={2**24 - 1 - i: -math.inf for i in range(1024)}),
+        SamplingParams(allowed_token_ids=frozenset(range(2**24 - 16384, 2**24))),
+        SamplingParams(bad_words_token_ids=((2**24 - 1,) * 8,) * 1024),
+        SamplingParams(stop_token_ids=frozenset(range(2**24 - 256, 2**24)), min_tokens=1),
+        SamplingParams(grammar=Grammar("regex", ("é" * 32768,))),
+        SamplingParams(grammar=Grammar("choices", ("x" * 64,) * 1024)),
+        SamplingParams(grammar=Grammar("choices", ("x",) * 1024)),
+    ],
+)
+def test_bytes_are_at_least_what_is_sent(params: SamplingParams) -> None:
+    d = driver(None, vocab_size=2**24)
+    request = d.make_request(3)
+    request.params = params
+    d.core.add(request)
+    plan = d.plan()
+    assert plan is not None
+    plain = driver(None)
+    plain.add(3)
+    expected = num_bytes(plan) - num_bytes(plain.plan() or plan)
+    assert 0 < expected <= params.num_bytes + 64 <= 2 * expected + 8000
+
+
+def test_request_waits_when_those_that_run_have_taken_the_bytes() -> None:
+    d = driver(1000)
+    for number in range(3):
+        d.add(6, grammar=grammar(number, 450), max_tokens=2)
+    d.add(6, "plain")
+    assert names(d.next_rows())[:2] == ["r1", "r2"]
+    d.answer()
+    d.step()
+    assert names(d.next_rows())[:1] == ["r3"]
+
+
+def test_request_is_refused_when_it_is_more_than_a_step_could_tell() -> None:
+    d = driver(1000)
+    with pytest.raises(DomainError, match="allowed: 1000") as caught:
+        d.add(6, grammar=grammar(1, 1000))
+    assert caught.value.reason == "SAMPLING_PARAMS_INVALID"
+    assert not d.core.fits(d.make_request(6, grammar=grammar(1, 1000)))
+
+
+def test_urgent_request_gets_the_bytes_of_others() -> None:
+    d = driver(1000, queue_policy="priority")
+    lazy = [d.add(6, grammar=grammar(i, 450), scheduling=SchedulingParams(2)) for i in range(2)]
+    d.step()
+    d.add(6, "urgent", grammar=grammar(3, 500), scheduling=SchedulingParams(-2))
+    d.step()
+    assert d.core.placement.requests["urgent"].status is RequestStatus.RUNNING
+    assert [request.status for request in lazy] == [RequestStatus.RUNNING, RequestStatus.WAITING]
