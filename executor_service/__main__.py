@@ -105,7 +105,7 @@ async def _serve_engine(
     stop: asyncio.Event,
 ) -> None:
     announcement = _Announcement(loaded.info, config, running.port)
-    worker = StepWorker(StepExecutor(loaded.info, loaded.runner))
+    worker = StepWorker(StepExecutor(loaded.info, loaded.runner, grammars=loaded.grammars))
     servicer.serve(ReadyExecutor(worker, lambda: announcement.info, loaded.tokenizer_files))
     await running.set_serving(_HEALTH_SERVICES, True)
     registry = GrpcRegistry(config.scheduler)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -16,23 +17,37 @@ from executor_service.backends.choose import choose_compute
 from executor_service.backends.compute import Compute
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.config import ExecutorConfig
+from executor_service.grammars.compiled_grammars import CompiledGrammars
+from executor_service.grammars.token_bytes import TokenizerUnsupported
+from executor_service.grammars.vocabulary import Vocabulary
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.runner.decode_graphs import with_decode_graphs
 from executor_service.runner.model_runner import ModelRunner
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
-from executor_service.steps.executor_info import ExecutorInfo, ExecutorLimits, ModelInfo
+from executor_service.steps.executor_info import (
+    ExecutorInfo,
+    ExecutorLimits,
+    Feature,
+    ModelInfo,
+)
 from splitserve_options.option import BUNDLED_MODEL
 from splitserve_rpc.server import MAX_MESSAGE_BYTES
 
 BUNDLED_DIRECTORY = Path(__file__).parent / "bundled_model"
 _MAX_INFLIGHT_STEPS = 8
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedEngine:
-    """A runner with its pools, and what the executor is with it (its address is not known yet)."""
+    """A runner with its pools, and what the executor is with it (its address is not known yet).
+
+    `grammars`: None if grammars cannot be followed with the tokenizer of the model.
+    """
 
     runner: ModelRunner
+    grammars: CompiledGrammars | None
     info: ExecutorInfo
     architecture: str
     device: str
@@ -60,14 +75,31 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
     if compute.is_recordable and config.cuda_graphs == "auto":
         make_model = with_decode_graphs(make_model, config.max_num_seqs)
     runner = build_runner(loaded, cache_config, make_model, compute.draw)
+    grammars = _grammars(loaded)
+    info = _describe(config, executor_epoch, loaded, runner)
+    if grammars is not None:
+        info = replace(info, features=info.features | {Feature.GRAMMAR})
     return LoadedEngine(
         runner=runner,
-        info=_describe(config, executor_epoch, loaded, runner),
+        grammars=grammars,
+        info=info,
         architecture=loaded.architecture,
         device=str(loaded.device),
         compute=compute.description,
         tokenizer_files=loaded.tokenizer_files,
     )
+
+
+def _grammars(loaded: LoadedModel) -> CompiledGrammars | None:
+    """Now, not with the first grammar: to read a large vocabulary would stop the steps."""
+    path = next((f for f in loaded.tokenizer_files if f.name == "tokenizer.json"), None)
+    try:
+        if path is None:
+            raise TokenizerUnsupported("there is no tokenizer.json")
+        return CompiledGrammars(Vocabulary.read(path, loaded.vocab_size, loaded.eos_token_ids))
+    except TokenizerUnsupported as reason:
+        _log.info("grammars_not_served model=%s reason=%r", loaded.name, str(reason))
+        return None
 
 
 def _model_config(config: ExecutorConfig) -> ModelConfig:

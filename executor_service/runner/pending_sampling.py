@@ -31,6 +31,7 @@ from executor_service.steps.step import (
     StepOutput,
     UInt8Array,
 )
+from executor_service.steps.token_masks import TokenMasks
 
 _INVALID_LOGITS = "the model returned logits that are NaN, +inf, or -inf alone"
 
@@ -50,9 +51,14 @@ class _RowResults:
         return cls(statuses, np.full(num_rows, -1, dtype=np.int32))
 
     @property
-    def failed(self) -> BoolArray:
-        """[R]; rows that are not OK."""
-        return np.asarray(self.statuses != RowStatus.OK)
+    def is_ok(self) -> BoolArray:
+        """[R]."""
+        return np.asarray(self.statuses == RowStatus.OK)
+
+    @property
+    def is_computed(self) -> BoolArray:
+        """[R]; rows that are OK, but for a token that comes later."""
+        return np.isin(self.statuses, (RowStatus.OK, RowStatus.NOT_SAMPLED))
 
     def fail(self, rows: Iterable[int], status: RowStatus, message: str) -> None:
         """Marks rows; a row has no token then."""
@@ -60,6 +66,12 @@ class _RowResults:
             self.statuses[row] = status
             self.token_ids[row] = -1
             self.errors[row] = message
+
+    def leave_out(self, row: int) -> None:
+        """The row has no token now."""
+        self.statuses[row] = RowStatus.NOT_SAMPLED
+        self.token_ids[row] = -1
+        self.errors.pop(row, None)
 
 
 class PendingSampling:
@@ -95,6 +107,7 @@ class PendingSampling:
             rows.fail([row], RowStatus.FAILED, message)
         rows.token_ids[self.rows] = sampled_ids
         rows.fail(self.rows[sampled_ids < 0].tolist(), RowStatus.INVALID_LOGITS, _INVALID_LOGITS)
+        self._leave_out(rows)
         prompt_logprobs = self._prompt_logprobs(rows, columns[self._num_scores :])
         return StepOutput(
             row_statuses=rows.statuses,
@@ -107,6 +120,16 @@ class PendingSampling:
             sample_us=sample_us,
         )
 
+    def _leave_out(self, rows: _RowResults) -> None:
+        """Rows whose grammar says nothing have sampled like the others, and have no token."""
+        masks = self._sampling.masks
+        if masks is None:
+            return
+        for index in masks.pending:
+            rows.leave_out(int(self.rows[index]))
+        for index, error in masks.invalid.items():
+            rows.fail([int(self.rows[index])], RowStatus.GRAMMAR_INVALID, error)
+
     def _logprobs(
         self, rows: _RowResults, sampled_ids: Int32Array, scores: Sequence[Array]
     ) -> LogprobColumns | None:
@@ -116,7 +139,7 @@ class PendingSampling:
         is_scored = num_top >= 0
         row_indexes = self.rows.astype(np.int32)
         tokens = ScoredTokens(row_indexes, self._sampling.positions, sampled_ids, num_top)
-        return _columns(tokens.select(is_scored), scores, ~rows.failed[self.rows[is_scored]])
+        return _columns(tokens.select(is_scored), scores, rows.is_ok[self.rows[is_scored]])
 
     def _prompt_logprobs(self, rows: _RowResults, scores: Sequence[Array]) -> LogprobColumns | None:
         """Fails rows without valid logits."""
@@ -126,7 +149,7 @@ class PendingSampling:
         is_valid, *columns = scores
         invalid_rows = np.unique(tokens.row_indexes[~is_valid])
         rows.fail(invalid_rows.tolist(), RowStatus.INVALID_LOGITS, _INVALID_LOGITS)
-        return _columns(tokens, columns, ~rows.failed[tokens.row_indexes])
+        return _columns(tokens, columns, rows.is_computed[tokens.row_indexes])
 
 
 def _sample(logits: Tensor, rows: SamplingRows, draw: Draw) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -149,7 +172,12 @@ def _sampling_rows(step: StepInput, sampling_rows: Int64Array) -> SamplingRows:
     if len(sampling_rows) == step.num_rows:
         # As a rule; a dozen columns need not be copied then.
         return SamplingRows(
-            step.sampling_params, step.seeds, positions, step.num_prompt_tokens, step.histories
+            step.sampling_params,
+            step.seeds,
+            positions,
+            step.num_prompt_tokens,
+            step.histories,
+            _masks(step, sampling_rows),
         )
     return SamplingRows(
         params=step.sampling_params.take(sampling_rows),
@@ -157,7 +185,12 @@ def _sampling_rows(step: StepInput, sampling_rows: Int64Array) -> SamplingRows:
         positions=positions[sampling_rows],
         num_prompt_tokens=step.num_prompt_tokens[sampling_rows],
         histories=[step.histories[row] for row in sampling_rows.tolist()],
+        masks=_masks(step, sampling_rows),
     )
+
+
+def _masks(step: StepInput, sampling_rows: Int64Array) -> TokenMasks | None:
+    return None if step.grammars is None else step.grammars.masks(sampling_rows)
 
 
 def _prompt_tokens(step: StepInput, readout: Readout) -> ScoredTokens | None:

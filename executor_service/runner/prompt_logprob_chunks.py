@@ -103,6 +103,7 @@ def _take(step: StepInput, part: _Part, *, is_first: bool) -> StepInput:
         sampling_params=step.sampling_params.take(rows),
         histories=[step.histories[row] for row in rows.tolist()],
         adapters=[step.adapters[row] for row in rows.tolist()] if step.adapters else (),
+        grammars=None if step.grammars is None else step.grammars.take(rows),
     )
 
 
@@ -118,12 +119,13 @@ def _merge(step: StepInput, parts: list[_Part], outputs: list[StepOutput]) -> St
         errors |= {int(part.rows[row]): text for row, text in output.row_errors.items()}
     is_ok: BoolArray = statuses == RowStatus.OK
     token_ids[~is_ok] = -1
+    is_computed: BoolArray = is_ok | (statuses == RowStatus.NOT_SAMPLED)
     return StepOutput(
         row_statuses=statuses,
         sampled_token_ids=token_ids,
         row_errors=errors,
         logprobs=_join(parts, [output.logprobs for output in outputs], is_ok),
-        prompt_logprobs=_join(parts, [output.prompt_logprobs for output in outputs], is_ok),
+        prompt_logprobs=_join(parts, [output.prompt_logprobs for output in outputs], is_computed),
         move_us=sum(output.move_us for output in outputs),
         forward_us=sum(output.forward_us for output in outputs),
         sample_us=sum(output.sample_us for output in outputs),

@@ -1,6 +1,7 @@
 """What changes logits before temperature: suppressed tokens, constraints, bias, penalties.
 
-Shape letters: S rows that sample, V tokens of the vocabulary, Q rows with penalties.
+Shape letters: S rows that sample, V tokens of the vocabulary, Q rows with penalties, G rows with a
+mask, W words of a mask.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ from torch import Tensor
 from executor_service.device.host_copies import to_device
 from executor_service.steps.sampling_params import ParamRows, SamplingParams
 from executor_service.steps.step import BoolArray, Int32Array
+from executor_service.steps.token_masks import TokenMasks
+
+# Rows that are masked at a time, where temporaries are as large as their logits.
+_ROWS_AT_A_TIME = 32
 
 
 def adjust_logits(
@@ -22,12 +27,13 @@ def adjust_logits(
     positions: Int32Array,
     num_prompt_tokens: Int32Array,
     histories: Sequence[Sequence[int] | None],
+    masks: TokenMasks | None = None,
 ) -> Tensor:
     """Applies steps 1 and 2 of `SamplingParams` in `executor.proto`.
 
     `logits`: [S, V] float32. `positions`: [S] int32, tokens before the one to sample.
-    `num_prompt_tokens`: [S] int32. Returns `logits` itself if no row asks for anything, otherwise a
-    changed copy.
+    `num_prompt_tokens`: [S] int32. `masks`: by indexes of the S. Returns `logits`
+    itself if no row asks for anything, otherwise a changed copy.
     """
     adjusting = np.flatnonzero(params.adjusts_logits).tolist()
     num_output_tokens = positions - num_prompt_tokens
@@ -39,9 +45,12 @@ def adjust_logits(
     constrained = [row for row in adjusting if params[row].constraints is not None]
     biased = [row for row in adjusting if params[row].logit_bias]
     penalized = [row for row in adjusting if params[row].uses_penalties]
-    if not (suppressing or constrained or biased or penalized):
+    masked = masks is not None and len(masks.rows) > 0
+    if not (masked or suppressing or constrained or biased or penalized):
         return logits
     logits = logits.clone()
+    if masks is not None and masked:
+        _mask(logits, masks)
     if suppressing:
         token_ids = [params[row].suppressed_token_ids for row in suppressing]
         logits[_pairs(suppressing, token_ids, logits.device)] = -torch.inf
@@ -58,6 +67,38 @@ def adjust_logits(
             num_prompt_tokens[penalized],
         )
     return logits
+
+
+def _mask(logits: Tensor, masks: TokenMasks) -> None:
+    """Gives -inf to what `masks` do not allow, in `logits` [S, V], in place."""
+    is_on_host = logits.device.type == "cpu"
+    for start in range(0, len(masks.rows), _ROWS_AT_A_TIME):
+        end = start + _ROWS_AT_A_TIME
+        words = masks.words[start:end]
+        blocked = unpack_words(words, logits.shape[1], logits.device, on_host=is_on_host)
+        rows = masks.rows[start:end]
+        if rows[-1] - rows[0] == len(rows) - 1:
+            # As a rule: a view.
+            logits[rows[0] : rows[-1] + 1].masked_fill_(blocked, -torch.inf)
+        else:
+            selected = to_device(rows, logits.device)
+            logits[selected] = logits[selected].masked_fill_(blocked, -torch.inf)
+
+
+def unpack_words(
+    words: Int32Array, vocab_size: int, device: torch.device, *, on_host: bool
+) -> Tensor:
+    """[G, W] to [G, V] bool on `device`: True for what is not allowed.
+
+    `on_host`: whether the host unpacks them, which is faster than torch on a CPU; a device would
+    then be sent 8 times as much.
+    """
+    if on_host:
+        bits = np.unpackbits(~words.view(np.uint8), axis=1, count=vocab_size, bitorder="little")
+        return to_device(bits.view(np.bool_), device)
+    shifts = torch.arange(32, dtype=torch.int32, device=device)
+    bits_of_words = (to_device(words, device)[:, :, None] >> shifts) & 1
+    return bits_of_words.flatten(1)[:, :vocab_size] == 0
 
 
 def _constrain(

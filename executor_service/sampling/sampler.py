@@ -22,6 +22,7 @@ from executor_service.sampling.philox import uniform
 from executor_service.sampling.truncation import truncate
 from executor_service.steps.sampling_params import ParamRows
 from executor_service.steps.step import Int32Array, Int64Array
+from executor_service.steps.token_masks import TokenMasks
 
 # The vocabulary is summed in blocks of this size before a token is looked for inside one block.
 _BLOCK = 512
@@ -33,7 +34,8 @@ class SamplingRows:
 
     `params`, `histories`: S long; of a history, the first `positions[i]` tokens count. `seeds`: [S]
     int64. `positions`: [S] int32, the index in its sequence of the token to sample.
-    `num_prompt_tokens`: [S] int32.
+    `num_prompt_tokens`: [S] int32. `masks`: of those with a grammar, by their indexes here; None if
+    there is none.
     """
 
     params: ParamRows
@@ -41,6 +43,7 @@ class SamplingRows:
     positions: Int32Array
     num_prompt_tokens: Int32Array
     histories: Sequence[Sequence[int] | None]
+    masks: TokenMasks | None = None
 
 
 # Adjusted logits [S, V] float32 and their rows -> token ids [S] int32, -1 where invalid, on the
@@ -56,7 +59,7 @@ def sample(logits: Tensor, rows: SamplingRows, draw: Draw | None = None) -> Tens
     NaN or +inf, or -inf alone.
     """
     adjusted = adjust_logits(
-        logits, rows.params, rows.positions, rows.num_prompt_tokens, rows.histories
+        logits, rows.params, rows.positions, rows.num_prompt_tokens, rows.histories, rows.masks
     )
     token_ids = (draw or draw_in_torch)(adjusted, rows)
     if adjusted is logits:

@@ -15,6 +15,7 @@ import numpy as np
 from executor_service.steps.batch import NewCross, NewRows, TableWrites
 from executor_service.steps.sampling_params import ParamRows
 from executor_service.steps.step import BoolArray, CrossInput, Int32Array, Int64Array
+from executor_service.steps.token_masks import RowGrammars, StepGrammars
 
 _NO_BLOCK = -1
 _NO_TOKEN = -1
@@ -44,8 +45,10 @@ class RowTable:
     int32, the last index of a table whose entry is -1, and -1 where none is.
     """
 
-    def __init__(self, max_num_rows: int, max_inflight_steps: int) -> None:
-        """`max_inflight_steps`: D."""
+    def __init__(
+        self, max_num_rows: int, max_inflight_steps: int, grammars: RowGrammars | None = None
+    ) -> None:
+        """`max_inflight_steps`: D. `grammars`: None if nobody here follows those of the rows."""
         self.exists: BoolArray = np.zeros(max_num_rows, np.bool_)
         self.num_blocks: Int32Array = np.zeros(max_num_rows, np.int32)
         self.last_missing: Int32Array = np.full(max_num_rows, -1, np.int32)
@@ -58,6 +61,8 @@ class RowTable:
         self._has_history = np.zeros(max_num_rows, np.bool_)
         self._adapters = np.full(max_num_rows, "", np.object_)
         self._has_adapter = np.zeros(max_num_rows, np.bool_)
+        self._grammars = grammars
+        self._has_grammar = np.zeros(max_num_rows, np.bool_)
         self._crosses = np.full(max_num_rows, _NO_CROSS, np.object_)
         self._has_cross = np.zeros(max_num_rows, np.bool_)
         # What was sampled in step k is in line k % 2D, with k beside it. The source of a step is
@@ -109,6 +114,13 @@ class RowTable:
             return ()
         adapters: list[str] = self._adapters.take(row_ids).tolist()
         return adapters
+
+    def grammars(self, row_ids: Int32Array) -> StepGrammars | None:
+        """Those of the rows; None if no row has one, or nobody follows them."""
+        if self._grammars is None or not np.count_nonzero(self._has_grammar):
+            return None
+        rows = np.flatnonzero(self._has_grammar.take(row_ids))
+        return self._grammars.of_step(rows, row_ids[rows]) if len(rows) else None
 
     def cross(self, row_ids: Int32Array) -> CrossInput | None:
         """What the rows have of an encoder; None if none of them has anything."""
@@ -183,6 +195,9 @@ class RowTable:
         self._has_adapter[row_ids] = False
         self._crosses[row_ids] = _NO_CROSS
         self._has_cross[row_ids] = False
+        self._has_grammar[row_ids] = False
+        if self._grammars is not None:
+            self._grammars.remove(row_ids)
         self._sampled_steps[:, row_ids] = _NO_STEP
 
     def add(self, rows: NewRows) -> None:
@@ -195,17 +210,26 @@ class RowTable:
         self.write_tables(TableWrites(row_ids, starts, rows.block_offsets, rows.block_ids))
         params = ParamRows.of(rows.sampling_params).take(rows.sampling_params_indexes)
         self._params.put(row_ids, params)
-        offsets = rows.history_offsets.tolist()
-        for i, row_id in enumerate(row_ids.tolist()):
-            if params[i].needs_history:
-                tokens = rows.history_token_ids[offsets[i] : offsets[i + 1]]
-                self._histories[row_id] = tokens.tolist()
-                self._has_history[row_id] = True
+        self._add_histories(rows, params)
         if len(rows.adapter_indexes):
             self._adapters[row_ids] = rows.row_adapters
             self._has_adapter[row_ids] = rows.adapter_indexes >= 0
         if rows.cross is not None:
             self._add_crosses(row_ids, rows.cross)
+
+    def _add_histories(self, rows: NewRows, params: ParamRows) -> None:
+        """And what depends on them. `params`: one set for each of the new rows."""
+        offsets = rows.history_offsets.tolist()
+        for i, row_id in enumerate(rows.row_ids.tolist()):
+            if not params[i].needs_history:
+                continue
+            history = rows.history_token_ids[offsets[i] : offsets[i + 1]].tolist()
+            self._histories[row_id] = history
+            self._has_history[row_id] = True
+            grammar = params[i].grammar
+            if grammar is not None and self._grammars is not None:
+                self._has_grammar[row_id] = True
+                self._grammars.add(row_id, grammar, history, int(rows.num_prompt_tokens[i]))
 
     def _add_crosses(self, row_ids: Int32Array, cross: NewCross) -> None:
         for i in np.flatnonzero(cross.num_encoder_tokens).tolist():

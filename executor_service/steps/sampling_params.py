@@ -167,7 +167,7 @@ class ParamRows:
 
     @property
     def adjusts_logits(self) -> npt.NDArray[np.bool_]:
-        """[R]; whether logits are changed before temperature: suppressed, biased or penalised."""
+        """[R]; whether logits are changed before temperature: masked, biased or penalised."""
         return self.columns["adjusts_logits"].copy()
 
 
@@ -178,6 +178,7 @@ def _record(params: SamplingParams) -> tuple[object, ...]:
     adjusts = (
         bool(params.suppressed_token_ids or params.logit_bias)
         or params.constraints is not None
+        or params.grammar is not None
         or params.uses_penalties
     )
     return (

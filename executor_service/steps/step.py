@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from executor_service.steps.sampling_params import ParamRows
+from executor_service.steps.token_masks import StepGrammars
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
@@ -86,7 +87,8 @@ class StepInput:
     `sampling_params`, `histories`: R long. A history is all tokens of the sequence known so far
     (the input tokens included), or None where the params need none.
     `adapters`: R names, empty for a row without; or nothing at all if no row has one. `cross`: None
-    if no row has encoder tokens. `awaited`: None if all tokens are known.
+    if no row has encoder tokens. `awaited`: None if all tokens are known. `grammars`: None if no
+    row has one, or nobody here follows them.
     """
 
     step_id: int
@@ -106,6 +108,7 @@ class StepInput:
     adapters: Sequence[str] = ()
     cross: CrossInput | None = None
     awaited: AwaitedTokens | None = None
+    grammars: StepGrammars | None = None
 
     @property
     def num_rows(self) -> int:

@@ -32,6 +32,7 @@ from executor_service.steps.executor_info import ExecutorInfo
 from executor_service.steps.row_table import RowTable
 from executor_service.steps.step import FailedStep, Int32Array, PendingStep, Runner, StepOutput
 from executor_service.steps.step_input import PreparedStep, prepare_step
+from executor_service.steps.token_masks import RowGrammars
 
 # By which clocks of two machines may differ.
 MAX_CLOCK_SKEW_NS = 3600 * 10**9
@@ -61,13 +62,17 @@ class StepExecutor:
         info: ExecutorInfo,
         runner: Runner,
         now_ns: Callable[[], int] = time.time_ns,
+        grammars: RowGrammars | None = None,
     ) -> None:
-        """`now_ns`: nanoseconds since 1970, as epochs are."""
+        """`now_ns`: nanoseconds since 1970, as epochs are.
+
+        `grammars`: what follows the grammars of rows; None if `runner` does, or there are none.
+        """
         self._info = info
         self._now_ns = now_ns
         self._runner = runner
         self._scheduler_epoch = 0
-        self._rows = RowTable(info.limits.max_num_rows, info.limits.max_inflight_steps)
+        self._rows = RowTable(info.limits.max_num_rows, info.limits.max_inflight_steps, grammars)
         self._answers: OrderedDict[int, StepAnswer] = OrderedDict()
         self._running: deque[RunningStep] = deque()
         # L of the identity rules; the row table is what step `_base_step_id` left.

@@ -122,6 +122,7 @@ def prepare_step(
         adapters=rows.adapters(row_ids),
         cross=rows.cross(row_ids),
         awaited=awaited,
+        grammars=rows.grammars(row_ids),
     )
     return PreparedStep(step, len(work.row_ids), kept)
 

@@ -49,6 +49,7 @@ def _results(output: str) -> list[dict[str, Any]]:
         ("wire", "--rows 4 --steps 60", {"rows", "median_us"}),
         ("scheduler", "--seqs 8 --steps 20", {"n", "prefix_caching", "step_us", "p99_us"}),
         ("journal", "--rows 4 --steps 200", set()),
+        ("grammars", "--vocab 400 --rows 2 --steps 4", {"vocab_size"}),
     ],
 )
 def test_benchmark_prints_its_figures_when_it_is_run(

@@ -1,0 +1,117 @@
+"""The bytes that each token stands for, from tokenizer.json.
+
+A tokenizer's decoder is a chain of steps. Those that change one token at a time are followed here;
+what concerns only the first token of a text, and what joins them, changes no token's bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+_Decode = Callable[[str], bytes]
+_Replace = tuple[str, str]
+
+
+class TokenizerUnsupported(Exception):
+    """The bytes of its tokens cannot be told; the message says why."""
+
+
+def read_token_bytes(path: Path, vocab_size: int) -> list[bytes]:
+    """The bytes of each token id, at least `vocab_size` of them; empty for one that has no text.
+
+    That is a special token, or an id of the model that is none of the tokenizer's. Raises
+    TokenizerUnsupported if `path` is no such file, or its decoder is none of those known here.
+    """
+    try:
+        spec = json.loads(path.read_bytes())
+        added: list[dict[str, Any]] = spec.get("added_tokens") or []
+        pieces = dict(_pieces(spec["model"]["vocab"]))
+        decode = _decoder(spec.get("decoder"))
+        special_ids = {token["id"] for token in added if token["special"]}
+        pieces |= {token["id"]: token["content"] for token in added}
+        token_bytes = [b""] * max(vocab_size, max(pieces, default=-1) + 1)
+        for token_id, piece in pieces.items():
+            if token_id not in special_ids:
+                token_bytes[token_id] = decode(piece)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise TokenizerUnsupported(f"{path.name} cannot be read: {type(error).__name__}") from error
+    return token_bytes
+
+
+def _pieces(vocab: Mapping[str, int] | Sequence[Sequence[Any]]) -> Iterable[tuple[int, str]]:
+    """Ids and pieces; a unigram model has a list of pieces with their scores."""
+    if isinstance(vocab, Mapping):
+        return ((token_id, piece) for piece, token_id in vocab.items())
+    return ((token_id, entry[0]) for token_id, entry in enumerate(vocab))
+
+
+def _decoder(decoder: dict[str, Any] | None) -> _Decode:
+    """What one piece is as bytes. Raises TokenizerUnsupported."""
+    if decoder is None:
+        raise TokenizerUnsupported("its tokenizer has no decoder")
+    replaces: list[_Replace] = []
+    has_byte_tokens = False
+    for step in _steps(decoder):
+        match step["type"]:
+            case "ByteLevel":
+                return _byte_level
+            case "Replace":
+                replaces.append(_replace(step))
+            case "Metaspace":
+                replaces.append((step["replacement"], " "))
+            case "ByteFallback":
+                has_byte_tokens = True
+            case "Fuse" | "Strip":
+                pass
+            case kind:
+                raise TokenizerUnsupported(f"its tokenizer has a decoder of type {kind}")
+    return lambda piece: _metaspace(piece, replaces, has_byte_tokens)
+
+
+def _steps(decoder: dict[str, Any]) -> Iterable[dict[str, Any]]:
+    if decoder["type"] != "Sequence":
+        return [decoder]
+    return [step for part in decoder["decoders"] for step in _steps(part)]
+
+
+def _replace(step: dict[str, Any]) -> _Replace:
+    pattern: str | None = step["pattern"].get("String")
+    if pattern is None:
+        raise TokenizerUnsupported("its tokenizer decodes by a regular expression")
+    return pattern, step["content"]
+
+
+def _metaspace(piece: str, replaces: Sequence[_Replace], has_byte_tokens: bool) -> bytes:
+    if has_byte_tokens and (match := _BYTE_TOKEN.fullmatch(piece)):
+        return bytes.fromhex(match[1])
+    for pattern, content in replaces:
+        piece = piece.replace(pattern, content)
+    return piece.encode()
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Bytes as printable characters: most are their own, the others begin at 256.
+
+    Source: Radford 2019, the code of GPT-2.
+    """
+    own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in own]
+    alphabet = {chr(byte): byte for byte in own}
+    return alphabet | {chr(256 + index): byte for index, byte in enumerate(others)}
+
+
+_ALPHABET = _byte_alphabet()
+_TO_LATIN_1 = str.maketrans({char: chr(byte) for char, byte in _ALPHABET.items()})
+
+
+def _byte_level(piece: str) -> bytes:
+    """A piece with a character beyond the alphabet stands for itself, as a whole."""
+    if _ALPHABET.keys() >= set(piece):
+        return piece.translate(_TO_LATIN_1).encode("latin-1")
+    return piece.encode()

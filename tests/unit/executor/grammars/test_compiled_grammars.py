@@ -1,0 +1,311 @@
+"""Masks, beside what can be told without a parser: which tokens continue one of some texts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+
+from executor_service.grammars.compiled_grammars import CompiledGrammars
+from executor_service.grammars.compiler import GrammarCompiler
+from executor_service.grammars.limits import PARSER_LIMITS
+from executor_service.grammars.trial import CompileTrial
+from executor_service.steps.sampling_params import Grammar
+from executor_service.steps.token_masks import TokenMasks
+from tests.support.grammars.sampled_texts import (
+    EOS,
+    PROMPT,
+    Texts,
+    allowed_tokens,
+    byte_level_texts,
+    json_schema,
+    sample_texts,
+    texts_of,
+)
+from tests.support.models.tiny_tokenizers import byte_level, sentencepiece
+
+CHOICES = ("the", "the quick", "then", "Straße", "🦊", "🦊🦊", "quick the")
+
+
+class HeldTrial(CompileTrial):
+    """Waits until the test lets it."""
+
+    gate = threading.Event()
+
+    def find_error(self, grammar: str) -> str:
+        self.gate.wait()
+        return ""
+
+
+@pytest.fixture
+def grammars() -> Iterator[CompiledGrammars]:
+    followed = byte_level_texts().grammars()
+    yield followed
+    followed.close()
+
+
+@pytest.fixture
+def held() -> Iterator[CompiledGrammars]:
+    """Compiles nothing before the gate of HeldTrial is open, and hardly waits."""
+    HeldTrial.gate.clear()
+    vocabulary = byte_level_texts().vocabulary
+    followed = CompiledGrammars(vocabulary, GrammarCompiler(vocabulary, HeldTrial), 0.001)
+    yield followed
+    HeldTrial.gate.set()
+    followed.close()
+
+
+def settled(followed: CompiledGrammars, row_ids: Sequence[int], num_others: int = 0) -> TokenMasks:
+    """When none of the rows is pending any more."""
+    while (masks := masks_of(followed, row_ids, num_others)).pending:
+        pass
+    return masks
+
+
+def masks_of(followed: CompiledGrammars, row_ids: Sequence[int], num_others: int = 0) -> TokenMasks:
+    """As in a step whose first `num_others` rows have no grammar."""
+    rows = np.arange(num_others, num_others + len(row_ids))
+    step = followed.of_step(rows, np.array(row_ids, np.int32))
+    return step.masks(np.arange(num_others + len(row_ids)))
+
+
+def allowed_after(
+    texts: Texts, followed: CompiledGrammars, grammar: Grammar, output: list[int]
+) -> set[int]:
+    """What follows `output` in a row that came with it."""
+    followed.add(0, grammar, [*PROMPT, *output], len(PROMPT))
+    masks = masks_of(followed, [0])
+    assert not masks.invalid
+    return set(allowed_tokens(masks, 0, texts.size))
+
+
+def continuing(texts: Texts, choices: Sequence[str], output: bytes, eos: set[int]) -> set[int]:
+    """By the texts alone."""
+    tokens = {
+        token
+        for token, text in enumerate(texts.token_bytes)
+        if text and any(choice.encode().startswith(output + text) for choice in choices)
+    }
+    return tokens | (eos if output.decode(errors="replace") in choices else set())
+
+
+@pytest.mark.parametrize(
+    ("texts", "eos"),
+    [
+        (byte_level_texts(), {EOS}),
+        (texts_of(sentencepiece(), (2,)), {2}),
+        (texts_of(byte_level(), (1, 0, 400)), {0, 1, 400}),
+    ],
+    ids=["bytes", "sentencepiece", "many_ends"],
+)
+def test_tokens_are_those_that_continue_a_choice_when_any_of_them_has_come(
+    texts: Texts, eos: set[int]
+) -> None:
+    grammar = Grammar("choices", CHOICES)
+    followed = texts.grammars()
+    try:
+        seen: set[bytes] = set()
+        waiting: list[list[int]] = [[]]
+        while waiting:
+            output = waiting.pop()
+            text = b"".join(texts.token_bytes[token] for token in output)
+            allowed = allowed_after(texts, followed, grammar, output)
+            assert allowed == continuing(texts, CHOICES, text, eos), text
+            if text not in seen:
+                seen.add(text)
+                waiting += [[*output, token] for token in allowed - eos]
+        assert {choice.encode() for choice in CHOICES} <= seen
+        assert len(seen) > 20
+    finally:
+        followed.close()
+
+
+def test_end_alone_is_allowed_when_the_sequence_has_ended(grammars: CompiledGrammars) -> None:
+    texts = byte_level_texts()
+    ids = texts.ids("the")
+    for output in ([*ids, EOS], [*ids, EOS, EOS]):
+        assert allowed_after(texts, grammars, Grammar("regex", ("the",)), output) == {EOS}
+
+
+def test_masks_are_the_same_when_the_state_is_built_from_any_prefix(
+    grammars: CompiledGrammars,
+) -> None:
+    texts = byte_level_texts()
+    schema = json_schema(
+        {"type": "object", "properties": {"a": {"type": "string", "maxLength": 5}}}
+    )
+    [one] = sample_texts(texts, [schema], seed=3)
+    assert one.text is not None
+    history = list(PROMPT)
+    grammars.add(1, schema, history, len(PROMPT))
+    for length in range(len(one.tokens) + 1):
+        followed = masks_of(grammars, [1])
+        grammars.add(2, schema, [*PROMPT, *one.tokens[:length]], len(PROMPT))
+        rebuilt = masks_of(grammars, [2])
+        assert (followed.words == rebuilt.words).all()
+        if length < len(one.tokens):
+            history.append(one.tokens[length])
+
+
+def test_rows_do_not_touch_each_other_when_they_share_a_grammar(grammars: CompiledGrammars) -> None:
+    texts = byte_level_texts()
+    histories = [[*PROMPT, *texts.ids(text)] for text in ("", "a", "b", "ab")]
+    for row_id, history in enumerate(histories):
+        grammars.add(row_id, Grammar("regex", ("a?b?c",)), history, len(PROMPT))
+    masks = settled(grammars, range(4), num_others=2)
+    expected = ["abc", "bc", "c", "c"]
+    for row, letters in zip(masks.rows.tolist(), expected, strict=True):
+        assert allowed_tokens(masks, row, texts.size) == sorted(texts.ids(c)[0] for c in letters)
+    assert masks.rows.tolist() == [2, 3, 4, 5]
+
+
+def test_row_fails_alone_when_its_tokens_do_not_follow(grammars: CompiledGrammars) -> None:
+    texts = byte_level_texts()
+    special_and_padding = (0, texts.size - 1)
+    grammar = Grammar("regex", ("(?s).*",))
+    grammars.add(0, grammar, list(PROMPT), len(PROMPT))
+    for row_id, token in enumerate(special_and_padding, start=1):
+        grammars.add(row_id, grammar, [*PROMPT, token], len(PROMPT))
+    grammars.add(3, Grammar("regex", ("a+",)), [*PROMPT, *texts.ids("aab")], len(PROMPT))
+    masks = settled(grammars, range(4))
+    assert masks.rows.tolist() == [0]
+    assert sorted(masks.invalid) == [1, 2, 3]
+    assert masks.invalid[3] == "token 6 of the sequence does not follow the grammar"
+
+
+def test_special_tokens_are_not_allowed_when_a_grammar_allows_anything(
+    grammars: CompiledGrammars,
+) -> None:
+    texts = byte_level_texts()
+    for grammar in (Grammar("regex", ("(?s).*",)), Grammar("lark", ("start: <[*]>",))):
+        allowed = allowed_after(texts, grammars, grammar, [])
+        has_text = {t for t in range(texts.size) if texts.vocabulary.has_text[t]}
+        ends = {EOS} if grammar.kind == "regex" else set()
+        assert allowed <= has_text | ends
+        assert ends <= allowed
+
+
+def test_end_is_not_allowed_when_a_rule_asks_for_it_before_the_text_is_complete(
+    grammars: CompiledGrammars,
+) -> None:
+    texts = byte_level_texts()
+    grammar = Grammar("lark", ('start: x "b"\nx[stop=""]: /a*/\n',))
+    assert EOS not in allowed_after(texts, grammars, grammar, texts.ids("a"))
+
+
+def test_row_is_invalid_when_no_token_continues_its_text(grammars: CompiledGrammars) -> None:
+    grammars.add(0, json_schema({"$ref": "#"}), list(PROMPT), len(PROMPT))
+    assert masks_of(grammars, [0]).invalid == {0: "no token of the model can continue the text"}
+
+
+def test_row_is_pending_alone_when_its_grammar_is_not_compiled(held: CompiledGrammars) -> None:
+    for row_id in (3, 4):
+        held.add(row_id, Grammar("regex", ("a" * row_id,)), list(PROMPT), len(PROMPT))
+    masks = masks_of(held, [3, 4], num_others=1)
+    assert (masks.rows.tolist(), list(masks.pending), masks.invalid) == ([], [1, 2], {})
+    HeldTrial.gate.set()
+    assert settled(held, [3, 4], num_others=1).rows.tolist() == [1, 2]
+
+
+def test_step_does_not_wait_when_none_of_its_rows_samples() -> None:
+    HeldTrial.gate.clear()
+    vocabulary = byte_level_texts().vocabulary
+    followed = CompiledGrammars(vocabulary, GrammarCompiler(vocabulary, HeldTrial), 1e9)
+    try:
+        followed.add(0, Grammar("regex", ("a",)), list(PROMPT), len(PROMPT))
+        step = followed.of_step(np.array([0]), np.array([0], np.int32))
+        masks = step.masks(np.array([], np.int64))
+        assert (len(masks.rows), list(masks.pending), masks.invalid) == (0, [], {})
+    finally:
+        HeldTrial.gate.set()
+        followed.close()
+
+
+def test_step_waits_when_it_has_nothing_else_to_sample() -> None:
+    HeldTrial.gate.clear()
+    vocabulary = byte_level_texts().vocabulary
+    followed = CompiledGrammars(vocabulary, GrammarCompiler(vocabulary, HeldTrial), 60.0)
+    try:
+        followed.add(0, Grammar("regex", ("a",)), list(PROMPT), len(PROMPT))
+        opening = threading.Timer(0.0, HeldTrial.gate.set)
+        opening.start()
+        assert masks_of(followed, [0]).rows.tolist() == [0]
+        opening.join()
+    finally:
+        HeldTrial.gate.set()
+        followed.close()
+
+
+def test_row_is_pending_when_it_came_with_many_tokens_and_others_sample(
+    grammars: CompiledGrammars,
+) -> None:
+    texts = byte_level_texts()
+    output = texts.ids("x") * 1000
+    grammars.add(0, Grammar("regex", ("x*",)), [*PROMPT, *output], len(PROMPT))
+    grammars.add(1, Grammar("regex", ("a",)), list(PROMPT), len(PROMPT))
+    num_pending = 0
+    while masks_of(grammars, [0, 1], num_others=1).pending:
+        num_pending += 1
+    assert num_pending >= 3
+    grammars.add(0, Grammar("regex", ("x*",)), [*PROMPT, *output], len(PROMPT))
+    assert masks_of(grammars, [0]).rows.tolist() == [0]
+
+
+def test_rows_are_forgotten_when_they_are_removed(grammars: CompiledGrammars) -> None:
+    grammars.add(0, Grammar("regex", ("a",)), list(PROMPT), len(PROMPT))
+    grammars.remove(np.array([0, 7], np.int32))
+    with pytest.raises(KeyError):
+        masks_of(grammars, [0])
+
+
+def test_rows_keep_their_grammars_when_a_step_is_run_in_parts(grammars: CompiledGrammars) -> None:
+    texts = byte_level_texts()
+    for row_id, letter in enumerate("abc"):
+        grammars.add(row_id, Grammar("regex", (letter,)), list(PROMPT), len(PROMPT))
+    step = grammars.of_step(np.array([1, 3, 4]), np.arange(3, dtype=np.int32))
+    settled(grammars, range(3))
+    part = step.take(np.array([0, 3, 4]))
+    masks = part.masks(np.array([0, 2]))
+    assert masks.rows.tolist() == [1]
+    assert allowed_tokens(masks, 1, texts.size) == texts.ids("c")
+
+
+def test_row_fails_alone_when_its_mask_takes_too_much(
+    grammars: CompiledGrammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema = json_schema({"type": "object"})
+    grammars.add(0, schema, list(PROMPT), len(PROMPT))
+    settled(grammars, [0])
+    monkeypatch.setitem(PARSER_LIMITS, "step_max_items", 1)
+    grammars.add(1, json_schema({"type": "array"}), list(PROMPT), len(PROMPT))
+    masks = settled(grammars, [0, 1])
+    assert "Too many items" in masks.invalid[1]
+    assert masks.rows.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_complete"),
+    [
+        ('{"a":1}', True),
+        ('{ "a" : 1 }', True),
+        ('{\n  "a": 1\n}', True),
+        ('{\n\t"a":\n\t\t1\n}', True),
+        ('{  "a":1}', False),
+        ('{\n\n"a":1}', False),
+        (" {}", False),
+        ("{} ", False),
+    ],
+)
+@pytest.mark.parametrize(
+    "schema", [{"type": "object"}, True, {"$ref": "#/$defs/a", "$defs": {"a": {}}}]
+)
+def test_white_space_is_a_space_or_an_indented_line_when_a_text_is_json(
+    text: str, is_complete: bool, schema: object, grammars: CompiledGrammars
+) -> None:
+    texts = byte_level_texts()
+    output = [texts.token_bytes.index(bytes([byte])) for byte in text.encode()]
+    grammars.add(0, json_schema(schema), [*PROMPT, *output], len(PROMPT))
+    masks = settled(grammars, [0])
+    assert (not masks.invalid and EOS in allowed_tokens(masks, 0, texts.size)) == is_complete
