@@ -1,7 +1,8 @@
-# splitserve: two images from one file.
+# splitserve: three images from one file.
 #
 #   docker build --target scheduler -t splitserve-scheduler .
 #   docker build --target executor  -t splitserve-executor .
+#   docker build --target gateway   -t splitserve-gateway .
 #
 # Where pip finds packages is its own business: pass PIP_INDEX_URL, PIP_EXTRA_INDEX_URL,
 # PIP_FIND_LINKS, PIP_NO_INDEX or PIP_CERT as build arguments if its defaults do not do.
@@ -27,7 +28,7 @@ RUN install -d /kernels \
         || true; } \
     && cd /src && python3 -m splitserve_kernels.cpu.build /kernels
 
-# --- what both images share ----------------------------------------------------------------------
+# --- what all images share -----------------------------------------------------------------------
 FROM ${BASE_IMAGE} AS runtime
 LABEL org.opencontainers.image.title=splitserve \
       org.opencontainers.image.licenses=Apache-2.0
@@ -52,6 +53,19 @@ EXPOSE 50051
 HEALTHCHECK --interval=10s --timeout=5s --start-period=20s \
     CMD ["python", "-m", "splitserve_rpc.healthcheck", "--alive"]
 CMD ["scheduler"]
+
+# --- gateway: HTTP ------------------------------------------------------------------------------
+FROM runtime AS gateway
+ARG PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS PIP_NO_INDEX PIP_CERT
+COPY --from=build /dist /dist
+RUN pip install --quiet "$(echo /dist/*.whl)[gateway]"
+USER splitserve
+ENV SPLITSERVE_HTTP=0.0.0.0:8000
+EXPOSE 8000
+# Alive, not ready, as above.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=20s \
+    CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/health/live', timeout=4)"]
+CMD ["gateway"]
 
 # --- executor: torch, transformers and the bundled model -----------------------------------------
 FROM runtime AS executor

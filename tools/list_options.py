@@ -15,9 +15,9 @@ from splitserve_options.options import options_of
 from splitserve_options.table import OPTIONS
 
 ROOT = Path(__file__).resolve().parents[1]
-SERVICES: tuple[Command, ...] = ("scheduler", "executor")
+SERVICES: tuple[Command, ...] = ("scheduler", "executor", "gateway")
 # What containers are to each other, which is in docker-compose.yml itself.
-FIXED = frozenset({"listen", "scheduler"})
+FIXED = frozenset({"listen", "scheduler", "http", "schedulers"})
 LISTED = tuple(option for option in OPTIONS if not option.hidden)
 
 
@@ -47,15 +47,15 @@ def variables(service: Command) -> str:
     return "\n".join(f"      - {option.env}" for option in passed_on)
 
 
-def example(services: Sequence[Command]) -> str:
-    """The variables of exactly these services with their defaults, as comments."""
-    options = [
-        option
-        for option in LISTED
-        if option.name not in FIXED
-        and [service for service in SERVICES if service in option.commands] == list(services)
-    ]
-    return "\n".join(f"#{option.env}={_written(option.default)}" for option in options)
+def example(service: Command | None) -> str:
+    """The variables of this service alone, None: of several, with their defaults, as comments."""
+    lines = []
+    for option in LISTED:
+        services = [name for name in SERVICES if name in option.commands]
+        is_wanted = services == [service] if service else len(services) > 1
+        if is_wanted and option.name not in FIXED:
+            lines.append(f"#{option.env}={_written(option.default)}")
+    return "\n".join(lines)
 
 
 def _written(value: str | float | None) -> str:
@@ -64,13 +64,12 @@ def _written(value: str | float | None) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-LISTS = {
+LISTS: dict[str, dict[str, str]] = {
     "docs/options.md": {"options": markdown()},
     "docker-compose.yml": {service: variables(service) for service in SERVICES},
     ".env.example": {
-        "both": example(SERVICES),
-        "scheduler": example(["scheduler"]),
-        "executor": example(["executor"]),
+        "several": example(None),
+        **{service: example(service) for service in SERVICES},
     },
 }
 

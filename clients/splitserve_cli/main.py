@@ -18,6 +18,7 @@ commands:
   info       show the model, the executors and their KV pools
   scheduler  run one scheduler process
   executor   run one executor process
+  gateway    run one gateway process: OpenAI's HTTP API
   replay     decide again what a scheduler's journal says, and compare
 
 `splitserve COMMAND --help` tells the options of a command.
@@ -27,6 +28,7 @@ _PROGRAMS = MappingProxyType(
     {
         "scheduler": "scheduler_service",
         "executor": "executor_service",
+        "gateway": "splitserve_gateway",
         "replay": "scheduler_service.journal",
     }
 )

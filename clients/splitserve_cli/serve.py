@@ -12,7 +12,13 @@ import time
 from collections.abc import Mapping, Sequence
 
 from splitserve_cli.child import Child
-from splitserve_cli.serve_config import CannotServe, ServeConfig, check_model, reachable_address
+from splitserve_cli.serve_config import (
+    CannotServe,
+    ServeConfig,
+    check_gateway,
+    check_model,
+    reachable_address,
+)
 from splitserve_cli.supervisor import Supervisor
 from splitserve_options import options
 from splitserve_options.option import ENV_PREFIX, Command, Kind
@@ -20,7 +26,7 @@ from splitserve_options.options import Value
 from splitserve_rpc.addresses import CannotListen, claim_address
 
 # What each process of ours gets told otherwise than by the options of the same name.
-_OWN = ("listen", "scheduler", "advertise_address")
+_OWN = ("listen", "scheduler", "advertise_address", "http")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -30,13 +36,21 @@ def main(argv: Sequence[str]) -> int:
     try:
         check_model(str(values["model"]))
         listen = claim_address(str(values["listen"]))
+        http = None if values["no_http"] else _claim_http(str(values["http"]))
     except (CannotServe, CannotListen) as error:
         sys.stderr.write(f"splitserve serve: {error}\n")
         return 1
-    return asyncio.run(_supervisor(values, listen, started_at).run())
+    return asyncio.run(_supervisor(values, listen, http, started_at).run())
 
 
-def _supervisor(values: Mapping[str, Value], listen: str, started_at: float) -> Supervisor:
+def _claim_http(http: str) -> str:
+    check_gateway()
+    return claim_address(http)
+
+
+def _supervisor(
+    values: Mapping[str, Value], listen: str, http: str | None, started_at: float
+) -> Supervisor:
     # Everything is passed on as flags; a variable would be read a second time, by the wrong one.
     environ = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
     address = reachable_address(listen)
@@ -52,13 +66,18 @@ def _supervisor(values: Mapping[str, Value], listen: str, started_at: float) -> 
     assert isinstance(drain_timeout_s, float), "a number option"
     config = ServeConfig(
         address=address,
+        http=None if http is None else reachable_address(http),
         model=str(values["served_model_name"] or values["model"]),
         with_demo=not values["no_demo"],
         drain_timeout_s=drain_timeout_s,
         started_at=started_at,
     )
     scheduler = Child("the scheduler", "scheduler_service", scheduler_options, environ)
-    return Supervisor(config, scheduler, executors)
+    gateway = None
+    if http is not None:
+        gateway_options = [f"--http={http}", f"--schedulers={address}", *_flags("gateway", values)]
+        gateway = Child("the gateway", "splitserve_gateway", gateway_options, environ)
+    return Supervisor(config, scheduler, executors, gateway)
 
 
 def _flags(command: Command, values: Mapping[str, Value]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from splitserve_options.model_folder import NoCheckpoint, find_checkpoint
@@ -10,13 +11,19 @@ from splitserve_options.option import BUNDLED_MODEL
 
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 _EXECUTOR_MODULES = ("torch", "transformers")
+_GATEWAY_MODULES = ("fastapi", "uvicorn", "llguidance")
 
 
 @dataclass(frozen=True, slots=True)
 class ServeConfig:
-    """What the supervisor itself has to know. `started_at`: monotonic seconds."""
+    """What the supervisor itself has to know.
+
+    `address` and `http`: under which scheduler and gateway are reached from here; None without a
+    gateway. `started_at`: monotonic seconds.
+    """
 
     address: str
+    http: str | None
     model: str
     with_demo: bool
     drain_timeout_s: float
@@ -29,17 +36,28 @@ class CannotServe(Exception):
 
 def check_model(model: str) -> None:
     """Raises CannotServe if `model` is clearly no checkpoint; the executor looks closer."""
-    missing = [name for name in _EXECUTOR_MODULES if importlib.util.find_spec(name) is None]
+    missing = _missing(_EXECUTOR_MODULES)
     if missing:
-        raise CannotServe(
-            f"executors need {' and '.join(missing)}: pip install 'splitserve[executor]'"
-        )
+        raise CannotServe(f"executors need {missing}: pip install 'splitserve[executor]'")
     if model == BUNDLED_MODEL:
         return
     try:
         find_checkpoint(model)
     except NoCheckpoint as error:
         raise CannotServe(f"--model {error}") from error
+
+
+def check_gateway() -> None:
+    """Raises CannotServe if the gateway cannot run here."""
+    missing = _missing(_GATEWAY_MODULES)
+    if missing:
+        raise CannotServe(
+            f"the gateway needs {missing}: pip install 'splitserve[gateway]', or --no-http"
+        )
+
+
+def _missing(modules: Sequence[str]) -> str:
+    return " and ".join(name for name in modules if importlib.util.find_spec(name) is None)
 
 
 def reachable_address(listen: str) -> str:

@@ -13,7 +13,9 @@ from splitserve_cli.progress import showing_progress
 from splitserve_cli.serve_config import ServeConfig
 
 _EXECUTOR_GRACE_S = 5.0
-_SCHEDULER_GRACE_S = 3.0  # beyond the time it gives unfinished requests
+# Beyond the time that these give unfinished requests.
+_SCHEDULER_GRACE_S = 3.0
+_GATEWAY_GRACE_S = 3.0
 _FIRST_RESTART_S = 0.5
 _MAX_RESTART_S = 30.0
 # A process that ran for this long did not fail because of how it was started.
@@ -23,11 +25,18 @@ _STABLE_AFTER_S = 60.0
 class Supervisor:
     """Owns the processes from start to stop; `run` is its whole life."""
 
-    def __init__(self, config: ServeConfig, scheduler: Child, executors: Sequence[Child]) -> None:
+    def __init__(
+        self,
+        config: ServeConfig,
+        scheduler: Child,
+        executors: Sequence[Child],
+        gateway: Child | None = None,
+    ) -> None:
         self._config = config
         self._scheduler = scheduler
         self._executors = tuple(executors)
-        self._children = (scheduler, *executors)
+        self._gateways = () if gateway is None else (gateway,)
+        self._children = (scheduler, *executors, *self._gateways)
         self._stop = asyncio.Event()
 
     async def run(self) -> int:
@@ -62,7 +71,7 @@ class Supervisor:
         from splitserve_cli.welcome import wait_until_serving  # gRPC takes its time
 
         stop = asyncio.create_task(self._stop.wait())
-        serving = asyncio.create_task(wait_until_serving(self._config.address))
+        serving = asyncio.create_task(wait_until_serving(self._config))
         ends = {asyncio.create_task(child.wait()): child for child in self._children}
         async with showing_progress(f"loading model {self._config.model}"):
             done, pending = await asyncio.wait(
@@ -107,6 +116,8 @@ class Supervisor:
             await child.start()
 
     async def _stop_children(self) -> None:
-        """Scheduler first: what it still has to finish needs executors."""
+        """From the outside in: what one still has to finish needs the next."""
+        grace_s = self._config.drain_timeout_s + _GATEWAY_GRACE_S
+        await asyncio.gather(*(child.stop(grace_s) for child in self._gateways))
         await self._scheduler.stop(self._config.drain_timeout_s + _SCHEDULER_GRACE_S)
         await asyncio.gather(*(child.stop(_EXECUTOR_GRACE_S) for child in self._executors))

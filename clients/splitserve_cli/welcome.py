@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import sys
 import time
 from contextlib import aclosing, suppress
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
 
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -23,10 +26,31 @@ from splitserve_client.types import SamplingParams
 _DEMO_PROMPT = "Tell me a story about a fox."
 _DEMO_PARAMS = SamplingParams(temperature=0.7, max_tokens=256)
 _POLL_S = 0.05
+_HTTP_TIMEOUT_S = 5.0
 
 
-async def wait_until_serving(address: str) -> None:
-    """Waits until the server at `address` takes requests, however long that takes."""
+async def wait_until_serving(config: ServeConfig) -> None:
+    """Waits until the server takes requests, however long that takes."""
+    await _wait_for_scheduler(config.address)
+    http = config.http
+    while http is not None:
+        if await asyncio.to_thread(_is_ready, http):
+            return
+        await asyncio.sleep(_POLL_S)
+
+
+def _is_ready(http: str) -> bool:
+    connection = HTTPConnection(http, timeout=_HTTP_TIMEOUT_S)
+    try:
+        connection.request("GET", "/health/ready")
+        return connection.getresponse().status == HTTPStatus.OK
+    except (OSError, HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+async def _wait_for_scheduler(address: str) -> None:
     options = [
         ("grpc.initial_reconnect_backoff_ms", 50),
         ("grpc.min_reconnect_backoff_ms", 1000),
@@ -64,7 +88,7 @@ async def welcome(config: ServeConfig) -> None:
     except (SplitserveError, IndexError) as error:
         # The server lives on; a first completion is not worth more than a line.
         sys.stderr.write(f"splitserve serve: no first completion: {error}\n")
-    _write(_how_to_call(config.address, has_tokenizer=has_tokenizer))
+    _write(_how_to_call(config, has_tokenizer=has_tokenizer))
 
 
 async def _tokenizer(client: AsyncClient) -> Tokenizer | None:
@@ -88,18 +112,27 @@ async def _demo(client: AsyncClient, tokenizer: Tokenizer) -> None:
         _write("\n")
 
 
-def _how_to_call(address: str, *, has_tokenizer: bool) -> str:
+def _how_to_call(config: ServeConfig, *, has_tokenizer: bool) -> str:
+    address = config.address
     where = "" if address == DEFAULT_ADDRESS else f" --address {address}"
     prompt = '"Tell me a story about a dragon."' if has_tokenizer else "--token-ids 1,2,3"
     body = '{"prompt_token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 8}}'
     return f"""
 From another terminal:
-  {_program()} generate{where} {prompt}
+{_curl(config.http, has_tokenizer=has_tokenizer)}  {_program()} generate{where} {prompt}
   {_program()} info{where}
   grpcurl -plaintext -d '{body}' \\
     {address} splitserve.scheduler.v1.SchedulerService/Generate
 Ctrl-C stops the server.
 """
+
+
+def _curl(http: str | None, *, has_tokenizer: bool) -> str:
+    if http is None:
+        return ""
+    prompt = json.dumps("Tell me a story about a dragon." if has_tokenizer else [1, 2, 3])
+    body = f'{{"prompt": {prompt}, "max_tokens": 40}}'
+    return f"  curl http://{http}/v1/completions -d '{body}'\n"
 
 
 def _program() -> str:

@@ -1,20 +1,22 @@
 """The Python client of splitserve: `AsyncClient`, and `Client` for programs without asyncio.
 
-Token ids cross the API, text does not; `client.get_tokenizer()` brings what turns one into the
-other.
+Token ids cross the API, text does not: the client fetches the model's tokenizer once, and does
+what there is to do with text.
 """
 
 from __future__ import annotations
 
+from splitserve_client.chat_template import Message, TemplateOptions
 from splitserve_client.client import AsyncClient
 from splitserve_client.connection import ClientConfig
-from splitserve_client.detokenizer import Detokenizer, StopStrings
+from splitserve_client.detokenizer import Detokenizer
 from splitserve_client.errors import (
     ChatTemplateFailed,
     DeadlineExceeded,
     DeadlineUnreachable,
     Draining,
     InvalidRequest,
+    ModelChanged,
     ModelNotReady,
     QueueFull,
     RequestFailed,
@@ -28,9 +30,13 @@ from splitserve_client.errors import (
 )
 from splitserve_client.generation import Completion, Generation, collect_generation
 from splitserve_client.resumption import RetryPolicy, Timing
-from splitserve_client.session import Session, SessionRequest
+from splitserve_client.session import Session
+from splitserve_client.session_request import SessionRequest
+from splitserve_client.stop_strings import StopStrings
 from splitserve_client.sync_client import Client
-from splitserve_client.text_stream import End, Piece, Prompt, stream_text
+from splitserve_client.text_generation import TextCompletion, TextGeneration, collect_text
+from splitserve_client.text_map import MapResult
+from splitserve_client.text_stream import End, Piece, Prompt, RequestTexts, stream_text
 from splitserve_client.tokenizer import Tokenizer
 from splitserve_client.types import (
     BeamSearch,
@@ -45,6 +51,7 @@ from splitserve_client.types import (
     Lark,
     Model,
     Regex,
+    ResumeTokenIds,
     SamplingParams,
     SchedulingParams,
     SequenceFinish,
@@ -53,6 +60,7 @@ from splitserve_client.types import (
     TopLogprob,
     Usage,
 )
+from splitserve_client.unread import UnreadBudget
 
 __all__ = [
     "AsyncClient",
@@ -77,7 +85,10 @@ __all__ = [
     "InvalidRequest",
     "JsonSchema",
     "Lark",
+    "MapResult",
+    "Message",
     "Model",
+    "ModelChanged",
     "ModelNotReady",
     "Piece",
     "Prompt",
@@ -85,7 +96,9 @@ __all__ = [
     "Regex",
     "RequestFailed",
     "RequestIdInUse",
+    "RequestTexts",
     "RequestUnknown",
+    "ResumeTokenIds",
     "RetryPolicy",
     "SamplingParams",
     "SchedulingParams",
@@ -97,13 +110,18 @@ __all__ = [
     "SplitserveError",
     "StopStrings",
     "StreamNotRead",
+    "TemplateOptions",
+    "TextCompletion",
+    "TextGeneration",
     "Timing",
     "TokenLogprob",
     "Tokenizer",
     "TokenizerUnavailable",
     "Tokens",
     "TopLogprob",
+    "UnreadBudget",
     "Usage",
     "collect_generation",
+    "collect_text",
     "stream_text",
 ]

@@ -1,100 +1,279 @@
-"""Chat templates as Hugging Face models carry them: Jinja in a sandbox."""
+"""Chat templates as Hugging Face models carry them: which one is used, and what it is given."""
 
 from __future__ import annotations
 
-import datetime
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
-
-import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
-import jinja2.sandbox
+from functools import cached_property
+from typing import Any, Self, TypedDict
 
 from splitserve_client.errors import ChatTemplateFailed
+from splitserve_client.template_sandbox import Sandbox
 
 Message = Mapping[str, Any]
 
+_DEFAULT = "default"
+_FOR_TOOLS = "tool_use"
+_FOLDER = "additional_chat_templates/"
+_SUFFIX = ".jinja"
+# What a caller's variables are not to stand in for.
+_OWN_VARIABLES = frozenset(("messages", "tools", "documents", "add_generation_prompt"))
+_REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+_PROBE = "probe of the content"
+_END_MARK = "end of what is to be continued "
 
-class ChatTemplate:
-    """Renders messages into the text a model was trained on."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """Raises ChatTemplateFailed if `source` is no valid template."""
+class TemplateOptions(TypedDict, total=False):
+    """How a chat is rendered.
+
+    `tools`: JSON schemas of functions, as in OpenAI's API. `documents`: for models that are made
+    for them. `add_generation_prompt`: end with the beginning of an answer (default: True, unless
+    the final message is continued). `continue_final_message`: end within the last message.
+    `template_name`: one of several templates; by default "tool_use" if there is one, and tools
+    are, and otherwise "default". `variables`: what else this template knows, `enable_thinking` say.
+    """
+
+    tools: Sequence[Mapping[str, Any]] | None
+    documents: Sequence[Mapping[str, Any]] | None
+    add_generation_prompt: bool | None
+    continue_final_message: bool
+    template_name: str | None
+    variables: Mapping[str, Any] | None
+
+
+class ChatTemplates:
+    """The templates of a model, by name. Threads may share it. `text`: all as they are written."""
+
+    def __init__(
+        self,
+        sources: Mapping[str, str],
+        special_tokens: Mapping[str, str],
+        sandbox: Sandbox | None = None,
+    ) -> None:
+        """Raises ChatTemplateFailed if one of `sources` is no valid template."""
         self._special_tokens = dict(special_tokens)
-        try:
-            self._template = _environment().from_string(source)
-        except jinja2.TemplateError as error:
-            raise ChatTemplateFailed(f"the model's chat template is broken: {error}") from error
+        sandbox = sandbox or Sandbox()
+        self._templates = {name: _Template(sandbox, sources[name]) for name in sources}
+        self.text = "\n".join(sources.values())
+
+    @classmethod
+    def from_files(
+        cls,
+        files: Mapping[str, bytes],
+        config: Mapping[str, Any],
+        special_tokens: Mapping[str, str],
+    ) -> Self | None:
+        """From files by name, and what `tokenizer_config.json` says; None if there is none.
+
+        Raises ChatTemplateFailed.
+        """
+        sources = _named_sources(config.get("chat_template"))
+        for name, content in files.items():
+            if name == "chat_template.jinja":
+                sources[_DEFAULT] = content.decode("utf-8", "replace")
+            elif name.startswith(_FOLDER) and name.endswith(_SUFFIX):
+                name = name.removeprefix(_FOLDER).removesuffix(_SUFFIX)
+                sources[name] = content.decode("utf-8", "replace")
+        return cls(sources, special_tokens) if sources else None
 
     def render(
         self,
         messages: Sequence[Message],
         *,
-        add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        **variables: object,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        template_name: str | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The text for `messages`. Raises ChatTemplateFailed with what the template says."""
+        """The text for `messages`; see TemplateOptions. Raises ChatTemplateFailed."""
+        variables = variables or {}
+        if taken := _OWN_VARIABLES & variables.keys():
+            raise ChatTemplateFailed(f"variables of a chat template: not {min(taken)!r}")
+        if continue_final_message and add_generation_prompt:
+            raise ChatTemplateFailed("a final message is continued without a generation prompt")
+        template = self._choose(template_name, has_tools=bool(tools))
+        chat = template.prepare(messages)
+        if continue_final_message:
+            _mark_end(chat)
         values: dict[str, object] = {
             **self._special_tokens,
-            "messages": messages,
-            "tools": tools,
-            "documents": None,
-            "add_generation_prompt": add_generation_prompt,
-            **variables,
+            "messages": chat,
+            "tools": None if tools is None else _plain(tools),
+            "documents": None if documents is None else _plain(documents),
+            "add_generation_prompt": (
+                not continue_final_message
+                if add_generation_prompt is None
+                else add_generation_prompt
+            ),
+            **_plain_mapping(variables),
         }
+        text = template.render(values)
+        return _until_mark(text) if continue_final_message else text
+
+    def _choose(self, name: str | None, *, has_tools: bool) -> _Template:
+        if name is None:
+            name = _FOR_TOOLS if has_tools and _FOR_TOOLS in self._templates else _DEFAULT
+        if name not in self._templates:
+            known = ", ".join(sorted(self._templates))
+            raise ChatTemplateFailed(f"the model has no chat template {name!r}; it has: {known}")
+        return self._templates[name]
+
+
+class _Template:
+    """One template, and in which shape it wants contents and arguments."""
+
+    def __init__(self, sandbox: Sandbox, source: str) -> None:
+        self._sandbox = sandbox
+        self._template = sandbox.compile(source)
+
+    def prepare(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """Copies of `messages` as this template wants them. Raises ChatTemplateFailed."""
+        return [self._prepare(_plain_mapping(message)) for message in messages]
+
+    def render(self, values: Mapping[str, object]) -> str:
+        """Raises ChatTemplateFailed."""
+        return self._sandbox.render(self._template, values)
+
+    def _prepare(self, message: dict[str, Any]) -> dict[str, Any]:
+        # OpenAI's clients send null for what is not there; contents may be null on purpose.
+        message = {k: v for k, v in message.items() if v is not None or k == "content"}
+        if "content" in message:
+            message["content"] = self._content(message["content"])
+        if isinstance(message.get("tool_calls"), list):
+            message["tool_calls"] = [self._tool_call(call) for call in message["tool_calls"]]
+        # Models call it by different names; templates read the first two.
+        reasoning = next((message[name] for name in _REASONING_FIELDS if name in message), None)
+        if reasoning is not None:
+            message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
+        return message
+
+    def _content(self, content: object) -> object:
+        if isinstance(content, list):
+            texts = [_text_of_part(part) for part in content]
+            if self._takes_parts:
+                return [{"type": "text", "text": text} for text in texts]
+            return "\n".join(texts)
+        if isinstance(content, str) and not self._takes_texts and self._takes_parts:
+            return [{"type": "text", "text": content}]
+        return content
+
+    def _tool_call(self, call: object) -> object:
+        """Arguments are JSON in OpenAI's API, and values in templates, with rare exceptions."""
+        if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
+            return call
+        arguments = call["function"].get("arguments")
+        if isinstance(arguments, str) and self._takes_argument_values:
+            arguments = _parsed(arguments)
+        elif not isinstance(arguments, str) and not self._takes_argument_values:
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        return {**call, "function": {**call["function"], "arguments": arguments}}
+
+    # What a template wants is tried: that asks nothing of how it is written.
+
+    @cached_property
+    def _takes_texts(self) -> bool:
+        return _PROBE in self._try({"role": "user", "content": _PROBE})
+
+    @cached_property
+    def _takes_parts(self) -> bool:
+        text = self._try({"role": "user", "content": [{"type": "text", "text": _PROBE}]})
+        # One that knows no parts may write the list out.
+        return _PROBE in text and "'text'" not in text and '"text"' not in text
+
+    @cached_property
+    def _takes_argument_values(self) -> bool:
+        function = {"name": "f", "arguments": {"x": _PROBE}}
+        call = {"id": "123456789", "type": "function", "function": function}
+        answer = {"role": "assistant", "content": "", "tool_calls": [call]}
+        if _PROBE in self._try({"role": "user", "content": _PROBE[::-1]}, answer):
+            return True
+        answer["tool_calls"] = [{**call, "function": {**function, "arguments": f'"{_PROBE}"'}}]
+        return _PROBE not in self._try({"role": "user", "content": _PROBE[::-1]}, answer)
+
+    def _try(self, *messages: Message) -> str:
+        """What the template makes of `messages`; empty if it refuses."""
+        values = {"messages": list(messages), "tools": None, "add_generation_prompt": False}
+        tokens = {"bos_token": "", "eos_token": "", "unk_token": "", "pad_token": ""}
         try:
-            return self._template.render(values)
-        except (jinja2.TemplateError, TypeError, ValueError) as error:
-            raise ChatTemplateFailed(f"the model's chat template refuses: {error}") from error
+            return self.render({**tokens, "documents": None, **values})
+        except ChatTemplateFailed:
+            return ""
 
 
-class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}` marks what an assistant said, for training; here it is just its body."""
-
-    tags = {"generation"}  # noqa: RUF012 - the base class declares a plain set
-
-    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return jinja2.nodes.Scope(body, lineno=line)
+# -- what templates are given ----------------------------------------------------------------------
 
 
-def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=[_GenerationTag, jinja2.ext.loopcontrols],
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
+def _plain(value: object) -> Any:  # noqa: ANN401
+    """A copy of JSON types only: other objects have methods. Raises ChatTemplateFailed."""
+    if value is None or isinstance(value, bool | float):
+        return value
+    if isinstance(value, str):
+        return value if type(value) is str else str(value)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
+        return [_plain(item) for item in value]
+    raise ChatTemplateFailed(f"a chat is made of JSON values, not of {type(value).__name__}")
 
 
-def _to_json(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | str | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON as it is; Jinja's own filter escapes it for HTML."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
+def _plain_mapping(value: object) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ChatTemplateFailed("messages are mappings with role and content")
+    plain: dict[str, Any] = _plain(value)
+    return plain
 
 
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
+def _text_of_part(part: object) -> str:
+    if isinstance(part, dict) and part.get("type", "text") == "text":
+        text = part.get("text")
+        if isinstance(text, str):
+            return text
+    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+    raise ChatTemplateFailed(f"parts of a message's content are texts, not {kind!r}")
 
 
-def _strftime_now(pattern: str) -> str:
-    return datetime.datetime.now().strftime(pattern)
+def _parsed(arguments: str) -> object:
+    """The object that `arguments` are; as they are if they are no JSON object."""
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    return value if isinstance(value, dict) else arguments
+
+
+def _named_sources(template: object) -> dict[str, str]:
+    """Of `chat_template` in a configuration: a text, or a list of names and templates."""
+    if isinstance(template, str):
+        return {_DEFAULT: template} if template else {}
+    if not isinstance(template, list):
+        return {}
+    entries = [entry for entry in template if isinstance(entry, dict)]
+    named = {entry.get("name"): entry.get("template") for entry in entries}
+    return {k: v for k, v in named.items() if isinstance(k, str) and isinstance(v, str)}
+
+
+# -- continuing a message --------------------------------------------------------------------------
+
+
+def _mark_end(chat: list[dict[str, Any]]) -> None:
+    """Marks where the last message ends. Raises ChatTemplateFailed if it has no text."""
+    content = chat[-1].get("content") if chat else None
+    if isinstance(content, str):
+        chat[-1]["content"] = content + _END_MARK
+    elif isinstance(content, list) and content:
+        content[-1]["text"] += _END_MARK
+    else:
+        raise ChatTemplateFailed("there is no final message with a text to continue")
+
+
+def _until_mark(text: str) -> str:
+    """`text` up to the mark. Raises ChatTemplateFailed if the template dropped it."""
+    end = text.rfind(_END_MARK.strip())
+    if end < 0:
+        raise ChatTemplateFailed("the chat template does not write the final message as it is")
+    # A template that strips the mark strips the end of a message, too.
+    return text[:end] if text.startswith(_END_MARK, end) else text[:end].rstrip()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import Any, Self, Unpack
 
+import grpc
 import grpc.aio
 
 from splitserve.scheduler.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
+from splitserve_client.chat_template import Message
 from splitserve_client.codec import decode_executors, decode_model
 from splitserve_client.connection import (
     DEFAULT_ADDRESS,
@@ -28,6 +31,16 @@ from splitserve_client.generation import Generation, RequestOptions, collect_gen
 from splitserve_client.resumable_request import ResumableRequest, Submission
 from splitserve_client.resumption import Backoff
 from splitserve_client.session import Session
+from splitserve_client.text_generation import (
+    ChatOptions,
+    TextGeneration,
+    TextOptions,
+    chat_prompt,
+    collect_text,
+)
+from splitserve_client.text_map import MapConfig, MapResult, map_prompts
+from splitserve_client.text_stream import AnyPrompt, End, Piece, as_prompt, stream_text
+from splitserve_client.tokenizer import Tokenizer
 from splitserve_client.types import (
     ExecutorList,
     Finish,
@@ -37,10 +50,8 @@ from splitserve_client.types import (
     SchedulingParams,
     Tokens,
 )
+from splitserve_client.unread import UnreadBudget
 from splitserve_rpc.errors import failure_of
-
-if TYPE_CHECKING:
-    from splitserve_client.tokenizer import Tokenizer
 
 _TOKENIZER_TIMEOUT_S = 60.0
 
@@ -58,6 +69,8 @@ class AsyncClient:
         self._scheduler = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
         self._admin = admin_pb2_grpc.AdminServiceStub(self._channel)
         self._has_connected = False
+        self._tokenizer: Tokenizer | None = None
+        self._fetching_tokenizer = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
         return self
@@ -149,11 +162,97 @@ class AsyncClient:
             with suppress(SplitserveError):
                 await self.abort(request_id)
 
-    def session(self) -> Session:
-        """Many requests over one stream; use it as `async with client.session() as session`."""
-        return Session(
-            self._open_session, self._max_message_bytes, self._config.retry, self._config.timing
+    # -- texts -------------------------------------------------------------------------------------
+
+    async def stream_text(
+        self,
+        prompt: AnyPrompt,
+        params: SamplingParams | None = None,
+        **options: Unpack[TextOptions],
+    ) -> AsyncGenerator[Piece | End, None]:
+        """Streams the text of one completion, or several; the last event is an End.
+
+        `prompt`: a text that is continued, the messages of a chat, or a Prompt. Options: as of the
+        function `stream_text`. Closing the iterator, or cancelling the task, aborts the request.
+        """
+        tokenizer, params = await self._own_tokenizer(), params or SamplingParams()
+        events = stream_text(self, tokenizer, as_prompt(prompt), params, **options)
+        async with aclosing(events):
+            async for event in events:
+                yield event
+
+    async def complete_text(
+        self,
+        prompt: AnyPrompt,
+        params: SamplingParams | None = None,
+        **options: Unpack[TextOptions],
+    ) -> TextGeneration:
+        """The whole of what `stream_text` streams, with the same options."""
+        async with aclosing(self.stream_text(prompt, params, **options)) as events:
+            return await collect_text(events, params.num_completions if params else 1)
+
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> TextGeneration:
+        """The answer to a chat. Options: as of `complete_text`, and those of `TemplateOptions`.
+
+        Its pieces as they come: `stream_text(Prompt(messages=..., template={"tools": ...}))`.
+        Raises ChatTemplateFailed.
+        """
+        prompt, text_options = chat_prompt(messages, options)
+        return await self.complete_text(prompt, params, **text_options)
+
+    async def map(
+        self,
+        prompts: Iterable[AnyPrompt],
+        params: SamplingParams | None = None,
+        *,
+        max_running: int = 64,
+        in_order: bool = True,
+        show_progress: bool | None = None,
+        **options: Unpack[TextOptions],
+    ) -> AsyncGenerator[MapResult, None]:
+        """Completes many prompts over one session; yields a result for each of them.
+
+        An item that fails has its error in its result, and the others go on. A full queue, or a
+        server that comes back in time, costs a pause. Prompts are read as they are needed: at most
+        `max_running` requests run, and of results that wait for their turn there are at most four
+        times as many. `in_order`: False for results as they come. `show_progress`: a line on
+        standard error; None for only if that is a terminal. `timeout_s`: of each item. Closing the
+        iterator aborts what runs. Raises ValueError, and what `get_tokenizer` raises.
+        """
+        tokenizer = await self._own_tokenizer()
+        timing, retry = self._config.timing, self._config.retry
+        config = MapConfig(max_running, in_order, show_progress, retry, timing)
+        results = map_prompts(
+            self.session(), tokenizer, prompts, params or SamplingParams(), config, **options
         )
+        async with aclosing(results):
+            async for result in results:
+                yield result
+
+    # -- everything else ---------------------------------------------------------------------------
+
+    def session(self, unread: UnreadBudget | None = None) -> Session:
+        """Many requests over one stream; use it as `async with client.session() as session`.
+
+        `unread`: what the requests may hold that is not read; sessions may share it.
+        """
+        return Session(
+            self._open_session,
+            self._max_message_bytes,
+            self._config.retry,
+            self._config.timing,
+            unread or UnreadBudget(),
+        )
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection, as far as is known."""
+        return self._channel.get_state() is grpc.ChannelConnectivity.READY
 
     async def _max_message_bytes(self) -> float:
         """What the server takes; if it does not say, it is for the server to refuse."""
@@ -204,10 +303,18 @@ class AsyncClient:
         return {name: bytes(data) for name, data in files.items()}
 
     async def get_tokenizer(self) -> Tokenizer:
-        """The model's tokenizer. Raises ModelNotReady, TokenizerUnavailable."""
-        from splitserve_client.tokenizer import Tokenizer  # takes its time; not all need it
+        """Fetches the model's tokenizer. Raises ModelNotReady, TokenizerUnavailable.
 
-        return Tokenizer.from_files(await self.get_tokenizer_files())
+        Raises ChatTemplateFailed if the model's chat template is broken.
+        """
+        return await asyncio.to_thread(Tokenizer.from_files, await self.get_tokenizer_files())
+
+    async def _own_tokenizer(self) -> Tokenizer:
+        """The one of texts, fetched when it is first needed."""
+        async with self._fetching_tokenizer:
+            if self._tokenizer is None:
+                self._tokenizer = await self.get_tokenizer()
+        return self._tokenizer
 
     async def list_executors(self) -> ExecutorList:
         """The executors the scheduler knows."""

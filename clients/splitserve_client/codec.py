@@ -144,6 +144,20 @@ def decode_finish(finish: scheduler_pb2.Finish) -> Finish:
     )
 
 
+def decode_event(
+    message: scheduler_pb2.GenerateResponse | scheduler_pb2.SessionEvent,
+) -> Tokens | Finish:
+    """What a message says of a request. Raises the error of a request that failed."""
+    match message.WhichOneof("event"):
+        case "tokens":
+            return decode_tokens(message.tokens)
+        case "sequence_finish":
+            finish = decode_sequence_finish(message.sequence_finish)
+            return Tokens((), index=finish.index, finish=finish)
+        case _:
+            return decode_finish(message.finish)
+
+
 def decode_error(error: scheduler_pb2.RequestError) -> SplitserveError:
     """What a server said in-band."""
     delay_s = None

@@ -10,6 +10,7 @@ SplitserveError
 ├── QueueFull                too many requests wait; again after `retry_delay_s`
 ├── StreamNotRead            the server kept no more of what was not read; goes on by itself
 ├── ModelNotReady            no executor has registered yet; again after a pause
+├── ModelChanged             another model is served than the prompt was encoded for
 ├── Draining                 the server is shutting down; try elsewhere
 ├── RequestFailed            an accepted request failed alone
 │   └── DeadlineUnreachable  it was ended early, since its scheduling deadline could not be met
@@ -73,6 +74,10 @@ class ModelNotReady(SplitserveError):
     """No executor has registered yet."""
 
 
+class ModelChanged(SplitserveError):
+    """Another model is served than the prompt was encoded for."""
+
+
 class Draining(SplitserveError):
     """The server is shutting down."""
 
@@ -101,6 +106,7 @@ _ERROR_OF_REASON: Mapping[str, type[SplitserveError]] = MappingProxyType(
         "QUEUE_FULL": QueueFull,
         "STREAM_NOT_READ": StreamNotRead,
         "MESSAGE_TOO_LARGE": InvalidRequest,
+        "MODEL_CHANGED": ModelChanged,
         "MODEL_NOT_READY": ModelNotReady,
         "DRAINING": Draining,
         "DEADLINE_UNREACHABLE": DeadlineUnreachable,

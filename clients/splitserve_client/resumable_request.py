@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import secrets
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_client.codec import (
-    decode_finish,
-    decode_sequence_finish,
-    decode_tokens,
+    decode_event,
     encode_sampling_params,
     encode_scheduling_params,
 )
@@ -25,13 +24,13 @@ from splitserve_client.errors import (
 )
 from splitserve_client.types import (
     Finish,
-    FinishReason,
     ResumeTokenIds,
     SamplingParams,
     SchedulingParams,
     Tokens,
-    Usage,
 )
+
+Message = api.GenerateResponse | api.SessionEvent
 
 # What ends a stream, and not what it was for.
 _BROKEN = (ServerUnreachable, StreamNotRead)
@@ -51,6 +50,7 @@ class Submission:
     resume_token_ids: ResumeTokenIds = ()
     scheduling: SchedulingParams | None = None
     encoder_token_ids: Sequence[int] = ()
+    model_digest: str = ""
 
 
 class ResumableRequest:
@@ -73,11 +73,13 @@ class ResumableRequest:
             prompt_token_ids=list(submission.prompt_token_ids),
             sampling_params=encode_sampling_params(params),
             encoder_token_ids=list(submission.encoder_token_ids),
+            model_digest=submission.model_digest,
         )
         self._outputs = _by_index(submission.resume_token_ids)
         self._is_plain = not params.has_several_sequences and self._outputs.keys() <= {0}
+        self._outputs.setdefault(0, array("i"))
         self._finished: set[int] = set()
-        self._held: list[Tokens] = []
+        self._held: list[Message] = []
         self._clock = clock
         self._submitted_at: float | None = None
         self._num_prompt_logprobs = 0
@@ -91,7 +93,7 @@ class ResumableRequest:
         message = encode_scheduling_params(self._scheduling, self._remaining_deadline_s())
         message.MergeFrom(self._constants)
         if self._is_plain:
-            message.resume_token_ids.extend(self._outputs.get(0, ()))
+            message.resume_token_ids.extend(self._outputs[0])
             return message
         # A sequence that has ended is among them: with all its tokens it ends at once.
         for index, token_ids in sorted(self._outputs.items()):
@@ -111,44 +113,45 @@ class ResumableRequest:
 
     # -- what comes back ---------------------------------------------------------------------------
 
-    def receive(self, message: api.GenerateResponse | api.SessionEvent) -> list[Tokens | Finish]:
+    def receive(self, message: Message) -> list[Tokens | Finish]:
         """Notes what `message` brings; returns what is new and complete enough to hand out.
 
         Raises the error of a request that failed.
         """
+        return [decode_event(part) for part in self.note(message)]
+
+    def note(self, message: Message) -> list[Message]:
+        """As `receive`, but leaves what is to be handed out encoded."""
         match message.WhichOneof("event"):
             case "tokens":
-                tokens = decode_tokens(message.tokens)
+                index = message.tokens.index
             case "sequence_finish":
-                finish = decode_sequence_finish(message.sequence_finish)
-                tokens = Tokens((), index=finish.index, finish=finish)
+                index = message.sequence_finish.index
             case "finish":
-                return [*self._held, decode_finish(message.finish)]
+                return [*self._held, message]
             case _:
                 return []
         if not self._is_streamed:
-            self._held.append(tokens)
+            self._held.append(message)
             return []
-        is_new = tokens.index not in self._finished
-        return self._note(tokens) if is_new else []
+        return self._note(index, message) if index not in self._finished else []
 
-    def receive_token(self, token_id: int) -> Tokens:
+    def note_token(self, token_id: int) -> None:
         """Notes one plain token."""
-        self._outputs.setdefault(0, []).append(token_id)
-        return Tokens((token_id,))
+        self._outputs[0].append(token_id)
 
-    def _note(self, tokens: Tokens) -> list[Tokens | Finish]:
+    def _note(self, index: int, message: Message) -> list[Message]:
+        if message.HasField("sequence_finish"):
+            self._finished.add(index)
+            return [message]
+        tokens = message.tokens
         # A stream that broke before the first token starts over with the scores of the prompt.
         num_known = min(self._num_repeated_prompt_logprobs, len(tokens.prompt_logprobs))
         self._num_repeated_prompt_logprobs -= num_known
-        if num_known:
-            tokens = replace(tokens, prompt_logprobs=tokens.prompt_logprobs[num_known:])
+        del tokens.prompt_logprobs[:num_known]
         self._num_prompt_logprobs += len(tokens.prompt_logprobs)
-        self._outputs.setdefault(tokens.index, []).extend(tokens.token_ids)
-        if tokens.finish is not None:
-            self._finished.add(tokens.index)
-        is_empty = not (tokens.token_ids or tokens.prompt_logprobs or tokens.finish)
-        return [] if is_empty else [tokens]
+        self._outputs.setdefault(index, array("i")).extend(tokens.token_ids)
+        return [message] if tokens.token_ids or tokens.prompt_logprobs else []
 
     # -- when it breaks ----------------------------------------------------------------------------
 
@@ -163,19 +166,20 @@ class ResumableRequest:
             self._num_repeated_prompt_logprobs = self._num_prompt_logprobs
         return True
 
-    def aborted(self) -> Finish:
+    def aborted(self) -> api.Finish:
         """The end of a request that was aborted while no server had it."""
-        num_prompt_tokens = len(self._constants.prompt_token_ids)
-        num_output_tokens = sum(map(len, self._outputs.values()))
-        usage = Usage(num_prompt_tokens, num_output_tokens, 0, 0)
-        return Finish(FinishReason.ABORTED, None, usage)
+        usage = api.Usage(
+            num_prompt_tokens=len(self._constants.prompt_token_ids),
+            num_output_tokens=sum(map(len, self._outputs.values())),
+        )
+        return api.Finish(reason=api.FINISH_REASON_ABORTED, usage=usage)
 
     @property
     def _has_tokens(self) -> bool:
         return any(self._outputs.values())
 
 
-def _by_index(token_ids: ResumeTokenIds) -> dict[int, list[int]]:
+def _by_index(token_ids: ResumeTokenIds) -> dict[int, array[int]]:
     if isinstance(token_ids, Mapping):
-        return {index: list(tokens) for index, tokens in token_ids.items()}
-    return {0: list(token_ids)}
+        return {index: array("i", tokens) for index, tokens in token_ids.items()}
+    return {0: array("i", token_ids)}

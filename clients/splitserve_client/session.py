@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -14,65 +15,64 @@ from splitserve_client.codec import decode_error
 from splitserve_client.errors import InvalidRequest, ServerUnreachable, SplitserveError
 from splitserve_client.resumable_request import ResumableRequest, Submission
 from splitserve_client.resumption import Backoff, RetryPolicy, Timing
-from splitserve_client.types import Finish, ResumeTokenIds, SamplingParams, SchedulingParams, Tokens
+from splitserve_client.session_request import SessionRequest
+from splitserve_client.types import ResumeTokenIds, SamplingParams, SchedulingParams
+from splitserve_client.unread import UnreadBudget
+from splitserve_client.wakeups import Wakeups
 
 Connect = Callable[[AsyncIterator[api.SessionRequest]], AsyncGenerator[api.SessionResponse, None]]
 # Every server takes a message of this size.
 _SMALL_MESSAGE_BYTES = 256 * 1024
 
 
-class SessionRequest:
-    """One request of a session: an iterator over its events; the last is a Finish.
+@dataclass(slots=True)
+class _Open:
+    """An unfinished request as the session keeps it.
 
-    Events are kept until they are read, so that whoever is slow to read this one keeps none of the
-    others waiting: at most as many as the request was allowed tokens.
+    `is_sent`: the stream that is open now has it. `is_aborted`: it is not to go on.
     """
 
-    def __init__(self, request: ResumableRequest, abort: Callable[[], None]) -> None:
-        self._request = request
-        self._abort = abort
-        self._events: asyncio.Queue[Tokens | Finish | SplitserveError] = asyncio.Queue()
-        self._has_ended = False
-
-    @property
-    def request_id(self) -> str:
-        """The id, for `AsyncClient.abort` and for the logs."""
-        return self._request.request_id
-
-    def abort(self) -> None:
-        """Ends the request; a Finish still follows. Harmless once it has ended."""
-        self._abort()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Tokens | Finish:
-        if self._has_ended:
-            raise StopAsyncIteration
-        event = await self._events.get()
-        self._has_ended = not isinstance(event, Tokens)
-        if isinstance(event, SplitserveError):
-            raise event
-        return event
-
-    def put(self, event: Tokens | Finish | SplitserveError) -> None:
-        """Hands over an event; for the session."""
-        self._events.put_nowait(event)
-
-
-class _Open:
-    """An unfinished request as the session keeps it."""
-
-    def __init__(self, request: ResumableRequest, events: SessionRequest, backoff: Backoff) -> None:
-        self.request = request
-        self.events = events
-        self.backoff = backoff
-        self.resubmission: asyncio.Task[None] | None = None
+    request: ResumableRequest
+    events: SessionRequest
+    backoff: Backoff
+    is_sent: bool = False
+    is_aborted: bool = False
+    resubmission: asyncio.Task[None] | None = None
 
     def cancel_resubmission(self) -> None:
         if self.resubmission is not None:
             self.resubmission.cancel()
             self.resubmission = None
+
+
+class _Outgoing:
+    """What one stream has still to send; each handle once, so that aborting what waits frees it."""
+
+    def __init__(self) -> None:
+        self.to_submit: dict[int, None] = {}
+        self.to_abort: dict[int, None] = {}
+        self._is_changed = asyncio.Event()
+        self._is_over = False
+
+    def submit(self, handle: int) -> None:
+        self.to_submit[handle] = None
+        self._is_changed.set()
+
+    def abort(self, handle: int) -> None:
+        self.to_abort[handle] = None
+        self._is_changed.set()
+
+    def end(self) -> None:
+        """The stream is no more."""
+        self._is_over = True
+        self._is_changed.set()
+
+    async def wait(self) -> bool:
+        """Waits until there is something; False: nothing more can be sent."""
+        while not (self.to_submit or self.to_abort or self._is_over):
+            self._is_changed.clear()
+            await self._is_changed.wait()
+        return not self._is_over
 
 
 class Session:
@@ -89,14 +89,18 @@ class Session:
         max_message_bytes: Callable[[], Awaitable[float]],
         policy: RetryPolicy,
         timing: Timing,
+        unread: UnreadBudget,
     ) -> None:
         self._connect = connect
         self._max_message_bytes = max_message_bytes
         self._policy = policy
         self._timing = timing
+        self._unread = unread
         self._handles = itertools.count(1)
         self._open: dict[int, _Open] = {}
-        self._outbox: asyncio.Queue[api.SessionRequest] | None = None
+        self._outgoing: _Outgoing | None = None
+        self._num_responses = 0
+        self._wakeups = Wakeups()
         self._has_work = asyncio.Event()
         self._runner: asyncio.Task[None] | None = None
 
@@ -115,7 +119,12 @@ class Session:
         with suppress(asyncio.CancelledError):
             await self._runner
         for handle in list(self._open):
-            self._end(handle, self._open[handle].request.aborted())
+            self._end_aborted(handle)
+
+    @property
+    def num_open(self) -> int:
+        """Requests that have not ended."""
+        return len(self._open)
 
     def submit(
         self,
@@ -126,14 +135,24 @@ class Session:
         resume_token_ids: ResumeTokenIds = (),
         scheduling: SchedulingParams | None = None,
         encoder_token_ids: Sequence[int] = (),
+        model_digest: str = "",
     ) -> SessionRequest:
-        """Starts a request; see `AsyncClient.generate`. Its iterator raises what goes wrong."""
+        """Starts a request; see `AsyncClient.generate`. Its iterator raises what goes wrong.
+
+        `model_digest`: raise ModelChanged if another model is served, now or when it goes on.
+        """
         handle = next(self._handles)
         submission = Submission(
-            prompt_token_ids, params, request_id, resume_token_ids, scheduling, encoder_token_ids
+            prompt_token_ids,
+            params,
+            request_id,
+            resume_token_ids,
+            scheduling,
+            encoder_token_ids,
+            model_digest,
         )
         request = ResumableRequest(submission, self._timing.clock)
-        events = SessionRequest(request, lambda: self._abort(handle))
+        events = SessionRequest(request.request_id, self._unread, lambda: self._abort(handle))
         self._open[handle] = _Open(request, events, Backoff(self._policy, self._timing))
         self._send_submit(handle)
         self._has_work.set()
@@ -148,8 +167,10 @@ class Session:
             lost = await self._serve_stream(backoff)
             for handle, open_request in list(self._open.items()):
                 open_request.cancel_resubmission()
-                if not open_request.request.may_go_on(lost):
-                    self._end(handle, lost)
+                if open_request.is_aborted:
+                    self._end_aborted(handle)
+                elif not open_request.request.may_go_on(lost):
+                    self._fail(handle, lost)
             if self._open:
                 await self._pause(backoff, lost)
             if not self._open:
@@ -161,99 +182,138 @@ class Session:
             await backoff.pause(lost)
         except SplitserveError as error:
             for handle in list(self._open):
-                self._end(handle, error)
+                self._fail(handle, error)
 
     async def _serve_stream(self, backoff: Backoff) -> SplitserveError:
         """Serves until the stream breaks; returns why it did."""
-        outbox: asyncio.Queue[api.SessionRequest] = asyncio.Queue()
-        self._outbox = outbox
-        for handle in self._open:
-            self._send_submit(handle)
+        self._outgoing = outgoing = _Outgoing()
+        for handle, open_request in self._open.items():
+            open_request.is_sent = False
+            outgoing.submit(handle)
         try:
-            async with aclosing(self._connect(self._outgoing(outbox))) as responses:
+            async with aclosing(self._connect(self._messages(outgoing))) as responses:
                 async for response in responses:
                     backoff.reset()
                     self._receive(response)
         except SplitserveError as error:
             return error
         finally:
-            self._outbox = None
+            outgoing.end()
+            self._outgoing = None
         return ServerUnreachable("the session's stream ended")
 
     def _send_submit(self, handle: int) -> None:
-        if self._outbox is not None:
-            message = self._open[handle].request.message()
-            submit = api.SessionSubmit(handle=handle, request=message)
-            self._outbox.put_nowait(api.SessionRequest(submit=submit))
+        if self._outgoing is not None:
+            self._outgoing.submit(handle)
 
-    async def _outgoing(
-        self, outbox: asyncio.Queue[api.SessionRequest]
-    ) -> AsyncIterator[api.SessionRequest]:
-        """What is in the outbox, but for what would end the session of all the others."""
-        while True:
-            message = await outbox.get()
-            num_bytes = message.ByteSize()
-            if num_bytes > _SMALL_MESSAGE_BYTES and num_bytes > await self._max_message_bytes():
-                refusal = f"the request has {num_bytes} bytes, which is more than the server takes"
-                if message.submit.handle in self._open:
-                    self._end(message.submit.handle, InvalidRequest(refusal, "MESSAGE_TOO_LARGE"))
-            else:
+    async def _messages(self, outgoing: _Outgoing) -> AsyncIterator[api.SessionRequest]:
+        """What is to be sent, but for what would end the session of all the others."""
+        while await outgoing.wait():
+            if outgoing.to_abort:
+                handle, _ = outgoing.to_abort.popitem()
+                yield api.SessionRequest(abort=api.SessionAbort(handle=handle))
+                continue
+            handle = next(iter(outgoing.to_submit))
+            message = self._submission(handle)
+            if await self._is_small_enough(handle, message) and handle in outgoing.to_submit:
+                del outgoing.to_submit[handle]
+                self._open[handle].is_sent = True
                 yield message
+
+    def _submission(self, handle: int) -> api.SessionRequest:
+        message = self._open[handle].request.message()
+        return api.SessionRequest(submit=api.SessionSubmit(handle=handle, request=message))
+
+    async def _is_small_enough(self, handle: int, message: api.SessionRequest) -> bool:
+        """Ends the request if not."""
+        num_bytes = message.ByteSize()
+        if num_bytes <= _SMALL_MESSAGE_BYTES or num_bytes <= await self._max_message_bytes():
+            return True
+        refusal = f"the request has {num_bytes} bytes, which is more than the server takes"
+        if handle in self._open:
+            self._fail(handle, InvalidRequest(refusal, "MESSAGE_TOO_LARGE"))
+        return False
 
     def _abort(self, handle: int) -> None:
         open_request = self._open.get(handle)
-        if open_request is None:
+        if open_request is None or open_request.is_aborted:
             return
-        if self._outbox is None or open_request.resubmission is not None:
-            self._end(handle, open_request.request.aborted())
+        if self._outgoing is not None and open_request.is_sent:
+            open_request.is_aborted = True
+            self._outgoing.abort(handle)
         else:
-            abort = api.SessionAbort(handle=handle)
-            self._outbox.put_nowait(api.SessionRequest(abort=abort))
+            self._end_aborted(handle)
 
     # -- what it brings ----------------------------------------------------------------------------
 
     def _receive(self, response: api.SessionResponse) -> None:
-        for handle, token_id in zip(response.handles, response.token_ids, strict=True):
+        """Raises ServerUnreachable if it cannot be understood: the stream is opened again."""
+        self._num_responses += 1
+        handles, token_ids = response.handles, response.token_ids
+        if len(handles) != len(token_ids):
+            raise ServerUnreachable("a response has not one token for each handle")
+        for handle, token_id in zip(handles, token_ids, strict=True):
             open_request = self._open.get(handle)
             if open_request is not None:
                 open_request.backoff.reset()
-                open_request.events.put(open_request.request.receive_token(token_id))
+                open_request.request.note_token(token_id)
+                open_request.events.put_token(token_id, self._num_responses)
+                self._wakeups.add(open_request.events)
         for event in response.events:
             if event.handle in self._open:
                 self._receive_event(event)
+        self._unread.enforce()
+        self._wakeups.flush()
 
     def _receive_event(self, event: api.SessionEvent) -> None:
         handle = event.handle
         open_request = self._open[handle]
         if event.HasField("rejected"):
-            refusal = decode_error(event.rejected)
-            if open_request.request.may_go_on(refusal):
-                task = asyncio.create_task(self._resubmit(handle, open_request, refusal))
-                open_request.resubmission = task
-            else:
-                self._end(handle, refusal)
+            self._receive_refusal(handle, open_request, decode_error(event.rejected))
             return
         open_request.backoff.reset()
-        try:
-            for part in open_request.request.receive(event):
-                if isinstance(part, Finish):
-                    self._end(handle, part)
-                else:
-                    open_request.events.put(part)
-        except SplitserveError as error:
-            self._end(handle, error)
+        for part in open_request.request.note(event):
+            assert isinstance(part, api.SessionEvent), "all that came in this session is"
+            open_request.events.put(part, self._num_responses)
+        self._wakeups.add(open_request.events)
+        if event.HasField("finish"):
+            self._remove(handle)
+
+    def _receive_refusal(self, handle: int, open_request: _Open, refusal: SplitserveError) -> None:
+        open_request.is_sent = False
+        if open_request.is_aborted:
+            self._end_aborted(handle)
+        elif open_request.request.may_go_on(refusal):
+            task = asyncio.create_task(self._resubmit(handle, open_request, refusal))
+            open_request.resubmission = task
+        else:
+            self._fail(handle, refusal)
 
     async def _resubmit(self, handle: int, open_request: _Open, error: SplitserveError) -> None:
         try:
             await open_request.backoff.pause(error)
         except SplitserveError as final:
             open_request.resubmission = None
-            self._end(handle, final)
+            self._fail(handle, final)
             return
         open_request.resubmission = None
         self._send_submit(handle)
 
-    def _end(self, handle: int, event: Finish | SplitserveError) -> None:
+    # -- ends --------------------------------------------------------------------------------------
+
+    def _end_aborted(self, handle: int) -> None:
+        """Ends a request that no server has."""
+        open_request = self._remove(handle)
+        finish = open_request.request.aborted()
+        open_request.events.put(api.SessionEvent(finish=finish), self._num_responses)
+        open_request.events.wake()
+
+    def _fail(self, handle: int, error: SplitserveError) -> None:
+        self._remove(handle).events.fail(error)
+
+    def _remove(self, handle: int) -> _Open:
         open_request = self._open.pop(handle)
         open_request.cancel_resubmission()
-        open_request.events.put(event)
+        if self._outgoing is not None:
+            self._outgoing.to_submit.pop(handle, None)
+        return open_request

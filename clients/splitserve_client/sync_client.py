@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
+from splitserve_client.chat_template import Message
 from splitserve_client.client import AsyncClient
 from splitserve_client.connection import DEFAULT_ADDRESS, ClientConfig
 from splitserve_client.generation import Generation, RequestOptions
+from splitserve_client.text_generation import ChatOptions, TextGeneration, TextOptions
+from splitserve_client.text_map import MapResult
+from splitserve_client.text_stream import AnyPrompt, End, Piece
+from splitserve_client.tokenizer import Tokenizer
 from splitserve_client.types import ExecutorList, Finish, Model, SamplingParams, Tokens
-
-if TYPE_CHECKING:
-    from splitserve_client.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
@@ -61,15 +63,7 @@ class Client:
 
         Closing the iterator aborts the request.
         """
-        events = self._client.generate(prompt_token_ids, params, **options)
-        try:
-            while True:
-                try:
-                    yield self._wait(_next_event(events))
-                except StopAsyncIteration:
-                    return
-        finally:
-            self._wait(events.aclose())
+        return self._iterate(self._client.generate(prompt_token_ids, params, **options))
 
     def complete(
         self,
@@ -79,6 +73,61 @@ class Client:
     ) -> Generation:
         """The whole of what `generate` streams, with the same options."""
         return self._wait(self._client.complete(prompt_token_ids, params, **options))
+
+    def stream_text(
+        self,
+        prompt: AnyPrompt,
+        params: SamplingParams | None = None,
+        **options: Unpack[TextOptions],
+    ) -> Iterator[Piece | End]:
+        """Streams the text of one completion, or several; see `AsyncClient.stream_text`.
+
+        Closing the iterator aborts the request.
+        """
+        return self._iterate(self._client.stream_text(prompt, params, **options))
+
+    def complete_text(
+        self,
+        prompt: AnyPrompt,
+        params: SamplingParams | None = None,
+        **options: Unpack[TextOptions],
+    ) -> TextGeneration:
+        """The whole of what `stream_text` streams, with the same options."""
+        return self._wait(self._client.complete_text(prompt, params, **options))
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> TextGeneration:
+        """The answer to a chat; see `AsyncClient.chat`."""
+        return self._wait(self._client.chat(messages, params, **options))
+
+    def map(
+        self,
+        prompts: Iterable[AnyPrompt],
+        params: SamplingParams | None = None,
+        *,
+        max_running: int = 64,
+        in_order: bool = True,
+        show_progress: bool | None = None,
+        **options: Unpack[TextOptions],
+    ) -> Iterator[MapResult]:
+        """Completes many prompts over one session; see `AsyncClient.map`.
+
+        Prompts are read in the client's thread. Closing the iterator aborts what runs.
+        """
+        return self._iterate(
+            self._client.map(
+                prompts,
+                params,
+                max_running=max_running,
+                in_order=in_order,
+                show_progress=show_progress,
+                **options,
+            )
+        )
 
     def abort(self, request_id: str) -> None:
         """Ends an unfinished request, whoever sent it."""
@@ -96,6 +145,16 @@ class Client:
         """The executors the scheduler knows."""
         return self._wait(self._client.list_executors())
 
+    def _iterate(self, events: AsyncGenerator[T, None]) -> Iterator[T]:
+        try:
+            while True:
+                try:
+                    yield self._wait(_next(events))
+                except StopAsyncIteration:
+                    return
+        finally:
+            self._wait(events.aclose())
+
     def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
@@ -109,6 +168,5 @@ async def _make_client(address: str, config: ClientConfig | None) -> AsyncClient
     return AsyncClient(address, config)  # within its loop
 
 
-async def _next_event(events: Any) -> Tokens | Finish:  # noqa: ANN401
-    event: Tokens | Finish = await anext(events)
-    return event
+async def _next(events: AsyncGenerator[T, None]) -> T:
+    return await anext(events)

@@ -2,29 +2,45 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import Any, Self, TypeVar, Unpack
 
 import tokenizers
 
-from splitserve_client.chat_template import ChatTemplate, Message
-from splitserve_client.detokenizer import Detokenizer
-from splitserve_client.errors import ChatTemplateFailed, TokenizerUnavailable
+from splitserve_client.chat_template import ChatTemplates, Message, TemplateOptions
+from splitserve_client.detokenizer import Detokenizer, make_detokenizer
+from splitserve_client.errors import ChatTemplateFailed, InvalidRequest, TokenizerUnavailable
+from splitserve_client.token_texts import TokenTexts
 
-_TEMPLATE_NAME = "default"
+T = TypeVar("T")
+
+# Up to so much the event loop may do it itself: less than a millisecond.
+_MAX_INLINE_CHARS = 4096
+_MAX_INLINE_TOKENS = 2048
+_NUM_THREADS = 2
 
 
 class Tokenizer:
-    """Text to token ids and back."""
+    """Text to token ids and back, and chats to text. Threads may share it.
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, chat_template: ChatTemplate | None) -> None:
+    The methods that end with `_async` let threads do what would keep an event loop waiting; they
+    are few, so whoever sends much waits for himself.
+    """
+
+    def __init__(
+        self, tokenizer: tokenizers.Tokenizer, chat_templates: ChatTemplates | None = None
+    ) -> None:
         self._tokenizer = tokenizer
-        self._chat_template = chat_template
+        self._chat_templates = chat_templates
+        self._texts: dict[bool, TokenTexts] = {}
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> Self:
-        """From `tokenizer.json`, and what there is of the other files; by base name.
+        """From `tokenizer.json`, and what there is of the other files; by name.
 
         Raises TokenizerUnavailable if the first is missing or not readable, and ChatTemplateFailed.
         """
@@ -40,23 +56,90 @@ class Tokenizer:
         config = _read_json(files, "tokenizer_config.json")
         special_tokens = _special_tokens(_read_json(files, "special_tokens_map.json"))
         special_tokens |= _special_tokens(config)
-        source = _template_source(files, config)
-        template = ChatTemplate(source, special_tokens) if source else None
-        return cls(tokenizer, template)
+        return cls(tokenizer, ChatTemplates.from_files(files, config, special_tokens))
 
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether the model was trained on chats."""
-        return self._chat_template is not None
+    # -- the vocabulary ----------------------------------------------------------------------------
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """How many tokens there are, added ones included; a model may have room for more ids."""
+        return int(self._tokenizer.get_vocab_size())
+
+    @cached_property
+    def special_tokens(self) -> Mapping[str, int]:
+        """The ids of special tokens, by their texts."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {token.content: token_id for token_id, token in added.items() if token.special}
+
+    @cached_property
+    def special_token_ids(self) -> frozenset[int]:
+        """The ids of special tokens."""
+        return frozenset(self.special_tokens.values())
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token as the vocabulary writes it; None if there is none."""
+        token_id: int | None = self._tokenizer.token_to_id(token)
+        return token_id
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token adds to a text, special ones too; not always whole characters."""
+        texts = self._token_texts(skip_special_tokens=False)
+        if texts.kind is None:
+            return self.decode([token_id], skip_special_tokens=False).encode()
+        if texts.kind.is_byte_level:
+            return texts.byte_strings[token_id]
+        value = texts.later[token_id]
+        if value is None:
+            return b""
+        return bytes((value,)) if isinstance(value, int) else value.encode()
+
+    def token_text(self, token_id: int) -> str:
+        """The same as text, with replacement characters for what is no whole character."""
+        return self.token_bytes(token_id).decode(errors="replace")
+
+    # -- texts -------------------------------------------------------------------------------------
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; with what the model expects around a text, unless told otherwise."""
-        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        """Token ids of `text`; with what the model expects around a text, unless told otherwise.
+
+        Raises InvalidRequest for what is no Unicode text (a lone surrogate). Other threads run.
+        """
+        try:
+            # Unlike `encode` this lets go of Python's lock.
+            (encoding,) = self._tokenizer.encode_batch_fast(
+                [text], add_special_tokens=add_special_tokens
+            )
+        except TypeError as error:
+            raise InvalidRequest("the text has half of a surrogate pair in it") from error
+        return list(encoding.ids)
+
+    async def encode_async(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """As `encode`, of a text of any length."""
+        if len(text) <= _MAX_INLINE_CHARS:
+            return self.encode(text, add_special_tokens=add_special_tokens)
+        return await self.in_thread(
+            lambda: self.encode(text, add_special_tokens=add_special_tokens)
+        )
+
+    def count(self, text: str, *, add_special_tokens: bool = False) -> int:
+        """How many tokens `text` is. Raises InvalidRequest."""
+        return len(self.encode(text, add_special_tokens=add_special_tokens))
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `token_ids`; ids outside the vocabulary have none."""
-        ids = list(token_ids)
-        return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        ids = [token_id for token_id in token_ids if token_id >= 0]
+        (text,) = self._tokenizer.decode_batch([ids], skip_special_tokens=skip_special_tokens)
+        return str(text)
+
+    async def decode_async(
+        self, token_ids: Sequence[int], *, skip_special_tokens: bool = True
+    ) -> str:
+        """As `decode`, of any number of tokens."""
+        if len(token_ids) <= _MAX_INLINE_TOKENS:
+            return self.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return await self.in_thread(
+            lambda: self.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        )
 
     def bad_words_token_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """What `SamplingParams.bad_words_token_ids` takes to keep `words` out of the output.
@@ -69,17 +152,6 @@ class Tokenizer:
         encoded = [tuple(self.encode(text, add_special_tokens=False)) for text in texts]
         return tuple(dict.fromkeys(tokens for tokens in encoded if tokens))
 
-    def render_chat(self, messages: Sequence[Message], **variables: Any) -> str:  # noqa: ANN401
-        """The text of a chat, ready for the answer. Raises ChatTemplateFailed."""
-        if self._chat_template is None:
-            raise ChatTemplateFailed("the model has no chat template")
-        return self._chat_template.render(messages, **variables)
-
-    def encode_chat(self, messages: Sequence[Message], **variables: Any) -> list[int]:  # noqa: ANN401
-        """The token ids of a chat, ready for the answer. Raises ChatTemplateFailed."""
-        # The template writes special tokens itself.
-        return self.encode(self.render_chat(messages, **variables), add_special_tokens=False)
-
     def detokenizer(
         self, context_token_ids: Sequence[int] = (), *, skip_special_tokens: bool = True
     ) -> Detokenizer:
@@ -88,7 +160,58 @@ class Tokenizer:
         def decode(token_ids: Sequence[int]) -> str:
             return self.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
-        return Detokenizer(decode, context_token_ids)
+        texts = self._token_texts(skip_special_tokens=skip_special_tokens)
+        return make_detokenizer(texts, decode, context_token_ids)
+
+    # -- chats -------------------------------------------------------------------------------------
+
+    @property
+    def chat_template_text(self) -> str:
+        """All chat templates as they are written: a model's notation of calls is in there."""
+        return "" if self._chat_templates is None else self._chat_templates.text
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model was trained on chats."""
+        return self._chat_templates is not None
+
+    def render_chat(self, messages: Sequence[Message], **options: Unpack[TemplateOptions]) -> str:
+        """The text of a chat, ready for the answer; see `TemplateOptions`.
+
+        Raises ChatTemplateFailed. Takes a bounded time, which may be long for an event loop.
+        """
+        if self._chat_templates is None:
+            raise ChatTemplateFailed("the model has no chat template")
+        return self._chat_templates.render(messages, **options)
+
+    def encode_chat(
+        self, messages: Sequence[Message], **options: Unpack[TemplateOptions]
+    ) -> list[int]:
+        """The token ids of a chat, ready for the answer. Raises ChatTemplateFailed."""
+        # The template writes special tokens itself.
+        return self.encode(self.render_chat(messages, **options), add_special_tokens=False)
+
+    async def encode_chat_async(
+        self, messages: Sequence[Message], **options: Unpack[TemplateOptions]
+    ) -> list[int]:
+        """As `encode_chat`, in a thread."""
+        return await self.in_thread(lambda: self.encode_chat(messages, **options))
+
+    # ----------------------------------------------------------------------------------------------
+
+    def _token_texts(self, *, skip_special_tokens: bool) -> TokenTexts:
+        if skip_special_tokens not in self._texts:
+            texts = TokenTexts(self._tokenizer, skip_special_tokens=skip_special_tokens)
+            self._texts[skip_special_tokens] = texts
+        return self._texts[skip_special_tokens]
+
+    @cached_property
+    def _threads(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="splitserve-text")
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """The result of `work` with this tokenizer, in one of its few threads."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
 
 def _read_json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
@@ -109,13 +232,3 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
         if name.endswith("_token") and isinstance(content, str):
             tokens[name] = content
     return tokens
-
-
-def _template_source(files: Mapping[str, bytes], config: Mapping[str, Any]) -> str:
-    if "chat_template.jinja" in files:
-        return files["chat_template.jinja"].decode("utf-8")
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template}
-        template = named.get(_TEMPLATE_NAME)
-    return template if isinstance(template, str) else ""

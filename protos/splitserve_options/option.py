@@ -6,9 +6,10 @@ import enum
 from dataclasses import dataclass
 from typing import Literal
 
-Command = Literal["serve", "scheduler", "executor"]
+Command = Literal["serve", "scheduler", "executor", "gateway"]
 
-COMMANDS: tuple[Command, ...] = ("serve", "scheduler", "executor")
+COMMANDS: tuple[Command, ...] = ("serve", "scheduler", "executor", "gateway")
+ENGINE: tuple[Command, ...] = ("serve", "scheduler", "executor")
 BUNDLED_MODEL = "bundled"
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 ENV_PREFIX = "SPLITSERVE_"
@@ -40,7 +41,7 @@ class Option:
     kind: Kind
     help: str
     group: str
-    commands: tuple[Command, ...] = COMMANDS
+    commands: tuple[Command, ...] = ENGINE
     default: str | int | float | bool | None = None
     default_of: tuple[tuple[Command, str | float], ...] = ()
     default_text: str = ""

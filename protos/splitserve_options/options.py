@@ -40,6 +40,7 @@ _DESCRIPTIONS: dict[Command, str] = {
     "serve": "Starts a scheduler and executors on this machine and serves until Ctrl-C.",
     "scheduler": "Runs one scheduler: it takes requests and decides what executors compute.",
     "executor": "Runs one executor: it holds a model, and registers with a scheduler.",
+    "gateway": "Runs one gateway: OpenAI's HTTP API in front of one or more schedulers.",
 }
 
 

@@ -1,21 +1,25 @@
 """Every option of every process, declared once; `splitserve_options.options` reads them.
 
 To add an option, add an entry to `OPTIONS`, or to `EXECUTOR_OPTIONS` for the model and the KV
-cache: flag, environment variable, key of the file, help and the table in docs/options.md follow.
+cache, or to `GATEWAY_OPTIONS`: flag, environment variable, key of the file, help and the table in
+docs/options.md follow.
 """
 
 from __future__ import annotations
 
 from splitserve_options.executor_table import EXECUTOR_OPTIONS
-from splitserve_options.option import DEFAULT_ADDRESS, Command, Kind, Option
+from splitserve_options.gateway_table import GATEWAY_OPTIONS
+from splitserve_options.option import COMMANDS, DEFAULT_ADDRESS, Command, Kind, Option
 
 _LIMITS, _NETWORK = "Limits of a step", "Network"
 _POLICY, _ROBUST, _OTHER = "Scheduling", "Queue and failures", "Process"
 _SERVE_EXECUTOR: tuple[Command, ...] = ("serve", "executor")
 _SERVE_SCHEDULER: tuple[Command, ...] = ("serve", "scheduler")
+_STREAMING: tuple[Command, ...] = ("serve", "scheduler", "gateway")
 
 OPTIONS: tuple[Option, ...] = (
     *EXECUTOR_OPTIONS,
+    *GATEWAY_OPTIONS,
     Option(
         "max-num-seqs",
         Kind.INTEGER,
@@ -191,9 +195,9 @@ OPTIONS: tuple[Option, ...] = (
         "max-unread-mib",
         Kind.INTEGER,
         "most MiB kept for a client that does not read its stream, and 16 times that for all; "
-        "beyond it the stream ends with STREAM_NOT_READ",
+        "beyond it the stream ends",
         _ROBUST,
-        _SERVE_SCHEDULER,
+        _STREAMING,
         16,
         minimum=1,
         maximum=1024,
@@ -224,7 +228,7 @@ OPTIONS: tuple[Option, ...] = (
         Kind.NUMBER,
         "seconds that unfinished requests get at shutdown",
         _ROBUST,
-        _SERVE_SCHEDULER,
+        _STREAMING,
         10.0,
         default_of=(("serve", 2.0),),
         minimum=0,
@@ -235,6 +239,7 @@ OPTIONS: tuple[Option, ...] = (
         Kind.CHOICE,
         "least urgent messages to log, on standard error",
         _OTHER,
+        COMMANDS,
         default="info",
         default_of=(("serve", "warning"),),
         choices=("debug", "info", "warning", "error"),
@@ -271,7 +276,7 @@ OPTIONS: tuple[Option, ...] = (
         Kind.SWITCH,
         "stop when standard input ends, for a parent that holds the other end",
         _OTHER,
-        ("scheduler", "executor"),
+        ("scheduler", "executor", "gateway"),
         False,
         hidden=True,
     ),

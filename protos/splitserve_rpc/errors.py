@@ -39,6 +39,7 @@ CODE_OF_REASON: Mapping[str, grpc.StatusCode] = MappingProxyType(
         "QUEUE_FULL": grpc.StatusCode.RESOURCE_EXHAUSTED,
         "MESSAGE_TOO_LARGE": grpc.StatusCode.RESOURCE_EXHAUSTED,
         "STREAM_NOT_READ": grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "MODEL_CHANGED": grpc.StatusCode.FAILED_PRECONDITION,
         "MODEL_NOT_READY": grpc.StatusCode.FAILED_PRECONDITION,
         "CONTRACT_VERSION_MISMATCH": grpc.StatusCode.FAILED_PRECONDITION,
         "EXECUTOR_MISMATCH": grpc.StatusCode.FAILED_PRECONDITION,

@@ -158,10 +158,18 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 piece = data[start : start + _CHUNK_BYTES]
                 yield api.GetTokenizerResponse(file_name=name, data=piece)
 
+    def _check_model(self, digest: str) -> None:
+        model = self._cluster.model
+        if digest and model is not None and digest != model.digest:
+            raise DomainError(
+                "MODEL_CHANGED", f"model_digest is {digest:.64}; served is {model.digest}"
+            )
+
     def _decode(self, message: api.GenerateRequest) -> Request:
         """The request, once one is accepted at all. Raises DomainError."""
         config = self._cluster.largest_config
         assert config is not None, "requests are accepted"
+        self._check_model(message.model_digest)
         check_lengths(message, config)
         request_id = message.request_id or secrets.token_hex(16)
         _check_request_id(request_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import shlex
 import signal
 import subprocess
 import sys
@@ -51,11 +52,12 @@ class Serve:
 
     def __init__(self, *arguments: str) -> None:
         self.address = reserve_address()
+        self.http = reserve_address()
         self.output = ""
         self._chunks: queue.Queue[bytes] = queue.Queue()
         small = ["--num-device-blocks", "128", "--threads", "1"]
         self.process = subprocess.Popen(
-            [*_COMMAND, "serve", "--listen", self.address, *small, *arguments],
+            [*_COMMAND, "serve", "--listen", self.address, "--http", self.http, *small, *arguments],
             env=environ(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -182,6 +184,32 @@ def test_serve_refuses_to_start_when_the_port_is_in_use(serve: Serve) -> None:
     )
 
 
+def test_serve_refuses_to_start_when_the_port_for_http_is_in_use(serve: Serve) -> None:
+    done = run_command(
+        "serve", "--listen", reserve_address(), "--http", serve.http, timeout_s=_EARLY_S
+    )
+
+    assert done.returncode == 1
+    assert done.stderr == f"splitserve serve: cannot listen on {serve.http}: the port is in use\n"
+
+
+def test_serve_answers_the_curl_line_that_it_proposes(serve: Serve) -> None:
+    [line] = [line for line in serve.output.splitlines() if line.startswith("  curl ")]
+
+    done = subprocess.run(
+        [*shlex.split(line), "--silent"], capture_output=True, text=True, timeout=60, check=True
+    )
+
+    assert json.loads(done.stdout)["choices"][0]["text"]
+
+
+def test_serve_starts_the_gateway_again_when_it_was_killed(serve: Serve) -> None:
+    (gateway,) = (c for c in serve.children() if "splitserve_gateway" in c.cmdline())
+    gateway.kill()
+
+    serve.read_until("the gateway ended (killed by SIGKILL); starting it again")
+
+
 def test_serve_starts_an_executor_again_when_it_was_killed(serve: Serve) -> None:
     (executor,) = (c for c in serve.children() if "executor_service" in c.cmdline())
     executor.kill()
@@ -215,7 +243,7 @@ def test_generate_goes_on_with_the_same_tokens_when_the_scheduler_is_killed(serv
 
 
 def test_serve_leaves_no_orphan_when_it_is_killed(serve: Serve) -> None:
-    children = serve.wait_for_children(2)
+    children = serve.wait_for_children(3)
 
     serve.process.kill()
 
@@ -227,7 +255,7 @@ def test_serve_stops_everything_and_exits_with_0_when_interrupted() -> None:
         started = Serve("--no-demo", "--num-executors", "2")
     with started as serve:
         serve.read_until("Ctrl-C stops the server.")
-        children = serve.wait_for_children(3)
+        children = serve.wait_for_children(4)
 
         serve.process.send_signal(signal.SIGINT)
 
@@ -238,7 +266,7 @@ def test_serve_stops_everything_and_exits_with_0_when_interrupted() -> None:
 
 def test_serve_stops_everything_and_exits_with_0_when_terminated_while_loading() -> None:
     with Serve() as serve:
-        children = serve.wait_for_children(2)
+        children = serve.wait_for_children(3)
 
         serve.process.terminate()
 
@@ -248,7 +276,7 @@ def test_serve_stops_everything_and_exits_with_0_when_terminated_while_loading()
 
 def test_serve_leaves_no_orphan_when_it_is_killed_while_loading() -> None:
     with Serve("--no-demo") as serve:
-        children = serve.wait_for_children(2)
+        children = serve.wait_for_children(3)
 
         serve.process.kill()
 
@@ -293,7 +321,7 @@ def test_serve_shows_what_the_executor_says_when_the_weights_are_truncated(
     (tmp_path / "model.safetensors").write_bytes(b"\x08\x00\x00")
 
     with Serve("--model", str(tmp_path)) as serve:
-        children = serve.wait_for_children(2)
+        children = serve.wait_for_children(3)
         assert serve.process.wait(_START_S) == 1
         output = serve.read_rest()
         assert_gone(children)

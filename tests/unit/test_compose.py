@@ -17,8 +17,9 @@ COMPOSE = (ROOT / "docker-compose.yml").read_text()
 FIXED = {
     "scheduler": {"SPLITSERVE_LISTEN": "0.0.0.0:50051"},
     "executor": {"SPLITSERVE_LISTEN": "0.0.0.0:50052", "SPLITSERVE_SCHEDULER": "scheduler:50051"},
+    "gateway": {"SPLITSERVE_HTTP": "0.0.0.0:8000", "SPLITSERVE_SCHEDULERS": "scheduler:50051"},
 }
-SERVICES: tuple[Command, ...] = ("scheduler", "executor")
+SERVICES: tuple[Command, ...] = ("scheduler", "executor", "gateway")
 
 
 def variables_of(command: Command) -> set[str]:
@@ -45,8 +46,8 @@ def test_compose_passes_every_option_of_a_service(service: Command) -> None:
 
 
 def test_example_lists_what_compose_takes() -> None:
-    passed_on = variables_of("scheduler") | variables_of("executor") | {"HF_TOKEN"}
-    fixed = FIXED["scheduler"].keys() | FIXED["executor"].keys()
+    passed_on = {name for service in SERVICES for name in variables_of(service)} | {"HF_TOKEN"}
+    fixed = {name for assigned in FIXED.values() for name in assigned}
     interpolated = set(re.findall(r"\$\{(\w+)", COMPOSE))
 
     assert example().keys() == passed_on - fixed | interpolated

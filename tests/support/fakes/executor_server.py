@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from executor_service.service.servicer import SERVICE, ExecutorServicer, ReadyExecutor
 from executor_service.service.step_worker import Encode, StepWorker
@@ -37,7 +38,10 @@ class ExecutorServer:
 
 
 async def start_executor(
-    info: ExecutorInfo, runner: Runner, listen: str = "127.0.0.1:0"
+    info: ExecutorInfo,
+    runner: Runner,
+    listen: str = "127.0.0.1:0",
+    tokenizer_files: Sequence[Path] = (),
 ) -> ExecutorServer:
     """Serves `runner` on `listen`, under the epoch and with the limits of `info`."""
     running = bind_server(listen, (SERVICE,), info.limits.max_message_bytes)
@@ -45,7 +49,7 @@ async def start_executor(
     servicer = ExecutorServicer()
     executor_pb2_grpc.add_ExecutorServiceServicer_to_server(servicer, running.server)
     worker = CountingWorker(StepExecutor(info, runner))
-    servicer.serve(ReadyExecutor(worker, lambda: info))
+    servicer.serve(ReadyExecutor(worker, lambda: info, tokenizer_files))
     await running.server.start()
     return ExecutorServer(info, servicer, worker, running)
 

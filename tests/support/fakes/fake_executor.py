@@ -14,14 +14,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Self
 
 from executor_service.service.registration import GrpcRegistry, Pacing, Registrar
 from executor_service.steps.executor_info import (
     SAMPLING_FEATURES,
+    DefaultSampling,
     ExecutorInfo,
     ExecutorLimits,
     Feature,
@@ -68,6 +70,8 @@ class FakeExecutor:
     sliding_window_tokens: int | None = None
     us_per_block: int = 0
     us_per_token: int = 0
+    tokenizer_files: Sequence[Path] = ()
+    default_sampling: DefaultSampling = field(default_factory=DefaultSampling)
     fault: Callable[[StepInput], StepFault] = no_fault
     registration_pause_s: float = 0.02
     num_steps: int = 0
@@ -112,7 +116,9 @@ class FakeExecutor:
             us_per_token=self.us_per_token,
         )
         runner.violations = self.violations
-        server = await start_executor(self._new_info(), _Counted(self, runner), self._listen)
+        server = await start_executor(
+            self._new_info(), _Counted(self, runner), self._listen, self.tokenizer_files
+        )
         registry = GrpcRegistry(self.scheduler_address or server.info.address)
         registering = asyncio.create_task(self._register(server, registry))
         self._life = _Life(runner, server, registry, registering)
@@ -173,6 +179,7 @@ class FakeExecutor:
             max_model_len=self.max_model_len,
             eos_token_ids=self.eos_token_ids,
             sliding_window=self.sliding_window_tokens,
+            default_sampling=self.default_sampling,
         )
         limits = self.limits
         if Feature.ADAPTERS in self.features and limits.max_adapters_per_step is None:

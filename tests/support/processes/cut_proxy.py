@@ -20,6 +20,11 @@ class CutProxy:
         self.address = ""
         self.num_cuts = 0
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody is connected."""
+        return not self._tasks
+
     def cut(self) -> None:
         """Resets every connection; new ones are taken at once."""
         for writer in self._writers:

@@ -1,4 +1,4 @@
-"""Real scheduler and executor processes on free ports of this machine."""
+"""Real scheduler, executor and gateway processes on free ports of this machine."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ START_TIMEOUT_S = 90.0
 
 
 class Processes:
-    """A scheduler and its executors; whatever still runs at the end is killed."""
+    """A scheduler, executors, perhaps a gateway; whatever still runs at the end is killed."""
 
     def __init__(self, model: Path) -> None:
         self.model = model
         self.address = reserve_address()
         self.scheduler: subprocess.Popen[bytes] | None = None
         self.executors: dict[str, subprocess.Popen[bytes]] = {}
+        self.gateway: subprocess.Popen[bytes] | None = None
 
     def start_scheduler(self, *options: str) -> None:
         self.scheduler = _start("scheduler_service", "--listen", self.address, *options)
@@ -41,6 +42,18 @@ class Processes:
         )
         return address
 
+    def start_gateway(self, *options: str) -> None:
+        """Starts a gateway before the scheduler."""
+        self.gateway = _start("splitserve_gateway", "--schedulers", self.address, *options)
+
+    def are_alive(self) -> bool:
+        """Whether none has ended by itself."""
+        return all(process.poll() is None for process in self._all())
+
+    def _all(self) -> list[subprocess.Popen[bytes]]:
+        processes = [self.gateway, *self.executors.values(), self.scheduler]
+        return [process for process in processes if process is not None]
+
     def kill_executor(self, address: str) -> None:
         _kill(self.executors.pop(address))
 
@@ -49,9 +62,8 @@ class Processes:
         _kill(self.scheduler)
 
     def kill_all(self) -> None:
-        for process in [*self.executors.values(), self.scheduler]:
-            if process is not None:
-                _kill(process)
+        for process in self._all():
+            _kill(process)
 
     async def run_executors(self, count: int) -> list[Executor]:
         """Starts those of `count` that are missing, kills those too many; waits until all serve."""

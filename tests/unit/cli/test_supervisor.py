@@ -78,7 +78,7 @@ async def test_supervisor_stops_the_others_and_fails_when_one_ends_early(
     stage: Stage, capfd: pytest.CaptureFixture[str]
 ) -> None:
     # Nothing ever listens there.
-    config = ServeConfig("127.0.0.1:1", "model", False, 0.0, time.monotonic())
+    config = ServeConfig("127.0.0.1:1", None, "model", False, 0.0, time.monotonic())
     scheduler, executor = stage.child("the scheduler"), stage.child("executor 1")
     broken = stage.child("executor 2", "--broken")
 

@@ -17,7 +17,7 @@ from tests.support.fakes.scheduler_thread import FakeServer
 
 
 def _welcome(server: FakeServer, *, with_demo: bool) -> None:
-    config = ServeConfig(server.address, "model", with_demo, 1.0, time.monotonic())
+    config = ServeConfig(server.address, None, "model", with_demo, 1.0, time.monotonic())
     asyncio.run(welcome(config))
 
 

@@ -1,162 +1,172 @@
+"""What is streamed is what `tokenizers` decodes, of any tokens of any kind of tokenizer."""
+
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from functools import cache
 
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from splitserve_client import Detokenizer, StopStrings, Tokenizer
+from splitserve_client import Detokenizer, Tokenizer
 from tests.support.models import tiny_tokenizers
 
-TOKENIZERS = {
-    "byte_level": Tokenizer(tiny_tokenizers.byte_level(), None),
-    "sentencepiece": Tokenizer(tiny_tokenizers.sentencepiece(), None),
-}
-TEXTS = st.text(max_size=40) | st.text(
-    alphabet="the fox\n ü🦊▁你\N{REPLACEMENT CHARACTER}", max_size=40
-)
-each_tokenizer = pytest.mark.parametrize("tokenizer", TOKENIZERS.values(), ids=TOKENIZERS)
+NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "200"))
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+TEXTS = st.text(max_size=40) | st.text(alphabet="the fox\n ü🦊▁你" + REPLACEMENT, max_size=40)
+MAIN_KINDS = ["byte_level", "sentencepiece", "gemma"]
 
 
-def stream(detokenizer: Detokenizer, token_ids: Sequence[int]) -> list[str]:
-    return [*(detokenizer.push([token_id]) for token_id in token_ids), detokenizer.finish()]
+@cache
+def library_tokenizer(kind: str) -> tokenizers.Tokenizer:
+    return tiny_tokenizers.with_added(tiny_tokenizers.KINDS[kind]())
 
 
-@each_tokenizer
-@settings(deadline=None)
-@given(text=TEXTS)
-def test_detokenizer_pieces_add_up_when_the_text_is_random(tokenizer: Tokenizer, text: str) -> None:
-    token_ids = tokenizer.encode(text)
-
-    assert "".join(stream(tokenizer.detokenizer(), token_ids)) == tokenizer.decode(token_ids)
+@cache
+def make_tokenizer(kind: str) -> Tokenizer:
+    return Tokenizer(library_tokenizer(kind))
 
 
-@settings(deadline=None)
-@given(token_ids=st.lists(st.integers(0, 419), max_size=40))
-def test_detokenizer_pieces_add_up_when_bytes_are_no_text(token_ids: list[int]) -> None:
-    tokenizer = TOKENIZERS["byte_level"]
+@cache
+def odd_token_ids(kind: str) -> list[int]:
+    """Those that may surprise: added tokens, single bytes, spaces, ids that are no tokens."""
+    tokenizer = library_tokenizer(kind)
+    size = tokenizer.get_vocab_size()
+    added = list(tokenizer.get_added_tokens_decoder())
+    texts = {token_id: tokenizer.id_to_token(token_id) for token_id in range(size)}
+    byte_tokens = [f"<0x{byte:02X}>" for byte in (0x0A, 0x20, 0x41, 0x80, 0x83, 0x98, 0xE2, 0xF0)]
+    odd = [i for i, text in texts.items() if text in byte_tokens or text == "▁" * len(text or "")]
+    characters = [i for i, text in texts.items() if text and len(text) == 1 and ord(text) > 160]
+    return [*added, *odd, *odd, *characters[:40], size, size + 7, 2**31 - 1]
 
-    assert "".join(stream(tokenizer.detokenizer(), token_ids)) == tokenizer.decode(token_ids)
+
+def token_ids_of(kind: str) -> st.SearchStrategy[list[int]]:
+    anything = st.integers(0, library_tokenizer(kind).get_vocab_size() - 1)
+    odd = st.sampled_from(odd_token_ids(kind))
+    texts = TEXTS.map(lambda text: list(library_tokenizer(kind).encode(text).ids))
+    parts = st.lists(st.lists(anything, max_size=3) | st.lists(odd, max_size=6) | texts, max_size=5)
+    return parts.map(lambda parts: [token_id for part in parts for token_id in part])
 
 
-@each_tokenizer
-@settings(deadline=None)
-@given(text=TEXTS.filter(lambda text: "\N{REPLACEMENT CHARACTER}" not in text))
-def test_detokenizer_gives_no_half_character_when_tokens_split_it(
-    tokenizer: Tokenizer, text: str
+def stream(detokenizer: Detokenizer, token_ids: Sequence[int], sizes: Sequence[int]) -> list[str]:
+    """Pushes `token_ids` in groups of these sizes, over and over."""
+    pieces, start, turn = [], 0, 0
+    while start < len(token_ids):
+        size = sizes[turn % len(sizes)]
+        pieces.append(detokenizer.push(token_ids[start : start + size]))
+        start, turn = start + size, turn + 1
+    return [*pieces, detokenizer.finish()]
+
+
+@pytest.mark.parametrize("kind", tiny_tokenizers.KINDS)
+@pytest.mark.parametrize("skips", [True, False])
+@settings(max_examples=NUM_EXAMPLES, deadline=None)
+@given(data=st.data())
+def test_pieces_add_up_to_the_text_of_all_tokens_when_tokens_are_random(
+    kind: str, skips: bool, data: st.DataObject
 ) -> None:
-    pieces = stream(tokenizer.detokenizer(), tokenizer.encode(text))
+    token_ids = data.draw(token_ids_of(kind))
+    sizes = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
+    detokenizer = make_tokenizer(kind).detokenizer(skip_special_tokens=skips)
 
-    assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
+    text = "".join(stream(detokenizer, token_ids, sizes))
+
+    assert text == library_tokenizer(kind).decode(token_ids, skip_special_tokens=skips)
 
 
-@each_tokenizer
-@settings(deadline=None)
-@given(text=TEXTS, data=st.data())
-def test_detokenizer_continues_the_context_when_there_is_one(
-    tokenizer: Tokenizer, text: str, data: st.DataObject
+@pytest.mark.parametrize("kind", tiny_tokenizers.KINDS)
+@settings(max_examples=NUM_EXAMPLES, deadline=None)
+@given(data=st.data())
+def test_pieces_go_on_where_the_context_ends_when_there_is_one(
+    kind: str, data: st.DataObject
 ) -> None:
-    token_ids = tokenizer.encode(text)
-    split = data.draw(st.integers(0, len(token_ids)))
-    context = tokenizer.decode(token_ids[:split])
-    if context.endswith("\N{REPLACEMENT CHARACTER}"):
+    context_ids, token_ids = data.draw(token_ids_of(kind)), data.draw(token_ids_of(kind))
+    skips = data.draw(st.booleans())
+    library = library_tokenizer(kind)
+    context = library.decode(context_ids, skip_special_tokens=skips)
+    whole = library.decode(context_ids + token_ids, skip_special_tokens=skips)
+    # Where what comes changes what was there, no text could go on.
+    if not whole.startswith(context) or context.endswith(REPLACEMENT):
         return
 
-    pieces = stream(tokenizer.detokenizer(token_ids[:split]), token_ids[split:])
+    detokenizer = make_tokenizer(kind).detokenizer(context_ids, skip_special_tokens=skips)
 
-    assert context + "".join(pieces) == tokenizer.decode(token_ids)
-
-
-def test_detokenizer_keeps_the_space_when_a_sentencepiece_output_continues_its_prompt() -> None:
-    tokenizer = TOKENIZERS["sentencepiece"]
-
-    pieces = stream(tokenizer.detokenizer(tokenizer.encode("the")), tokenizer.encode("fox"))
-
-    assert "".join(pieces) == " fox"
+    assert context + "".join(stream(detokenizer, token_ids, [1, 2])) == whole
 
 
-def test_detokenizer_keeps_the_space_when_a_special_token_comes_before_it() -> None:
-    tokenizer = TOKENIZERS["sentencepiece"]
-    token_ids = [*tokenizer.encode("the"), 2, *tokenizer.encode("fox")]
+@pytest.mark.parametrize("kind", MAIN_KINDS)
+@settings(max_examples=NUM_EXAMPLES, deadline=None)
+@given(text=TEXTS.filter(lambda text: REPLACEMENT not in text), context=TEXTS)
+def test_no_half_character_is_given_when_tokens_split_it(
+    kind: str, text: str, context: str
+) -> None:
+    tokenizer = make_tokenizer(kind)
+    detokenizer = tokenizer.detokenizer(tokenizer.encode(context))
 
-    assert "".join(stream(tokenizer.detokenizer(), token_ids)) == "the fox"
+    pieces = stream(detokenizer, tokenizer.encode(text), [1])
+
+    assert not any(REPLACEMENT in piece for piece in pieces)
 
 
-def test_detokenizer_does_not_hold_back_forever_when_no_character_comes() -> None:
-    tokenizer = TOKENIZERS["byte_level"]
+@pytest.mark.parametrize("kind", MAIN_KINDS)
+def test_a_character_is_completed_when_the_context_ends_within_it(kind: str) -> None:
+    tokenizer = make_tokenizer(kind)
+    token_ids = tokenizer.encode("the \N{SNOWMAN}", add_special_tokens=False)
+    detokenizer = tokenizer.detokenizer(token_ids[:-1])
+
+    assert "".join(stream(detokenizer, token_ids[-1:], [1])) == "\N{SNOWMAN}"
+    assert tokenizer.detokenizer(token_ids[:-1]).finish() == ""
+
+
+@pytest.mark.parametrize("kind", MAIN_KINDS)
+def test_text_comes_with_its_token_when_nothing_can_change_it(kind: str) -> None:
+    tokenizer = make_tokenizer(kind)
+    detokenizer = tokenizer.detokenizer()
+    token_ids = tokenizer.encode("the fox the fox")
+
+    pieces = [detokenizer.push([token_id]) for token_id in token_ids]
+
+    assert "".join(pieces).strip() == "the fox the fox"
+    assert detokenizer.finish() == ""
+
+
+def test_replacements_come_at_once_when_a_run_of_bytes_is_broken() -> None:
+    library = library_tokenizer("sentencepiece")
+    detokenizer = make_tokenizer("sentencepiece").detokenizer()
+    tokens = [f"<0x{byte:02X}>" for byte in "\N{SNOWMAN}".encode()]
+    snowman = [int(library.token_to_id(token) or 0) for token in tokens]
+
+    pieces = [detokenizer.push([token_id]) for token_id in [*snowman, snowman[1], snowman[0]]]
+
+    assert pieces == ["", "", "", REPLACEMENT * 4, REPLACEMENT]
+
+
+def test_replacements_come_at_once_when_no_character_comes_of_bytes() -> None:
+    tokenizer = make_tokenizer("byte_level")
     (first_byte, *_) = tokenizer.encode("\N{SNOWMAN}")
     detokenizer = tokenizer.detokenizer()
 
-    pieces = [detokenizer.push([first_byte]) for _ in range(1000)]
+    pieces = [detokenizer.push([first_byte]) for _ in range(100)]
 
-    assert sum(map(len, pieces)) > 900
-
-
-@settings(deadline=None)
-@given(pieces=st.lists(st.text(alphabet="abc", max_size=3), max_size=12), data=st.data())
-def test_stop_strings_cut_as_on_the_whole_text_when_pieces_are_random(
-    pieces: list[str], data: st.DataObject
-) -> None:
-    texts = st.text(alphabet="abc", min_size=1, max_size=3)
-    stops = data.draw(st.lists(texts, max_size=3))
-    filter_ = StopStrings(stops)
-
-    shown = "".join(map(filter_.push, pieces))
-    if filter_.found is None:
-        shown += filter_.finish()
-
-    whole = "".join(pieces)
-    hits = [whole.find(stop) for stop in stops if stop in whole]
-    # What ends first is found first; its text before it has been shown by then.
-    ends = [whole.find(stop) + len(stop) for stop in stops if stop in whole]
-    if hits:
-        assert filter_.found is not None
-        assert whole.startswith(shown + filter_.found)
-        assert len(shown) <= max(hits)
-        assert len(shown) + len(filter_.found) <= min(ends) + 3
-    else:
-        assert filter_.found is None
-        assert shown == whole
+    assert pieces == ["", *[REPLACEMENT] * 99]
 
 
-def test_stop_strings_hold_back_when_one_may_begin() -> None:
-    stops = StopStrings(["###"])
-
-    assert [stops.push("a#"), stops.push("#"), stops.push("b##"), stops.push("#c")] == [
-        "a", "", "##b", "",
-    ]  # fmt: skip
-    assert stops.found == "###"
-
-
-@settings(deadline=None)
-@given(
-    pieces=st.lists(st.text(alphabet="abc", max_size=3), max_size=12),
-    stops=st.lists(st.text(alphabet="abc", min_size=1, max_size=4), max_size=3),
-    num_early=st.integers(0, 12),
-)
-def test_stop_strings_count_from_the_first_piece_that_may_end_when_some_may_not(
-    pieces: list[str], stops: list[str], num_early: int
-) -> None:
-    filter_ = StopStrings(stops)
-    shown = "".join(
-        filter_.push(piece, may_end=index >= num_early) for index, piece in enumerate(pieces)
-    )
-    found = filter_.found
-    shown += filter_.finish()
-
-    whole, expected = "", None
-    for index, piece in enumerate(pieces):
-        ends = range(len(whole) + 1, len(whole) + len(piece) + 1)
-        whole += piece
-        hits = [
-            (end - len(stop), -len(stop), stop)
-            for end in ends
-            for stop in stops
-            if whole[:end].endswith(stop)
-        ]
-        if hits and index >= num_early:
-            start, _, expected = min(hits)
-            whole = whole[:start]
-            break
-    assert (shown, found) == (whole, expected)
+def test_every_sequence_of_bytes_is_read_as_the_library_does_when_it_is_short() -> None:
+    library = library_tokenizer("byte_level")
+    tokenizer = make_tokenizer("byte_level")
+    ids_of_bytes = [library.encode(chr(byte)).ids[-1] for byte in range(128)]
+    firsts = (0xC0, 0xC2, 0xDF, 0xE0, 0xE1, 0xED, 0xEF, 0xF0, 0xF1, 0xF4, 0xF5, 0xFF)
+    alphabet = {tokenizer.token_bytes(token_id): token_id for token_id in range(2, 258)}
+    others = [alphabet[bytes((byte,))] for byte in (0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF)]
+    leads = [alphabet[bytes((byte,))] for byte in firsts]
+    assert len(ids_of_bytes) == 128
+    for first in leads:
+        for second in (*others, *leads[:3], ids_of_bytes[65]):
+            for third in (*others, leads[1], ids_of_bytes[66]):
+                for last in (others[0], ids_of_bytes[67]):
+                    token_ids = [first, second, third, last]
+                    pieces = stream(tokenizer.detokenizer(), token_ids, [1])
+                    assert "".join(pieces) == library.decode(token_ids)

@@ -68,7 +68,8 @@ def test_encode_chat_adds_nothing_when_the_template_writes_special_tokens() -> N
 def test_render_chat_understands_what_models_use_when_it_renders(
     template: str, expected: str
 ) -> None:
-    assert make_tokenizer(template).render_chat(MESSAGES, enable_thinking=False) == expected
+    variables = {"enable_thinking": False}
+    assert make_tokenizer(template).render_chat(MESSAGES, variables=variables) == expected
 
 
 @pytest.mark.parametrize(
@@ -109,7 +110,7 @@ def test_render_chat_raises_when_the_model_has_no_template() -> None:
 def test_bad_words_are_found_in_texts_when_they_are_written_as_usual(
     kind: Callable[[], tokenizers.Tokenizer], word: str
 ) -> None:
-    tokenizer = Tokenizer(kind(), None)
+    tokenizer = Tokenizer(kind())
     bad_words = tokenizer.bad_words_token_ids(["", " ", word])
     bare = word.strip()
 
@@ -125,5 +126,5 @@ def test_bad_words_are_found_in_texts_when_they_are_written_as_usual(
 
 
 def test_bad_words_are_named_once_when_the_tokenizer_ignores_spaces() -> None:
-    tokenizer = Tokenizer(tiny_tokenizers.words(9), None)
+    tokenizer = Tokenizer(tiny_tokenizers.words(9))
     assert tokenizer.bad_words_token_ids(["t3", "t4 t5", "t3"]) == ((3,), (4, 5))

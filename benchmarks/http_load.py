@@ -1,0 +1,147 @@
+"""Many streams of an OpenAI server, read as cheaply as Python can: one protocol per connection.
+
+Bytes are only looked at when all have come, so that the reader is not what is measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+_END = b"data: [DONE]"
+
+
+@dataclass(slots=True)
+class Stream:
+    """What one request brought. Times are those of `time.perf_counter`, in seconds."""
+
+    status: int
+    sent_s: float
+    times_s: list[float]
+    body: bytes
+
+    @property
+    def ttft_s(self) -> float:
+        """From sending to the first event."""
+        return self.times_s[0] - self.sent_s
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """Between events that did not arrive together."""
+        return [b - a for a, b in zip(self.times_s, self.times_s[1:], strict=False)]
+
+    def events(self) -> list[dict[str, Any]]:
+        """Its events, but for the last line."""
+        lines = [line for line in self.body.split(b"\n\n") if line.startswith(b"data: {")]
+        return [json.loads(line[6:]) for line in lines]
+
+    def text(self) -> str:
+        """Of a completion with one choice."""
+        return "".join(choice["text"] for event in self.events() for choice in event["choices"])
+
+
+@dataclass
+class _Reader(asyncio.Protocol):
+    """One request at a time on one connection."""
+
+    transport: asyncio.Transport | None = None
+    done: asyncio.Future[None] | None = None
+    parts: list[bytes] = field(default_factory=list)
+    times_s: list[float] = field(default_factory=list)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        self.parts.append(data)
+        if b"data: {" in data:
+            self.times_s.append(time.perf_counter())
+        if data.endswith(b"0\r\n\r\n") or not self.parts[0].startswith(b"HTTP/1.1 200"):
+            self._end()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        if self.done is not None and not self.done.done():
+            self.done.set_result(None)
+
+    async def request(self, data: bytes) -> Stream:
+        """Sends a request and reads its answer."""
+        assert self.transport is not None
+        self.parts, self.times_s = [], []
+        self.done = asyncio.get_running_loop().create_future()
+        sent_s = time.perf_counter()
+        self.transport.write(data)
+        await self.done
+        answer = b"".join(self.parts)
+        head, _, body = answer.partition(b"\r\n\r\n")
+        status = int(head.split(b" ", 2)[1]) if head else 0
+        return Stream(status, sent_s, self.times_s or [time.perf_counter()], _unchunked(body))
+
+
+def _unchunked(body: bytes) -> bytes:
+    parts = []
+    while body:
+        size, _, body = body.partition(b"\r\n")
+        num_bytes = int(size, 16)
+        if not num_bytes:
+            break
+        parts.append(body[:num_bytes])
+        body = body[num_bytes + 2 :]
+    return b"".join(parts)
+
+
+def encode(path: str, body: dict[str, object], host: str) -> bytes:
+    """A request as bytes."""
+    content = json.dumps(body).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(content)}\r\n\r\n"
+    )
+    return head.encode() + content
+
+
+async def run_closed(address: str, requests: Sequence[bytes], concurrency: int) -> list[Stream]:
+    """All `requests`, of which `concurrency` run at a time; in their order."""
+    waiting = iter(enumerate(requests))
+    streams: dict[int, Stream] = {}
+
+    async def one_after_another() -> None:
+        reader = await _connect(address)
+        for index, data in waiting:
+            streams[index] = await reader.request(data)
+        assert reader.transport is not None
+        reader.transport.close()
+
+    await asyncio.gather(*(one_after_another() for _ in range(min(concurrency, len(requests)))))
+    return [streams[index] for index in range(len(requests))]
+
+
+async def run_open(address: str, requests: Sequence[bytes], per_s: float) -> list[Stream]:
+    """One request every 1/`per_s` seconds, however long they take; connections are used again."""
+    idle: list[_Reader] = []
+    start = time.perf_counter()
+
+    async def at(index: int, data: bytes) -> Stream:
+        await asyncio.sleep(start + index / per_s - time.perf_counter())
+        reader = idle.pop() if idle else await _connect(address)
+        stream = await reader.request(data)
+        idle.append(reader)
+        return stream
+
+    streams = await asyncio.gather(*(at(index, data) for index, data in enumerate(requests)))
+    for reader in idle:
+        assert reader.transport is not None
+        reader.transport.close()
+    return list(streams)
+
+
+async def _connect(address: str) -> _Reader:
+    host, _, port = address.rpartition(":")
+    _, reader = await asyncio.get_running_loop().create_connection(_Reader, host, int(port))
+    return reader

@@ -1,0 +1,98 @@
+"""An executor that computes nothing: each request gets the letters that its seed says.
+
+`python -m benchmarks.letters_executor SCHEDULER STEP_S`. Requests have temperature 1, so that the
+seed is theirs;
+`letters` is what each must get. It has a tokenizer with a token for each letter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models
+
+from executor_service.service.registration import GrpcRegistry, Pacing, Registrar
+from executor_service.steps.executor_info import ExecutorInfo, ExecutorLimits, ModelInfo
+from executor_service.steps.step import FinishedStep, Int64Array, RowStatus, StepInput, StepOutput
+from tests.support.fakes.executor_server import start_executor
+
+MODEL = "letters"
+_NUM_LETTERS = 26
+_SEED_FACTOR, _POSITION_FACTOR = 7919, 10_007
+
+
+def letters(seed: int, num_tokens: int) -> str:
+    """The text of a request with this seed; no two of a million have the same."""
+    drawn = (_draw(np.full(num_tokens, seed), np.arange(num_tokens)) + ord("a")).astype(np.uint8)
+    return drawn.tobytes().decode()
+
+
+def _draw(seeds: Int64Array, positions: Int64Array) -> Int64Array:
+    words = seeds * _SEED_FACTOR + positions * _POSITION_FACTOR
+    drawn: Int64Array = (words * words >> 11) % _NUM_LETTERS
+    return drawn
+
+
+class LettersRunner:
+    """Looks at nothing but seeds and positions. `step_s`: what a step takes, without a core."""
+
+    def __init__(self, step_s: float) -> None:
+        self._step_s = step_s
+
+    def begin(self, step: StepInput) -> FinishedStep:
+        """All rows at once."""
+        time.sleep(self._step_s)
+        ends = step.num_computed_tokens.astype(np.int64) + step.num_new_tokens
+        drawn = _draw(step.seeds, ends - step.num_prompt_tokens)
+        token_ids = np.where(step.samples, drawn, -1).astype(np.int32)
+        return FinishedStep(StepOutput(np.full(step.num_rows, RowStatus.OK, np.uint8), token_ids))
+
+
+def _tokenizer() -> Tokenizer:
+    vocab = {chr(ord("a") + number): number for number in range(_NUM_LETTERS)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _info(num_rows: int) -> ExecutorInfo:
+    return ExecutorInfo(
+        executor_epoch=time.time_ns(),
+        model=ModelInfo(MODEL, "1e77" * 16, "float32", "float32", _NUM_LETTERS, 1 << 16),
+        block_size=16,
+        num_device_blocks=num_rows * 200,
+        num_host_blocks=0,
+        block_bytes=1,
+        limits=ExecutorLimits(num_rows, 1 << 20),
+    )
+
+
+async def serve(scheduler: str, step_s: float, num_rows: int = 1024) -> None:
+    """Serves until terminated."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "tokenizer.json"
+        file.write_text(_tokenizer().to_str())
+        server = await start_executor(
+            _info(num_rows), LettersRunner(step_s), tokenizer_files=[file]
+        )
+
+        async def describe() -> ExecutorInfo:
+            return server.info
+
+        registrar = Registrar(
+            GrpcRegistry(scheduler),
+            describe,
+            server.servicer.streams.wait_none_open,
+            server.worker.adopt_scheduler_epoch,
+            Pacing(sleep=asyncio.sleep),
+        )
+        await registrar.run()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(sys.argv[1], float(sys.argv[2])))

@@ -1,0 +1,27 @@
+// The Node client of splitserve. Token ids cross the API, text does not; README.md says more.
+
+export { credentials } from "@grpc/grpc-js";
+
+export { Client, type ClientOptions } from "./client.js";
+export {
+  ClientClosed,
+  DeadlineExceeded,
+  DeadlineUnreachable,
+  Draining,
+  InvalidRequest,
+  ModelNotReady,
+  QueueFull,
+  RequestFailed,
+  RequestIdInUse,
+  RequestUnknown,
+  ServerFault,
+  ServerUnreachable,
+  SplitserveError,
+  StreamNotRead,
+  TokenizerUnavailable,
+} from "./errors.js";
+export { collectGeneration, type Completion, type Generation } from "./generation.js";
+export type { RetryPolicy, Timing } from "./resumption.js";
+export type { Session } from "./session.js";
+export type { SessionStream } from "./session-stream.js";
+export type * from "./types.js";

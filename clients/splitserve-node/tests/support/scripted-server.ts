@@ -1,0 +1,120 @@
+// A scheduler in this process that says what the test tells it to.
+
+import {
+  create,
+  fromBinary,
+  toBinary,
+  type DescMethod,
+  type MessageInitShape,
+} from "@bufbuild/protobuf";
+import { anyPack, type Any } from "@bufbuild/protobuf/wkt";
+import * as grpc from "@grpc/grpc-js";
+
+import { ErrorInfoSchema, RetryInfoSchema } from "../../dist/gen/google/rpc/error_details_pb.js";
+import { StatusSchema } from "../../dist/gen/google/rpc/status_pb.js";
+import {
+  SchedulerService,
+  type AbortRequest,
+  type GenerateRequest,
+  type GenerateResponseSchema,
+} from "../../dist/gen/splitserve/scheduler/v1/scheduler_pb.js";
+
+export type Response = MessageInitShape<typeof GenerateResponseSchema>;
+/** What one Generate call brings: responses, and at the end perhaps an error. */
+export type Script = (
+  request: GenerateRequest,
+  call: number,
+) => AsyncIterable<Response> | Iterable<Response>;
+
+export class ScriptedServer {
+  readonly requests: GenerateRequest[] = [];
+  readonly aborted: string[] = [];
+  /** Resolves when a call was cancelled by its client. */
+  readonly cancelled: Promise<void>;
+  script: Script = () => [];
+  #noteCancelled!: () => void;
+  readonly #server = new grpc.Server();
+
+  constructor() {
+    this.cancelled = new Promise((resolve) => (this.#noteCancelled = resolve));
+  }
+
+  async start(): Promise<string> {
+    const { generate, abort } = SchedulerService.method;
+    this.#server.addService(
+      { generate: definition(generate), abort: definition(abort) },
+      {
+        generate: (call: grpc.ServerWritableStream<GenerateRequest, Response>) =>
+          void this.#generate(call),
+        abort: (
+          call: grpc.ServerUnaryCall<AbortRequest, object>,
+          answer: grpc.sendUnaryData<object>,
+        ) => {
+          this.aborted.push(call.request.requestId);
+          answer(null, {});
+        },
+      },
+    );
+    const bind = this.#server.bindAsync.bind(this.#server);
+    const port = await new Promise<number>((resolve, reject) => {
+      const credentials = grpc.ServerCredentials.createInsecure();
+      bind("127.0.0.1:0", credentials, (error, bound) => (error ? reject(error) : resolve(bound)));
+    });
+    return `127.0.0.1:${port}`;
+  }
+
+  stop(): void {
+    this.#server.forceShutdown();
+  }
+
+  async #generate(call: grpc.ServerWritableStream<GenerateRequest, Response>): Promise<void> {
+    this.requests.push(call.request);
+    call.on("cancelled", () => this.#noteCancelled());
+    try {
+      for await (const response of this.script(call.request, this.requests.length - 1)) {
+        call.write(response);
+      }
+      call.end();
+    } catch (error) {
+      call.emit("error", error);
+    }
+  }
+}
+
+function definition(method: DescMethod): grpc.MethodDefinition<any, any> {
+  return {
+    path: `/${method.parent.typeName}/${method.name}`,
+    requestStream: false,
+    responseStream: method.methodKind === "server_streaming",
+    requestSerialize: (bytes: Buffer) => bytes,
+    requestDeserialize: (bytes) => fromBinary(method.input, bytes),
+    responseSerialize: (init) => Buffer.from(toBinary(method.output, create(method.output, init))),
+    responseDeserialize: (bytes) => bytes,
+  };
+}
+
+/** A status as splitserve sends it. */
+export function failure(code: grpc.status, reason: string, retryDelayMs?: number): object {
+  const details: Any[] = [
+    anyPack(ErrorInfoSchema, create(ErrorInfoSchema, { reason, domain: "splitserve" })),
+  ];
+  if (retryDelayMs !== undefined) {
+    const retryDelay = {
+      seconds: BigInt(Math.trunc(retryDelayMs / 1000)),
+      nanos: (retryDelayMs % 1000) * 1e6,
+    };
+    details.push(anyPack(RetryInfoSchema, create(RetryInfoSchema, { retryDelay })));
+  }
+  const metadata = new grpc.Metadata();
+  const status = create(StatusSchema, { code, message: reason, details });
+  metadata.set("grpc-status-details-bin", Buffer.from(toBinary(StatusSchema, status)));
+  return { code, details: `said: ${reason}`, metadata };
+}
+
+export function tokens(tokenIds: number[], index = 0): Response {
+  return { event: { case: "tokens", value: { tokenIds, index } } };
+}
+
+export function finish(): Response {
+  return { event: { case: "finish", value: { reason: 2, usage: { numPromptTokens: 1 } } } };
+}

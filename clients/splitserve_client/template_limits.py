@@ -1,0 +1,190 @@
+"""What a chat template may cost: time, and the size of all that it makes.
+
+A template is a program out of a model's files, and it runs on what clients send. It runs in this
+process, and nothing can stop a call of C code. So time is looked at between the steps of a
+template, and how much a step may bring is known before it is made.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import jinja2.filters
+
+TEMPLATE_FILE = "<template>"
+# Loops of these are looked at line by line, calls wherever they are.
+_WATCHED_FILES = frozenset((TEMPLATE_FILE, jinja2.filters.__file__))
+_MAX_INT_BITS = 4096
+# Fields of a format with a width, which is a size to be made, or with one that is computed.
+_WIDE_FIELD = re.compile(
+    r"%[^a-zA-Z%]*(\d{4}|\*) | %\(.*\)[^a-zA-Z%]*(\d{4}|\*) | \{[^{}]*:[^{}]*(\d{4}|\{)",
+    re.DOTALL | re.VERBOSE,
+)
+
+
+class LimitPassed(BaseException):
+    """A template was to cost more than it may. Not an Exception: no template goes on after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateLimits:
+    """`cpu_s`: of the thread that renders. `num_chars`: of any one text or list, written out.
+
+    `total_num_chars`: of all texts that are made on the way. `clock` gives seconds of a thread.
+    """
+
+    cpu_s: float = 1.0
+    num_chars: int = 8_000_000
+    total_num_chars: int = 256_000_000
+    clock: Callable[[], float] = field(default=time.thread_time)
+
+
+class Budget:
+    """What is left of the limits while one template is rendered, in one thread."""
+
+    def __init__(self, limits: TemplateLimits) -> None:
+        self._limits = limits
+        self._end = limits.clock() + limits.cpu_s
+        self._num_chars_left = limits.total_num_chars
+        # Of lists and dictionaries; no template can change one. They are kept, as ids need it.
+        self._sizes: dict[int, tuple[object, int]] = {}
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Looks at the time at each call, and each line of a template. Raises LimitPassed."""
+        clock, end = self._limits.clock, self._end
+
+        def trace(frame: FrameType, event: str, argument: object) -> Any:  # noqa: ANN401
+            if clock() > end:
+                raise LimitPassed(f"it took more than {self._limits.cpu_s:g} s")
+            return trace if frame.f_code.co_filename in _WATCHED_FILES else None
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            yield
+        finally:
+            sys.settrace(before)
+
+    def check_num_chars(self, num_chars: float) -> None:
+        """Before a text of this length is made. Raises LimitPassed."""
+        if num_chars > self._limits.num_chars:
+            raise LimitPassed(f"it makes a text of more than {self._limits.num_chars} characters")
+        self._charge(int(num_chars))
+
+    def check_value(self, value: object) -> None:
+        """Of a value with all that is in it. Raises LimitPassed if writing it out is too much.
+
+        What is in it several times counts as often: that is how little becomes much.
+        """
+        self._size(value)
+
+    def _size(self, value: object) -> int:
+        """Characters and items. Raises RecursionError, too."""
+        if isinstance(value, str | bytes):
+            return 1 + len(value)
+        if isinstance(value, int):
+            return 1 + value.bit_length() // 3
+        if not isinstance(value, dict | list | tuple | set | frozenset):
+            return 1
+        known = self._sizes.get(id(value))
+        if known is not None:
+            return known[1]
+        # 8 bytes an item are more than a character.
+        self._charge(4 * len(value))
+        items: Iterable[object] = value
+        if isinstance(value, dict):
+            items = itertools.chain(value.keys(), value.values())
+        size = 1
+        for item in items:
+            size += 1 + len(item) if type(item) is str else self._size(item)
+            if size > self._limits.num_chars:
+                raise LimitPassed(f"a value has more than {self._limits.num_chars} characters")
+        self._sizes[id(value)] = (value, size)
+        return size
+
+    def _charge(self, num_chars: int) -> None:
+        self._num_chars_left -= num_chars
+        if self._num_chars_left < 0:
+            raise LimitPassed("what it makes on the way is too much")
+
+    def collect(self, items: Iterable[object]) -> list[Any]:
+        """`items` as a list, whose size is looked at while it grows."""
+        found: list[Any] = []
+        num_chars = 0
+        for item in items:
+            num_chars += 1 + (len(item) if isinstance(item, str) else 0)
+            if num_chars > self._limits.num_chars:
+                raise LimitPassed(f"it makes a list of more than {num_chars - 1} characters")
+            found.append(item)
+        self.check_value(found)
+        return found
+
+    # -- what operators and methods may bring ------------------------------------------------------
+
+    def check_operation(self, operator: str, left: Any, right: Any) -> None:  # noqa: ANN401
+        """Before `left operator right`. Raises LimitPassed."""
+        match operator:
+            case "*":
+                self._check_product(left, right)
+            case "+" if isinstance(left, str) and isinstance(right, str):
+                self.check_num_chars(len(left) + len(right))
+            case "+" if isinstance(left, Sequence) and isinstance(right, Sequence):
+                self.check_num_chars(self._size(left) + self._size(right))
+            case "**" if isinstance(left, int) and isinstance(right, int):
+                if left.bit_length() * abs(right) > _MAX_INT_BITS:
+                    raise LimitPassed("it makes a number with too many digits")
+            case "%" if isinstance(left, str):
+                self.check_format(left, right)
+
+    def _check_product(self, left: Any, right: Any) -> None:  # noqa: ANN401
+        if isinstance(left, int) and isinstance(right, int):
+            if left.bit_length() + right.bit_length() > _MAX_INT_BITS:
+                raise LimitPassed("it makes a number with too many digits")
+            return
+        for value, factor in ((left, right), (right, left)):
+            if isinstance(factor, int) and isinstance(value, str | list | tuple):
+                self.check_num_chars(max(factor, 0) * self._size(value))
+
+    def check_format(self, pattern: str, values: object) -> None:
+        """Before `values` are put into `pattern`, of either kind. Raises LimitPassed."""
+        if _WIDE_FIELD.search(pattern):
+            raise LimitPassed("it formats with widths that are too large")
+        self.check_value(values)
+        num_fields = pattern.count("%") + pattern.count("{")
+        self.check_num_chars(len(pattern) + num_fields * (_written_len(values) + 1000))
+
+    def check_replace(self, text: str, old: str, new: str) -> None:
+        """Before `new` takes the place of all `old`. Raises LimitPassed."""
+        self.check_num_chars(len(text) + text.count(old) * max(len(new) - len(old), 0))
+
+
+def _written_len(value: object) -> int:
+    """At least as long as what `str` makes of any part of a value that was checked."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(_written_len(key) + _written_len(item) + 4 for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return sum(_written_len(item) + 4 for item in value)
+    return 64
+
+
+class CurrentBudget(threading.local):
+    """The budget of what this thread renders."""
+
+    budget: Budget | None = None
+
+    def get(self) -> Budget:
+        """Asserts that there is one."""
+        assert self.budget is not None, "templates are rendered within their budget"
+        return self.budget

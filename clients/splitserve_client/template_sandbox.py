@@ -1,0 +1,233 @@
+"""Jinja for the templates of models: as they expect it, in a sandbox with limits."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NoReturn, TypeVar
+
+import jinja2
+import jinja2.compiler
+import jinja2.ext
+import jinja2.filters
+import jinja2.nodes
+import jinja2.parser
+import jinja2.runtime
+import jinja2.sandbox
+import jinja2.utils
+
+from splitserve_client.errors import ChatTemplateFailed
+from splitserve_client.template_filters import make_filters
+from splitserve_client.template_limits import (
+    Budget,
+    CurrentBudget,
+    LimitPassed,
+    TemplateLimits,
+)
+
+_MAX_SOURCE_CHARS = 1_000_000
+_MAX_MESSAGE_CHARS = 1000
+_NO_METHODS = frozenset(("translate", "maketrans", "fromkeys", "to_bytes", "from_bytes"))
+_PADDING_METHODS = frozenset(("center", "expandtabs", "ljust", "rjust", "zfill"))
+
+
+T = TypeVar("T")
+
+
+class Sandbox:
+    """Renders templates within limits. Threads may share it."""
+
+    def __init__(self, limits: TemplateLimits | None = None) -> None:
+        self._limits = limits or TemplateLimits()
+        self._current = CurrentBudget()
+        self._environment = _Environment(self._current)
+
+    def compile(self, source: str) -> jinja2.Template:
+        """Raises ChatTemplateFailed if `source` is no valid template."""
+        if len(source) > _MAX_SOURCE_CHARS:
+            raise ChatTemplateFailed(f"the model's chat template is too long: {len(source)}")
+        make = self._environment.from_string
+        return self._within_limits("is broken", lambda: make(source))
+
+    def render(self, template: jinja2.Template, variables: Mapping[str, object]) -> str:
+        """Raises ChatTemplateFailed with what the template says, or what it would cost."""
+
+        def run() -> str:
+            budget = self._current.get()
+            budget.check_value(variables)
+            return "".join(budget.collect(template.generate(variables)))
+
+        return self._within_limits("refuses", run)
+
+    def _within_limits(self, verdict: str, work: Callable[[], T]) -> T:
+        before = self._current.budget
+        self._current.budget = budget = Budget(self._limits)
+        try:
+            with budget.watching():
+                return work()
+        except LimitPassed as error:
+            raise ChatTemplateFailed(f"the model's chat template {verdict}: {error}") from None
+        except Exception as error:  # whatever a template does wrong, it is its own
+            message = str(error)[:_MAX_MESSAGE_CHARS] or type(error).__name__
+            raise ChatTemplateFailed(f"the model's chat template {verdict}: {message}") from error
+        finally:
+            self._current.budget = before
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}` marks what an assistant said, for training; here it is just its body."""
+
+    tags = {"generation"}  # noqa: RUF012 - the base class declares a plain set
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.Scope(body, lineno=line)
+
+
+class _CodeGenerator(jinja2.compiler.CodeGenerator):
+    """Lets the environment see values that are put together, which is no operator or call."""
+
+    def visit_Concat(self, node: jinja2.nodes.Concat, frame: jinja2.compiler.Frame) -> None:  # noqa: N802
+        self.write("environment.concat_texts((")
+        for part in node.nodes:
+            self.visit(part, frame)
+            self.write(", ")
+        self.write("))")
+
+    def visit_List(self, node: jinja2.nodes.List, frame: jinja2.compiler.Frame) -> None:  # noqa: N802
+        self._checked(super().visit_List, node, frame)
+
+    def visit_Dict(self, node: jinja2.nodes.Dict, frame: jinja2.compiler.Frame) -> None:  # noqa: N802
+        self._checked(super().visit_Dict, node, frame)
+
+    def visit_Tuple(self, node: jinja2.nodes.Tuple, frame: jinja2.compiler.Frame) -> None:  # noqa: N802
+        if node.ctx == "load":
+            self._checked(super().visit_Tuple, node, frame)
+        else:
+            super().visit_Tuple(node, frame)
+
+    def _checked(
+        self, visit: Callable[..., None], node: jinja2.nodes.Expr, frame: jinja2.compiler.Frame
+    ) -> None:
+        self.write("environment.checked(")
+        visit(node, frame)
+        self.write(")")
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """Not written out: namespaces may hold each other."""
+
+    def __repr__(self) -> str:
+        return "<namespace>"
+
+
+class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    intercepted_binops = frozenset(("+", "*", "**", "%"))
+    code_generator_class = _CodeGenerator
+
+    def __init__(self, current: CurrentBudget) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            optimized=False,
+            cache_size=0,
+            extensions=[_GenerationTag, jinja2.ext.loopcontrols],
+        )
+        self._current = current
+        self.filters = make_filters(current)
+        self.globals = {
+            "cycler": lambda *items: jinja2.utils.Cycler(*self.checked(items)),
+            "joiner": jinja2.utils.Joiner,
+            "range": jinja2.sandbox.safe_range,
+            "dict": lambda *args, **kwargs: self.checked(dict(*args, **kwargs)),
+            "namespace": _Namespace,
+            "raise_exception": _raise_exception,
+            "strftime_now": _strftime_now,
+        }
+
+    def concat(self, texts: Iterable[str]) -> str:
+        """What a macro, a block or a template has written."""
+        texts = list(texts)
+        self._current.get().check_num_chars(sum(map(len, texts)))
+        return "".join(texts)
+
+    def concat_texts(self, values: tuple[object, ...]) -> str:
+        """What the operator `~` does."""
+        return self.concat([str(value) for value in values])
+
+    def checked(self, value: T) -> T:
+        """`value`, if it is not too much."""
+        self._current.get().check_value(value)
+        return value
+
+    def call_binop(
+        self,
+        context: jinja2.runtime.Context,
+        operator: str,
+        left: Any,  # noqa: ANN401
+        right: Any,  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401
+        self._current.get().check_operation(operator, left, right)
+        return super().call_binop(context, operator, left, right)
+
+    def call(
+        __self,  # noqa: N805 - a template may call its own argument `self`
+        __context: jinja2.runtime.Context,
+        __obj: Any,  # noqa: ANN401
+        *args: Any,  # noqa: ANN401
+        **kwargs: Any,  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401
+        budget = __self._current.get()
+        owner = getattr(__obj, "__self__", None)
+        if isinstance(owner, str | bytes | int | type):
+            args = _check_method(budget, owner, __obj.__name__, args, kwargs)
+        elif isinstance(__obj, jinja2.runtime.Macro) and (
+            __obj.catch_varargs or __obj.catch_kwargs
+        ):
+            budget.check_value((args, kwargs))
+        return super().call(__context, __obj, *args, **kwargs)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:  # noqa: ANN401
+        wrapped = super().wrap_str_format(value)
+        if wrapped is None:
+            return None
+        budget = self._current.get()
+
+        @functools.wraps(wrapped)
+        def format_checked(*args: Any, **kwargs: Any) -> str:  # noqa: ANN401
+            budget.check_format(value.__self__, (args, kwargs))
+            return wrapped(*args, **kwargs)
+
+        return format_checked
+
+
+def _check_method(
+    budget: Budget,
+    owner: Any,  # noqa: ANN401
+    name: str,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> tuple[Any, ...]:
+    """Before a method of a text, number or dictionary; returns its arguments."""
+    if name in _NO_METHODS or (isinstance(owner, bytes) and name != "decode"):
+        raise jinja2.exceptions.SecurityError(f"templates have no {name}()")
+    if name in _PADDING_METHODS:
+        widths = [value for value in (*args, *kwargs.values()) if isinstance(value, int)]
+        budget.check_num_chars((len(owner) + 1) * max(widths, default=8))
+    elif name == "replace" and len(args) > 1:
+        budget.check_replace(owner, str(args[0]), str(args[1]))
+    elif name == "join" and args:
+        items = budget.collect(args[0])
+        budget.check_num_chars(len(items) * len(owner))
+        return (items,)
+    return args
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.datetime.now().strftime(pattern)

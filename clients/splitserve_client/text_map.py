@@ -1,0 +1,166 @@
+"""Many prompts, one session: what each of them brought, or why it brought nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sized
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Unpack
+
+from splitserve_client.errors import (
+    DeadlineExceeded,
+    Draining,
+    ModelNotReady,
+    QueueFull,
+    SplitserveError,
+)
+from splitserve_client.progress_line import ProgressLine
+from splitserve_client.resumption import Backoff, RetryPolicy, Timing
+from splitserve_client.session import Session
+from splitserve_client.text_generation import TextGeneration, TextOptions, collect_text
+from splitserve_client.text_stream import AnyPrompt, Prompt, RequestTexts, as_prompt, with_bad_words
+from splitserve_client.tokenizer import Tokenizer
+from splitserve_client.types import SamplingParams
+
+# What a server says for a while: then an item waits, rather than fails.
+_PASSING = (QueueFull, ModelNotReady, Draining)
+# In order, so many results for each request at a time may wait for a slow one before them.
+_NUM_WAITING_EACH = 4
+
+
+@dataclass(frozen=True, slots=True)
+class MapResult:
+    """Of the prompt with this number: what it brought, or the error with which it alone failed."""
+
+    index: int
+    generation: TextGeneration | None = None
+    error: SplitserveError | None = None
+
+    @property
+    def text(self) -> str:
+        """The text of its first completion. Raises its error."""
+        if self.error is not None:
+            raise self.error
+        assert self.generation is not None, "there is one or the other"
+        return self.generation.text
+
+
+@dataclass(frozen=True, slots=True)
+class MapConfig:
+    """`max_running`: requests at a time. `in_order`: results as the prompts, or as they come."""
+
+    max_running: int
+    in_order: bool
+    show_progress: bool | None
+    retry: RetryPolicy
+    timing: Timing
+
+
+async def map_prompts(
+    session: Session,
+    tokenizer: Tokenizer,
+    prompts: Iterable[AnyPrompt],
+    params: SamplingParams,
+    config: MapConfig,
+    **options: Unpack[TextOptions],
+) -> AsyncGenerator[MapResult, None]:
+    """See `AsyncClient.map`. The session is entered, and left at the end."""
+    if "request_id" in options:
+        raise ValueError("each item is a request with an id of its own")
+    if config.max_running < 1:
+        raise ValueError(f"max_running is {config.max_running}; allowed: at least 1")
+    params = with_bad_words(params, tokenizer, options.get("bad_words", ()))
+    total = len(prompts) if isinstance(prompts, Sized) else None
+    async with session:
+        work = _Mapping(session, tokenizer, params, config, options, enumerate(prompts))
+        with ProgressLine(total, show=config.show_progress, clock=config.timing.clock) as line:
+            try:
+                async with aclosing(work.results(line)) as results:
+                    async for result in results:
+                        yield result
+            finally:
+                await work.cancel()
+
+
+@dataclass(slots=True)
+class _Mapping:
+    session: Session
+    tokenizer: Tokenizer
+    params: SamplingParams
+    config: MapConfig
+    options: TextOptions  # but for the bad words, which are in the parameters
+    numbered: Iterator[tuple[int, AnyPrompt]]
+    running: set[asyncio.Task[MapResult]] = field(default_factory=set)
+    waiting: dict[int, MapResult] = field(default_factory=dict)
+
+    async def results(self, line: ProgressLine) -> AsyncGenerator[MapResult, None]:
+        """Each once: in order, or as they come."""
+        num_yielded = 0
+        while self._start_some() or self.running:
+            done, self.running = await asyncio.wait(
+                self.running, return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in done:
+                result = task.result()
+                line.add(result.generation.usage.num_output_tokens if result.generation else 0)
+                self.waiting[result.index] = result
+            ready = list(self.waiting)
+            if self.config.in_order:
+                ready = []
+                while num_yielded + len(ready) in self.waiting:
+                    ready.append(num_yielded + len(ready))
+            for index in ready:
+                num_yielded += 1
+                yield self.waiting.pop(index)
+
+    async def cancel(self) -> None:
+        """Ends what still runs."""
+        for task in self.running:
+            task.cancel()
+        await asyncio.gather(*self.running, return_exceptions=True)
+
+    def _start_some(self) -> bool:
+        """Starts what may run; returns whether anything was started."""
+        most = self.config.max_running
+        has_started = False
+        while len(self.running) < most and len(self.waiting) < most * _NUM_WAITING_EACH:
+            numbered = next(self.numbered, None)
+            if numbered is None:
+                break
+            self.running.add(asyncio.create_task(self._run(*numbered)))
+            has_started = True
+        return has_started
+
+    async def _run(self, index: int, prompt: AnyPrompt) -> MapResult:
+        backoff = Backoff(self.config.retry, self.config.timing)
+        try:
+            async with asyncio.timeout(self.options.get("timeout_s")):
+                prompt = as_prompt(prompt)
+                token_ids = await prompt.encode_async(self.tokenizer)
+                while True:
+                    try:
+                        return MapResult(index, await self._generate(prompt, token_ids))
+                    except _PASSING as error:
+                        await backoff.pause(error)
+        except TimeoutError:
+            return MapResult(index, error=DeadlineExceeded("the deadline of the item has passed"))
+        except SplitserveError as error:
+            return MapResult(index, error=error)
+
+    async def _generate(self, prompt: Prompt, token_ids: list[int]) -> TextGeneration:
+        texts = RequestTexts(
+            self.tokenizer,
+            self.params,
+            token_ids,
+            continues_prompt=not prompt.is_chat(self.tokenizer),
+            stop_strings=self.options.get("stop_strings", ()),
+            include_stop_string=self.options.get("include_stop_string", False),
+            skip_special_tokens=self.options.get("skip_special_tokens", True),
+        )
+        scheduling = self.options.get("scheduling")
+        request = self.session.submit(token_ids, self.params, scheduling=scheduling)
+        try:
+            return await collect_text(texts.read(request), self.params.num_completions)
+        finally:
+            request.abort()

@@ -1,0 +1,62 @@
+"""Composition root of the gateway process: read config, serve HTTP, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import sys
+
+from splitserve_gateway.config import GatewayConfig
+from splitserve_gateway.server import Server
+from splitserve_options import options
+from splitserve_rpc.addresses import CannotListen, claim_address
+from splitserve_rpc.server import stop_event
+
+_log = logging.getLogger("splitserve_gateway")
+
+
+def main() -> int:
+    """Runs the process; the exit code tells."""
+    config = GatewayConfig.from_options(options.parse("gateway", sys.argv[1:], os.environ))
+    logging.basicConfig(
+        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    # Uvicorn has a line for every malformed request.
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    try:
+        address = claim_address(config.http)
+    except CannotListen as error:
+        sys.stderr.write(f"splitserve gateway: {error}\n")
+        return 1
+    server = Server(config, address)
+    with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+        runner.run(serve(config, server, address))
+    return 0
+
+
+async def serve(config: GatewayConfig, server: Server, address: str) -> None:
+    """Serves until it is told to stop, then drains. Told again, it stops at once."""
+    stop = stop_event(config.exit_on_stdin_eof)
+    serving = asyncio.create_task(server.serve())
+    stopping = asyncio.create_task(stop.wait())
+    _log.info("gateway_serving address=%s", address)
+    # What is there now stays: the collector need not look at it again and again.
+    gc.collect()
+    gc.freeze()
+    await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    exchanges = server.exchanges
+    _log.info("gateway_draining num_requests=%d", exchanges.num_open)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, exchanges.end_all)
+    await exchanges.drain(config.drain_timeout_s)
+    server.should_exit = True
+    await serving
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""The gateway as an ASGI application."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib import metadata
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from splitserve_client import ClientConfig, UnreadBudget
+from splitserve_gateway.config import GatewayConfig
+from splitserve_gateway.endpoints import chat, completions, health, models, responses, tokenization
+from splitserve_gateway.endpoints.context import Gateway
+from splitserve_gateway.endpoints.openapi import openapi_of
+from splitserve_gateway.grammars.checker import GrammarChecker
+from splitserve_gateway.http.errors import ApiError, invalid
+from splitserve_gateway.http.guard import Exchanges, Guard
+from splitserve_gateway.upstreams.fleet import Fleet
+
+_ROUTERS = (
+    chat.router,
+    responses.router,
+    completions.router,
+    models.router,
+    tokenization.router,
+    health.router,
+)
+
+
+def build_app(config: GatewayConfig, client_config: ClientConfig | None = None) -> FastAPI:
+    """An application that connects to the schedulers of `config` while it runs.
+
+    `app.state.exchanges`: what it is answering. `app.state.gateway`: its parts, once it runs.
+    """
+    exchanges = Exchanges(config.max_concurrent_requests, config.request_timeout_s)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        checker = GrammarChecker()
+        unread = UnreadBudget(config.max_unread_bytes)
+        try:
+            async with Fleet(config.schedulers, unread, client_config) as fleet:
+                app.state.gateway = Gateway(config, fleet, exchanges, checker)
+                yield
+        finally:
+            await checker.close()
+
+    app = FastAPI(title="splitserve", version=metadata.version("splitserve"), lifespan=lifespan)
+    app.state.exchanges = exchanges
+    for router in _ROUTERS:
+        app.include_router(router)
+    app.openapi = openapi_of(app)  # type: ignore[method-assign]
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(RequestValidationError, _on_validation_error)
+    app.add_middleware(Guard, exchanges=exchanges)
+    return app
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException), "registered for it"
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    response = ApiError(error.status_code, "invalid_request_error", message).response()
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _on_validation_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError), "registered for it"
+    first = error.errors()[0]
+    return invalid(str(first["msg"]), str(first["loc"][-1]), "invalid_value").response()

@@ -1,0 +1,124 @@
+"""A choice of a completion, as JSON: piece by piece, or whole."""
+
+from __future__ import annotations
+
+from splitserve_client import TokenLogprob
+from splitserve_gateway.endpoints.logprobs import (
+    CompletionLogprobs,
+    TokenNames,
+    joined,
+    prompt_logprobs,
+)
+from splitserve_gateway.generation.choices import ChoiceEnd, Delta, TextRequest
+from splitserve_gateway.generation.prompts import EncodedPrompt
+from splitserve_gateway.schemas.completions import CompletionRequest
+
+
+def new_choices(body: CompletionRequest, asked: TextRequest) -> list[ChoiceShape]:
+    """The choices of all prompts, prompt by prompt."""
+    tokenizer = asked.served.tokenizer
+    assert tokenizer is not None, "prompts were encoded"
+    names = TokenNames(tokenizer, as_ids=body.return_tokens_as_token_ids)
+    num_each = asked.params.num_completions
+    return [
+        ChoiceShape(prompt_index * num_each + number, body, asked, prompt, names)
+        for prompt_index, prompt in enumerate(asked.prompts)
+        for number in range(num_each)
+    ]
+
+
+class ChoiceShape:
+    """One choice. `prompt_scores`: of the prompt's tokens but the first, once they are known."""
+
+    def __init__(
+        self,
+        index: int,
+        body: CompletionRequest,
+        asked: TextRequest,
+        prompt: EncodedPrompt,
+        names: TokenNames,
+    ) -> None:
+        self._index = index
+        self._body = body
+        self._prompt = prompt
+        self._names = names
+        self._has_started = False
+        self._logprobs = _logprobs(body, asked, prompt, names)
+        self._texts: list[str] = []
+        self._token_ids: list[int] = []
+        self._shapes: list[dict[str, list[object]]] = []
+        self._end: ChoiceEnd | None = None
+        self.prompt_scores: tuple[TokenLogprob, ...] = ()
+
+    def chunk(self, delta: Delta) -> dict[str, object] | None:
+        """The event that tells `delta`; None if there is nothing to tell."""
+        text = self._echo() + delta.text
+        shapes = self._new_shapes(delta)
+        is_first, self._has_started = not self._has_started, True
+        tells_ids = self._body.return_token_ids and delta.token_ids
+        if not (text or shapes or delta.end or tells_ids):
+            return None
+        choice: dict[str, object] = {
+            "index": self._index,
+            "text": text,
+            "logprobs": joined(shapes) if shapes else None,
+            "finish_reason": delta.end.reason if delta.end else None,
+            "stop_reason": delta.end.stop_reason if delta.end else None,
+        }
+        if self._body.return_token_ids:
+            choice["token_ids"] = delta.token_ids
+            if is_first:
+                choice["prompt_token_ids"] = self._prompt.token_ids
+        return choice
+
+    def add(self, delta: Delta) -> None:
+        """Notes `delta` for the whole."""
+        self._texts.append(self._echo() + delta.text)
+        self._shapes.extend(self._new_shapes(delta))
+        self._token_ids.extend(delta.token_ids)
+        self._end = delta.end or self._end
+        self._has_started = True
+
+    def whole(self) -> dict[str, object]:
+        """All that was noted."""
+        body = self._body
+        choice: dict[str, object] = {
+            "index": self._index,
+            "text": "".join(self._texts),
+            "logprobs": joined(self._shapes) if self._logprobs else None,
+            "finish_reason": self._end.reason if self._end else None,
+            "stop_reason": self._end.stop_reason if self._end else None,
+            "prompt_logprobs": None,
+        }
+        if body.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = prompt_logprobs(self.prompt_scores, self._names)
+        if body.return_token_ids:
+            choice["prompt_token_ids"] = self._prompt.token_ids
+            choice["token_ids"] = self._token_ids
+        return choice
+
+    def _echo(self) -> str:
+        return "" if self._has_started or not self._body.echo else self._prompt.text
+
+    def _new_shapes(self, delta: Delta) -> list[dict[str, list[object]]]:
+        if self._logprobs is None:
+            return []
+        shapes = []
+        if self._body.echo and not self._has_started:
+            shapes.append(self._logprobs.unscored(self._prompt.token_ids[0]))
+            shapes.append(self._logprobs.shape(self.prompt_scores))
+        if delta.logprobs:
+            shapes.append(self._logprobs.shape(delta.logprobs))
+        return shapes
+
+
+def _logprobs(
+    body: CompletionRequest, asked: TextRequest, prompt: EncodedPrompt, names: TokenNames
+) -> CompletionLogprobs | None:
+    if body.logprobs is None:
+        return None
+    tokenizer = asked.served.tokenizer
+    assert tokenizer is not None, "prompts were encoded"
+    context = () if body.echo or not prompt.is_continued else prompt.token_ids
+    detokenizer = tokenizer.detokenizer(context, skip_special_tokens=body.skip_special_tokens)
+    return CompletionLogprobs(names, detokenizer)

@@ -1,0 +1,29 @@
+"""Whether the gateway lives, and whether it can serve."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from splitserve_gateway.endpoints.context import gateway_of
+
+router = APIRouter()
+
+
+@router.get("/health/live")
+async def live() -> dict[str, str]:
+    """200 as long as the event loop turns."""
+    return {"status": "live"}
+
+
+@router.get("/health")
+@router.get("/health/ready")
+async def ready(request: Request) -> Response:
+    """200 while a scheduler is ready and the gateway is not being stopped, 503 otherwise."""
+    gateway = gateway_of(request)
+    if gateway.exchanges.is_draining:
+        return JSONResponse({"status": "draining"}, 503)
+    if not gateway.fleet.models:
+        return JSONResponse({"status": "no scheduler is ready"}, 503)
+    return JSONResponse({"status": "ready"})

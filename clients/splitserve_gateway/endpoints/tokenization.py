@@ -1,0 +1,65 @@
+"""`POST /tokenize` and `POST /detokenize`: text to token ids and back, without a model."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from pydantic_core import to_json
+from starlette.requests import Request
+from starlette.responses import Response
+
+from splitserve_gateway.endpoints.context import gateway_of
+from splitserve_gateway.generation.answers import tools_of
+from splitserve_gateway.generation.chat_prompts import encode_chat
+from splitserve_gateway.generation.prompts import beside_the_loop, check_chars
+from splitserve_gateway.generation.serving import tokenizer_of
+from splitserve_gateway.http.errors import invalid
+from splitserve_gateway.schemas.tokenization import DetokenizeRequest, TokenizeRequest
+
+router = APIRouter()
+
+
+@router.post("/tokenize")
+async def tokenize(request: Request) -> Response:
+    """The token ids of a prompt or a chat."""
+    gateway = gateway_of(request)
+    body = await gateway.read(request, TokenizeRequest)
+    if (body.prompt is None) == (body.messages is None):
+        raise invalid("one of prompt and messages is required", "prompt")
+    _, served = gateway.fleet.choose(body.model)
+    tokenizer = tokenizer_of(served)
+    token_ids: list[int] | None = None
+    if body.messages is not None:
+        use = await tools_of(body)
+        token_ids = (await encode_chat(body, served, use.template_tools)).token_ids
+    text = body.prompt or ""
+    check_chars("prompt", len(text), None, served)
+
+    def answer() -> Response:
+        adds = body.add_special_tokens is not False
+        found = tokenizer.encode(text, add_special_tokens=adds) if token_ids is None else token_ids
+        content = {
+            "count": len(found),
+            "max_model_len": served.model.max_model_len,
+            "tokens": found,
+            "token_strs": list(map(tokenizer.token_text, found))
+            if body.return_token_strs
+            else None,
+        }
+        return Response(to_json(content), media_type="application/json")
+
+    return await beside_the_loop(tokenizer, len(text) + len(token_ids or ()), answer)
+
+
+@router.post("/detokenize")
+async def detokenize(request: Request) -> Response:
+    """The text of token ids, with that of special tokens unless they are to be skipped."""
+    gateway = gateway_of(request)
+    body = await gateway.read(request, DetokenizeRequest)
+    _, served = gateway.fleet.choose(body.model)
+    tokenizer = tokenizer_of(served)
+
+    def answer() -> Response:
+        text = tokenizer.decode(body.tokens, skip_special_tokens=body.skip_special_tokens)
+        return Response(to_json({"prompt": text}), media_type="application/json")
+
+    return await beside_the_loop(tokenizer, len(body.tokens), answer)

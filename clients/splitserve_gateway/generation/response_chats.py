@@ -1,0 +1,124 @@
+"""A request of the Responses API as the chat that it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, assert_never
+
+from splitserve_gateway.schemas.chat import ChatMessage, ChatRequest, FunctionCall, ToolCall
+from splitserve_gateway.schemas.responses import (
+    CalledFunction,
+    Content,
+    FunctionChoice,
+    FunctionOutput,
+    FunctionTool,
+    Item,
+    Message,
+    Reasoning,
+    RefusalPart,
+    ResponsesRequest,
+)
+from splitserve_gateway.schemas.sampling import SamplingFields
+
+_SAMPLING = SamplingFields.model_fields.keys() - {
+    "n", "best_of", "max_tokens", "response_format", "prompt_token_ids", "prompt_logprobs",
+    "stream_options",
+}  # fmt: skip
+
+
+def chat_request(body: ResponsesRequest) -> ChatRequest:
+    """The same as a chat. What is to be judged by a chat's rules, as tools are, is judged there."""
+    shared = {name: getattr(body, name) for name in _SAMPLING}
+    return ChatRequest.model_construct(
+        **shared,
+        messages=_messages(body),
+        max_completion_tokens=body.max_output_tokens,
+        logprobs=body.wants_logprobs,
+        top_logprobs=(body.top_logprobs or 0) if body.wants_logprobs else None,
+        tools=[_tool(tool) for tool in body.tools] if body.tools else None,
+        tool_choice=_tool_choice(body.tool_choice),
+        parallel_tool_calls=body.parallel_tool_calls,
+        response_format=_response_format(body),
+        reasoning_effort=body.reasoning.effort if body.reasoning else None,
+        chat_template_kwargs=body.chat_template_kwargs,
+    )
+
+
+def _messages(body: ResponsesRequest) -> list[ChatMessage]:
+    messages = []
+    if body.instructions is not None:
+        messages.append(ChatMessage.model_construct(role="system", content=body.instructions))
+    if isinstance(body.input, str):
+        messages.append(ChatMessage.model_construct(role="user", content=body.input))
+        return messages
+    return messages + _chat_of(body.input)
+
+
+def _chat_of(items: Sequence[Item]) -> list[ChatMessage]:
+    """Items of one answer, which are several here, become one message of the assistant."""
+    messages: list[ChatMessage] = []
+    answer: ChatMessage | None = None
+
+    def assistant() -> ChatMessage:
+        nonlocal answer
+        if answer is None:
+            answer = ChatMessage.model_construct(role="assistant")
+            messages.append(answer)
+        return answer
+
+    for item in items:
+        match item:
+            case Reasoning():
+                texts = [piece.text for piece in item.content or item.summary or ()]
+                message = assistant()
+                message.reasoning_content = (message.reasoning_content or "") + "".join(texts)
+            case CalledFunction():
+                called = FunctionCall.model_construct(name=item.name, arguments=item.arguments)
+                call = ToolCall.model_construct(id=item.call_id, function=called)
+                message = assistant()
+                message.tool_calls = [*(message.tool_calls or ()), call]
+            case Message(role="assistant"):
+                message = assistant()
+                message.content = _joined(message.content, _text(item.content))
+            case Message() | FunctionOutput():
+                answer = None
+                messages.append(_other(item))
+            case _:
+                assert_never(item)
+    return messages
+
+
+def _other(item: Message | FunctionOutput) -> ChatMessage:
+    if isinstance(item, FunctionOutput):
+        return ChatMessage.model_construct(
+            role="tool", tool_call_id=item.call_id, content=_text(item.output)
+        )
+    return ChatMessage.model_construct(role=item.role, content=_text(item.content))
+
+
+def _joined(before: object, text: str) -> str:
+    return f"{before}{text}" if isinstance(before, str) else text
+
+
+def _text(content: Content) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(part.refusal if isinstance(part, RefusalPart) else part.text for part in content)
+
+
+def _tool(tool: FunctionTool) -> dict[str, Any]:
+    return {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}
+
+
+def _tool_choice(choice: str | FunctionChoice | None) -> object:
+    if isinstance(choice, FunctionChoice):
+        return {"type": "function", "function": {"name": choice.name}}
+    return choice
+
+
+def _response_format(body: ResponsesRequest) -> object:
+    text_format = body.text.format if body.text else None
+    if text_format is None or text_format.get("type") != "json_schema":
+        return text_format
+    rest = {name: value for name, value in text_format.items() if name != "type"}
+    return {"type": "json_schema", "json_schema": rest}

@@ -1,0 +1,32 @@
+"""Who serves a request, and by what rules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from splitserve_client import Tokenizer, TokenizerUnavailable
+from splitserve_gateway.config import GatewayConfig
+from splitserve_gateway.grammars.checker import GrammarChecker
+from splitserve_gateway.upstreams.upstream import Served, Upstream
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """The scheduler that was chosen for a request, what it serves, and the gateway's own parts."""
+
+    upstream: Upstream
+    served: Served
+    config: GatewayConfig
+    checker: GrammarChecker
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Raises TokenizerUnavailable."""
+        return tokenizer_of(self.served)
+
+
+def tokenizer_of(served: Served) -> Tokenizer:
+    """Raises TokenizerUnavailable."""
+    if served.tokenizer is None:
+        raise TokenizerUnavailable("this model comes without a tokenizer")
+    return served.tokenizer

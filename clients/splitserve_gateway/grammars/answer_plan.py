@@ -1,0 +1,165 @@
+"""What an answer may be, and how it is read: what was requested, calls, reasoning before them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from splitserve_client.types import Grammar
+from splitserve_gateway.grammars.calls import only_calls, text_and_calls, texts_of
+from splitserve_gateway.grammars.checker import GrammarChecker
+from splitserve_gateway.grammars.lark import after_reasoning, as_sent, either
+from splitserve_gateway.grammars.requested import (
+    ANY_OBJECT,
+    MAX_GRAMMAR_BYTES,
+    GrammarRefused,
+    RequestedGrammar,
+)
+from splitserve_gateway.grammars.tools import Tool, ToolUse
+from splitserve_gateway.parsing.formats import JSON
+from splitserve_gateway.parsing.output_format import OutputFormat
+from splitserve_gateway.parsing.output_parser import OutputParser, ParserOptions
+from splitserve_gateway.parsing.reasoning import ReasoningState
+
+_MAX_REFUSED = 3  # each may take all the time that a grammar gets
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRules:
+    """What is asked of an answer, and how the model writes.
+
+    `reasoning_state`: where the rendered prompt ends. `special_tokens`: texts of the tokens that
+    detokenisers skip. Grammars never have these (their text is none).
+    """
+
+    output_format: OutputFormat
+    requested: RequestedGrammar | None = None
+    tool_use: ToolUse = field(default_factory=ToolUse)
+    reasoning_state: ReasoningState = ReasoningState.NOT_BEGUN
+    special_tokens: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPlan:
+    """The `grammar` of an answer, None if any text will do; and what parses its text."""
+
+    output_format: OutputFormat
+    options: ParserOptions
+    grammar: Grammar | None = None
+
+    @property
+    def shows_markers(self) -> bool:
+        """Whether the parser has to see the text of special tokens."""
+        return bool(self.options.hidden)
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether an answer may have more than content."""
+        options = self.options
+        return bool(self.output_format.reasoning or options.tools or options.hidden)
+
+    def new_parser(self) -> OutputParser:
+        """For one answer."""
+        return OutputParser(self.output_format, self.options)
+
+
+async def plan_answer(checker: GrammarChecker, rules: AnswerRules) -> AnswerPlan:
+    """How an answer is held to `rules`, and read.
+
+    - A call that has to be made is the whole answer; otherwise what was requested or calls are.
+    - Of tools that may be called, `strict` ones are held to their schemas, where calls can be told
+      from text.
+    - A schema that is not strict and cannot be compiled becomes any object.
+    - All of this comes after the model's reasoning; a model whose marks of reasoning are special
+      tokens does not reason under a grammar.
+    - Calls whose notation has special tokens are written as JSON under a grammar.
+
+    Raises GrammarRefused and GrammarCheckUnavailable.
+    """
+    requested, use = rules.requested, rules.tool_use
+    answer = None
+    if requested is not None and not use.must_call:
+        answer = await checker.check(requested.field, requested.source)
+    form, calls = await _calls(checker, rules, has_answer=answer is not None)
+    if calls is not None:
+        answer = calls if answer is None else either(answer, calls)
+    state, marks = rules.reasoning_state, form.reasoning
+    if answer is not None and marks is not None:
+        if rules.special_tokens.isdisjoint((marks.opener, marks.closer)):
+            answer = after_reasoning(answer, marks, state)
+        else:
+            state = ReasoningState.CLOSED
+    if answer is not None:
+        where = requested.field if requested is not None and calls is None else "tools"
+        answer = await checker.check(where, as_sent(answer))
+    read = form if use.callable_tools else replace(form, tool_calls=None)
+    options = ParserOptions(
+        tools=use.parameters,
+        max_calls=use.max_calls,
+        streams_arguments=answer is not None,
+        starts_in_reasoning=state is ReasoningState.OPEN,
+        hidden=rules.special_tokens if rules.special_tokens & read.marker_texts else frozenset(),
+    )
+    return AnswerPlan(read, options, answer)
+
+
+async def _calls(
+    checker: GrammarChecker, rules: AnswerRules, *, has_answer: bool
+) -> tuple[OutputFormat, Grammar | None]:
+    """The grammar of calls, if they need one, and how calls are written."""
+    use, form = rules.tool_use, rules.output_format
+    if form.tool_calls is None:
+        if use.must_call:
+            raise GrammarRefused("tool_choice", "calls of this model are not parsed here")
+        return form, None
+    is_spoken = rules.special_tokens.isdisjoint(texts_of(form.tool_calls))
+    if use.callable_tools and (use.must_call or has_answer):
+        spelled = form.tool_calls if is_spoken else JSON
+        made = await _compilable(
+            checker, use.callable_tools, lambda tools: only_calls(tools, spelled, use.max_calls)
+        )
+        return replace(form, tool_calls=spelled), made
+    if is_spoken and any(tool.is_strict for tool in use.callable_tools):
+        notation = form.tool_calls
+        made = await _compilable(
+            checker, use.callable_tools, lambda tools: text_and_calls(tools, notation)
+        )
+        return form, made
+    return form, None
+
+
+async def _compilable(
+    checker: GrammarChecker,
+    tools: Sequence[Tool],
+    make: Callable[[Sequence[Tool]], Grammar | None],
+) -> Grammar | None:
+    """What `make` makes of the tools, with any object for schemas that make it fail."""
+    if sum(len(tool.schema.schema.encode()) for tool in tools) > MAX_GRAMMAR_BYTES // 2:
+        tools = [tool if tool.is_strict else replace(tool, schema=ANY_OBJECT) for tool in tools]
+    made = make(tools)
+    if made is None:
+        return None
+    try:
+        return await checker.check("tools", made)
+    except GrammarRefused as refused:
+        if len(tools) > 1 or not tools[0].is_strict:
+            return make(await _without_refused(checker, tools))
+        raise GrammarRefused(tools[0].field, refused.message) from refused
+
+
+async def _without_refused(checker: GrammarChecker, tools: Sequence[Tool]) -> list[Tool]:
+    """The tools, each schema tried alone; after some that were refused only strict ones are."""
+    kept: list[Tool] = []
+    num_refused = 0
+    for tool in tools:
+        is_right = False
+        if tool.is_strict or num_refused < _MAX_REFUSED:
+            try:
+                await checker.check(tool.field, as_sent(tool.schema))
+                is_right = True
+            except GrammarRefused:
+                if tool.is_strict:
+                    raise
+                num_refused += 1
+        kept.append(tool if is_right else replace(tool, schema=ANY_OBJECT))
+    return kept

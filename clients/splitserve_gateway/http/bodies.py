@@ -1,0 +1,116 @@
+"""Request bodies: read up to a bound, checked against their schema off the event loop if large."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+
+from splitserve_gateway.http.errors import ApiError, invalid
+
+Schema = TypeVar("Schema", bound=BaseModel)
+
+_JSON = "application/json"
+_KIND = "invalid_request_error"
+# Parsing takes about a millisecond for so many bytes.
+_SMALL_BYTES = 128 * 1024
+# What no request has, nor a prompt that fits a model: objects and lists, keys, and other values.
+# Parsing so many takes 0.1 s, in which nobody else is served.
+_MOST = (
+    ((b"{", b"["), 65_536, "objects and lists"),
+    ((b'":', b'" :'), 65_536, "keys"),
+    ((b",",), 1_200_000, "values"),
+)
+# Errors are made one by one.
+_MAX_ERRORS = 100
+# From the end of the headers on.
+_BODY_TIMEOUT_S = 60.0
+
+
+async def read_body(request: Request, schema: type[Schema], max_bytes: int) -> Schema:
+    """The body as `schema` has it.
+
+    Raises ApiError: 400 if it is wrong, 408 if it does not come, 413 beyond `max_bytes`, 415 if it
+    is something else than JSON.
+    """
+    _check_head(request, max_bytes)
+    try:
+        async with asyncio.timeout(_BODY_TIMEOUT_S):
+            body = await _read(request, max_bytes)
+    except TimeoutError as error:
+        message = f"the body did not come within {_BODY_TIMEOUT_S:.0f} seconds"
+        raise ApiError(408, _KIND, message, code="request_timeout") from error
+    if len(body) <= _SMALL_BYTES:
+        return _parse(body, schema)
+    return await asyncio.to_thread(_parse, body, schema)
+
+
+def _parse(body: bytearray, schema: type[Schema]) -> Schema:
+    """Raises ApiError. What holds Python's lock for long is refused before it does."""
+    for marks, most, what in _MOST:
+        if sum(map(body.count, marks)) > most:
+            message = f"the body has more than {most} {what}, counted in its texts, too"
+            raise invalid(message, code="too_many_values")
+    try:
+        return schema.model_validate_json(body)
+    except ValidationError as error:
+        raise _refusal(error) from error
+
+
+def _check_head(request: Request, max_bytes: int) -> None:
+    headers = request.headers
+    media_type = headers.get("content-type", _JSON).partition(";")[0].strip().lower()
+    if media_type != _JSON:
+        message = f"the body must be {_JSON}; content-type says {media_type[:80]!r}"
+        raise ApiError(415, _KIND, message, code="unsupported_media_type")
+    if headers.get("content-encoding", "identity").lower() != "identity":
+        message = "the body must not be compressed"
+        raise ApiError(415, _KIND, message, code="unsupported_media_type")
+    declared = headers.get("content-length", "0")
+    if declared.isdecimal() and int(declared) > max_bytes:
+        raise _too_large(max_bytes)
+
+
+async def _read(request: Request, max_bytes: int) -> bytearray:
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > max_bytes:
+            raise _too_large(max_bytes)
+    return body
+
+
+def _too_large(max_bytes: int) -> ApiError:
+    message = f"the body is larger than {max_bytes} bytes"
+    return ApiError(413, _KIND, message, code="request_too_large")
+
+
+def _refusal(error: ValidationError) -> ApiError:
+    """The first thing that is wrong, with the field's name."""
+    if error.error_count() > _MAX_ERRORS:
+        return invalid(f"more than {_MAX_ERRORS} fields are wrong or unknown", code="invalid_value")
+    first = error.errors(include_url=False, include_context=False)[0]
+    # Which kind of a union it was, and that it was a key, are no fields.
+    param = ".".join(str(part) for part in first["loc"] if str(part)[:1] not in "<[") or None
+    if first["type"] == "json_invalid":
+        return invalid(f"the body is no JSON: {first['msg']}", code="invalid_json")
+    if first["type"] == "extra_forbidden":
+        return invalid(f"unknown field {param}", param, "unknown_field")
+    if first["type"] == "missing":
+        return invalid(f"{param} is required", param, "missing_field")
+    if first["type"] == "unsupported_field":
+        return invalid(f"{param} {first['msg']}", param, "unsupported_field")
+    name = param or "the body"
+    return invalid(f"{name}: {first['msg']}, got {_shown(first['input'])}", param, "invalid_value")
+
+
+def _shown(value: object) -> str:
+    """A short form of what may be very long."""
+    if isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "an object"
+    if isinstance(value, int) and abs(value) >= 2**64:
+        return "a larger number"
+    text = repr(value[:80]) if isinstance(value, str) else repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."

@@ -1,0 +1,141 @@
+"""Errors in OpenAI's shape, and what each of the client library's becomes over HTTP.
+
+{"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+
+from pydantic_core import to_json
+from starlette.responses import Response
+
+from splitserve_client import (
+    ChatTemplateFailed,
+    DeadlineExceeded,
+    DeadlineUnreachable,
+    Draining,
+    InvalidRequest,
+    ModelChanged,
+    ModelNotReady,
+    QueueFull,
+    RequestFailed,
+    ServerUnreachable,
+    SplitserveError,
+    StreamNotRead,
+    TokenizerUnavailable,
+)
+
+_RETRY_AFTER_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+class ApiError(Exception):
+    """What a caller is told. `code`: for programs. `param`: the field at fault."""
+
+    def __init__(
+        self,
+        status: int,
+        kind: str,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+        self.message = message
+        self.code = code
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+    def body(self) -> dict[str, object]:
+        """The JSON object."""
+        error = {
+            "message": self.message,
+            "type": self.kind,
+            "param": self.param,
+            "code": self.code,
+        }
+        return {"error": error}
+
+    def response(self) -> Response:
+        """The whole answer."""
+        headers = {}
+        if self.retry_after_s is not None:
+            headers["retry-after"] = str(max(1, math.ceil(self.retry_after_s)))
+        return Response(to_json(self.body()), self.status, headers, "application/json")
+
+
+def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """The request is refused as it stands."""
+    return ApiError(400, "invalid_request_error", message, code=code, param=param)
+
+
+def model_unknown(model: str, known: Sequence[str]) -> ApiError:
+    """No scheduler serves this model."""
+    message = f"the model {model!r} is not served; there is {', '.join(map(repr, known))}"
+    return ApiError(404, "invalid_request_error", message, code="model_not_found", param="model")
+
+
+def no_scheduler() -> ApiError:
+    """No scheduler can be reached, or none has an executor yet."""
+    return _unavailable("no scheduler is ready; try again", "model_not_ready")
+
+
+def draining() -> ApiError:
+    """The gateway is being stopped."""
+    return _unavailable("the gateway is shutting down; try another, or again", "draining")
+
+
+def _unavailable(message: str, code: str) -> ApiError:
+    kind = "service_unavailable_error"
+    return ApiError(503, kind, message, code=code, retry_after_s=_RETRY_AFTER_S)
+
+
+def error_of(error: Exception) -> ApiError:
+    """What a caller is told of whatever went wrong. What nobody foresaw stands in the log only."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, SplitserveError):
+        return api_error(error)
+    _log.error("request_failed", exc_info=error)
+    return ApiError(500, "server_error", "the gateway failed; its log says why", code="internal")
+
+
+def api_error(error: SplitserveError) -> ApiError:
+    """What a caller is told of an error of the client library."""
+    code = error.reason.lower() or None
+    retry_after_s = error.retry_delay_s
+    match error:
+        case InvalidRequest():
+            code = "context_length_exceeded" if error.reason == "PROMPT_TOO_LONG" else code
+            return invalid(error.message, code=code)
+        case ChatTemplateFailed():
+            return invalid(error.message, "messages", "chat_template_failed")
+        case TokenizerUnavailable():
+            return invalid(error.message, code="tokenizer_unavailable")
+        case QueueFull():
+            kind = "rate_limit_error"
+            retry_after_s = retry_after_s or _RETRY_AFTER_S
+            return ApiError(429, kind, error.message, code=code, retry_after_s=retry_after_s)
+        case DeadlineExceeded() | DeadlineUnreachable():
+            return ApiError(504, "timeout_error", error.message, code=code or "deadline_exceeded")
+        case ModelNotReady() | Draining() | ServerUnreachable() | StreamNotRead():
+            kind = "service_unavailable_error"
+            retry_after_s = retry_after_s or _RETRY_AFTER_S
+            code = code or "server_unreachable"
+            return ApiError(503, kind, error.message, code=code, retry_after_s=retry_after_s)
+        case ModelChanged():
+            return _unavailable(error.message, "model_changed")
+        case RequestFailed():
+            return ApiError(500, "server_error", error.message, code=code)
+        case _:
+            _log.error("request_failed", exc_info=error)
+            message = "the service failed; its log says why"
+            return ApiError(500, "server_error", message, code=code or "internal")

@@ -1,0 +1,128 @@
+"""One request and its answer, from its arrival to its end, however that comes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from splitserve_gateway.http.errors import ApiError, error_of
+
+# What a client that does not read has to take the last event.
+_LAST_WORDS_S = 2.0
+
+_log = logging.getLogger(__name__)
+
+
+class Exchange:
+    """Runs the application for one request; ends it when the client is gone, or when told to.
+
+    Whatever goes wrong becomes an answer in OpenAI's shape, or the last event of a stream.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._scope = scope
+        self._raw_receive = receive
+        self._raw_send = send
+        self._task: asyncio.Task[object] | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._error: ApiError | None = None
+        self._is_gone = False
+        self._has_started = False
+        self._is_complete = False
+
+    async def run(self, app: ASGIApp, timeout_s: float) -> None:
+        """Answers the request within `timeout_s`."""
+        timer = asyncio.get_running_loop().call_later(timeout_s, self.end, _took_too_long())
+        try:
+            await self._run(app)
+        finally:
+            timer.cancel()
+            await self._stop_watching()
+        if self._error is not None:
+            await self.fail(self._error)
+
+    def end(self, error: ApiError | None) -> None:
+        """Ends what runs, with `error` as the answer; None: there is nobody to answer."""
+        if self._task is not None and self._error is None and not self._is_gone:
+            self._error = error
+            self._is_gone = error is None
+            self._task.cancel()
+
+    async def fail(self, error: ApiError) -> None:
+        """Answers with `error`, as far as there is still something to answer."""
+        if self._is_gone or self._is_complete:
+            return
+        try:
+            async with asyncio.timeout(_LAST_WORDS_S):
+                if not self._has_started:
+                    await error.response()(self._scope, self._raw_receive, self._send)
+                elif (last_words := self._state.get("last_words")) is not None:
+                    await self._send({"type": "http.response.body", "body": last_words(error)})
+        except TimeoutError:
+            _log.info("answer_not_read path=%s", self._scope["path"])
+        if not self._is_complete:
+            await self._cut()
+
+    @property
+    def _state(self) -> dict[str, Any]:
+        state: dict[str, Any] = self._scope.get("state", {})
+        return state
+
+    async def _run(self, app: ASGIApp) -> None:
+        self._task = asyncio.current_task()
+        try:
+            await app(self._scope, self._receive, self._send)
+        except ClientDisconnect:
+            self._is_gone = True
+        except asyncio.CancelledError:
+            if self._error is None and not self._is_gone:
+                raise
+            assert self._task is not None, "it was ended"
+            self._task.uncancel()
+        except Exception as error:
+            # One request fails, whatever it was.
+            self._error = error_of(error)
+        finally:
+            self._task = None
+
+    async def _receive(self) -> Message:
+        message = await self._raw_receive()
+        if message["type"] == "http.request" and not message.get("more_body", False):
+            self._watcher = self._watcher or asyncio.create_task(self._watch())
+        return message
+
+    async def _send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._has_started = True
+        elif not message.get("more_body", False):
+            self._is_complete = True
+        await self._raw_send(message)
+
+    async def _watch(self) -> None:
+        """All of the body is there: what comes now is the end of the connection."""
+        while (await self._raw_receive())["type"] != "http.disconnect":
+            pass
+        self.end(None)
+
+    async def _stop_watching(self) -> None:
+        if self._watcher is not None:
+            self._watcher.cancel()
+            await asyncio.wait({self._watcher})
+
+    async def _cut(self) -> None:
+        """Ends the connection of an answer that cannot be completed."""
+        cut = self._state.get("cut")
+        if cut is not None:
+            cut()
+            # The server is to know before this request ends.
+            while (await self._raw_receive())["type"] != "http.disconnect":
+                pass
+
+
+def _took_too_long() -> ApiError:
+    message = "the request took longer than the gateway allows"
+    return ApiError(504, "timeout_error", message, code="request_timeout")

@@ -1,0 +1,92 @@
+"""Stands before every endpoint: how many requests are taken, and how they end at shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from splitserve_gateway.http.errors import ApiError, draining
+from splitserve_gateway.http.exchange import Exchange
+
+_RETRY_AFTER_S = 1.0
+# Answered whatever happens.
+_ALWAYS = "/health/"
+
+
+class Exchanges:
+    """The requests that are being answered."""
+
+    def __init__(self, max_open: int, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self.is_draining = False
+        self._max_open = max_open
+        self._open: set[Exchange] = set()
+        self._is_empty = asyncio.Event()
+        self._is_empty.set()
+
+    @property
+    def num_open(self) -> int:
+        """How many."""
+        return len(self._open)
+
+    def refusal(self) -> ApiError | None:
+        """Why no further request is taken now."""
+        if self.is_draining:
+            return draining()
+        if len(self._open) < self._max_open:
+            return None
+        message = f"the gateway answers {self._max_open} requests already"
+        code = "too_many_requests"
+        kind = "rate_limit_error"
+        return ApiError(429, kind, message, code=code, retry_after_s=_RETRY_AFTER_S)
+
+    def add(self, exchange: Exchange) -> None:
+        """One more."""
+        self._open.add(exchange)
+        self._is_empty.clear()
+
+    def remove(self, exchange: Exchange) -> None:
+        """It is over."""
+        self._open.discard(exchange)
+        if not self._open:
+            self._is_empty.set()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Takes no more, and returns when all are over; what is not after `timeout_s` is ended."""
+        self.is_draining = True
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._is_empty.wait()
+        except TimeoutError:
+            self.end_all()
+            await self._is_empty.wait()
+
+    def end_all(self) -> None:
+        """Ends all at once."""
+        for exchange in list(self._open):
+            exchange.end(draining())
+
+
+class Guard:
+    """The ASGI application around the application."""
+
+    def __init__(self, app: ASGIApp, exchanges: Exchanges) -> None:
+        self._app = app
+        self._exchanges = exchanges
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request; passes on what is none."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        exchange = Exchange(scope, receive, send)
+        refusal = None if scope["path"].startswith(_ALWAYS) else self._exchanges.refusal()
+        if refusal is not None:
+            await exchange.fail(refusal)
+            return
+        self._exchanges.add(exchange)
+        try:
+            await exchange.run(self._app, self._exchanges.timeout_s)
+        finally:
+            self._exchanges.remove(exchange)

@@ -1,0 +1,125 @@
+"""A model's text as it comes, into reasoning, content and tool calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from splitserve_gateway.parsing.calls import CallReader, ToolSchemas
+from splitserve_gateway.parsing.deltas import Delta, ReasoningDelta
+from splitserve_gateway.parsing.formats import ToolCallFormat
+from splitserve_gateway.parsing.output_format import OutputFormat
+from splitserve_gateway.parsing.reader import NotAsExpected, Reader, Reading, stops_of
+from splitserve_gateway.parsing.reasoning import ReasoningMarks
+from splitserve_gateway.parsing.writer import AnswerWriter
+
+
+@dataclass(frozen=True, slots=True)
+class ParserOptions:
+    """What a request asks of the parser of an answer.
+
+    - `tools`: the schemas of their parameters by name; without any, calls are not looked for.
+    - `max_calls`: further calls are dropped; None for all.
+    - `streams_arguments`: a grammar holds the answer to the format, so arguments are written as
+      they come; they are cut where the answer is.
+    - `starts_in_reasoning`: the prompt ends within reasoning (`ReasoningMarks.state_after`).
+    - `hidden`: texts of special tokens that are in the text only because the parser needs some of
+      them (`OutputFormat.marker_texts`). They are no content.
+    - `new_id`: makes the ids of calls; None for random ones, as the format has them.
+    """
+
+    tools: ToolSchemas = field(default_factory=dict)
+    max_calls: int | None = None
+    streams_arguments: bool = False
+    starts_in_reasoning: bool = False
+    hidden: frozenset[str] = frozenset()
+    new_id: Callable[[], str] | None = None
+
+
+class OutputParser:
+    """Tells the parts of an answer apart, whatever pieces its text comes in.
+
+    - What looks like a call and is none is content, with its markers. Nothing raises.
+    - A call is written when it is whole, so that its arguments are a JSON object for certain. One
+      that the end of the answer cuts is content (with `streams_arguments` a call that is cut).
+    - White space around calls, and right after a marker of reasoning, is dropped.
+
+    Memory is what an unfinished call needs, which is part of the answer; time is linear.
+    """
+
+    def __init__(self, output_format: OutputFormat, options: ParserOptions) -> None:
+        tool_calls = output_format.tool_calls if options.tools else None
+        new_id = options.new_id or (tool_calls.new_id if tool_calls else str)
+        self._reader = Reader()
+        self._format = tool_calls
+        self._reasoning = output_format.reasoning
+        self._starts_in_reasoning = options.starts_in_reasoning
+        self._hidden = options.hidden
+        self._writer = AnswerWriter(
+            new_id, max_calls=options.max_calls, hidden=stops_of(options.hidden)
+        )
+        self._calls = CallReader(
+            self._reader, self._writer, options.tools, options.streams_arguments, []
+        )
+        self._parsing = self._parse()
+        self._advance()
+
+    def push(self, text: str) -> list[Delta]:
+        """What `text`, which comes next, makes certain."""
+        self._reader.feed(text)
+        self._advance()
+        return self._writer.take()
+
+    def finish(self) -> list[Delta]:
+        """What was still uncertain, now that there is no more text."""
+        self._reader.end()
+        self._advance()
+        self._writer.finish()
+        return self._writer.take()
+
+    def _advance(self) -> None:
+        next(self._parsing, None)
+        self._reader.flush()
+
+    def _parse(self) -> Reading[None]:
+        if self._reasoning is not None:
+            yield from self._read_reasoning(self._reasoning)
+        if self._format is not None and self._format.may_be_bare:
+            yield from self._attempt(self._format, "")
+        opener = self._format.opener if self._format else ""
+        stops = stops_of(self._hidden | {opener} if opener else self._hidden)
+        while (stop := (yield from self._reader.until(stops, self._writer.content))) is not None:
+            if self._format is not None and stop == opener:
+                yield from self._attempt(self._format, opener)
+
+    def _attempt(self, tool_call_format: ToolCallFormat, opener: str) -> Reading[None]:
+        unwritten = self._calls.unwritten
+        unwritten[:] = [opener] if opener else []
+        with self._reader.recording(unwritten.append):
+            try:
+                yield from tool_call_format.read(self._calls, bool(opener))
+                is_call = True
+            except NotAsExpected:
+                is_call = False
+        if not is_call:
+            self._writer.not_a_call("".join(unwritten))
+        unwritten.clear()
+
+    def _read_reasoning(self, marks: ReasoningMarks) -> Reading[None]:
+        begin: list[str] = []
+        with self._reader.recording(begin.append):
+            yield from self._reader.skip_space()
+        opened = yield from self._reader.one_of((marks.opener,))
+        if opened is None and not self._starts_in_reasoning:
+            if begin:
+                self._writer.content("".join(begin))
+            return
+        yield from self._reader.skip_space()
+        stops = stops_of(self._hidden | {marks.closer})
+        while (stop := (yield from self._reader.until(stops, self._reason))) is not None:
+            if stop == marks.closer:
+                break
+        yield from self._reader.skip_space()
+
+    def _reason(self, text: str) -> None:
+        self._writer.deltas.append(ReasoningDelta(text))

@@ -1,0 +1,161 @@
+"""Text that arrives in pieces, read as if it were whole.
+
+What reads it is a generator that yields wherever it needs more text. So a format is written down as
+one would write it for a whole text, and how the text was cut makes no difference. A character is
+looked at a bounded number of times: what has been read is not read again.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+_T = TypeVar("_T")
+Reading = Generator[None, None, _T]
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+
+
+class NotAsExpected(Exception):
+    """The text does not go on as the format says."""
+
+
+class Reader:
+    """The text that is not read yet, and whoever records what is read."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._position = 0
+        self._has_ended = False
+        self._recorders: list[Callable[[str], None]] = []
+        self._recorded: list[int] = []  # up to where each recorder has it
+
+    def feed(self, text: str) -> None:
+        """More text."""
+        self.flush()
+        self._text = self._text[self._position :] + text
+        self._position = 0
+        self._recorded = [0] * len(self._recorded)
+
+    def end(self) -> None:
+        """There is no more text."""
+        self._has_ended = True
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether all text so far has been read."""
+        return self._position == len(self._text)
+
+    def flush(self) -> None:
+        """Recorders get all that has been read."""
+        for index, record in enumerate(self._recorders):
+            piece = self._text[self._recorded[index] : self._position]
+            self._recorded[index] = self._position
+            if piece:
+                record(piece)
+
+    @contextmanager
+    def recording(self, record: Callable[[str], None]) -> Iterator[None]:
+        """What is read in here also goes to `record`, in pieces."""
+        self.flush()
+        self._recorders.append(record)
+        self._recorded.append(self._position)
+        try:
+            yield
+        finally:
+            self.flush()
+            self._recorders.pop()
+            self._recorded.pop()
+
+    def peek(self, num_chars: int = 1) -> Reading[str]:
+        """The next characters, unread; fewer at the end of the text."""
+        while len(self._text) - self._position < num_chars and not self._has_ended:
+            yield
+        return self._text[self._position : self._position + num_chars]
+
+    def skip(self, num_chars: int) -> None:
+        """Reads characters that `peek` has shown."""
+        self._position += num_chars
+
+    def take(self, pattern: re.Pattern[str]) -> Reading[str]:
+        """Reads as far as `pattern` goes, which is a repetition of one class of characters."""
+        pieces: list[str] = []
+        while True:
+            match = pattern.match(self._text, self._position)
+            if match is not None:
+                pieces.append(match.group())
+                self._position = match.end()
+            if self._position < len(self._text) or self._has_ended:
+                return "".join(pieces)
+            yield
+
+    def skip_space(self) -> Reading[None]:
+        """Reads white space."""
+        yield from self.take(_SPACE)
+
+    def one_of(self, texts: Sequence[str]) -> Reading[str | None]:
+        """Reads the one of `texts` that comes next, if one does; none is a prefix of another."""
+        for text in texts:
+            length = 1
+            while (found := (yield from self.peek(length))) and text.startswith(found):
+                if found == text:
+                    self.skip(length)
+                    return text
+                if len(found) < length:
+                    break
+                length += 1
+        return None
+
+    def expect(self, text: str) -> Reading[None]:
+        """Reads `text`. Raises NotAsExpected if something else comes."""
+        if (yield from self.one_of((text,))) is None:
+            raise NotAsExpected
+
+    def until(self, stops: Stops, write: Callable[[str], None]) -> Reading[str | None]:
+        """Reads up to the first of `stops` and through it; None at the end of the text.
+
+        What comes before it goes to `write`, as soon as it cannot be the beginning of a stop.
+        """
+        while True:
+            match = stops.pattern.search(self._text, self._position) if stops.texts else None
+            if match is not None:
+                end = match.start()
+            elif self._has_ended:
+                end = len(self._text)
+            else:
+                end = len(self._text) - stops.num_held_back(self._text, self._position)
+            if end > self._position:
+                write(self._text[self._position : end])
+            self._position = end
+            if match is not None:
+                self._position = match.end()
+                return match.group()
+            if self._has_ended:
+                return None
+            yield
+
+
+@functools.lru_cache(maxsize=64)
+def stops_of(texts: frozenset[str]) -> Stops:
+    """The same for the same texts: a model may have a thousand special tokens."""
+    return Stops(texts)
+
+
+class Stops:
+    """Texts to look for, all at once."""
+
+    def __init__(self, texts: Collection[str]) -> None:
+        self.texts = tuple(sorted(set(texts), key=len, reverse=True))
+        self.pattern = re.compile("|".join(re.escape(text) for text in self.texts))
+        self._beginnings = {text[:length] for text in self.texts for length in range(1, len(text))}
+
+    def num_held_back(self, text: str, start: int) -> int:
+        """How many of the last characters from `start` on may be the beginning of one."""
+        longest = len(self.texts[0]) - 1 if self.texts else 0
+        for length in range(min(longest, len(text) - start), 0, -1):
+            if text[len(text) - length :] in self._beginnings:
+                return length
+        return 0

@@ -1,0 +1,1 @@
+"""What callers may send: pydantic models, one module for each endpoint."""

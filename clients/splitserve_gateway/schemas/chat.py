@@ -1,0 +1,128 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Discriminator, Tag, model_validator
+from pydantic_core import PydanticCustomError
+
+from splitserve_gateway.schemas.base import (
+    ApiRequest,
+    Flag,
+    Ignored,
+    Int32,
+    Refused,
+    at_most,
+    text_or_list,
+)
+from splitserve_gateway.schemas.sampling import SamplingFields
+
+MAX_MESSAGES = 4096
+MAX_PARTS = 1024
+MAX_TOOLS = 128
+
+Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
+
+
+class TextPart(ApiRequest):
+    """A part of a message's content; only text is served."""
+
+    type: Literal["text"]
+    text: str
+
+
+class RefusalPart(ApiRequest):
+    """What an earlier answer said instead."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+def _kind_of_part(value: object) -> str:
+    kind = value.get("type") if isinstance(value, dict) else None
+    return "<refusal>" if kind == "refusal" else "<text>"
+
+
+ContentPart = Annotated[
+    Annotated[TextPart, Tag("<text>")] | Annotated[RefusalPart, Tag("<refusal>")],
+    Discriminator(_kind_of_part),
+]
+Content = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[list[ContentPart], at_most(MAX_PARTS), Tag("<list>")],
+    Discriminator(text_or_list),
+]
+
+
+class FunctionCall(ApiRequest):
+    """The call of a tool that an earlier answer made. `arguments`: JSON text."""
+
+    name: str
+    arguments: str | dict[str, Any] = ""
+
+
+class ToolCall(ApiRequest):
+    """A tool call of an earlier answer."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+    index: Ignored = None
+
+
+class ChatMessage(ApiRequest):
+    """One message. Of an assistant's message an answer can be sent back as it came."""
+
+    role: Role
+    content: Content | None = None
+    name: str | None = None
+    tool_calls: Annotated[list[ToolCall], at_most(MAX_TOOLS)] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    annotations: Ignored = None
+    audio: Refused = None
+    function_call: Refused = None
+
+    @model_validator(mode="after")
+    def _check_content(self) -> Self:
+        if self.content is None and self.role != "assistant":
+            message = f"content of a {self.role} message is required"
+            raise PydanticCustomError("content_missing", message)
+        return self
+
+
+class ChatFields(ApiRequest):
+    """What a chat template reads."""
+
+    messages: Annotated[list[ChatMessage], at_most(MAX_MESSAGES)] | None = None
+    # Read by grammars.tools.
+    tools: Any = None
+    tool_choice: Any = None
+    parallel_tool_calls: Flag = True
+    documents: Annotated[list[dict[str, Any]], at_most(1024)] | None = None
+    add_generation_prompt: Flag = True
+    continue_final_message: Flag = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    add_special_tokens: bool | None = None
+    chat_template: Refused = None
+    mm_processor_kwargs: Refused = None
+
+
+class ChatRequest(ChatFields, SamplingFields):
+    """What `/v1/chat/completions` takes."""
+
+    max_completion_tokens: Int32 | None = None
+    logprobs: Flag = False
+    top_logprobs: Int32 | None = None
+
+    include_reasoning: Flag = True
+
+    modalities: list[Literal["text"]] | None = None
+    functions: Refused = None
+    function_call: Refused = None
+    audio: Refused = None
+    verbosity: Refused = None
+    web_search_options: Refused = None

@@ -1,0 +1,53 @@
+"""`POST /v1/completions`."""
+
+from __future__ import annotations
+
+from typing import Annotated, cast
+
+from pydantic import Discriminator, Field, Tag
+
+from splitserve_gateway.schemas.base import Int32, Refused, TokenIds
+from splitserve_gateway.schemas.sampling import SamplingFields
+
+MAX_PROMPTS = 1024
+
+
+def _kind_of_prompt(value: object) -> str:
+    if not isinstance(value, list):
+        return "<text>"
+    match value:
+        case [str(), *_]:
+            return "<texts>"
+        case [list(), *_]:
+            return "<lists>"
+        case _:
+            return "<tokens>"
+
+
+_Many = Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)
+_Prompt = Annotated[
+    Annotated[str, Tag("<text>")]
+    | Annotated[TokenIds, Tag("<tokens>")]
+    | Annotated[list[str], _Many, Tag("<texts>")]
+    | Annotated[list[TokenIds], _Many, Tag("<lists>")],
+    Discriminator(_kind_of_prompt),
+]
+
+
+class CompletionRequest(SamplingFields):
+    """What `/v1/completions` takes. `prompt`: a text, its token ids, or a batch of either."""
+
+    prompt: _Prompt | None = None
+    logprobs: Int32 | None = None
+    suffix: Refused = None
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """The prompts one by one; empty if there is none."""
+        prompt = self.prompt
+        if prompt is None:
+            return [] if self.prompt_token_ids is None else [self.prompt_token_ids]
+        if isinstance(prompt, str):
+            return [prompt]
+        is_batch = bool(prompt) and isinstance(prompt[0], str | list)
+        return cast(list[str] | list[list[int]], prompt if is_batch else [prompt])

@@ -1,0 +1,201 @@
+"""`POST /v1/responses`. Stateless: everything that a response depends on is in its request."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from splitserve_gateway.schemas.base import (
+    ApiRequest,
+    Flag,
+    Ignored,
+    Int32,
+    Refused,
+    at_most,
+    text_or_list,
+)
+from splitserve_gateway.schemas.chat import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS
+from splitserve_gateway.schemas.sampling import SamplingFields
+
+_ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+class TextPart(ApiRequest):
+    """Text of a message. `annotations` and `logprobs`: of an earlier answer."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+    annotations: Ignored = None
+    logprobs: Ignored = None
+
+
+class RefusalPart(ApiRequest):
+    """What an earlier answer said instead."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+def _kind_of_part(value: object) -> str:
+    kind = value.get("type") if isinstance(value, dict) else None
+    return "<refusal>" if kind == "refusal" else "<text>"
+
+
+Part = Annotated[
+    Annotated[TextPart, Tag("<text>")] | Annotated[RefusalPart, Tag("<refusal>")],
+    Discriminator(_kind_of_part),
+]
+Content = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[list[Part], at_most(MAX_PARTS), Tag("<list>")],
+    Discriminator(text_or_list),
+]
+
+
+class Message(ApiRequest):
+    """A message, the caller's own or one of an earlier answer."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Content
+    id: Ignored = None
+    status: _ItemStatus | None = None
+    phase: Ignored = None
+
+
+class CalledFunction(ApiRequest):
+    """The call of a tool that an earlier answer made. `arguments`: JSON text."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    id: Ignored = None
+    status: _ItemStatus | None = None
+    namespace: Ignored = None
+    caller: Ignored = None
+    is_async: Annotated[Any, Field(alias="async", description="Accepted and ignored.")] = None
+
+
+class FunctionOutput(ApiRequest):
+    """What a tool answered."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: Content
+    id: Ignored = None
+    status: _ItemStatus | None = None
+
+
+class ReasoningText(ApiRequest):
+    """A piece of reasoning."""
+
+    type: Literal["reasoning_text", "summary_text"]
+    text: str
+
+
+class Reasoning(ApiRequest):
+    """What the model thought before an earlier answer."""
+
+    type: Literal["reasoning"]
+    content: Annotated[list[ReasoningText], at_most(MAX_PARTS)] | None = None
+    summary: Annotated[list[ReasoningText], at_most(MAX_PARTS)] | None = None
+    id: Ignored = None
+    status: _ItemStatus | None = None
+    encrypted_content: Refused = None
+
+
+_KINDS = ("message", "function_call", "function_call_output", "reasoning")
+
+
+def _kind_of_item(value: object) -> str:
+    kind = value.get("type", "message") if isinstance(value, dict) else "message"
+    # Of an unknown kind the error of a message names what is allowed.
+    return f"<{kind if kind in _KINDS else 'message'}>"
+
+
+Item = Annotated[
+    Annotated[Message, Tag("<message>")]
+    | Annotated[CalledFunction, Tag("<function_call>")]
+    | Annotated[FunctionOutput, Tag("<function_call_output>")]
+    | Annotated[Reasoning, Tag("<reasoning>")],
+    Discriminator(_kind_of_item),
+]
+Input = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[list[Item], at_most(MAX_MESSAGES), Tag("<list>")],
+    Discriminator(text_or_list),
+]
+
+
+class FunctionTool(ApiRequest):
+    """A tool that the model may call; those that a server would run are none of ours."""
+
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class FunctionChoice(ApiRequest):
+    """The one tool to call."""
+
+    type: Literal["function"]
+    name: str
+
+
+class TextFields(ApiRequest):
+    """`text`: what the text of the answer may be."""
+
+    format: dict[str, Any] | None = None
+    verbosity: Refused = None
+
+
+class ReasoningFields(ApiRequest):
+    """`reasoning`: how much the model is to think, for templates that read it."""
+
+    effort: str | None = None
+    summary: Ignored = None
+    generate_summary: Ignored = None
+
+
+class ResponsesRequest(SamplingFields):
+    """What `/v1/responses` takes; besides OpenAI's fields those of chats that sample."""
+
+    input: Input
+    instructions: str | None = None
+    max_output_tokens: Int32 | None = None
+    top_logprobs: Int32 | None = None
+    include: (
+        Annotated[
+            list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]],
+            at_most(16),
+        ]
+        | None
+    ) = None
+    text: TextFields | None = None
+    reasoning: ReasoningFields | None = None
+    tools: Annotated[list[FunctionTool], at_most(MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
+    parallel_tool_calls: Flag = True
+    truncation: Literal["disabled"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    background: Annotated[Literal[False] | None, Field(description="Refused if true.")] = None
+    previous_response_id: Refused = None
+    conversation: Refused = None
+    prompt: Refused = None
+    max_tool_calls: Refused = None
+    context_management: Refused = None
+    # Fields of chats that are called otherwise here, or would make several answers.
+    n: Refused = None
+    best_of: Refused = None
+    max_tokens: Refused = None
+    response_format: Refused = None
+    prompt_token_ids: Refused = None
+    prompt_logprobs: Refused = None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the answer's text comes with scores."""
+        return "message.output_text.logprobs" in (self.include or ())

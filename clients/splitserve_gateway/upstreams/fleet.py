@@ -1,0 +1,70 @@
+"""All schedulers that the gateway stands in front of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from typing import Self
+
+from splitserve_client import ClientConfig, Model, UnreadBudget
+from splitserve_gateway.http.errors import model_unknown, no_scheduler
+from splitserve_gateway.upstreams.upstream import Served, Upstream
+
+
+class Fleet:
+    """Use it as `async with Fleet(addresses) as fleet`."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        unread: UnreadBudget,
+        config: ClientConfig | None = None,
+    ) -> None:
+        self.unread = unread
+        self._upstreams = [
+            Upstream(address, config, unread, self._find_other) for address in addresses
+        ]
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        for upstream in self._upstreams:
+            await self._stack.enter_async_context(upstream)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    @property
+    def num_session_requests(self) -> int:
+        """Requests that schedulers may still have."""
+        return sum(upstream.num_session_requests for upstream in self._upstreams)
+
+    @property
+    def models(self) -> list[Model]:
+        """What is served now, each name once."""
+        served = [upstream.served.model for upstream in self._upstreams if upstream.served]
+        return list({model.name: model for model in served}.values())
+
+    def choose(self, model: str | None) -> tuple[Upstream, Served]:
+        """The least busy scheduler that serves `model`; None: any. Raises ApiError."""
+        ready = [(upstream, upstream.served) for upstream in self._upstreams]
+        known = [(upstream, served) for upstream, served in ready if served is not None]
+        if not known:
+            raise no_scheduler()
+        fitting = [(u, s) for u, s in known if model in (None, s.model.name)]
+        if not fitting:
+            raise model_unknown(str(model), [s.model.name for _, s in known])
+        # One that was lost a moment ago may be back soon; any other is better.
+        return min(fitting, key=lambda pair: (not pair[0].is_connected, pair[0].num_open))
+
+    def _find_other(self, lost: Upstream, digest: str) -> Upstream | None:
+        """Another that can be reached and serves the model with this digest."""
+        fitting = [
+            upstream
+            for upstream in self._upstreams
+            if upstream is not lost
+            and upstream.is_connected
+            and upstream.served is not None
+            and upstream.served.model.digest == digest
+        ]
+        return min(fitting, key=lambda upstream: upstream.num_open, default=None)

@@ -1,0 +1,86 @@
+"""Options of the gateway."""
+
+from __future__ import annotations
+
+from splitserve_options.option import DEFAULT_ADDRESS, Command, Kind, Option
+
+_HTTP = "HTTP"
+_GATEWAY: tuple[Command, ...] = ("gateway",)
+_SERVE_GATEWAY: tuple[Command, ...] = ("serve", "gateway")
+
+GATEWAY_OPTIONS: tuple[Option, ...] = (
+    Option(
+        "http",
+        Kind.ADDRESS,
+        "address to serve HTTP on",
+        _HTTP,
+        _SERVE_GATEWAY,
+        "127.0.0.1:8000",
+    ),
+    Option(
+        "no-http",
+        Kind.SWITCH,
+        "do not start a gateway",
+        _HTTP,
+        ("serve",),
+        False,
+    ),
+    Option(
+        "schedulers",
+        Kind.TEXT,
+        "the schedulers to send requests to",
+        _HTTP,
+        _GATEWAY,
+        DEFAULT_ADDRESS,
+        metavar="HOST:PORT,...",
+    ),
+    Option(
+        "tool-call-parser",
+        Kind.CHOICE,
+        "how the model writes calls of tools (auto: as its chat template says)",
+        _HTTP,
+        _SERVE_GATEWAY,
+        "auto",
+        choices=("auto", "hermes", "llama3_json", "mistral", "json", "none"),
+    ),
+    Option(
+        "reasoning-parser",
+        Kind.CHOICE,
+        "how the model marks reasoning (auto: as its chat template says)",
+        _HTTP,
+        _SERVE_GATEWAY,
+        "auto",
+        choices=("auto", "think", "mistral", "none"),
+    ),
+    Option(
+        "max-body-mib",
+        Kind.INTEGER,
+        "most MiB of a request's body",
+        _HTTP,
+        _SERVE_GATEWAY,
+        16,
+        minimum=1,
+        maximum=1024,
+    ),
+    Option(
+        "request-timeout-s",
+        Kind.NUMBER,
+        "seconds a request may take from its arrival to its end",
+        _HTTP,
+        _SERVE_GATEWAY,
+        3600.0,
+        minimum=0,
+        maximum=86400 * 7,
+        above=True,
+    ),
+    Option(
+        "max-concurrent-requests",
+        Kind.INTEGER,
+        "requests that are answered at a time; more get 429",
+        _HTTP,
+        _SERVE_GATEWAY,
+        4096,
+        minimum=1,
+        maximum=1_000_000,
+    ),
+)

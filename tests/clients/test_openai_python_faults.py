@@ -1,0 +1,123 @@
+"""What the official Python package makes of a server that is full, slow, or gone for a while."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from openai import AsyncOpenAI
+
+from tests.support.processes.fake_service import StepWatch
+from tests.support.processes.gateway import (
+    RunningGateway,
+    running_gateway,
+    text_executor,
+)
+
+MESSAGES: Any = [{"role": "user", "content": "fox"}]
+
+
+@asynccontextmanager
+async def held_gateway(folder: Path) -> AsyncIterator[tuple[RunningGateway, StepWatch, str]]:
+    """A gateway before one sequence at a time and a queue of one; steps are held from the first."""
+    watch = StepWatch()
+    executor = text_executor(folder, fault=watch)
+    async with running_gateway(executor, max_num_seqs=1, max_num_waiting=1) as gateway:
+        models = (await gateway.http.get("/v1/models")).json()
+        watch.hold()
+        try:
+            yield gateway, watch, models["data"][0]["id"]
+        finally:
+            watch.release()
+
+
+def client_of(gateway: RunningGateway, **options: Any) -> AsyncOpenAI:  # noqa: ANN401
+    return AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", **options)
+
+
+async def chat(client: AsyncOpenAI, model: str) -> str | None:
+    answer = await client.chat.completions.create(model=model, messages=MESSAGES, max_tokens=3)
+    return answer.choices[0].finish_reason
+
+
+@asynccontextmanager
+async def full(
+    gateway: RunningGateway, watch: StepWatch, model: str
+) -> AsyncIterator[list[asyncio.Task[str | None]]]:
+    """One request runs and one waits: the next one is refused."""
+    async with client_of(gateway, max_retries=0) as client:
+        running = asyncio.create_task(chat(client, model))
+        await watch.wait_held()
+        waiting = asyncio.create_task(chat(client, model))
+        await gateway.service.wait_until_queued(1)
+        tasks = [running, waiting]
+        try:
+            yield tasks
+        finally:
+            watch.release()
+            await asyncio.gather(*tasks)
+
+
+async def test_full_queue_is_a_rate_limit_with_a_time_to_wait(tmp_path: Path) -> None:
+    async with (
+        held_gateway(tmp_path) as (gateway, watch, model),
+        full(gateway, watch, model),
+        client_of(gateway, max_retries=0) as client,
+    ):
+        with pytest.raises(openai.RateLimitError) as raised:
+            await chat(client, model)
+
+    assert int(raised.value.response.headers["retry-after"]) >= 1
+    assert (raised.value.type, raised.value.code) == ("rate_limit_error", "queue_full")
+
+
+async def test_client_waits_as_told_and_succeeds_when_the_queue_has_room_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+
+    async with (
+        held_gateway(tmp_path) as (gateway, watch, model),
+        full(gateway, watch, model) as others,
+        client_of(gateway, max_retries=1) as client,
+    ):
+
+        async def wait(seconds: float) -> None:
+            """Instead of sleeping: the others finish."""
+            waited.append(seconds)
+            watch.release()
+            await asyncio.gather(*others)
+
+        monkeypatch.setattr("openai._base_client.anyio.sleep", wait)
+        assert await chat(client, model) == "length"
+
+    assert len(waited) == 1
+    assert waited[0] >= 1
+
+
+async def test_timeout_of_the_client_leaves_nothing_behind(tmp_path: Path) -> None:
+    async with held_gateway(tmp_path) as (gateway, watch, model):
+        async with client_of(gateway, max_retries=0, timeout=0.5) as client:
+            with pytest.raises(openai.APITimeoutError):
+                await chat(client, model)
+        watch.release()
+        await gateway.service.wait_idle()
+
+
+async def test_stream_that_is_left_leaves_nothing_behind(tmp_path: Path) -> None:
+    async with held_gateway(tmp_path) as (gateway, watch, model):
+        watch.hold(after=3)
+        async with client_of(gateway, max_retries=0) as client:
+            stream = await client.chat.completions.create(
+                model=model, messages=MESSAGES, max_tokens=900, stream=True
+            )
+            async for _ in stream:
+                break
+            await stream.close()
+        watch.release()
+        await gateway.service.wait_idle()

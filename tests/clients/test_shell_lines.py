@@ -1,0 +1,93 @@
+"""The lines with `grpcurl` and `curl` that our documents show are run, as they stand there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+
+import pytest
+
+from splitserve_client import Client, SamplingParams
+from tests.clients.stack import ServedModel
+from tests.support.processes.processes import ROOT
+
+DOCUMENTS = ("README.md", "docs/client.md", "docs/openai.md")
+# Where `make` puts grpcurl. One of the system's own comes first.
+PATH = f"{os.environ['PATH']}:{ROOT / '.tools' / 'clients' / 'bin'}"
+# Nothing but the answer, and a status of 400 or above is a failure.
+CURL = 'curl() { command curl --silent --show-error --fail-with-body "$@"; }\n'
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    document: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.document}: {' '.join(self.text.split())}"
+
+    @property
+    def program(self) -> str:
+        return self.text.partition(" ")[0]
+
+
+def shown_lines() -> list[Line]:
+    """Commands of the programs in blocks of code, with the lines that continue them."""
+    return [
+        Line(document, command)
+        for document in DOCUMENTS
+        if (ROOT / document).exists()
+        for block in re.findall(r"^```\w*\n(.*?)^```", (ROOT / document).read_text(), re.M | re.S)
+        for command in re.split(r"(?<!\\)\n", block)
+        if command.startswith(("grpcurl ", "curl "))
+    ]
+
+
+def run(command: str, served: ServedModel) -> str:
+    """What `command` writes, with the addresses that serve replaced by those here."""
+    command = re.sub(r"(localhost|127\.0\.0\.1):50051", served.scheduler, command)
+    command = re.sub(r"(http://)?(localhost|127\.0\.0\.1):8000", served.base_url, command)
+    done = subprocess.run(
+        ["bash", "-c", CURL + command],
+        env={**os.environ, "PATH": PATH},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("line", shown_lines(), ids=str)
+def test_line_works_when_it_is_typed(line: Line, served: ServedModel) -> None:
+    if shutil.which(line.program, path=PATH) is None:
+        pytest.skip(f"there is no {line.program}; `make test` installs grpcurl where it can")
+
+    assert run(line.text, served).strip() != ""
+
+
+@pytest.mark.skipif(shutil.which("grpcurl", path=PATH) is None, reason="there is no grpcurl")
+def test_grpcurl_says_what_the_python_client_does_when_it_generates(served: ServedModel) -> None:
+    (line,) = [item for item in shown_lines() if "/Generate" in item.text and "client" in str(item)]
+    greedy = line.text.replace('"max_tokens"', '"temperature":0,"max_tokens"')
+    decoder = json.JSONDecoder()
+    token_ids: list[int] = []
+
+    said = run(greedy, served).strip()
+    while said:
+        message, end = decoder.raw_decode(said)
+        token_ids += message.get("tokens", {}).get("token_ids", [])
+        said = said[end:].strip()
+
+    with Client(served.scheduler) as client:
+        expected = client.complete([1, 2, 3], SamplingParams(temperature=0.0, max_tokens=8))
+    assert token_ids == list(expected.token_ids)
+
+
+def test_documents_show_lines_of_both_programs() -> None:
+    assert {line.program for line in shown_lines()} == {"grpcurl", "curl"}

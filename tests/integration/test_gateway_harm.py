@@ -1,0 +1,291 @@
+"""What one client does to the gateway costs that client, and nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from splitserve_gateway.config import GatewayConfig
+from splitserve_gateway.endpoints import completions
+from tests.contract.stranger.process import poll
+from tests.support.processes.fake_service import StepWatch
+from tests.support.processes.gateway import RunningGateway, running_gateway, text_executor
+
+COMPLETION = {"prompt": "one two", "max_tokens": 40, "seed": 1}
+PATH = "/v1/completions"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningGateway]:
+    executor = text_executor(tmp_path_factory.mktemp("tokenizer"), num_device_blocks=4096)
+    executor.max_model_len = 4096
+    config = GatewayConfig(max_body_bytes=2**20, max_unread_bytes=2**16)
+    async with running_gateway(executor, config=config, max_unread_mib=1) as running:
+        yield running
+
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "options", "status"),
+    [
+        ("GET", "/nothing", {}, 404),
+        ("GET", PATH, {}, 405),
+        ("POST", PATH, {"content": b"{", "headers": {"content-type": "application/json"}}, 400),
+        ("POST", PATH, {"content": b"x" * (2**20 + 1)}, 413),
+        ("POST", PATH, {"data": {"prompt": "x"}}, 415),
+        ("POST", PATH, {"content": b"{}", "headers": {"content-encoding": "gzip"}}, 415),
+        ("POST", PATH, {"content": b'{"prompt":' + b"[" * 50_000}, 400),
+        ("POST", PATH, {"json": {"prompt": "x", "model": "nobody"}}, 404),
+        ("POST", PATH, {"json": {"prompt": "x", "temperature": "hot"}}, 400),
+    ],
+)
+async def test_refusals_have_one_shape(
+    gateway: RunningGateway, method: str, path: str, options: dict[str, Any], status: int
+) -> None:
+    response = await gateway.http.request(method, path, **options)
+
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    assert response.json()["error"].keys() == {"message", "type", "param", "code"}
+    if status == 405:
+        assert response.headers["allow"] == "POST"
+
+
+async def test_body_is_refused_when_its_chunks_are_too_much(gateway: RunningGateway) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(40):
+            yield b" " * 2**16
+
+    response = await gateway.http.post(PATH, content=chunks())
+
+    assert (response.status_code, response.json()["error"]["code"]) == (413, "request_too_large")
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"no http\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nx: " + b"y" * 80_000, 431),
+        (b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 12_000, 431),
+    ],
+)
+async def test_connection_ends_when_its_head_is_wrong(
+    gateway: RunningGateway, data: bytes, status: int
+) -> None:
+    reader, writer = await connect(gateway)
+    writer.write(data)
+    answer = await reader.read()
+    writer.close()
+
+    assert answer.startswith(f"HTTP/1.1 {status} ".encode())
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
+
+
+async def test_only_one_request_fails_when_it_meets_a_fault(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("a secret")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(completions, "_answer", broken)
+        response = await gateway.http.post(PATH, json=COMPLETION)
+    assert response.status_code == 500
+    assert response.json()["error"]["code"] == "internal"
+    assert "secret" not in response.text
+    assert "a secret" in caplog.text
+    await gateway.post(PATH, **COMPLETION)
+
+
+async def test_stream_ends_with_an_error_event_when_it_meets_a_fault(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunks = completions._chunks
+
+    async def broken(*arguments: Any) -> AsyncIterator[object]:  # noqa: ANN401
+        async for chunk in chunks(*arguments):
+            yield chunk
+            raise RuntimeError("a secret")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(completions, "_chunks", broken)
+        first, last = await gateway.stream(PATH, **COMPLETION)
+    assert first["choices"]
+    assert last["error"]["code"] == "internal"
+    await gateway.service.wait_idle()
+
+
+async def test_slow_reader_is_ended_and_costs_little_when_it_does_not_read(
+    gateway: RunningGateway,
+) -> None:
+    fleet = gateway.server.app.state.gateway.fleet
+    reader, writer = await connect(gateway, receive_bytes=4096)
+    reader._limit = 1  # type: ignore[attr-defined]  # reads no further than it is asked
+    body = {"prompt": "x", "max_tokens": 3500, "stream": True, "logprobs": 20}
+    writer.write(encoded(body))
+    # Its tokens do not fit into what lies between; then it is aborted, and its blocks are free.
+    await poll_until(lambda: fleet.num_session_requests == 1)
+    await poll_until(lambda: fleet.num_session_requests == 0)
+    await gateway.service.wait_idle()
+    assert fleet.unread.num_bytes == 0
+    assert gateway.server.exchanges.num_open == 1
+
+    reader._limit = 2**20  # type: ignore[attr-defined]
+    answer = b""
+    while not answer.endswith(b"0\r\n\r\n"):
+        answer += await reader.read(2**20)
+    writer.close()
+    *_, error, done = [line for line in answer.split(b"\n") if line.startswith(b"data: ")]
+    assert json.loads(error[6:])["error"]["code"] == "stream_not_read"
+    assert done == b"data: [DONE]"
+    # Nowhere near all of it.
+    assert answer.count(b"data: ") < 3000
+
+
+async def test_pipelined_requests_are_answered_in_order(gateway: RunningGateway) -> None:
+    reader, writer = await connect(gateway)
+    bodies = [{**COMPLETION, "seed": seed} for seed in range(3)]
+    writer.write(b"".join(map(encoded, bodies)))
+    texts = []
+    for _ in bodies:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+        answer = json.loads(await reader.readexactly(length))
+        texts.append(answer["choices"][0]["text"])
+    writer.close()
+
+    alone = [(await gateway.post(PATH, **body))["choices"][0]["text"] for body in bodies]
+    assert texts == alone
+
+
+async def test_running_request_is_aborted_when_others_were_sent_ahead(tmp_path: Path) -> None:
+    async with held_gateway(tmp_path) as (gateway, watch):
+        reader, writer = await connect(gateway)
+        writer.write(encoded({**COMPLETION, "max_tokens": 900}) * 3)
+        await watch.wait_held()
+        writer.close()
+        # Nothing has been sent, and nothing would be for long.
+        await poll_until(lambda: gateway.server.exchanges.num_open == 0)
+        watch.release()
+        await gateway.service.wait_idle()
+        assert len(watch.steps) < 20
+        del reader
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+async def test_request_is_aborted_when_its_client_leaves_before_the_first_token(
+    tmp_path: Path, is_streamed: bool
+) -> None:
+    async with held_gateway(tmp_path) as (gateway, watch):
+        _, writer = await connect(gateway)
+        prompts = ["a", "b", "c"]
+        writer.write(encoded({"prompt": prompts, "max_tokens": 900, "stream": is_streamed}))
+        await watch.wait_held()
+        writer.transport.abort()
+        await poll_until(lambda: gateway.server.exchanges.num_open == 0)
+        num_steps = len(watch.steps)
+        watch.release()
+        await gateway.service.wait_idle()
+        # The steps that were under way, and one that ends them.
+        assert len(watch.steps) <= num_steps + 10
+
+
+async def test_requests_are_refused_with_429_when_there_are_too_many(tmp_path: Path) -> None:
+    config = GatewayConfig(max_concurrent_requests=2)
+    async with held_gateway(tmp_path, config) as (gateway, watch):
+        waiting = [asyncio.create_task(gateway.post(PATH, **COMPLETION)) for _ in range(2)]
+        await poll_until(lambda: gateway.server.exchanges.num_open == 2)
+        response = await gateway.http.post(PATH, json=COMPLETION)
+        assert response.status_code == 429
+        assert response.json()["error"]["code"] == "too_many_requests"
+        assert int(response.headers["retry-after"]) >= 1
+        assert (await gateway.http.get("/health/live")).status_code == 200
+        watch.release()
+        await asyncio.gather(*waiting)
+
+
+async def test_request_is_refused_with_429_when_the_queue_is_full(tmp_path: Path) -> None:
+    async with held_gateway(tmp_path, max_num_waiting=1, max_num_seqs=1) as (gateway, watch):
+        waiting = [asyncio.create_task(gateway.post(PATH, **COMPLETION))]
+        await watch.wait_held()
+        waiting.append(asyncio.create_task(gateway.post(PATH, **COMPLETION)))
+        await gateway.service.wait_until_queued(1)
+        response = await gateway.http.post(PATH, json={**COMPLETION, "stream": True})
+        assert (response.status_code, response.json()["error"]["code"]) == (429, "queue_full")
+        assert int(response.headers["retry-after"]) >= 1
+        watch.release()
+        await asyncio.gather(*waiting)
+
+
+async def test_request_ends_when_it_takes_longer_than_it_may(tmp_path: Path) -> None:
+    config = GatewayConfig(request_timeout_s=0.3)
+    async with held_gateway(tmp_path, config) as (gateway, watch):
+        error = await gateway.refusal(PATH, COMPLETION, 504)
+        assert error["type"] == "timeout_error"
+        assert gateway.server.exchanges.num_open == 0
+        watch.release()
+
+
+async def test_open_stream_ends_with_an_error_event_when_the_drain_takes_too_long(
+    tmp_path: Path,
+) -> None:
+    async with held_gateway(tmp_path, after=3) as (gateway, watch):
+        streaming = asyncio.create_task(gateway.stream(PATH, **{**COMPLETION, "max_tokens": 900}))
+        await watch.wait_held()
+        draining = asyncio.create_task(gateway.server.exchanges.drain(0.2))
+        await poll_until(lambda: gateway.server.exchanges.is_draining)
+        ready = await gateway.http.get("/health/ready")
+        assert ready.status_code == 503
+        response = await gateway.http.post(PATH, json=COMPLETION)
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "draining")
+        *_, last = await streaming
+        assert last["error"]["code"] == "draining"
+        await draining
+        watch.release()
+
+
+@asynccontextmanager
+async def held_gateway(
+    folder: Path, config: GatewayConfig | None = None, after: int = 0, **options: object
+) -> AsyncIterator[tuple[RunningGateway, StepWatch]]:
+    """A gateway whose executor holds a step."""
+    watch = StepWatch()
+    executor = text_executor(folder, fault=watch)
+    async with running_gateway(executor, config=config, **options) as gateway:
+        watch.hold(after=after)
+        yield gateway, watch
+
+
+async def connect(
+    gateway: RunningGateway, receive_bytes: int | None = None
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    plain = socket.socket()
+    if receive_bytes is not None:
+        plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+    plain.setblocking(False)
+    host, port = gateway.server.config.host, gateway.server.config.port
+    await asyncio.get_running_loop().sock_connect(plain, (host, port))
+    return await asyncio.open_connection(sock=plain, limit=2**20)
+
+
+def encoded(body: dict[str, object]) -> bytes:
+    content = json.dumps(body).encode()
+    head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
+    return head.encode() + content
+
+
+async def poll_until(holds: Any) -> None:  # noqa: ANN401
+    async def look() -> tuple[bool, None]:
+        return holds(), None
+
+    await poll(look, 30.0)

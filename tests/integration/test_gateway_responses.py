@@ -1,0 +1,166 @@
+"""The Responses API, by the official client, before a fake executor whose tokens are known."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+import pytest_asyncio
+
+from splitserve_client import SamplingParams
+from tests.support.fakes.fake_truth import expected_completions
+from tests.support.processes.gateway import RunningGateway, running_gateway, text_executor
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+PATH = "/v1/responses"
+MODEL = "fake"
+EXTRA: dict[str, Any] = {"extra_body": {"seed": 5}}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningGateway]:
+    async with running_gateway(text_executor(tmp_path_factory.mktemp("files"))) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(gateway: RunningGateway) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(
+        base_url=f"{gateway.url}/v1", api_key="none", max_retries=0
+    ) as opened:
+        yield opened
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def model(client: openai.AsyncOpenAI) -> str:
+    return (await client.models.list()).data[0].id
+
+
+def expected_text(gateway: RunningGateway, rendered: str, max_tokens: int) -> str:
+    prompt = gateway.tokenizer.encode(rendered, add_special_tokens=False)
+    params = SamplingParams(seed=5, max_tokens=max_tokens)
+    (completion,) = expected_completions(prompt, params, vocab_size=406)
+    return gateway.tokenizer.decode(completion.token_ids)
+
+
+async def test_response_is_the_chat_of_its_input_and_instructions(
+    gateway: RunningGateway, client: openai.AsyncOpenAI, model: str
+) -> None:
+    expected = expected_text(gateway, "<s>[system]be brief\n[user]the fox?\n[assistant]", 30)
+
+    response = await client.responses.create(
+        model=model, instructions="be brief", input="the fox?", max_output_tokens=30, **EXTRA
+    )
+
+    assert response.output_text == expected
+    assert response.status == "incomplete"
+    assert response.incomplete_details is not None
+    assert response.incomplete_details.reason == "max_output_tokens"
+    assert response.usage is not None
+    assert response.usage.output_tokens == 30
+    assert response.usage.total_tokens == response.usage.input_tokens + 30
+
+
+async def test_response_goes_on_from_items_of_an_earlier_one_when_they_are_sent_back(
+    gateway: RunningGateway, client: openai.AsyncOpenAI, model: str
+) -> None:
+    first = await client.responses.create(
+        model=model, input="the fox?", max_output_tokens=5, **EXTRA
+    )
+    items: Any = [
+        {"role": "user", "content": "the fox?"},
+        *(item.model_dump(exclude_none=True) for item in first.output),
+        {"role": "user", "content": [{"type": "input_text", "text": "and then?"}]},
+    ]
+    rendered = f"<s>[user]the fox?\n[assistant]{first.output_text}\n[user]and then?\n[assistant]"
+
+    second = await client.responses.create(model=model, input=items, max_output_tokens=20, **EXTRA)
+
+    assert second.output_text == expected_text(gateway, rendered, 20)
+
+
+async def test_response_events_add_up_to_the_whole_when_streamed(
+    client: openai.AsyncOpenAI, model: str
+) -> None:
+    asked: Any = {"model": model, "input": "the fox?", "max_output_tokens": 25, **EXTRA}
+    whole = await client.responses.create(**asked)
+
+    events = [event async for event in await client.responses.create(**asked, stream=True)]
+
+    kinds = [event.type for event in events]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert kinds[:4] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert kinds[-4:] == [
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.incomplete",
+    ]
+    assert set(kinds[4:-4]) == {"response.output_text.delta"}
+    text = "".join(event.delta for event in events[4:-4])
+    assert text == events[-4].text == whole.output_text
+    last = events[-1].response
+    assert last.output_text == whole.output_text
+    assert last.output[0].id == events[2].item.id
+    assert last.usage == whole.usage
+
+
+async def test_response_has_scores_of_every_token_when_they_are_included(
+    client: openai.AsyncOpenAI, model: str
+) -> None:
+    asked: Any = {
+        "model": model,
+        "input": "the fox?",
+        "max_output_tokens": 6,
+        "include": ["message.output_text.logprobs"],
+        "top_logprobs": 2,
+        **EXTRA,
+    }
+    whole = await client.responses.create(**asked)
+    events = [event async for event in await client.responses.create(**asked, stream=True)]
+
+    (part,) = whole.output[0].content
+    assert [len(score.top_logprobs) for score in part.logprobs] == [2] * 6
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    streamed = [score.token for event in deltas for score in event.logprobs]
+    assert streamed == [score.token for score in part.logprobs]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"background": True}, "background"),
+        ({"conversation": "c"}, "conversation"),
+        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        ({"n": 2}, "n"),
+        ({"surprise": 1}, "surprise"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, None),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, None),
+        ({"truncation": "auto"}, "truncation"),
+    ],
+)
+async def test_response_is_refused_by_name_when_a_field_cannot_be_served(
+    gateway: RunningGateway, fields: dict[str, object], param: str | None
+) -> None:
+    error = await gateway.refusal(PATH, {"input": "the fox?", **fields})
+
+    if param is None:
+        assert error["param"].startswith("input.0.")
+    else:
+        assert error["param"] == param
+
+
+async def test_response_names_the_input_when_it_is_too_long(gateway: RunningGateway) -> None:
+    error = await gateway.refusal(PATH, {"input": "fox " * 3000})
+
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "input")

@@ -1,0 +1,137 @@
+"""A gateway at a real port in this process, before a scheduler process with fake executors."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from splitserve_client import Tokenizer
+from splitserve_gateway.config import GatewayConfig
+from splitserve_gateway.server import Server
+from tests.contract.stranger.process import poll
+from tests.support.fakes.fake_executor import FakeExecutor
+from tests.support.models import tiny_tokenizers
+from tests.support.processes.fake_service import FakeService, fake_service
+
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}[{{ message['role'] }}]{{ message['content'] }}\n"
+    "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+def text_executor(
+    folder: Path,
+    chat_template: str = CHAT_TEMPLATE,
+    added_tokens: Sequence[str] = (),
+    **fields: Any,  # noqa: ANN401
+) -> FakeExecutor:
+    """A FakeExecutor with a byte-level tokenizer: its tokens are text, if odd text.
+
+    `added_tokens`: further tokens, one for each text. Files are written to `folder`.
+    """
+    tokenizer = tiny_tokenizers.byte_level()
+    tokenizer.add_tokens(list(added_tokens))
+    config = {"chat_template": chat_template, "bos_token": "<s>", "eos_token": "</s>"}
+    files = {
+        "tokenizer.json": tokenizer.to_str(),
+        "tokenizer_config.json": json.dumps(config),
+    }
+    for name, content in files.items():
+        (folder / name).write_text(content, encoding="utf-8")
+    fields = {"num_device_blocks": 1024, "max_model_len": 1024, **fields}
+    return FakeExecutor(
+        vocab_size=tokenizer.get_vocab_size(),
+        tokenizer_files=tuple(folder / name for name in files),
+        **fields,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RunningGateway:
+    """What runs. `http` speaks to it; `tokenizer` is that of the (first) executor."""
+
+    url: str
+    http: httpx2.AsyncClient
+    service: FakeService
+    tokenizer: Tokenizer
+    server: Server
+
+    async def post(self, path: str, **body: object) -> dict[str, Any]:
+        """The answer to `body`, which must be a 200."""
+        response = await self.http.post(path, json=body)
+        assert response.status_code == 200, response.text
+        content: dict[str, Any] = response.json()
+        return content
+
+    async def stream(self, path: str, **body: object) -> list[dict[str, Any]]:
+        """The events of a streamed answer up to [DONE], which must be the last line."""
+        async with self.http.stream("POST", path, json={**body, "stream": True}) as response:
+            text = (await response.aread()).decode()
+        assert response.status_code == 200, text
+        assert response.headers["content-type"].startswith("text/event-stream")
+        *lines, last = [line for line in text.split("\n\n") if line and not line.startswith(":")]
+        assert last == "data: [DONE]", text
+        return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+    async def refusal(self, path: str, body: object, status: int = 400) -> dict[str, Any]:
+        """The error object of the answer to `body`, which must have `status`."""
+        response = await self.http.post(path, json=body)
+        assert response.status_code == status, response.text
+        error: dict[str, Any] = response.json()["error"]
+        assert error.keys() == {"message", "type", "param", "code"}
+        return error
+
+
+@asynccontextmanager
+async def running_gateway(
+    *executors: FakeExecutor, config: GatewayConfig | None = None, **options: object
+) -> AsyncIterator[RunningGateway]:
+    """A gateway before a scheduler with `executors`. Options are the scheduler's flags."""
+    async with fake_service(*executors, **options) as service:
+        config = replace(config or GatewayConfig(), schedulers=(service.scheduler.address,))
+        async with (
+            _serving(config) as server,
+            httpx2.AsyncClient(base_url=url_of(server), timeout=60.0, trust_env=False) as http,
+        ):
+
+            async def is_ready() -> tuple[bool, int]:
+                status = (await http.get("/health/ready")).status_code
+                return status == 200, status
+
+            await poll(is_ready, 60.0)
+            tokenizer = Tokenizer.from_files(_files(executors[0].tokenizer_files))
+            yield RunningGateway(url_of(server), http, service, tokenizer, server)
+            await service.wait_idle()
+
+
+@asynccontextmanager
+async def _serving(config: GatewayConfig) -> AsyncIterator[Server]:
+    # Without the protocol asyncio does not know that it is TCP, and leaves Nagle's delay on.
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(4096)
+        server = Server(config, f"127.0.0.1:{listener.getsockname()[1]}")
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            yield server
+        finally:
+            await server.exchanges.drain(5.0)
+            server.should_exit = True
+            await serving
+
+
+def url_of(server: Server) -> str:
+    """Where it serves."""
+    return f"http://{server.config.host}:{server.config.port}"
+
+
+def _files(paths: Sequence[Path]) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in paths}

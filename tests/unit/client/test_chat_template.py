@@ -1,0 +1,185 @@
+"""Chats are rendered as transformers does it, with what clients really send."""
+
+from __future__ import annotations
+
+import copy
+import json
+from functools import cache
+from typing import Any
+
+import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from splitserve_client import ChatTemplateFailed
+from splitserve_client.chat_template import ChatTemplates
+from tests.support.models import chat_templates
+
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+USER = {"role": "user", "content": " What is <b>2 & 2</b>? ü "}
+SYSTEM = {"role": "system", "content": "Be brief."}
+ANSWER = {"role": "assistant", "content": "It is 4. "}
+CALL = {
+    "id": "abcdefghi",
+    "type": "function",
+    "function": {"name": "add", "arguments": {"a": 2, "text": "ü <b>"}},
+}
+CALLING = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+RESULT = {"role": "tool", "tool_call_id": "abcdefghi", "name": "add", "content": "4"}
+THINKING = {"role": "assistant", "content": "4", "reasoning_content": "two and two"}
+PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "add", "description": "Adds", "parameters": PARAMETERS},
+    }
+]
+CHATS: dict[str, list[dict[str, Any]]] = {
+    "one": [USER],
+    "system": [SYSTEM, USER],
+    "turns": [SYSTEM, USER, ANSWER, USER],
+    "calls": [USER, CALLING, RESULT],
+    "thinking": [USER, THINKING, USER],
+    "alternating": [ANSWER, USER],
+}
+
+
+def theirs(source: str, chat: list[dict[str, Any]], **options: Any) -> str:  # noqa: ANN401
+    try:
+        values: Any = {**TOKENS, **options}
+        rendered = render_jinja_template([copy.deepcopy(chat)], chat_template=source, **values)[0]
+    except Exception:
+        return "refused"
+    return str(rendered[0])
+
+
+@cache
+def templates_of(source: str) -> ChatTemplates:
+    return ChatTemplates({"default": source}, TOKENS)
+
+
+def ours(source: str, chat: list[dict[str, Any]], **options: Any) -> str:  # noqa: ANN401
+    try:
+        return templates_of(source).render(chat, **options)
+    except ChatTemplateFailed:
+        return "refused"
+
+
+@pytest.mark.parametrize("name", chat_templates.USUAL)
+@pytest.mark.parametrize("chat", CHATS)
+@pytest.mark.parametrize("tools", [None, TOOLS])
+@pytest.mark.parametrize("prompts", [True, False])
+def test_a_chat_is_rendered_as_by_transformers_when_templates_are_usual(
+    name: str, chat: str, tools: list[dict[str, Any]] | None, prompts: bool
+) -> None:
+    source = chat_templates.USUAL[name]
+    options = {"tools": tools, "add_generation_prompt": prompts}
+
+    assert ours(source, CHATS[chat], **options) == theirs(source, CHATS[chat], **options)
+
+
+@pytest.mark.parametrize("name", chat_templates.USUAL)
+@pytest.mark.parametrize("end", ["It is", "It is ", "  It is\n"])
+def test_a_final_message_is_continued_as_by_transformers_when_asked(name: str, end: str) -> None:
+    source = chat_templates.USUAL[name]
+    chat = [USER, {"role": "assistant", "content": end}]
+
+    expected = theirs(source, chat, continue_final_message=True)
+
+    assert expected.endswith(end.strip()) or expected.endswith(end)
+    assert ours(source, chat, continue_final_message=True) == expected
+
+
+def test_most_of_these_chats_are_rendered_when_templates_are_usual() -> None:
+    texts = [ours(s, c) for s in chat_templates.USUAL.values() for c in CHATS.values()]
+
+    assert texts.count("refused") <= 5
+
+
+def test_variables_reach_the_template_when_they_are_given() -> None:
+    text = ours(chat_templates.QWEN, [USER], variables={"enable_thinking": False})
+
+    assert text == theirs(
+        chat_templates.QWEN, [USER], enable_thinking=False, add_generation_prompt=True
+    )
+    assert text.endswith("<think>\n\n</think>\n\n")
+    assert ours(chat_templates.QWEN, [USER], variables={"messages": []}) == "refused"
+
+
+@pytest.mark.parametrize("name", ["llama3", "mistral", "qwen"])
+def test_arguments_are_read_when_they_come_as_json(name: str) -> None:
+    source = chat_templates.USUAL[name]
+    function = {"name": "add", "arguments": json.dumps(CALL["function"]["arguments"])}  # type: ignore[index]
+    sent = {**CALLING, "tool_calls": [{**CALL, "function": function}], "refusal": None}
+
+    assert ours(source, [USER, sent, RESULT]) == theirs(
+        source, [USER, CALLING, RESULT], add_generation_prompt=True
+    )
+
+
+@pytest.mark.parametrize("as_text", [True, False])
+def test_arguments_stay_text_when_a_template_wants_them_so(as_text: bool) -> None:
+    arguments: object = {"a": 2}
+    function = {"name": "add", "arguments": json.dumps(arguments) if as_text else arguments}
+    sent = {"role": "assistant", "tool_calls": [{**CALL, "function": function}]}
+
+    text = ours(chat_templates.ARGUMENTS_AS_TEXT, [USER, sent])
+
+    assert text.endswith('assistant```json\n{"a": 2}\n```')
+
+
+def test_parts_are_joined_when_a_template_wants_texts() -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+
+    text = ours(chat_templates.CHATML, [{"role": "user", "content": parts}])
+
+    assert text == ours(chat_templates.CHATML, [{"role": "user", "content": "one\ntwo"}])
+
+
+def test_parts_stay_parts_when_a_template_takes_both() -> None:
+    chat = [{"role": "user", "content": [{"type": "text", "text": f" {n} "} for n in range(2)]}]
+
+    assert ours(chat_templates.GEMMA, chat) == theirs(
+        chat_templates.GEMMA, chat, add_generation_prompt=True
+    )
+
+
+def test_a_text_becomes_a_part_when_a_template_takes_nothing_else() -> None:
+    assert ours(chat_templates.PARTS_ONLY, [{"role": "user", "content": "hi"}]) == "user: hi"
+
+
+@pytest.mark.parametrize(
+    "content", [[{"type": "image_url", "image_url": {}}], [3], [{"type": "text"}], {1, 2}, b"x"]
+)
+def test_a_content_is_refused_when_it_is_no_text(content: object) -> None:
+    assert ours(chat_templates.CHATML, [{"role": "user", "content": content}]) == "refused"
+
+
+def test_templates_are_chosen_by_name_or_by_tools_when_there_are_several() -> None:
+    files = {
+        "chat_template.jinja": b"default",
+        "additional_chat_templates/tool_use.jinja": b"tools",
+        "additional_chat_templates/rag.jinja": b"{{ documents[0].text }}",
+    }
+    templates = ChatTemplates.from_files(files, {"chat_template": "older"}, {})
+    assert templates is not None
+
+    assert templates.render([USER]) == "default"
+    assert templates.render([USER], tools=TOOLS) == "tools"
+    assert templates.render([USER], tools=TOOLS, template_name="default") == "default"
+    assert templates.render([USER], template_name="rag", documents=[{"text": "x"}]) == "x"
+    with pytest.raises(ChatTemplateFailed, match="it has: default, rag, tool_use"):
+        templates.render([USER], template_name="other")
+
+
+def test_messages_of_the_caller_stay_as_they_are_when_a_chat_is_rendered() -> None:
+    chat: list[dict[str, Any]] = [
+        USER,
+        CALLING,
+        RESULT,
+        {"role": "assistant", "content": [{"type": "text", "text": "x"}]},
+    ]
+    before = copy.deepcopy(chat)
+
+    ours(chat_templates.GEMMA, chat, continue_final_message=True)
+
+    assert chat == before

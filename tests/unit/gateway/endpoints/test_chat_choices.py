@@ -1,0 +1,99 @@
+"""Choices of chats as JSON: the pieces add up to the whole, however the text is cut."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from splitserve_client import Tokenizer
+from splitserve_gateway.endpoints.chat_choices import ChatChoice
+from splitserve_gateway.endpoints.logprobs import TokenNames
+from splitserve_gateway.generation.choices import ChoiceEnd, Delta
+from splitserve_gateway.grammars.answer_plan import AnswerPlan
+from splitserve_gateway.parsing.output_format import OutputFormat
+from splitserve_gateway.parsing.output_parser import ParserOptions
+from splitserve_gateway.schemas.chat import ChatRequest
+from tests.support.models import tiny_tokenizers
+
+NAMES = TokenNames(
+    Tokenizer.from_files({"tokenizer.json": tiny_tokenizers.byte_level().to_str().encode()})
+)
+FORM = AnswerPlan(
+    OutputFormat.of("", "hermes", "think"), ParserOptions(tools={"add": {}, "drop": {}})
+)
+TEXT = (
+    "<think>Let me see.</think>Here: "
+    '<tool_call>\n{"name": "add", "arguments": {"a": [1, "ü"]}}\n</tool_call>'
+    '<tool_call>{"name": "drop", "arguments": {}}</tool_call>'
+)
+
+
+def new_choice(**fields: Any) -> ChatChoice:  # noqa: ANN401
+    return ChatChoice(0, ChatRequest(**fields), FORM, NAMES, "")
+
+
+def deltas(text: str, cuts: list[int]) -> list[Delta]:
+    places = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
+    pieces = [text[a:b] for a, b in itertools.pairwise(places)]
+    return [*(Delta(0, piece, (1,)) for piece in pieces), Delta(0, "", end=ChoiceEnd("stop"))]
+
+
+@settings(deadline=None, max_examples=50)
+@given(cuts=st.lists(st.integers(0, 1000), max_size=30))
+def test_pieces_add_up_to_the_whole_wherever_the_text_is_cut(cuts: list[int]) -> None:
+    whole, streamed = new_choice(), new_choice()
+    content, reasoning = "", ""
+    calls: list[dict[str, str]] = []
+    reasons: list[object] = []
+    for delta in deltas(TEXT, cuts):
+        whole.add(delta)
+        chunk = streamed.chunk(delta)
+        if chunk is None:
+            continue
+        told: Any = chunk["delta"]
+        content += told.get("content", "")
+        reasoning += told.get("reasoning_content", "")
+        assert told.get("reasoning") == told.get("reasoning_content")
+        for call in told.get("tool_calls", ()):
+            if call["index"] == len(calls):
+                calls.append({"name": call["function"]["name"], "arguments": ""})
+            calls[call["index"]]["arguments"] += call["function"]["arguments"]
+        reasons.append(chunk["finish_reason"])
+    message: Any = whole.whole()["message"]
+    assert message["content"] == content == "Here: "
+    assert message["reasoning"] == reasoning == "Let me see."
+    assert [call["function"] for call in message["tool_calls"]] == calls
+    assert [(call["name"], json.loads(call["arguments"])) for call in calls] == [
+        ("add", {"a": [1, "ü"]}),
+        ("drop", {}),
+    ]
+    assert reasons == [None] * (len(reasons) - 1) + ["tool_calls"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "text", "expected"),
+    [
+        ("stop", TEXT, "tool_calls"),
+        ("length", TEXT, "length"),
+        ("stop", "Hello", "stop"),
+    ],
+)
+def test_finish_reason_is_tool_calls_only_when_the_model_stopped_after_calls(
+    reason: str, text: str, expected: str
+) -> None:
+    choice = new_choice()
+    choice.add(Delta(0, text))
+    choice.add(Delta(0, "", end=ChoiceEnd(reason)))
+    assert choice.whole()["finish_reason"] == expected
+
+
+def test_nothing_is_told_of_a_delta_that_brings_nothing() -> None:
+    assert new_choice().chunk(Delta(0, "", (5,))) is None
+    chunk = new_choice(return_token_ids=True).chunk(Delta(0, "", (5,)))
+    assert chunk is not None
+    assert chunk["token_ids"] == (5,)

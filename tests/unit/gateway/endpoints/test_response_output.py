@@ -1,0 +1,100 @@
+"""Items of a response, from what a model wrote."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from splitserve_client import Tokenizer
+from splitserve_gateway.endpoints.logprobs import TokenNames
+from splitserve_gateway.endpoints.response_output import ResponseOutput
+from splitserve_gateway.generation.choices import ChoiceEnd, Delta
+from splitserve_gateway.grammars.answer_plan import AnswerPlan
+from splitserve_gateway.parsing.formats import FORMATS
+from splitserve_gateway.parsing.output_format import OutputFormat
+from splitserve_gateway.parsing.output_parser import ParserOptions
+from splitserve_gateway.parsing.reasoning import REASONING_MARKS
+from tests.support.models import tiny_tokenizers
+
+TEXT = (
+    "<think>let me see</think>I look it up."
+    '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+    '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+)
+
+
+def output() -> ResponseOutput:
+    form = AnswerPlan(
+        OutputFormat(FORMATS["hermes"], REASONING_MARKS["think"]),
+        ParserOptions(tools={"weather": {}}),
+    )
+    files = {"tokenizer.json": tiny_tokenizers.byte_level().to_str().encode()}
+    return ResponseOutput(form, TokenNames(Tokenizer.from_files(files)), wants_logprobs=False)
+
+
+def told(made: ResponseOutput, text: str, size: int, end: ChoiceEnd | None) -> list[dict[str, Any]]:
+    events: list[dict[str, Any]] = []
+    for start in range(0, len(text), size):
+        events += made.push(Delta(0, text[start : start + size], (1,)))
+    if end is not None:
+        events += made.push(Delta(0, "", end=end))
+    return events
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+def test_output_has_an_item_for_each_part_when_the_text_comes_in_pieces(size: int) -> None:
+    made = output()
+
+    events = told(made, TEXT, size, ChoiceEnd("stop"))
+
+    reasoning, message, first, second = made.items
+    assert reasoning["content"] == [{"type": "reasoning_text", "text": "let me see"}]
+    assert message["content"][0]["text"] == "I look it up."  # type: ignore[index]
+    calls = [(call["name"], json.loads(str(call["arguments"]))) for call in (first, second)]
+    assert calls == [("weather", {"city": "Oslo"}), ("weather", {"city": "Rome"})]
+    assert {item["status"] for item in made.items} == {"completed"}
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert done == made.items
+    indexes = [event["output_index"] for event in events]
+    assert indexes == sorted(indexes)
+    assert 0 < made.num_reasoning_tokens < -(-len(TEXT) // size) or size == 1000
+
+
+def test_output_deltas_add_up_to_each_item() -> None:
+    made = output()
+
+    events = told(made, TEXT, 2, ChoiceEnd("stop"))
+
+    for index, item in enumerate(made.items):
+        pieces = [
+            event["delta"]
+            for event in events
+            if event["output_index"] == index and event["type"].endswith(".delta")
+        ]
+        whole = item["arguments"] if "arguments" in item else item["content"][0]["text"]  # type: ignore[index]
+        assert "".join(pieces) == whole
+
+
+def test_output_is_incomplete_when_the_answer_was_cut() -> None:
+    made = output()
+
+    told(made, "I look", 3, ChoiceEnd("length"))
+
+    assert [item["status"] for item in made.items] == ["incomplete"]
+
+
+def test_output_is_an_empty_message_when_there_is_no_text() -> None:
+    made = output()
+
+    events = told(made, "", 1, ChoiceEnd("stop"))
+
+    assert [event["type"] for event in events] == [
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+    ]
+    assert made.items[0]["content"][0]["text"] == ""  # type: ignore[index]

@@ -1,0 +1,218 @@
+"""What checking a grammar finds, and what it may cost whoever else is served."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from splitserve_client.types import Choices, Grammar, JsonSchema, Lark, Regex
+from splitserve_gateway.grammars.checker import (
+    CheckerLimits,
+    GrammarChecker,
+    GrammarCheckUnavailable,
+)
+from splitserve_gateway.grammars.requested import MAX_GRAMMAR_BYTES, Gbnf, GrammarRefused, Source
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+# A lexer of a million states: seconds.
+SLOW = JsonSchema('{"type": "integer", "multipleOf": 1000003}')
+
+
+def doubling(num_levels: int, first: str) -> Lark:
+    rules = (f"{first}{i}: {first}{i + 1} {first}{i + 1}" for i in range(num_levels))
+    return Lark("\n".join([f"start: {first}0", *rules, f'{first}{num_levels}: "x"']))
+
+
+def schema(value: object) -> JsonSchema:
+    return JsonSchema(json.dumps(value))
+
+
+GOOD: list[Source] = [
+    JsonSchema("true"),
+    schema({"type": "object"}),
+    schema({"$defs": {"n": {"properties": {"c": {"$ref": "#/$defs/n"}}}}, "$ref": "#/$defs/n"}),
+    schema({"type": "string", "pattern": "(a{1000}){1000}"}),
+    schema({"type": "array", "minItems": 10**9, "items": {"maxLength": 10**9, "type": "string"}}),
+    schema({"enum": [f"value {index}" for index in range(3500)]}),
+    schema({"$defs": {
+        **{f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(30)},
+        "d30": {"type": "object"},
+    }, "$ref": "#/$defs/d0"}),
+    Regex("(a{1000}){1000}"),
+    Regex("(a|b)*a(a|b){200}"),
+    Lark("start: start start | \"a\" | "),
+    Lark('start: ("a"{1000}){1000}'),
+    doubling(40, "a"),
+    Choices(("a", "b")),
+]  # fmt: skip
+BAD: list[tuple[Source, str]] = [
+    (JsonSchema("{nope"), "no JSON"),
+    (JsonSchema("false"), "Unsatisfiable"),
+    (JsonSchema('{"items":' * 5000 + "{}" + "}" * 5000), "deeply"),
+    (JsonSchema("[" * 60_000), "deeply"),
+    (JsonSchema("[]"), "object"),
+    (schema({"x-guidance": {"lenient": True}, "not": {}}), "x-guidance"),
+    (schema({"type": "foo"}), "foo"),
+    (schema({"not": {"type": "string"}}), "not"),
+    (schema({"type": "string", "format": "no-such-format"}), "no-such-format"),
+    (schema({"$ref": "http://localhost:1/schema"}), "localhost"),
+    (schema({"$ref": "file:///etc/passwd"}), "etc/passwd"),
+    (schema({"allOf": [
+        {"anyOf": [{"required": [f"p{i}{j}"], "properties": {f"p{i}{j}": {"minLength": j}}}
+                   for j in range(10)]} for i in range(20)
+    ]}), "too large"),
+    (Regex("(" * 5000 + "a" + ")" * 5000), ""),
+    (Regex("(a"), ""),
+    (Regex("a(?=b)"), ""),
+    (Lark("start: nobody"), "nobody"),
+    (Lark("start: " + "(" * 5000 + '"a"' + ")" * 5000), "deeply"),
+    (Lark("%import common.NO_SUCH_THING\nstart: NO_SUCH_THING"), ""),
+    (Gbnf("root ::= nobody"), "nobody"),
+    (Gbnf("::="), ""),
+    (Gbnf("root ::= " + "(" * 5000 + '"a"' + ")" * 5000), "recursion"),
+    (Gbnf("root ::= [a"), ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("source", GOOD)
+async def test_grammar_is_taken_when_it_compiles(checker: GrammarChecker, source: Grammar) -> None:
+    assert await checker.check("field", source) == source
+
+
+@pytest.mark.parametrize(("source", "why"), BAD)
+async def test_grammar_is_refused_with_what_the_compiler_says(
+    checker: GrammarChecker, source: Source, why: str
+) -> None:
+    with pytest.raises(GrammarRefused) as refused:
+        await checker.check("guided", source)
+    assert refused.value.field == "guided"
+    assert why in refused.value.message
+    assert 0 < len(refused.value.message) < 600
+
+
+async def test_gbnf_becomes_lark(checker: GrammarChecker) -> None:
+    grammar = await checker.check("field", Gbnf('root ::= "a" | "b"'))
+
+    assert isinstance(grammar, Lark)
+    assert await checker.check("field", grammar) == grammar
+
+
+@pytest.mark.parametrize(
+    "source", [Regex(""), Regex("x" * (MAX_GRAMMAR_BYTES + 1)), Lark("\ud800")]
+)
+async def test_grammar_is_refused_by_its_size_before_it_is_compiled(
+    checker: GrammarChecker, source: Grammar
+) -> None:
+    with pytest.raises(GrammarRefused):
+        await checker.check("field", source)
+
+
+async def test_others_are_checked_while_one_takes_all_its_time() -> None:
+    checker = GrammarChecker(CheckerLimits(max_cpu_s=0.3))
+    slow = asyncio.create_task(checker.check("slow", SLOW))
+    for index in range(5):
+        await checker.check("quick", Regex(f"a{index}"))
+    assert not slow.done()
+
+    with pytest.raises(GrammarRefused, match="too much time or memory"):
+        await slow
+    await checker.check("quick", Regex("after"))
+    begin = time.process_time()
+    with pytest.raises(GrammarRefused, match="too much time or memory"):
+        await checker.check("slow", SLOW)  # it is known by now
+    assert time.process_time() - begin < 0.1
+    await checker.close()
+
+
+async def test_grammar_is_refused_when_it_takes_too_much_memory() -> None:
+    checker = GrammarChecker(CheckerLimits(max_memory_mib=330, max_cpu_s=60))
+    with pytest.raises(GrammarRefused, match="too much time or memory"):
+        await checker.check("field", doubling(40, "A"))
+    await checker.check("field", Regex("a"))
+    await checker.close()
+
+
+def children() -> set[int]:
+    me = os.getpid()
+    found = Path(f"/proc/{me}/task").glob("*/children")
+    return {int(child) for path in found for child in path.read_text().split()}
+
+
+def checking() -> list[asyncio.Task[object]]:
+    return [task for task in asyncio.all_tasks() if "GrammarChecker" in repr(task.get_coro())]
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def counted() -> AsyncIterator[GrammarChecker]:
+    before, tasks = children(), checking()
+    made = GrammarChecker(CheckerLimits(max_waiting=3, max_cached=2, num_workers=1))
+    yield made
+    await made.close()
+    assert children() == before
+    assert checking() == tasks
+
+
+async def test_nothing_is_left_when_askers_go_away(counted: GrammarChecker) -> None:
+    askers = [asyncio.create_task(counted.check("field", SLOW)) for _ in range(20)]
+    await counted.check("field", Choices(("a",)))
+    for asker in askers:
+        asker.cancel()
+    results = await asyncio.gather(*askers, return_exceptions=True)
+
+    assert all(isinstance(result, asyncio.CancelledError) for result in results)
+
+
+async def test_too_many_waiting_grammars_are_turned_away(counted: GrammarChecker) -> None:
+    sources = [Regex(f"a{index}") for index in range(6)]
+    results = await asyncio.gather(
+        *(counted.check("field", source) for source in sources), return_exceptions=True
+    )
+
+    assert results[:3] == sources[:3]
+    assert [type(result) for result in results[3:]] == [GrammarCheckUnavailable] * 3
+    assert await counted.check("field", sources[5]) == sources[5]
+
+
+async def test_worker_is_replaced_when_it_is_killed(counted: GrammarChecker) -> None:
+    before = children()
+    await counted.check("field", Regex("a"))
+    for child in children() - before:
+        os.kill(child, signal.SIGKILL)
+    with pytest.raises(GrammarCheckUnavailable):
+        await counted.check("field", Regex("b"))
+
+    assert await counted.check("field", Regex("b")) == Regex("b")
+
+
+async def test_waiting_grammars_are_turned_away_when_it_closes() -> None:
+    checker = GrammarChecker(CheckerLimits(num_workers=1, max_cpu_s=60))
+    slow = asyncio.create_task(checker.check("field", SLOW))
+    await asyncio.sleep(0)
+    waiting = asyncio.create_task(checker.check("field", Regex("a")))
+    await asyncio.sleep(0)
+    await checker.close()
+
+    results = await asyncio.gather(slow, waiting, return_exceptions=True)
+    assert [type(result) for result in results] == [GrammarCheckUnavailable] * 2
+
+
+async def test_only_the_latest_verdicts_are_kept(counted: GrammarChecker) -> None:
+    before = children()
+    for index in range(4):
+        await counted.check("field", Regex(f"a{index}"))
+    for child in children() - before:
+        os.kill(child, signal.SIGKILL)
+
+    assert await counted.check("field", Regex("a3")) == Regex("a3")
+    assert await counted.check("field", Regex("a2")) == Regex("a2")
+    with pytest.raises(GrammarCheckUnavailable):
+        await counted.check("field", Regex("a0"))

@@ -1,0 +1,145 @@
+"""However a text is cut, and whatever it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.gateway.parsing.answers import answer, make_parser
+
+NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "150"))
+FORMAT_NAMES = ("hermes", "llama3_json", "mistral", "json", "none")
+FRAGMENTS = [
+    "<tool_call>", "</tool_call>", "<function=add>", "</function>", "<parameter=a>",
+    "</parameter>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<think>", "</think>",
+    '{"name": "add", "arguments": {"a": 1}}', '{"name": "add"', '"arguments": {', "}", "{", "[",
+    "]", ",", ":", ";", '"', "\\", "\\u12", " ", "\n", "add", "12", "-0.5e3", "null", "<", "</tool",
+    "é", "🙂",
+]  # fmt: skip
+texts = st.lists(st.one_of(st.sampled_from(FRAGMENTS), st.text(max_size=3)), max_size=25).map(
+    "".join
+)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8) | st.sampled_from(FRAGMENTS),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=8,
+)  # fmt: skip
+calls = st.lists(
+    st.tuples(
+        st.sampled_from(["get_weather", "add"]),
+        st.builds(
+            lambda value, indent, is_ascii: json.dumps(value, indent=indent, ensure_ascii=is_ascii),
+            st.dictionaries(st.text(max_size=4), json_values, max_size=3),
+            st.sampled_from([None, 1]),
+            st.booleans(),
+        ),
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+@st.composite
+def cuts(draw: st.DrawFn, text: str) -> list[str]:
+    places = draw(st.lists(st.integers(0, len(text)), max_size=12).map(sorted))
+    return [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
+
+
+def written(format_name: str, made: list[tuple[str, str]]) -> str:
+    objects = [f'{{"name": "{name}", "arguments": {arguments}}}' for name, arguments in made]
+    match format_name:
+        case "hermes":
+            return "\n".join(f"<tool_call>\n{each}\n</tool_call>" for each in objects)
+        case "llama3_json":
+            return "; ".join(objects)
+        case "mistral":
+            return "".join(f"[TOOL_CALLS]{name}[ARGS]{arguments}" for name, arguments in made)
+    return f"[{', '.join(objects)}]"
+
+
+@given(
+    data=st.data(),
+    text=texts,
+    format_name=st.sampled_from(FORMAT_NAMES),
+    reasoning=st.sampled_from(["none", "think"]),
+    starts_inside=st.booleans(),
+    streams=st.booleans(),
+    hidden=st.frozensets(st.sampled_from(FRAGMENTS[:12]), max_size=3),
+)
+@settings(max_examples=NUM_EXAMPLES)
+def test_answer_is_the_same_when_its_text_is_cut_anywhere(
+    data: st.DataObject,
+    text: str,
+    format_name: str,
+    reasoning: str,
+    starts_inside: bool,
+    streams: bool,
+    hidden: frozenset[str],
+) -> None:
+    options = {
+        "starts_in_reasoning": starts_inside,
+        "streams_arguments": streams,
+        "hidden": hidden,
+    }
+    whole = answer(text, format_name, reasoning, **options)
+
+    assert answer(data.draw(cuts(text)), format_name, reasoning, **options) == whole
+    assert answer(list(text), format_name, reasoning, **options) == whole
+
+
+@given(text=texts, format_name=st.sampled_from(FORMAT_NAMES))
+@settings(max_examples=NUM_EXAMPLES)
+def test_nothing_is_lost_and_arguments_are_json_whatever_the_text(
+    text: str, format_name: str
+) -> None:
+    whole = answer(text, format_name)
+
+    for _, arguments in whole.calls:
+        assert isinstance(json.loads(arguments), dict)
+    if not whole.calls:
+        assert whole.content == text
+
+
+@given(data=st.data(), made=calls, format_name=st.sampled_from(FORMAT_NAMES[:4]))
+@settings(max_examples=NUM_EXAMPLES)
+def test_calls_are_found_as_they_were_made(
+    data: st.DataObject, made: list[tuple[str, str]], format_name: str
+) -> None:
+    text = written(format_name, made)
+    streams = data.draw(st.booleans())
+    whole = answer(data.draw(cuts(text)), format_name, streams_arguments=streams)
+
+    assert (whole.calls, whole.content) == (made, "")
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "<tool_call>",
+        "<",
+        '<tool_call>{"name": "',
+        "<tool_call><function=f><parameter=a>",
+        '<tool_call>{"name": "add"}</tool_call>',
+        "\n",
+        '{"a":',
+    ],
+)
+def test_time_is_linear_in_the_text(unit: str) -> None:
+    def seconds(num_chars: int) -> float:
+        text = unit * (num_chars // len(unit))
+        parser = make_parser("hermes", "think")
+        begin = time.process_time()
+        for start in range(0, len(text), 4):
+            parser.push(text[start : start + 4])
+        parser.finish()
+        return time.process_time() - begin
+
+    short = min(seconds(4_000) for _ in range(3))
+    assert min(seconds(124_000) for _ in range(2)) < 60 * short  # 16 times; squared it were 256

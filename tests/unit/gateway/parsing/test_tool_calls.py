@@ -1,0 +1,255 @@
+"""What of a text is a call, in each notation."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from splitserve_gateway.parsing.deltas import ContentDelta, ToolCallArguments, ToolCallStart
+from splitserve_gateway.parsing.formats import HERMES, MISTRAL
+from tests.unit.gateway.parsing.answers import answer, make_parser
+
+PARIS = '{"city": "Paris"}'
+WEATHER = ("get_weather", PARIS)
+ADD = ("add", '{"a":1,"b":[2,{"c":"}\\"]"}]}')
+
+
+def as_object(name: str, arguments: str, key: str = "arguments") -> str:
+    return f'{{"name": "{name}", "{key}": {arguments}}}'
+
+
+def hermes(name: str, arguments: str) -> str:
+    return f"<tool_call>\n{as_object(name, arguments)}\n</tool_call>"
+
+
+CALLS = [
+    ("hermes", hermes(*WEATHER), [WEATHER]),
+    ("hermes", f"{hermes(*WEATHER)}\n{hermes(*ADD)}", [WEATHER, ADD]),
+    ("hermes", hermes(*WEATHER).replace("\n", ""), [WEATHER]),
+    ("hermes", hermes(*WEATHER).removesuffix("</tool_call>"), [WEATHER]),
+    ("hermes", hermes(*WEATHER).removesuffix("</tool_call>") + hermes(*ADD), [WEATHER, ADD]),
+    ("hermes", '<tool_call>{"arguments": {}, "name": "add"}</tool_call>', [("add", "{}")]),
+    ("hermes", '<tool_call>{"name": "add"}</tool_call>', [("add", "{}")]),
+    ("hermes", '<tool_call>{"name": "add", "arguments": null}</tool_call>', [("add", "{}")]),
+    ("hermes", '<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}', [("add", '{"a": 1}')]),
+    ("hermes", '<tool_call>{"id": 7, "name": "add", "arguments": {}}', [("add", "{}")]),
+    ("hermes", hermes("never_heard_of", "{}"), [("never_heard_of", "{}")]),
+    ("hermes", hermes("add", '{"ä": "\\u00e9\\n"}'), [("add", '{"ä": "\\u00e9\\n"}')]),
+    ("llama3_json", as_object(*WEATHER, "parameters"), [WEATHER]),
+    ("llama3_json", " \n" + as_object(*WEATHER), [WEATHER]),
+    ("llama3_json", "<|python_tag|>" + as_object(*WEATHER, "parameters"), [WEATHER]),
+    ("llama3_json", f'{{"type": "function", {as_object(*WEATHER)[1:]}', [WEATHER]),
+    ("llama3_json", f"{as_object(*WEATHER)}; {as_object(*ADD)}", [WEATHER, ADD]),
+    ("llama3_json", f"{as_object(*WEATHER)}\n{as_object(*ADD)}", [WEATHER, ADD]),
+    ("llama3_json", f"{as_object(*WEATHER)}, {as_object(*ADD)}", [WEATHER, ADD]),
+    ("mistral", f"[TOOL_CALLS] [{as_object(*WEATHER)}]", [WEATHER]),
+    ("mistral", f"[TOOL_CALLS][{as_object(*WEATHER)}, {as_object(*ADD)}]", [WEATHER, ADD]),
+    ("mistral", f"[TOOL_CALLS]{as_object(*WEATHER)}", [WEATHER]),
+    ("mistral", f"[TOOL_CALLS]get_weather[ARGS]{PARIS}", [WEATHER]),
+    ("mistral", f"[TOOL_CALLS]get_weather{PARIS}", [WEATHER]),
+    ("mistral", f"[TOOL_CALLS]get_weather[CALL_ID]aB3[ARGS]{PARIS}", [WEATHER]),
+    (
+        "mistral",
+        f"[TOOL_CALLS]get_weather[ARGS]{PARIS}[TOOL_CALLS]add[ARGS]{ADD[1]}",
+        [WEATHER, ADD],
+    ),
+    ("json", as_object(*WEATHER), [WEATHER]),
+    ("json", f"[{as_object(*WEATHER)},\n{as_object(*ADD)}]\n", [WEATHER, ADD]),
+]
+
+NO_CALLS = [
+    ("hermes", "Write <tool_call> before it."),
+    ("hermes", "<tool_call>"),
+    ("hermes", "a <tool_cal"),
+    ("hermes", "<tool_call>\n[1, 2]\n</tool_call>"),
+    ("hermes", "<tool_call>{}</tool_call>"),
+    ("hermes", '<tool_call>{"name": "add"'),
+    ("hermes", '<tool_call>{"name": 5, "arguments": {}}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "", "arguments": {}}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "add", "name": "add", "arguments": {}}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {}, "arguments": {}}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "add", "arguments": [1]}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "add", "arguments": "[1]"}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "add", "arguments": "{\\"a\\": NaN}"}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 01}}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1,}}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": "1\n2"}}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": "\\x"}}</tool_call>'),
+    ("hermes", "<tool_call>{'name': 'add', 'arguments': {}}</tool_call>"),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {}}}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {}} and so on'),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": ' + "[" * 200 + "]" * 200 + "}}"),
+    ("hermes", "<tool_call>\n<function=add>\n<parameter=a>\n1\n</function>\n</tool_call>"),
+    ("hermes", "<tool_call><function=></function></tool_call>"),
+    ("llama3_json", as_object("never_heard_of", "{}")),
+    ("llama3_json", '{"name": "add"}'),
+    ("llama3_json", '{"answer": {"name": "add", "arguments": {}}}'),
+    ("llama3_json", "It is " + as_object(*WEATHER)),
+    ("llama3_json", "<|python_tag|>print(1)"),
+    ("mistral", "[TOOL_CALLS]"),
+    ("mistral", "[TOOL_CALLS]add"),
+    ("mistral", "[TOOL_CALLS]add[ARGS][1]"),
+    ("mistral", "[TOOL_CALLS]add[ARGS]5"),
+    ("mistral", "[TOOL_CALLS]add[CALL_ID]7{}"),
+    ("mistral", "[TOOL_CALLS] add [ARGS]{}"),
+    ("json", "[1, 2]"),
+    ("json", "[]"),
+    ("json", '{"name": "Ann", "arguments": {}}'),
+    ("json", '"add"'),
+    ("json", "   "),
+    ("none", hermes(*WEATHER)),
+]
+
+
+@pytest.mark.parametrize(("format_name", "text", "calls"), CALLS)
+def test_calls_are_as_written_when_well_formed(
+    format_name: str, text: str, calls: list[tuple[str, str]]
+) -> None:
+    whole = answer(text, format_name)
+
+    assert whole.calls == calls
+    assert whole.content == ""
+    assert answer(list(text), format_name) == whole
+
+
+@pytest.mark.parametrize(("format_name", "text"), NO_CALLS)
+def test_text_is_content_when_it_is_no_call(format_name: str, text: str) -> None:
+    whole = answer(text, format_name)
+
+    assert whole.calls == []
+    assert whole.content == text
+    assert answer(list(text), format_name) == whole
+
+
+@pytest.mark.parametrize(("format_name", "text"), NO_CALLS)
+def test_calls_are_content_when_the_request_has_no_tools(format_name: str, text: str) -> None:
+    assert answer(text, format_name, tools={}).content == text
+
+
+def test_content_stays_around_calls_and_space_beside_them_goes() -> None:
+    text = f"Let me see.\n\n{hermes(*WEATHER)}\n \n{hermes(*ADD)}\n\nDone. "
+    whole = answer(text, "hermes")
+
+    assert whole.content == "Let me see.\n\n\n\nDone. "
+    assert whole.calls == [WEATHER, ADD]
+
+
+def test_calls_go_on_when_one_of_them_is_malformed() -> None:
+    broken = '<tool_call>{"name": "add", "arguments": {a: 1}}</tool_call>'
+    whole = answer(f"{hermes(*WEATHER)}{broken}{hermes(*ADD)}", "hermes")
+
+    assert whole.content == broken
+    assert whole.calls == [WEATHER, ADD]
+
+
+def test_first_calls_of_an_array_count_when_it_is_cut() -> None:
+    whole = answer(f'[TOOL_CALLS] [{as_object(*WEATHER)}, {{"name": "ad', "mistral")
+
+    assert whole.calls == [WEATHER]
+    assert whole.content == ', {"name": "ad'
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "expected"),
+    [
+        ("a", "12", 12),
+        ("a", "twelve", "twelve"),
+        ("a", "NaN", "NaN"),
+        ("b", "null", None),
+        ("b", "7", 7),
+        ("note", "12", "12"),
+        ("note", "null", None),
+        ("items", '["x", {"y": 1}]', ["x", {"y": 1}]),
+        ("unknown", "5", "5"),
+        ("note", "line 1\nline 2 <b> </par", "line 1\nline 2 <b> </par"),
+    ],
+)
+def test_tagged_call_has_json_of_the_declared_type(key: str, text: str, expected: object) -> None:
+    written = (
+        f"<tool_call>\n<function=add>\n<parameter={key}>\n{text}\n</parameter>\n"
+        "</function>\n</tool_call>"
+    )
+    whole = answer(written, "hermes")
+
+    assert [(name, json.loads(arguments)) for name, arguments in whole.calls] == [
+        ("add", {key: expected})
+    ]
+    assert answer(list(written), "hermes") == whole
+
+
+def test_further_calls_are_dropped_when_one_is_allowed() -> None:
+    whole = answer(f"Hm.{hermes(*WEATHER)}{hermes(*ADD)}", "hermes", max_calls=1)
+
+    assert whole.calls == [WEATHER]
+    assert whole.content == "Hm."
+
+
+def test_arguments_come_as_written_when_a_grammar_holds_the_answer() -> None:
+    parser = make_parser("hermes", streams_arguments=True)
+    head = '<tool_call>\n{"name": "add", "arguments": '
+
+    assert parser.push(head) == []
+    assert parser.push('{"a"') == [ToolCallStart(0, "0", "add"), ToolCallArguments(0, '{"a"')]
+    assert parser.push(": 1}") == [ToolCallArguments(0, ": 1}")]
+    assert parser.push("}\n</tool_call>") == []
+    assert parser.finish() == []
+
+
+def test_streamed_call_is_cut_when_the_answer_is() -> None:
+    text = '<tool_call>\n{"name": "add", "arguments": {"a": "hel'
+    whole = answer(text, "hermes", streams_arguments=True)
+
+    assert (whole.calls, whole.content) == ([("add", '{"a": "hel')], "")
+    assert answer(list(text), "hermes", streams_arguments=True) == whole
+
+
+@pytest.mark.parametrize(("format_name", "text", "calls"), CALLS)
+def test_calls_are_the_same_when_their_arguments_are_streamed(
+    format_name: str, text: str, calls: list[tuple[str, str]]
+) -> None:
+    for pieces in ([text], list(text)):
+        streamed = answer(pieces, format_name, streams_arguments=True)
+        assert (streamed.calls, streamed.content) == (calls, "")
+
+
+def test_content_comes_at_once_when_it_cannot_begin_a_call() -> None:
+    parser = make_parser("hermes")
+
+    assert parser.push("Hello <") == [ContentDelta("Hello ")]
+    assert parser.push("b> <tool") == [ContentDelta("<b> ")]
+    assert parser.push("box") == [ContentDelta("<toolbox")]
+
+
+def test_json_answer_comes_at_once_when_it_is_no_call() -> None:
+    parser = make_parser("json")
+
+    assert parser.push('{"answer"') == [ContentDelta('{"answer"')]
+    assert parser.push(": 42") == [ContentDelta(": 42")]
+
+
+@pytest.mark.parametrize("text", ["[TOOL_CALLS]oops", "a[ARGS]b[TOOL_CALLS] [3]"])
+def test_hidden_markers_are_no_content_when_there_is_no_call(text: str) -> None:
+    hidden = frozenset(MISTRAL.markers)
+    whole = answer(text, "mistral", hidden=hidden)
+
+    assert whole.content == re.sub(r"\[[A-Z_]+\]", "", text)
+    assert answer(list(text), "mistral", hidden=hidden) == whole
+
+
+def test_calls_are_read_when_their_markers_are_hidden() -> None:
+    text = f"<s>[TOOL_CALLS]get_weather[ARGS]{PARIS}</s>"
+    whole = answer(text, "mistral", hidden=frozenset([*MISTRAL.markers, "<s>", "</s>"]))
+
+    assert (whole.calls, whole.content) == ([WEATHER], "")
+
+
+def test_ids_are_as_the_format_has_them() -> None:
+    mistral = answer(CALLS[20][1], "mistral", new_id=None).ids
+    assert [len(each) for each in mistral] == [9, 9]
+    assert all(each.isalnum() for each in mistral)
+    assert len({HERMES.new_id() for _ in range(100)}) == 100
+    assert HERMES.new_id().startswith("call_")
