@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from openai import OpenAI
 
 from tests.clients.record_vllm import served_model_name
 from tests.clients.stack import ServedModel, served_model
@@ -24,3 +25,16 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
         return
     with served_model(tmp_path_factory.mktemp("model")) as running:
         yield running
+
+
+@pytest.fixture
+def client(served: ServedModel) -> Iterator[OpenAI]:
+    """The official client, without retries."""
+    with OpenAI(base_url=f"{served.base_url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def model(served: ServedModel) -> str:
+    """The name of the model."""
+    return served.model

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Literal
 
-from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI
 from pydantic import BaseModel
@@ -49,14 +49,14 @@ class Calls:
 
     def invoke(self) -> object:
         message = self.model.invoke(STORY)
-        return [message.content, message.usage_metadata, message.response_metadata["finish_reason"]]
+        return _told(message)
 
     def stream(self) -> object:
         chunks = list(self.model.stream(STORY, stream_usage=True))
         whole = chunks[0]
         for chunk in chunks[1:]:
             whole = whole + chunk
-        return [whole.content, whole.usage_metadata, whole.response_metadata["finish_reason"]]
+        return _told(whole)
 
     def batch(self) -> object:
         return [message.content for message in self.model.batch([STORY, STORY])]
@@ -75,11 +75,11 @@ class Calls:
         return self.completion.invoke("Once upon a time")
 
     def tools(self) -> object:
-        bound = self.terse.bind_tools([get_weather], tool_choice="get_weather")
+        bound = self.terse.bind_tools([get_weather], tool_choice="get_weather", strict=True)
         return [[call["name"], call["args"]] for call in bound.invoke(STORY).tool_calls]
 
     def tools_streamed(self) -> object:
-        bound = self.terse.bind_tools([get_weather], tool_choice="any")
+        bound = self.terse.bind_tools([get_weather], tool_choice="any", strict=True)
         chunks = list(bound.stream(STORY))
         whole = chunks[0]
         for chunk in chunks[1:]:
@@ -87,7 +87,7 @@ class Calls:
         return [[call["name"], call["args"]] for call in whole.tool_calls]
 
     def tools_answered(self) -> object:
-        bound = self.terse.bind_tools([get_weather], tool_choice="any")
+        bound = self.terse.bind_tools([get_weather], tool_choice="any", strict=True)
         asked = bound.invoke(STORY)
         results = [
             ToolMessage(get_weather.invoke(call["args"]), tool_call_id=call["id"])
@@ -100,12 +100,17 @@ class Calls:
         return self.terse.with_structured_output(Answer, method="json_schema").invoke(STORY).city
 
     def structured_by_tool(self) -> object:
-        return (
-            self.terse.with_structured_output(Answer, method="function_calling").invoke(STORY).city
-        )
+        asking = self.terse.with_structured_output(Answer, method="function_calling", strict=True)
+        return asking.invoke(STORY).city
 
     def responses(self) -> object:
         return [block["text"] for block in self.responding.invoke(STORY).content]
+
+
+def _told(message: AIMessage) -> list[object]:
+    usage = message.usage_metadata
+    reason = message.response_metadata["finish_reason"]
+    return [message.content, usage and usage["total_tokens"], reason]
 
 
 def outcome(call: Callable[[], object]) -> object:

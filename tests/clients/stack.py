@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.clients.record_vllm import served_model_name
 from tests.support.processes.addresses import reserve_address
 from tests.support.processes.processes import ROOT, START_TIMEOUT_S, Processes, processes
 
+MODEL = "splitserve"
 BUNDLED = ROOT / "executor_service" / "bundled_model"
 CHAT_TEMPLATE = Path(__file__).parent / "vllm_recording" / "chat_template.jinja"
 
@@ -39,13 +39,12 @@ def served_model(folder: Path) -> Iterator[ServedModel]:
     """The bundled model in float32, over HTTP; `folder` is empty. Raises AssertionError."""
     with processes(model_with_tools(folder)) as running:
         running.start_scheduler()
-        running.start_executor("--dtype", "float32", "--served-model-name", "splitserve")
+        running.start_executor("--dtype", "float32", "--served-model-name", MODEL)
         address = reserve_address()
         running.start_gateway("--http", address)
         _wait_ready(address, running)
         base_url = f"http://{address}"
-        model = served_model_name(base_url)
-        yield ServedModel(base_url, running.address, model)
+        yield ServedModel(base_url, running.address, MODEL)
 
 
 def _wait_ready(address: str, running: Processes) -> None:

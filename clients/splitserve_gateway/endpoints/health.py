@@ -17,6 +17,7 @@ async def live() -> dict[str, str]:
     return {"status": "live"}
 
 
+@router.get("/health")
 @router.get("/health/ready")
 async def ready(request: Request) -> Response:
     """200 while a scheduler is ready and the gateway is not being stopped, 503 otherwise."""

@@ -45,9 +45,8 @@ CHATS: dict[str, list[dict[str, Any]]] = {
 
 def theirs(source: str, chat: list[dict[str, Any]], **options: Any) -> str:  # noqa: ANN401
     try:
-        rendered, _ = render_jinja_template(
-            [copy.deepcopy(chat)], chat_template=source, **TOKENS, **options
-        )
+        values: Any = {**TOKENS, **options}
+        rendered = render_jinja_template([copy.deepcopy(chat)], chat_template=source, **values)[0]
     except Exception:
         return "refused"
     return str(rendered[0])
@@ -173,7 +172,7 @@ def test_templates_are_chosen_by_name_or_by_tools_when_there_are_several() -> No
 
 
 def test_messages_of_the_caller_stay_as_they_are_when_a_chat_is_rendered() -> None:
-    chat = [
+    chat: list[dict[str, Any]] = [
         USER,
         CALLING,
         RESULT,
