@@ -162,7 +162,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         model = self._cluster.model
         if digest and model is not None and digest != model.digest:
             raise DomainError(
-                "MODEL_CHANGED", f"model_digest is {digest:.64}; served is {model.digest}"
+                "MODEL_CHANGED", f"model_digest is {digest[:64]!r}; served is {model.digest}"
             )
 
     def _decode(self, message: api.GenerateRequest) -> Request:

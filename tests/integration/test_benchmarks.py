@@ -49,6 +49,7 @@ def _results(output: str) -> list[dict[str, Any]]:
         ("wire", "--rows 4 --steps 60", {"rows", "median_us"}),
         ("scheduler", "--seqs 8 --steps 20", {"n", "prefix_caching", "step_us", "p99_us"}),
         ("journal", "--rows 4 --steps 200", set()),
+        ("http", "--streams 20 --tokens 10 --seconds 0.2", {"cpu_s"}),
         ("grammars", "--vocab 400 --rows 2 --steps 4", {"vocab_size"}),
     ],
 )

@@ -15,6 +15,7 @@ import pytest_asyncio
 
 from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.endpoints import completions
+from splitserve_gateway.generation.choices import Event, TextRequest, stream_choices
 from tests.contract.stranger.process import poll
 from tests.support.processes.fake_service import StepWatch
 from tests.support.processes.gateway import RunningGateway, running_gateway, text_executor
@@ -98,7 +99,7 @@ async def test_only_one_request_fails_when_it_meets_a_fault(
         raise RuntimeError("a secret")
 
     with monkeypatch.context() as patch:
-        patch.setattr(completions, "_answer", broken)
+        patch.setattr(completions, "text_request", broken)
         response = await gateway.http.post(PATH, json=COMPLETION)
     assert response.status_code == 500
     assert response.json()["error"]["code"] == "internal"
@@ -110,15 +111,13 @@ async def test_only_one_request_fails_when_it_meets_a_fault(
 async def test_stream_ends_with_an_error_event_when_it_meets_a_fault(
     gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chunks = completions._chunks
-
-    async def broken(*arguments: Any) -> AsyncIterator[object]:  # noqa: ANN401
-        async for chunk in chunks(*arguments):
-            yield chunk
+    async def broken(request: TextRequest) -> AsyncIterator[Event]:
+        async for event in stream_choices(request):
+            yield event
             raise RuntimeError("a secret")
 
     with monkeypatch.context() as patch:
-        patch.setattr(completions, "_chunks", broken)
+        patch.setattr(completions, "stream_choices", broken)
         first, last = await gateway.stream(PATH, **COMPLETION)
     assert first["choices"]
     assert last["error"]["code"] == "internal"
@@ -129,22 +128,23 @@ async def test_slow_reader_is_ended_and_costs_little_when_it_does_not_read(
     gateway: RunningGateway,
 ) -> None:
     fleet = gateway.server.app.state.gateway.fleet
-    reader, writer = await connect(gateway, receive_bytes=4096)
-    reader._limit = 1  # type: ignore[attr-defined]  # reads no further than it is asked
-    body = {"prompt": "x", "max_tokens": 3500, "stream": True, "logprobs": 20}
-    writer.write(encoded(body))
-    # Its tokens do not fit into what lies between; then it is aborted, and its blocks are free.
-    await poll_until(lambda: fleet.num_session_requests == 1)
-    await poll_until(lambda: fleet.num_session_requests == 0)
-    await gateway.service.wait_idle()
-    assert fleet.unread.num_bytes == 0
-    assert gateway.server.exchanges.num_open == 1
+    loop = asyncio.get_running_loop()
+    with socket.socket() as plain:
+        plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        plain.setblocking(False)
+        await loop.sock_connect(plain, (gateway.server.config.host, gateway.server.config.port))
+        body = {"prompt": "x", "max_tokens": 3500, "stream": True, "logprobs": 20}
+        await loop.sock_sendall(plain, encoded(body))
+        # Its tokens do not fit into what lies between; then it is aborted, and its blocks are free.
+        await poll_until(lambda: fleet.num_session_requests == 1)
+        await poll_until(lambda: fleet.num_session_requests == 0)
+        await gateway.service.wait_idle()
+        assert fleet.unread.num_bytes == 0
+        assert gateway.server.exchanges.num_open == 1
 
-    reader._limit = 2**20  # type: ignore[attr-defined]
-    answer = b""
-    while not answer.endswith(b"0\r\n\r\n"):
-        answer += await reader.read(2**20)
-    writer.close()
+        answer = b""
+        while not answer.endswith(b"0\r\n\r\n"):
+            answer += await loop.sock_recv(plain, 2**20)
     *_, error, done = [line for line in answer.split(b"\n") if line.startswith(b"data: ")]
     assert json.loads(error[6:])["error"]["code"] == "stream_not_read"
     assert done == b"data: [DONE]"
@@ -267,15 +267,9 @@ async def held_gateway(
 
 
 async def connect(
-    gateway: RunningGateway, receive_bytes: int | None = None
+    gateway: RunningGateway,
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    plain = socket.socket()
-    if receive_bytes is not None:
-        plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-    plain.setblocking(False)
-    host, port = gateway.server.config.host, gateway.server.config.port
-    await asyncio.get_running_loop().sock_connect(plain, (host, port))
-    return await asyncio.open_connection(sock=plain, limit=2**20)
+    return await asyncio.open_connection(gateway.server.config.host, gateway.server.config.port)
 
 
 def encoded(body: dict[str, object]) -> bytes:

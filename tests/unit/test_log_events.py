@@ -15,6 +15,7 @@ LOGGING_PACKAGES = (
     "protos/splitserve_options",
     "clients/splitserve_client",
     "clients/splitserve_cli",
+    "clients/splitserve_gateway",
 )
 METHODS = {"debug", "info", "warning", "error", "exception", "critical", "log"}
 # `registration.py` logs lines, so that it can tell whether they changed.
