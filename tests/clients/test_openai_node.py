@@ -12,13 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from tests.clients.test_openai_python import CONTINUATION, GREETING, PROMPT, STORY
 
 from tests.clients.stack import ServedModel
-<<<<<<< HEAD
-=======
 from tests.clients.stories import CONTINUATION, GREETING, PROMPT, STORY
->>>>>>> recordings
 
 NODE = Path(__file__).parent / "node"
 TIMEOUT_S = 120
