@@ -1037,7 +1037,8 @@ export type Grammar = Message<"splitserve.executor.v1.Grammar"> & {
   kind: {
     /**
      * A JSON Schema, as JSON. The text is a JSON value that is valid for it. `{"type": "object"}` is
-     * any JSON object.
+     * any JSON object. Between the tokens of JSON there may be one space, or a line break and up to
+     * 32 spaces or tabs.
      *
      * @generated from field: string json_schema = 1;
      */
