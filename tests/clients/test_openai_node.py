@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.clients.stack import ServedModel
-from tests.clients.test_openai_python import CONTINUATION, GREETING, PROMPT, STORY
+from tests.clients.stories import CONTINUATION, GREETING, PROMPT, STORY
 
 NODE = Path(__file__).parent / "node"
 TIMEOUT_S = 120
