@@ -175,7 +175,7 @@ class AsyncClient:
         `prompt`: a text that is continued, the messages of a chat, or a Prompt. Options: as of the
         function `stream_text`. Closing the iterator, or cancelling the task, aborts the request.
         """
-        tokenizer, params = await self.get_tokenizer(), params or SamplingParams()
+        tokenizer, params = await self._own_tokenizer(), params or SamplingParams()
         events = stream_text(self, tokenizer, as_prompt(prompt), params, **options)
         async with aclosing(events):
             async for event in events:
@@ -224,7 +224,7 @@ class AsyncClient:
         standard error; None for only if that is a terminal. `timeout_s`: of each item. Closing the
         iterator aborts what runs. Raises ValueError, and what `get_tokenizer` raises.
         """
-        tokenizer = await self.get_tokenizer()
+        tokenizer = await self._own_tokenizer()
         timing, retry = self._config.timing, self._config.retry
         config = MapConfig(max_running, in_order, show_progress, retry, timing)
         results = map_prompts(
@@ -303,14 +303,17 @@ class AsyncClient:
         return {name: bytes(data) for name, data in files.items()}
 
     async def get_tokenizer(self) -> Tokenizer:
-        """The model's tokenizer, fetched once. Raises ModelNotReady, TokenizerUnavailable.
+        """Fetches the model's tokenizer. Raises ModelNotReady, TokenizerUnavailable.
 
         Raises ChatTemplateFailed if the model's chat template is broken.
         """
+        return await asyncio.to_thread(Tokenizer.from_files, await self.get_tokenizer_files())
+
+    async def _own_tokenizer(self) -> Tokenizer:
+        """The one of texts, fetched when it is first needed."""
         async with self._fetching_tokenizer:
             if self._tokenizer is None:
-                files = await self.get_tokenizer_files()
-                self._tokenizer = await asyncio.to_thread(Tokenizer.from_files, files)
+                self._tokenizer = await self.get_tokenizer()
         return self._tokenizer
 
     async def list_executors(self) -> ExecutorList:

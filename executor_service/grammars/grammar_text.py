@@ -12,6 +12,9 @@ from executor_service.steps.sampling_params import Grammar
 # Whatever continues the text may be sampled, not only what the tokenizer would make of it.
 _ANY_TOKENS = '%llguidance {"no_forcing": true}\n'
 _OPTIONS_KEY = "x-guidance"
+# Between the tokens of JSON: nothing, a space, or the next line, indented. A small model that may
+# go on with spaces does so until its sequence is cut.
+_WHITE_SPACE = r"\x20|\n[\x20\x09]{0,32}"
 
 
 class GrammarInvalid(Exception):
@@ -35,17 +38,18 @@ def grammar_text(grammar: Grammar) -> str:
     return json.dumps({"grammars": [top, {"name": "output", **output}]}, ensure_ascii=False)
 
 
-def _schema(text: str) -> dict[str, Any] | bool:
+def _schema(text: str) -> dict[str, Any]:
+    """With the options of the library in it."""
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
         message = "too deep" if isinstance(error, RecursionError) else str(error)
         raise GrammarInvalid(f"the schema is no JSON: {message}") from error
     if isinstance(schema, bool):
-        return schema
+        schema = {} if schema else {"enum": []}
     if not isinstance(schema, dict):
         raise GrammarInvalid("the schema is neither an object nor a boolean")
     if _OPTIONS_KEY in schema:
         # By these, what is not supported would be ignored.
         raise GrammarInvalid(f"the schema has {_OPTIONS_KEY}, which is not supported")
-    return schema
+    return {**schema, _OPTIONS_KEY: {"whitespace_pattern": _WHITE_SPACE}}

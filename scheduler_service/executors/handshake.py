@@ -21,9 +21,9 @@ from splitserve_rpc.contract import CONTRACT_MAJOR
 from splitserve_rpc.domain_error import DomainError
 
 # What a step may take of the largest message: a token travels as input, as history and, with blocks
-# of one token, as block id; a row has a dozen columns; half of it is for lists and texts among the
-# sampling parameters. What does not fit even so (the history of a long sequence) is caught when the
-# batch is encoded.
+# of one token, as block id; a row has a dozen columns; the rest, or half of it, is for lists and
+# texts among the sampling parameters. What does not fit even so (the history of a long sequence) is
+# caught when the batch is encoded.
 MIN_MESSAGE_BYTES = 64 * 1024
 _MESSAGE_BYTES_PER_TOKEN = 32
 _MESSAGE_BYTES_PER_ROW = 128
@@ -193,6 +193,13 @@ def core_config(info: executor.ExecutorInfo, config: ClusterConfig) -> Scheduler
         sliding_window=model.sliding_window_tokens if has_window else None,
         max_adapters=min(config.max_adapters, limits.max_adapters_per_step),
         model_digest=model.digest,
-        max_params_bytes=min(limits.max_message_bytes // 2, _MAX_PARAMS_BYTES),
+        max_params_bytes=_max_params_bytes(
+            limits.max_message_bytes, max_num_seqs, max_num_batched_tokens
+        ),
         **asdict(config.policies),
     )
+
+
+def _max_params_bytes(max_message_bytes: int, num_rows: int, num_tokens: int) -> int:
+    others = _MESSAGE_BYTES_PER_ROW * num_rows + _MESSAGE_BYTES_PER_TOKEN * num_tokens
+    return min(max(max_message_bytes - others, max_message_bytes // 2), _MAX_PARAMS_BYTES)

@@ -63,10 +63,20 @@ def test_curl_has_the_first_event_before_the_last_token_is_computed(served: Serv
     assert was_running
 
 
-def test_curl_may_leave_out_the_content_type_and_the_model(served: ServedModel) -> None:
-    answer = json.loads(curl(served, "/v1/completions", *posted(STORY, options=())))
+def test_curl_may_leave_out_the_model(served: ServedModel) -> None:
+    answer = json.loads(curl(served, "/v1/completions", *posted(STORY)))
 
     assert answer["choices"][0]["text"] == ", a funny lamb named Ravi"
+
+
+def test_curl_is_told_when_it_does_not_say_that_a_body_is_json(served: ServedModel) -> None:
+    """What a page in a browser could send to another server without asking it first."""
+    options = ("--write-out", "\n%{http_code}", *posted(STORY, options=()))
+
+    body, _, status = curl(served, "/v1/completions", *options).rpartition("\n")
+
+    assert status == "415"
+    assert "application/json" in json.loads(body)["error"]["message"]
 
 
 def test_curl_fails_with_the_reason_when_a_request_is_refused(served: ServedModel) -> None:

@@ -112,7 +112,7 @@ async def test_stream_ends_with_an_error_event_when_it_meets_a_fault(
 ) -> None:
     chunks = completions._chunks
 
-    async def broken(*arguments: object) -> AsyncIterator[object]:
+    async def broken(*arguments: Any) -> AsyncIterator[object]:  # noqa: ANN401
         async for chunk in chunks(*arguments):
             yield chunk
             raise RuntimeError("a secret")
@@ -131,12 +131,13 @@ async def test_slow_reader_is_ended_and_costs_little_when_it_does_not_read(
     fleet = gateway.server.app.state.gateway.fleet
     reader, writer = await connect(gateway, receive_bytes=4096)
     reader._limit = 1  # type: ignore[attr-defined]  # reads no further than it is asked
-    body = {"prompt": "x", "max_tokens": 4000, "stream": True, "logprobs": 20, "n": 2}
+    body = {"prompt": "x", "max_tokens": 3500, "stream": True, "logprobs": 20}
     writer.write(encoded(body))
     # Its tokens do not fit into what lies between; then it is aborted, and its blocks are free.
     await poll_until(lambda: fleet.num_session_requests == 1)
+    await poll_until(lambda: fleet.num_session_requests == 0)
     await gateway.service.wait_idle()
-    assert gateway.server.app.state.gateway.fleet.unread.num_bytes == 0
+    assert fleet.unread.num_bytes == 0
     assert gateway.server.exchanges.num_open == 1
 
     reader._limit = 2**20  # type: ignore[attr-defined]
@@ -148,7 +149,7 @@ async def test_slow_reader_is_ended_and_costs_little_when_it_does_not_read(
     assert json.loads(error[6:])["error"]["code"] == "stream_not_read"
     assert done == b"data: [DONE]"
     # Nowhere near all of it.
-    assert answer.count(b"data: ") < 8000
+    assert answer.count(b"data: ") < 3000
 
 
 async def test_pipelined_requests_are_answered_in_order(gateway: RunningGateway) -> None:

@@ -32,7 +32,7 @@ class ChatChoice:
         self._index = index
         self._body = body
         self._names = names
-        self._parser = plan.new_parser()
+        self._parser = plan.new_parser() if plan.has_parts else None
         self._prefix = prefix
         self._has_calls = False
         self._content: list[str] = [prefix] if prefix else []
@@ -135,6 +135,8 @@ class ChatChoice:
     # -- both --------------------------------------------------------------------------------------
 
     def _parts(self, delta: Delta) -> list[Part]:
+        if self._parser is None:
+            return [ContentDelta(delta.text)] if delta.text else []
         parts = self._parser.push(delta.text) if delta.text else []
         if delta.end is not None:
             parts += self._parser.finish()

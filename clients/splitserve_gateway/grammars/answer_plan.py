@@ -52,6 +52,12 @@ class AnswerPlan:
         """Whether the parser has to see the text of special tokens."""
         return bool(self.options.hidden)
 
+    @property
+    def has_parts(self) -> bool:
+        """Whether an answer may have more than content."""
+        options = self.options
+        return bool(self.output_format.reasoning or options.tools or options.hidden)
+
     def new_parser(self) -> OutputParser:
         """For one answer."""
         return OutputParser(self.output_format, self.options)

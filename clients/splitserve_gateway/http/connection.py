@@ -16,6 +16,8 @@ _MAX_HEAD_BYTES = 64 * 1024
 _HEAD_TIMEOUT_S = 30.0
 # A peer that takes nothing for so long, not even the end of what was sent, is gone.
 _UNACKNOWLEDGED_MS = 120_000
+# What the kernel keeps for a client that does not read; left to itself it keeps MiB.
+_SEND_BYTES = 128 * 1024
 # Requests sent ahead on one connection while another is answered.
 _MAX_PIPELINED = 16
 
@@ -40,6 +42,7 @@ class Connection(HttpToolsProtocol):
         plain = transport.get_extra_info("socket")
         if plain is not None and plain.family in (socket.AF_INET, socket.AF_INET6):
             plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            plain.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
             if hasattr(socket, "TCP_USER_TIMEOUT"):
                 plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
         self._begin_head()
@@ -87,12 +90,12 @@ class Connection(HttpToolsProtocol):
 
     def _begin_head(self) -> None:
         self._is_in_head = True
-        self._num_head_bytes = 0
         if self._head_timer is None:
             self._head_timer = self.loop.call_later(_HEAD_TIMEOUT_S, self._head_is_late)
 
     def _end_head(self) -> None:
         self._is_in_head = False
+        self._num_head_bytes = 0
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None

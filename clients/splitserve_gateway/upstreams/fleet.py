@@ -21,7 +21,9 @@ class Fleet:
         config: ClientConfig | None = None,
     ) -> None:
         self.unread = unread
-        self._upstreams = [Upstream(address, config, unread) for address in addresses]
+        self._upstreams = [
+            Upstream(address, config, unread, self._find_other) for address in addresses
+        ]
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -54,3 +56,15 @@ class Fleet:
             raise model_unknown(str(model), [s.model.name for _, s in known])
         # One that was lost a moment ago may be back soon; any other is better.
         return min(fitting, key=lambda pair: (not pair[0].is_connected, pair[0].num_open))
+
+    def _find_other(self, lost: Upstream, digest: str) -> Upstream | None:
+        """Another that can be reached and serves the model with this digest."""
+        fitting = [
+            upstream
+            for upstream in self._upstreams
+            if upstream is not lost
+            and upstream.is_connected
+            and upstream.served is not None
+            and upstream.served.model.digest == digest
+        ]
+        return min(fitting, key=lambda upstream: upstream.num_open, default=None)

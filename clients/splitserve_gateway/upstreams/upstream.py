@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+import secrets
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, replace
+from typing import Any
 
 from splitserve_client import (
     AsyncClient,
@@ -17,9 +19,12 @@ from splitserve_client import (
     InvalidRequest,
     Model,
     ModelChanged,
+    ResumeTokenIds,
     SamplingParams,
     SchedulingParams,
+    ServerUnreachable,
     Session,
+    SessionRequest,
     SplitserveError,
     Tokenizer,
     TokenizerUnavailable,
@@ -46,10 +51,18 @@ class Upstream:
     `served`: None until it is known, and while the scheduler cannot be reached.
     """
 
-    def __init__(self, address: str, config: ClientConfig | None, unread: UnreadBudget) -> None:
+    def __init__(
+        self,
+        address: str,
+        config: ClientConfig | None,
+        unread: UnreadBudget,
+        find_other: Callable[[Upstream, str], Upstream | None],
+    ) -> None:
         self.address = address
         self.served: Served | None = None
-        self.num_open = 0
+        self._find_other = find_other
+        self._digest = ""
+        self._requests: set[SessionRequest] = set()
         self._client = AsyncClient(address, config)
         self._session: Session = self._client.session(unread)
         self._is_doubtful = asyncio.Event()
@@ -69,6 +82,11 @@ class Upstream:
         await self._client.close()
 
     @property
+    def num_open(self) -> int:
+        """Requests whose tokens are being read."""
+        return len(self._requests)
+
+    @property
     def is_connected(self) -> bool:
         """Whether it can be reached, as far as is known."""
         return self._client.is_connected
@@ -84,6 +102,7 @@ class Upstream:
         params: SamplingParams | None = None,
         *,
         request_id: str = "",
+        resume_token_ids: ResumeTokenIds = (),
         scheduling: SchedulingParams | None = None,
         timeout_s: float | None = None,
         model_digest: str = "",
@@ -92,23 +111,55 @@ class Upstream:
 
         Sending True does, too, and what follows ends with the Finish, which has the usage.
         `model_digest`: of the model that the prompt was encoded for. Raises ModelChanged if another
-        is served by now, also where the request would have to go on.
+        is served by now, also where the request would have to go on. A request whose scheduler is
+        lost goes on at another that serves this model, if there is one.
         """
-        try:
-            request = self._session.submit(
+        params = params or SamplingParams()
+        if params.seed is None:
+            params = replace(params, seed=secrets.randbits(63))
+        upstream: Upstream | None = self
+        outputs = _outputs_of(resume_token_ids)
+        end_s = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
+        while upstream is not None:
+            request = upstream._submit(
                 prompt_token_ids,
                 params,
                 request_id=request_id,
+                resume_token_ids=outputs,
                 scheduling=scheduling,
                 model_digest=model_digest,
             )
+            try:
+                async with aclosing(upstream._read(request, end_s)) as events:
+                    async for event in events:
+                        if isinstance(event, Tokens):
+                            outputs.setdefault(event.index, []).extend(event.token_ids)
+                        yield event
+                return
+            except ServerUnreachable:
+                upstream = self._find_other(upstream, model_digest)
+                if upstream is None:
+                    raise
+
+    def _submit(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        **options: Any,  # noqa: ANN401
+    ) -> SessionRequest:
+        try:
+            return self._session.submit(prompt_token_ids, params, **options)
         except (ValueError, TypeError, OverflowError) as error:
             raise InvalidRequest(str(error), "SAMPLING_PARAMS_INVALID") from error
+
+    async def _read(
+        self, request: SessionRequest, end_s: float | None
+    ) -> AsyncGenerator[Tokens | Finish, None]:
         timer = None
-        if timeout_s is not None:
+        if end_s is not None:
             late = DeadlineExceeded("the request took longer than it may")
-            timer = asyncio.get_running_loop().call_later(timeout_s, request.close, late)
-        self.num_open += 1
+            timer = asyncio.get_running_loop().call_at(end_s, request.close, late)
+        self._requests.add(request)
         try:
             async for event in request:
                 if (yield event):
@@ -117,10 +168,19 @@ class Upstream:
             self._is_doubtful.set()
             raise
         finally:
-            self.num_open -= 1
+            self._requests.discard(request)
             if timer is not None:
                 timer.cancel()
             request.close()
+
+    def _lose(self, error: SplitserveError) -> None:
+        if self.served is not None:
+            _log.warning("upstream_lost address=%s error=%s", self.address, error)
+            self._digest, self.served = self.served.model.digest, None
+        # Asked again and again: the other may come later than this one went.
+        if isinstance(error, ServerUnreachable) and self._find_other(self, self._digest):
+            for request in list(self._requests):
+                request.close(error)
 
     async def _watch(self) -> None:
         """Keeps `served` true: a scheduler that comes back may serve another model."""
@@ -129,9 +189,7 @@ class Upstream:
             try:
                 self._note(await self._look())
             except SplitserveError as error:
-                if self.served is not None:
-                    _log.warning("upstream_lost address=%s error=%s", self.address, error)
-                self.served = None
+                self._lose(error)
             with suppress(TimeoutError):
                 async with asyncio.timeout(_POLL_S):
                     await self._is_doubtful.wait()
@@ -154,3 +212,9 @@ class Upstream:
         if self.served is None:
             _log.info("upstream_ready address=%s model=%s", self.address, served.model.name)
         self.served = served
+
+
+def _outputs_of(token_ids: ResumeTokenIds) -> dict[int, list[int]]:
+    if isinstance(token_ids, Mapping):
+        return {index: list(tokens) for index, tokens in token_ids.items()}
+    return {0: list(token_ids)} if token_ids else {}

@@ -73,6 +73,7 @@ def check(error: ErrorDetails | None, code: grpc.StatusCode, reason: str) -> Non
         (request_of(PROMPT, min_tokens=1, max_tokens=2), "FEATURE_UNSUPPORTED"),
         (request_of(PROMPT, allowed_token_ids=[1]), "FEATURE_UNSUPPORTED"),
         (request_of(PROMPT, bad_words_token_ids=[BAD_WORD]), "FEATURE_UNSUPPORTED"),
+        (request_of(PROMPT, grammar=pb.Grammar(regex="x")), "SAMPLING_PARAMS_INVALID"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

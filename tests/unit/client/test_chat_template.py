@@ -172,7 +172,7 @@ def test_templates_are_chosen_by_name_or_by_tools_when_there_are_several() -> No
 
 
 def test_messages_of_the_caller_stay_as_they_are_when_a_chat_is_rendered() -> None:
-    chat = [
+    chat: list[dict[str, Any]] = [
         USER,
         CALLING,
         RESULT,

@@ -7,7 +7,7 @@ import pytest
 
 from executor_service.config import ExecutorConfig
 from executor_service.engine_loader import load_engine
-from executor_service.steps.executor_info import DefaultSampling
+from executor_service.steps.executor_info import DefaultSampling, Feature
 from splitserve_kernels.cpu.build import BuildFailed
 from splitserve_kernels.cpu.library import load_library
 from splitserve_options import options
@@ -34,6 +34,16 @@ def test_load_engine_announces_what_the_models_authors_recommend(tmp_path: Path)
     config = ExecutorConfig.from_options(options.parse("executor", flags, {}))
     engine = load_engine(config, executor_epoch=1)
     assert engine.info.model.default_sampling == DefaultSampling(temperature=0.5, top_k=20)
+
+
+def test_load_engine_announces_grammars_when_the_tokenizer_is_there(tmp_path: Path) -> None:
+    make_tiny_model("llama", tmp_path)
+    for model, has_tokenizer in (("bundled", True), (str(tmp_path), False)):
+        flags = ["--model", model, "--num-device-blocks=4", "--attention-backend=torch"]
+        config = ExecutorConfig.from_options(options.parse("executor", flags, {}))
+        engine = load_engine(config, executor_epoch=1)
+        assert (Feature.GRAMMAR in engine.info.features) == has_tokenizer
+        assert (engine.grammars is not None) == has_tokenizer
 
 
 @pytest.fixture

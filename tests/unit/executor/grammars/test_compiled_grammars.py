@@ -283,3 +283,29 @@ def test_row_fails_alone_when_its_mask_takes_too_much(
     masks = settled(grammars, [0, 1])
     assert "Too many items" in masks.invalid[1]
     assert masks.rows.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_complete"),
+    [
+        ('{"a":1}', True),
+        ('{ "a" : 1 }', True),
+        ('{\n  "a": 1\n}', True),
+        ('{\n\t"a":\n\t\t1\n}', True),
+        ('{  "a":1}', False),
+        ('{\n\n"a":1}', False),
+        (" {}", False),
+        ("{} ", False),
+    ],
+)
+@pytest.mark.parametrize(
+    "schema", [{"type": "object"}, True, {"$ref": "#/$defs/a", "$defs": {"a": {}}}]
+)
+def test_white_space_is_a_space_or_an_indented_line_when_a_text_is_json(
+    text: str, is_complete: bool, schema: object, grammars: CompiledGrammars
+) -> None:
+    texts = byte_level_texts()
+    output = [texts.token_bytes.index(bytes([byte])) for byte in text.encode()]
+    grammars.add(0, json_schema(schema), [*PROMPT, *output], len(PROMPT))
+    masks = settled(grammars, [0])
+    assert (not masks.invalid and EOS in allowed_tokens(masks, 0, texts.size)) == is_complete

@@ -12,6 +12,7 @@ from executor_service.steps.token_masks import TokenMasks
 
 NUM_TOKENS = 77
 NUM_WORDS = 3
+DEVICES = [torch.device(name) for name in ("cpu", "cuda")[: 1 + torch.cuda.is_available()]]
 GRAMMAR = Grammar("regex", ("a",))
 
 
@@ -68,8 +69,11 @@ def test_logits_are_passed_on_when_no_row_has_a_mask_yet() -> None:
     assert adjusted is logits
 
 
+@pytest.mark.parametrize("device", DEVICES, ids=str)
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_token_is_an_allowed_one_when_any_draw_chooses(temperature: float) -> None:
+def test_token_is_an_allowed_one_when_any_draw_chooses(
+    temperature: float, device: torch.device
+) -> None:
     allowed = some_allowed(50)
     masks = TokenMasks(np.arange(50), packed(allowed), (), {})
     seen: list[Tensor] = []
@@ -78,10 +82,10 @@ def test_token_is_an_allowed_one_when_any_draw_chooses(temperature: float) -> No
         seen.append(adjusted)
         return draw_in_torch(adjusted, rows)
 
-    logits = torch.randn(50, NUM_TOKENS)
+    logits = torch.randn(50, NUM_TOKENS, device=device)
     tokens = sample(logits, sampling_rows(50, masks, temperature), draw)
     assert all(allowed[row, token] for row, token in enumerate(tokens.tolist()))
-    assert torch.equal(torch.isfinite(seen[0]), torch.from_numpy(allowed))
+    assert torch.equal(torch.isfinite(seen[0]).cpu(), torch.from_numpy(allowed))
 
 
 def test_row_has_no_token_when_its_mask_allows_none() -> None:
@@ -91,9 +95,10 @@ def test_row_has_no_token_when_its_mask_allows_none() -> None:
     assert tokens[1] == -1
 
 
-def test_words_are_unpacked_alike_when_a_device_does_it() -> None:
+@pytest.mark.parametrize("device", DEVICES, ids=str)
+def test_words_are_unpacked_alike_when_a_device_does_it(device: torch.device) -> None:
     allowed = some_allowed(40)
     words = packed(allowed)
     for on_host in (True, False):
-        unpacked = unpack_words(words, NUM_TOKENS, torch.device("cpu"), on_host=on_host)
-        assert torch.equal(unpacked, torch.from_numpy(~allowed))
+        unpacked = unpack_words(words, NUM_TOKENS, device, on_host=on_host)
+        assert torch.equal(unpacked.cpu(), torch.from_numpy(~allowed))

@@ -1,0 +1,83 @@
+"""A gateway as a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+
+from tests.contract.stranger.process import ROOT, SOURCE_ROOTS, poll
+from tests.support.processes.addresses import reserve_address
+
+TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayProcess:
+    """What runs; `http` speaks to it."""
+
+    process: subprocess.Popen[bytes]
+    http: httpx2.AsyncClient
+
+    async def wait_ready(self, status: int = 200) -> None:
+        """Waits until `/health/ready` says so."""
+
+        async def ask() -> tuple[bool, object]:
+            try:
+                answer = await self.http.get("/health/ready")
+            except httpx2.HTTPError as error:
+                return False, error
+            return answer.status_code == status, answer.text
+
+        await poll(ask, TIMEOUT_S)
+
+    async def events(self, body: dict[str, object]) -> AsyncIterator[dict[str, Any]]:
+        """The events of a streamed completion."""
+        body = {**body, "stream": True}
+        async with self.http.stream("POST", "/v1/completions", json=body) as answer:
+            assert answer.status_code == 200, await answer.aread()
+            async for line in answer.aiter_lines():
+                if line.startswith("data: {"):
+                    yield json.loads(line.removeprefix("data: "))
+
+    async def exit_code(self) -> int:
+        """What it ends with."""
+        return await asyncio.to_thread(self.process.wait, TIMEOUT_S)
+
+
+def start_gateway(schedulers: Sequence[str], http: str, *flags: str) -> subprocess.Popen[bytes]:
+    """Starts one at `http`."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("SPLITSERVE_")}
+    environment["PYTHONPATH"] = os.pathsep.join(str(ROOT / part) for part in SOURCE_ROOTS)
+    command = [sys.executable, "-m", "splitserve_gateway", "--schedulers", ",".join(schedulers)]
+    return subprocess.Popen(
+        [*command, "--http", http, *flags],
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+@asynccontextmanager
+async def gateway_process(
+    *schedulers: str, flags: Sequence[str] = ()
+) -> AsyncIterator[GatewayProcess]:
+    """A gateway before `schedulers`."""
+    address = reserve_address()
+    process = start_gateway(schedulers, address, "--log-level", "error", *flags)
+    base_url = f"http://{address}"
+    try:
+        async with httpx2.AsyncClient(base_url=base_url, timeout=60.0, trust_env=False) as http:
+            yield GatewayProcess(process, http)
+    finally:
+        process.kill()
+        process.communicate()
