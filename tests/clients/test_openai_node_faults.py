@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.clients.test_openai_python_faults import MESSAGES
+from tests.clients.test_openai_python_faults import MESSAGES, held_gateway
 from tests.support.processes.fake_service import StepWatch
 from tests.support.processes.gateway import RunningGateway
 
