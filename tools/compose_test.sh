@@ -210,7 +210,7 @@ check_text() {
     say "splitserve generate: ${text:0:70}"
     wait_for 30 'the gateway is ready' curl --silent --fail "localhost:$http_port/health/ready"
     curl --silent --fail "localhost:$http_port/v1/completions" >"$scratch/http" \
-        -d '{"prompt": "Tell me a story about a dragon.", "max_tokens": 40}' || fail 'curl'
+        -H 'content-type: application/json' -d '{"prompt": "Tell me a story about a dragon.", "max_tokens": 40}' || fail 'curl'
     say "curl: $(head -c 150 "$scratch/http")"
 }
 

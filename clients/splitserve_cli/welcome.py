@@ -132,7 +132,8 @@ def _curl(http: str | None, *, has_tokenizer: bool) -> str:
         return ""
     prompt = json.dumps("Tell me a story about a dragon." if has_tokenizer else [1, 2, 3])
     body = f'{{"prompt": {prompt}, "max_tokens": 40}}'
-    return f"  curl http://{http}/v1/completions -d '{body}'\n"
+    kind = "content-type: application/json"
+    return f"  curl http://{http}/v1/completions -H '{kind}' \\\n    -d '{body}'\n"
 
 
 def _program() -> str:

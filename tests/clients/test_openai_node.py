@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from tests.clients.test_openai_python import CONTINUATION, GREETING, PROMPT, STORY
 
 from tests.clients.stack import ServedModel
+from tests.clients.stories import CONTINUATION, GREETING, PROMPT, STORY
 
 NODE = Path(__file__).parent / "node"
 TIMEOUT_S = 120

@@ -14,14 +14,12 @@ from typing import Any
 
 import pytest
 
-from tests.clients.test_openai_python_faults import MESSAGES
+from tests.clients.test_openai_python_faults import MESSAGES, held_gateway
 from tests.support.processes.fake_service import StepWatch
 from tests.support.processes.gateway import RunningGateway
 
 SCRIPT = Path(__file__).parent / "node" / "openai_faults.mjs"
 TIMEOUT_S = 60
-# Steps that may be on their way when a request is aborted.
-NUM_STEPS_AHEAD = 4
 pytestmark = pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
 
 
@@ -59,8 +57,8 @@ async def node_call(gateway: RunningGateway, model: str, name: str) -> AsyncIter
 @asynccontextmanager
 async def full(
     gateway: RunningGateway, watch: StepWatch, model: str
-) -> AsyncIterator[asyncio.Task[object]]:
-    """One request runs and one waits: the next one is refused. Brings a task that both answer."""
+) -> AsyncIterator[asyncio.Future[Any]]:
+    """One request runs and one waits: the next one is refused. Brings the answers of both."""
     body = {"model": model, "messages": MESSAGES, "max_tokens": 3}
 
     async def chat() -> object:
@@ -76,3 +74,79 @@ async def full(
     finally:
         watch.release()
         await both
+
+
+async def test_full_queue_is_a_rate_limit_error(tmp_path: Path) -> None:
+    async with (
+        held_gateway(tmp_path) as (gateway, watch, model),
+        full(gateway, watch, model),
+        node_call(gateway, model, "full") as call,
+    ):
+        came = (await call.hear())["came"]
+
+    assert came == ["RateLimitError", 429, "rate_limit_error", "queue_full"]
+
+
+async def test_node_waits_as_told_and_succeeds_when_the_queue_has_room_again(
+    tmp_path: Path,
+) -> None:
+    async with (
+        held_gateway(tmp_path) as (gateway, watch, model),
+        full(gateway, watch, model) as others,
+        node_call(gateway, model, "retried") as call,
+    ):
+        retry_after_s = int((await call.hear())["retry_after"])
+        watch.release()
+        await others
+        finish_reason, num_tries, waited_ms = (await call.hear())["came"]
+
+    assert (finish_reason, num_tries) == ("length", 2)
+    # By itself it would wait for half a second at most.
+    assert waited_ms >= retry_after_s * 1000 >= 1000
+
+
+@pytest.mark.parametrize(
+    ("name", "error"), [("timeout", "APIConnectionTimeoutError"), ("abort", "APIUserAbortError")]
+)
+async def test_answer_that_is_not_waited_for_leaves_nothing_behind(
+    tmp_path: Path, name: str, error: str
+) -> None:
+    async with (
+        held_gateway(tmp_path) as (gateway, watch, model),
+        node_call(gateway, model, name) as call,
+    ):
+        watch.hold(after=5)
+        await watch.wait_held()
+        call.tell()
+        came = await call.hear()
+        await wait_left(gateway, watch)
+
+    assert came == {"came": [error, None, None, None]}
+
+
+@pytest.mark.parametrize(
+    ("name", "came"),
+    [
+        ("abort_stream", "ended"),
+        ("leave_stream", "left"),
+        ("abort_helper", ["APIUserAbortError", None, None, None]),
+    ],
+)
+async def test_stream_that_is_left_leaves_nothing_behind(
+    tmp_path: Path, name: str, came: object
+) -> None:
+    async with held_gateway(tmp_path) as (gateway, watch, model):
+        watch.hold(after=5)
+        async with node_call(gateway, model, name) as call:
+            assert await call.hear() == "began"
+            await watch.wait_held()
+            call.tell()
+            assert await call.hear() == {"came": came}
+            await wait_left(gateway, watch)
+
+
+async def wait_left(gateway: RunningGateway, watch: StepWatch) -> None:
+    """Waits until the request is aborted, by itself: the step that it is in is held; then idle."""
+    await gateway.service.wait_for(lambda listed: listed.executors[0].num_running_requests == 0)
+    watch.release()
+    await gateway.service.wait_idle()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from splitserve_client import SamplingParams
+from splitserve_client import BeamSearch, EarlyStopping, SamplingParams
 from tests.support.fakes.fake_logprobs import fake_logprob
 from tests.support.fakes.fake_truth import expected_completions
 from tests.support.processes.gateway import RunningGateway, running_gateway, text_executor
@@ -250,6 +250,14 @@ async def test_the_best_come_first_when_best_of_is_above_n(gateway: RunningGatew
     expected = [text_after(gateway, t) for t in tokens_of(gateway, params)]
     whole, _ = await both(gateway, prompt=PROMPT, seed=3, max_tokens=8, n=2, best_of=5)
     assert [c["text"] for c in whole["choices"]] == expected
+
+
+async def test_beams_are_those_of_the_search_when_there_is_one(gateway: RunningGateway) -> None:
+    beams = BeamSearch(3, 0.5, EarlyStopping.HEURISTIC)
+    expected = tokens_of(gateway, SamplingParams(max_tokens=6, n=3, beam_search=beams))
+    fields = {"use_beam_search": True, "n": 3, "length_penalty": 0.5, "max_tokens": 6}
+    whole, _ = await both(gateway, prompt=PROMPT, **fields)
+    assert [c["text"] for c in whole["choices"]] == [text_after(gateway, t) for t in expected]
 
 
 async def test_truncated_prompt_keeps_its_end(gateway: RunningGateway) -> None:

@@ -194,10 +194,12 @@ def test_serve_refuses_to_start_when_the_port_for_http_is_in_use(serve: Serve) -
 
 
 def test_serve_answers_the_curl_line_that_it_proposes(serve: Serve) -> None:
-    [line] = [line for line in serve.output.splitlines() if line.startswith("  curl ")]
+    _, found, rest = serve.output.partition("  curl ")
+    assert found
+    command = "curl --silent " + "".join(rest.splitlines(keepends=True)[:2])
 
     done = subprocess.run(
-        [*shlex.split(line), "--silent"], capture_output=True, text=True, timeout=60, check=True
+        shlex.split(command), capture_output=True, text=True, timeout=60, check=True
     )
 
     assert json.loads(done.stdout)["choices"][0]["text"]

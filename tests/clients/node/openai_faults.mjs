@@ -2,7 +2,7 @@
 // by `test_openai_node_faults.py`.
 //
 // `node openai_faults.mjs BASE_URL MODEL CALL`. Prints lines of JSON, the last of which is what came.
-// The package's timers are ours: it says `{"waits": ms}`, and a line of the input lets the time pass.
+// A line of the input lets a call go on.
 
 import { once } from "node:events";
 import { createInterface } from "node:readline";
@@ -23,31 +23,35 @@ const failure = (promise) =>
     (error) => [error.constructor.name, error.status ?? null, error.type ?? null, error.code ?? null],
   );
 
-/** Lets the time of those timers that `isOurs` pass when it is told. */
-const holdTimers = (isOurs) => {
+const TIMEOUT_MS = 4321;
+
+/** Lets the time of a timer of TIMEOUT_MS pass when it is told. */
+const holdTimer = () => {
   const { setTimeout } = globalThis;
   globalThis.setTimeout = (callback, ms, ...args) => {
-    if (!isOurs(ms)) return setTimeout(callback, ms, ...args);
-    say({ waits: ms });
+    if (ms !== TIMEOUT_MS) return setTimeout(callback, ms, ...args);
     told().then(() => callback(...args));
     return undefined;
   };
 };
 
-const TIMEOUT_MS = 4321;
-
 const calls = {
   full: () => failure(chat(client({ maxRetries: 0 }))),
 
   retried: async () => {
-    const timeout = 10 * TIMEOUT_MS;
-    holdTimers((ms) => ms !== timeout);
-    const answer = await chat(client({ maxRetries: 1, timeout }), { max_tokens: 3 });
-    return answer.choices[0].finish_reason;
+    const tries = [];
+    const watched = async (...args) => {
+      tries.push(performance.now());
+      const response = await fetch(...args);
+      if (response.status === 429) say({ retry_after: response.headers.get("retry-after") });
+      return response;
+    };
+    const answer = await chat(client({ maxRetries: 1, fetch: watched }), { max_tokens: 3 });
+    return [answer.choices[0].finish_reason, tries.length, tries.at(-1) - tries[0]];
   },
 
   timeout: () => {
-    holdTimers((ms) => ms === TIMEOUT_MS);
+    holdTimer();
     return failure(chat(client({ maxRetries: 0, timeout: TIMEOUT_MS })));
   },
 
@@ -62,7 +66,8 @@ const calls = {
   abort_stream: async () => {
     const stream = await chat(client({ maxRetries: 0 }), { stream: true });
     for await (const { choices } of stream) {
-      if (choices[0].delta.content === undefined) continue;
+      // What is already here still comes.
+      if (choices[0].delta.content === undefined || stream.controller.signal.aborted) continue;
       say("began");
       await told();
       stream.controller.abort();

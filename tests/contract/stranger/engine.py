@@ -9,11 +9,13 @@ from typing import Literal
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.contract.stranger.columns import Refusal, f32, i32
 from tests.contract.stranger.constraints import first_allowed
+from tests.contract.stranger.grammars import allowed_next
 from tests.contract.stranger.kv_emulation import KvEmulation, RowInput
 from tests.contract.stranger.rows import Row
 from tests.contract.stranger.truth import Score, sample, score
 from tests.contract.stranger.validation import Plan, Validator, WorkRow
 
+_NUM_WAITS = 2
 _HOUR_NS = 3600 * 10**9
 
 
@@ -245,7 +247,7 @@ class Engine:
         batch: pb.ScheduleBatch,
         plan: Plan,
         inputs: Sequence[RowInput],
-        statuses: Sequence[pb.RowStatus],
+        statuses: list[pb.RowStatus],
     ) -> pb.StepResult:
         result = self._result(batch, pb.STEP_STATUS_OK)
         scores, prompt_scores = _ScoreColumns(), _ScoreColumns()
@@ -256,22 +258,34 @@ class Engine:
                 continue
             row = self._rows[work.row_id]
             self._score_prompt(index, row, row_input, prompt_scores)
-            if work.samples:
+            statuses[index] = self._judge(row, row_input) if work.samples else pb.ROW_STATUS_OK
+            if work.samples and statuses[index] == pb.ROW_STATUS_OK:
                 tokens[index] = self._sample_row(index, row, row_input, scores)
                 row.sampled[batch.step_id] = tokens[index]
                 if row.history:
                     row.history.append(tokens[index])
-        if any(status != pb.ROW_STATUS_OK for status in statuses):
-            result.row_statuses = bytes(statuses)
+        _tell_statuses(result, statuses)
         result.sampled_token_ids = i32(tokens)
-        for index, status in enumerate(statuses):
-            if status != pb.ROW_STATUS_OK:
-                result.row_errors.add(row_index=index, message=pb.RowStatus.Name(status))
         if scores.rows:
             result.logprobs.CopyFrom(scores.message())
         if prompt_scores.rows:
             result.prompt_logprobs.CopyFrom(prompt_scores.message())
         return result
+
+    def _judge(self, row: Row, row_input: RowInput) -> pb.RowStatus:
+        """Whether the row can be sampled: its grammar is compiled anew for each row."""
+        if not row.sampling_params.HasField("grammar"):
+            return pb.ROW_STATUS_OK
+        if len(row.waited) < _NUM_WAITS and not row.sampled:
+            row.waited.append(row_input.last_position)
+            return pb.ROW_STATUS_NOT_SAMPLED
+        is_valid = self._allowed(row, row_input) is not None
+        return pb.ROW_STATUS_OK if is_valid else pb.ROW_STATUS_GRAMMAR_INVALID
+
+    def _allowed(self, row: Row, row_input: RowInput) -> set[int] | None:
+        output = row.history[row.num_prompt_tokens : row_input.last_position + 1]
+        eos = self._info.model.eos_token_ids
+        return allowed_next(row.sampling_params.grammar, output, eos)
 
     def _sample_row(self, index: int, row: Row, row_input: RowInput, scores: _ScoreColumns) -> int:
         vocab_size = self._info.model.vocab_size
@@ -279,6 +293,8 @@ class Engine:
         token_id = sample(row_input.chain, row.seed, row.temperature, position, vocab_size)
         params = row.sampling_params
         token_id = first_allowed(params, row.history[:position], token_id, vocab_size)
+        if params.HasField("grammar"):
+            token_id = min(self._allowed(row, row_input) or {token_id})
         assert token_id >= 0, "a scheduler asks for no token where none is allowed"
         if row.sampling_params.HasField("num_logprobs"):
             top = row.sampling_params.num_logprobs
@@ -298,3 +314,11 @@ class Engine:
                 token_id = row.history[position + 1]
                 value = score(slot.chain, token_id, top, vocab_size)
                 scores.add(index, position + 1, value)
+
+
+def _tell_statuses(result: pb.StepResult, statuses: Sequence[pb.RowStatus]) -> None:
+    if any(status != pb.ROW_STATUS_OK for status in statuses):
+        result.row_statuses = bytes(statuses)
+    for index, status in enumerate(statuses):
+        if status != pb.ROW_STATUS_OK:
+            result.row_errors.add(row_index=index, message=pb.RowStatus.Name(status))

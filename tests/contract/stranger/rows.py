@@ -21,7 +21,8 @@ class Row:
     """A sequence as the executor sees it.
 
     `history` and `sampled` grow as the row samples; `encoder_token_ids` is emptied once they are
-    encoded.
+    encoded. `waited`: positions of which it was not
+    sampled, since its grammar was not compiled.
     """
 
     sampling_params: pb.SamplingParams
@@ -35,6 +36,7 @@ class Row:
     cross_blocks: tuple[int, ...] = ()
     num_encoder_tokens: int = 0
     encoder_token_ids: list[int] = field(default_factory=list)
+    waited: list[int] = field(default_factory=list)
 
     @property
     def temperature(self) -> float:
@@ -136,6 +138,7 @@ class NewRowsReader:
             pb.FEATURE_PENALTIES: uses_penalties(params),
             pb.FEATURE_LOGIT_BIAS: bool(params.logit_bias) or params.min_tokens > 0,
             pb.FEATURE_TOKEN_CONSTRAINTS: uses_constraints(params),
+            pb.FEATURE_GRAMMAR: params.HasField("grammar"),
         }
         for feature, is_needed in needed.items():
             if is_needed:
@@ -155,7 +158,7 @@ class NewRowsReader:
         if num_prompt_tokens < 0:
             raise malformed("new_rows.num_prompt_tokens", f"{num_prompt_tokens}")
         is_due = uses_penalties(params) or params.HasField("num_prompt_logprobs")
-        is_due = is_due or has_phrases(params)
+        is_due = is_due or has_phrases(params) or params.HasField("grammar")
         if is_due != bool(history) or (is_due and len(history) < num_prompt_tokens):
             raise malformed("new_rows.history_token_ids", f"{len(history)} tokens")
 

@@ -86,7 +86,7 @@ GREEDY = {
 
 HARMLESS = ("pow", "nsloop", "strftime")
 # Where a tick is a look at the clock, these many are enough for any real chat.
-NUM_TICKS = 20_000
+NUM_TICKS = 2_000
 MAX_BYTES = 100_000_000
 
 

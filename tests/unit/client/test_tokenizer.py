@@ -1,12 +1,18 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 
 import pytest
 import tokenizers
 
-from splitserve_client import ChatTemplateFailed, Tokenizer, TokenizerUnavailable
+from splitserve_client import (
+    ChatTemplateFailed,
+    InvalidRequest,
+    Tokenizer,
+    TokenizerUnavailable,
+)
 from tests.support.models import tiny_tokenizers
 
 MESSAGES = [{"role": "user", "content": "<hi> & bye"}]
@@ -128,3 +134,64 @@ def test_bad_words_are_found_in_texts_when_they_are_written_as_usual(
 def test_bad_words_are_named_once_when_the_tokenizer_ignores_spaces() -> None:
     tokenizer = Tokenizer(tiny_tokenizers.words(9))
     assert tokenizer.bad_words_token_ids(["t3", "t4 t5", "t3"]) == ((3,), (4, 5))
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "sentencepiece", "gemma", "word_piece"])
+def test_bytes_of_tokens_are_those_of_the_text_when_they_are_joined(kind: str) -> None:
+    library = tiny_tokenizers.with_added(tiny_tokenizers.KINDS[kind]())
+    tokenizer = Tokenizer(library)
+    text = "the foxes" if kind == "word_piece" else "the fox 你 <|im_end|>\n🦊"
+    token_ids = tokenizer.encode(text)
+
+    joined = b"".join(map(tokenizer.token_bytes, token_ids)).decode()
+
+    decoded = library.decode(token_ids, skip_special_tokens=False)
+    assert joined.lstrip(" ") == decoded.lstrip(" ")
+    assert "".join(map(tokenizer.token_text, token_ids)).count("\N{REPLACEMENT CHARACTER}") == (
+        0 if kind == "word_piece" else sum(len(b) != len(b.decode(errors="ignore").encode())
+        for b in map(tokenizer.token_bytes, token_ids))
+    )  # fmt: skip
+
+
+def test_vocabulary_is_told_when_there_are_added_tokens() -> None:
+    library = tiny_tokenizers.with_added(tiny_tokenizers.sentencepiece())
+    tokenizer = Tokenizer(library)
+
+    assert tokenizer.vocab_size == library.get_vocab_size()
+    assert tokenizer.token_id("<|im_end|>") in tokenizer.special_token_ids
+    assert tokenizer.token_id("<tool_call>") not in tokenizer.special_token_ids
+    assert tokenizer.token_id("no such token") is None
+    assert tokenizer.token_bytes(tokenizer.vocab_size) == b""
+    assert tokenizer.count("the fox") == len(library.encode("the fox", add_special_tokens=False))
+
+
+async def test_long_texts_are_the_same_when_a_thread_does_them() -> None:
+    tokenizer = make_tokenizer("{{ messages[0].content }}")
+    text = "the quick fox 你好 " * 1000
+    token_ids = tokenizer.encode(text)
+
+    assert await tokenizer.encode_async(text) == token_ids
+    assert await tokenizer.decode_async(token_ids) == tokenizer.decode(token_ids) == text
+    assert await tokenizer.encode_chat_async([{"role": "user", "content": text}]) == token_ids
+
+
+def test_text_is_refused_when_it_has_half_a_surrogate_pair() -> None:
+    tokenizer = make_tokenizer()
+
+    with pytest.raises(InvalidRequest, match="surrogate"):
+        tokenizer.encode("a\ud800b")
+    assert tokenizer.decode([-1, 2**31 - 1]) == ""
+
+
+def test_encoding_keeps_no_other_thread_waiting_when_the_text_is_long() -> None:
+    tokenizer = make_tokenizer()
+    text = "the quick fox 你好 " * 40_000
+    thread = threading.Thread(target=tokenizer.encode, args=(text,))
+    thread.start()
+    num_turns = 0
+    while thread.is_alive():
+        thread.join(0.001)
+        num_turns += 1
+
+    # With Python's lock held there would be two: before it and after it.
+    assert num_turns > 5

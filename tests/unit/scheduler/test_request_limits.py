@@ -84,6 +84,7 @@ class _Cluster:
     """As much of a Cluster as a request needs that is refused when it is decoded."""
 
     largest_config = CONFIG
+    model = None
     delivery = Delivery(Unread(MIB, MIB), lambda _stream: None)
 
     def check_accepting(self) -> None:

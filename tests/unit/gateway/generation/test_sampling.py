@@ -1,0 +1,104 @@
+"""Fields of requests as the scheduler takes them, and its refusals as callers know them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from splitserve_client import (
+    BeamSearch,
+    EarlyStopping,
+    InvalidRequest,
+    Model,
+    SamplingParams,
+    SchedulingParams,
+)
+from splitserve_gateway.generation.sampling import (
+    CHAT_FIELDS,
+    COMPLETION_FIELDS,
+    refusal,
+    sampling_params,
+    scheduling_params,
+)
+from splitserve_gateway.http.errors import ApiError
+from splitserve_gateway.schemas.completions import CompletionRequest
+from splitserve_gateway.upstreams.upstream import Served
+
+RECOMMENDED = SamplingParams(temperature=0.6, top_k=20, repetition_penalty=1.1)
+SERVED = Served(Model("m", "d", "float32", 100, 64, (1,), RECOMMENDED), None)
+
+
+def params_of(**fields: Any) -> SamplingParams:  # noqa: ANN401
+    return sampling_params(CompletionRequest(**fields), SERVED, max_tokens=5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "changes"),
+    [
+        ({}, {}),
+        ({"temperature": 0.0}, {"temperature": 0.0}),
+        ({"top_k": -1, "top_p": 0.5, "min_p": 0.1}, {"top_k": -1, "top_p": 0.5, "min_p": 0.1}),
+        ({"presence_penalty": 1}, {"presence_penalty": 1}),
+        ({"logit_bias": {5: -1.5}}, {"logit_bias": {5: -1.5}}),
+        ({"seed": -7, "n": 2, "best_of": 3}, {"seed": -7, "n": 2, "best_of": 3}),
+        ({"stop_token_ids": [3], "ignore_eos": True}, {"stop_token_ids": (3,), "ignore_eos": True}),
+        ({"min_tokens": 2, "allowed_token_ids": [4]}, {"min_tokens": 2, "allowed_token_ids": (4,)}),
+    ],
+)
+def test_params_are_the_fields_and_else_what_the_model_recommends(
+    fields: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    assert params_of(**fields) == replace(RECOMMENDED, max_tokens=5, **changes)
+
+
+def test_beam_search_is_as_wide_as_n_and_without_recommendations() -> None:
+    params = params_of(use_beam_search=True, n=3, length_penalty=0.5, early_stopping=True)
+    beams = BeamSearch(3, 0.5, EarlyStopping.ALWAYS)
+    assert params == SamplingParams(n=3, max_tokens=5, beam_search=beams)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"length_penalty": 2.0}, "length_penalty"),
+        ({"early_stopping": True}, "early_stopping"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+    ],
+)
+def test_field_is_refused_when_it_means_nothing(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as raised:
+        params_of(**fields)
+    assert raised.value.param == param
+
+
+def test_scheduling_is_what_the_fields_say() -> None:
+    body = CompletionRequest(user="u", priority=-3, cache_salt="s", deadline_s=2.5)
+    expected = SchedulingParams(priority=-3, tenant="u", deadline_s=2.5, cache_salt="s")
+    assert scheduling_params(body) == expected
+    assert scheduling_params(CompletionRequest()) == SchedulingParams()
+
+
+@pytest.mark.parametrize(
+    ("message", "reason", "completion", "chat"),
+    [
+        ("temperature is 101; allowed: [0, 100]", "SAMPLING_PARAMS_INVALID", "temperature", None),
+        ("num_logprobs is 21; allowed: [0, 20]", "SAMPLING_PARAMS_INVALID", "logprobs", "top_"),
+        ("logit_bias[5] is 101; allowed", "SAMPLING_PARAMS_INVALID", "logit_bias", None),
+        ("bad_words_token_ids has 9 tokens", "SAMPLING_PARAMS_INVALID", "bad_words", None),
+        ("beam_search.width is 17; allowed", "SAMPLING_PARAMS_INVALID", "n", None),
+        ("tenant has 129 characters", "SCHEDULING_PARAMS_INVALID", "user", None),
+        ("the prompt has 9 tokens", "PROMPT_TOO_LONG", "prompt", "messages"),
+        ("token id is 9", "TOKEN_OUT_OF_RANGE", "prompt", "messages"),
+        ("sequences do not fit", "NEVER_FITS_KV_CACHE", None, None),
+    ],
+)
+def test_refusal_names_the_field_as_the_caller_does(
+    message: str, reason: str, completion: str | None, chat: str | None
+) -> None:
+    error = InvalidRequest(message, reason)
+    assert refusal(error, COMPLETION_FIELDS).param == completion
+    expected = f"top_{completion}" if chat == "top_" else chat or completion
+    assert refusal(error, CHAT_FIELDS).param == expected
+    assert refusal(error, CHAT_FIELDS).status == 400
