@@ -196,7 +196,7 @@ def test_serve_refuses_to_start_when_the_port_for_http_is_in_use(serve: Serve) -
 def test_serve_answers_the_curl_line_that_it_proposes(serve: Serve) -> None:
     _, found, rest = serve.output.partition("  curl ")
     assert found
-    command = "curl --silent " + "".join(rest.splitlines(keepends=True)[:2])
+    command = "curl --silent " + " ".join(rest.splitlines()[:2]).replace("\\ ", "")
 
     done = subprocess.run(
         shlex.split(command), capture_output=True, text=True, timeout=60, check=True
