@@ -18,7 +18,7 @@ from splitserve_gateway.endpoints import chat, completions, health, models, resp
 from splitserve_gateway.endpoints.context import Gateway
 from splitserve_gateway.endpoints.openapi import openapi_of
 from splitserve_gateway.grammars.checker import GrammarChecker
-from splitserve_gateway.http.errors import ApiError, invalid
+from splitserve_gateway.http.errors import ApiError, invalid, quoted
 from splitserve_gateway.http.guard import Exchanges, Guard
 from splitserve_gateway.upstreams.fleet import Fleet
 
@@ -30,6 +30,8 @@ _ROUTERS = (
     tokenization.router,
     health.router,
 )
+
+_CODE_OF_STATUS = {404: "not_found", 405: "method_not_allowed"}
 
 
 def build_app(config: GatewayConfig, client_config: ClientConfig | None = None) -> FastAPI:
@@ -63,8 +65,9 @@ def build_app(config: GatewayConfig, client_config: ClientConfig | None = None) 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), "registered for it"
-    message = f"{request.method} {request.url.path}: {error.detail}"
-    response = ApiError(error.status_code, "invalid_request_error", message).response()
+    message = f"{request.method} {quoted(request.url.path)}: {error.detail}"
+    code = _CODE_OF_STATUS.get(error.status_code)
+    response = ApiError(error.status_code, "invalid_request_error", message, code=code).response()
     response.headers.update(error.headers or {})
     return response
 

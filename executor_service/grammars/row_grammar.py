@@ -12,6 +12,7 @@ from executor_service.grammars.vocabulary import Vocabulary
 from executor_service.steps.sampling_params import Grammar
 
 _DEAD_END = "NoExtensionBias"
+_STRAY = "doesn't satisfy the grammar"
 
 
 class RowGrammar:
@@ -69,7 +70,10 @@ class RowGrammar:
             has_text = vocabulary.has_text[token_id] or token_id in vocabulary.eos_token_ids
             if not (has_text and matcher.consume_token(token_id)):
                 number = self._num_followed + 1
-                self.error = f"token {number} of the sequence does not follow the grammar"
+                error = shorten(matcher.get_error())
+                is_stray = not error or _STRAY in error
+                stray = f"token {number} of the sequence does not follow the grammar"
+                self.error = stray if is_stray else error
                 self.matcher = None
                 break
             self._num_followed += 1

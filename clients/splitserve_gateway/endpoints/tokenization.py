@@ -57,6 +57,10 @@ async def detokenize(request: Request) -> Response:
     body = await gateway.read(request, DetokenizeRequest)
     _, served = gateway.fleet.choose(body.model)
     tokenizer = tokenizer_of(served)
+    vocab_size = served.model.vocab_size
+    if body.tokens and max(body.tokens) >= vocab_size:
+        message = f"tokens has {max(body.tokens)}; allowed: token ids below {vocab_size}"
+        raise invalid(message, "tokens")
 
     def answer() -> Response:
         text = tokenizer.decode(body.tokens, skip_special_tokens=body.skip_special_tokens)

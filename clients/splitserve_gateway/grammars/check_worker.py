@@ -26,6 +26,7 @@ _PARSER_LIMITS: dict[str, Any] = {
     "verbose_errors": False,
 }
 _STACK_BYTES = 256 * 1024**2  # rules that refer to each other are followed by recursion
+_DEAD_END = "NoExtensionBias"
 _TOP = '%llguidance {"no_forcing": true}\nstart: @output'
 
 
@@ -39,8 +40,19 @@ def verdict(tokenizer: LLTokenizer, kind: str, text: str) -> tuple[str, str]:
     top = {"name": "top", "lark_grammar": _TOP}
     grammar = json.dumps({"grammars": [top, {"name": "output", **output}]}, ensure_ascii=False)
     limits = LLParserLimits(**_PARSER_LIMITS)
-    wrong = LLMatcher(tokenizer, grammar, log_level=0, limits=limits).get_error()
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+    wrong = matcher.get_error() or _first_step_error(matcher)
     return (_shortened(wrong), "") if wrong else ("", lark)
+
+
+def _first_step_error(matcher: LLMatcher) -> str:
+    """What goes wrong at the beginning of every text, if anything does."""
+    mask = int.from_bytes(matcher.compute_bitmask(), "little")
+    if mask:
+        matcher.consume_token((mask & -mask).bit_length() - 1)
+        matcher.compute_bitmask()
+    error: str = matcher.get_error()
+    return "no text follows it" if not mask or error.startswith(_DEAD_END) else error
 
 
 def _output(kind: str, text: str) -> dict[str, Any]:

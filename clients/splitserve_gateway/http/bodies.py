@@ -8,7 +8,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
-from splitserve_gateway.http.errors import ApiError, invalid
+from splitserve_gateway.http.errors import ApiError, invalid, quoted
 
 Schema = TypeVar("Schema", bound=BaseModel)
 
@@ -93,11 +93,12 @@ def _refusal(error: ValidationError) -> ApiError:
         return invalid(f"more than {_MAX_ERRORS} fields are wrong or unknown", code="invalid_value")
     first = error.errors(include_url=False, include_context=False)[0]
     # Which kind of a union it was, and that it was a key, are no fields.
-    param = ".".join(str(part) for part in first["loc"] if str(part)[:1] not in "<[") or None
+    parts = [str(part) for part in first["loc"] if not str(part).startswith(("<", "["))]
+    param = quoted(".".join(parts)) if parts else None
     if first["type"] == "json_invalid":
         return invalid(f"the body is no JSON: {first['msg']}", code="invalid_json")
     if first["type"] == "extra_forbidden":
-        return invalid(f"unknown field {param}", param, "unknown_field")
+        return invalid(f"unknown field {param!r}", param, "unknown_field")
     if first["type"] == "missing":
         return invalid(f"{param} is required", param, "missing_field")
     if first["type"] == "unsupported_field":

@@ -29,6 +29,9 @@ from splitserve_client import (
 )
 
 _RETRY_AFTER_S = 1.0
+# What callers' programs know by another name than the scheduler's reason.
+_CODES = {"PROMPT_TOO_LONG": "context_length_exceeded", "GRAMMAR_INVALID": "invalid_grammar"}
+_MAX_QUOTED_CHARS = 120
 
 _log = logging.getLogger(__name__)
 
@@ -72,14 +75,20 @@ class ApiError(Exception):
         return Response(to_json(self.body()), self.status, headers, "application/json")
 
 
-def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+def quoted(text: str) -> str:
+    """As much of what a caller sent as an answer repeats."""
+    return text if len(text) <= _MAX_QUOTED_CHARS else f"{text[:_MAX_QUOTED_CHARS]}..."
+
+
+def invalid(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
     """The request is refused as it stands."""
     return ApiError(400, "invalid_request_error", message, code=code, param=param)
 
 
 def model_unknown(model: str, known: Sequence[str]) -> ApiError:
     """No scheduler serves this model."""
-    message = f"the model {model!r} is not served; there is {', '.join(map(repr, known))}"
+    there_is = ", ".join(map(repr, known))
+    message = f"the model {quoted(model)!r} is not served; there is {there_is}"
     return ApiError(404, "invalid_request_error", message, code="model_not_found", param="model")
 
 
@@ -110,12 +119,11 @@ def error_of(error: Exception) -> ApiError:
 
 def api_error(error: SplitserveError) -> ApiError:
     """What a caller is told of an error of the client library."""
-    code = error.reason.lower() or None
+    code = _CODES.get(error.reason, error.reason.lower()) or None
     retry_after_s = error.retry_delay_s
     match error:
         case InvalidRequest():
-            code = "context_length_exceeded" if error.reason == "PROMPT_TOO_LONG" else code
-            return invalid(error.message, code=code)
+            return invalid(error.message, code=code or "invalid_value")
         case ChatTemplateFailed():
             return invalid(error.message, "messages", "chat_template_failed")
         case TokenizerUnavailable():

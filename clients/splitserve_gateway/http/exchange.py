@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from typing import Any
 
 from starlette.requests import ClientDisconnect
@@ -27,6 +28,7 @@ class Exchange:
         self._scope = scope
         self._raw_receive = receive
         self._raw_send = send
+        self._id = f"req_{secrets.token_hex(16)}".encode()
         self._task: asyncio.Task[object] | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._error: ApiError | None = None
@@ -98,6 +100,7 @@ class Exchange:
     async def _send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._has_started = True
+            message["headers"] = [*message.get("headers", ()), (b"x-request-id", self._id)]
         elif not message.get("more_body", False):
             self._is_complete = True
         await self._raw_send(message)
