@@ -21,7 +21,7 @@ def start_once() -> float:
         port = probe.getsockname()[1]
     command = [
         sys.executable, "-m", "splitserve_cli", "serve", "--no-demo",
-        "--listen", f"127.0.0.1:{port}",
+        "--listen", f"127.0.0.1:{port}", "--http", "127.0.0.1:0",
     ]  # fmt: skip
     start = time.perf_counter()
     with subprocess.Popen(

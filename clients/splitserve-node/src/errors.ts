@@ -11,6 +11,7 @@
 // ├── QueueFull                too many requests wait; again after `retryDelayMs`
 // ├── StreamNotRead            the server kept no more of what was not read; goes on by itself
 // ├── ModelNotReady            no executor has registered yet; again after a pause
+// ├── ModelChanged             another model is served than the prompt was encoded for
 // ├── Draining                 the server is shutting down; try elsewhere
 // ├── RequestFailed            an accepted request failed alone
 // │   └── DeadlineUnreachable  it was ended early, since its scheduling deadline could not be met
@@ -69,6 +70,8 @@ export class QueueFull extends SplitserveError {}
 export class StreamNotRead extends SplitserveError {}
 /** No executor has registered yet. */
 export class ModelNotReady extends SplitserveError {}
+/** Another model is served than the prompt was encoded for. */
+export class ModelChanged extends SplitserveError {}
 /** The server is shutting down. */
 export class Draining extends SplitserveError {}
 /** An accepted request failed alone. */
@@ -98,6 +101,7 @@ const ERROR_OF_REASON: ReadonlyMap<string, ErrorClass> = new Map<string, ErrorCl
   ["QUEUE_FULL", QueueFull],
   ["STREAM_NOT_READ", StreamNotRead],
   ["MODEL_NOT_READY", ModelNotReady],
+  ["MODEL_CHANGED", ModelChanged],
   ["DRAINING", Draining],
   ["DEADLINE_UNREACHABLE", DeadlineUnreachable],
 ]);

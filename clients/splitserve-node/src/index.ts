@@ -9,6 +9,7 @@ export {
   DeadlineUnreachable,
   Draining,
   InvalidRequest,
+  ModelChanged,
   ModelNotReady,
   QueueFull,
   RequestFailed,
