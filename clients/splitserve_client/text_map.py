@@ -163,4 +163,4 @@ class _Mapping:
         try:
             return await collect_text(texts.read(request), self.params.num_completions)
         finally:
-            request.abort()
+            request.close()

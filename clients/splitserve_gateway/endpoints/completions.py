@@ -102,8 +102,9 @@ async def _chunks(answer: _Answer) -> AsyncGenerator[object, None]:
         async for event in events:
             if isinstance(event, Delta):
                 choice = answer.choices[event.index].chunk(event)
+                count = counts.of_event(len(event.token_ids))
                 if choice is not None:
-                    yield {**start, "choices": [choice], **counts.of_event(len(event.token_ids))}
+                    yield {**start, "choices": [choice], **count}
             elif isinstance(event, Totals) and (last := counts.last(event)) is not None:
                 yield {**start, **last}
 

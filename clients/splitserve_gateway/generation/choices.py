@@ -38,7 +38,6 @@ class TextRequest:
     params: SamplingParams
     stop_rule: StopRule
     scheduling: SchedulingParams
-    timeout_s: float
     skip_special_tokens: bool = True
     fields: Mapping[str, str] = field(default_factory=lambda: COMPLETION_FIELDS)
 
@@ -189,15 +188,11 @@ class _PromptChoices:
         """Streams the deltas, then the Totals of this prompt."""
         request = self._request
         params = request.params
-        events = request.upstream.generate(
-            self._prompt.token_ids,
-            params,
-            scheduling=request.scheduling,
-            timeout_s=request.timeout_s,
-            model_digest=request.served.model.digest,
+        asked = request.upstream.request(
+            self._prompt.token_ids, params, request.scheduling, request.served.model.digest
         )
         num_cached_tokens = 0
-        async with aclosing(events):
+        async with aclosing(asked.events()) as events:
             async for event in events:
                 if isinstance(event, Finish):
                     num_cached_tokens = event.usage.num_cached_tokens
@@ -212,6 +207,7 @@ class _PromptChoices:
                 if (gained := self._push(event)) is not None:
                     yield gained
                     if all(self._has_ended) and params.is_streamed:
+                        asked.abort()
                         num_cached_tokens = await _cached_tokens_of_rest(events)
                         break
         yield Totals(len(self._prompt.token_ids), self._num_output_tokens, num_cached_tokens)
@@ -252,13 +248,12 @@ class _PromptChoices:
         return ChoiceEnd(_REASONS[reason], stop_token_id if is_own else None)
 
 
-async def _cached_tokens_of_rest(events: AsyncGenerator[Tokens | Finish, bool | None]) -> int:
-    """Aborts what nobody needs any more, and asks what it has cost."""
+async def _cached_tokens_of_rest(events: AsyncGenerator[Tokens | Finish, None]) -> int:
+    """What an aborted request says of itself at its end."""
     with suppress(SplitserveError):
-        event = await events.asend(True)
-        while isinstance(event, Tokens):
-            event = await anext(events)
-        return event.usage.num_cached_tokens
+        async for event in events:
+            if isinstance(event, Finish):
+                return event.usage.num_cached_tokens
     return 0
 
 

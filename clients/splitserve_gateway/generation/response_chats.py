@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, assert_never
 
 from splitserve_gateway.schemas.chat import ChatMessage, ChatRequest, FunctionCall, ToolCall
@@ -57,35 +58,44 @@ def _messages(body: ResponsesRequest) -> list[ChatMessage]:
 def _chat_of(items: Sequence[Item]) -> list[ChatMessage]:
     """Items of one answer, which are several here, become one message of the assistant."""
     messages: list[ChatMessage] = []
-    answer: ChatMessage | None = None
-
-    def assistant() -> ChatMessage:
-        nonlocal answer
-        if answer is None:
-            answer = ChatMessage.model_construct(role="assistant")
-            messages.append(answer)
-        return answer
-
+    answer = _Answer()
     for item in items:
         match item:
             case Reasoning():
-                texts = [piece.text for piece in item.content or item.summary or ()]
-                message = assistant()
-                message.reasoning_content = (message.reasoning_content or "") + "".join(texts)
+                answer.reasoning += [piece.text for piece in item.content or item.summary or ()]
             case CalledFunction():
                 called = FunctionCall.model_construct(name=item.name, arguments=item.arguments)
-                call = ToolCall.model_construct(id=item.call_id, function=called)
-                message = assistant()
-                message.tool_calls = [*(message.tool_calls or ()), call]
+                answer.calls.append(ToolCall.model_construct(id=item.call_id, function=called))
             case Message(role="assistant"):
-                message = assistant()
-                message.content = _joined(message.content, _text(item.content))
+                answer.texts.append(_text(item.content))
             case Message() | FunctionOutput():
-                answer = None
+                messages += answer.take()
                 messages.append(_other(item))
             case _:
                 assert_never(item)
-    return messages
+    return messages + answer.take()
+
+
+@dataclass(slots=True)
+class _Answer:
+    """The items of one answer."""
+
+    reasoning: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+
+    def take(self) -> list[ChatMessage]:
+        """The message that they are, if there are any; forgets them."""
+        if not (self.reasoning or self.texts or self.calls):
+            return []
+        message = ChatMessage.model_construct(
+            role="assistant",
+            reasoning_content="".join(self.reasoning) or None,
+            content="".join(self.texts) if self.texts else None,
+            tool_calls=self.calls or None,
+        )
+        self.reasoning, self.texts, self.calls = [], [], []
+        return [message]
 
 
 def _other(item: Message | FunctionOutput) -> ChatMessage:
@@ -94,10 +104,6 @@ def _other(item: Message | FunctionOutput) -> ChatMessage:
             role="tool", tool_call_id=item.call_id, content=_text(item.output)
         )
     return ChatMessage.model_construct(role=item.role, content=_text(item.content))
-
-
-def _joined(before: object, text: str) -> str:
-    return f"{before}{text}" if isinstance(before, str) else text
 
 
 def _text(content: Content) -> str:

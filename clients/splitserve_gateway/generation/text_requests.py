@@ -46,6 +46,5 @@ async def text_request(
         params,
         stop_rule,
         scheduling_params(body),
-        serving.config.request_timeout_s,
         body.skip_special_tokens,
     )

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from splitserve_client import (
     AsyncClient,
     ChatTemplateFailed,
     ClientConfig,
-    DeadlineExceeded,
     Finish,
     InvalidRequest,
     Model,
     ModelChanged,
-    ResumeTokenIds,
     SamplingParams,
     SchedulingParams,
     ServerUnreachable,
@@ -31,6 +28,7 @@ from splitserve_client import (
     Tokens,
     UnreadBudget,
 )
+from splitserve_gateway.upstreams.upstream_request import UpstreamRequest
 
 _POLL_S = 1.0
 
@@ -96,81 +94,43 @@ class Upstream:
         """Requests that the scheduler may still have."""
         return self._session.num_open
 
-    async def generate(
+    def request(
         self,
         prompt_token_ids: Sequence[int],
-        params: SamplingParams | None = None,
-        *,
-        request_id: str = "",
-        resume_token_ids: ResumeTokenIds = (),
-        scheduling: SchedulingParams | None = None,
-        timeout_s: float | None = None,
-        model_digest: str = "",
-    ) -> AsyncGenerator[Tokens | Finish, bool | None]:
-        """Streams a request's tokens; see `AsyncClient.generate`. Closing it aborts the request.
+        params: SamplingParams,
+        scheduling: SchedulingParams,
+        model_digest: str,
+    ) -> UpstreamRequest:
+        """A request to this scheduler, which goes on at another if this one is lost."""
+        return UpstreamRequest(self, prompt_token_ids, params, scheduling, model_digest)
 
-        Sending True does, too, and what follows ends with the Finish, which has the usage.
-        `model_digest`: of the model that the prompt was encoded for. Raises ModelChanged if another
-        is served by now, also where the request would have to go on. A request whose scheduler is
-        lost goes on at another that serves this model, if there is one.
-        """
-        params = params or SamplingParams()
-        if params.seed is None:
-            params = replace(params, seed=secrets.randbits(63))
-        upstream: Upstream | None = self
-        outputs = _outputs_of(resume_token_ids)
-        end_s = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
-        while upstream is not None:
-            request = upstream._submit(
-                prompt_token_ids,
-                params,
-                request_id=request_id,
-                resume_token_ids=outputs,
-                scheduling=scheduling,
-                model_digest=model_digest,
-            )
-            try:
-                async with aclosing(upstream._read(request, end_s)) as events:
-                    async for event in events:
-                        if isinstance(event, Tokens):
-                            outputs.setdefault(event.index, []).extend(event.token_ids)
-                        yield event
-                return
-            except ServerUnreachable:
-                upstream = self._find_other(upstream, model_digest)
-                if upstream is None:
-                    raise
+    def find_other(self, model_digest: str) -> Upstream | None:
+        """Another that can be reached and serves this model."""
+        return self._find_other(self, model_digest)
 
-    def _submit(
+    def submit(
         self,
         prompt_token_ids: Sequence[int],
         params: SamplingParams,
         **options: Any,  # noqa: ANN401
     ) -> SessionRequest:
+        """As `Session.submit`. Raises InvalidRequest."""
         try:
             return self._session.submit(prompt_token_ids, params, **options)
         except (ValueError, TypeError, OverflowError) as error:
             raise InvalidRequest(str(error), "SAMPLING_PARAMS_INVALID") from error
 
-    async def _read(
-        self, request: SessionRequest, end_s: float | None
-    ) -> AsyncGenerator[Tokens | Finish, None]:
-        timer = None
-        if end_s is not None:
-            late = DeadlineExceeded("the request took longer than it may")
-            timer = asyncio.get_running_loop().call_at(end_s, request.close, late)
+    async def read(self, request: SessionRequest) -> AsyncGenerator[Tokens | Finish, None]:
+        """The events of `request`, which is over when this is closed."""
         self._requests.add(request)
         try:
             async for event in request:
-                if (yield event):
-                    request.abort()
+                yield event
         except ModelChanged:
             self._is_doubtful.set()
             raise
         finally:
             self._requests.discard(request)
-            if timer is not None:
-                timer.cancel()
             request.close()
 
     def _lose(self, error: SplitserveError) -> None:
@@ -178,7 +138,7 @@ class Upstream:
             _log.warning("upstream_lost address=%s error=%s", self.address, error)
             self._digest, self.served = self.served.model.digest, None
         # Asked again and again: the other may come later than this one went.
-        if isinstance(error, ServerUnreachable) and self._find_other(self, self._digest):
+        if isinstance(error, ServerUnreachable) and self.find_other(self._digest):
             for request in list(self._requests):
                 request.close(error)
 
@@ -212,9 +172,3 @@ class Upstream:
         if self.served is None:
             _log.info("upstream_ready address=%s model=%s", self.address, served.model.name)
         self.served = served
-
-
-def _outputs_of(token_ids: ResumeTokenIds) -> dict[int, list[int]]:
-    if isinstance(token_ids, Mapping):
-        return {index: list(tokens) for index, tokens in token_ids.items()}
-    return {0: list(token_ids)} if token_ids else {}

@@ -1,0 +1,115 @@
+"""One request, at whichever scheduler has it."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from splitserve_client import (
+    Finish,
+    SamplingParams,
+    SchedulingParams,
+    ServerUnreachable,
+    SessionRequest,
+    Tokens,
+)
+
+if TYPE_CHECKING:
+    from splitserve_gateway.upstreams.upstream import Upstream
+
+# Of a deadline that has passed; a server takes none that is not above 0.
+_LEAST_DEADLINE_S = 0.001
+
+
+@dataclass(slots=True)
+class _Came:
+    """What has come so far, whoever brought it."""
+
+    outputs: dict[int, list[int]] = field(default_factory=dict)
+    num_prompt_scores: int = 0
+
+
+class UpstreamRequest:
+    """What is asked of a scheduler, and goes on at another if that one is lost.
+
+    `model_digest`: of the model that the prompt was encoded for.
+    """
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        scheduling: SchedulingParams,
+        model_digest: str,
+    ) -> None:
+        if params.seed is None:
+            # Goes on elsewhere with the same randomness.
+            params = replace(params, seed=secrets.randbits(63))
+        self._upstream = upstream
+        self._prompt_token_ids = prompt_token_ids
+        self._params = params
+        self._scheduling = scheduling
+        self._model_digest = model_digest
+        self._came = _Came()
+        self._running: SessionRequest | None = None
+        self._is_aborted = False
+
+    def abort(self) -> None:
+        """Ends it; what `events` yield then ends with the Finish, which has the usage."""
+        self._is_aborted = True
+        if self._running is not None:
+            self._running.abort()
+
+    async def events(self) -> AsyncGenerator[Tokens | Finish, None]:
+        """Its tokens as they come; the last is a Finish. Closing this aborts the request.
+
+        Raises SplitserveError: ModelChanged if another model is served by now, also where the
+        request would have to go on; ServerUnreachable if no scheduler has it any more.
+        """
+        upstream: Upstream | None = self._upstream
+        began_s = asyncio.get_running_loop().time()
+        while upstream is not None:
+            self._running = upstream.submit(
+                self._prompt_token_ids,
+                self._params,
+                resume_token_ids=self._came.outputs,
+                scheduling=self._remaining(began_s),
+                model_digest=self._model_digest,
+            )
+            num_known_scores = self._came.num_prompt_scores
+            try:
+                async with aclosing(upstream.read(self._running)) as events:
+                    async for event in events:
+                        if isinstance(event, Tokens):
+                            event, num_known_scores = self._noted(event, num_known_scores)
+                        yield event
+                return
+            except ServerUnreachable:
+                upstream = upstream.find_other(self._model_digest)
+                if upstream is None or self._is_aborted:
+                    raise
+
+    def _noted(self, tokens: Tokens, num_known_scores: int) -> tuple[Tokens, int]:
+        """`tokens` without scores that came before, and how many of those are still to come.
+
+        A request that begins anew before its first token has its prompt scored again.
+        """
+        self._came.outputs.setdefault(tokens.index, []).extend(tokens.token_ids)
+        num_repeated = min(num_known_scores, len(tokens.prompt_logprobs))
+        if num_repeated:
+            new = tokens.prompt_logprobs[num_repeated:]
+            tokens = replace(tokens, prompt_logprobs=new)
+        self._came.num_prompt_scores += len(tokens.prompt_logprobs)
+        return tokens, num_known_scores - num_repeated
+
+    def _remaining(self, began_s: float) -> SchedulingParams:
+        deadline_s = self._scheduling.deadline_s
+        if deadline_s is None:
+            return self._scheduling
+        deadline_s -= asyncio.get_running_loop().time() - began_s
+        return replace(self._scheduling, deadline_s=max(deadline_s, _LEAST_DEADLINE_S))
