@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shutil
 import sys
@@ -128,10 +127,9 @@ Ctrl-C stops the server.
 
 
 def _curl(http: str | None, *, has_tokenizer: bool) -> str:
-    if http is None:
+    if http is None or not has_tokenizer:
         return ""
-    prompt = json.dumps("Tell me a story about a dragon." if has_tokenizer else [1, 2, 3])
-    body = f'{{"prompt": {prompt}, "max_tokens": 40}}'
+    body = '{"prompt": "Tell me a story about a dragon.", "max_tokens": 40}'
     kind = "content-type: application/json"
     return f"  curl http://{http}/v1/completions -H '{kind}' \\\n    -d '{body}'\n"
 

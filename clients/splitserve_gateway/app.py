@@ -52,7 +52,12 @@ def build_app(config: GatewayConfig, client_config: ClientConfig | None = None) 
         finally:
             await checker.close()
 
-    app = FastAPI(title="splitserve", version=metadata.version("splitserve"), lifespan=lifespan)
+    app = FastAPI(
+        title="splitserve",
+        version=metadata.version("splitserve"),
+        lifespan=lifespan,
+        redirect_slashes=False,
+    )
     app.state.exchanges = exchanges
     for router in _ROUTERS:
         app.include_router(router)

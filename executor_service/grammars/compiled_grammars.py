@@ -79,6 +79,8 @@ class CompiledGrammars:
                 return
             if all(row.matcher is None for row in rows):
                 wanted = [row.wanted for row in rows if row.wanted is not None]
+                if not wanted:
+                    return
                 wait(wanted, left_s, FIRST_COMPLETED)
             self._advance(rows)
 

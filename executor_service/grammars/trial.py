@@ -73,8 +73,8 @@ class CompileTrial:
         if self._process is None:
             arguments = [str(_SCRIPT), str(MAX_COMPILE_BYTES), str(STACK_BYTES)]
             self._process = subprocess.Popen(
-                # Isolated: what lies in the working directory is not imported.
-                [sys.executable, "-I", *arguments],
+                # What lies in the working directory is not imported.
+                [sys.executable, "-P", *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

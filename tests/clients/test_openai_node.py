@@ -86,7 +86,7 @@ REFUSED = {
     "unknown_model": ["NotFoundError", 404, "model", "model_not_found"],
     "unknown_model_streamed": ["NotFoundError", 404, "model", "model_not_found"],
     "unknown_model_retrieved": ["NotFoundError", 404, "model", "model_not_found"],
-    "unknown_path": ["NotFoundError", 404, None, None],
+    "unknown_path": ["NotFoundError", 404, None, "not_found"],
     "bad_value": ["BadRequestError", 400, "temperature", "sampling_params_invalid"],
     "bad_type": ["BadRequestError", 400, "max_tokens", "invalid_value"],
     "bad_field_within": ["BadRequestError", 400, "messages.0.colour", "unknown_field"],

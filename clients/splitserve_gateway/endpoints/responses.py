@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import secrets
 import time
 from collections.abc import AsyncGenerator, Iterator
@@ -34,6 +35,7 @@ _FIELD_OF = {
     "max_completion_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens",
     "prompt": "input",
+    "response_format.json_schema": "text.format",
     "response_format": "text.format",
 }
 
@@ -94,8 +96,15 @@ def _naming_fields() -> Iterator[None]:
     try:
         yield
     except ApiError as error:
-        error.param = _FIELD_OF.get(error.param or "", error.param)
+        error.param = _named_here(error.param)
         raise
+
+
+def _named_here(param: str | None) -> str | None:
+    for name, here in _FIELD_OF.items():
+        if param is not None and re.match(rf"{re.escape(name)}\b", param):
+            return here + param[len(name) :]
+    return param and param.replace(".function.", ".")
 
 
 def _head(body: ResponsesRequest, asked: TextRequest) -> Json:

@@ -43,6 +43,10 @@ async def encode_prompts(body: CompletionRequest, served: Served) -> list[Encode
     for prompt in prompts:
         if isinstance(prompt, str):
             check_chars("prompt", len(prompt), body.truncate_prompt_tokens, served)
+        elif body.truncate_prompt_tokens is None and len(prompt) > served.model.max_model_len:
+            message = f"the prompt has {len(prompt)} tokens; the model takes at most "
+            message += f"{served.model.max_model_len}"
+            raise invalid(message, "prompt", "context_length_exceeded")
     add_special_tokens = body.add_special_tokens is not False
 
     def encode(prompt: str | list[int]) -> EncodedPrompt:

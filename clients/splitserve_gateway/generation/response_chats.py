@@ -23,7 +23,7 @@ from splitserve_gateway.schemas.sampling import SamplingFields
 
 _SAMPLING = SamplingFields.model_fields.keys() - {
     "n", "best_of", "max_tokens", "response_format", "prompt_token_ids", "prompt_logprobs",
-    "stream_options",
+    "stream_options", "echo", "return_token_ids", "return_tokens_as_token_ids",
 }  # fmt: skip
 
 

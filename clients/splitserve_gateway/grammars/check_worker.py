@@ -21,6 +21,7 @@ _MAX_MESSAGE_CHARS = 500
 _NICENESS = 10  # streams that are open come first
 # What executors give a grammar, so that what is taken here is not refused there.
 _PARSER_LIMITS: dict[str, Any] = {
+    "step_max_items": 2000,
     "step_lexer_fuel": 100_000,
     "max_lexer_states": 20_000,
     "verbose_errors": False,

@@ -14,8 +14,8 @@ Schema = TypeVar("Schema", bound=BaseModel)
 
 _JSON = "application/json"
 _KIND = "invalid_request_error"
-# Parsing takes about a millisecond for so many bytes.
-_SMALL_BYTES = 128 * 1024
+# Parsing takes a few milliseconds for so many bytes at most, a fraction of one for texts.
+_SMALL_BYTES = 16 * 1024
 # What no request has, nor a prompt that fits a model: objects and lists, keys, and other values.
 # Parsing so many takes 0.1 s, in which nobody else is served.
 _MOST = (

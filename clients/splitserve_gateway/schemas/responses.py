@@ -194,6 +194,10 @@ class ResponsesRequest(SamplingFields):
     response_format: Refused = None
     prompt_token_ids: Refused = None
     prompt_logprobs: Refused = None
+    echo: Refused = None
+    return_token_ids: Refused = None
+    return_tokens_as_token_ids: Refused = None
+    stream_options: Annotated[Any, Field(description="Accepted and ignored.")] = None
 
     @property
     def wants_logprobs(self) -> bool:

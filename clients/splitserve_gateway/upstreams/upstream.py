@@ -17,6 +17,7 @@ from splitserve_client import (
     InvalidRequest,
     Model,
     ModelChanged,
+    ModelNotReady,
     SamplingParams,
     SchedulingParams,
     ServerUnreachable,
@@ -144,12 +145,17 @@ class Upstream:
 
     async def _watch(self) -> None:
         """Keeps `served` true: a scheduler that comes back may serve another model."""
+        num_failures = 0
         while True:
             self._is_doubtful.clear()
             try:
                 self._note(await self._look())
+                num_failures = 0
             except SplitserveError as error:
-                self._lose(error)
+                num_failures += 1
+                # A single answer that does not come, or makes no sense, is no loss.
+                if num_failures > 1 or isinstance(error, ServerUnreachable | ModelNotReady):
+                    self._lose(error)
             with suppress(TimeoutError):
                 async with asyncio.timeout(_POLL_S):
                     await self._is_doubtful.wait()
