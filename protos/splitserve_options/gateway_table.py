@@ -27,7 +27,7 @@ GATEWAY_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "schedulers",
-        Kind.TEXT,
+        Kind.ADDRESSES,
         "the schedulers to send requests to",
         _HTTP,
         _GATEWAY,

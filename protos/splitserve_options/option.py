@@ -26,6 +26,7 @@ class Kind(enum.Enum):
     NUMBER = "number"
     CHOICE = "choice"
     ADDRESS = "host:port"
+    ADDRESSES = "host:port,..."
     SWITCH = "true or false"
 
 
@@ -81,6 +82,8 @@ class Option:
                 return f"{'an integer' if self.kind is Kind.INTEGER else 'a number'}{self._range}"
             case Kind.ADDRESS:
                 return "host:port"
+            case Kind.ADDRESSES:
+                return "host:port, or several of them with commas between"
             case Kind.SWITCH:
                 return "true or false"
             case Kind.TEXT:

@@ -215,6 +215,8 @@ def _checked(option: Option, value: object, where: str) -> Value:
             fits = value in option.choices
         case Kind.ADDRESS:
             fits = isinstance(value, str) and _is_address(value)
+        case Kind.ADDRESSES:
+            fits = isinstance(value, str) and all(map(_is_address, value.split(",")))
         case Kind.TEXT:
             fits = isinstance(value, str) and bool(value.strip())
     if not fits or (isinstance(value, int | float) and not _in_range(option, value)):

@@ -191,3 +191,13 @@ def test_option_table_has_valid_defaults_when_they_are_written_as_flags(command:
             argv.append(f"{option.flag}={value}")
 
     assert resolve(command, argv, {}) == values  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("schedulers", ["nonsense", "a:1,", "a:1,b", "a:1 b:2", "a:65536"])
+def test_resolve_refuses_a_list_when_one_of_it_is_no_address(schedulers: str) -> None:
+    with pytest.raises(OptionError, match="several of them with commas between"):
+        resolve("gateway", [f"--schedulers={schedulers}"], {})
+
+
+def test_resolve_takes_several_addresses_when_commas_part_them() -> None:
+    assert resolve("gateway", ["--schedulers=a:1,[::1]:2"], {})["schedulers"] == "a:1,[::1]:2"
