@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.clients.test_openai_python_faults import MESSAGES, held_gateway
+from tests.clients.test_openai_python_faults import MESSAGES, held_gateway, wait_left
 from tests.support.processes.fake_service import StepWatch
 from tests.support.processes.gateway import RunningGateway
 
@@ -143,10 +143,3 @@ async def test_stream_that_is_left_leaves_nothing_behind(
             call.tell()
             assert await call.hear() == {"came": came}
             await wait_left(gateway, watch)
-
-
-async def wait_left(gateway: RunningGateway, watch: StepWatch) -> None:
-    """Waits until the request is aborted, by itself: the step that it is in is held; then idle."""
-    await gateway.service.wait_for(lambda listed: listed.executors[0].num_running_requests == 0)
-    watch.release()
-    await gateway.service.wait_idle()

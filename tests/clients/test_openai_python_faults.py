@@ -40,6 +40,13 @@ def client_of(gateway: RunningGateway, **options: Any) -> AsyncOpenAI:  # noqa: 
     return AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", **options)
 
 
+async def wait_left(gateway: RunningGateway, watch: StepWatch) -> None:
+    """Waits until the request is aborted, by itself: the step that it is in is held; then idle."""
+    await gateway.service.wait_for(lambda listed: listed.executors[0].num_running_requests == 0)
+    watch.release()
+    await gateway.service.wait_idle()
+
+
 async def chat(client: AsyncOpenAI, model: str) -> str | None:
     answer = await client.chat.completions.create(model=model, messages=MESSAGES, max_tokens=3)
     return answer.choices[0].finish_reason
@@ -105,8 +112,7 @@ async def test_timeout_of_the_client_leaves_nothing_behind(tmp_path: Path) -> No
         async with client_of(gateway, max_retries=0, timeout=0.5) as client:
             with pytest.raises(openai.APITimeoutError):
                 await chat(client, model)
-        watch.release()
-        await gateway.service.wait_idle()
+        await wait_left(gateway, watch)
 
 
 async def test_stream_that_is_left_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -119,5 +125,4 @@ async def test_stream_that_is_left_leaves_nothing_behind(tmp_path: Path) -> None
             async for _ in stream:
                 break
             await stream.close()
-        watch.release()
-        await gateway.service.wait_idle()
+        await wait_left(gateway, watch)
