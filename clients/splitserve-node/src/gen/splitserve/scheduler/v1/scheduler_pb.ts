@@ -530,8 +530,8 @@ export type Grammar = Message<"splitserve.scheduler.v1.Grammar"> & {
     case: "jsonSchema";
   } | {
     /**
-     * A regular expression, of which the whole text is a match: the syntax of the Rust crate regex,
-     * without anchors.
+     * A regular expression, of which the whole text is a match: the syntax of the Rust crate regex.
+     * Anchors stand at its ends only, where they mean nothing.
      *
      * @generated from field: string regex = 2;
      */
