@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any, Protocol, TextIO
 
+from splitserve_client.text_generation import GrowingText
 from splitserve_client.text_stream import End, Piece
 from splitserve_client.types import FinishReason, SequenceFinish, TokenLogprob
 
@@ -80,7 +81,7 @@ class JsonOutput:
 
     def __init__(self, file: TextIO, num_completions: int = 1) -> None:
         self._file = file
-        self._completions = [_GrowingCompletion() for _ in range(num_completions)]
+        self._completions = [GrowingText() for _ in range(num_completions)]
         self._prompt_logprobs: list[TokenLogprob] = []
 
     def piece(self, piece: Piece) -> None:
@@ -91,11 +92,11 @@ class JsonOutput:
     def end(self, end: End) -> None:
         """Writes all of it."""
         if len(self._completions) == 1:
-            content = self._completions[0].content()
+            content = _content(self._completions[0])
         else:
             content = {
                 "completions": [
-                    {"index": index, **completion.content(), **completion.ending(end.reason)}
+                    {"index": index, **_content(completion), **_ending(completion, end.reason)}
                     for index, completion in enumerate(self._completions)
                 ]
             }
@@ -103,36 +104,20 @@ class JsonOutput:
         _write_line(self._file, {**content, **scores, **_finish(end)})
 
 
-@dataclass(slots=True)
-class _GrowingCompletion:
-    """One completion in the making."""
+def _content(text: GrowingText) -> dict[str, Any]:
+    return {
+        "text": "".join(text.texts),
+        "token_ids": text.token_ids,
+        **_scores(text.logprobs, ()),
+        **_ranking(text.finish),
+    }
 
-    texts: list[str] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    finish: SequenceFinish | None = None
-    stop_string: str | None = None
 
-    def add(self, piece: Piece) -> None:
-        self.texts.append(piece.text)
-        self.token_ids.extend(piece.token_ids)
-        self.logprobs.extend(piece.logprobs)
-        self.finish = piece.finish or self.finish
-        self.stop_string = piece.stop_string or self.stop_string
-
-    def content(self) -> dict[str, Any]:
-        return {
-            "text": "".join(self.texts),
-            "token_ids": self.token_ids,
-            **_scores(self.logprobs, ()),
-            **_ranking(self.finish),
-        }
-
-    def ending(self, reason: FinishReason) -> dict[str, Any]:
-        """`reason`: why it has none of its own."""
-        if self.finish is not None:
-            reason = self.finish.reason
-        return _reason(reason, self.stop_string)
+def _ending(text: GrowingText, reason: FinishReason) -> dict[str, Any]:
+    """`reason`: why it has none of its own."""
+    if text.finish is not None:
+        reason = text.finish.reason
+    return _reason(reason, text.stop_string)
 
 
 class JsonLinesOutput:

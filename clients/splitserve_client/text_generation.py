@@ -77,7 +77,7 @@ async def collect_text(
     events: AsyncIterator[Piece | End], num_completions: int = 1
 ) -> TextGeneration:
     """Reads `events` to their End. Raises what they raise."""
-    parts = [_Parts() for _ in range(num_completions)]
+    parts = [GrowingText() for _ in range(num_completions)]
     prompt_logprobs: list[TokenLogprob] = []
     async for event in events:
         if isinstance(event, End):
@@ -89,7 +89,7 @@ async def collect_text(
 
 
 @dataclass(slots=True)
-class _Parts:
+class GrowingText:
     """One completion in the making."""
 
     texts: list[str] = field(default_factory=list)

@@ -109,20 +109,6 @@ class End:
     stop_string: str | None = None
 
 
-class TokenSource(Protocol):
-    """Where tokens come from: `AsyncClient`, or what submits to a session."""
-
-    def generate(
-        self,
-        prompt_token_ids: Sequence[int],
-        params: SamplingParams | None = None,
-        *,
-        request_id: str = "",
-        scheduling: SchedulingParams | None = None,
-        timeout_s: float | None = None,
-    ) -> AsyncGenerator[Tokens | Finish, None]: ...
-
-
 class Generates(Protocol):
     """What a request is made with; an AsyncClient, say."""
 

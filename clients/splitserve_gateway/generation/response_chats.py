@@ -6,7 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, assert_never
 
-from splitserve_gateway.schemas.chat import ChatMessage, ChatRequest, FunctionCall, ToolCall
+from splitserve_gateway.schemas.chat import (
+    ChatMessage,
+    ChatRequest,
+    FunctionCall,
+    RefusalPart,
+    ToolCall,
+)
 from splitserve_gateway.schemas.responses import (
     CalledFunction,
     Content,
@@ -16,7 +22,6 @@ from splitserve_gateway.schemas.responses import (
     Item,
     Message,
     Reasoning,
-    RefusalPart,
     ResponsesRequest,
 )
 from splitserve_gateway.schemas.sampling import SamplingFields

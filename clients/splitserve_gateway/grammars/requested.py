@@ -90,16 +90,6 @@ def _response_format(field: str, value: object) -> RequestedGrammar | None:
     return _plain_format(field, form)
 
 
-def _text(field: str, value: object) -> RequestedGrammar | None:
-    form = _object(field, value).get("format")
-    if form is None:
-        return None
-    field = f"{field}.format"
-    if _object(field, form).get("type") == "json_schema":
-        return _json_schema(field, form, ("type",))
-    return _plain_format(field, _object(field, form))
-
-
 def _plain_format(field: str, form: Mapping[str, object]) -> RequestedGrammar | None:
     _only(field, form, ("type",))
     match form.get("type"):
@@ -177,7 +167,6 @@ def _only(field: str, form: Mapping[str, object], known: tuple[str, ...]) -> Non
 _KINDS = {"json": _json, "regex": _regex, "choice": _choice, "grammar": _grammar}
 _FIELDS: dict[str, Callable[[str, object], RequestedGrammar | None]] = {
     "response_format": _response_format,
-    "text": _text,
     "structured_outputs": _structured_outputs,
     "guided_json": _json,
     "guided_regex": _regex,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from splitserve_client.types import JsonSchema
 from splitserve_gateway.grammars.requested import GrammarRefused, json_text
+from splitserve_gateway.schemas.chat import MAX_TOOLS
 
-MAX_TOOLS = 128
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 
 

@@ -39,14 +39,15 @@ class RefusalPart(ApiRequest):
     refusal: str
 
 
-def _kind_of_part(value: object) -> str:
+def kind_of_part(value: object) -> str:
+    """The tag of a part."""
     kind = value.get("type") if isinstance(value, dict) else None
     return "<refusal>" if kind == "refusal" else "<text>"
 
 
 ContentPart = Annotated[
     Annotated[TextPart, Tag("<text>")] | Annotated[RefusalPart, Tag("<refusal>")],
-    Discriminator(_kind_of_part),
+    Discriminator(kind_of_part),
 ]
 Content = Annotated[
     Annotated[str, Tag("<text>")] | Annotated[list[ContentPart], at_most(MAX_PARTS), Tag("<list>")],

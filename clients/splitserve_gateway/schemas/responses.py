@@ -15,13 +15,19 @@ from splitserve_gateway.schemas.base import (
     at_most,
     text_or_list,
 )
-from splitserve_gateway.schemas.chat import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS
+from splitserve_gateway.schemas.chat import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    MAX_TOOLS,
+    RefusalPart,
+    kind_of_part,
+)
 from splitserve_gateway.schemas.sampling import SamplingFields
 
 _ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
-class TextPart(ApiRequest):
+class ResponseTextPart(ApiRequest):
     """Text of a message. `annotations` and `logprobs`: of an earlier answer."""
 
     type: Literal["input_text", "output_text", "text"]
@@ -30,21 +36,9 @@ class TextPart(ApiRequest):
     logprobs: Ignored = None
 
 
-class RefusalPart(ApiRequest):
-    """What an earlier answer said instead."""
-
-    type: Literal["refusal"]
-    refusal: str
-
-
-def _kind_of_part(value: object) -> str:
-    kind = value.get("type") if isinstance(value, dict) else None
-    return "<refusal>" if kind == "refusal" else "<text>"
-
-
 Part = Annotated[
-    Annotated[TextPart, Tag("<text>")] | Annotated[RefusalPart, Tag("<refusal>")],
-    Discriminator(_kind_of_part),
+    Annotated[ResponseTextPart, Tag("<text>")] | Annotated[RefusalPart, Tag("<refusal>")],
+    Discriminator(kind_of_part),
 ]
 Content = Annotated[
     Annotated[str, Tag("<text>")] | Annotated[list[Part], at_most(MAX_PARTS), Tag("<list>")],

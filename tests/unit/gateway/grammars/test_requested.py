@@ -44,12 +44,6 @@ def with_schema(**more: object) -> dict[str, Any]:
             "response_format.json_schema",
             ANY_OBJECT,
         ),
-        (
-            {"text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}},
-            "text.format.schema",
-            JsonSchema(AS_TEXT),
-        ),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format", ANY_OBJECT),
         ({"guided_json": SCHEMA}, "guided_json", JsonSchema(AS_TEXT)),
         ({"guided_json": AS_TEXT}, "guided_json", JsonSchema(AS_TEXT)),
         ({"guided_regex": "a+"}, "guided_regex", Regex("a+")),
@@ -93,8 +87,6 @@ def test_request_gets_the_grammar_it_asks_for(
         {},
         {"response_format": None, "guided_json": None},
         {"response_format": {"type": "text"}},
-        {"text": {}},
-        {"text": {"format": {"type": "text"}, "verbosity": "low"}},
         {"structured_outputs": {"json": None, "json_object": False}},
     ],
 )
@@ -146,8 +138,8 @@ def nested(depth: int) -> dict[str, object]:
         ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs.regex"),
         ({"guided_regex": "a", "guided_json": {}}, "guided_regex"),
         ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex"),
-        ({"text": 5}, "text"),
-        ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
+        ({"response_format": 5}, "response_format"),
+        ({"response_format": {"type": "grammar"}}, "response_format.type"),
     ],
 )
 def test_request_is_refused_by_the_field_when_it_makes_no_sense(

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from splitserve_gateway.grammars.requested import GrammarRefused
-from splitserve_gateway.grammars.tools import MAX_TOOLS, ToolUse, tool_use
+from splitserve_gateway.grammars.tools import ToolUse, tool_use
+from splitserve_gateway.schemas.chat import MAX_TOOLS
 
 WEATHER: dict[str, Any] = {
     "type": "function",
