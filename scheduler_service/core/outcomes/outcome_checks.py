@@ -16,7 +16,6 @@ import numpy as np
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.placement import Placement
 from scheduler_service.core.plan import (
-    ROW_COMPUTED,
     ContractBroken,
     RowStatus,
     StepOutcome,
@@ -28,6 +27,8 @@ from scheduler_service.core.request import ScoredToken, Sequence, SequenceStatus
 _MAX_LOGPROB = 1e-3
 _KNOWN = frozenset(RowStatus)
 _OK = frozenset({RowStatus.OK})
+# Rows that go on, whose prompts have their scores.
+_SCORED = frozenset({RowStatus.OK, RowStatus.NOT_SAMPLED})
 _OF_GRAMMARS = frozenset({RowStatus.NOT_SAMPLED, RowStatus.GRAMMAR_INVALID})
 
 
@@ -145,7 +146,7 @@ class OutcomeChecks:
         """Those of rows that asked for them. Adds to `faults`."""
         work, found = plan.work, dict[int, Items[ScoredToken]]()
         literal = np.flatnonzero(work.sampled_steps_back == 0).tolist()
-        for index, sequence in self._there(plan, outcome, faults, literal, ROW_COMPUTED):
+        for index, sequence in self._there(plan, outcome, faults, literal, _SCORED):
             num_top = sequence.request.params.num_prompt_logprobs
             start = int(work.num_computed_tokens[index])
             end = min(start + int(work.num_new_tokens[index]), sequence.num_prompt_tokens - 1)

@@ -258,6 +258,15 @@ def test_prompt_logprobs_are_told_when_the_row_was_not_sampled() -> None:
     assert request.error is None
 
 
+def test_invalid_grammar_is_what_is_told_when_the_prompt_has_no_scores() -> None:
+    d = driver()
+    request = d.add([1, 2, 3, 4], grammar=SCHEMA, num_prompt_logprobs=1)
+    d.plan()
+    d.answer(row_statuses=[GRAMMAR_INVALID], token_ids=[-1])
+    assert request.error is not None
+    assert request.error[0] == "GRAMMAR_INVALID"
+
+
 def test_params_of_a_row_have_the_grammar_when_others_are_replaced() -> None:
     request = CoreDriver().make_request(3, grammar=SCHEMA, best_of=2, bad_words_token_ids=((1,),))
     assert request.row_params.grammar is SCHEMA

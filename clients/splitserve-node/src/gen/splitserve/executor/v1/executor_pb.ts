@@ -1221,7 +1221,8 @@ export type StepResult = Message<"splitserve.executor.v1.StepResult"> & {
 
   /**
    * Logprobs of prompt tokens, for rows with num_prompt_logprobs: for each input position p of
-   * this step with p + 1 < num_prompt_tokens, the score of the token at p + 1.
+   * this step with p + 1 < num_prompt_tokens, the score of the token at p + 1. Rows that are OK or
+   * NOT_SAMPLED have them.
    *
    * @generated from field: splitserve.executor.v1.Logprobs prompt_logprobs = 10;
    */
