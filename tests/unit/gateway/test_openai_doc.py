@@ -32,6 +32,12 @@ def test_doc_names_every_field(schema: type[BaseModel]) -> None:
     assert schema.model_fields.keys() - named == set()
 
 
+def test_doc_names_what_is_otherwise_in_responses_in_their_section() -> None:
+    section = FIELDS.split("### Responses")[1].split("###")[0]
+    named = set(re.findall(r"[a-z0-9_]+", " ".join(re.findall(r"`([^`]+)`", section))))
+    assert ResponsesRequest.__annotations__.keys() - named == set()
+
+
 def test_doc_says_which_fields_are_ignored() -> None:
     rows = FIELDS.split("| accepted and ignored |")[1].split("\n\n")[0]
     firsts = " ".join(re.findall(r"^\| (`[^|]+) \|", rows, re.MULTILINE))
