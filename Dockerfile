@@ -47,11 +47,11 @@ ARG PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS PIP_NO_INDEX PIP_CERT
 COPY --from=build /dist /dist
 RUN pip install --quiet /dist/*.whl
 USER splitserve
-ENV SPLITSERVE_LISTEN=0.0.0.0:50051
+ENV SPLITSERVE_LISTEN=0.0.0.0:50051 SPLITSERVE_CLUSTER_LISTEN=0.0.0.0:50050
 EXPOSE 50051
 # Alive, not ready: a scheduler that waits for its first executor is not to be restarted for it.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=20s \
-    CMD ["python", "-m", "splitserve_rpc.healthcheck", "--alive"]
+    CMD ["python", "-m", "splitserve_rpc.healthcheck", "--alive", "--name", "scheduler.splitserve.internal"]
 CMD ["scheduler"]
 
 # --- gateway: HTTP ------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ ENV SPLITSERVE_HTTP=0.0.0.0:8000
 EXPOSE 8000
 # Alive, not ready, as above.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=20s \
-    CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/health/live', timeout=4)"]
+    CMD ["python", "-m", "splitserve_gateway.healthcheck"]
 CMD ["gateway"]
 
 # --- executor: torch, transformers and the bundled model -----------------------------------------
@@ -81,5 +81,5 @@ USER splitserve
 ENV SPLITSERVE_LISTEN=0.0.0.0:50052 HF_HOME=/models SPLITSERVE_KERNEL_CACHE=/opt/splitserve/kernels
 EXPOSE 50052
 HEALTHCHECK --interval=10s --timeout=5s --start-period=120s \
-    CMD ["python", "-m", "splitserve_rpc.healthcheck", "--alive"]
+    CMD ["python", "-m", "splitserve_rpc.healthcheck", "--alive", "--name", "executor.splitserve.internal"]
 CMD ["executor"]

@@ -20,7 +20,7 @@ from benchmarks.report import emit
 from benchmarks.serving import serving, wait_until_connected
 from splitserve_client import AsyncClient, SamplingParams
 from splitserve_client.generation import collect_generation
-from splitserve_client.text_stream import Prompt
+from splitserve_client.prompt import Prompt
 from splitserve_client.types import TokenLogprob
 
 _PROMPTS = (
@@ -43,7 +43,7 @@ async def write(address: str, prompts: Sequence[str], each: int, num_tokens: int
     """`each` answers to every prompt."""
     async with AsyncClient(address) as client:
         tokenizer = await client.get_tokenizer()
-        encoded = [tuple(Prompt(prompt).encode(tokenizer)) for prompt in prompts]
+        encoded = [tuple(await Prompt(prompt).encode_async(tokenizer)) for prompt in prompts]
 
         async def answer(token_ids: tuple[int, ...], seed: int) -> Text:
             params = SamplingParams(temperature=1.0, seed=seed, max_tokens=num_tokens)

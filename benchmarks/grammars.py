@@ -1,9 +1,9 @@
 """What grammars cost: to read a vocabulary, to compile, and in each step.
 
-`compile`: JSON schemas of the tests, each for the first time, with the trial in another process
-and without. `step`: rows with a JSON schema follow a token each, have their masks computed, and
-these are applied to logits. The tokens are byte pairs of Python's own library; `vocab_size` is that
-of the model, which has as many or more.
+`compile`: JSON schemas of the tests, each for the first time, with the trial in another process and
+without. `step`: rows with a JSON schema follow a token each, have their masks computed, and these
+are applied to logits, as they are before a token is drawn. The tokens are byte pairs of Python's
+own library; `vocab_size` is that of the model, which has as many or more.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from benchmarks.report import emit, percentile
 from executor_service.grammars.compiled_grammars import CompiledGrammars
-from executor_service.grammars.grammar_text import grammar_text
-from executor_service.grammars.limits import PARSER_LIMITS
 from executor_service.grammars.trial import CompileTrial
 from executor_service.grammars.vocabulary import Vocabulary
-from executor_service.sampling.logit_adjustments import adjust_logits
+from executor_service.sampling.sampler import SamplingRows, sample
 from executor_service.steps.sampling_params import Grammar, ParamRows, SamplingParams
+from executor_service.steps.token_masks import TokenMasks
+from splitserve_grammars.grammar_text import grammar_text
+from splitserve_grammars.limits import MAX_COMPILE_CPU_S, PARSER_LIMITS
 from tests.support.grammars.json_schemas import SUPPORTED
 
 SCHEMA = {
@@ -92,12 +93,13 @@ def time_compiling(vocabulary: Vocabulary, vocab_size: int) -> None:
     tried_us, compiled_us = [], []
     trial = CompileTrial()
     limits = LLParserLimits(**PARSER_LIMITS)
-    trial.find_error(grammar_text(Grammar("regex", ("a",))))  # starts the process
+    trial.ask(Grammar("regex", ("a",)), MAX_COMPILE_CPU_S)  # starts the process
     for schema in SUPPORTED:
         begin = time.perf_counter()
-        text = grammar_text(Grammar("json_schema", (json.dumps(schema),)))
-        error = trial.find_error(text)
+        grammar = Grammar("json_schema", (json.dumps(schema),))
+        error = trial.ask(grammar, MAX_COMPILE_CPU_S).error
         tried = time.perf_counter()
+        text = grammar_text(grammar.kind, grammar.texts)
         matcher = LLMatcher(vocabulary.tokenizer, text, log_level=0, limits=limits)
         compiled_us.append((time.perf_counter() - tried) * 1e6)
         tried_us.append((time.perf_counter() - begin) * 1e6)
@@ -121,7 +123,7 @@ def time_steps(vocabulary: Vocabulary, vocab_size: int, num_rows: int, num_steps
     grammars = CompiledGrammars(vocabulary, max_wait_s=60.0)
     generator = np.random.default_rng(0)
     params = ParamRows.of([SamplingParams(grammar=grammar)] * num_rows)
-    positions = np.ones(num_rows, np.int32)
+    positions, seeds = np.ones(num_rows, np.int32), np.zeros(num_rows, np.int64)
     logits = torch.zeros(num_rows, vocab_size)
     rows, row_ids = np.arange(num_rows), np.arange(num_rows, dtype=np.int32)
     histories: list[list[int]] = [[EOS] for _ in range(num_rows)]
@@ -134,10 +136,10 @@ def time_steps(vocabulary: Vocabulary, vocab_size: int, num_rows: int, num_steps
         begin = time.perf_counter()
         masks = grammars.of_step(rows, row_ids).masks(rows)
         masked = time.perf_counter()
-        adjusted = adjust_logits(logits, params, positions, positions, histories, masks)
+        sample(logits, SamplingRows(params, seeds, positions, positions, histories, masks), no_draw)
         applied = time.perf_counter()
         assert len(masks.rows) == num_rows or step < 0, masks.invalid
-        _append(histories, adjusted, masks.rows.tolist(), generator)
+        _append(histories, masks, generator)
         if step >= 0:
             masks_us.append((masked - begin) * 1e6)
             apply_us.append((applied - masked) * 1e6)
@@ -153,14 +155,18 @@ def time_steps(vocabulary: Vocabulary, vocab_size: int, num_rows: int, num_steps
     )
 
 
+def no_draw(adjusted: torch.Tensor, _rows: SamplingRows) -> torch.Tensor:
+    """Draws nothing."""
+    return torch.zeros(len(adjusted), dtype=torch.int32)
+
+
 def _append(
     histories: Sequence[list[int]],
-    adjusted: torch.Tensor,
-    rows: Sequence[int],
+    masks: TokenMasks,
     generator: np.random.Generator,
 ) -> None:
-    for row in rows:
-        allowed = np.flatnonzero(np.isfinite(adjusted[row].numpy()))
+    for row, words in zip(masks.rows.tolist(), masks.words.view(np.uint8), strict=True):
+        allowed = np.flatnonzero(np.unpackbits(words, bitorder="little"))
         histories[row].append(int(generator.choice(allowed)))
 
 

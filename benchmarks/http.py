@@ -38,8 +38,9 @@ def stack(executor: Sequence[str], max_num_seqs: int) -> Iterator[tuple[str, dic
     scheduler, http = claim_address("127.0.0.1:0"), claim_address("127.0.0.1:0")
     limits = ["--max-num-seqs", str(max_num_seqs), "--max-num-waiting", "4096"]
     quiet = ["--log-level", "error"]
+    listen = ["--listen", scheduler, "--cluster-listen", scheduler]
     commands = {
-        "scheduler": ["scheduler_service", "--listen", scheduler, *limits, *quiet],
+        "scheduler": ["scheduler_service", *listen, *limits, *quiet],
         "executor": [part.format(scheduler=scheduler) for part in executor],
         "gateway": ["splitserve_gateway", "--http", http, "--schedulers", scheduler, *quiet],
     }

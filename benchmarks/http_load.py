@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-_END = b"data: [DONE]"
-
 
 @dataclass(slots=True)
 class Stream:

@@ -78,7 +78,7 @@ async def serve(scheduler: str, step_s: float, num_rows: int = 1024) -> None:
         file = Path(folder) / "tokenizer.json"
         file.write_text(_tokenizer().to_str())
         server = await start_executor(
-            _info(num_rows), LettersRunner(step_s), tokenizer_files=[file]
+            _info(num_rows), LettersRunner(step_s), tokenizer_files={file.name: file}
         )
 
         async def describe() -> ExecutorInfo:

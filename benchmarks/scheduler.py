@@ -85,7 +85,7 @@ class ScheduledLoad:
         start = time.perf_counter_ns()
         plan = self.core.schedule()
         assert plan is not None
-        encode_plan(plan, scheduler_epoch=1, executor_epoch=1).SerializeToString()
+        encode_plan(plan, scheduler_epoch=1, executor_epoch=1)
         planned = time.perf_counter_ns()
         outcome = _outcome(plan)
         answered = time.perf_counter_ns()

@@ -30,6 +30,7 @@ from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import SamplingParams as CoreParams
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.step_codec import encode_plan
+from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve_client import AsyncClient, Finish, SamplingParams, SchedulingParams, SplitserveError
 from splitserve_options import options
 
@@ -46,7 +47,7 @@ def serving(model: str, threads: int, *executor_options: str) -> Iterator[str]:
     common = [sys.executable, "-m"]
     quiet = ["--log-level", "error"]
     commands = (
-        [*common, "scheduler_service", "--listen", address, *quiet],
+        [*common, "scheduler_service", "--listen", address, "--cluster-listen", address, *quiet],
         [
             *(*common, "executor_service", "--model", model, "--threads", str(threads)),
             *("--scheduler", address, *quiet, *executor_options),
@@ -133,7 +134,7 @@ def record(engine: LoadedEngine, prompts: Prompts, num_tokens: int) -> list[Step
             for request in requests[1:]:
                 core.add(request)
         batch = encode_plan(plan, scheduler_epoch=1, executor_epoch=info.executor_epoch)
-        answer = executor.execute(decode_batch(batch))
+        answer = executor.execute(decode_batch(pb.ScheduleBatch.FromString(batch.data)))
         assert answer.output is not None
         core.apply(StepOutcome(plan.step_id, StepStatus.OK, answer.output.sampled_token_ids))
     return recorder.steps

@@ -50,16 +50,16 @@ class TimedExecutor:
             "executor_epoch": self._info.executor_epoch,
         }
         times = [
-            self._execute(encode_plan(plan, **epochs))
+            self._execute(encode_plan(plan, **epochs).data)
             for plan in _plans(self._info, size, num_steps + _NUM_WARM_UPS)
         ]
         measured = times[_NUM_WARM_UPS:]
         return {part: statistics.median(step[part] for step in measured) for part in times[0]}
 
-    def _execute(self, batch: pb.ScheduleBatch) -> dict[str, float]:
+    def _execute(self, batch: bytes) -> dict[str, float]:
         self._part_ns.zero_()
         started_s = time.perf_counter()
-        answer = self._executor.execute(decode_batch(batch))
+        answer = self._executor.execute(decode_batch(pb.ScheduleBatch.FromString(batch)))
         encode_answer(answer)
         total_ms = (time.perf_counter() - started_s) * 1e3
         assert answer.output is not None, answer.error

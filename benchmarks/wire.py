@@ -22,6 +22,7 @@ from scheduler_service.core.plan import StepPlan
 from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.core.scheduler import Scheduler
+from scheduler_service.executors.executor_link import execute_method
 from scheduler_service.step_codec import decode_result, encode_plan
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.executor.v1 import executor_pb2_grpc
@@ -78,7 +79,7 @@ async def measure(mode: str, address: str, num_rows: int, num_steps: int) -> Non
     async with grpc.aio.insecure_channel(address, channel_options()) as channel:
         stub = executor_pb2_grpc.ExecutorServiceStub(channel)
         info = (await stub.GetInfo(pb.GetInfoRequest())).executor
-        link = Link(stub.Execute(), info.executor_epoch)
+        link = Link(execute_method(channel)(), info.executor_epoch)
         core = running_core(num_rows)
         decode: list[float] = []
         snapshot: list[float] = []

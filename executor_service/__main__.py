@@ -26,8 +26,10 @@ from executor_service.steps.step_executor import StepExecutor
 from splitserve.executor.v1 import executor_pb2_grpc
 from splitserve_options import options
 from splitserve_options.option import BUNDLED_MODEL
-from splitserve_rpc.addresses import CannotListen
-from splitserve_rpc.server import RunningServer, bind_server, stop_event
+from splitserve_rpc.access import Access
+from splitserve_rpc.addresses import CannotListen, is_loopback
+from splitserve_rpc.security import SecurityUnusable
+from splitserve_rpc.server import RunningServer, ServerSecurity, bind_server, stop_event
 
 if TYPE_CHECKING:
     from executor_service.engine_loader import LoadedEngine
@@ -63,8 +65,11 @@ class _Announcement:
 async def serve(config: ExecutorConfig) -> None:
     """Serves until told to stop, then drains. Raises CannotListen and ExecutorError."""
     executor_epoch = time.time_ns()
-    stop = stop_event(config.exit_on_stdin_eof)
-    running = bind_server(config.listen, (SERVICE,))
+    stop = stop_event(config.exit_on_stdin_eof, _STOP_GRACE_S)
+    identity = config.security.identity
+    has_reflection = is_loopback(config.listen)
+    security = ServerSecurity(Access(identity), identity.tls, has_reflection=has_reflection)
+    running = bind_server(config.listen, (SERVICE,), security=security)
     servicer = ExecutorServicer()
     executor_pb2_grpc.add_ExecutorServiceServicer_to_server(servicer, running.server)
     await running.set_serving(_HEALTH_SERVICES, False)
@@ -108,7 +113,7 @@ async def _serve_engine(
     worker = StepWorker(StepExecutor(loaded.info, loaded.runner, grammars=loaded.grammars))
     servicer.serve(ReadyExecutor(worker, lambda: announcement.info, loaded.tokenizer_files))
     await running.set_serving(_HEALTH_SERVICES, True)
-    registry = GrpcRegistry(config.scheduler)
+    registry = GrpcRegistry(config.scheduler, config.security.identity)
     registrar = Registrar(
         registry,
         announcement.describe,
@@ -126,7 +131,8 @@ async def _serve_engine(
     with suppress(asyncio.CancelledError):
         await registering
     await servicer.drain()
-    await registry.close()
+    if loaded.grammars is not None:
+        await asyncio.to_thread(loaded.grammars.close)
 
 
 async def _run_unless(stop: asyncio.Event, work: Callable[[], _Result]) -> _Result | None:
@@ -184,11 +190,11 @@ def main() -> int:
     """Runs the process; the exit code tells: 2 for configuration or model, 1 for the rest."""
     try:
         values = options.parse("executor", sys.argv[1:], os.environ)
+        _start_logging(str(values["log_level"]))
         config = ExecutorConfig.from_options(values)
-        _start_logging(config.log_level)
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         asyncio.run(serve(config))
-    except ExecutorError as error:
+    except (ExecutorError, SecurityUnusable) as error:
         # Names that come from files may hold anything.
         sys.stderr.write(f"splitserve executor: {' '.join(str(error).split())}\n")
         return 2

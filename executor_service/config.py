@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from splitserve_rpc.security import Security, check_exposure
+
 
 @dataclass(frozen=True, slots=True)
 class ExecutorConfig:
@@ -38,8 +40,16 @@ class ExecutorConfig:
     scheduler: str
     log_level: str
     exit_on_stdin_eof: bool
+    security: Security
 
     @classmethod
     def from_options(cls, values: Mapping[str, Any]) -> ExecutorConfig:
-        """From parsed options. Their table has said already what each may be, and which exclude."""
-        return cls(**values)
+        """From parsed options. Their table has said already what each may be, and which exclude.
+
+        Raises SecurityUnusable.
+        """
+        security = Security.from_options(values)
+        is_protected, insecure = security.protects_cluster, values["insecure"]
+        check_exposure("listen", values["listen"], is_protected=is_protected, insecure=insecure)
+        named = {key: value for key, value in values.items() if key in cls.__slots__}
+        return cls(**named, security=security)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -52,7 +53,7 @@ class LoadedEngine:
     architecture: str
     device: str
     compute: str
-    tokenizer_files: tuple[Path, ...]
+    tokenizer_files: Mapping[str, Path]
 
 
 def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
@@ -92,7 +93,7 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
 
 def _grammars(loaded: LoadedModel) -> CompiledGrammars | None:
     """Now, not with the first grammar: to read a large vocabulary would stop the steps."""
-    path = next((f for f in loaded.tokenizer_files if f.name == "tokenizer.json"), None)
+    path = loaded.tokenizer_files.get("tokenizer.json")
     try:
         if path is None:
             raise TokenizerUnsupported("there is no tokenizer.json")

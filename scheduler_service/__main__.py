@@ -7,9 +7,12 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 
 from scheduler_service.cluster import Cluster
 from scheduler_service.config import SchedulerServiceConfig
+from scheduler_service.executors.executor_link import ExecutorLink
 from scheduler_service.journal.journal import open_journal
 from scheduler_service.request_limits import most_message_bytes
 from scheduler_service.service.admin import AdminServicer
@@ -17,12 +20,13 @@ from scheduler_service.service.registry import RegistryServicer
 from scheduler_service.service.servicer import SchedulerServicer
 from splitserve.scheduler.v1 import admin_pb2_grpc, registry_pb2_grpc, scheduler_pb2_grpc
 from splitserve_options import options
-from splitserve_rpc.addresses import CannotListen
-from splitserve_rpc.server import bind_server, stop_event
+from splitserve_rpc.access import Access
+from splitserve_rpc.addresses import CannotListen, is_loopback
+from splitserve_rpc.security import SecurityUnusable
+from splitserve_rpc.server import RunningServer, ServerSecurity, bind_server, stop_event
 
 SERVICE = "splitserve.scheduler.v1.SchedulerService"
-_SERVICES = (
-    SERVICE,
+_CLUSTER_SERVICES = (
     "splitserve.scheduler.v1.RegistryService",
     "splitserve.scheduler.v1.AdminService",
 )
@@ -33,52 +37,94 @@ _log = logging.getLogger(__name__)
 
 async def serve(config: SchedulerServiceConfig) -> None:
     """Serves until told to stop, then drains. Raises CannotListen."""
-    stop = stop_event(config.exit_on_stdin_eof)
-    most_bytes = most_message_bytes(config.cluster.max_model_len)
-    running = bind_server(config.listen, _SERVICES, most_bytes, lambda: cluster.max_message_bytes)
+    stop = stop_event(config.exit_on_stdin_eof, config.drain_timeout_s)
+    for_clients, for_cluster = _bind(config, lambda: cluster.max_message_bytes)
     changed = asyncio.Event()
     scheduler_epoch = time.time_ns()
     journal = open_journal(config.journal, config.journal_max_bytes, scheduler_epoch)
-    cluster = Cluster(config.cluster, scheduler_epoch, changed.set, journal=journal)
+    connect = partial(ExecutorLink, identity=config.security.identity)
+    cluster = Cluster(
+        config.cluster, scheduler_epoch, changed.set, journal=journal, connect=connect
+    )
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(
-        SchedulerServicer(cluster), running.server
+        SchedulerServicer(cluster), for_clients.server
     )
     registry_pb2_grpc.add_RegistryServiceServicer_to_server(
-        RegistryServicer(cluster), running.server
+        RegistryServicer(cluster), for_cluster.server
     )
-    admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(cluster), running.server)
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(cluster), for_cluster.server)
+    servers = list({id(running): running for running in (for_clients, for_cluster)}.values())
 
     async def publish_health() -> None:
         while True:
             connected = any(engine.is_connected for engine in cluster.engines)
-            await running.set_serving(("", SERVICE), connected)
+            await for_clients.set_serving(("", SERVICE), connected)
             await changed.wait()
             changed.clear()
 
     health = asyncio.create_task(publish_health())
-    await running.server.start()
-    _log.info("scheduler_started listen=%s port=%d", config.listen, running.port)
+    for running in servers:
+        await running.server.start()
+    _log.info(
+        "scheduler_started listen=%s port=%d cluster_port=%d",
+        config.listen,
+        for_clients.port,
+        for_cluster.port,
+    )
     await stop.wait()
     _log.info("scheduler_draining num_unfinished=%d", cluster.num_unfinished)
     health.cancel()
-    await running.set_serving(("", SERVICE), False)
+    await for_clients.set_serving(("", SERVICE), False)
     await cluster.drain(config.drain_timeout_s)
-    await running.stop(_STOP_GRACE_S)
+    await asyncio.gather(*(running.stop(_STOP_GRACE_S) for running in servers))
     journal.close()
     _log.info("scheduler_stopped")
+
+
+def _bind(
+    config: SchedulerServiceConfig, message_limit: Callable[[], int]
+) -> tuple[RunningServer, RunningServer]:
+    """The servers for clients and for the cluster: one, if they have the same address."""
+    most_bytes = most_message_bytes(config.cluster.max_model_len)
+    identity = config.security.identity
+    access = Access(identity)
+    has_one = config.cluster_listen == config.listen
+    services = (SERVICE, *(_CLUSTER_SERVICES if has_one else ()))
+    for_clients = bind_server(
+        config.listen,
+        services,
+        most_bytes,
+        message_limit,
+        ServerSecurity(
+            access,
+            config.security.client_tls,
+            has_reflection=is_loopback(config.listen),
+        ),
+    )
+    if has_one:
+        return for_clients, for_clients
+    for_cluster = bind_server(
+        config.cluster_listen,
+        _CLUSTER_SERVICES,
+        security=ServerSecurity(
+            access, identity.tls, has_reflection=is_loopback(config.cluster_listen)
+        ),
+    )
+    return for_clients, for_cluster
 
 
 def main() -> int:
     """Runs the process; the exit code tells."""
     values = options.parse("scheduler", sys.argv[1:], os.environ)
+    logging.basicConfig(
+        level=str(values["log_level"]).upper(),
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+    )
     try:
         config = SchedulerServiceConfig.from_options(values)
-    except ValueError as error:
+    except (ValueError, SecurityUnusable) as error:
         sys.stderr.write(f"splitserve scheduler: {error}\n")
         return 2
-    logging.basicConfig(
-        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
     try:
         asyncio.run(serve(config))
     except CannotListen as error:

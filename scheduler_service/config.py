@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from scheduler_service.core.config import BatchPolicyName, PolicyConfig, PreemptionMode
+from splitserve_rpc.security import Security, SecurityUnusable, check_exposure
 
 _MIB = 2**20
 
@@ -36,6 +37,8 @@ class SchedulerServiceConfig:
     """Everything the scheduler process reads. `journal`: the file to record in, None for none."""
 
     listen: str
+    cluster_listen: str
+    security: Security
     cluster: ClusterConfig
     drain_timeout_s: float
     log_level: str
@@ -45,7 +48,10 @@ class SchedulerServiceConfig:
 
     @classmethod
     def from_options(cls, values: Mapping[str, Any]) -> SchedulerServiceConfig:
-        """From parsed options, whose types and ranges are checked already. Raises ValueError."""
+        """From parsed options, whose types and ranges are checked already.
+
+        Raises ValueError and SecurityUnusable.
+        """
         named = {
             item.name: values[item.name] for item in fields(ClusterConfig) if item.name in values
         }
@@ -57,6 +63,8 @@ class SchedulerServiceConfig:
         )
         return cls(
             values["listen"],
+            values["cluster_listen"],
+            _security(values),
             cluster,
             values["drain_timeout_s"],
             values["log_level"],
@@ -64,6 +72,23 @@ class SchedulerServiceConfig:
             values["journal"],
             values["journal_max_mib"] * _MIB,
         )
+
+
+def _security(values: Mapping[str, Any]) -> Security:
+    """At one address for all, clients meet what the cluster meets. Raises SecurityUnusable."""
+    security, insecure = Security.from_options(values), values["insecure"]
+    if values["listen"] == values["cluster_listen"]:
+        if values["tls_client_ca"]:
+            raise SecurityUnusable(
+                "--tls-client-ca goes with a --cluster-listen of its own; "
+                "at one address for all it is --tls-ca that asks for certificates"
+            )
+        security = replace(security, client_tls=security.identity.tls)
+    protected = {"listen": security.protects_clients, "cluster-listen": security.protects_cluster}
+    for option, is_protected in protected.items():
+        address = values[option.replace("-", "_")]
+        check_exposure(option, address, is_protected=is_protected, insecure=insecure)
+    return security
 
 
 def _policies(values: Mapping[str, Any]) -> PolicyConfig:

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from collections.abc import Sequence as Items
-from itertools import accumulate
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
 
 from scheduler_service.core.config import Feature
-from scheduler_service.core.plan import NewRow, StepOutcome, StepPlan, StepStatus, TableWrites
-from scheduler_service.core.request import Int32Array, Request, ScoredToken
-from scheduler_service.core.sampling_params import SamplingParams
-from scheduler_service.grammar_codec import encode_grammar
+from scheduler_service.core.plan import StepOutcome, StepPlan, StepStatus, TableWrites
+from scheduler_service.core.request import ScoredToken
+from scheduler_service.new_rows_codec import encode_new_rows
 from scheduler_service.score_columns import FirstScores, ScoreColumns
 from splitserve.executor.v1 import executor_pb2 as executor
 
 _I32 = np.dtype("<i4")
-# The numbers among the parameters of sampling, which have the names of the core's; None is absent.
-_NUMBERS = tuple(
-    field.name
-    for field in executor.SamplingParams.DESCRIPTOR.fields
-    if field.has_presence and field.message_type is None
-)
-
 _STATUSES: Mapping[int, StepStatus] = MappingProxyType(
     {
         executor.STEP_STATUS_OK: StepStatus.OK,
@@ -67,9 +58,15 @@ class ResultUnusable(Exception):
 # -- to the executor ---------------------------------------------------------------------------
 
 
-def encode_plan(
-    plan: StepPlan, *, scheduler_epoch: int, executor_epoch: int
-) -> executor.ScheduleBatch:
+@dataclass(frozen=True, slots=True)
+class EncodedBatch:
+    """A ScheduleBatch in the bytes of protobuf."""
+
+    step_id: int
+    data: bytes
+
+
+def encode_plan(plan: StepPlan, *, scheduler_epoch: int, executor_epoch: int) -> EncodedBatch:
     """The batch of a step."""
     planned = plan.work
     batch = executor.ScheduleBatch(
@@ -77,7 +74,9 @@ def encode_plan(
         executor_epoch=executor_epoch,
         step_id=plan.step_id,
         base_step_id=plan.base_step_id,
-        removed_row_ids=_i32(list(plan.removed_row_ids)) if plan.removed_row_ids else b"",
+        removed_row_ids=np.array(plan.removed_row_ids, _I32).tobytes()
+        if plan.removed_row_ids
+        else b"",
         work=executor.Work(
             row_ids=planned.row_ids.astype(_I32).tobytes(),
             num_computed_tokens=planned.num_computed_tokens.tobytes(),
@@ -87,63 +86,16 @@ def encode_plan(
             samples=b"" if planned.samples is None else planned.samples.tobytes(),
         ),
     )
-    if plan.new_rows:
-        batch.new_rows.CopyFrom(_encode_new_rows(plan.new_rows))
     if plan.table_writes:
         batch.table_writes.CopyFrom(_encode_table_writes(plan.table_writes))
     if plan.moves:
         _encode_moves(plan.moves.swap_out, batch.swap_out)
         _encode_moves(plan.moves.swap_in, batch.swap_in)
         _encode_moves(plan.moves.copy, batch.copy)
-    return batch
-
-
-def _encode_new_rows(rows: Items[NewRow]) -> executor.NewRows:
-    distinct: dict[bytes, int] = {}
-    # The sequences of a request have the same, which may be long.
-    of_request: dict[Request, int] = {}
-    adapters: dict[str, int] = {"": -1}
-    indexes, histories = [], []
-    for row in rows:
-        request = row.sequence.request
-        if request not in of_request:
-            params = _encode_params(request.row_params).SerializeToString(deterministic=True)
-            of_request[request] = distinct.setdefault(params, len(distinct))
-        indexes.append(of_request[request])
-        histories.append(row.token_ids if request.params.needs_history else _NO_TOKENS)
-        adapters.setdefault(request.scheduling.adapter, len(adapters) - 1)
-    block_offsets, block_ids = _csr([row.block_table for row in rows])
-    history_offsets, history = _csr(histories)
-    message = executor.NewRows(
-        row_ids=_i32([row.row_id for row in rows]),
-        sampling_params_indexes=_i32(indexes),
-        seeds=np.array([row.sequence.seed for row in rows], "<i8").tobytes(),
-        num_prompt_tokens=_i32([row.sequence.num_prompt_tokens for row in rows]),
-        block_offsets=block_offsets,
-        block_ids=block_ids,
-        history_offsets=history_offsets,
-        history_token_ids=history,
-        sampling_params=[executor.SamplingParams.FromString(params) for params in distinct],
-    )
-    if len(adapters) > 1:
-        message.adapter_indexes = _i32(
-            [adapters[row.sequence.request.scheduling.adapter] for row in rows]
-        )
-        message.adapters.extend(list(adapters)[1:])
-    if any(row.cross_blocks for row in rows):
-        _encode_cross_attention(rows, message)
-    return message
-
-
-def _encode_cross_attention(rows: Items[NewRow], message: executor.NewRows) -> None:
-    encoders = [row.sequence.request.encoder_token_ids for row in rows]
-    message.num_encoder_tokens = _i32([0 if e is None else len(e) for e in encoders])
-    message.cross_block_offsets, message.cross_block_ids = _csr(
-        [np.array(row.cross_blocks, np.int32) for row in rows]
-    )
-    message.encoder_offsets, message.encoder_token_ids = _csr(
-        [_NO_TOKENS if row.encoder_token_ids is None else row.encoder_token_ids for row in rows]
-    )
+    data = batch.SerializeToString()
+    if plan.new_rows:
+        data = b"".join([data, *encode_new_rows(plan.new_rows)])
+    return EncodedBatch(plan.step_id, data)
 
 
 def _encode_table_writes(writes: TableWrites) -> executor.TableWrites:
@@ -162,36 +114,6 @@ def _encode_moves(pairs: list[tuple[int, int]], message: executor.BlockMoves) ->
         columns = np.array(pairs, _I32)
         message.source_block_ids = columns[:, 0].tobytes()
         message.destination_block_ids = columns[:, 1].tobytes()
-
-
-def _encode_params(params: SamplingParams) -> executor.SamplingParams:
-    # Most has no meaning in a beam search, and is left out.
-    names = _NUMBERS if params.beam is None else ("temperature", "num_logprobs")
-    message = executor.SamplingParams(
-        **{name: getattr(params, name) for name in names},
-        logit_bias=params.logit_bias,
-        suppressed_token_ids=sorted(params.stop_token_ids) if params.min_tokens > 0 else (),
-        allowed_token_ids=sorted(params.allowed_token_ids),
-        bad_words_token_ids=[
-            executor.TokenSequence(token_ids=tokens) for tokens in params.bad_words_token_ids
-        ],
-    )
-    if params.grammar is not None:
-        encode_grammar(params.grammar, message.grammar)
-    return message
-
-
-_NO_TOKENS = np.empty(0, np.int32)
-
-
-def _i32(values: list[int]) -> bytes:
-    return np.array(values, _I32).tobytes()
-
-
-def _csr(parts: Items[Int32Array]) -> tuple[bytes, bytes]:
-    """The offsets and data columns of `parts`."""
-    offsets = _i32([0, *accumulate(map(len, parts))])
-    return offsets, np.concatenate(parts).astype(_I32, copy=False).tobytes()
 
 
 # -- from the executor -------------------------------------------------------------------------
@@ -270,7 +192,7 @@ class StepCodec(Protocol):
     def position(self) -> str:
         """Where the latest event of the core is in the journal, for people."""
 
-    def encode(self, plan: StepPlan) -> executor.ScheduleBatch:
+    def encode(self, plan: StepPlan) -> EncodedBatch:
         """The batch of the latest plan."""
 
     def decode(self, result: executor.StepResult, num_rows: int) -> StepOutcome:
@@ -286,7 +208,7 @@ class PlainCodec:
         self._scheduler_epoch = scheduler_epoch
         self._executor_epoch = executor_epoch
 
-    def encode(self, plan: StepPlan) -> executor.ScheduleBatch:
+    def encode(self, plan: StepPlan) -> EncodedBatch:
         return encode_plan(
             plan, scheduler_epoch=self._scheduler_epoch, executor_epoch=self._executor_epoch
         )

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Tries docker-compose.yml for real, with podman: builds the images, starts one scheduler, two executors
-# and a gateway, generates text through the published ports, crashes an executor while streams run, and
-# stops everything. Run by `make compose-test`; the exit code tells. It installs nothing on the
+# and a gateway, generates text through the published ports, crashes an executor and the scheduler while
+# streams run, and stops everything. Run by `make compose-test`; the exit code tells. It installs nothing on the
 # machine, and what it starts it removes.
 #
 #   BASE_IMAGE     base of the images; without it python:3.11-slim if a registry answers, otherwise
@@ -175,13 +175,12 @@ assert os.getuid() != 0, "the image runs as root"' 2>"$scratch/err" ||
     say 'the images of scheduler and gateway have neither torch nor transformers'
 }
 
-client() { # the command line, in a container, through the published port
-    podman run --rm --network host --env "SPLITSERVE_ADDRESS=127.0.0.1:$port" "$scheduler_image" "$@"
-}
+# Only who is in the scheduler's container reaches its address for operators.
+info() { podman exec "$(of_service scheduler)" splitserve info --json; }
 
 has_executors() { # COUNT
     local count
-    client info --json >"$scratch/info" && count=$(python3 -c 'import json, sys
+    info >"$scratch/info" && count=$(python3 -c 'import json, sys
 print(sum(e["connected"] for e in json.load(sys.stdin)["executors"]))' <"$scratch/info") || return 1
     [ "$count" -eq "$1" ] || { cat "$scratch/info"; return 1; }
 }
@@ -190,7 +189,8 @@ is_healthy() { podman healthcheck run "$1"; }
 
 start_all() {
     # Two rows at a time: the streams below then last long enough to be interrupted.
-    SPLITSERVE_MAX_NUM_SEQS=2 SPLITSERVE_THREADS=1 timeout 120 podman-compose \
+    # Numbers of 32 bits: texts are the same however their tokens are computed again.
+    SPLITSERVE_MAX_NUM_SEQS=2 SPLITSERVE_THREADS=1 SPLITSERVE_DTYPE=float32 timeout 120 podman-compose \
         --project-name "$project" --in-pod false up --detach --no-build --scale executor=2 \
         >"$scratch/up.log" 2>&1 || { cat "$scratch/up.log" >&2; fail 'podman-compose up'; }
     say 'podman-compose up --scale executor=2'
@@ -208,9 +208,17 @@ check_text() {
         2>"$scratch/err") || { cat "$scratch/err" >&2; fail 'splitserve generate'; }
     [ -n "$text" ] || fail 'splitserve generate printed nothing'
     say "splitserve generate: ${text:0:70}"
+}
+
+ask_gateway() { # BODY: what the gateway says to it, through its published port
+    curl --silent --show-error --fail --no-buffer --max-time 180 "localhost:$http_port/v1/completions" \
+        --header 'content-type: application/json' --data "$1"
+}
+
+check_gateway() {
     wait_for 30 'the gateway is ready' curl --silent --fail "localhost:$http_port/health/ready"
-    curl --silent --fail "localhost:$http_port/v1/completions" >"$scratch/http" \
-        -H 'content-type: application/json' -d '{"prompt": "Tell me a story about a dragon.", "max_tokens": 40}' || fail 'curl'
+    ask_gateway '{"prompt": "Tell me a story about a dragon.", "max_tokens": 40}' >"$scratch/http" ||
+        fail 'curl'
     say "curl: $(head -c 150 "$scratch/http")"
 }
 
@@ -218,6 +226,61 @@ crash() { # CONTAINER: as a crash, so that its restart policy applies
     local pid
     pid=$(podman inspect -f '{{.State.Pid}}' "$1")
     kill -KILL "$pid" 2>/dev/null || podman kill --signal KILL "$1" >/dev/null
+}
+
+revive() { # CONTAINER: its restart policy has, or we do
+    [ "$(podman inspect -f '{{.State.Status}}' "$1")" = running ] || podman start "$1" >/dev/null
+    wait_for 120 'all executors are connected' has_executors 2
+}
+
+readonly http_streams='1 2 3 4' http_tokens=1200
+start_http_streams() { # NAME: streams of the gateway, to files of that name
+    local seed
+    pids=()
+    for seed in $http_streams; do
+        ask_gateway '{"prompt": "Once upon a time", "ignore_eos": true, "stream": true,
+            "stream_options": {"include_usage": true}, "seed": '"$seed, \"max_tokens\": $http_tokens}" \
+            >"$scratch/$1.$seed" 2>&1 &
+        pids+=($!)
+    done
+}
+
+wait_http_streams() { # NAME: their texts are in NAME.texts; each has all of its tokens
+    local pid seed
+    for pid in "${pids[@]}"; do wait "$pid" || fail "a stream of the gateway broke ($1)"; done
+    for seed in $http_streams; do
+        python3 - "$scratch/$1.$seed" "$http_tokens" <<'PYTHON' || fail "a stream is wrong ($1)"
+import json, sys
+*lines, last = [line for line in open(sys.argv[1]) if line.startswith("data: ")]
+events = [json.loads(line[6:]) for line in lines]
+assert last == "data: [DONE]\n", last
+assert events[-1]["usage"]["completion_tokens"] == int(sys.argv[2]), events[-1]
+print(json.dumps("".join(c["text"] for event in events for c in event["choices"])))
+PYTHON
+    done >"$scratch/$1.texts"
+}
+
+are_under_way() { # NAME
+    local seed
+    for seed in $http_streams; do
+        [ "$(grep -c '^data: ' "$scratch/$1.$seed")" -lt 20 ] || return 0
+    done
+    return 1
+}
+
+check_http_streams() { # SERVICE: its crash changes nothing of what clients of the gateway read
+    local victim
+    start_http_streams "$1"
+    wait_for 60 'streams of the gateway are running' are_under_way "$1"
+    victim=$(of_service "$1")
+    victim=${victim%%$'\n'*}
+    crash "$victim"
+    say "killed $(podman inspect -f '{{.Name}}' "$victim") in mid-stream"
+    ! grep -q DONE "$scratch/$1".? || fail 'a stream ended too early to tell'
+    revive "$victim"
+    wait_http_streams "$1"
+    cmp "$scratch/whole.texts" "$scratch/$1.texts" || fail 'a stream has another text than without the crash'
+    say "every stream of the gateway has the text that it has without a crash"
 }
 
 check_crash() {
@@ -233,8 +296,7 @@ check_crash() {
     timeout 180 tail --pid "$streams" -f /dev/null || fail 'the streams hang'
     wait "$streams" || { cat "$scratch/streams" >&2; fail 'a stream broke'; }
     say "every stream finished; $(grep ended "$scratch/streams")"
-    [ "$(podman inspect -f '{{.State.Status}}' "$victim")" = running ] || podman start "$victim"
-    wait_for 120 'the executor is back' has_executors 2
+    revive "$victim"
 }
 
 check_stop() {
@@ -263,5 +325,10 @@ build_images
 check_images
 start_all
 check_text
+check_gateway
 check_crash
+start_http_streams whole
+wait_http_streams whole
+check_http_streams executor
+check_http_streams scheduler
 check_stop

@@ -46,7 +46,7 @@ def load_random(shape: ModelShape, sizes: Sizes) -> LoadedModel:
         eos_token_ids=(),
         keeps_logits=True,
         weights_bytes=weights_bytes(model),
-        tokenizer_files=(),
+        tokenizer_files={},
         expected=profile.expected,
     )
 

@@ -7,31 +7,73 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
-from splitserve_client.connection import DEFAULT_ADDRESS
+from splitserve_client.connection import DEFAULT_ADDRESS, ClientConfig
 from splitserve_client.errors import SplitserveError
+from splitserve_rpc.security import SecurityUnusable, check_pair
+from splitserve_rpc.tls import Tls, TlsFiles, TlsFilesUnusable
 
-# The second is what executors read: where they run, it names the same server.
-_ADDRESS_ENV = ("SPLITSERVE_ADDRESS", "SPLITSERVE_SCHEDULER")
+_TLS_FILES = {
+    "--tls-ca": "certificates of whom the server is believed, PEM; plain text without",
+    "--tls-cert": "our own certificate, PEM, if the server asks for one",
+    "--tls-key": "private key of that, PEM",
+}
 
 
-def add_address(parser: argparse.ArgumentParser) -> None:
-    """Adds `--address`."""
-    given = [os.environ[name] for name in _ADDRESS_ENV if os.environ.get(name)]
+def add_server(parser: argparse.ArgumentParser) -> None:
+    """Adds `--address`, and the options of `client_config`."""
+    add_address(parser, "--address", DEFAULT_ADDRESS, "the server")
+    for flag, text in _TLS_FILES.items():
+        add_file(parser, flag, text)
+
+
+def add_file(parser: argparse.ArgumentParser, flag: str, text: str) -> None:
+    """Adds the path of a file, None if it is not given."""
+    env = _variable(flag)
+    default = os.environ.get(env) or None
     parser.add_argument(
-        "--address",
-        metavar="HOST:PORT",
-        default=given[0] if given else DEFAULT_ADDRESS,
-        help=f"the server (default: {DEFAULT_ADDRESS}; env {_ADDRESS_ENV[0]})",
+        flag, metavar="FILE", type=Path, default=default, help=f"{text} (env {env})"
     )
 
 
+def add_address(parser: argparse.ArgumentParser, flag: str, default: str, text: str) -> None:
+    """Adds the address of a server."""
+    env = _variable(flag)
+    parser.add_argument(
+        flag,
+        metavar="HOST:PORT",
+        default=os.environ.get(env) or default,
+        help=f"{text} (default: {default}; env {env})",
+    )
+
+
+def _variable(flag: str) -> str:
+    """Of the environment, which says what the flag would."""
+    return f"SPLITSERVE_{flag[2:].replace('-', '_').upper()}"
+
+
+def client_config(arguments: argparse.Namespace) -> ClientConfig:
+    """How to connect. Raises SecurityUnusable."""
+    files = TlsFiles(arguments.tls_cert, arguments.tls_key, arguments.tls_ca)
+    if files == TlsFiles():
+        return ClientConfig()
+    check_pair(files.cert, files.key)
+    try:
+        return ClientConfig(credentials=Tls(files).channel_credentials())
+    except TlsFilesUnusable as error:
+        raise SecurityUnusable(str(error)) from error
+
+
 def run(name: str, command: Callable[[], Coroutine[Any, Any, int]]) -> int:
-    """Runs a command; an error of the server or of the connection is one line and exit code 1."""
+    """Runs a command; SplitserveError and SecurityUnusable are one line and exit code 1."""
     try:
         return asyncio.run(command())
     except SplitserveError as error:
         reason = f" [{error.reason}]" if error.reason else ""
-        sys.stderr.write(f"splitserve {name}: {' '.join(error.message.split())}{reason}\n")
-        return 1
+        problem = f"{error.message}{reason}"
+    except SecurityUnusable as error:
+        problem = str(error)
+    sys.stderr.write(f"splitserve {name}: {' '.join(problem.split())}\n")
+    return 1

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path
 
-from splitserve_cli.command_line import add_address, run
+from splitserve_cli.command_line import add_server, client_config, run
 from splitserve_cli.generate_output import (
     JsonLinesOutput,
     JsonOutput,
@@ -26,7 +26,9 @@ from splitserve_cli.request_flags import (
 )
 from splitserve_client.client import AsyncClient
 from splitserve_client.errors import ChatTemplateFailed, TokenizerUnavailable
-from splitserve_client.text_stream import End, Prompt, stream_text
+from splitserve_client.prompt import Prompt
+from splitserve_client.text_calls import stream_text
+from splitserve_client.text_stream import End
 from splitserve_client.tokenizer import Tokenizer
 from splitserve_client.types import SamplingParams, SchedulingParams
 
@@ -78,7 +80,7 @@ def _build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--request-id", default="", metavar="ID", help="name of the request")
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="give up after this long")
-    add_address(parser)
+    add_server(parser)
     add_sampling_flags(parser)
     add_scheduling_flags(parser)
     return parser
@@ -122,10 +124,11 @@ async def _generate(
     scheduling: SchedulingParams,
 ) -> int:
     output = _output(arguments, params.num_completions)
-    async with AsyncClient(arguments.address) as client:
+    async with AsyncClient(arguments.address, client_config(arguments)) as client:
+        model = await client.get_model()
         tokenizer = None if prompt.token_ids else await _tokenizer(client)
         if arguments.generation_config == "model":
-            params = params.with_defaults((await client.get_model()).default_sampling_params)
+            params = params.with_defaults(model.default_sampling_params)
         events = stream_text(
             client,
             tokenizer,
@@ -136,6 +139,7 @@ async def _generate(
             request_id=arguments.request_id,
             scheduling=scheduling,
             timeout_s=arguments.timeout,
+            model_digest=model.digest,
         )
         async with aclosing(events):
             async for event in events:

@@ -96,7 +96,7 @@ class JsonOutput:
         else:
             content = {
                 "completions": [
-                    {"index": index, **_content(completion), **_ending(completion, end.reason)}
+                    {"index": index, **_content(completion), **_ending(completion)}
                     for index, completion in enumerate(self._completions)
                 ]
             }
@@ -113,11 +113,9 @@ def _content(text: GrowingText) -> dict[str, Any]:
     }
 
 
-def _ending(text: GrowingText, reason: FinishReason) -> dict[str, Any]:
-    """`reason`: why it has none of its own."""
-    if text.finish is not None:
-        reason = text.finish.reason
-    return _reason(reason, text.stop_string)
+def _ending(text: GrowingText) -> dict[str, Any]:
+    assert text.finish is not None, "every completion ends before its request does"
+    return _reason(text.finish.reason, text.stop_string)
 
 
 class JsonLinesOutput:

@@ -6,14 +6,16 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import MappingProxyType
 from typing import Any
 
-from splitserve_cli.command_line import add_address, run
+from splitserve_cli.command_line import add_address, add_file, add_server, client_config, run
 from splitserve_client.client import AsyncClient
-from splitserve_client.errors import ModelNotReady
+from splitserve_client.errors import ModelNotReady, SplitserveError
 from splitserve_client.types import Executor, ExecutorList, Model, SamplingParams
+from splitserve_options.option import DEFAULT_CLUSTER_ADDRESS
+from splitserve_rpc.security import read_token
 
 # The columns of the table, each with what it says of an executor; numbers stand right.
 _TEXTS: Mapping[str, Callable[[Executor], str]] = MappingProxyType(
@@ -46,20 +48,31 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="splitserve info", description="Shows the model, the executors and their KV pools."
     )
-    add_address(parser)
+    add_server(parser)
+    text = "for operators, where the server has no such address itself"
+    add_address(parser, "--cluster-address", DEFAULT_CLUSTER_ADDRESS, text)
+    add_file(parser, "--cluster-token-file", "secret of the cluster, if it has one")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     arguments = parser.parse_args(argv)
-    return run("info", lambda: _show(arguments.address, arguments.json))
+    return run("info", lambda: _show(arguments))
 
 
-async def _show(address: str, as_json: bool) -> int:
-    async with AsyncClient(address) as client:
-        executors = await client.list_executors()
+async def _show(arguments: argparse.Namespace) -> int:
+    token = read_token(arguments.cluster_token_file)
+    config = replace(client_config(arguments), cluster_token=token)
+    async with AsyncClient(arguments.address, config) as client:
         try:
             model: Model | None = await client.get_model()
         except ModelNotReady:
             model = None
-    sys.stdout.write(_json(model, executors) if as_json else _table(model, executors))
+        try:
+            executors = await client.list_executors()
+        except SplitserveError as error:
+            if error.reason != "METHOD_UNKNOWN":
+                raise
+            async with AsyncClient(arguments.cluster_address, config) as operators:
+                executors = await operators.list_executors()
+    sys.stdout.write(_json(model, executors) if arguments.json else _table(model, executors))
     return 0
 
 

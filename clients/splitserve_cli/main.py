@@ -19,6 +19,7 @@ commands:
   scheduler  run one scheduler process
   executor   run one executor process
   gateway    run one gateway process: OpenAI's HTTP API
+  certs      make certificates for a trial of mTLS
   replay     decide again what a scheduler's journal says, and compare
 
 `splitserve COMMAND --help` tells the options of a command.
@@ -67,6 +68,10 @@ def _run(command: str, arguments: list[str]) -> int:
         from splitserve_cli.info import main as run_info
 
         return run_info(arguments)
+    if command == "certs":
+        from splitserve_cli.certs import main as run_certs
+
+        return run_certs(arguments)
     if command in ("-h", "--help", "help"):
         sys.stdout.write(_HELP)
         return 0
@@ -84,7 +89,7 @@ def _refuse(command: str) -> int:
         return 2
     import difflib
 
-    known = ["serve", "generate", "info", *_PROGRAMS]
+    known = ["serve", "generate", "info", "certs", *_PROGRAMS]
     match = difflib.get_close_matches(command, known, n=1)
     hint = f"did you mean {match[0]!r}?" if match else "see splitserve --help"
     sys.stderr.write(f"splitserve: unknown command {command!r}; {hint}\n")

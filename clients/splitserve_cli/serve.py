@@ -16,17 +16,18 @@ from splitserve_cli.serve_config import (
     CannotServe,
     ServeConfig,
     check_gateway,
+    check_loopback,
     check_model,
     reachable_address,
 )
 from splitserve_cli.supervisor import Supervisor
 from splitserve_options import options
-from splitserve_options.option import ENV_PREFIX, Command, Kind
+from splitserve_options.option import DEFAULT_CLUSTER_ADDRESS, ENV_PREFIX, Command, Kind
 from splitserve_options.options import Value
-from splitserve_rpc.addresses import CannotListen, claim_address
+from splitserve_rpc.addresses import CannotListen, claim_address, is_loopback
 
 # What each process of ours gets told otherwise than by the options of the same name.
-_OWN = ("listen", "scheduler", "advertise_address", "http")
+_OWN = ("listen", "cluster_listen", "scheduler", "advertise_address", "http")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -34,13 +35,25 @@ def main(argv: Sequence[str]) -> int:
     started_at = time.monotonic()
     values = options.parse("serve", argv, os.environ)
     try:
+        if not values["insecure"]:
+            check_loopback("listen", values["listen"])
+            check_loopback("cluster-listen", values["cluster_listen"])
+            check_loopback("http", None if values["no_http"] else values["http"])
         check_model(str(values["model"]))
         listen = claim_address(str(values["listen"]))
+        cluster = _claim_cluster(values["cluster_listen"], listen)
         http = None if values["no_http"] else _claim_http(str(values["http"]))
     except (CannotServe, CannotListen) as error:
         sys.stderr.write(f"splitserve serve: {error}\n")
         return 1
-    return asyncio.run(_supervisor(values, listen, http, started_at).run())
+    return asyncio.run(_supervisor(values, listen, cluster, http, started_at).run())
+
+
+def _claim_cluster(cluster: Value, listen: str) -> str:
+    """The address for executors and operators, by default one that only this machine reaches."""
+    if cluster is None and is_loopback(listen):
+        return listen
+    return claim_address(str(cluster or DEFAULT_CLUSTER_ADDRESS))
 
 
 def _claim_http(http: str) -> str:
@@ -49,13 +62,15 @@ def _claim_http(http: str) -> str:
 
 
 def _supervisor(
-    values: Mapping[str, Value], listen: str, http: str | None, started_at: float
+    values: Mapping[str, Value], listen: str, cluster: str, http: str | None, started_at: float
 ) -> Supervisor:
     # Everything is passed on as flags; a variable would be read a second time, by the wrong one.
     environ = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
     address = reachable_address(listen)
-    scheduler_options = [f"--listen={listen}", *_flags("scheduler", values)]
-    executor_options = [f"--scheduler={address}", *_flags("executor", values)]
+    listens = [f"--listen={listen}", f"--cluster-listen={cluster}"]
+    scheduler_options = [*listens, *_flags("scheduler", values)]
+    scheduler = f"--scheduler={reachable_address(cluster)}"
+    executor_options = [scheduler, *_flags("executor", values)]
     num_executors = values["num_executors"]
     assert isinstance(num_executors, int), "an integer option"
     executors = [
@@ -72,12 +87,12 @@ def _supervisor(
         drain_timeout_s=drain_timeout_s,
         started_at=started_at,
     )
-    scheduler = Child("the scheduler", "scheduler_service", scheduler_options, environ)
+    scheduling = Child("the scheduler", "scheduler_service", scheduler_options, environ)
     gateway = None
     if http is not None:
         gateway_options = [f"--http={http}", f"--schedulers={address}", *_flags("gateway", values)]
         gateway = Child("the gateway", "splitserve_gateway", gateway_options, environ)
-    return Supervisor(config, scheduler, executors, gateway)
+    return Supervisor(config, scheduling, executors, gateway)
 
 
 def _flags(command: Command, values: Mapping[str, Value]) -> list[str]:

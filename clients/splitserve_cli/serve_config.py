@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from splitserve_options.model_folder import NoCheckpoint, find_checkpoint
 from splitserve_options.option import BUNDLED_MODEL
+from splitserve_options.options import Value
+from splitserve_rpc.addresses import is_loopback
 
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 _EXECUTOR_MODULES = ("torch", "transformers")
@@ -32,6 +34,15 @@ class ServeConfig:
 
 class CannotServe(Exception):
     """Serving is impossible; the message is one line for people."""
+
+
+def check_loopback(option: str, address: Value) -> None:
+    """Raises CannotServe if others could reach `address`: nothing of ours is encrypted."""
+    if address is not None and not is_loopback(str(address)):
+        raise CannotServe(
+            f"--{option} {address}: others can reach it, and serve neither encrypts nor checks who "
+            "calls (docs/security.md); --insecure listens there even so"
+        )
 
 
 def check_model(model: str) -> None:

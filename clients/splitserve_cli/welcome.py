@@ -18,7 +18,9 @@ from splitserve_cli.serve_config import ServeConfig
 from splitserve_client.client import AsyncClient
 from splitserve_client.connection import DEFAULT_ADDRESS
 from splitserve_client.errors import ChatTemplateFailed, SplitserveError, TokenizerUnavailable
-from splitserve_client.text_stream import Piece, Prompt, stream_text
+from splitserve_client.prompt import Prompt
+from splitserve_client.text_calls import stream_text
+from splitserve_client.text_stream import Piece
 from splitserve_client.tokenizer import Tokenizer
 from splitserve_client.types import SamplingParams
 

@@ -29,14 +29,17 @@ from splitserve_client.errors import (
     TokenizerUnavailable,
 )
 from splitserve_client.generation import Completion, Generation, collect_generation
+from splitserve_client.output_text import TextRules
+from splitserve_client.prompt import Prompt
 from splitserve_client.resumption import RetryPolicy, Timing
 from splitserve_client.session import Session
 from splitserve_client.session_request import SessionRequest
 from splitserve_client.stop_strings import StopStrings
 from splitserve_client.sync_client import Client
+from splitserve_client.text_calls import stream_text
 from splitserve_client.text_generation import TextCompletion, TextGeneration, collect_text
 from splitserve_client.text_map import MapResult
-from splitserve_client.text_stream import End, Piece, Prompt, RequestTexts, stream_text
+from splitserve_client.text_stream import End, Piece, RequestTexts
 from splitserve_client.tokenizer import Tokenizer
 from splitserve_client.types import (
     BeamSearch,
@@ -113,6 +116,7 @@ __all__ = [
     "TemplateOptions",
     "TextCompletion",
     "TextGeneration",
+    "TextRules",
     "Timing",
     "TokenLogprob",
     "Tokenizer",

@@ -3,43 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Self, Unpack
 
-import grpc
-import grpc.aio
-
-from splitserve.scheduler.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from splitserve_client.chat_template import Message
 from splitserve_client.codec import decode_executors, decode_model
-from splitserve_client.connection import (
-    DEFAULT_ADDRESS,
-    ClientConfig,
-    open_channel,
-    wait_for_connection,
-)
-from splitserve_client.errors import (
-    RequestIdInUse,
-    ServerUnreachable,
-    SplitserveError,
-    error_of_failure,
-)
+from splitserve_client.connection import DEFAULT_ADDRESS, ClientConfig, Connection
 from splitserve_client.generation import Generation, RequestOptions, collect_generation
+from splitserve_client.prompt import AnyPrompt, as_prompt
 from splitserve_client.resumable_request import ResumableRequest, Submission
+from splitserve_client.resumed_stream import stream_resumed
 from splitserve_client.resumption import Backoff
 from splitserve_client.session import Session
-from splitserve_client.text_generation import (
+from splitserve_client.text_calls import (
     ChatOptions,
-    TextGeneration,
+    ModelTokenizer,
+    TextCalls,
     TextOptions,
     chat_prompt,
-    collect_text,
 )
+from splitserve_client.text_generation import TextGeneration, collect_text
 from splitserve_client.text_map import MapConfig, MapResult, map_prompts
-from splitserve_client.text_stream import AnyPrompt, End, Piece, as_prompt, stream_text
+from splitserve_client.text_stream import End, Piece
 from splitserve_client.tokenizer import Tokenizer
 from splitserve_client.types import (
     ExecutorList,
@@ -51,9 +38,6 @@ from splitserve_client.types import (
     Tokens,
 )
 from splitserve_client.unread import UnreadBudget
-from splitserve_rpc.errors import failure_of
-
-_TOKENIZER_TIMEOUT_S = 60.0
 
 
 class AsyncClient:
@@ -65,12 +49,8 @@ class AsyncClient:
     def __init__(self, address: str = DEFAULT_ADDRESS, config: ClientConfig | None = None) -> None:
         self.address = address
         self._config = config or ClientConfig()
-        self._channel = open_channel(address, self._config)
-        self._scheduler = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
-        self._admin = admin_pb2_grpc.AdminServiceStub(self._channel)
-        self._has_connected = False
-        self._tokenizer: Tokenizer | None = None
-        self._fetching_tokenizer = asyncio.Lock()
+        self._connection = Connection(address, self._config)
+        self._texts = TextCalls(self._read_model_tokenizer, self._config.timing.clock)
 
     async def __aenter__(self) -> Self:
         return self
@@ -85,7 +65,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Ends the connection; what still runs on it is aborted."""
-        await self._channel.close()
+        await self._connection.close()
 
     async def generate(
         self,
@@ -97,35 +77,32 @@ class AsyncClient:
         scheduling: SchedulingParams | None = None,
         encoder_token_ids: Sequence[int] = (),
         timeout_s: float | None = None,
+        model_digest: str = "",
     ) -> AsyncGenerator[Tokens | Finish, None]:
         """Streams the tokens of one completion, or several; the last event is a Finish.
 
         A stream that breaks is continued where it broke, with the same randomness; with `best_of`
         or beam search nothing comes before the end, and it starts over. Closing the iterator, or
         cancelling the task, aborts the request. `resume_token_ids`: output tokens the caller has
-        from an earlier run; pass the seed of that run.
+        from an earlier run; pass the seed of that run. `model_digest`: raise ModelChanged if
+        another model is served, now or when it goes on.
         """
-        backoff = self._backoff(timeout_s)
         submission = Submission(
-            prompt_token_ids, params, request_id, resume_token_ids, scheduling, encoder_token_ids
+            prompt_token_ids,
+            params,
+            request_id,
+            resume_token_ids,
+            scheduling,
+            encoder_token_ids,
+            model_digest,
         )
         request = ResumableRequest(submission, self._config.timing.clock)
-        await self._connect()
-        while True:
-            try:
-                async with aclosing(self._attempt(request, backoff.remaining_s())) as events:
-                    async for event in events:
-                        backoff.reset()
-                        yield event
-                        if isinstance(event, Finish):
-                            return
-                lost: SplitserveError = ServerUnreachable("the stream ended without a finish")
-            except SplitserveError as error:
-                lost = error
-            if not request.may_go_on(lost):
-                raise lost
-            await self._abort_stale(request.request_id, lost)
-            await backoff.pause(lost)
+        timing = self._config.timing
+        deadline = None if timeout_s is None else timing.clock() + timeout_s
+        backoff = Backoff(self._config.retry, timing, deadline)
+        async with aclosing(stream_resumed(self._connection, request, backoff)) as events:
+            async for event in events:
+                yield event
 
     async def complete(
         self,
@@ -137,30 +114,6 @@ class AsyncClient:
         num_completions = params.num_completions if params else 1
         async with aclosing(self.generate(prompt_token_ids, params, **options)) as events:
             return await collect_generation(events, num_completions)
-
-    async def _attempt(
-        self, request: ResumableRequest, timeout_s: float | None
-    ) -> AsyncGenerator[Tokens | Finish, None]:
-        call = self._scheduler.Generate(request.message(), timeout=timeout_s)
-        try:
-            async for response in call:
-                for event in request.receive(response):
-                    yield event
-        except grpc.aio.AioRpcError as error:
-            raise error_of_failure(failure_of(error)) from error
-        finally:
-            call.cancel()
-
-    def _backoff(self, timeout_s: float | None) -> Backoff:
-        timing = self._config.timing
-        deadline = None if timeout_s is None else timing.clock() + timeout_s
-        return Backoff(self._config.retry, timing, deadline)
-
-    async def _abort_stale(self, request_id: str, lost: SplitserveError) -> None:
-        """Makes room for a resumption where the server has not noticed yet that a stream broke."""
-        if isinstance(lost, RequestIdInUse):
-            with suppress(SplitserveError):
-                await self.abort(request_id)
 
     # -- texts -------------------------------------------------------------------------------------
 
@@ -174,9 +127,11 @@ class AsyncClient:
 
         `prompt`: a text that is continued, the messages of a chat, or a Prompt. Options: as of the
         function `stream_text`. Closing the iterator, or cancelling the task, aborts the request.
+        Where another model is served by now the prompt is encoded anew; ModelChanged if anything
+        had come by then, or token ids were given.
         """
-        tokenizer, params = await self._own_tokenizer(), params or SamplingParams()
-        events = stream_text(self, tokenizer, as_prompt(prompt), params, **options)
+        prompt, params = as_prompt(prompt), params or SamplingParams()
+        events = self._texts.stream(self, prompt, params, **options)
         async with aclosing(events):
             async for event in events:
                 yield event
@@ -224,11 +179,11 @@ class AsyncClient:
         standard error; None for only if that is a terminal. `timeout_s`: of each item. Closing the
         iterator aborts what runs. Raises ValueError, and what `get_tokenizer` raises.
         """
-        tokenizer = await self._own_tokenizer()
+        await self._texts.tokenizer()
         timing, retry = self._config.timing, self._config.retry
         config = MapConfig(max_running, in_order, show_progress, retry, timing)
         results = map_prompts(
-            self.session(), tokenizer, prompts, params or SamplingParams(), config, **options
+            self.session(), self._texts, prompts, params or SamplingParams(), config, **options
         )
         async with aclosing(results):
             async for result in results:
@@ -242,8 +197,8 @@ class AsyncClient:
         `unread`: what the requests may hold that is not read; sessions may share it.
         """
         return Session(
-            self._open_session,
-            self._max_message_bytes,
+            self._connection.session,
+            self._connection.max_message_bytes,
             self._config.retry,
             self._config.timing,
             unread or UnreadBudget(),
@@ -252,55 +207,23 @@ class AsyncClient:
     @property
     def is_connected(self) -> bool:
         """Whether there is a connection, as far as is known."""
-        return self._channel.get_state() is grpc.ChannelConnectivity.READY
-
-    async def _max_message_bytes(self) -> float:
-        """What the server takes; if it does not say, it is for the server to refuse."""
-        try:
-            request = scheduler_pb2.GetModelRequest()
-            model = await self._call(self._scheduler.GetModel, request)
-        except SplitserveError:
-            return math.inf
-        return model.max_message_bytes or math.inf
-
-    async def _open_session(
-        self, requests: AsyncIterator[scheduler_pb2.SessionRequest]
-    ) -> AsyncGenerator[scheduler_pb2.SessionResponse, None]:
-        await self._connect()
-        call = self._scheduler.Session(requests)
-        try:
-            async for response in call:
-                yield response
-        except grpc.aio.AioRpcError as error:
-            raise error_of_failure(failure_of(error)) from error
-        finally:
-            call.cancel()
+        return self._connection.is_ready
 
     async def abort(self, request_id: str) -> None:
         """Ends an unfinished request, whoever sent it. Raises RequestUnknown."""
-        await self._call(self._scheduler.Abort, scheduler_pb2.AbortRequest(request_id=request_id))
+        await self._connection.abort(request_id)
 
     async def get_model(self) -> Model:
         """The model that is served. Raises ModelNotReady."""
-        return decode_model(
-            await self._call(self._scheduler.GetModel, scheduler_pb2.GetModelRequest())
-        )
+        return decode_model(await self._connection.model())
+
+    async def is_serving(self) -> bool:
+        """Whether an executor is connected, and the scheduler is not shutting down."""
+        return await self._connection.is_serving()
 
     async def get_tokenizer_files(self) -> dict[str, bytes]:
         """The tokenizer files by name. Raises ModelNotReady, TokenizerUnavailable."""
-        await self._connect()
-        files: dict[str, bytearray] = {}
-        call = self._scheduler.GetTokenizer(
-            scheduler_pb2.GetTokenizerRequest(), timeout=_TOKENIZER_TIMEOUT_S
-        )
-        try:
-            async for piece in call:
-                files.setdefault(piece.file_name, bytearray()).extend(piece.data)
-        except grpc.aio.AioRpcError as error:
-            raise error_of_failure(failure_of(error)) from error
-        finally:
-            call.cancel()
-        return {name: bytes(data) for name, data in files.items()}
+        return await self._connection.tokenizer_files()
 
     async def get_tokenizer(self) -> Tokenizer:
         """Fetches the model's tokenizer. Raises ModelNotReady, TokenizerUnavailable.
@@ -309,28 +232,11 @@ class AsyncClient:
         """
         return await asyncio.to_thread(Tokenizer.from_files, await self.get_tokenizer_files())
 
-    async def _own_tokenizer(self) -> Tokenizer:
-        """The one of texts, fetched when it is first needed."""
-        async with self._fetching_tokenizer:
-            if self._tokenizer is None:
-                self._tokenizer = await self.get_tokenizer()
-        return self._tokenizer
+    async def _read_model_tokenizer(self) -> ModelTokenizer:
+        # In this order: if the model changes in between, its requests are refused, not misread.
+        model = await self.get_model()
+        return ModelTokenizer(await self.get_tokenizer(), model.digest)
 
     async def list_executors(self) -> ExecutorList:
         """The executors the scheduler knows."""
-        return decode_executors(
-            await self._call(self._admin.ListExecutors, admin_pb2.ListExecutorsRequest())
-        )
-
-    async def _call(self, method: Callable[..., Any], request: object) -> Any:  # noqa: ANN401
-        await self._connect()
-        try:
-            return await method(request, timeout=self._config.connect_timeout_s)
-        except grpc.aio.AioRpcError as error:
-            raise error_of_failure(failure_of(error)) from error
-
-    async def _connect(self) -> None:
-        """Waits for the first connection. Raises ServerUnreachable as soon as it is refused."""
-        if not self._has_connected:
-            await wait_for_connection(self._channel, self.address, self._config.connect_timeout_s)
-            self._has_connected = True
+        return decode_executors(await self._connection.executors())

@@ -9,7 +9,8 @@ from __future__ import annotations
 import codecs
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Protocol
+from copy import copy
+from typing import Protocol, Self
 
 from splitserve_client.token_texts import ElementMaps, TokenTexts
 
@@ -28,6 +29,9 @@ class Detokenizer(Protocol):
     def finish(self) -> str:
         """What was held back; nothing more comes."""
 
+    def fork(self) -> Self:
+        """Another that goes on from here by itself; costs nothing for what was pushed so far."""
+
 
 def make_detokenizer(
     texts: TokenTexts, decode: Callable[[Sequence[int]], str], context: Sequence[int]
@@ -45,8 +49,8 @@ class BytesDetokenizer:
 
     def __init__(self, texts: TokenTexts, context: Sequence[int] = ()) -> None:
         self._bytes_of = texts.byte_strings.__getitem__
-        decoder = _new_decoder("replace")
-        self._decode = decoder.decode
+        self._decoder = _new_decoder("replace")
+        self._decode = self._decoder.decode
         tail = b""
         for token_id in reversed(context):
             tail = self._bytes_of(token_id) + tail
@@ -63,6 +67,13 @@ class BytesDetokenizer:
     def finish(self) -> str:
         """An incomplete character, as a replacement character."""
         return self._decode(b"", True) if self._has_output else ""
+
+    def fork(self) -> Self:
+        """Another that goes on from here."""
+        other = copy(self)
+        other._decoder = copy(self._decoder)
+        other._decode = other._decoder.decode
+        return other
 
 
 class ElementsDetokenizer:
@@ -94,6 +105,12 @@ class ElementsDetokenizer:
     def finish(self) -> str:
         """What was held back: a run of bytes."""
         return self._end_run() if self._has_output else ""
+
+    def fork(self) -> Self:
+        """Another that goes on from here."""
+        other = copy(self)
+        other._run = None if self._run is None else self._run.fork()
+        return other
 
     def _push_one(self, token_id: int) -> str:
         if self._is_first:
@@ -178,6 +195,13 @@ class _Run:
         self._num_shown = len(self._bytes) - num_incomplete
         return self._apply(text) if text else ""
 
+    def fork(self) -> Self:
+        """Another that goes on from here; copies what is not ended yet."""
+        other = copy(self)
+        other._bytes = bytearray(self._bytes)
+        other._checker = copy(self._checker)
+        return other
+
     def _show_replacements(self) -> str:
         num_new = len(self._bytes) - self._num_shown
         pieces = [self._apply(_REPLACEMENT) for _ in range(num_new)]
@@ -194,8 +218,9 @@ class WholeDetokenizer:
 
     def __init__(self, decode: Callable[[Sequence[int]], str], context: Sequence[int] = ()) -> None:
         self._decode = decode
-        self._context = decode(context) if context else ""
-        self._token_ids = list(context)
+        self._context = context
+        self._num_context_chars = len(decode(context)) if context else 0
+        self._token_ids: list[int] = []
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Nothing yet."""
@@ -204,4 +229,11 @@ class WholeDetokenizer:
 
     def finish(self) -> str:
         """All of it."""
-        return self._decode(self._token_ids)[len(self._context) :] if self._token_ids else ""
+        token_ids = [*self._context, *self._token_ids]
+        return self._decode(token_ids)[self._num_context_chars :] if token_ids else ""
+
+    def fork(self) -> Self:
+        """Another that goes on from here."""
+        other = copy(self)
+        other._token_ids = list(self._token_ids)
+        return other

@@ -27,6 +27,7 @@ class RequestOptions(TypedDict, total=False):
     scheduling: SchedulingParams | None
     encoder_token_ids: Sequence[int]
     timeout_s: float | None
+    model_digest: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,15 +57,23 @@ class Backoff:
 
     async def pause(self, error: SplitserveError) -> None:
         """Waits before the next attempt. Raises `error` once patience is at its end."""
-        now = self._timing.clock()
-        if self._lost_at is None:
-            self._lost_at = now
-        delay_s = self._delay_s * (0.5 + 0.5 * self._timing.jitter())
-        delay_s = max(delay_s, error.retry_delay_s or 0.0)
-        if now + delay_s - self._lost_at > self._policy.give_up_after_s:
+        delay_s = self.next_delay_s(error)
+        if not self.lasts(delay_s):
             raise error
         remaining_s = self.remaining_s()
         if remaining_s is not None:
             delay_s = min(delay_s, remaining_s)
-        self._delay_s = min(self._delay_s * self._policy.factor, self._policy.max_delay_s)
         await self._timing.sleep(delay_s)
+
+    def next_delay_s(self, error: SplitserveError) -> float:
+        """How long to wait after `error`: longer each time."""
+        delay_s = self._delay_s * (0.5 + 0.5 * self._timing.jitter())
+        self._delay_s = min(self._delay_s * self._policy.factor, self._policy.max_delay_s)
+        return max(delay_s, error.retry_delay_s or 0.0)
+
+    def lasts(self, delay_s: float) -> bool:
+        """Whether patience, which counts from the first failure since progress, lasts so long."""
+        now = self._timing.clock()
+        if self._lost_at is None:
+            self._lost_at = now
+        return now + delay_s - self._lost_at <= self._policy.give_up_after_s

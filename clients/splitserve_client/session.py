@@ -6,13 +6,13 @@ import asyncio
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_client.codec import decode_error
 from splitserve_client.errors import InvalidRequest, ServerUnreachable, SplitserveError
+from splitserve_client.open_requests import OpenRequest, OpenRequests, Outgoing
 from splitserve_client.resumable_request import ResumableRequest, Submission
 from splitserve_client.resumption import Backoff, RetryPolicy, Timing
 from splitserve_client.session_request import SessionRequest
@@ -25,62 +25,12 @@ Connect = Callable[[AsyncIterator[api.SessionRequest]], AsyncGenerator[api.Sessi
 _SMALL_MESSAGE_BYTES = 256 * 1024
 
 
-@dataclass(slots=True)
-class _Open:
-    """An unfinished request as the session keeps it.
-
-    `is_sent`: the stream that is open now has it. `is_aborted`: it is not to go on.
-    """
-
-    request: ResumableRequest
-    events: SessionRequest
-    backoff: Backoff
-    is_sent: bool = False
-    is_aborted: bool = False
-    resubmission: asyncio.Task[None] | None = None
-
-    def cancel_resubmission(self) -> None:
-        if self.resubmission is not None:
-            self.resubmission.cancel()
-            self.resubmission = None
-
-
-class _Outgoing:
-    """What one stream has still to send; each handle once, so that aborting what waits frees it."""
-
-    def __init__(self) -> None:
-        self.to_submit: dict[int, None] = {}
-        self.to_abort: dict[int, None] = {}
-        self._is_changed = asyncio.Event()
-        self._is_over = False
-
-    def submit(self, handle: int) -> None:
-        self.to_submit[handle] = None
-        self._is_changed.set()
-
-    def abort(self, handle: int) -> None:
-        self.to_abort[handle] = None
-        self._is_changed.set()
-
-    def end(self) -> None:
-        """The stream is no more."""
-        self._is_over = True
-        self._is_changed.set()
-
-    async def wait(self) -> bool:
-        """Waits until there is something; False: nothing more can be sent."""
-        while not (self.to_submit or self.to_abort or self._is_over):
-            self._is_changed.clear()
-            await self._is_changed.wait()
-        return not self._is_over
-
-
 class Session:
     """Submits requests at any time; leaving `async with` aborts those that are unfinished.
 
-    When the stream breaks it is opened again, and every unfinished request goes on where it was.
-    Where that takes longer than the retry policy allows, the requests fail; the session itself
-    stays usable. The same patience holds for a server that is not there yet.
+    When the stream breaks it is opened again, and every unfinished request goes on where it was,
+    unless it was aborted. A request for which that takes longer than the retry policy allows fails;
+    the session itself stays usable. The same patience holds for a server that is not there yet.
     """
 
     def __init__(
@@ -97,8 +47,10 @@ class Session:
         self._timing = timing
         self._unread = unread
         self._handles = itertools.count(1)
-        self._open: dict[int, _Open] = {}
-        self._outgoing: _Outgoing | None = None
+        self._open = OpenRequests()
+        self._outgoing: Outgoing | None = None
+        # Whether anything has come since the last stream broke.
+        self._is_restored = False
         self._num_responses = 0
         self._wakeups = Wakeups()
         self._has_work = asyncio.Event()
@@ -118,13 +70,13 @@ class Session:
         self._runner.cancel()
         with suppress(asyncio.CancelledError):
             await self._runner
-        for handle in list(self._open):
+        for handle in list(self._open.all):
             self._end_aborted(handle)
 
     @property
     def num_open(self) -> int:
         """Requests that have not ended."""
-        return len(self._open)
+        return len(self._open.all)
 
     def submit(
         self,
@@ -153,7 +105,8 @@ class Session:
         )
         request = ResumableRequest(submission, self._timing.clock)
         events = SessionRequest(request.request_id, self._unread, lambda: self._abort(handle))
-        self._open[handle] = _Open(request, events, Backoff(self._policy, self._timing))
+        backoff = Backoff(self._policy, self._timing)
+        self._open.add(handle, OpenRequest(request, events, backoff))
         self._send_submit(handle)
         self._has_work.set()
         return events
@@ -165,34 +118,35 @@ class Session:
         while True:
             await self._has_work.wait()
             lost = await self._serve_stream(backoff)
-            for handle, open_request in list(self._open.items()):
-                open_request.cancel_resubmission()
-                if open_request.is_aborted:
-                    self._end_aborted(handle)
-                elif not open_request.request.may_go_on(lost):
-                    self._fail(handle, lost)
-            if self._open:
-                await self._pause(backoff, lost)
-            if not self._open:
+            delay_s = backoff.next_delay_s(lost)
+            self._lose(lost, delay_s)
+            if self._open.wanted:
+                await self._timing.sleep(delay_s)
+            if not self._open.wanted:
                 self._has_work.clear()
                 backoff.reset()
 
-    async def _pause(self, backoff: Backoff, lost: SplitserveError) -> None:
-        try:
-            await backoff.pause(lost)
-        except SplitserveError as error:
-            for handle in list(self._open):
-                self._fail(handle, error)
+    def _lose(self, lost: SplitserveError, delay_s: float) -> None:
+        """Ends what does not go on after another `delay_s`. Each request has its own patience."""
+        for handle, opened in list(self._open.all.items()):
+            opened.cancel_resubmission()
+            if self._is_restored:
+                opened.backoff.reset()
+            if handle not in self._open.wanted:
+                self._end_aborted(handle)
+            elif not (opened.request.may_go_on(lost) and opened.backoff.lasts(delay_s)):
+                self._fail(handle, lost)
+        self._is_restored = False
 
     async def _serve_stream(self, backoff: Backoff) -> SplitserveError:
         """Serves until the stream breaks; returns why it did."""
-        self._outgoing = outgoing = _Outgoing()
-        for handle, open_request in self._open.items():
-            open_request.is_sent = False
+        self._outgoing = outgoing = Outgoing()
+        for handle in self._open.wanted:
             outgoing.submit(handle)
         try:
             async with aclosing(self._connect(self._messages(outgoing))) as responses:
                 async for response in responses:
+                    self._is_restored = True
                     backoff.reset()
                     self._receive(response)
         except SplitserveError as error:
@@ -203,10 +157,10 @@ class Session:
         return ServerUnreachable("the session's stream ended")
 
     def _send_submit(self, handle: int) -> None:
-        if self._outgoing is not None:
+        if self._outgoing is not None and handle in self._open.wanted:
             self._outgoing.submit(handle)
 
-    async def _messages(self, outgoing: _Outgoing) -> AsyncIterator[api.SessionRequest]:
+    async def _messages(self, outgoing: Outgoing) -> AsyncIterator[api.SessionRequest]:
         """What is to be sent, but for what would end the session of all the others."""
         while await outgoing.wait():
             if outgoing.to_abort:
@@ -217,11 +171,11 @@ class Session:
             message = self._submission(handle)
             if await self._is_small_enough(handle, message) and handle in outgoing.to_submit:
                 del outgoing.to_submit[handle]
-                self._open[handle].is_sent = True
+                self._open.wanted[handle].sent_over = outgoing
                 yield message
 
     def _submission(self, handle: int) -> api.SessionRequest:
-        message = self._open[handle].request.message()
+        message = self._open.wanted[handle].request.message()
         return api.SessionRequest(submit=api.SessionSubmit(handle=handle, request=message))
 
     async def _is_small_enough(self, handle: int, message: api.SessionRequest) -> bool:
@@ -230,16 +184,15 @@ class Session:
         if num_bytes <= _SMALL_MESSAGE_BYTES or num_bytes <= await self._max_message_bytes():
             return True
         refusal = f"the request has {num_bytes} bytes, which is more than the server takes"
-        if handle in self._open:
+        if handle in self._open.wanted:
             self._fail(handle, InvalidRequest(refusal, "MESSAGE_TOO_LARGE"))
         return False
 
     def _abort(self, handle: int) -> None:
-        open_request = self._open.get(handle)
-        if open_request is None or open_request.is_aborted:
+        opened = self._open.abort(handle)
+        if opened is None:
             return
-        if self._outgoing is not None and open_request.is_sent:
-            open_request.is_aborted = True
+        if self._outgoing is not None and opened.sent_over is self._outgoing:
             self._outgoing.abort(handle)
         else:
             self._end_aborted(handle)
@@ -252,68 +205,66 @@ class Session:
         handles, token_ids = response.handles, response.token_ids
         if len(handles) != len(token_ids):
             raise ServerUnreachable("a response has not one token for each handle")
+        requests, stream = self._open.all, self._outgoing
         for handle, token_id in zip(handles, token_ids, strict=True):
-            open_request = self._open.get(handle)
-            if open_request is not None:
-                open_request.backoff.reset()
-                open_request.request.note_token(token_id)
-                open_request.events.put_token(token_id, self._num_responses)
-                self._wakeups.add(open_request.events)
+            opened = requests.get(handle)
+            if opened is not None and opened.sent_over is stream:
+                opened.backoff.reset()
+                opened.request.note_token(token_id)
+                opened.events.put_token(token_id, self._num_responses)
+                self._wakeups.add(opened.events)
         for event in response.events:
-            if event.handle in self._open:
-                self._receive_event(event)
+            opened = requests.get(event.handle)
+            if opened is not None and opened.sent_over is stream:
+                self._receive_event(event, opened)
         self._unread.enforce()
         self._wakeups.flush()
 
-    def _receive_event(self, event: api.SessionEvent) -> None:
+    def _receive_event(self, event: api.SessionEvent, opened: OpenRequest) -> None:
         handle = event.handle
-        open_request = self._open[handle]
         if event.HasField("rejected"):
-            self._receive_refusal(handle, open_request, decode_error(event.rejected))
+            self._receive_refusal(handle, opened, decode_error(event.rejected))
             return
-        open_request.backoff.reset()
-        for part in open_request.request.note(event):
+        opened.backoff.reset()
+        for part in opened.request.note(event):
             assert isinstance(part, api.SessionEvent), "all that came in this session is"
-            open_request.events.put(part, self._num_responses)
-        self._wakeups.add(open_request.events)
+            opened.events.put(part, self._num_responses)
+        self._wakeups.add(opened.events)
         if event.HasField("finish"):
             self._remove(handle)
 
-    def _receive_refusal(self, handle: int, open_request: _Open, refusal: SplitserveError) -> None:
-        open_request.is_sent = False
-        if open_request.is_aborted:
+    def _receive_refusal(self, handle: int, opened: OpenRequest, refusal: SplitserveError) -> None:
+        opened.sent_over = None
+        if handle not in self._open.wanted:
             self._end_aborted(handle)
-        elif open_request.request.may_go_on(refusal):
-            task = asyncio.create_task(self._resubmit(handle, open_request, refusal))
-            open_request.resubmission = task
+        elif opened.request.may_go_on(refusal):
+            opened.resubmission = asyncio.create_task(self._resubmit(handle, opened, refusal))
         else:
             self._fail(handle, refusal)
 
-    async def _resubmit(self, handle: int, open_request: _Open, error: SplitserveError) -> None:
+    async def _resubmit(self, handle: int, opened: OpenRequest, error: SplitserveError) -> None:
         try:
-            await open_request.backoff.pause(error)
+            await opened.backoff.pause(error)
         except SplitserveError as final:
-            open_request.resubmission = None
+            opened.resubmission = None
             self._fail(handle, final)
             return
-        open_request.resubmission = None
+        opened.resubmission = None
         self._send_submit(handle)
 
     # -- ends --------------------------------------------------------------------------------------
 
     def _end_aborted(self, handle: int) -> None:
         """Ends a request that no server has."""
-        open_request = self._remove(handle)
-        finish = open_request.request.aborted()
-        open_request.events.put(api.SessionEvent(finish=finish), self._num_responses)
-        open_request.events.wake()
+        opened = self._remove(handle)
+        finish = opened.request.aborted()
+        opened.events.put(api.SessionEvent(finish=finish), self._num_responses)
+        opened.events.wake()
 
     def _fail(self, handle: int, error: SplitserveError) -> None:
         self._remove(handle).events.fail(error)
 
-    def _remove(self, handle: int) -> _Open:
-        open_request = self._open.pop(handle)
-        open_request.cancel_resubmission()
+    def _remove(self, handle: int) -> OpenRequest:
         if self._outgoing is not None:
             self._outgoing.to_submit.pop(handle, None)
-        return open_request
+        return self._open.remove(handle)

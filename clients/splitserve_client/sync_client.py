@@ -12,9 +12,11 @@ from splitserve_client.chat_template import Message
 from splitserve_client.client import AsyncClient
 from splitserve_client.connection import DEFAULT_ADDRESS, ClientConfig
 from splitserve_client.generation import Generation, RequestOptions
-from splitserve_client.text_generation import ChatOptions, TextGeneration, TextOptions
+from splitserve_client.prompt import AnyPrompt
+from splitserve_client.text_calls import ChatOptions, TextOptions
+from splitserve_client.text_generation import TextGeneration
 from splitserve_client.text_map import MapResult
-from splitserve_client.text_stream import AnyPrompt, End, Piece
+from splitserve_client.text_stream import End, Piece
 from splitserve_client.tokenizer import Tokenizer
 from splitserve_client.types import ExecutorList, Finish, Model, SamplingParams, Tokens
 

@@ -2,44 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
 
-from splitserve_client.chat_template import Message, TemplateOptions
 from splitserve_client.errors import ServerUnreachable
-from splitserve_client.text_stream import End, Piece, Prompt
+from splitserve_client.text_stream import End, Piece
 from splitserve_client.types import (
     FinishReason,
-    SchedulingParams,
     SequenceFinish,
     TokenLogprob,
     Usage,
 )
-
-
-class TextOptions(TypedDict, total=False):
-    """The options of `stream_text`, which explains them."""
-
-    stop_strings: Sequence[str]
-    include_stop_string: bool
-    bad_words: Sequence[str]
-    skip_special_tokens: bool
-    request_id: str
-    scheduling: SchedulingParams | None
-    timeout_s: float | None
-
-
-class ChatOptions(TextOptions, TemplateOptions, total=False):
-    """The options of a chat: those of its text, and how it is rendered."""
-
-
-def chat_prompt(messages: Sequence[Message], options: ChatOptions) -> tuple[Prompt, TextOptions]:
-    """The prompt that `messages` and their part of `options` are, and the rest of these."""
-    names = TemplateOptions.__annotations__.keys()
-    template: Any = {name: value for name, value in options.items() if name in names}
-    others: Any = {name: value for name, value in options.items() if name not in names}
-    return Prompt(messages=messages, template=template), others
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +54,7 @@ async def collect_text(
     prompt_logprobs: list[TokenLogprob] = []
     async for event in events:
         if isinstance(event, End):
-            completions = tuple(part.completion(index, event) for index, part in enumerate(parts))
+            completions = tuple(part.completion(index) for index, part in enumerate(parts))
             return TextGeneration(completions, event.usage, tuple(prompt_logprobs))
         prompt_logprobs.extend(event.prompt_logprobs)
         parts[event.index].add(event)
@@ -105,13 +78,16 @@ class GrowingText:
         self.finish = piece.finish or self.finish
         self.stop_string = piece.stop_string or self.stop_string
 
-    def completion(self, index: int, end: End) -> TextCompletion:
-        """`end` is that of the request: what there is of a request with one plain sequence."""
+    def completion(self, index: int) -> TextCompletion:
         finish = self.finish
-        content = (index, "".join(self.texts), tuple(self.token_ids), tuple(self.logprobs))
-        if finish is None:
-            stop_string = end.stop_string if index == 0 else None
-            return TextCompletion(*content, end.reason, stop_string)
+        assert finish is not None, "every completion ends before its request does"
         return TextCompletion(
-            *content, finish.reason, self.stop_string, finish.cumulative_logprob, finish.score
+            index,
+            "".join(self.texts),
+            tuple(self.token_ids),
+            tuple(self.logprobs),
+            finish.reason,
+            self.stop_string,
+            finish.cumulative_logprob,
+            finish.score,
         )

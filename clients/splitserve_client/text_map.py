@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sized
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence, Sized
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Unpack
@@ -16,12 +16,12 @@ from splitserve_client.errors import (
     SplitserveError,
 )
 from splitserve_client.progress_line import ProgressLine
+from splitserve_client.prompt import AnyPrompt, as_prompt
 from splitserve_client.resumption import Backoff, RetryPolicy, Timing
 from splitserve_client.session import Session
-from splitserve_client.text_generation import TextGeneration, TextOptions, collect_text
-from splitserve_client.text_stream import AnyPrompt, Prompt, RequestTexts, as_prompt, with_bad_words
-from splitserve_client.tokenizer import Tokenizer
-from splitserve_client.types import SamplingParams
+from splitserve_client.text_calls import TextCalls, TextOptions
+from splitserve_client.text_generation import TextGeneration, collect_text
+from splitserve_client.types import Finish, SamplingParams, SchedulingParams, Tokens
 
 # What a server says for a while: then an item waits, rather than fails.
 _PASSING = (QueueFull, ModelNotReady, Draining)
@@ -59,7 +59,7 @@ class MapConfig:
 
 async def map_prompts(
     session: Session,
-    tokenizer: Tokenizer,
+    texts: TextCalls,
     prompts: Iterable[AnyPrompt],
     params: SamplingParams,
     config: MapConfig,
@@ -70,10 +70,11 @@ async def map_prompts(
         raise ValueError("each item is a request with an id of its own")
     if config.max_running < 1:
         raise ValueError(f"max_running is {config.max_running}; allowed: at least 1")
-    params = with_bad_words(params, tokenizer, options.get("bad_words", ()))
     total = len(prompts) if isinstance(prompts, Sized) else None
     async with session:
-        work = _Mapping(session, tokenizer, params, config, options, enumerate(prompts))
+        timeout_s = options.pop("timeout_s", None)
+        call = _SessionCall(session)
+        work = _Mapping(call, texts, params, config, options, timeout_s, enumerate(prompts))
         with ProgressLine(total, show=config.show_progress, clock=config.timing.clock) as line:
             try:
                 async with aclosing(work.results(line)) as results:
@@ -83,13 +84,40 @@ async def map_prompts(
                 await work.cancel()
 
 
+@dataclass(frozen=True, slots=True)
+class _SessionCall:
+    """Makes requests over a session."""
+
+    session: Session
+
+    async def generate(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        scheduling: SchedulingParams | None = None,
+        model_digest: str = "",
+        **_: object,
+    ) -> AsyncGenerator[Tokens | Finish, None]:
+        """As `AsyncClient.generate`; ids and timeouts are none of a batch."""
+        request = self.session.submit(
+            prompt_token_ids, params, scheduling=scheduling, model_digest=model_digest
+        )
+        try:
+            async for event in request:
+                yield event
+        finally:
+            request.close()
+
+
 @dataclass(slots=True)
 class _Mapping:
-    session: Session
-    tokenizer: Tokenizer
+    call: _SessionCall
+    texts: TextCalls
     params: SamplingParams
     config: MapConfig
-    options: TextOptions  # but for the bad words, which are in the parameters
+    options: TextOptions
+    timeout_s: float | None
     numbered: Iterator[tuple[int, AnyPrompt]]
     running: set[asyncio.Task[MapResult]] = field(default_factory=set)
     waiting: dict[int, MapResult] = field(default_factory=dict)
@@ -135,12 +163,10 @@ class _Mapping:
     async def _run(self, index: int, prompt: AnyPrompt) -> MapResult:
         backoff = Backoff(self.config.retry, self.config.timing)
         try:
-            async with asyncio.timeout(self.options.get("timeout_s")):
-                prompt = as_prompt(prompt)
-                token_ids = await prompt.encode_async(self.tokenizer)
+            async with asyncio.timeout(self.timeout_s):
                 while True:
                     try:
-                        return MapResult(index, await self._generate(prompt, token_ids))
+                        return MapResult(index, await self._generate(prompt))
                     except _PASSING as error:
                         await backoff.pause(error)
         except TimeoutError:
@@ -148,19 +174,7 @@ class _Mapping:
         except SplitserveError as error:
             return MapResult(index, error=error)
 
-    async def _generate(self, prompt: Prompt, token_ids: list[int]) -> TextGeneration:
-        texts = RequestTexts(
-            self.tokenizer,
-            self.params,
-            token_ids,
-            continues_prompt=not prompt.is_chat(self.tokenizer),
-            stop_strings=self.options.get("stop_strings", ()),
-            include_stop_string=self.options.get("include_stop_string", False),
-            skip_special_tokens=self.options.get("skip_special_tokens", True),
-        )
-        scheduling = self.options.get("scheduling")
-        request = self.session.submit(token_ids, self.params, scheduling=scheduling)
-        try:
-            return await collect_text(texts.read(request), self.params.num_completions)
-        finally:
-            request.close()
+    async def _generate(self, prompt: AnyPrompt) -> TextGeneration:
+        events = self.texts.stream(self.call, as_prompt(prompt), self.params, **self.options)
+        async with aclosing(events):
+            return await collect_text(events, self.params.num_completions)

@@ -22,6 +22,8 @@ T = TypeVar("T")
 _MAX_INLINE_CHARS = 4096
 _MAX_INLINE_TOKENS = 2048
 _NUM_THREADS = 2
+# To encode a text takes a hundred times its size, so larger ones than this wait for each other.
+_LARGE_CHARS = 256 * 1024
 
 
 class Tokenizer:
@@ -118,7 +120,7 @@ class Tokenizer:
         if len(text) <= _MAX_INLINE_CHARS:
             return self.encode(text, add_special_tokens=add_special_tokens)
         return await self.in_thread(
-            lambda: self.encode(text, add_special_tokens=add_special_tokens)
+            lambda: self.encode(text, add_special_tokens=add_special_tokens), len(text)
         )
 
     def count(self, text: str, *, add_special_tokens: bool = False) -> int:
@@ -195,7 +197,9 @@ class Tokenizer:
         self, messages: Sequence[Message], **options: Unpack[TemplateOptions]
     ) -> list[int]:
         """As `encode_chat`, in a thread."""
-        return await self.in_thread(lambda: self.encode_chat(messages, **options))
+        text = await self.in_thread(lambda: self.render_chat(messages, **options))
+        # The template writes special tokens itself.
+        return await self.encode_async(text, add_special_tokens=False)
 
     # ----------------------------------------------------------------------------------------------
 
@@ -209,9 +213,18 @@ class Tokenizer:
     def _threads(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="splitserve-text")
 
-    async def in_thread(self, work: Callable[[], T]) -> T:
-        """The result of `work` with this tokenizer, in one of its few threads."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+    @cached_property
+    def _thread_of_large(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, thread_name_prefix="splitserve-large-text")
+
+    async def in_thread(self, work: Callable[[], T], num_chars: int = 0) -> T:
+        """The result of `work` with this tokenizer, in one of its few threads.
+
+        `num_chars`: of the texts to encode. Large ones have a single thread, and others do not wait
+        for it.
+        """
+        threads = self._thread_of_large if num_chars > _LARGE_CHARS else self._threads
+        return await asyncio.get_running_loop().run_in_executor(threads, work)
 
 
 def _read_json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.server import Server
 from splitserve_options import options
 from splitserve_rpc.addresses import CannotListen, claim_address
+from splitserve_rpc.security import SecurityUnusable
 from splitserve_rpc.server import stop_event
 
 _log = logging.getLogger("splitserve_gateway")
@@ -20,12 +21,18 @@ _log = logging.getLogger("splitserve_gateway")
 
 def main() -> int:
     """Runs the process; the exit code tells."""
-    config = GatewayConfig.from_options(options.parse("gateway", sys.argv[1:], os.environ))
+    values = options.parse("gateway", sys.argv[1:], os.environ)
     logging.basicConfig(
-        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
+        level=str(values["log_level"]).upper(),
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
     )
     # Uvicorn has a line for every malformed request.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    try:
+        config = GatewayConfig.from_options(values)
+    except SecurityUnusable as error:
+        sys.stderr.write(f"splitserve gateway: {error}\n")
+        return 2
     try:
         address = claim_address(config.http)
     except CannotListen as error:
@@ -39,7 +46,7 @@ def main() -> int:
 
 async def serve(config: GatewayConfig, server: Server, address: str) -> None:
     """Serves until it is told to stop, then drains. Told again, it stops at once."""
-    stop = stop_event(config.exit_on_stdin_eof)
+    stop = stop_event(config.exit_on_stdin_eof, config.drain_timeout_s)
     serving = asyncio.create_task(server.serve())
     stopping = asyncio.create_task(stop.wait())
     _log.info("gateway_serving address=%s", address)

@@ -9,6 +9,7 @@ from importlib import metadata
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -16,8 +17,9 @@ from splitserve_client import ClientConfig, UnreadBudget
 from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.endpoints import chat, completions, health, models, responses, tokenization
 from splitserve_gateway.endpoints.context import Gateway
-from splitserve_gateway.endpoints.openapi import openapi_of
+from splitserve_gateway.endpoints.openapi import docs_page, openapi_of
 from splitserve_gateway.grammars.checker import GrammarChecker
+from splitserve_gateway.http.body_budget import BodyBudget
 from splitserve_gateway.http.errors import ApiError, invalid, quoted
 from splitserve_gateway.http.guard import Exchanges, Guard
 from splitserve_gateway.upstreams.fleet import Fleet
@@ -31,6 +33,8 @@ _ROUTERS = (
     health.router,
 )
 
+# So many of the largest bodies are read or encoded at a time.
+_NUM_BODIES = 16
 _CODE_OF_STATUS = {404: "not_found", 405: "method_not_allowed"}
 
 
@@ -45,9 +49,10 @@ def build_app(config: GatewayConfig, client_config: ClientConfig | None = None) 
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         checker = GrammarChecker()
         unread = UnreadBudget(config.max_unread_bytes)
+        bodies = BodyBudget(_NUM_BODIES * config.max_body_bytes)
         try:
             async with Fleet(config.schedulers, unread, client_config) as fleet:
-                app.state.gateway = Gateway(config, fleet, exchanges, checker)
+                app.state.gateway = Gateway(config, fleet, exchanges, checker, bodies)
                 yield
         finally:
             await checker.close()
@@ -57,14 +62,26 @@ def build_app(config: GatewayConfig, client_config: ClientConfig | None = None) 
         version=metadata.version("splitserve"),
         lifespan=lifespan,
         redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
     )
     app.state.exchanges = exchanges
     for router in _ROUTERS:
         app.include_router(router)
+    app.add_route("/docs", docs_page, include_in_schema=False)
     app.openapi = openapi_of(app)  # type: ignore[method-assign]
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_middleware(Guard, exchanges=exchanges)
+    if config.http_cors_origins:
+        # Around all, so that every refusal can be read by a page, too.
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.http_cors_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=("x-request-id", "retry-after", "x-splitserve-ignored-fields"),
+        )
     return app
 
 

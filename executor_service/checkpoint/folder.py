@@ -30,6 +30,8 @@ _TOKENIZER_FILES = (
     "special_tokens_map.json",
     "chat_template.jinja",
 )
+# Further templates of a chat, by their names.
+_TEMPLATES = "additional_chat_templates/*.jinja"
 _SMALL_FILES = ("*.json", "*.jinja", "tokenizer.model")
 _HUB_PATTERNS = (*_SMALL_FILES, "*.safetensors")
 
@@ -58,10 +60,13 @@ class Checkpoint:
         return [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
 
     @property
-    def tokenizer_files(self) -> tuple[Path, ...]:
-        """The tokenizer's files that exist."""
-        paths = (self.directory / name for name in _TOKENIZER_FILES)
-        return tuple(path for path in paths if path.is_file())
+    def tokenizer_files(self) -> dict[str, Path]:
+        """The tokenizer's files that exist, by their names relative to the directory."""
+        paths = [self.directory / name for name in _TOKENIZER_FILES]
+        paths += sorted(self.directory.glob(_TEMPLATES))
+        return {
+            path.relative_to(self.directory).as_posix(): path for path in paths if path.is_file()
+        }
 
     def digest(self) -> str:
         """Lower-case hex SHA-256 that tells one checkpoint from another.

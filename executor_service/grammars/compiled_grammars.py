@@ -21,8 +21,9 @@ from executor_service.steps.sampling_params import Grammar
 from executor_service.steps.step import Int32Array, Int64Array
 from executor_service.steps.token_masks import TokenMasks
 
-# A step without anything else to sample waits so long for a grammar.
-_MAX_WAIT_S = 0.05
+# A step without anything else to sample waits so long for a grammar, for which the next one may
+# wait: most take as long to compile. The scheduler asks again, and less often the longer it takes.
+_MAX_WAIT_S = 0.002
 # Tokens that a step follows of rows that came with many; 256 take 3 ms.
 _MAX_FOLLOWED = 256
 _MAX_THREADS = 8
@@ -89,11 +90,11 @@ class CompiledGrammars:
         for row in rows:
             row.begin(self._compiler)
             # One token is what a row samples in a step.
-            followed = row.follow(max(1, left), self._vocabulary)
+            followed = row.follow(max(1, left), self._vocabulary, self._compiler)
             left -= max(0, followed - 1)
 
     def words(self, rows: Sequence[RowGrammar]) -> Int32Array:
-        """The masks [G, W] of rows that are not pending; some may have an error afterwards."""
+        """The masks [G, W] of rows that are not pending; some may fail, or be pending, by them."""
         samplable = self._vocabulary.samplable
         words = np.empty((len(rows), len(samplable)), np.uint32)
         matchers = [(row.matcher, index) for index, row in enumerate(rows) if row.matcher]
@@ -102,7 +103,7 @@ class CompiledGrammars:
             self._threads.unsafe_compute_mask_ptr(matchers, words.ctypes.data, width, len(rows))
         words &= samplable
         for row, line in zip(rows, words, strict=True):
-            row.check()
+            row.check(self._compiler)
             if row.may_end_early and row.matcher is not None and not row.matcher.is_accepting():
                 line &= ~self._vocabulary.eos_bits
         return words.view(np.int32)
@@ -125,12 +126,13 @@ class StepOfGrammars:
         has_mask = np.array([not (state.is_pending or state.error) for state in states], np.bool_)
         masked = [states[index] for index in np.flatnonzero(has_mask).tolist()]
         words = self.grammars.words(masked)
-        is_right = np.array([not state.error for state in masked], np.bool_)
+        is_right = np.array([state.matcher is not None for state in masked], np.bool_)
         of_rows = list(zip(rows.tolist(), states, strict=True))
         return TokenMasks(
             rows=rows[has_mask][is_right],
             words=words if is_right.all() else words[is_right],
-            pending=[row for row, state in of_rows if state.is_pending],
+            pending=[row for row, state in of_rows if state.is_pending and not state.is_lost],
+            lost=[row for row, state in of_rows if state.is_lost],
             invalid={row: state.error for row, state in of_rows if state.error},
         )
 

@@ -3,155 +3,187 @@
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 
 from llguidance import LLMatcher, LLParserLimits
 
-from executor_service.grammars.grammar_text import GrammarInvalid, grammar_text
-from executor_service.grammars.limits import PARSER_LIMITS, STACK_BYTES
+from executor_service.grammars.remembered import Compiled, Remembered
 from executor_service.grammars.trial import CompileTrial
 from executor_service.grammars.vocabulary import Vocabulary
 from executor_service.steps.sampling_params import Grammar
+from splitserve_grammars.grammar_text import grammar_text
+from splitserve_grammars.limits import (
+    FIRST_TRIAL_CPU_S,
+    MAX_COMPILE_CPU_S,
+    PARSER_LIMITS,
+    STACK_BYTES,
+)
+from splitserve_grammars.messages import error_message
+from splitserve_grammars.trial import TrialTooSlow
 
-_NUM_THREADS = 2
 _MAX_WAITING = 1024
-_MAX_REMEMBERED = 256
-_MAX_REMEMBERED_BYTES = 2 * 1024**2
-_MAX_ERROR_CHARS = 500
+_MAX_END_S = 1.0
 _BROKEN = "it could not be compiled here"
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Compiled:
-    """`matcher`: at the beginning of the text, only to be copied; None where `error` says why."""
-
-    matcher: LLMatcher | None
-    error: str = ""
-
-    @classmethod
-    def of(cls, matcher: LLMatcher) -> Compiled:
-        """What a matcher says of itself."""
-        error = shorten(matcher.get_error())
-        return cls(None, error) if error else cls(matcher)
-
-
-def shorten(error: str) -> str:
-    """What llguidance says of an error; the grammar may be part of it, its own inner life not."""
-    if error.startswith("panic"):
-        return _BROKEN
-    error = error.replace("<non-verbose/>", "").strip()
-    return error if len(error) <= _MAX_ERROR_CHARS else error[:_MAX_ERROR_CHARS] + "..."
-
-
 class GrammarCompiler:
-    """A few threads, each with a process for trials. Its methods may be called in any thread."""
+    """Two lanes, each a thread with a process for trials; see `_Lane`.
+
+    Its methods may be called in any thread.
+    """
 
     def __init__(
         self, vocabulary: Vocabulary, make_trial: Callable[[], CompileTrial] = CompileTrial
     ) -> None:
         self._vocabulary = vocabulary
         self._make_trial = make_trial
-        self._lock = threading.Lock()
-        self._remembered: OrderedDict[Grammar, Future[Compiled]] = OrderedDict()
-        self._remembered_bytes = 0
+        self._changed = threading.Condition()
+        self._remembered = Remembered()
         # Who wants one keeps it: what nobody waits for any more is not compiled.
         self._wanted: weakref.WeakValueDictionary[Grammar, Future[Compiled]]
         self._wanted = weakref.WeakValueDictionary()
-        self._waiting: queue.Queue[Grammar | None] = queue.Queue(_MAX_WAITING)
+        second = _Lane(MAX_COMPILE_CPU_S)
+        self._lanes = (_Lane(FIRST_TRIAL_CPU_S, second), second)
+        self._tried: set[Grammar] = set()
         self._threads: list[threading.Thread] = []
+        self._is_closed = False
 
     def compile(self, grammar: Grammar) -> Future[Compiled] | None:
         """`grammar`, compiled some time; None if too many wait already. Never waits.
 
         It is forgotten unless the caller keeps what this returns.
         """
-        with self._lock:
-            if grammar in self._remembered:
-                self._remembered.move_to_end(grammar)
-                return self._remembered[grammar]
-            wanted = self._wanted.get(grammar)
-            if wanted is not None:
-                return wanted
-            try:
-                self._waiting.put_nowait(grammar)
-            except queue.Full:
-                return None
+        with self._changed:
+            known = self._remembered.get(grammar) or self._wanted.get(grammar)
+            if known is not None:
+                return known
+            if self._num_waiting() >= _MAX_WAITING:
+                self._drop_unwanted()
+                if self._num_waiting() >= _MAX_WAITING:
+                    return None
             wanted = self._wanted[grammar] = Future()
-            if len(self._threads) < _NUM_THREADS:
-                self._start_thread()
+            self._lanes[0].waiting[grammar] = None
+            if not self._threads:
+                self._start_threads()
+            self._changed.notify_all()
             return wanted
 
-    def close(self) -> None:
-        """Ends the threads and their processes; returns when they have ended."""
-        for _ in self._threads:
-            self._waiting.put(None)
-        for thread in self._threads:
-            thread.join()
+    def forget(self, grammar: Grammar, compiled: Compiled) -> None:
+        """Compiles `grammar` anew for whoever wants it next, if `compiled` is what it is now."""
+        with self._changed:
+            known = self._remembered.get(grammar)
+            if known is not None and known.result() is compiled:
+                self._remembered.forget(grammar)
+                del self._wanted[grammar]
 
-    def _start_thread(self) -> None:
-        name = f"grammar-compiler-{len(self._threads)}"
-        thread = threading.Thread(target=self._work, name=name, daemon=True)
+    def close(self) -> None:
+        """Ends the threads and their processes; returns when they have ended, which is soon.
+
+        One that still tries a grammar is not waited for; it ends with this process.
+        """
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join(_MAX_END_S)
+
+    def _num_waiting(self) -> int:
+        return sum(len(lane.waiting) for lane in self._lanes)
+
+    def _drop_unwanted(self) -> None:
+        for lane in self._lanes:
+            lane.waiting = {grammar: None for grammar in lane.waiting if grammar in self._wanted}
+
+    def _start_threads(self) -> None:
         previous = threading.stack_size(STACK_BYTES)
         try:
-            thread.start()
+            for number, lane in enumerate(self._lanes):
+                name = f"grammar-compiler-{number}"
+                thread = threading.Thread(target=self._work, args=(lane,), name=name, daemon=True)
+                thread.start()
+                self._threads.append(thread)
         finally:
             threading.stack_size(previous)
-        self._threads.append(thread)
 
-    def _work(self) -> None:
+    def _work(self, lane: _Lane) -> None:
         trial = self._make_trial()
         try:
-            while (grammar := self._waiting.get()) is not None:
-                self._compile_if_wanted(grammar, trial)
+            while (grammar := self._next(lane)) is not None:
+                self._compile_if_wanted(grammar, lane, trial)
         finally:
             trial.close()
 
-    def _compile_if_wanted(self, grammar: Grammar, trial: CompileTrial) -> None:
-        with self._lock:
+    def _next(self, lane: _Lane) -> Grammar | None:
+        """Waits; None when the compiler is closed."""
+        with self._changed:
+            while not (lane.waiting or self._is_closed):
+                self._changed.wait()
+            if self._is_closed:
+                return None
+            grammar = next(iter(lane.waiting))
+            del lane.waiting[grammar]
+            return grammar
+
+    def _compile_if_wanted(self, grammar: Grammar, lane: _Lane, trial: CompileTrial) -> None:
+        with self._changed:
             wanted = self._wanted.get(grammar)
-            if wanted is None or wanted.running() or wanted.done():
+            if wanted is None or wanted.done() or grammar in self._tried:
                 return
-            wanted.set_running_or_notify_cancel()
+            self._tried.add(grammar)
+        compiled = self._compile(grammar, lane, trial)
+        with self._changed:
+            self._tried.discard(grammar)
+            if compiled is not None:
+                wanted.set_result(compiled)
+                if compiled.error == _BROKEN:
+                    del self._wanted[grammar]
+                else:
+                    self._remembered.add(grammar, wanted)
+            elif lane.slower is not None:
+                lane.slower.waiting[grammar] = None
+                self._changed.notify_all()
+
+    def _compile(self, grammar: Grammar, lane: _Lane, trial: CompileTrial) -> Compiled | None:
+        """None if it takes too long for this lane, and there is a slower one."""
         try:
-            text = grammar_text(grammar)
-            error = trial.find_error(text)
-            compiled = Compiled(None, shorten(error)) if error else self._in_process(text)
-        except GrammarInvalid as invalid:
-            compiled = Compiled(None, shorten(str(invalid)))
+            verdict = trial.ask(grammar, lane.max_cpu_s)
+            if verdict.error:
+                compiled = Compiled(None, verdict.error)
+            else:
+                compiled = self._in_process(grammar, verdict.num_bytes)
+        except TrialTooSlow as error:
+            if lane.slower is not None:
+                return None
+            compiled = Compiled(None, str(error))
         except Exception:
             # A bug of ours, or no process can be started: it costs those that have this grammar.
             _log.exception("grammar_compiler_broken")
-            wanted.set_result(Compiled(None, _BROKEN))
-            return
+            return Compiled(None, _BROKEN)
         if compiled.error:
             _log.info("grammar_invalid kind=%s", grammar.kind)
-        self._remember(grammar, wanted)
-        wanted.set_result(compiled)
+        return compiled
 
-    def _in_process(self, text: str) -> Compiled:
+    def _in_process(self, grammar: Grammar, num_bytes: int) -> Compiled:
+        """Takes little longer than the trial did: a larger vocabulary counts for masks."""
+        text = grammar_text(grammar.kind, grammar.texts)
         limits = LLParserLimits(**PARSER_LIMITS)
-        tokenizer = self._vocabulary.tokenizer
-        return Compiled.of(LLMatcher(tokenizer, text, log_level=0, limits=limits))
-
-    def _remember(self, grammar: Grammar, wanted: Future[Compiled]) -> None:
-        with self._lock:
-            self._remembered[grammar] = wanted
-            self._remembered_bytes += _num_bytes(grammar)
-            while (
-                len(self._remembered) > _MAX_REMEMBERED
-                or self._remembered_bytes > _MAX_REMEMBERED_BYTES
-            ):
-                forgotten, _ = self._remembered.popitem(last=False)
-                self._remembered_bytes -= _num_bytes(forgotten)
+        matcher = LLMatcher(self._vocabulary.tokenizer, text, log_level=0, limits=limits)
+        error = error_message(matcher.get_error())
+        return Compiled(None, error) if error else Compiled(matcher, num_bytes=num_bytes)
 
 
-def _num_bytes(grammar: Grammar) -> int:
-    return sum(len(text.encode()) for text in grammar.texts)
+class _Lane:
+    """What waits for a thread, in its order. `slower`: where what takes too long is tried again.
+
+    So whoever is quick waits for first tries alone, which are short.
+    """
+
+    def __init__(self, max_cpu_s: float, slower: _Lane | None = None) -> None:
+        self.max_cpu_s = max_cpu_s
+        self.slower = slower
+        self.waiting: dict[Grammar, None] = {}

@@ -9,12 +9,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
-_Decode = Callable[[str], bytes]
+# Of all pieces at once.
+_Decode = Callable[[Sequence[str]], list[bytes]]
 _Replace = tuple[str, str]
 
 
@@ -36,9 +40,10 @@ def read_token_bytes(path: Path, vocab_size: int) -> list[bytes]:
         special_ids = {token["id"] for token in added if token["special"]}
         pieces |= {token["id"]: token["content"] for token in added}
         token_bytes = [b""] * max(vocab_size, max(pieces, default=-1) + 1)
-        for token_id, piece in pieces.items():
-            if token_id not in special_ids:
-                token_bytes[token_id] = decode(piece)
+        ids = [token_id for token_id in pieces if token_id not in special_ids]
+        texts = decode([pieces[token_id] for token_id in ids])
+        for token_id, text in zip(ids, texts, strict=True):
+            token_bytes[token_id] = text
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise TokenizerUnsupported(f"{path.name} cannot be read: {type(error).__name__}") from error
     return token_bytes
@@ -52,7 +57,7 @@ def _pieces(vocab: Mapping[str, int] | Sequence[Sequence[Any]]) -> Iterable[tupl
 
 
 def _decoder(decoder: dict[str, Any] | None) -> _Decode:
-    """What one piece is as bytes. Raises TokenizerUnsupported."""
+    """What pieces are as bytes. Raises TokenizerUnsupported."""
     if decoder is None:
         raise TokenizerUnsupported("its tokenizer has no decoder")
     replaces: list[_Replace] = []
@@ -71,7 +76,7 @@ def _decoder(decoder: dict[str, Any] | None) -> _Decode:
                 pass
             case kind:
                 raise TokenizerUnsupported(f"its tokenizer has a decoder of type {kind}")
-    return lambda piece: _metaspace(piece, replaces, has_byte_tokens)
+    return lambda pieces: [_metaspace(piece, replaces, has_byte_tokens) for piece in pieces]
 
 
 def _steps(decoder: dict[str, Any]) -> Iterable[dict[str, Any]]:
@@ -106,12 +111,19 @@ def _byte_alphabet() -> dict[str, int]:
     return alphabet | {chr(256 + index): byte for index, byte in enumerate(others)}
 
 
-_ALPHABET = _byte_alphabet()
-_TO_LATIN_1 = str.maketrans({char: chr(byte) for char, byte in _ALPHABET.items()})
+_OTHER = 0xFFFF  # no byte
+_BYTE_OF = np.full(0x144 + 1, _OTHER, np.uint16)
+for _char, _byte in _byte_alphabet().items():
+    _BYTE_OF[ord(_char)] = _byte
 
 
-def _byte_level(piece: str) -> bytes:
+def _byte_level(pieces: Sequence[str]) -> list[bytes]:
     """A piece with a character beyond the alphabet stands for itself, as a whole."""
-    if _ALPHABET.keys() >= set(piece):
-        return piece.translate(_TO_LATIN_1).encode("latin-1")
-    return piece.encode()
+    chars = np.frombuffer("".join(pieces).encode("utf-32-le"), "<u4")
+    found = _BYTE_OF[np.minimum(chars, len(_BYTE_OF) - 1)]
+    all_bytes = found.astype(np.uint8).tobytes()
+    ends = list(accumulate(map(len, pieces)))
+    texts = [all_bytes[end - len(piece) : end] for piece, end in zip(pieces, ends, strict=True)]
+    for index in np.unique(np.searchsorted(ends, np.flatnonzero(found == _OTHER), "right")):
+        texts[index] = pieces[index].encode()
+    return texts

@@ -90,5 +90,5 @@ class _TokenTexts:
         self.special_token_ids = [len(tokens)]
 
     def __call__(self, text: bytes) -> list[int]:
-        """Only for tokens that are sampled without a model; see `grammar_text`."""
+        """Only for tokens that are sampled without a model; see `no_forcing`."""
         raise NotImplementedError

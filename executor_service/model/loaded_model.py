@@ -5,6 +5,7 @@ Shape letters: Q sequences, L tokens of each, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,9 +40,9 @@ class LoadedModel:
     `vocab_size` - 1. `max_model_len` is in tokens. `layer_options`: how each layer attends.
     `sliding_window`: how many tokens, itself included, a token of any layer attends to at most;
     None for all. `keeps_logits` says whether the model computes logits only where it is told to.
-    `weights_bytes`: of all parameters and buffers, each counted once. `tokenizer_files` are those
-    that exist. `expected`: what replaces the model must say the same; None once that is settled.
-    `default_sampling`: what the model's authors recommend.
+    `weights_bytes`: of all parameters and buffers, each counted once. `tokenizer_files`: by their
+    names in the model's directory. `expected`: what replaces the model must say the same; None
+    once that is settled. `default_sampling`: what the model's authors recommend.
     """
 
     model: nn.Module
@@ -60,7 +61,7 @@ class LoadedModel:
     eos_token_ids: tuple[int, ...]
     keeps_logits: bool
     weights_bytes: int
-    tokenizer_files: tuple[Path, ...]
+    tokenizer_files: Mapping[str, Path]
     expected: ExpectedLogits | None = None
     default_sampling: DefaultSampling = field(default_factory=DefaultSampling)
 

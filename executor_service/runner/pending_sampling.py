@@ -127,6 +127,8 @@ class PendingSampling:
             return
         for index in masks.pending:
             rows.leave_out(int(self.rows[index]))
+        for index in masks.lost:
+            rows.fail([int(self.rows[index])], RowStatus.INPUT_UNAVAILABLE, "")
         for index, error in masks.invalid.items():
             rows.fail([int(self.rows[index])], RowStatus.GRAMMAR_INVALID, error)
 

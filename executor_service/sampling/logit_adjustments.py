@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -17,7 +18,7 @@ from executor_service.steps.sampling_params import ParamRows, SamplingParams
 from executor_service.steps.step import BoolArray, Int32Array
 from executor_service.steps.token_masks import TokenMasks
 
-# Rows that are masked at a time, where temporaries are as large as their logits.
+# Rows that a device masks at a time, where temporaries are as large as their logits.
 _ROWS_AT_A_TIME = 32
 
 
@@ -50,7 +51,8 @@ def adjust_logits(
         return logits
     logits = logits.clone()
     if masks is not None and masked:
-        _mask(logits, masks)
+        mask = _mask_on_host if logits.device.type == "cpu" else _mask_on_device
+        mask(logits, masks)
     if suppressing:
         token_ids = [params[row].suppressed_token_ids for row in suppressing]
         logits[_pairs(suppressing, token_ids, logits.device)] = -torch.inf
@@ -69,13 +71,31 @@ def adjust_logits(
     return logits
 
 
-def _mask(logits: Tensor, masks: TokenMasks) -> None:
+def _mask_on_host(logits: Tensor, masks: TokenMasks) -> None:
     """Gives -inf to what `masks` do not allow, in `logits` [S, V], in place."""
-    is_on_host = logits.device.type == "cpu"
+    num_words, vocab_size = masks.words.shape[1], logits.shape[1]
+    bounds = np.empty((4 * num_words, 8), np.float32)
+    bounds_of_row = torch.from_numpy(bounds.reshape(-1)[:vocab_size])
+    for row, words in zip(masks.rows.tolist(), masks.words.view(np.uint8), strict=True):
+        # Which indexes are clipped makes no difference: all bytes are indexes.
+        np.take(_BOUNDS, words, axis=0, out=bounds, mode="clip")
+        torch.minimum(logits[row], bounds_of_row, out=logits[row])
+
+
+def _bounds_of_bytes() -> npt.NDArray[np.float32]:
+    """[256, 8]: what 8 logits may be at most if these bits, the lowest first, allow them."""
+    bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+    return np.where(bits, np.inf, -np.inf).astype(np.float32)
+
+
+_BOUNDS = _bounds_of_bytes()
+
+
+def _mask_on_device(logits: Tensor, masks: TokenMasks) -> None:
+    """Gives -inf to what `masks` do not allow, in `logits` [S, V], in place."""
     for start in range(0, len(masks.rows), _ROWS_AT_A_TIME):
         end = start + _ROWS_AT_A_TIME
-        words = masks.words[start:end]
-        blocked = unpack_words(words, logits.shape[1], logits.device, on_host=is_on_host)
+        blocked = unpack_words(masks.words[start:end], logits.shape[1], logits.device)
         rows = masks.rows[start:end]
         if rows[-1] - rows[0] == len(rows) - 1:
             # As a rule: a view.
@@ -85,17 +105,8 @@ def _mask(logits: Tensor, masks: TokenMasks) -> None:
             logits[selected] = logits[selected].masked_fill_(blocked, -torch.inf)
 
 
-def unpack_words(
-    words: Int32Array, vocab_size: int, device: torch.device, *, on_host: bool
-) -> Tensor:
-    """[G, W] to [G, V] bool on `device`: True for what is not allowed.
-
-    `on_host`: whether the host unpacks them, which is faster than torch on a CPU; a device would
-    then be sent 8 times as much.
-    """
-    if on_host:
-        bits = np.unpackbits(~words.view(np.uint8), axis=1, count=vocab_size, bitorder="little")
-        return to_device(bits.view(np.bool_), device)
+def unpack_words(words: Int32Array, vocab_size: int, device: torch.device) -> Tensor:
+    """[G, W] to [G, V] bool on `device`, which does it: True for what is not allowed."""
     shifts = torch.arange(32, dtype=torch.int32, device=device)
     bits_of_words = (to_device(words, device)[:, :, None] >> shifts) & 1
     return bits_of_words.flatten(1)[:, :vocab_size] == 0

@@ -26,6 +26,9 @@ from executor_service.steps.token_masks import TokenMasks
 
 # The vocabulary is summed in blocks of this size before a token is looked for inside one block.
 _BLOCK = 512
+# Rows whose logits are adjusted at a time on a CPU. Their copy is small enough for memory that was
+# used before: that of a whole step would be mapped, and unmapped, each time.
+_ROWS_AT_A_TIME = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,17 @@ class SamplingRows:
     histories: Sequence[Sequence[int] | None]
     masks: TokenMasks | None = None
 
+    def part(self, rows: slice) -> SamplingRows:
+        """Those of some rows on end."""
+        return SamplingRows(
+            self.params.take(np.arange(len(self.params))[rows]),
+            self.seeds[rows],
+            self.positions[rows],
+            self.num_prompt_tokens[rows],
+            self.histories[rows],
+            None if self.masks is None else self.masks.part(rows),
+        )
+
 
 # Adjusted logits [S, V] float32 and their rows -> token ids [S] int32, -1 where invalid, on the
 # device of the logits.
@@ -58,14 +72,22 @@ def sample(logits: Tensor, rows: SamplingRows, draw: Draw | None = None) -> Tens
     [S] int32 on the device of `logits`: -1 where no token can be told, because a row of logits has
     NaN or +inf, or -inf alone.
     """
+    draw, num_rows = draw or draw_in_torch, len(logits)
+    if not rows.params.adjusts_logits.any():
+        return draw(logits, rows)
+    size = _ROWS_AT_A_TIME if logits.device.type == "cpu" else num_rows
+    parts = [slice(start, start + size) for start in range(0, num_rows, size)]
+    return torch.cat([_sample_adjusted(logits[part], rows.part(part), draw) for part in parts])
+
+
+def _sample_adjusted(logits: Tensor, rows: SamplingRows, draw: Draw) -> Tensor:
+    """As `sample`."""
     adjusted = adjust_logits(
         logits, rows.params, rows.positions, rows.num_prompt_tokens, rows.histories, rows.masks
     )
-    token_ids = (draw or draw_in_torch)(adjusted, rows)
-    if adjusted is logits:
-        return token_ids
+    token_ids = draw(adjusted, rows)
     # Suppression may have hidden an infinity.
-    return torch.where(torch.isfinite(logits.max(dim=-1).values), token_ids, -1)
+    return torch.where(torch.isfinite(logits.amax(dim=-1)), token_ids, -1)
 
 
 def draw_in_torch(adjusted: Tensor, rows: SamplingRows) -> Tensor:

@@ -18,6 +18,7 @@ from executor_service.service.encode_answer import encode_info
 from executor_service.steps.executor_info import ExecutorInfo
 from executor_service.steps.step_executor import MAX_CLOCK_SKEW_NS
 from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
+from splitserve_rpc.cluster_identity import NOBODY, ClusterIdentity, Role
 from splitserve_rpc.contract import CONTRACT_MAJOR
 from splitserve_rpc.errors import failure_of
 from splitserve_rpc.server import channel_options
@@ -30,11 +31,8 @@ _MAX_RETRY_S = 2.0
 _QUIET_BELOW_S = 1.0
 _JITTER_RATIO = 0.2
 _CALL_TIMEOUT_S = 5.0
-_RECONNECT_OPTIONS = [
-    ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.min_reconnect_backoff_ms", 200),
-    ("grpc.max_reconnect_backoff_ms", 2000),
-]
+# The next attempt does not wait for what the last one learnt.
+_CHANNEL_OPTIONS = [*channel_options(), ("grpc.use_local_subchannel_pool", 1)]
 _UNREACHABLE = "scheduler_unreachable"
 _WILDCARD_HOSTS = ("", "0.0.0.0", "[::]", "::", "*")
 
@@ -60,18 +58,16 @@ class Registry(Protocol):
 class GrpcRegistry:
     """The RegistryService of the scheduler at one address."""
 
-    def __init__(self, scheduler: str) -> None:
+    def __init__(self, scheduler: str, identity: ClusterIdentity = NOBODY) -> None:
+        """`identity`: who we are to the scheduler."""
         self._scheduler = scheduler
-        options = [*channel_options(), *_RECONNECT_OPTIONS]
-        self._channel = grpc.aio.insecure_channel(scheduler, options)
-        self._stub = registry_pb2_grpc.RegistryServiceStub(self._channel)
+        self._identity = identity
 
     async def register(self, info: ExecutorInfo) -> int:
-        request = registry_pb2.RegisterRequest(executor=encode_info(info))
-        try:
-            response = await self._stub.Register(request, timeout=_CALL_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            raise self._failed(error) from error
+        # With what certificate files hold now; registering is rare.
+        channel = self._identity.channel(self._scheduler, Role.SCHEDULER, _CHANNEL_OPTIONS)
+        async with channel:
+            response = await self._register(channel, info)
         major = response.contract_version.major
         if major != CONTRACT_MAJOR:
             raise RegistrationFailed(
@@ -82,9 +78,17 @@ class GrpcRegistry:
         scheduler_epoch: int = response.scheduler_epoch
         return scheduler_epoch
 
-    async def close(self) -> None:
-        """Closes the channel."""
-        await self._channel.close()
+    async def _register(
+        self, channel: grpc.aio.Channel, info: ExecutorInfo
+    ) -> registry_pb2.RegisterResponse:
+        request = registry_pb2.RegisterRequest(executor=encode_info(info))
+        stub, metadata = registry_pb2_grpc.RegistryServiceStub(channel), self._identity.metadata
+        try:
+            response: registry_pb2.RegisterResponse
+            response = await stub.Register(request, timeout=_CALL_TIMEOUT_S, metadata=metadata)
+        except grpc.aio.AioRpcError as error:
+            raise self._failed(error) from error
+        return response
 
     def _failed(self, error: grpc.aio.AioRpcError) -> RegistrationFailed:
         failure = failure_of(error)

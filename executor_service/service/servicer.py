@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc.aio
@@ -33,7 +33,7 @@ class ReadyExecutor:
 
     worker: StepWorker
     info: Callable[[], ExecutorInfo]
-    tokenizer_files: Sequence[Path] = ()
+    tokenizer_files: Mapping[str, Path] = field(default_factory=dict)
 
 
 class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
@@ -69,11 +69,11 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         files = self._ready_executor().tokenizer_files
         if not files:
             raise DomainError("TOKENIZER_UNAVAILABLE", "this model comes without a tokenizer")
-        for path in files:
+        for name, path in files.items():
             content = await asyncio.to_thread(path.read_bytes)
             for start in range(0, max(1, len(content)), _CHUNK_BYTES):
                 data = content[start : start + _CHUNK_BYTES]
-                yield pb.GetTokenizerResponse(file_name=path.name, data=data)
+                yield pb.GetTokenizerResponse(file_name=name, data=data)
 
     async def Execute(
         self, request_iterator: AsyncIterator[pb.ScheduleBatch], context: grpc.aio.ServicerContext

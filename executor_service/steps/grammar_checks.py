@@ -5,10 +5,9 @@ from __future__ import annotations
 from executor_service.steps.batch import BatchRefused, StepErrorReason
 from executor_service.steps.executor_info import ExecutorInfo
 from executor_service.steps.sampling_params import Grammar, SamplingParams
+from splitserve_grammars.limits import MAX_CHOICES, MAX_GRAMMAR_BYTES
 
 _KINDS = ("json_schema", "regex", "lark", "choices")
-_MAX_CHOICES = 1024
-_MAX_BYTES = 65536
 
 
 def check_grammar(grammar: Grammar, params: SamplingParams, info: ExecutorInfo, path: str) -> None:
@@ -17,13 +16,13 @@ def check_grammar(grammar: Grammar, params: SamplingParams, info: ExecutorInfo, 
         raise _malformed(path, f"has no kind; allowed: {', '.join(_KINDS)}")
     path = f"{path}.{grammar.kind}"
     num_texts = len(grammar.texts)
-    if not 1 <= num_texts <= _MAX_CHOICES:
-        raise _malformed(path, f"has {num_texts} texts; allowed: 1 to {_MAX_CHOICES}")
+    if not 1 <= num_texts <= MAX_CHOICES:
+        raise _malformed(path, f"has {num_texts} texts; allowed: 1 to {MAX_CHOICES}")
     num_bytes = [len(text.encode()) for text in grammar.texts]
     if min(num_bytes) == 0:
         raise _malformed(path, f"text {num_bytes.index(0)} is empty; allowed: 1 byte or more")
-    if sum(num_bytes) > _MAX_BYTES:
-        raise _malformed(path, f"has {sum(num_bytes)} bytes; allowed: at most {_MAX_BYTES}")
+    if sum(num_bytes) > MAX_GRAMMAR_BYTES:
+        raise _malformed(path, f"has {sum(num_bytes)} bytes; allowed: at most {MAX_GRAMMAR_BYTES}")
     if params.min_tokens > 0 or params.suppressed_token_ids:
         raise _malformed(path, "comes with min_tokens; allowed: one of them")
     if not info.model.eos_token_ids:

@@ -23,15 +23,22 @@ class TokenMasks:
     """What those rows of a step that have a grammar, and sample, may sample.
 
     Rows are named by their indexes among all rows of the step that sample. `rows`: [G] int64,
-    rising. `words`: [G, W] int32; bit t % 32, from the lowest,
-    of word t // 32 says whether token t is allowed. `pending`: rows whose grammar is not compiled
-    yet, or not brought to where the row is. `invalid`: rows that have no next token, and why.
+    rising. `words`: [G, W] int32; bit t % 32, from the lowest, of word t // 32 says whether token t
+    is allowed. `pending`: rows whose grammar is not compiled yet, or not brought to where the row
+    is; `lost`: those among such rows that have sampled before, and have to be added anew.
+    `invalid`: rows that have no next token, and why.
     """
 
     rows: _Int64s
     words: _Int32s
     pending: Sequence[int]
     invalid: Mapping[int, str]
+    lost: Sequence[int] = ()
+
+    def part(self, rows: slice) -> TokenMasks:
+        """What rows on end may sample, by their indexes among these; others are left out."""
+        start, end = np.searchsorted(self.rows, (rows.start, rows.stop)).tolist()
+        return TokenMasks(self.rows[start:end] - rows.start, self.words[start:end], (), {})
 
 
 class StepGrammars(Protocol):

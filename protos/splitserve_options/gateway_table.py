@@ -55,7 +55,7 @@ GATEWAY_OPTIONS: tuple[Option, ...] = (
     Option(
         "max-body-mib",
         Kind.INTEGER,
-        "most MiB of a request's body",
+        "most MiB of a request's body, and 16 times that of all that are not encoded yet",
         _HTTP,
         _SERVE_GATEWAY,
         16,
@@ -82,5 +82,14 @@ GATEWAY_OPTIONS: tuple[Option, ...] = (
         4096,
         minimum=1,
         maximum=1_000_000,
+    ),
+    Option(
+        "http-cors-origins",
+        Kind.ORIGINS,
+        "web pages that may use the API from a browser",
+        _HTTP,
+        _SERVE_GATEWAY,
+        default_text="none",
+        metavar="ORIGIN,...",
     ),
 )

@@ -12,10 +12,11 @@ COMMANDS: tuple[Command, ...] = ("serve", "scheduler", "executor", "gateway")
 ENGINE: tuple[Command, ...] = ("serve", "scheduler", "executor")
 BUNDLED_MODEL = "bundled"
 DEFAULT_ADDRESS = "127.0.0.1:50051"
+DEFAULT_CLUSTER_ADDRESS = "127.0.0.1:50050"
 ENV_PREFIX = "SPLITSERVE_"
 CONFIG_ENV = "SPLITSERVE_CONFIG"
 # Variables of the same prefix that are read elsewhere: by the client commands.
-CLIENT_ENV = ("SPLITSERVE_ADDRESS",)
+CLIENT_ENV = ("SPLITSERVE_ADDRESS", "SPLITSERVE_CLUSTER_ADDRESS")
 
 
 class Kind(enum.Enum):
@@ -27,6 +28,7 @@ class Kind(enum.Enum):
     CHOICE = "choice"
     ADDRESS = "host:port"
     ADDRESSES = "host:port,..."
+    ORIGINS = "origin,..."
     SWITCH = "true or false"
 
 
@@ -44,7 +46,7 @@ class Option:
     group: str
     commands: tuple[Command, ...] = ENGINE
     default: str | int | float | bool | None = None
-    default_of: tuple[tuple[Command, str | float], ...] = ()
+    default_of: tuple[tuple[Command, str | float | None], ...] = ()
     default_text: str = ""
     minimum: float | None = None
     maximum: float | None = None
@@ -84,6 +86,8 @@ class Option:
                 return "host:port"
             case Kind.ADDRESSES:
                 return "host:port, or several of them with commas between"
+            case Kind.ORIGINS:
+                return "* for any, or one like https://host:port, or several with commas between"
             case Kind.SWITCH:
                 return "true or false"
             case Kind.TEXT:

@@ -29,6 +29,8 @@ from splitserve_options.table import OPTIONS
 
 Value = str | int | float | bool | None
 
+# As browsers send it: without a path, in small letters.
+_ORIGIN = re.compile(r"https?://[^\s/,A-Z*@?#]+")
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]/]+):(?P<port>\d{1,5})")
 _MAX_PORT = 65535
 _SWITCH_WORDS = {
@@ -217,6 +219,8 @@ def _checked(option: Option, value: object, where: str) -> Value:
             fits = isinstance(value, str) and _is_address(value)
         case Kind.ADDRESSES:
             fits = isinstance(value, str) and all(map(_is_address, value.split(",")))
+        case Kind.ORIGINS:
+            fits = isinstance(value, str) and _are_origins(value)
         case Kind.TEXT:
             fits = isinstance(value, str) and bool(value.strip())
     if not fits or (isinstance(value, int | float) and not _in_range(option, value)):
@@ -234,6 +238,10 @@ def _in_range(option: Option, value: float) -> bool:
 def _is_address(text: str) -> bool:
     match = _ADDRESS.fullmatch(text)
     return match is not None and int(match["port"]) <= _MAX_PORT
+
+
+def _are_origins(text: str) -> bool:
+    return text == "*" or all(map(_ORIGIN.fullmatch, text.split(",")))
 
 
 def _refusal(option: Option, where: str, value: object) -> OptionError:

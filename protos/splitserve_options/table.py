@@ -9,7 +9,15 @@ from __future__ import annotations
 
 from splitserve_options.executor_table import EXECUTOR_OPTIONS
 from splitserve_options.gateway_table import GATEWAY_OPTIONS
-from splitserve_options.option import COMMANDS, DEFAULT_ADDRESS, Command, Kind, Option
+from splitserve_options.option import (
+    COMMANDS,
+    DEFAULT_ADDRESS,
+    DEFAULT_CLUSTER_ADDRESS,
+    Command,
+    Kind,
+    Option,
+)
+from splitserve_options.security_table import SECURITY_OPTIONS
 
 _LIMITS, _NETWORK = "Limits of a step", "Network"
 _POLICY, _ROBUST, _OTHER = "Scheduling", "Queue and failures", "Process"
@@ -20,6 +28,7 @@ _STREAMING: tuple[Command, ...] = ("serve", "scheduler", "gateway")
 OPTIONS: tuple[Option, ...] = (
     *EXECUTOR_OPTIONS,
     *GATEWAY_OPTIONS,
+    *SECURITY_OPTIONS,
     Option(
         "max-num-seqs",
         Kind.INTEGER,
@@ -68,10 +77,10 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "scheduler",
         Kind.ADDRESS,
-        "the scheduler to register with",
+        "the scheduler to register with: its cluster-listen",
         _NETWORK,
         ("executor",),
-        DEFAULT_ADDRESS,
+        DEFAULT_CLUSTER_ADDRESS,
     ),
     Option(
         "advertise-address",

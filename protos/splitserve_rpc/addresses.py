@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import socket
 
 
@@ -29,3 +30,12 @@ def claim_address(listen: str) -> str:
             problem = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror
             raise CannotListen(f"cannot listen on {listen}: {problem}") from error
         return f"{host}:{probe.getsockname()[1]}"
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine reaches what listens on `address` (`host:port`)."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -30,6 +30,7 @@ CODE_OF_REASON: Mapping[str, grpc.StatusCode] = MappingProxyType(
         "SESSION_PROTOCOL": grpc.StatusCode.INVALID_ARGUMENT,
         "EXECUTOR_INFO_INVALID": grpc.StatusCode.INVALID_ARGUMENT,
         "MESSAGE_UNDECODABLE": grpc.StatusCode.INVALID_ARGUMENT,
+        "CALLER_NOT_ALLOWED": grpc.StatusCode.PERMISSION_DENIED,
         "REQUEST_ID_IN_USE": grpc.StatusCode.ALREADY_EXISTS,
         "REQUEST_UNKNOWN": grpc.StatusCode.NOT_FOUND,
         "TOKENIZER_UNAVAILABLE": grpc.StatusCode.NOT_FOUND,

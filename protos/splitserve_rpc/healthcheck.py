@@ -1,7 +1,8 @@
 """`python -m splitserve_rpc.healthcheck [ADDRESS]`: exit code 0 if a splitserve process is well.
 
-Asks the standard gRPC health service; made for HEALTHCHECK and probes. ADDRESS is `host:port`,
-by default what `SPLITSERVE_LISTEN` says, reached from the same machine.
+Asks the standard gRPC health service; made for HEALTHCHECK and probes. ADDRESS is `host:port`, by
+default what `SPLITSERVE_CLUSTER_LISTEN`, else `SPLITSERVE_LISTEN` says, reached from the same
+machine, with the TLS files that the environment names for the process that is asked.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from splitserve_rpc.security import Security, SecurityUnusable
+from splitserve_rpc.tls import Tls
 
 _WILDCARD_HOSTS = ("", "*", "0.0.0.0", "[::]", "::")
 
@@ -21,7 +25,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Checks once. Returns 0 if well, 1 if not; the reason goes to stderr."""
     options = _parse(arguments)
     address = local_address(options.address)
-    status, problem = check(address, options.service, options.timeout)
+    try:
+        identity = Security.from_options(_tls_files(os.environ)).identity
+    except SecurityUnusable as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    with _channel(address, identity.tls, options.name) as channel:
+        status, problem = check(channel, options.service, options.timeout)
     serving = health_pb2.HealthCheckResponse.SERVING
     if problem or not (options.alive or status == serving):
         name = problem or health_pb2.HealthCheckResponse.ServingStatus.Name(status)
@@ -30,15 +40,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def check(address: str, service: str, timeout_s: float) -> tuple[int, str]:
+def check(channel: grpc.Channel, service: str, timeout_s: float) -> tuple[int, str]:
     """Asks once. Returns the ServingStatus and, where nothing answered, why (otherwise empty)."""
-    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
-        request = health_pb2.HealthCheckRequest(service=service)
-        try:
-            response = health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout_s)
-        except grpc.RpcError as error:
-            return health_pb2.HealthCheckResponse.UNKNOWN, f"{error.code().name} {error.details()}"
+    request = health_pb2.HealthCheckRequest(service=service)
+    try:
+        response = health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout_s)
+    except grpc.RpcError as error:
+        return health_pb2.HealthCheckResponse.UNKNOWN, f"{error.code().name} {error.details()}"
     return response.status, ""
+
+
+def _channel(address: str, tls: Tls | None, name: str | None) -> grpc.Channel:
+    options: list[tuple[str, object]] = [("grpc.enable_http_proxy", 0)]
+    if tls is None:
+        return grpc.insecure_channel(address, options)
+    if name is not None:
+        options.append(("grpc.ssl_target_name_override", name))
+    return grpc.secure_channel(address, tls.channel_credentials(), options)
+
+
+def _tls_files(environ: Mapping[str, str]) -> dict[str, str | None]:
+    names = ("tls_cert", "tls_key", "tls_ca")
+    return {name: environ.get(f"SPLITSERVE_{name.upper()}") or None for name in names}
 
 
 def local_address(listen_address: str) -> str:
@@ -49,9 +72,13 @@ def local_address(listen_address: str) -> str:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="splitserve_rpc.healthcheck", description=__doc__)
-    default = os.environ.get("SPLITSERVE_LISTEN", "127.0.0.1:50051")
+    # The certificate of the process itself is known where the cluster speaks to it.
+    own = ("SPLITSERVE_CLUSTER_LISTEN", "SPLITSERVE_LISTEN")
+    given = [os.environ[name] for name in own if os.environ.get(name)]
+    default = given[0] if given else "127.0.0.1:50051"
     parser.add_argument("address", nargs="?", default=default, help="host:port")
     parser.add_argument("--service", default="", help="health service name (default: the server)")
+    parser.add_argument("--name", help="in its certificate (default: that of the address)")
     parser.add_argument("--alive", action="store_true", help="any answer will do, SERVING or not")
     parser.add_argument("--timeout", type=float, default=3.0, help="seconds (default: 3)")
     return parser.parse_args(arguments)

@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from splitserve_rpc.access import Access
 from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.errors import status_of
 
@@ -22,6 +23,7 @@ _log = logging.getLogger(__name__)
 Method = Callable[..., Any]
 Decode = Callable[..., Any]
 Call = Callable[[Any, grpc.aio.ServicerContext], Awaitable[Any]]
+Check = Callable[[grpc.aio.ServicerContext], None]
 
 
 class BoundaryInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
@@ -29,12 +31,14 @@ class BoundaryInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     The library itself would decode a message wherever it is read, answer bytes that are none with
     UNKNOWN and a traceback, and leave a stream's generator to the garbage collector. So it is given
-    handlers of bytes. `message_limit`: bytes that a message may have now; looked at before it is
-    decoded. What nobody expected becomes INTERNAL with a fixed text.
+    handlers of bytes. `access` is asked before anything else. `message_limit`: bytes that a message
+    may have now; looked at before it is decoded. What nobody expected becomes INTERNAL with a fixed
+    text.
     """
 
-    def __init__(self, message_limit: Callable[[], int]) -> None:
+    def __init__(self, message_limit: Callable[[], int], access: Access) -> None:
         self._message_limit = message_limit
+        self._access = access
 
     async def intercept_service(
         self,
@@ -45,7 +49,11 @@ class BoundaryInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         name = handler_call_details.method
         handler = await continuation(handler_call_details)
         if handler is None:
-            return grpc.stream_stream_rpc_method_handler(_guarded(partial(_refuse, name)))
+            return _refusing(DomainError("METHOD_UNKNOWN", f"no method {name} here"))
+        try:
+            self._access.check_metadata(name, handler_call_details.invocation_metadata or ())
+        except DomainError as refusal:
+            return _refusing(refusal)
         decode = partial(self._decode, name, handler.request_deserializer)
         method = handler.unary_unary or handler.unary_stream
         method = method or handler.stream_unary or handler.stream_stream
@@ -53,7 +61,7 @@ class BoundaryInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         receive = partial(_decoded, decode) if handler.request_streaming else decode
         factory = _FACTORIES[(handler.request_streaming, handler.response_streaming)]
         return factory(
-            _guarded(partial(answer, method, receive)),
+            _guarded(partial(answer, method, receive), partial(self._access.check_peer, name)),
             response_serializer=partial(_encode, handler.response_serializer),
         )
 
@@ -115,13 +123,20 @@ async def _answer_stream(
             await context.write(response)
 
 
-async def _refuse(name: str, request: object, context: grpc.aio.ServicerContext) -> NoReturn:
-    raise DomainError("METHOD_UNKNOWN", f"no method {name} here")
+def _refusing(refusal: DomainError) -> grpc.RpcMethodHandler:
+    """A handler that reads no message, so none has to be received."""
+
+    async def refuse(request: object, context: grpc.aio.ServicerContext) -> NoReturn:
+        raise refusal
+
+    return grpc.stream_stream_rpc_method_handler(_guarded(refuse))
 
 
-def _guarded(call: Call) -> Call:
+def _guarded(call: Call, check: Check | None = None) -> Call:
     async def guarded(request: object, context: grpc.aio.ServicerContext) -> object:
         try:
+            if check is not None:
+                check(context)
             return await call(request, context)
         except grpc.aio.BaseError:  # the library's own: the call is over
             raise

@@ -8,7 +8,9 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import grpc
@@ -16,9 +18,11 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from splitserve_rpc.access import Access
 from splitserve_rpc.addresses import CannotListen, claim_address
 from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.interceptors import BoundaryInterceptor
+from splitserve_rpc.tls import Tls
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 # A message that is so much too large is still refused by name; one larger by the library.
@@ -26,6 +30,8 @@ _TOO_LARGE_BYTES = 1024 * 1024
 _KEEPALIVE_MS = 10_000
 _KEEPALIVE_TIMEOUT_MS = 5_000
 _LAST_HANDLERS_S = 0.2
+# What an orphan gets to end by itself, beyond its drain.
+_ORPHAN_GRACE_S = 5.0
 
 _log = logging.getLogger(__name__)
 
@@ -56,6 +62,18 @@ class RunningServer:
             await asyncio.wait(handlers, timeout=_LAST_HANDLERS_S)
 
 
+@dataclass(frozen=True, slots=True)
+class ServerSecurity:
+    """Who may call what, over what. `tls`: None for plain text."""
+
+    access: Access
+    tls: Tls | None = None
+    has_reflection: bool = True
+
+
+OPEN = ServerSecurity(Access())
+
+
 def channel_options(
     max_message_bytes: int = MAX_MESSAGE_BYTES, max_receive_bytes: int | None = None
 ) -> list[tuple[str, int]]:
@@ -76,25 +94,30 @@ def bind_server(
     services: Sequence[str],
     max_message_bytes: int = MAX_MESSAGE_BYTES,
     message_limit: Callable[[], int] | None = None,
+    security: ServerSecurity = OPEN,
 ) -> RunningServer:
     """Makes a server on `address` (port 0: any). Raises CannotListen.
 
     It takes messages of at most `max_message_bytes`, and of `message_limit`, where that may change.
     """
     claim_address(address)
-    boundary = BoundaryInterceptor(message_limit or (lambda: max_message_bytes))
+    boundary = BoundaryInterceptor(message_limit or (lambda: max_message_bytes), security.access)
     options = channel_options(max_receive_bytes=max_message_bytes + _TOO_LARGE_BYTES)
     options.append(("grpc.so_reuseport", 0))
     server = grpc.aio.server(interceptors=[boundary], options=options)
     try:
-        port = server.add_insecure_port(address)
+        if security.tls is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, security.tls.server_credentials())
     except RuntimeError as error:
         raise CannotListen(f"cannot listen on {address}: {error}") from error
     servicer = _Health()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    reflection.enable_server_reflection(
-        [*services, health.SERVICE_NAME, reflection.SERVICE_NAME], server
-    )
+    if security.has_reflection:
+        reflection.enable_server_reflection(
+            [*services, health.SERVICE_NAME, reflection.SERVICE_NAME], server
+        )
     return RunningServer(server, servicer, port)
 
 
@@ -117,22 +140,27 @@ class _Health(health.aio.HealthServicer):  # type: ignore[misc]
         return await super().Check(request, context)
 
 
-def stop_event(exit_on_stdin_eof: bool) -> asyncio.Event:
+def stop_event(exit_on_stdin_eof: bool, drain_s: float) -> asyncio.Event:
     """An event set by SIGTERM or SIGINT, and by end of stdin if a parent holds the other end.
 
     The latter is how the processes of `splitserve serve` never outlive it, even if it is killed.
+    Nobody is left then to kill one that does not end by itself within `drain_s` and some seconds,
+    because its event loop is blocked or a thread is at something long: it kills itself.
     """
     event = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, event.set)
     if exit_on_stdin_eof:
-        arguments = (lambda: loop.call_soon_threadsafe(event.set),)
-        threading.Thread(target=_wait_for_eof, args=arguments, daemon=True).start()
+        arguments = (lambda: loop.call_soon_threadsafe(event.set), drain_s + _ORPHAN_GRACE_S)
+        threading.Thread(target=_end_at_eof, args=arguments, daemon=True).start()
     return event
 
 
-def _wait_for_eof(then: Callable[[], object]) -> None:
+def _end_at_eof(stop: Callable[[], object], grace_s: float) -> None:
     while os.read(sys.stdin.fileno(), 4096):
         pass
-    then()
+    with suppress(RuntimeError):  # the loop is closed already
+        stop()
+    time.sleep(grace_s)
+    os._exit(1)

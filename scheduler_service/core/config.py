@@ -59,9 +59,8 @@ class SchedulerConfig(PolicyConfig):
 
     `sliding_window`: every layer attends to that many tokens at most; None without. `max_adapters`:
     distinct adapters of one step. `max_params_bytes`: what lists and texts among the sampling
-    parameters of all that run may take, since a step may have to tell all of them; None for any.
-    Raises ValueError that names the field, its value and what is
-    allowed.
+    parameters of all that run may take, equal ones once, since a step may have to tell all of them;
+    None for any. Raises ValueError that names the field, its value and what is allowed.
     """
 
     block_size: int

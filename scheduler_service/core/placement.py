@@ -16,6 +16,7 @@ from scheduler_service.core.blocks.block_manager import BlockManager
 from scheduler_service.core.blocks.prefix_cache import PrefixHit
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.departures import Departures, TablePart
+from scheduler_service.core.params_sets import ParamsSets
 from scheduler_service.core.policies.queue_policy import QueuePolicy
 from scheduler_service.core.preemption_costs import PreemptionCosts
 from scheduler_service.core.request import (
@@ -40,11 +41,10 @@ class Placement:
 
     `waiting`: the queue policy, which has the requests that wait; `queued`: the same ones, who has
     waited longest first. `swapped`: by rank. `groups`: running requests that have, or may come to
-    have, more than one sequence. `adapters`: how many rows use each. `num_params_bytes`: of
-    all that run.
-    `last_planned_step_id` and `last_answered_step_id` say which steps are in flight; `now_ns` is
-    the time. `ended`: requests that have ended, `ended_sequences`: sequences of requests that
-    return several; their owners are to be told.
+    have, more than one sequence. `adapters`: how many rows use each. `params_sets`: of all
+    requests. `last_planned_step_id` and `last_answered_step_id` say which steps are in flight;
+    `now_ns` is the time. `ended`: requests that have ended, `ended_sequences`: sequences of
+    requests that return several; their owners are to be told.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Placement:
         self.requests: dict[str, Request] = {}
         self.groups: dict[str, Request] = {}
         self.adapters = Counter[str]()
-        self.num_params_bytes = 0
+        self.params_sets = ParamsSets()
         self.departures = Departures()
         self.suspects = Suspects()
         self.last_planned_step_id = last_step
@@ -193,6 +193,7 @@ class Placement:
             self._strip(sequence)
         self._move(request, RequestStatus.ABSENT)
         del self.requests[request.request_id]
+        self.params_sets.give_back(request.params_set)
         self.ended.append(request)
 
     def step_answered(self, step_id: int) -> None:
@@ -326,7 +327,7 @@ class Placement:
             insort(self.swapped, request, key=_rank)
         elif status is RequestStatus.RUNNING:
             request.rank = self.waiting.rank(request)
-            self.num_params_bytes += request.num_params_bytes
+            self.params_sets.start(request.params_set)
             if request.params.num_sequences > 1:
                 self.groups[request.request_id] = request
 
@@ -341,7 +342,7 @@ class Placement:
             self.blocks.drop_swapped(request)
         elif request.status is RequestStatus.RUNNING:
             self.groups.pop(request.request_id, None)
-            self.num_params_bytes -= request.num_params_bytes
+            self.params_sets.stop(request.params_set)
             self.blocks.release_cross(
                 request, self.last_planned_step_id, self.last_answered_step_id
             )

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler_service.core.beam_search import BeamSearch
+from scheduler_service.core.params_sets import OF_NO_CORE, ParamsSet
 from scheduler_service.core.sampling_params import SamplingParams
 
 Int32Array = npt.NDArray[np.int32]
@@ -145,16 +146,16 @@ class Request:
 
     `client_key` is the owner's own name for it, returned with its tokens. `stop_len` is the number
     of tokens at which its sequences end and `stop_token_ids` what else ends them; both are set when
-    a core accepts it, as is `num_params_bytes`: what its parameters take where they are not only
-    numbers. `num_fruitless_losses` counts the steps and executors it lost since it had
-    `num_tokens_at_loss` tokens. `trial_size`: of a suspect, how many may share a step with it; else
-    0 (see `suspects.py`). `num_bypasses` counts the requests that were admitted while it was
-    the first in line but could not run. `is_protected`: it was admitted out of turn because it had
-    waited longest, and is preempted last. `rank` orders it among those running, smaller first.
-    `queued_at_ns` and `num_queued_tokens`: since when it waits, and its size then.
-    `cross_blocks`: device blocks of the encoder's keys and values, `host_cross_blocks` the same
-    while it is swapped; `is_encoded`: a step was planned that writes them. `search`,
-    `num_forks` and `num_candidates` (logprobs asked for in each row) belong to a beam search.
+    a core accepts it, as is `params_set`: what its rows are sampled with. `num_fruitless_losses`
+    counts the steps and executors it lost since it had `num_tokens_at_loss` tokens. `trial_size`:
+    of a suspect, how many may share a step with it; else 0 (see `suspects.py`). `num_bypasses`
+    counts the requests that were admitted while it was the first in line but could not run.
+    `is_protected`: it was admitted out of turn because it had waited longest, and is preempted
+    last. `rank` orders it among those running, smaller first. `queued_at_ns` and
+    `num_queued_tokens`: since when it waits, and its size then. `cross_blocks`: device blocks of
+    the encoder's keys and values, `host_cross_blocks` the same while it is swapped; `is_encoded`: a
+    step was planned that writes them. `search`, `num_forks` and `num_candidates` (logprobs asked
+    for in each row) belong to a beam search.
     `completions`: the result, where tokens are not streamed.
     """
 
@@ -167,7 +168,7 @@ class Request:
     sequences: list[Sequence] = field(default_factory=list)
     stop_len: int = 0
     stop_token_ids: frozenset[int] = frozenset()
-    num_params_bytes: int = 0
+    params_set: ParamsSet = OF_NO_CORE
     finish_reason: FinishReason | None = None
     error: tuple[str, str] | None = None
     num_preemptions: int = 0

@@ -19,6 +19,9 @@ from scheduler_service.core.request import (
 )
 
 NO_STAY = 0
+# Between steps that do nothing but ask rows again whose grammar is being compiled.
+_MIN_PAUSE_NS = 2_000_000
+_MAX_PAUSE_NS = 50_000_000
 RELEASED = -1
 
 
@@ -52,11 +55,13 @@ class RowColumns:
     row may run while `num_computed` is less: it has a slot, and does not end with the tokens
     promised. `promises`: 1 if a sampled token is part of the sequence at once, 0 if something else
     chooses it, or if it may not come. `may_repeat`: 1 if the last token may have to be computed
-    again, because the row has a grammar and no token yet in this stay; else 0. `sampled_in_step`:
-    the step that samples the last token, 0 if the executor did not. `last_step_id`: the latest step
-    that has the row. `stay_ids`: a number that no other stay of a sequence in a row has, 0 for a
-    free row. `client_keys`, `is_plain`: the owner's name for the request, and whether a token and
-    that name are all the owner needs.
+    again, because the row has a grammar and no token yet in this stay; else 0.
+    `unsampled_since_ns`: since when that is so, 0 if it never was; `ask_alone_at_ns`: when a step
+    of such rows alone is next, 0 for at once. `sampled_in_step`: the step that samples the last
+    token, 0 if the executor did not. `last_step_id`: the latest step that has the row. `stay_ids`:
+    a number that no other stay of a sequence in a row has, 0 for a free row. `client_keys`,
+    `is_plain`: the owner's name for the request, and whether a token and that name are all the
+    owner needs.
     """
 
     def __init__(self, max_num_rows: int, max_len: int, block_size: int, max_blocks: int) -> None:
@@ -76,6 +81,8 @@ class RowColumns:
         self.run_limit = np.zeros(max_num_rows, np.int32)
         self.promises = np.zeros(max_num_rows, np.int32)
         self.may_repeat = np.zeros(max_num_rows, np.int32)
+        self.unsampled_since_ns = np.zeros(max_num_rows, np.int64)
+        self.ask_alone_at_ns = np.zeros(max_num_rows, np.int64)
         self.sampled_in_step = np.zeros(max_num_rows, np.int64)
         self.last_step_id = np.zeros(max_num_rows, np.int64)
         self.stay_ids = np.zeros(max_num_rows, np.int64)
@@ -146,6 +153,7 @@ class RowColumns:
         self.may_repeat[row_id] = may_repeat = request.params.grammar is not None
         self.promises[row_id] = promises = request.params.beam is None and not may_repeat
         self.num_without_promise += not promises
+        self.unsampled_since_ns[row_id] = self.ask_alone_at_ns[row_id] = 0
         self.sampled_in_step[row_id] = self.last_step_id[row_id] = 0
         self.stay_ids[row_id] = self._last_stay_id
         self.client_keys[row_id] = request.client_key
@@ -257,16 +265,29 @@ class RowColumns:
         self.num_known[row_id] += 1
         self.num_tokens[row_id] += 1
 
-    def repeat_last(self, row_id: int) -> None:
-        """The last token of a row that `may_repeat` is to be computed once more."""
+    def repeat_last(self, row_id: int, now_ns: int) -> int:
+        """The last token of a row that `may_repeat` is to be computed once more.
+
+        Returns for how long that has been so. It is asked alone when half of that has passed again.
+        """
         self.num_computed[row_id] -= 1
+        if self.unsampled_since_ns[row_id] == 0:
+            self.unsampled_since_ns[row_id] = now_ns
+        waited_ns = now_ns - int(self.unsampled_since_ns[row_id])
+        pause_ns = min(max(waited_ns // 2, _MIN_PAUSE_NS), _MAX_PAUSE_NS)
+        self.ask_alone_at_ns[row_id] = now_ns + pause_ns
+        return waited_ns
+
+    def ask_at_ns(self, row_ids: Int64Array) -> int:
+        """When a step of these rows alone is worth its while; 0 for at once."""
+        return int(self.ask_alone_at_ns[row_ids].min()) if self.num_without_promise else 0
 
     def keep_promises(self, row_ids: Int64Array) -> None:
         """These rows have a token: those that `may_repeat` promise theirs from now on."""
         first = row_ids[self.may_repeat[row_ids] > ZERO]
         self.num_tokens[first] += ONE
         self.promises[first] = 1
-        self.may_repeat[first] = 0
+        self.may_repeat[first] = self.ask_alone_at_ns[first] = 0
         self.num_without_promise -= len(first)
 
     def forget_samples(self) -> None:

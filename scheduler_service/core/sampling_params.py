@@ -125,7 +125,9 @@ class SamplingParams:
     @property
     def num_bytes(self) -> int:
         """What lists and texts take in a message, at most."""
-        num_ids = len(self.allowed_token_ids) + len(self.stop_token_ids)
+        num_ids = len(self.allowed_token_ids)
+        if self.min_tokens > 0:
+            num_ids += len(self.stop_token_ids)
         num_ids += sum(map(len, self.bad_words_token_ids)) + len(self.bad_words_token_ids)
         num_bytes = _ID_BYTES * num_ids + _BIAS_BYTES * len(self.logit_bias)
         if self.grammar is not None:

@@ -135,6 +135,14 @@ class Scheduler:
         """
         return self._lateness.is_behind
 
+    @property
+    def ask_again_at_ns(self) -> int | None:
+        """When `schedule` is to be asked again though nothing happens; None if that is no use.
+
+        All there was to do is to ask rows whose grammar was not compiled a moment ago.
+        """
+        return self._planner.ask_again_at_ns
+
     # -- events in -----------------------------------------------------------------------------
 
     def tick(self, now_ns: int) -> None:
@@ -169,13 +177,13 @@ class Scheduler:
         placement, config, sequence = self.placement, self._config, request.sequence
         assert request.request_id not in placement.requests, "request id in use"
         request.stop_token_ids = request.params.stop_tokens(config.eos_token_ids)
-        request.num_params_bytes = request.params.num_bytes
         request.stop_len = max_len_of(request, config)
         if request.params.max_tokens is not None:
             by_length = sequence.num_prompt_tokens + request.params.max_tokens
             request.stop_len = min(by_length, request.stop_len)
         if request.params.beam is not None:
             prepare_search(request, config.vocab_size)
+        request.params_set = placement.params_sets.take(request.row_params)
         self._results.expect(request)
         placement.requests[request.request_id] = request
         placement.enqueue(request)
@@ -219,12 +227,14 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """Decides the next step; None if there is nothing to compute now."""
         self._check_open()
+        self._planner.ask_again_at_ns = None
         if self._needs_snapshot and self._in_flight:
             return None
         self._lateness.refuse_overdue()
-        if self.placement.suspects:
-            return self._schedule_in_turn()
-        return self._schedule()
+        plan = self._schedule_in_turn() if self.placement.suspects else self._schedule()
+        if plan is not None:
+            self._planner.ask_again_at_ns = None
+        return plan
 
     def _schedule_in_turn(self) -> StepPlan | None:
         """A trial of suspects, for which nothing else is in flight, or a step of all others."""

@@ -14,7 +14,8 @@ from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.executors.broken_core import CoreBroken, rescue
 from scheduler_service.executors.executor_link import ExecutorLost, Link
 from scheduler_service.journal.core import Core, look_into, step_codec
-from scheduler_service.step_codec import ResultUnusable
+from scheduler_service.new_rows_codec import encode_once
+from scheduler_service.step_codec import EncodedBatch, ResultUnusable
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve_rpc.domain_error import DomainError
 
@@ -53,6 +54,7 @@ class EngineLoop:
         self._rows_of_step: dict[int, int] = {}
         self._unsent_step_ids: set[int] = set()
         self._wake_up_scheduled = False
+        self._alarm: asyncio.TimerHandle | None = None
         self._broken: CoreBroken | None = None
         self._ended = asyncio.Event()
         self._has_lost_events = False
@@ -81,6 +83,9 @@ class EngineLoop:
     def add(self, request: Request) -> None:
         """Takes a new request. Raises DomainError if the core refuses it, ExecutorLost."""
         self._ask("add", lambda: self._core.add(request))
+        if not request.is_finished:
+            # Long ones take milliseconds, which a step of many would wait for.
+            encode_once(request.params_set)
 
     def readmit(self, request: Request) -> None:
         """Takes a request that was accepted before. Raises ExecutorLost."""
@@ -128,6 +133,8 @@ class EngineLoop:
     def evacuate(self) -> list[Request]:
         """Gives the core up; its requests, some with an error, as `rescue` says."""
         core, self._open_core = self._core, None
+        if self._alarm is not None:
+            self._alarm.cancel()
         self._ended.set()
         return rescue(core, self._broken, has_lost_events=self._has_lost_events)
 
@@ -188,6 +195,7 @@ class EngineLoop:
 
     def _take(self, result: executor.StepResult) -> StepEvents:
         core = self._core
+        core.tick(self._now_ns())
         try:
             outcome = self._codec.decode(result, self._rows_of_step.pop(result.step_id, 0))
             if outcome.status is not StepStatus.OK:
@@ -216,16 +224,26 @@ class EngineLoop:
             self._core.tick(self._now_ns())
             batch = self.call("schedule", self._next_batch)
             if batch is None:
-                if self.scheduler.is_behind:
-                    self.wake_up()
+                self._plan_wake_up()
                 return
-            if batch.ByteSize() <= self.link.info.limits.max_message_bytes:
+            if len(batch.data) <= self.link.info.limits.max_message_bytes:
                 self.link.send(batch)
             else:
                 self._unsent_step_ids.add(batch.step_id)
                 self._answer_unsent()
 
-    def _next_batch(self) -> executor.ScheduleBatch | None:
+    def _plan_wake_up(self) -> None:
+        """Sees to it that the core is asked again when it wants to be."""
+        at_ns = self.scheduler.ask_again_at_ns
+        if self.scheduler.is_behind:
+            self.wake_up()
+        elif at_ns is not None and self.scheduler.num_in_flight == 0:
+            if self._alarm is not None:
+                self._alarm.cancel()
+            delay_s = max(0, at_ns - self._now_ns()) / 1e9
+            self._alarm = asyncio.get_running_loop().call_later(delay_s, self.wake_up)
+
+    def _next_batch(self) -> EncodedBatch | None:
         plan = self._core.schedule()
         if plan is None:
             return None

@@ -8,19 +8,23 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Protocol
 
 import grpc
 import grpc.aio
 
+from scheduler_service.step_codec import EncodedBatch
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.executor.v1 import executor_pb2_grpc
+from splitserve_rpc.cluster_identity import NOBODY, ClusterIdentity, Role
 from splitserve_rpc.server import channel_options
 
 _RETRY_PAUSE_S = 0.1
 _MAX_FRUITLESS_CALLS = 10
 MAX_TOKENIZER_BYTES = 256 * 1024 * 1024
 MAX_TOKENIZER_FILES = 64
+_SERVICE = executor.DESCRIPTOR.services_by_name["ExecutorService"]
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +52,7 @@ class Link(Protocol):
     def info(self) -> executor.ExecutorInfo:
         """What the executor is."""
 
-    def send(self, batch: executor.ScheduleBatch) -> None:
+    def send(self, batch: EncodedBatch) -> None:
         """Queues `batch` to be sent."""
 
     async def get_info(self, timeout_s: float) -> executor.ExecutorInfo:
@@ -66,6 +70,15 @@ class Link(Protocol):
         """Ends what is open."""
 
 
+def execute_method(channel: grpc.aio.Channel) -> grpc.aio.StreamStreamMultiCallable:
+    """`Execute` for batches that are encoded already; that of the stub takes messages."""
+    return channel.stream_stream(
+        f"/{_SERVICE.full_name}/Execute",
+        request_serializer=attrgetter("data"),
+        response_deserializer=executor.StepResult.FromString,
+    )
+
+
 class ExecutorLink:
     """Sends batches and yields results in order, across calls that break.
 
@@ -73,20 +86,28 @@ class ExecutorLink:
     store (executor.proto, identity rule c), so nothing runs twice.
     """
 
-    def __init__(self, info: executor.ExecutorInfo, config: LinkConfig) -> None:
+    def __init__(
+        self,
+        info: executor.ExecutorInfo,
+        config: LinkConfig,
+        identity: ClusterIdentity = NOBODY,
+    ) -> None:
+        """`identity`: who we are to the executor."""
         self.info = info
         self._config = config
-        self._waited_for: executor.ScheduleBatch | None = None
+        self._waited_for: EncodedBatch | None = None
         self._waited_since_s = 0.0
         limit = info.limits.max_message_bytes
         # Shared subchannels would have the next life of an executor wait for the retry of this one.
         options = [*channel_options(limit), ("grpc.use_local_subchannel_pool", 1)]
-        self._channel = grpc.aio.insecure_channel(info.address, options)
+        self._channel = identity.channel(info.address, Role.EXECUTOR, options)
+        self._metadata = identity.metadata
         self._stub = executor_pb2_grpc.ExecutorServiceStub(self._channel)
-        self._unanswered: deque[executor.ScheduleBatch] = deque()
-        self._outbox: asyncio.Queue[executor.ScheduleBatch] = asyncio.Queue()
+        self._execute = execute_method(self._channel)
+        self._unanswered: deque[EncodedBatch] = deque()
+        self._outbox: asyncio.Queue[EncodedBatch] = asyncio.Queue()
 
-    def send(self, batch: executor.ScheduleBatch) -> None:
+    def send(self, batch: EncodedBatch) -> None:
         """Queues `batch` to be sent."""
         self._unanswered.append(batch)
         self._outbox.put_nowait(batch)
@@ -94,7 +115,9 @@ class ExecutorLink:
     async def get_info(self, timeout_s: float) -> executor.ExecutorInfo:
         """What answers at the address says of itself. Raises ExecutorLost."""
         try:
-            answer = await self._stub.GetInfo(executor.GetInfoRequest(), timeout=timeout_s)
+            answer = await self._stub.GetInfo(
+                executor.GetInfoRequest(), timeout=timeout_s, metadata=self._metadata
+            )
         except grpc.aio.AioRpcError as error:
             raise ExecutorLost(f"{error.code().name}: {error.details()}") from error
         info: executor.ExecutorInfo = answer.executor
@@ -111,7 +134,9 @@ class ExecutorLink:
         files: dict[str, bytearray] = {}
         num_bytes = 0
         call = self._stub.GetTokenizer(
-            executor.GetTokenizerRequest(), timeout=self._config.step_timeout_s
+            executor.GetTokenizerRequest(),
+            timeout=self._config.step_timeout_s,
+            metadata=self._metadata,
         )
         try:
             async for chunk in call:
@@ -154,7 +179,7 @@ class ExecutorLink:
         self._waited_for = None
         for batch in self._unanswered:
             self._outbox.put_nowait(batch)
-        call = self._stub.Execute()
+        call = self._execute(metadata=self._metadata)
         writer = asyncio.create_task(self._write(call, self._outbox))
         try:
             while True:
@@ -196,9 +221,7 @@ class ExecutorLink:
         return patience_s
 
     @staticmethod
-    async def _write(
-        call: grpc.aio.StreamStreamCall, outbox: asyncio.Queue[executor.ScheduleBatch]
-    ) -> None:
+    async def _write(call: grpc.aio.StreamStreamCall, outbox: asyncio.Queue[EncodedBatch]) -> None:
         with suppress(asyncio.InvalidStateError):
             while True:
                 await call.write(await outbox.get())

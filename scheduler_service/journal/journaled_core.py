@@ -9,7 +9,7 @@ from scheduler_service.journal.call_log import CallLog, Recorder
 from scheduler_service.journal.checkpoint import dump_core
 from scheduler_service.journal.decisions import describe_evacuated, describe_events
 from scheduler_service.journal.request_codec import encode_request
-from scheduler_service.step_codec import decode_result, encode_plan
+from scheduler_service.step_codec import EncodedBatch, decode_result, encode_plan
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import journal_pb2 as journal
 
@@ -32,7 +32,7 @@ class JournaledCore:
         self._recorder = recorder
         self._calls = CallLog(number, recorder)
         # The batch of the latest plan, and the latest result decoded, with its number of rows.
-        self._planned: tuple[StepPlan, executor.ScheduleBatch] | None = None
+        self._planned: tuple[StepPlan, EncodedBatch] | None = None
         self._received: tuple[executor.StepResult, int] | None = None
 
     # -- recorded calls ------------------------------------------------------------------------
@@ -117,7 +117,7 @@ class JournaledCore:
         """Where the latest event is in the journal, for people."""
         return self._recorder.position
 
-    def encode(self, plan: StepPlan) -> executor.ScheduleBatch:
+    def encode(self, plan: StepPlan) -> EncodedBatch:
         """The batch of the latest plan."""
         if self._planned is not None and self._planned[0] is plan:
             return self._planned[1]
@@ -150,8 +150,7 @@ class JournaledCore:
 
     def _answer_schedule(self, entry: _Entry, plan: StepPlan | None) -> None:
         if self._planned is not None:
-            # So that equal maps are equal bytes.
-            entry.schedule.batch = self._planned[1].SerializeToString(deterministic=True)
+            entry.schedule.batch = self._planned[1].data
 
 
 def _nothing(_entry: _Entry, _result: None) -> None:

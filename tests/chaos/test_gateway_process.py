@@ -3,74 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from splitserve_client import AsyncClient, SamplingParams, Tokenizer
-from tests.contract.stranger.process import Scheduler, poll, running_scheduler
-from tests.support.fakes.fake_executor import FakeExecutor
+from splitserve_client import SamplingParams, Tokenizer
 from tests.support.fakes.fake_truth import expected_completions
-from tests.support.processes.addresses import reserve_address
-from tests.support.processes.fake_service import StepWatch
-from tests.support.processes.gateway import text_executor
 from tests.support.processes.gateway_process import GatewayProcess, gateway_process, start_gateway
+from tests.support.processes.mortal_scheduler import MortalScheduler, mortal_scheduler
 
 PROMPT = "one two three"
 TIMEOUT_S = 60.0
 
 
-@dataclass
-class Serving:
-    """A scheduler that can be killed, at one address, and its executor."""
-
-    executor: FakeExecutor
-    watch: StepWatch
-    address: str
-    scheduler: Scheduler
-    lives: AsyncExitStack
-
-    async def kill(self) -> None:
-        self.scheduler.process.kill()
-        await asyncio.to_thread(self.scheduler.process.wait)
-
-    async def start(self) -> None:
-        started = running_scheduler(listen=self.address, reconnect_timeout_s=0.1)
-        self.scheduler = await self.lives.enter_async_context(started)
-
-    async def wait_connected(self) -> None:
-        async with AsyncClient(self.address) as client:
-
-            async def ask() -> tuple[bool, object]:
-                executors = (await client.list_executors()).executors
-                return any(e.is_connected for e in executors), executors
-
-            await poll(ask, TIMEOUT_S)
-
-
-@asynccontextmanager
-async def serving(folder: Path, digest: str = "fa4e" * 16) -> AsyncIterator[Serving]:
-    address, watch = reserve_address(), StepWatch()
-    async with AsyncExitStack() as lives:
-        scheduler = await lives.enter_async_context(
-            running_scheduler(listen=address, reconnect_timeout_s=0.1)
-        )
-        executor = text_executor(folder, fault=watch, digest=digest)
-        executor.scheduler_address = address
-        await lives.enter_async_context(executor)
-        lives.callback(watch.release)
-        served = Serving(executor, watch, address, scheduler, lives)
-        await served.wait_connected()
-        yield served
-
-
-def expected_text(served: Serving, seed: int, max_tokens: int) -> str:
-    files = {path.name: path.read_bytes() for path in served.executor.tokenizer_files}
+def expected_text(served: MortalScheduler, seed: int, max_tokens: int) -> str:
+    paths = served.executor.tokenizer_files
+    files = {name: path.read_bytes() for name, path in paths.items()}
     tokenizer = Tokenizer.from_files(files)
     prompt = tokenizer.encode(PROMPT)
     params = SamplingParams(seed=seed, max_tokens=max_tokens)
@@ -86,8 +37,22 @@ async def read(gateway: GatewayProcess, **body: object) -> tuple[str, list[dict[
     return "".join(texts), events
 
 
+async def last_of_response(
+    gateway: GatewayProcess, began: asyncio.Event, **fields: object
+) -> dict[str, Any]:
+    """The last event of a streamed response; `began` is set with its first."""
+    last: dict[str, Any] = {}
+    body = {"input": "one", "stream": True, **fields}
+    async with gateway.http.stream("POST", "/v1/responses", json=body) as response:
+        async for line in response.aiter_lines():
+            began.set()
+            if line.startswith("data: "):
+                last = json.loads(line.removeprefix("data: "))
+    return last
+
+
 async def test_streams_go_on_when_their_scheduler_is_killed_and_comes_back(tmp_path: Path) -> None:
-    async with serving(tmp_path) as served, gateway_process(served.address) as gateway:
+    async with mortal_scheduler(tmp_path) as served, gateway_process(served.address) as gateway:
         await gateway.wait_ready()
         served.watch.hold(after=25)
         reading = [
@@ -104,8 +69,8 @@ async def test_streams_go_on_when_their_scheduler_is_killed_and_comes_back(tmp_p
 
 async def test_another_scheduler_serves_when_one_is_killed_until_it_is_back(tmp_path: Path) -> None:
     async with (
-        serving(tmp_path) as first,
-        serving(tmp_path) as second,
+        mortal_scheduler(tmp_path) as first,
+        mortal_scheduler(tmp_path) as second,
         gateway_process(first.address, second.address) as gateway,
     ):
         await gateway.wait_ready()
@@ -114,7 +79,6 @@ async def test_another_scheduler_serves_when_one_is_killed_until_it_is_back(tmp_
             text, _ = await read(gateway, seed=seed, max_tokens=5)
             assert text == expected_text(second, seed, 5)
         await first.start()
-        await first.wait_connected()
         await second.kill()
         await gateway.wait_ready()
         num_steps = first.executor.num_steps
@@ -124,21 +88,30 @@ async def test_another_scheduler_serves_when_one_is_killed_until_it_is_back(tmp_
 
 
 async def test_stream_ends_when_another_model_is_served_by_its_scheduler(tmp_path: Path) -> None:
-    async with serving(tmp_path) as served, gateway_process(served.address) as gateway:
+    async with mortal_scheduler(tmp_path) as served, gateway_process(served.address) as gateway:
         await gateway.wait_ready()
-        served.watch.hold(after=5)
+        served.watch.hold()
         reading = asyncio.create_task(read(gateway, seed=1, max_tokens=60))
+        began = asyncio.Event()
+        responding = asyncio.create_task(last_of_response(gateway, began, max_output_tokens=60))
+        await served.wait_requests(2)
+        await served.watch.wait_held()
+        served.watch.hold(after=5)
+        await asyncio.wait_for(began.wait(), TIMEOUT_S)
         await served.watch.wait_held()
         await served.kill()
         served.watch.release()
         await served.executor.stop()
         served.executor.digest = "beef" * 16
-        await served.start()
         await served.executor.start()
+        await served.start()
 
         text, events = await reading
         assert expected_text(served, 1, 60).startswith(text)
         assert events[-1]["error"]["code"] == "model_changed"
+        last = await responding
+        assert last["type"] == "response.failed"
+        assert "model" in last["response"]["error"]["message"]
         await gateway.wait_ready()
         text, _ = await read(gateway, seed=2, max_tokens=5)
         assert text == expected_text(served, 2, 5)
@@ -147,7 +120,10 @@ async def test_stream_ends_when_another_model_is_served_by_its_scheduler(tmp_pat
 @pytest.mark.parametrize("is_impatient", [False, True])
 async def test_gateway_drains_when_it_is_told_to_stop(tmp_path: Path, is_impatient: bool) -> None:
     flags = ["--drain-timeout-s", "600" if is_impatient else "0.5"]
-    async with serving(tmp_path) as served, gateway_process(served.address, flags=flags) as gateway:
+    async with (
+        mortal_scheduler(tmp_path) as served,
+        gateway_process(served.address, flags=flags) as gateway,
+    ):
         await gateway.wait_ready()
         served.watch.hold(after=5)
         reading = asyncio.create_task(read(gateway, seed=1, max_tokens=60))
@@ -165,7 +141,10 @@ async def test_gateway_drains_when_it_is_told_to_stop(tmp_path: Path, is_impatie
 
 async def test_gateway_finishes_what_is_open_when_the_parent_is_gone(tmp_path: Path) -> None:
     flags = ["--exit-on-stdin-eof", "--drain-timeout-s", "60"]
-    async with serving(tmp_path) as served, gateway_process(served.address, flags=flags) as gateway:
+    async with (
+        mortal_scheduler(tmp_path) as served,
+        gateway_process(served.address, flags=flags) as gateway,
+    ):
         await gateway.wait_ready()
         served.watch.hold(after=5)
         reading = asyncio.create_task(read(gateway, seed=1, max_tokens=30))

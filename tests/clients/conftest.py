@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
+import pytest_asyncio
 from openai import OpenAI
 
 from tests.clients.record_vllm import served_model_name
 from tests.clients.stack import ServedModel, served_model
+from tests.support.processes.gateway import WatchedGateway, watched_gateway
 
 
 @pytest.fixture(scope="session")
@@ -38,3 +40,11 @@ def client(served: ServedModel) -> Iterator[OpenAI]:
 def model(served: ServedModel) -> str:
     """The name of the model."""
     return served.model
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def small_gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[WatchedGateway]:
+    """A gateway before one sequence at a time and a queue of one, and the watch of its steps."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    async with watched_gateway(folder, max_num_seqs=1, max_num_waiting=1) as running:
+        yield running

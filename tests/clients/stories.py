@@ -29,3 +29,9 @@ class GetWeather(BaseModel):
     """The weather of a city."""
 
     city: Literal["Oslo"]
+
+
+class GetTime(BaseModel):
+    """The time in a city."""
+
+    city: Literal["Oslo"]

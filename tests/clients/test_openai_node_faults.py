@@ -14,13 +14,16 @@ from typing import Any
 
 import pytest
 
-from tests.clients.test_openai_python_faults import MESSAGES, held_gateway, wait_left
+from tests.clients.test_openai_python_faults import MESSAGES, held, wait_left
 from tests.support.processes.fake_service import StepWatch
-from tests.support.processes.gateway import RunningGateway
+from tests.support.processes.gateway import RunningGateway, WatchedGateway
 
 SCRIPT = Path(__file__).parent / "node" / "openai_faults.mjs"
 TIMEOUT_S = 60
-pytestmark = pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
+pytestmark = [
+    pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed"),
+    pytest.mark.asyncio(loop_scope="module"),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +79,11 @@ async def full(
         await both
 
 
-async def test_full_queue_is_a_rate_limit_error(tmp_path: Path) -> None:
+async def test_full_queue_is_a_rate_limit_error(
+    small_gateway: WatchedGateway,
+) -> None:
     async with (
-        held_gateway(tmp_path) as (gateway, watch, model),
+        held(small_gateway) as (gateway, watch, model),
         full(gateway, watch, model),
         node_call(gateway, model, "full") as call,
     ):
@@ -88,10 +93,10 @@ async def test_full_queue_is_a_rate_limit_error(tmp_path: Path) -> None:
 
 
 async def test_node_waits_as_told_and_succeeds_when_the_queue_has_room_again(
-    tmp_path: Path,
+    small_gateway: WatchedGateway,
 ) -> None:
     async with (
-        held_gateway(tmp_path) as (gateway, watch, model),
+        held(small_gateway) as (gateway, watch, model),
         full(gateway, watch, model) as others,
         node_call(gateway, model, "retried") as call,
     ):
@@ -109,10 +114,10 @@ async def test_node_waits_as_told_and_succeeds_when_the_queue_has_room_again(
     ("name", "error"), [("timeout", "APIConnectionTimeoutError"), ("abort", "APIUserAbortError")]
 )
 async def test_answer_that_is_not_waited_for_leaves_nothing_behind(
-    tmp_path: Path, name: str, error: str
+    small_gateway: WatchedGateway, name: str, error: str
 ) -> None:
     async with (
-        held_gateway(tmp_path) as (gateway, watch, model),
+        held(small_gateway) as (gateway, watch, model),
         node_call(gateway, model, name) as call,
     ):
         watch.hold(after=5)
@@ -133,9 +138,9 @@ async def test_answer_that_is_not_waited_for_leaves_nothing_behind(
     ],
 )
 async def test_stream_that_is_left_leaves_nothing_behind(
-    tmp_path: Path, name: str, came: object
+    small_gateway: WatchedGateway, name: str, came: object
 ) -> None:
-    async with held_gateway(tmp_path) as (gateway, watch, model):
+    async with held(small_gateway) as (gateway, watch, model):
         watch.hold(after=5)
         async with node_call(gateway, model, name) as call:
             assert await call.hear() == "began"

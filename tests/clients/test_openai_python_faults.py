@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -13,27 +12,25 @@ import pytest
 from openai import AsyncOpenAI
 
 from tests.support.processes.fake_service import StepWatch
-from tests.support.processes.gateway import (
-    RunningGateway,
-    running_gateway,
-    text_executor,
-)
+from tests.support.processes.gateway import RunningGateway, WatchedGateway
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 MESSAGES: Any = [{"role": "user", "content": "fox"}]
 
 
 @asynccontextmanager
-async def held_gateway(folder: Path) -> AsyncIterator[tuple[RunningGateway, StepWatch, str]]:
+async def held(
+    small: WatchedGateway,
+) -> AsyncIterator[tuple[RunningGateway, StepWatch, str]]:
     """A gateway before one sequence at a time and a queue of one; steps are held from the first."""
-    watch = StepWatch()
-    executor = text_executor(folder, fault=watch)
-    async with running_gateway(executor, max_num_seqs=1, max_num_waiting=1) as gateway:
-        models = (await gateway.http.get("/v1/models")).json()
-        watch.hold()
-        try:
-            yield gateway, watch, models["data"][0]["id"]
-        finally:
-            watch.release()
+    gateway, watch = small
+    models = (await gateway.http.get("/v1/models")).json()
+    watch.hold()
+    try:
+        yield gateway, watch, models["data"][0]["id"]
+    finally:
+        watch.release()
+        await gateway.service.wait_idle()
 
 
 def client_of(gateway: RunningGateway, **options: Any) -> AsyncOpenAI:  # noqa: ANN401
@@ -70,9 +67,11 @@ async def full(
             await asyncio.gather(*tasks)
 
 
-async def test_full_queue_is_a_rate_limit_with_a_time_to_wait(tmp_path: Path) -> None:
+async def test_full_queue_is_a_rate_limit_with_a_time_to_wait(
+    small_gateway: WatchedGateway,
+) -> None:
     async with (
-        held_gateway(tmp_path) as (gateway, watch, model),
+        held(small_gateway) as (gateway, watch, model),
         full(gateway, watch, model),
         client_of(gateway, max_retries=0) as client,
     ):
@@ -84,12 +83,12 @@ async def test_full_queue_is_a_rate_limit_with_a_time_to_wait(tmp_path: Path) ->
 
 
 async def test_client_waits_as_told_and_succeeds_when_the_queue_has_room_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small_gateway: WatchedGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited: list[float] = []
 
     async with (
-        held_gateway(tmp_path) as (gateway, watch, model),
+        held(small_gateway) as (gateway, watch, model),
         full(gateway, watch, model) as others,
         client_of(gateway, max_retries=1) as client,
     ):
@@ -107,16 +106,20 @@ async def test_client_waits_as_told_and_succeeds_when_the_queue_has_room_again(
     assert waited[0] >= 1
 
 
-async def test_timeout_of_the_client_leaves_nothing_behind(tmp_path: Path) -> None:
-    async with held_gateway(tmp_path) as (gateway, watch, model):
+async def test_timeout_of_the_client_leaves_nothing_behind(
+    small_gateway: WatchedGateway,
+) -> None:
+    async with held(small_gateway) as (gateway, watch, model):
         async with client_of(gateway, max_retries=0, timeout=0.5) as client:
             with pytest.raises(openai.APITimeoutError):
                 await chat(client, model)
         await wait_left(gateway, watch)
 
 
-async def test_stream_that_is_left_leaves_nothing_behind(tmp_path: Path) -> None:
-    async with held_gateway(tmp_path) as (gateway, watch, model):
+async def test_stream_that_is_left_leaves_nothing_behind(
+    small_gateway: WatchedGateway,
+) -> None:
+    async with held(small_gateway) as (gateway, watch, model):
         watch.hold(after=3)
         async with client_of(gateway, max_retries=0) as client:
             stream = await client.chat.completions.create(

@@ -12,11 +12,14 @@ from tests.clients.stories import (
     GREETING,
     HELLO,
     USER,
+    GetTime,
     GetWeather,
     Place,
 )
 
 RESPONSES_TOOL: Any = {"type": "function", **openai.pydantic_function_tool(GetWeather)["function"]}
+
+OTHER_TOOL: Any = {"type": "function", **openai.pydantic_function_tool(GetTime)["function"]}
 
 
 def test_response_answer_is_whole(client: OpenAI, model: str) -> None:
@@ -98,3 +101,41 @@ def test_response_conversation_is_a_list(client: OpenAI, model: str) -> None:
     assert second.usage is not None
     assert second.usage.input_tokens > first.usage.input_tokens
     assert second.output_text
+
+
+def test_response_call_is_of_an_allowed_tool(client: OpenAI, model: str) -> None:
+    named: Any = {"type": "function", "name": "GetWeather"}
+    choice: Any = {"type": "allowed_tools", "mode": "required", "tools": [named]}
+    answer = client.responses.create(
+        model=model,
+        input="How is the weather?",
+        tools=[OTHER_TOOL, RESPONSES_TOOL],
+        tool_choice=choice,
+        temperature=0,
+        max_output_tokens=150,
+        extra_body={"frequency_penalty": 2},
+    )
+
+    (call,) = answer.output
+    assert call.type == "function_call"
+    assert call.name == "GetWeather"
+    assert answer.tool_choice.to_dict() == choice  # type: ignore[union-attr]
+    assert len(answer.tools) == 2
+
+
+def test_response_items_go_back_as_they_were_parsed(client: OpenAI, model: str) -> None:
+    asked: Any = {"model": model, "temperature": 0, "max_output_tokens": 80}
+    terse: Any = {"extra_body": {"frequency_penalty": 2}}
+    place = client.responses.parse(**asked, input="Where?", text_format=Place, **terse)
+    tools: Any = [openai.pydantic_function_tool(GetWeather)["function"]]
+    tools = [{"type": "function", **tools[0]}]
+    called = client.responses.parse(
+        **asked, input="Rain?", tools=tools, tool_choice="required", **terse
+    )
+    (call,) = called.output
+    assert call.type == "function_call"
+
+    for items in ([*place.output, call], [place.output[0].to_dict(), call.to_dict()]):
+        result = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
+        more: Any = [*items, result]
+        assert client.responses.create(**asked, input=more).output_text

@@ -13,12 +13,15 @@ from tests.clients.stories import (
     STORY,
     TERSE,
     USER,
+    GetTime,
     GetWeather,
     Place,
 )
 
 TOOL = openai.pydantic_function_tool(GetWeather)
 CALL: Any = {"type": "function", "function": {"name": "GetWeather"}}
+
+BOTH = [openai.pydantic_function_tool(GetTime), TOOL]
 
 
 @pytest.mark.parametrize("tool_choice", ["required", CALL], ids=["required", "named"])
@@ -84,6 +87,22 @@ def test_tool_result_of_a_call_goes_back(client: OpenAI, model: str) -> None:
     assert not answer.choices[0].message.tool_calls
 
 
+def test_tool_call_is_of_an_allowed_tool_and_the_prompt_has_all(client: OpenAI, model: str) -> None:
+    asked: Any = {"model": model, "messages": [USER], "tools": BOTH, **TERSE}
+    free = client.chat.completions.create(**asked, max_tokens=6)
+
+    for mode in ("required", "auto"):
+        allowed: Any = {"mode": mode, "tools": [CALL]}
+        choice: Any = {"type": "allowed_tools", "allowed_tools": allowed}
+        answer = client.chat.completions.create(**asked, tool_choice=choice, max_tokens=150)
+
+        calls = answer.choices[0].message.tool_calls or []
+        assert [call.function.name for call in calls] == ["GetWeather"] * (mode == "required")
+        assert answer.usage is not None
+        assert free.usage is not None
+        assert answer.usage.prompt_tokens == free.usage.prompt_tokens
+
+
 def test_tool_text_is_no_call(client: OpenAI, model: str) -> None:
     answer = client.chat.completions.create(
         model=model, messages=[USER], tools=[TOOL], temperature=0, max_tokens=6
@@ -100,6 +119,22 @@ def test_structured_answer_is_parsed(client: OpenAI, model: str) -> None:
 
     assert answer.choices[0].message.parsed == Place(city="Oslo")
     assert answer.choices[0].finish_reason == "stop"
+
+
+# The client warns of its own types.
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+def test_structured_answers_go_back_as_they_were_parsed(client: OpenAI, model: str) -> None:
+    asked: Any = {"model": model, "tools": [TOOL], "max_tokens": 150, **TERSE}
+    place = client.chat.completions.parse(**asked, messages=[USER], response_format=Place)
+    called = client.chat.completions.parse(**asked, messages=[USER], tool_choice="required")
+    call = called.choices[0].message
+    assert call.tool_calls
+    result = {"role": "tool", "tool_call_id": call.tool_calls[0].id, "content": "rain"}
+
+    for message in (call, call.model_dump()):
+        more: Any = [USER, place.choices[0].message, USER, message, result]
+        answer = client.chat.completions.create(**{**asked, "max_tokens": 6}, messages=more)
+        assert answer.choices[0].message.content
 
 
 def test_structured_streamed_answer_is_parsed(client: OpenAI, model: str) -> None:

@@ -77,6 +77,7 @@ async def test_executor_registers_computes_and_exits_with_0_when_it_is_terminate
         f"--model={model}",
         f"--scheduler={address}",
         "--listen=0.0.0.0:0",
+        "--insecure",
         "--num-device-blocks=8",
         "--max-num-seqs=4",
         "--threads=1",

@@ -357,7 +357,7 @@ async def test_reasoning_is_apart_when_the_prompt_ends_within_it(
             "response_format.json_schema.schema",
         ),
         ({"guided_regex": "("}, "guided_regex"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
         ({"messages": [{"role": "user", "content": "x " * 3000}]}, "messages"),

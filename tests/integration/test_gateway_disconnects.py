@@ -2,11 +2,69 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
-from tests.support.processes.gateway import running_gateway, text_executor
+import pytest
+import pytest_asyncio
+
+from splitserve_client import Tokenizer
+from splitserve_gateway.grammars.checker import GrammarChecker
+from tests.support.processes.fake_service import seeds_of
+from tests.support.processes.gateway import (
+    RunningGateway,
+    WatchedGateway,
+    post_bytes,
+    running_gateway,
+    text_executor,
+    watched_gateway,
+)
 from tests.support.processes.rude_clients import Leftovers, leave_often, wait_for_nothing
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+PATH = "/v1/completions"
+LONG = "word " * 600
+USER: Any = {"messages": [{"role": "user", "content": "hello"}]}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def watched(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[WatchedGateway]:
+    """A gateway before one sequence at a time."""
+    async with watched_gateway(tmp_path_factory.mktemp("tokenizer"), max_num_seqs=1) as running:
+        gateway, _ = running
+        # Whatever is made once, for all requests, is there after the first ones.
+        await gateway.post(PATH, prompt="x", max_tokens=1)
+        await gateway.refusal(PATH, {"prompt": "x", "structured_outputs": {"regex": "("}})
+        await gateway.http.aclose()
+        yield running
+
+
+@asynccontextmanager
+async def holding(watched: WatchedGateway) -> AsyncIterator[WatchedGateway]:
+    """The executor holds the next step. Afterwards waits until nothing is left."""
+    gateway, watch = watched
+    await gateway.service.wait_idle()
+    watch.steps.clear()
+    watch.hold()
+    before = Leftovers.now()
+    try:
+        yield gateway, watch
+    finally:
+        watch.release()
+    await wait_for_nothing(gateway.server, gateway.service, before)
+
+
+async def leave(gateway: RunningGateway, writer: asyncio.StreamWriter, num_others: int = 0) -> None:
+    """Closes the connection, and waits until the gateway has only the requests of others."""
+    writer.close()
+    fleet = gateway.server.app.state.gateway.fleet
+    await gateway.until(lambda: gateway.server.exchanges.num_open == num_others)
+    await gateway.until(lambda: fleet.num_session_requests == num_others)
 
 
 async def test_gateway_keeps_nothing_when_clients_leave_at_random_places(tmp_path: Path) -> None:
@@ -16,5 +74,101 @@ async def test_gateway_keeps_nothing_when_clients_leave_at_random_places(tmp_pat
         await gateway.http.aclose()
         await gateway.service.wait_idle()
         before = Leftovers.now()
-        await leave_often(gateway.url.removeprefix("http://"), 300, 32, random.Random(2))
+        await leave_often(gateway.url.removeprefix("http://"), 150, 32, random.Random(2))
         await wait_for_nothing(gateway.server, gateway.service, before)
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+async def test_request_is_gone_when_its_client_leaves_while_it_waits(
+    watched: WatchedGateway, is_streamed: bool
+) -> None:
+    body = {"prompt": "one two", "max_tokens": 5, "stream": is_streamed}
+    async with holding(watched) as (gateway, watch):
+        _, first = await gateway.connect()
+        first.write(post_bytes(PATH, {**body, "seed": 1}))
+        await watch.wait_held()
+        _, second = await gateway.connect()
+        second.write(post_bytes(PATH, {**body, "seed": 2}))
+        await gateway.service.wait_until_queued(1)
+        await leave(gateway, second, num_others=1)
+        # No step was needed for it.
+        await gateway.service.wait_until_queued(0)
+        watch.release()
+        await gateway.until(lambda: gateway.server.exchanges.num_open == 0)
+        first.close()
+        assert set(seeds_of(watch.steps)) == {1}
+
+
+async def test_request_is_gone_when_its_client_leaves_while_it_waits_for_an_executor(
+    watched: WatchedGateway,
+) -> None:
+    async with holding(watched) as (gateway, watch):
+        _, running = await gateway.connect()
+        running.write(post_bytes(PATH, {"prompt": "one", "max_tokens": 900}))
+        await watch.wait_held()
+        await gateway.service.kill(gateway.service.executors[0], watch)
+        _, waiting = await gateway.connect()
+        waiting.write(post_bytes(PATH, {"prompt": "two", "max_tokens": 900}))
+        await gateway.service.wait_for(lambda listed: listed.num_unassigned_requests == 2)
+        await leave(gateway, running, num_others=1)
+        await leave(gateway, waiting)
+        await gateway.service.wait_for(lambda listed: listed.num_unassigned_requests == 0)
+        await gateway.service.executors[0].start()
+        await gateway.service.wait_connected(1)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("encode", PATH, {"prompt": LONG}),
+        ("encode", "/tokenize", {"prompt": LONG}),
+        ("encode", "/v1/chat/completions", {"messages": [{"role": "user", "content": LONG}]}),
+        ("render_chat", "/v1/chat/completions", {**USER, "stream": True}),
+        ("render_chat", "/v1/responses", {"input": "hello"}),
+    ],
+)
+async def test_request_is_gone_when_its_client_leaves_while_its_prompt_is_made(
+    watched: WatchedGateway,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    path: str,
+    body: dict[str, Any],
+) -> None:
+    has_begun, may_end = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+    original = getattr(Tokenizer, method)
+
+    def held(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401
+        loop.call_soon_threadsafe(has_begun.set)
+        assert may_end.wait(60)
+        return original(*arguments, **options)
+
+    async with holding(watched) as (gateway, watch):
+        monkeypatch.setattr(Tokenizer, method, held)
+        _, writer = await gateway.connect()
+        writer.write(post_bytes(path, body))
+        await has_begun.wait()
+        await leave(gateway, writer)
+        may_end.set()
+        assert watch.steps == []
+
+
+async def test_request_is_gone_when_its_client_leaves_while_its_grammar_is_checked(
+    watched: WatchedGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_begun, may_end = asyncio.Event(), asyncio.Event()
+    check = GrammarChecker.check
+
+    async def held(*arguments: Any) -> Any:  # noqa: ANN401
+        has_begun.set()
+        await may_end.wait()
+        return await check(*arguments)
+
+    async with holding(watched) as (gateway, watch):
+        monkeypatch.setattr(GrammarChecker, "check", held)
+        _, writer = await gateway.connect()
+        writer.write(post_bytes(PATH, {"prompt": "x", "structured_outputs": {"regex": "[a-z]{3}"}}))
+        await has_begun.wait()
+        await leave(gateway, writer)
+        may_end.set()
+        assert watch.steps == []

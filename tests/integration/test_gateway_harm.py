@@ -6,7 +6,6 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,15 @@ import pytest
 import pytest_asyncio
 
 from splitserve_gateway.config import GatewayConfig
-from splitserve_gateway.endpoints import completions
+from splitserve_gateway.endpoints import choice_answers, completions
 from splitserve_gateway.generation.choices import Event, TextRequest, stream_choices
-from tests.contract.stranger.process import poll
-from tests.support.processes.fake_service import StepWatch
-from tests.support.processes.gateway import RunningGateway, running_gateway, text_executor
+from tests.support.processes.gateway import (
+    RunningGateway,
+    held_gateway,
+    post_bytes,
+    running_gateway,
+    text_executor,
+)
 
 COMPLETION = {"prompt": "one two", "max_tokens": 40, "seed": 1}
 PATH = "/v1/completions"
@@ -83,7 +86,7 @@ async def test_body_is_refused_when_its_chunks_are_too_much(gateway: RunningGate
 async def test_connection_ends_when_its_head_is_wrong(
     gateway: RunningGateway, data: bytes, status: int
 ) -> None:
-    reader, writer = await connect(gateway)
+    reader, writer = await gateway.connect()
     writer.write(data)
     answer = await reader.read()
     writer.close()
@@ -117,7 +120,7 @@ async def test_stream_ends_with_an_error_event_when_it_meets_a_fault(
             raise RuntimeError("a secret")
 
     with monkeypatch.context() as patch:
-        patch.setattr(completions, "stream_choices", broken)
+        patch.setattr(choice_answers, "stream_choices", broken)
         first, last = await gateway.stream(PATH, **COMPLETION)
     assert first["choices"]
     assert last["error"]["code"] == "internal"
@@ -134,10 +137,10 @@ async def test_slow_reader_is_ended_and_costs_little_when_it_does_not_read(
         plain.setblocking(False)
         await loop.sock_connect(plain, (gateway.server.config.host, gateway.server.config.port))
         body = {"prompt": "x", "max_tokens": 3500, "stream": True, "logprobs": 20}
-        await loop.sock_sendall(plain, encoded(body))
+        await loop.sock_sendall(plain, post_bytes(PATH, body))
         # Its tokens do not fit into what lies between; then it is aborted, and its blocks are free.
-        await poll_until(lambda: fleet.num_session_requests == 1)
-        await poll_until(lambda: fleet.num_session_requests == 0)
+        await gateway.until(lambda: fleet.num_session_requests == 1)
+        await gateway.until(lambda: fleet.num_session_requests == 0)
         await gateway.service.wait_idle()
         assert fleet.unread.num_bytes == 0
         assert gateway.server.exchanges.num_open == 1
@@ -153,9 +156,9 @@ async def test_slow_reader_is_ended_and_costs_little_when_it_does_not_read(
 
 
 async def test_pipelined_requests_are_answered_in_order(gateway: RunningGateway) -> None:
-    reader, writer = await connect(gateway)
+    reader, writer = await gateway.connect()
     bodies = [{**COMPLETION, "seed": seed} for seed in range(3)]
-    writer.write(b"".join(map(encoded, bodies)))
+    writer.write(b"".join(post_bytes(PATH, body) for body in bodies))
     texts = []
     for _ in bodies:
         head = await reader.readuntil(b"\r\n\r\n")
@@ -170,12 +173,12 @@ async def test_pipelined_requests_are_answered_in_order(gateway: RunningGateway)
 
 async def test_running_request_is_aborted_when_others_were_sent_ahead(tmp_path: Path) -> None:
     async with held_gateway(tmp_path) as (gateway, watch):
-        reader, writer = await connect(gateway)
-        writer.write(encoded({**COMPLETION, "max_tokens": 900}) * 3)
+        reader, writer = await gateway.connect()
+        writer.write(post_bytes(PATH, {**COMPLETION, "max_tokens": 900}) * 3)
         await watch.wait_held()
         writer.close()
         # Nothing has been sent, and nothing would be for long.
-        await poll_until(lambda: gateway.server.exchanges.num_open == 0)
+        await gateway.until(lambda: gateway.server.exchanges.num_open == 0)
         watch.release()
         await gateway.service.wait_idle()
         assert len(watch.steps) < 20
@@ -187,12 +190,14 @@ async def test_request_is_aborted_when_its_client_leaves_before_the_first_token(
     tmp_path: Path, is_streamed: bool
 ) -> None:
     async with held_gateway(tmp_path) as (gateway, watch):
-        _, writer = await connect(gateway)
+        _, writer = await gateway.connect()
         prompts = ["a", "b", "c"]
-        writer.write(encoded({"prompt": prompts, "max_tokens": 900, "stream": is_streamed}))
+        writer.write(
+            post_bytes(PATH, {"prompt": prompts, "max_tokens": 900, "stream": is_streamed})
+        )
         await watch.wait_held()
         writer.transport.abort()
-        await poll_until(lambda: gateway.server.exchanges.num_open == 0)
+        await gateway.until(lambda: gateway.server.exchanges.num_open == 0)
         num_steps = len(watch.steps)
         watch.release()
         await gateway.service.wait_idle()
@@ -204,7 +209,7 @@ async def test_requests_are_refused_with_429_when_there_are_too_many(tmp_path: P
     config = GatewayConfig(max_concurrent_requests=2)
     async with held_gateway(tmp_path, config) as (gateway, watch):
         waiting = [asyncio.create_task(gateway.post(PATH, **COMPLETION)) for _ in range(2)]
-        await poll_until(lambda: gateway.server.exchanges.num_open == 2)
+        await gateway.until(lambda: gateway.server.exchanges.num_open == 2)
         response = await gateway.http.post(PATH, json=COMPLETION)
         assert response.status_code == 429
         assert response.json()["error"]["code"] == "too_many_requests"
@@ -243,7 +248,7 @@ async def test_open_stream_ends_with_an_error_event_when_the_drain_takes_too_lon
         streaming = asyncio.create_task(gateway.stream(PATH, **{**COMPLETION, "max_tokens": 900}))
         await watch.wait_held()
         draining = asyncio.create_task(gateway.server.exchanges.drain(0.2))
-        await poll_until(lambda: gateway.server.exchanges.is_draining)
+        await gateway.until(lambda: gateway.server.exchanges.is_draining)
         ready = await gateway.http.get("/health/ready")
         assert ready.status_code == 503
         response = await gateway.http.post(PATH, json=COMPLETION)
@@ -252,34 +257,3 @@ async def test_open_stream_ends_with_an_error_event_when_the_drain_takes_too_lon
         assert last["error"]["code"] == "draining"
         await draining
         watch.release()
-
-
-@asynccontextmanager
-async def held_gateway(
-    folder: Path, config: GatewayConfig | None = None, after: int = 0, **options: object
-) -> AsyncIterator[tuple[RunningGateway, StepWatch]]:
-    """A gateway whose executor holds a step."""
-    watch = StepWatch()
-    executor = text_executor(folder, fault=watch)
-    async with running_gateway(executor, config=config, **options) as gateway:
-        watch.hold(after=after)
-        yield gateway, watch
-
-
-async def connect(
-    gateway: RunningGateway,
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    return await asyncio.open_connection(gateway.server.config.host, gateway.server.config.port)
-
-
-def encoded(body: dict[str, object]) -> bytes:
-    content = json.dumps(body).encode()
-    head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
-    return head.encode() + content
-
-
-async def poll_until(holds: Any) -> None:  # noqa: ANN401
-    async def look() -> tuple[bool, None]:
-        return holds(), None
-
-    await poll(look, 30.0)

@@ -10,6 +10,8 @@ import pytest
 import pytest_asyncio
 
 from splitserve_client import SamplingParams
+from splitserve_gateway.endpoints import responses
+from splitserve_gateway.generation.choices import ChoiceEnd, Delta, Event, TextRequest, Totals
 from tests.support.fakes.fake_truth import expected_completions
 from tests.support.processes.gateway import RunningGateway, running_gateway, text_executor
 
@@ -164,3 +166,20 @@ async def test_response_names_the_input_when_it_is_too_long(gateway: RunningGate
     error = await gateway.refusal(PATH, {"input": "fox " * 3000})
 
     assert (error["code"], error["param"]) == ("context_length_exceeded", "input")
+
+
+async def test_response_says_so_when_an_operator_ended_it(
+    client: openai.AsyncOpenAI, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ended(_request: TextRequest) -> AsyncIterator[Event]:
+        yield Delta(0, "Once", (1,), end=ChoiceEnd("abort"))
+        yield Totals(3, 1)
+
+    monkeypatch.setattr(responses, "stream_choices", ended)
+    whole = await client.responses.create(model=model, input="the fox?")
+    events = [event async for event in await client.responses.create(input="a", stream=True)]
+
+    assert (whole.status, whole.output_text) == ("incomplete", "Once")
+    assert whole.incomplete_details is not None
+    assert whole.incomplete_details.to_dict() == {"reason": "abort"}
+    assert events[-1].type == "response.incomplete"

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 
-from tests.support.processes.fake_service import StepWatch
-from tests.support.processes.gateway import running_gateway, text_executor
+from tests.support.processes.gateway import WatchedGateway, watched_gateway
 
 MAX_TOKENS = 900
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def watched(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[WatchedGateway]:
+    async with watched_gateway(tmp_path_factory.mktemp("tokenizer")) as running:
+        yield running
 
 
 @pytest.mark.parametrize(
@@ -23,16 +30,19 @@ MAX_TOKENS = 900
 )
 @pytest.mark.parametrize("is_streamed", [False, True])
 async def test_request_is_not_computed_on_when_a_stop_string_ended_its_text(
-    tmp_path: Path, path: str, asked: dict[str, object], is_streamed: bool
+    watched: WatchedGateway,
+    path: str,
+    asked: dict[str, object],
+    is_streamed: bool,
 ) -> None:
-    watch = StepWatch()
+    gateway, watch = watched
     # Every letter is a stop: each text ends within its first tokens.
     stop = [chr(code) for code in range(ord("a"), ord("z") + 1)]
     limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
     body = {**asked, limit: MAX_TOKENS, "stop": stop, "stream": is_streamed, "seed": 1}
-    async with running_gateway(text_executor(tmp_path, fault=watch)) as gateway:
-        response = await gateway.http.post(path, json=body)
-        assert response.status_code == 200, response.text
-        await gateway.service.wait_idle()
+    num_before = len(watch.steps)
+    response = await gateway.http.post(path, json=body)
+    assert response.status_code == 200, response.text
+    await gateway.service.wait_idle()
 
-        assert len(watch.steps) < MAX_TOKENS / 3
+    assert len(watch.steps) - num_before < MAX_TOKENS / 3

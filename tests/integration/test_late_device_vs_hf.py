@@ -86,7 +86,8 @@ def _generate_late(
 
     while True:
         while len(in_flight) < 2 and (plan := scheduler.schedule()) is not None:
-            worker.submit(encode_plan(plan, scheduler_epoch=1, executor_epoch=1), deliver)
+            batch = encode_plan(plan, scheduler_epoch=1, executor_epoch=1)
+            worker.submit(pb.ScheduleBatch.FromString(batch.data), deliver)
             in_flight.append(len(plan.work.row_ids))
         if not in_flight:
             worker.finish()

@@ -52,6 +52,7 @@ class Mishap(Enum):
     ROW_FAILS = "row_fails"
     ROW_FAILS_AND_SPOILS_OTHERS = "row_fails_and_spoils_others"
     ROW_IS_NONSENSE = "row_is_nonsense"
+    GRAMMAR_IS_NEVER_COMPILED = "grammar_is_never_compiled"
     RESULT_BREAKS_CONTRACT = "result_breaks_contract"
     EXECUTOR_IS_LOST = "executor_is_lost"
     CORE_IS_RESTORED = "core_is_restored"
@@ -227,6 +228,14 @@ class CoreMachine(RuleBasedStateMachine):
             sequence = placement.sequence_of(row_id, stay_id)
             if sequence is not None:
                 yield row, self.clients[sequence.request.client_key]
+
+    def grammar_is_never_compiled(self, index: int) -> None:
+        """Its request ends, and costs nobody else a thing; unless it has its first token by now."""
+        found = [client for client in self.unfinished if client.spec.params.grammar is not None]
+        if found:
+            client = found[index % len(found)]
+            client.has_bad_row = True
+            self.running.never_compiled.add(client.request.client_key)
 
     def result_breaks_contract(self, index: int) -> None:
         """Nothing of such a result is taken: a true one is still good, or the executor is lost."""

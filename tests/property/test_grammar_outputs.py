@@ -117,7 +117,7 @@ def test_text_matches_when_it_was_sampled_by_a_regex() -> None:
 
 def test_text_is_a_choice_when_it_was_sampled_by_choices() -> None:
     choices = ("yes", "no", "yes, but", 'a "quoted" \\ one', "two\nlines", "🦊 ß", "</s>", "\x01\t")
-    grammars = [Grammar("choices", choices[:count]) for count in range(1, 9) for _ in range(20)]
+    grammars = [Grammar("choices", choices[:count]) for count in range(1, 9) for _ in range(60)]
     sampled = sample_texts(byte_level_texts(), grammars)
     assert [one.text in one.grammar.texts for one in sampled] == [True] * len(sampled)
     assert {one.text for one in sampled} == set(choices)

@@ -34,7 +34,7 @@ def mapped(package: str) -> dict[str, set[str]]:
     [
         ("executor_service", {"__main__", "config", "engine_loader", "errors"}),
         ("scheduler_service/core", {"scheduler"}),
-        ("clients/splitserve_gateway", {"__main__", "app", "config", "server"}),
+        ("clients/splitserve_gateway", {"__main__", "app", "config", "healthcheck", "server"}),
     ],
 )
 def test_map_has_every_file_in_its_room(package: str, named_in_the_text: set[str]) -> None:

@@ -15,9 +15,21 @@ ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = (ROOT / "docker-compose.yml").read_text()
 # What the containers are to each other is nobody's choice.
 FIXED = {
-    "scheduler": {"SPLITSERVE_LISTEN": "0.0.0.0:50051"},
-    "executor": {"SPLITSERVE_LISTEN": "0.0.0.0:50052", "SPLITSERVE_SCHEDULER": "scheduler:50051"},
-    "gateway": {"SPLITSERVE_HTTP": "0.0.0.0:8000", "SPLITSERVE_SCHEDULERS": "scheduler:50051"},
+    "scheduler": {
+        "SPLITSERVE_LISTEN": "0.0.0.0:50051",
+        "SPLITSERVE_CLUSTER_LISTEN": "0.0.0.0:50050",
+        "SPLITSERVE_INSECURE": "${SPLITSERVE_INSECURE:-true}",
+    },
+    "executor": {
+        "SPLITSERVE_LISTEN": "0.0.0.0:50052",
+        "SPLITSERVE_SCHEDULER": "scheduler:50050",
+        "SPLITSERVE_INSECURE": "${SPLITSERVE_INSECURE:-true}",
+    },
+    "gateway": {
+        "SPLITSERVE_HTTP": "0.0.0.0:8000",
+        "SPLITSERVE_SCHEDULERS": "scheduler:50051",
+        "SPLITSERVE_INSECURE": "${SPLITSERVE_INSECURE:-true}",
+    },
 }
 SERVICES: tuple[Command, ...] = ("scheduler", "executor", "gateway")
 
@@ -55,7 +67,7 @@ def test_example_lists_what_compose_takes() -> None:
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_example_has_the_defaults(service: Command) -> None:
-    assert resolve(service, [], example()) == resolve(service, [], {})
+    assert resolve(service, [], example() | {"SPLITSERVE_INSECURE": ""}) == resolve(service, [], {})
 
 
 def test_example_has_the_defaults_of_compose_itself() -> None:

@@ -4,6 +4,8 @@ import { Client } from "splitserve";
 
 const [, , address, prompt = "Once upon a time"] = process.argv;
 const client = new Client(address);
+// In this order: if another model is served by the time, requests are refused, not misread.
+const { digest: modelDigest } = await client.getModel();
 const files = await client.getTokenizerFiles();
 const [tokenizerFile, configFile] = ["tokenizer.json", "tokenizer_config.json"].map((name) =>
   JSON.parse(files.get(name)?.toString() ?? "{}"),
@@ -13,10 +15,8 @@ const tokenizer = new Tokenizer(tokenizerFile, configFile);
 /** @type {number[]} */
 const tokenIds = [];
 let shown = "";
-for await (const event of client.generate(tokenizer.encode(prompt).ids, {
-  seed: 5,
-  maxTokens: 16,
-})) {
+const params = { seed: 5, maxTokens: 16 };
+for await (const event of client.generate(tokenizer.encode(prompt).ids, params, { modelDigest })) {
   if (event.type === "tokens") tokenIds.push(...event.tokenIds);
   const text = tokenizer.decode(tokenIds, { skip_special_tokens: true });
   // A character may be split between tokens: until it is whole, what is decoded ends like this.

@@ -41,6 +41,7 @@ const OPTION_NAMES: ReadonlySet<string> = new Set([
   "resumeTokenIds",
   "scheduling",
   "encoderTokenIds",
+  "modelDigest",
   "signal",
 ] satisfies (keyof RequestOptions)[]);
 

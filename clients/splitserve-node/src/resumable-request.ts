@@ -76,6 +76,7 @@ export class ResumableRequest {
       promptTokenIds,
       samplingParams: encodeSamplingParams({ ...params, seed }),
       encoderTokenIds: tokenIdsOf(options.encoderTokenIds ?? []),
+      modelDigest: options.modelDigest ?? "",
     };
     this.#numPromptTokens = promptTokenIds.length;
     this.#scheduling = options.scheduling ?? {};

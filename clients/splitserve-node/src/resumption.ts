@@ -75,13 +75,22 @@ export class Backoff {
 
   /** Waits before the next attempt. Throws `error` once patience is at its end. */
   async pause(error: SplitserveError, signal: AbortSignal): Promise<void> {
+    const delayMs = this.nextDelayMs(error);
+    if (!this.lasts(delayMs)) throw error;
+    await this.#timing.sleep(Math.min(delayMs, this.remainingMs() ?? delayMs), signal);
+  }
+
+  /** How long to wait after `error`: longer each time. */
+  nextDelayMs(error: SplitserveError): number {
+    const delayMs = this.#delayMs * (0.5 + 0.5 * this.#timing.jitter());
+    this.#delayMs = Math.min(this.#delayMs * this.#policy.factor, this.#policy.maxDelayMs);
+    return Math.max(delayMs, error.retryDelayMs ?? 0);
+  }
+
+  /** Whether patience, which counts from the first failure since progress, lasts `delayMs` more. */
+  lasts(delayMs: number): boolean {
     const now = this.#timing.now();
     this.#lostAt ??= now;
-    let delayMs = this.#delayMs * (0.5 + 0.5 * this.#timing.jitter());
-    delayMs = Math.max(delayMs, error.retryDelayMs ?? 0);
-    if (now + delayMs - this.#lostAt > this.#policy.giveUpAfterMs) throw error;
-    delayMs = Math.min(delayMs, this.remainingMs() ?? delayMs);
-    this.#delayMs = Math.min(this.#delayMs * this.#policy.factor, this.#policy.maxDelayMs);
-    await this.#timing.sleep(delayMs, signal);
+    return now + delayMs - this.#lostAt <= this.#policy.giveUpAfterMs;
   }
 }

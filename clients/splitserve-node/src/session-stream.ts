@@ -3,7 +3,7 @@
 import { plainTokens } from "./resumable-request.js";
 import type { Finish, GenerationEvent, Tokens } from "./types.js";
 
-type Outcome = { readonly finish: Finish } | { readonly error: unknown };
+export type Outcome = { readonly finish: Finish } | { readonly error: unknown };
 
 /**
  * An iterator over the events of one request; the last is a Finish.

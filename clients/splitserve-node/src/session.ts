@@ -2,42 +2,19 @@
 
 import type { BidiCall, Connection, Scope } from "./connection.js";
 import { decodeError } from "./decoding.js";
-import { encode } from "./encoding.js";
-import {
-  ClientClosed,
-  InvalidRequest,
-  ServerFault,
-  ServerUnreachable,
-  SplitserveError,
-} from "./errors.js";
+import { ClientClosed, ServerFault, ServerUnreachable, SplitserveError } from "./errors.js";
 import {
   SchedulerService,
-  SessionRequestSchema,
   type SessionEvent,
   type SessionResponse,
   type SessionResponseSchema,
 } from "./gen/splitserve/scheduler/v1/scheduler_pb.js";
+import { OpenRequests, type OpenRequest } from "./open-request.js";
 import { ResumableRequest } from "./resumable-request.js";
 import { Backoff, type RetryPolicy, type Timing } from "./resumption.js";
-import { SessionStream } from "./session-stream.js";
-import type { Finish, RequestOptions, SamplingParams, TokenIds } from "./types.js";
-
-// Every server takes a message of this size.
-const SMALL_MESSAGE_BYTES = 256 * 1024;
-const MAX_HANDLE = 2 ** 31 - 1;
-
-/** An unfinished request as the session keeps it. */
-interface Open {
-  readonly request: ResumableRequest;
-  readonly stream: SessionStream;
-  readonly backoff: Backoff;
-  /** Lets go of the caller's signal. */
-  readonly forget: () => void;
-  /** Whether the server has it, over the stream that is open. */
-  isSent: boolean;
-  /** Ends the pause before it is submitted again. */
-  pause?: AbortController | undefined;
-}
+import { abortMessage, checkSize, submitMessage } from "./session-messages.js";
+import { SessionStream, type Outcome } from "./session-stream.js";
+import type { RequestOptions, SamplingParams, TokenIds } from "./types.js";
 
 /** What a session gets from its client. */
 export interface SessionParts {
@@ -55,18 +32,19 @@ export interface SessionParts {
 /**
  * Submits requests at any time; `close` aborts those that are unfinished.
  *
- * When the stream breaks it is opened again, and every unfinished request goes on where it was.
- * Where that takes longer than the retry policy allows, the requests fail; the session itself stays
- * usable. The same patience holds for a server that is not there yet.
+ * When the stream breaks it is opened again, and every unfinished request goes on where it was,
+ * unless it was aborted. A request for which that takes longer than the retry policy allows fails;
+ * the session itself stays usable. The same patience holds for a server that is not there yet.
  */
 export class Session {
   readonly #parts: SessionParts;
-  readonly #open = new Map<number, Open>();
+  readonly #open = new OpenRequests();
   readonly #closing = new AbortController();
   readonly #scope: Scope;
   #call: BidiCall<typeof SessionResponseSchema> | undefined;
   #isRunning = false;
-  #lastHandle = 0;
+  /** Whether anything has come since the last stream broke. */
+  #isRestored = false;
 
   constructor(parts: SessionParts) {
     this.#parts = parts;
@@ -75,7 +53,8 @@ export class Session {
 
   /** Aborts what is unfinished; it gets a Finish that says so. */
   close(): void {
-    for (const [handle, open] of this.#open) this.#finish(handle, open.request.aborted());
+    for (const handle of this.#open.wanted.keys()) this.#open.abort(handle);
+    this.#endAborted();
     this.#closing.abort(new ClientClosed("the session is closed"));
     this.#scope.end();
   }
@@ -94,25 +73,19 @@ export class Session {
     signal?.throwIfAborted();
     const { policy, timing } = this.#parts;
     const request = new ResumableRequest(prompt, params, options, timing.now);
-    const handle = this.#newHandle();
+    const handle = this.#open.newHandle();
     const stream = new SessionStream(request.requestId, () => this.#abort(handle));
     const leave = (): void => {
-      this.#abort(handle);
+      this.#tellAbort(handle);
       this.#end(handle, { error: signal?.reason });
     };
     signal?.addEventListener("abort", leave, { once: true });
     const forget = (): void => signal?.removeEventListener("abort", leave);
     const backoff = new Backoff(policy, timing);
-    this.#open.set(handle, { request, stream, backoff, forget, isSent: false });
+    this.#open.wanted.set(handle, { request, stream, backoff, forget });
     void this.#submit(handle);
     if (!this.#isRunning) void this.#run();
     return stream;
-  }
-
-  #newHandle(): number {
-    do this.#lastHandle = (this.#lastHandle % MAX_HANDLE) + 1;
-    while (this.#open.has(this.#lastHandle));
-    return this.#lastHandle;
   }
 
   // -- the stream ---------------------------------------------------------------------------------
@@ -120,40 +93,49 @@ export class Session {
   async #run(): Promise<void> {
     this.#isRunning = true;
     const backoff = new Backoff(this.#parts.policy, this.#parts.timing);
-    while (this.#open.size > 0) {
+    while (this.#open.wanted.size > 0) {
       const lost = await this.#serveStream(backoff);
-      for (const [handle, open] of this.#open) {
-        open.isSent = false;
-        open.pause?.abort();
-        if (!open.request.mayGoOn(lost)) this.#end(handle, { error: lost });
-      }
-      if (this.#open.size > 0) await this.#pause(backoff, lost);
+      const delayMs = backoff.nextDelayMs(lost);
+      this.#lose(lost, delayMs);
+      if (this.#open.wanted.size > 0) await this.#pause(delayMs);
     }
     this.#isRunning = false;
   }
 
-  async #pause(backoff: Backoff, lost: unknown): Promise<void> {
+  /** Ends what does not go on after another `delayMs`. Each request has patience of its own. */
+  #lose(lost: SplitserveError, delayMs: number): void {
+    this.#endAborted();
+    for (const [handle, { pause, backoff, request }] of this.#open.wanted) {
+      pause?.abort();
+      if (this.#isRestored) backoff.reset();
+      if (!request.mayGoOn(lost) || !backoff.lasts(delayMs)) this.#end(handle, { error: lost });
+    }
+    this.#isRestored = false;
+  }
+
+  async #pause(delayMs: number): Promise<void> {
     try {
-      await backoff.pause(lost as SplitserveError, this.#scope.signal);
+      await this.#parts.timing.sleep(delayMs, this.#scope.signal);
     } catch (error) {
-      for (const handle of this.#open.keys()) this.#end(handle, { error });
+      for (const handle of this.#open.wanted.keys()) this.#end(handle, { error });
     }
   }
 
   /** Serves until the stream breaks; returns why it did. */
-  async #serveStream(backoff: Backoff): Promise<unknown> {
+  async #serveStream(backoff: Backoff): Promise<SplitserveError> {
     const { connection } = this.#parts;
     try {
       await connection.ready(this.#scope.signal);
       this.#call = connection.bidi(SchedulerService.method.session, this.#scope.signal);
-      for (const handle of this.#open.keys()) void this.#submit(handle);
+      for (const handle of this.#open.wanted.keys()) void this.#submit(handle);
       for await (const response of this.#call.responses) {
+        this.#isRestored = true;
         backoff.reset();
         this.#receive(response);
       }
       return new ServerUnreachable("the session's stream ended");
     } catch (error) {
-      return error;
+      return error as SplitserveError;
     } finally {
       this.#call = undefined;
     }
@@ -162,43 +144,32 @@ export class Session {
   /** Sends a request over the stream that is open, but for what would end it for all the others. */
   async #submit(handle: number): Promise<void> {
     const call = this.#call;
-    const open = this.#open.get(handle);
+    const open = this.#open.wanted.get(handle);
     if (call === undefined || open === undefined) return;
     try {
-      const value = { handle, request: open.request.message() };
-      const message = encode(SessionRequestSchema, { action: { case: "submit", value } });
-      if (message.length > SMALL_MESSAGE_BYTES) await this.#checkSize(message.length);
-      if (this.#call !== call || this.#open.get(handle) !== open) return;
-      open.isSent = true;
+      const message = submitMessage(handle, open.request.message());
+      await checkSize(message, this.#parts.connection, this.#scope.signal);
+      if (this.#call !== call || this.#open.wanted.get(handle) !== open) return;
+      open.sentOver = call;
       call.send(message);
     } catch (error) {
-      if (this.#open.get(handle) === open) this.#end(handle, { error });
-    }
-  }
-
-  /** Throws InvalidRequest. If the server does not say what it takes, it is for it to refuse. */
-  async #checkSize(numBytes: number): Promise<void> {
-    const { getModel } = SchedulerService.method;
-    const asking = this.#parts.connection.unary(getModel, {}, this.#scope.signal);
-    const limit = await asking.then(
-      (model) => Number(model.maxMessageBytes),
-      () => 0,
-    );
-    if (limit > 0 && numBytes > limit) {
-      const message = `the request has ${numBytes} bytes; the server takes at most ${limit}`;
-      throw new InvalidRequest(message, { reason: "MESSAGE_TOO_LARGE" });
+      if (this.#open.wanted.get(handle) === open) this.#end(handle, { error });
     }
   }
 
   #abort(handle: number): void {
-    const open = this.#open.get(handle);
-    if (open === undefined) return;
-    if (open.isSent && this.#call !== undefined) {
-      const action = { case: "abort", value: { handle } } as const;
-      this.#call.send(encode(SessionRequestSchema, { action }));
-    } else {
-      this.#finish(handle, open.request.aborted());
-    }
+    const open = this.#open.wanted.get(handle);
+    if (open === undefined || this.#tellAbort(handle)) return;
+    this.#end(handle, { finish: open.request.aborted() });
+  }
+
+  /** Aborts a request; whether the server has it, which then says how it ended. */
+  #tellAbort(handle: number): boolean {
+    const call = this.#call;
+    const open = this.#open.abort(handle);
+    if (call === undefined || open?.sentOver !== call) return false;
+    call.send(abortMessage(handle));
+    return true;
   }
 
   // -- what it brings -----------------------------------------------------------------------------
@@ -208,7 +179,7 @@ export class Session {
       throw new ServerFault(`${handles.length} handles came with ${tokenIds.length} tokens`);
     }
     for (const [index, handle] of handles.entries()) {
-      const open = this.#open.get(handle);
+      const open = this.#received(handle);
       const tokenId = tokenIds[index];
       if (open === undefined || tokenId === undefined) continue;
       open.backoff.reset();
@@ -218,19 +189,23 @@ export class Session {
     for (const event of events) this.#receiveEvent(event);
   }
 
-  #receiveEvent({ handle, event }: SessionEvent): void {
+  /** The request that the server has by this handle. */
+  #received(handle: number): OpenRequest | undefined {
     const open = this.#open.get(handle);
+    return open?.sentOver === this.#call ? open : undefined;
+  }
+
+  #receiveEvent({ handle, event }: SessionEvent): void {
+    const open = this.#received(handle);
     if (open === undefined) return;
     if (event.case === "rejected") {
-      const refusal = decodeError(event.value);
-      if (open.request.mayGoOn(refusal)) void this.#submitLater(handle, open, refusal);
-      else this.#end(handle, { error: refusal });
+      this.#receiveRefusal(handle, open, decodeError(event.value));
       return;
     }
     open.backoff.reset();
     try {
       for (const part of open.request.receive(event)) {
-        if (part.type === "finish") this.#finish(handle, part);
+        if (part.type === "finish") this.#end(handle, { finish: part });
         else open.stream.put(part);
       }
     } catch (error) {
@@ -238,9 +213,15 @@ export class Session {
     }
   }
 
-  async #submitLater(handle: number, open: Open, refusal: SplitserveError): Promise<void> {
+  #receiveRefusal(handle: number, open: OpenRequest, refusal: SplitserveError): void {
+    if (!this.#open.wanted.has(handle)) this.#end(handle, { finish: open.request.aborted() });
+    else if (open.request.mayGoOn(refusal)) void this.#submitLater(handle, open, refusal);
+    else this.#end(handle, { error: refusal });
+  }
+
+  async #submitLater(handle: number, open: OpenRequest, refusal: SplitserveError): Promise<void> {
     const pause = new AbortController();
-    open.isSent = false;
+    open.sentOver = undefined;
     open.pause = pause;
     try {
       await this.#parts.abortStale(open.request.requestId, refusal, pause.signal);
@@ -251,16 +232,14 @@ export class Session {
     if (!pause.signal.aborted) await this.#submit(handle);
   }
 
-  #finish(handle: number, finish: Finish): void {
-    this.#end(handle, { finish });
+  /** Ends what was aborted, and what no server has any more. */
+  #endAborted(): void {
+    for (const [handle, { request }] of this.#open.aborted) {
+      this.#end(handle, { finish: request.aborted() });
+    }
   }
 
-  #end(handle: number, outcome: { finish: Finish } | { error: unknown }): void {
-    const open = this.#open.get(handle);
-    if (open === undefined) return;
-    this.#open.delete(handle);
-    open.pause?.abort();
-    open.forget();
-    open.stream.end(outcome);
+  #end(handle: number, outcome: Outcome): void {
+    this.#open.remove(handle)?.stream.end(outcome);
   }
 }

@@ -81,6 +81,11 @@ export interface RequestOptions {
   readonly scheduling?: SchedulingParams;
   /** For models with an encoder. */
   readonly encoderTokenIds?: TokenIds;
+  /**
+   * `Model.digest` of the model that the tokens are of: ModelChanged if another is served, now or
+   * when the request goes on.
+   */
+  readonly modelDigest?: string;
   /** Aborts the request; who reads it then gets the signal's reason thrown. */
   readonly signal?: AbortSignal;
 }

@@ -2,91 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from dataclasses import dataclass
-
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from splitserve_gateway.endpoints.chat_choices import ChatChoice
+from splitserve_gateway.endpoints.choice_answers import AnswerKind, ChoiceAnswer
 from splitserve_gateway.endpoints.context import Gateway, gateway_of
-from splitserve_gateway.endpoints.logprobs import TokenNames, prompt_logprobs
-from splitserve_gateway.endpoints.shapes import StreamUsage, head, usage, whole_answer, with_notes
+from splitserve_gateway.endpoints.logprobs import TokenNames
 from splitserve_gateway.generation.chat_requests import ChatGeneration, chat_generation
-from splitserve_gateway.generation.choices import (
-    Delta,
-    Event,
-    PromptScores,
-    TextRequest,
-    Totals,
-    stream_choices,
-)
+from splitserve_gateway.generation.field_names import FieldNames, chat_fields, naming
 from splitserve_gateway.generation.sampling import sampling_params
 from splitserve_gateway.generation.serving import tokenizer_of
 from splitserve_gateway.http.errors import invalid
-from splitserve_gateway.http.event_stream import event_stream
 from splitserve_gateway.schemas.chat import ChatRequest
 
 router = APIRouter()
+
+_KIND = AnswerKind("chatcmpl", "chat.completion", "chat.completion.chunk", "top_logprobs")
 
 
 @router.post("/v1/chat/completions")
 async def create_chat_completion(request: Request) -> Response:
     """Answers a chat."""
     gateway = gateway_of(request)
-    body = await gateway.read(request, ChatRequest)
-    answer = await _answer(gateway, body)
-    if body.stream:
-        response = await event_stream(_chunks(answer))
-    else:
-        response = await _whole(answer)
-    return with_notes(response, body)
+    async with gateway.reading(request, ChatRequest) as body:
+        answer = await _answer(gateway, body)
+    return await answer.response()
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """What is asked, and the choices that come of it."""
-
-    body: ChatRequest
-    asked: TextRequest
-    choices: list[ChatChoice]
-    names: TokenNames
-
-    def head(self, kind: str) -> dict[str, object]:
-        return head("chatcmpl", kind, self.body, self.asked.served)
-
-
-async def _answer(gateway: Gateway, body: ChatRequest) -> _Answer:
+async def _answer(gateway: Gateway, body: ChatRequest) -> ChoiceAnswer:
     _check(body)
-    generation = await start_chat(gateway, body)
-    tokenizer = tokenizer_of(generation.asked.served)
-    names = TokenNames(tokenizer, as_ids=body.return_tokens_as_token_ids)
-    return _Answer(body, generation.asked, _choices(body, generation, names), names)
+    generation = await start_chat(gateway, body, chat_fields(body))
+    return ChoiceAnswer(_KIND, body, generation.asked, _choices(body, generation))
 
 
-async def start_chat(gateway: Gateway, body: ChatRequest) -> ChatGeneration:
-    """The generation that `body` asks for. Raises ApiError and SplitserveError."""
-    serving = gateway.choose(body.model)
-    max_tokens = body.max_tokens
-    if body.max_completion_tokens is not None:
-        max_tokens = body.max_completion_tokens
-    params = sampling_params(
-        body,
-        serving.served,
-        max_tokens=max_tokens,
-        num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        num_prompt_logprobs=body.prompt_logprobs,
-    )
-    return await chat_generation(serving, body, params)
+async def start_chat(gateway: Gateway, body: ChatRequest, fields: FieldNames) -> ChatGeneration:
+    """The generation that `body` asks for; `fields`: what its caller calls them.
+
+    Raises ApiError and SplitserveError.
+    """
+    with naming(fields):
+        serving = gateway.choose(body.model)
+        max_tokens = body.max_tokens
+        if body.max_completion_tokens is not None:
+            max_tokens = body.max_completion_tokens
+        params = sampling_params(
+            body,
+            serving.served,
+            max_tokens=max_tokens,
+            num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            num_prompt_logprobs=body.prompt_logprobs,
+        )
+        return await chat_generation(serving, body, params, fields)
 
 
-def _choices(body: ChatRequest, generation: ChatGeneration, names: TokenNames) -> list[ChatChoice]:
+def _choices(body: ChatRequest, generation: ChatGeneration) -> list[ChatChoice]:
+    asked = generation.asked
+    names = TokenNames(tokenizer_of(asked.served), as_ids=body.return_tokens_as_token_ids)
     prefix = generation.final_message if body.echo else ""
+    (prompt,) = asked.prompts
     return [
-        ChatChoice(index, body, generation.plan, names, prefix)
-        for index in range(generation.asked.params.num_completions)
+        ChatChoice(index, body, generation.plan, names, prompt.token_ids, prefix)
+        for index in range(asked.params.num_completions)
     ]
 
 
@@ -100,42 +78,3 @@ def _check(body: ChatRequest) -> None:
         raise invalid("prompt_logprobs are not streamed", "prompt_logprobs")
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options is for stream only", "stream_options")
-
-
-async def _chunks(answer: _Answer) -> AsyncGenerator[object, None]:
-    start = answer.head("chat.completion.chunk")
-    prompt_token_ids = answer.asked.prompts[0].token_ids
-    counts = StreamUsage(answer.body.stream_options, len(prompt_token_ids))
-    async with aclosing(stream_choices(answer.asked)) as events:
-        # What is refused is refused before anything is told.
-        event: Event | None = await anext(events)
-        for number, choice in enumerate(answer.choices):
-            chunk = {**start, "choices": [choice.first_chunk()], **counts.of_event(0)}
-            if number == 0 and answer.body.return_token_ids:
-                chunk["prompt_token_ids"] = prompt_token_ids
-            yield chunk
-        while event is not None:
-            if isinstance(event, Delta):
-                told = answer.choices[event.index].chunk(event)
-                count = counts.of_event(len(event.token_ids))
-                if told is not None:
-                    yield {**start, "choices": [told], **count}
-            elif isinstance(event, Totals) and (last := counts.last(event)) is not None:
-                yield {**start, **last}
-            event = await anext(events, None)
-
-
-async def _whole(answer: _Answer) -> Response:
-    more: dict[str, object] = {}
-    async with aclosing(stream_choices(answer.asked)) as events:
-        async for event in events:
-            match event:
-                case Delta():
-                    answer.choices[event.index].add(event)
-                case PromptScores(scores=scores) if answer.body.prompt_logprobs is not None:
-                    more["prompt_logprobs"] = prompt_logprobs(scores, answer.names)
-                case Totals():
-                    more["usage"] = usage(event)
-    if answer.body.return_token_ids:
-        more["prompt_token_ids"] = answer.asked.prompts[0].token_ids
-    return await whole_answer(answer.head("chat.completion"), answer.choices, more)

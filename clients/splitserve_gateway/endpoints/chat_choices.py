@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from splitserve_client import TokenLogprob
-from splitserve_gateway.endpoints.logprobs import TokenNames, chat_logprobs
+from splitserve_gateway.endpoints.logprobs import TokenNames, chat_logprobs, prompt_logprobs
+from splitserve_gateway.endpoints.shapes import Json
 from splitserve_gateway.generation.choices import ChoiceEnd, Delta
 from splitserve_gateway.grammars.answer_plan import AnswerPlan
 from splitserve_gateway.parsing.deltas import (
@@ -17,8 +18,6 @@ from splitserve_gateway.parsing.deltas import (
 from splitserve_gateway.parsing.deltas import Delta as Part
 from splitserve_gateway.schemas.chat import ChatRequest
 
-Json = dict[str, object]
-
 
 class ChatChoice:
     """One choice of a chat.
@@ -27,7 +26,13 @@ class ChatChoice:
     """
 
     def __init__(
-        self, index: int, body: ChatRequest, plan: AnswerPlan, names: TokenNames, prefix: str
+        self,
+        index: int,
+        body: ChatRequest,
+        plan: AnswerPlan,
+        names: TokenNames,
+        prompt_token_ids: Sequence[int] = (),
+        prefix: str = "",
     ) -> None:
         self._index = index
         self._body = body
@@ -41,6 +46,8 @@ class ChatChoice:
         self._token_ids: list[int] = []
         self._logprobs: list[Json] = []
         self._end: ChoiceEnd | None = None
+        self._prompt_token_ids = prompt_token_ids
+        self.prompt_scores: tuple[TokenLogprob, ...] = ()
 
     # -- piece by piece ----------------------------------------------------------------------------
 
@@ -131,6 +138,15 @@ class ChatChoice:
         if self._body.return_token_ids:
             choice["token_ids"] = self._token_ids
         return choice
+
+    def beside(self) -> Json:
+        """What the answer has of its prompt."""
+        shape: Json = {}
+        if self._body.prompt_logprobs is not None:
+            shape["prompt_logprobs"] = prompt_logprobs(self.prompt_scores, self._names)
+        if self._body.return_token_ids:
+            shape["prompt_token_ids"] = self._prompt_token_ids
+        return shape
 
     # -- both --------------------------------------------------------------------------------------
 

@@ -9,48 +9,54 @@ from splitserve_gateway.endpoints.logprobs import (
     joined,
     prompt_logprobs,
 )
+from splitserve_gateway.endpoints.shapes import Json
 from splitserve_gateway.generation.choices import ChoiceEnd, Delta, TextRequest
 from splitserve_gateway.generation.prompts import EncodedPrompt
 from splitserve_gateway.schemas.completions import CompletionRequest
 
 
-def new_choices(body: CompletionRequest, asked: TextRequest) -> list[ChoiceShape]:
+def new_choices(body: CompletionRequest, asked: TextRequest) -> list[CompletionChoice]:
     """The choices of all prompts, prompt by prompt."""
     tokenizer = asked.served.tokenizer
     assert tokenizer is not None, "prompts were encoded"
     names = TokenNames(tokenizer, as_ids=body.return_tokens_as_token_ids)
     num_each = asked.params.num_completions
-    return [
-        ChoiceShape(prompt_index * num_each + number, body, asked, prompt, names)
-        for prompt_index, prompt in enumerate(asked.prompts)
-        for number in range(num_each)
-    ]
+    choices: list[CompletionChoice] = []
+    for prompt in asked.prompts:
+        logprobs = _logprobs(body, asked, prompt, names)
+        for _ in range(num_each):
+            own = None if logprobs is None else logprobs.fork()
+            choices.append(CompletionChoice(len(choices), body, prompt, names, own))
+    return choices
 
 
-class ChoiceShape:
-    """One choice. `prompt_scores`: of the prompt's tokens but the first, once they are known."""
+class CompletionChoice:
+    """One choice of a completion."""
 
     def __init__(
         self,
         index: int,
         body: CompletionRequest,
-        asked: TextRequest,
         prompt: EncodedPrompt,
         names: TokenNames,
+        logprobs: CompletionLogprobs | None,
     ) -> None:
         self._index = index
         self._body = body
         self._prompt = prompt
         self._names = names
         self._has_started = False
-        self._logprobs = _logprobs(body, asked, prompt, names)
+        self._logprobs = logprobs
         self._texts: list[str] = []
         self._token_ids: list[int] = []
         self._shapes: list[dict[str, list[object]]] = []
         self._end: ChoiceEnd | None = None
         self.prompt_scores: tuple[TokenLogprob, ...] = ()
 
-    def chunk(self, delta: Delta) -> dict[str, object] | None:
+    def first_chunk(self) -> None:
+        """None: an event tells what is new."""
+
+    def chunk(self, delta: Delta) -> Json | None:
         """The event that tells `delta`; None if there is nothing to tell."""
         text = self._echo() + delta.text
         shapes = self._new_shapes(delta)
@@ -58,7 +64,7 @@ class ChoiceShape:
         tells_ids = self._body.return_token_ids and delta.token_ids
         if not (text or shapes or delta.end or tells_ids):
             return None
-        choice: dict[str, object] = {
+        choice: Json = {
             "index": self._index,
             "text": text,
             "logprobs": joined(shapes) if shapes else None,
@@ -79,10 +85,10 @@ class ChoiceShape:
         self._end = delta.end or self._end
         self._has_started = True
 
-    def whole(self) -> dict[str, object]:
+    def whole(self) -> Json:
         """All that was noted."""
         body = self._body
-        choice: dict[str, object] = {
+        choice: Json = {
             "index": self._index,
             "text": "".join(self._texts),
             "logprobs": joined(self._shapes) if self._logprobs else None,
@@ -96,6 +102,10 @@ class ChoiceShape:
             choice["prompt_token_ids"] = self._prompt.token_ids
             choice["token_ids"] = self._token_ids
         return choice
+
+    def beside(self) -> Json:
+        """Nothing: each choice tells of its own prompt."""
+        return {}
 
     def _echo(self) -> str:
         return "" if self._has_started or not self._body.echo else self._prompt.text

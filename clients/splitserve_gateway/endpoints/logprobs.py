@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from copy import copy
+from typing import Self
 
 from splitserve_client import Detokenizer, Tokenizer, TokenLogprob, TopLogprob
 
@@ -37,6 +39,12 @@ class CompletionLogprobs:
         self._names = names
         self._detokenizer = detokenizer
         self._offset = offset
+
+    def fork(self) -> Self:
+        """Those of another choice that begins here."""
+        other = copy(self)
+        other._detokenizer = self._detokenizer.fork()
+        return other
 
     def unscored(self, token_id: int) -> dict[str, list[object]]:
         """Of a prompt's first token, which nothing comes before."""

@@ -1,14 +1,17 @@
-"""The OpenAPI page: what bodies look like, which handlers read by themselves."""
+"""The OpenAPI description: what bodies and errors are, which handlers see to by themselves."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from html import escape
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
 
 from splitserve_gateway.schemas.chat import ChatRequest
 from splitserve_gateway.schemas.completions import CompletionRequest
@@ -23,6 +26,48 @@ _BODIES: dict[str, type[BaseModel]] = {
     "/detokenize": DetokenizeRequest,
 }
 _REF = "#/components/schemas/{model}"
+_ERROR = "Error"
+_NULLABLE_TEXT = {"type": ["string", "null"]}
+_ERROR_SCHEMA = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": _NULLABLE_TEXT,
+                "code": _NULLABLE_TEXT,
+            },
+        }
+    },
+}
+_ERRORS = {
+    "404": "There is no such model.",
+    "429": "There is too much to do; again after Retry-After.",
+    "500": "A fault.",
+    "503": "No scheduler is ready; again after Retry-After.",
+}
+# Of what has a body.
+_BODY_ERRORS = {
+    "400": "The request is refused as it stands.",
+    "408": "The body did not come.",
+    "413": "The body is too large.",
+    "415": "The body is no JSON.",
+    "504": "It took longer than it may.",
+}
+_PAGE = """\
+<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title></head>
+<body><h1>{title}</h1>
+<p>The whole description: <a href="openapi.json">openapi.json</a></p>
+<table>
+{rows}
+</table></body></html>
+"""
+_ROW = "<tr><td>{method}</td><td><code>{path}</code></td><td>{what}</td></tr>"
 
 
 def openapi_of(app: FastAPI) -> Callable[[], dict[str, Any]]:
@@ -40,13 +85,38 @@ def openapi_of(app: FastAPI) -> Callable[[], dict[str, Any]]:
 def _with_bodies(page: dict[str, Any]) -> dict[str, Any]:
     models = [(model, "validation") for model in dict.fromkeys(_BODIES.values())]
     _, definitions = models_json_schema(models, ref_template=_REF)  # type: ignore[arg-type]
-    page.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
+    page["components"] = {"schemas": {**definitions["$defs"], _ERROR: _ERROR_SCHEMA}}
     for path, operations in page["paths"].items():
         for operation in operations.values():
             # What is refused has OpenAI's shape, and is never a 422.
             operation["responses"].pop("422", None)
+            operation["responses"].update(_errors(path))
             if path in _BODIES:
                 schema = {"$ref": _REF.format(model=_BODIES[path].__name__)}
                 content = {"application/json": {"schema": schema}}
                 operation["requestBody"] = {"required": True, "content": content}
     return page
+
+
+def _errors(path: str) -> dict[str, object]:
+    if path.startswith("/health"):
+        return {}
+    meanings = {**_ERRORS, **(_BODY_ERRORS if path in _BODIES else {})}
+    content = {"application/json": {"schema": {"$ref": _REF.format(model=_ERROR)}}}
+    return {
+        status: {"description": meaning, "content": content} for status, meaning in meanings.items()
+    }
+
+
+async def docs_page(request: Request) -> Response:
+    """A list of the paths; a page that loads nothing."""
+    page = request.app.openapi()
+    rows = [
+        _ROW.format(
+            method=method.upper(), path=escape(path), what=escape(operation.get("description", ""))
+        )
+        for path, operations in page["paths"].items()
+        for method, operation in operations.items()
+    ]
+    text = _PAGE.format(title=escape(page["info"]["title"]), rows="\n".join(rows))
+    return HTMLResponse(text, headers={"content-security-policy": "default-src 'none'"})

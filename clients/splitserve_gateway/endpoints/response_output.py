@@ -5,8 +5,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Sequence
 
-from splitserve_client import TokenLogprob
+from splitserve_client import Detokenizer, TokenLogprob
 from splitserve_gateway.endpoints.logprobs import TokenNames, chat_logprobs
+from splitserve_gateway.endpoints.shapes import Json
 from splitserve_gateway.generation.choices import Delta
 from splitserve_gateway.grammars.answer_plan import AnswerPlan
 from splitserve_gateway.parsing.deltas import (
@@ -17,35 +18,48 @@ from splitserve_gateway.parsing.deltas import (
 )
 from splitserve_gateway.parsing.deltas import Delta as Part
 
-Json = dict[str, object]
-
 
 class ResponseOutput:
     """`items` are those that have ended; events tell of each from its first token on.
 
-    `num_reasoning_tokens`: tokens before the first part that is none.
+    `detokenizer`: says where in the text each token begins. Which tokens are reasoning, and have
+    scores, does not depend on how many came at once.
     """
 
-    def __init__(self, plan: AnswerPlan, names: TokenNames, *, wants_logprobs: bool) -> None:
+    def __init__(
+        self,
+        plan: AnswerPlan,
+        names: TokenNames,
+        detokenizer: Detokenizer,
+        *,
+        wants_logprobs: bool,
+    ) -> None:
         self._parser = plan.new_parser()
         self._names = names
+        self._detokenizer = detokenizer
         self._wants_logprobs = wants_logprobs
         self._item: _Item | None = None
-        self._scores: list[TokenLogprob] = []
-        self._is_reasoning = True
-        self._held_tokens = 0
+        self._scores: list[tuple[int, TokenLogprob]] = []
+        self._starts: list[int] = []  # of tokens that may be reasoning
+        self._num_chars = 0
         self.items: list[Json] = []
-        self.num_reasoning_tokens = 0
         self.end_reason = ""
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Tokens that begin in the model's reasoning or its marks, once that has ended."""
+        end = self._parser.num_reasoning_chars
+        return 0 if end is None else sum(start < end for start in self._starts)
 
     def push(self, delta: Delta) -> Iterator[Json]:
         """The events that tell `delta`. What they tell is noted as they are taken."""
+        starts = self._starts_of(delta.token_ids)
+        if self._wants_logprobs:
+            self._scores.extend(zip(starts, delta.logprobs, strict=True))
         parts = self._parser.push(delta.text) if delta.text else []
         if delta.end is not None:
             parts += self._parser.finish()
             self.end_reason = delta.end.reason
-        self._count(parts, len(delta.token_ids))
-        self._scores.extend(delta.logprobs)
         for part in parts:
             yield from self._take(part)
         if delta.end is not None:
@@ -53,14 +67,17 @@ class ResponseOutput:
                 yield from self._begin(_Text(len(self.items)))
             yield from self._end("completed" if delta.end.reason == "stop" else "incomplete")
 
-    def _count(self, parts: Sequence[Part], num_tokens: int) -> None:
-        if not self._is_reasoning:
-            return
-        self._held_tokens += num_tokens
-        if any(isinstance(part, ReasoningDelta) for part in parts):
-            self.num_reasoning_tokens += self._held_tokens
-            self._held_tokens = 0
-        self._is_reasoning = not any(not isinstance(part, ReasoningDelta) for part in parts)
+    def _starts_of(self, token_ids: Sequence[int]) -> list[int]:
+        """Where they begin, as long as it matters; then anywhere behind the reasoning."""
+        end = self._parser.num_reasoning_chars
+        if end is not None:
+            return [end] * len(token_ids)
+        starts = []
+        for token_id in token_ids:
+            starts.append(self._num_chars)
+            self._num_chars += len(self._detokenizer.push((token_id,)))
+        self._starts += starts
+        return starts
 
     def _take(self, part: Part) -> Iterator[Json]:
         match part:
@@ -74,7 +91,6 @@ class ResponseOutput:
                 if not isinstance(self._item, _Reasoning):
                     yield from self._begin(_Reasoning(len(self.items) + (self._item is not None)))
                 assert isinstance(self._item, _Reasoning), "it has begun"
-                self._scores.clear()
                 yield self._item.add(text)
             case ToolCallStart(_, call_id, name):
                 index = len(self.items) + (self._item is not None)
@@ -86,9 +102,10 @@ class ResponseOutput:
                 yield self._item.add(text)
 
     def _shaped_scores(self) -> list[Json]:
-        shaped = chat_logprobs(self._scores, self._names) if self._wants_logprobs else []
+        reasoned = self._parser.num_reasoning_chars or 0
+        scores = [score for start, score in self._scores if start >= reasoned]
         self._scores.clear()
-        return shaped
+        return chat_logprobs(scores, self._names)
 
     def _begin(self, item: _Item) -> Iterator[Json]:
         yield from self._end("completed")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-import re
 import secrets
 import time
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from fastapi import APIRouter
@@ -18,34 +18,28 @@ from splitserve_client import SplitserveError
 from splitserve_gateway.endpoints.chat import start_chat
 from splitserve_gateway.endpoints.context import Gateway, gateway_of
 from splitserve_gateway.endpoints.logprobs import TokenNames
-from splitserve_gateway.endpoints.response_output import Json, ResponseOutput
-from splitserve_gateway.endpoints.shapes import with_notes
+from splitserve_gateway.endpoints.response_output import ResponseOutput
+from splitserve_gateway.endpoints.shapes import Json, with_notes
 from splitserve_gateway.generation.choices import Delta, Event, TextRequest, Totals, stream_choices
+from splitserve_gateway.generation.field_names import response_fields
 from splitserve_gateway.generation.response_chats import chat_request
+from splitserve_gateway.generation.scores import gathered
 from splitserve_gateway.generation.serving import tokenizer_of
-from splitserve_gateway.http.errors import ApiError, invalid
+from splitserve_gateway.http.errors import ApiError, error_of, invalid
 from splitserve_gateway.http.event_stream import NAMED_EVENTS, event_stream
 from splitserve_gateway.schemas.responses import ResponsesRequest
 
 router = APIRouter()
 
-# What the fields of a chat are called here.
-_FIELD_OF = {
-    "messages": "input",
-    "max_completion_tokens": "max_output_tokens",
-    "max_tokens": "max_output_tokens",
-    "prompt": "input",
-    "response_format.json_schema": "text.format",
-    "response_format": "text.format",
-}
+_TOOL_FIELDS = {"type", "name", "description", "parameters", "strict"}
 
 
 @router.post("/v1/responses")
 async def create_response(request: Request) -> Response:
     """Answers the input."""
     gateway = gateway_of(request)
-    body = await gateway.read(request, ResponsesRequest)
-    answer = await _answer(gateway, body)
+    async with gateway.reading(request, ResponsesRequest) as body:
+        answer = await _answer(gateway, body)
     if body.stream:
         response = await event_stream(_events(answer), NAMED_EVENTS)
     else:
@@ -73,38 +67,27 @@ class _Answer:
 
     def ended(self, totals: Totals) -> Json:
         """The response once it has ended."""
-        if self.output.end_reason == "stop":
+        reason = self.output.end_reason
+        if reason == "stop":
             return self.shape("completed", totals, completed_at=int(time.time()))
-        details = {"reason": "max_output_tokens"}
+        details = {"reason": "max_output_tokens" if reason == "length" else reason}
         return self.shape("incomplete", totals, incomplete_details=details)
 
 
 async def _answer(gateway: Gateway, body: ResponsesRequest) -> _Answer:
     if body.top_logprobs is not None and not body.wants_logprobs:
         raise invalid("top_logprobs needs message.output_text.logprobs in include", "top_logprobs")
-    with _naming_fields():
-        generation = await start_chat(gateway, chat_request(body))
+    chat = await asyncio.to_thread(chat_request, body)
+    generation = await start_chat(gateway, chat, response_fields(chat))
     asked = generation.asked
-    names = TokenNames(tokenizer_of(asked.served))
-    output = ResponseOutput(generation.plan, names, wants_logprobs=body.wants_logprobs)
+    tokenizer = tokenizer_of(asked.served)
+    output = ResponseOutput(
+        generation.plan,
+        TokenNames(tokenizer),
+        tokenizer.detokenizer(skip_special_tokens=asked.rules.skip_special_tokens),
+        wants_logprobs=body.wants_logprobs,
+    )
     return _Answer(asked, output, _head(body, asked))
-
-
-@contextmanager
-def _naming_fields() -> Iterator[None]:
-    """A refusal names the field by what it is called here."""
-    try:
-        yield
-    except ApiError as error:
-        error.param = _named_here(error.param)
-        raise
-
-
-def _named_here(param: str | None) -> str | None:
-    for name, here in _FIELD_OF.items():
-        if param is not None and re.match(rf"{re.escape(name)}\b", param):
-            return here + param[len(name) :]
-    return param and param.replace(".function.", ".")
 
 
 def _head(body: ResponsesRequest, asked: TextRequest) -> Json:
@@ -127,7 +110,7 @@ def _head(body: ResponsesRequest, asked: TextRequest) -> Json:
         "tool_choice": (choice or "auto")
         if isinstance(choice, str | None)
         else choice.model_dump(),
-        "tools": [tool.model_dump() for tool in body.tools or ()],
+        "tools": [tool.model_dump(include=_TOOL_FIELDS) for tool in body.tools or ()],
         "background": False,
         "max_output_tokens": body.max_output_tokens,
         "max_tool_calls": None,
@@ -162,10 +145,10 @@ def _usage(totals: Totals, num_reasoning_tokens: int) -> Json:
 
 async def _events(answer: _Answer) -> AsyncGenerator[object, None]:
     numbers = itertools.count()
-    async with aclosing(stream_choices(answer.asked)) as events:
+    # The last event has all of it.
+    async with aclosing(gathered(stream_choices(answer.asked), "top_logprobs")) as events:
         # What is refused is refused before anything is told.
-        with _naming_fields():
-            event: Event | None = await anext(events)
+        event: Event | None = await anext(events)
         for name in ("created", "in_progress"):
             yield _numbered(numbers, name, response=answer.shape("in_progress"))
         try:
@@ -179,7 +162,7 @@ async def _events(answer: _Answer) -> AsyncGenerator[object, None]:
                         yield _numbered(numbers, str(whole["status"]), response=whole)
                 event = await anext(events, None)
         except (SplitserveError, ApiError) as error:
-            failure = {"code": "server_error", "message": error.message}
+            failure = {"code": "server_error", "message": error_of(error).message}
             yield _numbered(numbers, "failed", response=answer.shape("failed", error=failure))
 
 
@@ -189,13 +172,12 @@ def _numbered(numbers: Iterator[int], name: str, **fields: object) -> Json:
 
 async def _whole(answer: _Answer) -> Json:
     totals = Totals()
-    with _naming_fields():
-        async with aclosing(stream_choices(answer.asked)) as events:
-            async for event in events:
-                match event:
-                    case Delta():
-                        for _ in answer.output.push(event):
-                            pass
-                    case Totals():
-                        totals = event
+    async with aclosing(gathered(stream_choices(answer.asked), "top_logprobs")) as events:
+        async for event in events:
+            match event:
+                case Delta():
+                    for _ in answer.output.push(event):
+                        pass
+                case Totals():
+                    totals = event
     return answer.ended(totals)

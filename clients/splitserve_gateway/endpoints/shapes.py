@@ -12,14 +12,16 @@ from pydantic_core import to_json
 from starlette.responses import Response
 
 from splitserve_gateway.generation.choices import Totals
-from splitserve_gateway.schemas.base import StreamOptions
+from splitserve_gateway.schemas.base import ApiRequest, StreamOptions
 from splitserve_gateway.schemas.sampling import SamplingFields
 from splitserve_gateway.upstreams.upstream import Served
+
+Json = dict[str, object]
 
 _IGNORED_HEADER = "x-splitserve-ignored-fields"
 
 
-def head(prefix: str, kind: str, body: SamplingFields, served: Served) -> dict[str, object]:
+def head(prefix: str, kind: str, body: SamplingFields, served: Served) -> Json:
     """What every answer, and every event of one, begins with."""
     return {
         "id": f"{prefix}-{body.request_id or secrets.token_hex(16)}",
@@ -30,7 +32,7 @@ def head(prefix: str, kind: str, body: SamplingFields, served: Served) -> dict[s
     }
 
 
-def usage(totals: Totals) -> dict[str, object]:
+def usage(totals: Totals) -> Json:
     """`usage`."""
     return {
         "prompt_tokens": totals.num_prompt_tokens,
@@ -49,14 +51,14 @@ class StreamUsage:
         self._num_prompt_tokens = num_prompt_tokens
         self._num_output_tokens = 0
 
-    def of_event(self, num_tokens: int) -> dict[str, object]:
+    def of_event(self, num_tokens: int) -> Json:
         """What an event that brings `num_tokens` has besides its choices."""
         self._num_output_tokens += num_tokens
         if self._is_continuous:
             return {"usage": usage(Totals(self._num_prompt_tokens, self._num_output_tokens))}
         return {"usage": None} if self._is_wanted else {}
 
-    def last(self, totals: Totals) -> dict[str, object] | None:
+    def last(self, totals: Totals) -> Json | None:
         """What the event after all choices has; None if there is to be none."""
         return {"choices": [], "usage": usage(totals)} if self._is_wanted else None
 
@@ -64,13 +66,11 @@ class StreamUsage:
 class WholeChoice(Protocol):
     """A choice, once all of it is there."""
 
-    def whole(self) -> dict[str, object]:
+    def whole(self) -> Json:
         """As JSON."""
 
 
-async def whole_answer(
-    start: dict[str, object], choices: Sequence[WholeChoice], more: dict[str, object]
-) -> Response:
+async def whole_answer(start: Json, choices: Sequence[WholeChoice], more: Json) -> Response:
     """The answer with all its choices, and `more`, which is not empty.
 
     One choice after the other: they may have megabytes of logprobs.
@@ -83,8 +83,8 @@ async def whole_answer(
     return Response(b"".join(pieces), media_type="application/json")
 
 
-def with_notes(response: Response, body: SamplingFields) -> Response:
+def with_notes(response: Response, body: ApiRequest) -> Response:
     """`response`, saying in a header which fields of `body` changed nothing."""
-    if body.ignored:
-        response.headers[_IGNORED_HEADER] = ", ".join(body.ignored)
+    if ignored := body.ignored:
+        response.headers[_IGNORED_HEADER] = ", ".join(ignored)
     return response

@@ -7,7 +7,8 @@ from pydantic_core import to_json
 from starlette.requests import Request
 from starlette.responses import Response
 
-from splitserve_gateway.endpoints.context import gateway_of
+from splitserve_gateway.endpoints.context import Gateway, gateway_of
+from splitserve_gateway.endpoints.shapes import with_notes
 from splitserve_gateway.generation.answers import tools_of
 from splitserve_gateway.generation.chat_prompts import encode_chat
 from splitserve_gateway.generation.prompts import beside_the_loop, check_chars
@@ -22,7 +23,11 @@ router = APIRouter()
 async def tokenize(request: Request) -> Response:
     """The token ids of a prompt or a chat."""
     gateway = gateway_of(request)
-    body = await gateway.read(request, TokenizeRequest)
+    async with gateway.reading(request, TokenizeRequest) as body:
+        return await _tokenize(gateway, body)
+
+
+async def _tokenize(gateway: Gateway, body: TokenizeRequest) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise invalid("one of prompt and messages is required", "prompt")
     _, served = gateway.fleet.choose(body.model)
@@ -45,7 +50,7 @@ async def tokenize(request: Request) -> Response:
             if body.return_token_strs
             else None,
         }
-        return Response(to_json(content), media_type="application/json")
+        return with_notes(Response(to_json(content), media_type="application/json"), body)
 
     return await beside_the_loop(tokenizer, len(text) + len(token_ids or ()), answer)
 
@@ -54,7 +59,11 @@ async def tokenize(request: Request) -> Response:
 async def detokenize(request: Request) -> Response:
     """The text of token ids, with that of special tokens unless they are to be skipped."""
     gateway = gateway_of(request)
-    body = await gateway.read(request, DetokenizeRequest)
+    async with gateway.reading(request, DetokenizeRequest) as body:
+        return await _detokenize(gateway, body)
+
+
+async def _detokenize(gateway: Gateway, body: DetokenizeRequest) -> Response:
     _, served = gateway.fleet.choose(body.model)
     tokenizer = tokenizer_of(served)
     vocab_size = served.model.vocab_size

@@ -32,7 +32,7 @@ async def tools_of(body: ChatFields) -> ToolUse:
         return ToolUse()
     try:
         return await asyncio.to_thread(
-            tool_use, body.tools, body.tool_choice, body.parallel_tool_calls
+            tool_use, body.tools, body.tool_choice, is_parallel=body.parallel_tool_calls
         )
     except GrammarRefused as error:
         raise invalid(str(error), error.field, "invalid_value") from error
@@ -52,7 +52,7 @@ async def answer_plan(
     try:
         requested = await _requested(body)
         rules = AnswerRules(output_format, requested, use, state, special_tokens)
-        plan = await plan_answer(serving.checker, rules)
+        plan = await plan_answer(serving.checker.of(body.user or ""), rules)
     except GrammarRefused as error:
         raise invalid(str(error), error.field, "invalid_grammar") from error
     except GrammarCheckUnavailable as error:
@@ -62,8 +62,9 @@ async def answer_plan(
     return plan
 
 
-async def checked_grammar(checker: GrammarChecker, body: SamplingFields) -> Grammar | None:
+async def checked_grammar(checkers: GrammarChecker, body: SamplingFields) -> Grammar | None:
     """The grammar that `body` asks for, without a chat around it. Raises ApiError."""
+    checker = checkers.of(body.user or "")
     try:
         requested = await _requested(body)
         if requested is None:

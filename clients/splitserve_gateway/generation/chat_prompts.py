@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from splitserve_client import Tokenizer
-from splitserve_gateway.generation.prompts import EncodedPrompt, check_chars, truncated
+from splitserve_gateway.generation.prompts import (
+    EncodedPrompt,
+    beside_the_loop,
+    check_chars,
+    encode_text,
+    truncated,
+)
 from splitserve_gateway.generation.serving import tokenizer_of
 from splitserve_gateway.http.errors import invalid
 from splitserve_gateway.schemas.chat import ChatFields, ChatMessage
@@ -26,25 +32,29 @@ async def encode_chat(
     """The prompt of a chat; its `text` is how it ends. Raises ApiError and SplitserveError."""
     _check(body)
     tokenizer = tokenizer_of(served)
-    messages = [_message(message) for message in body.messages or ()]
     variables = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", body.reasoning_effort)
     adds = body.add_generation_prompt and not body.continue_final_message
 
-    def encode() -> tuple[list[int], str]:
-        text = tokenizer.render_chat(
-            messages,
+    def render() -> str:
+        return tokenizer.render_chat(
+            [_message(message) for message in body.messages or ()],
             tools=tools,
             documents=body.documents,
             add_generation_prompt=adds,
             continue_final_message=body.continue_final_message,
             variables=variables,
         )
-        check_chars("messages", len(text), truncate, served)
-        return tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens)), text
 
-    token_ids, text = await tokenizer.in_thread(encode)
+    text = await tokenizer.in_thread(render)
+    check_chars("messages", len(text), truncate, served)
+    adds_special = bool(body.add_special_tokens)
+    token_ids = await beside_the_loop(
+        tokenizer,
+        len(text),
+        lambda: encode_text(text, "messages", truncate, served, adds_special),
+    )
     token_ids = truncated(token_ids, truncate, served)
     return EncodedPrompt(token_ids, body.continue_final_message, text[-_NUM_END_CHARS:])
 

@@ -9,8 +9,8 @@ from splitserve_client import SamplingParams
 from splitserve_gateway.generation.answers import answer_plan, tools_of
 from splitserve_gateway.generation.chat_prompts import chat_of_tokens, content_of, encode_chat
 from splitserve_gateway.generation.choices import TextRequest
+from splitserve_gateway.generation.field_names import FieldNames
 from splitserve_gateway.generation.prompts import EncodedPrompt, truncated
-from splitserve_gateway.generation.sampling import CHAT_FIELDS
 from splitserve_gateway.generation.serving import Serving, tokenizer_of
 from splitserve_gateway.generation.text_requests import text_request
 from splitserve_gateway.grammars.answer_plan import AnswerPlan
@@ -28,20 +28,20 @@ class ChatGeneration:
 
 
 async def chat_generation(
-    serving: Serving, body: ChatRequest, params: SamplingParams
+    serving: Serving, body: ChatRequest, params: SamplingParams, fields: FieldNames
 ) -> ChatGeneration:
-    """The generation that a chat asks for. Raises ApiError and SplitserveError."""
+    """The generation that a chat asks for; `fields`: what its caller calls them.
+
+    Raises ApiError and SplitserveError.
+    """
     use = await tools_of(body)
     prompt = await _prompt(body, serving.served, use.template_tools)
     plan = await answer_plan(serving, body, use, prompt.text)
     params = replace(params, grammar=plan.grammar)
-    asked = await text_request(serving, body, params, [prompt])
-    fields = dict(CHAT_FIELDS)
-    if body.max_completion_tokens is not None:
-        fields["max_tokens"] = "max_completion_tokens"
+    asked = await text_request(serving, body, params, [prompt], fields)
     skips = body.skip_special_tokens and not plan.shows_markers
-    asked = replace(asked, skip_special_tokens=skips, fields=fields)
-    return ChatGeneration(asked, plan, _final_message(body))
+    rules = replace(asked.rules, skip_special_tokens=skips)
+    return ChatGeneration(replace(asked, rules=rules), plan, _final_message(body))
 
 
 async def _prompt(

@@ -3,43 +3,48 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from splitserve_client import (
+    End,
     Finish,
     FinishReason,
     InvalidRequest,
+    Piece,
     RequestFailed,
+    RequestTexts,
     SamplingParams,
     SchedulingParams,
+    SequenceFinish,
     SplitserveError,
+    TextRules,
     TokenLogprob,
     Tokens,
 )
-from splitserve_gateway.generation.choice_text import ChoiceText, StopRule
+from splitserve_gateway.generation.field_names import FieldNames, refusal
 from splitserve_gateway.generation.prompts import EncodedPrompt
-from splitserve_gateway.generation.sampling import COMPLETION_FIELDS, refusal
 from splitserve_gateway.http.errors import invalid
 from splitserve_gateway.upstreams.upstream import Served, Upstream
 
 # Events of each prompt of a batch that wait to be written.
 _MAX_WAITING = 4
+# Prompts of a batch that a scheduler has at a time: it has a queue for everybody's.
+_MAX_PROMPTS_AT_A_TIME = 64
 
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
-    """Everything that text is generated from. `fields`: see `sampling.refusal`."""
+    """Everything that text is generated from. `fields`: what callers call them."""
 
     upstream: Upstream
     served: Served
     prompts: Sequence[EncodedPrompt]
     params: SamplingParams
-    stop_rule: StopRule
+    rules: TextRules
     scheduling: SchedulingParams
-    skip_special_tokens: bool = True
-    fields: Mapping[str, str] = field(default_factory=lambda: COMPLETION_FIELDS)
+    fields: FieldNames
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,22 +134,27 @@ def _refusals(params: SamplingParams) -> Collection[str]:
 
 
 async def _merged(request: TextRequest) -> AsyncGenerator[Event, None]:
-    """The events of all prompts, of each in order. What goes wrong with one ends all."""
-    queue: asyncio.Queue[Event | BaseException | None]
-    queue = asyncio.Queue(_MAX_WAITING * len(request.prompts))
+    """The events of all prompts, of each in order. What goes wrong with one ends all.
 
-    async def pump(index: int) -> None:
+    A few prompts are generated from at a time; the next begins when one of them ends.
+    """
+    num_pumps = min(_MAX_PROMPTS_AT_A_TIME, len(request.prompts))
+    queue: asyncio.Queue[Event | BaseException | None] = asyncio.Queue(_MAX_WAITING * num_pumps)
+    remaining = iter(range(len(request.prompts)))
+
+    async def pump() -> None:
         try:
-            async with aclosing(_PromptChoices(request, index).stream()) as events:
-                async for event in events:
-                    await queue.put(event)
+            for index in remaining:
+                async with aclosing(_PromptChoices(request, index).stream()) as events:
+                    async for event in events:
+                        await queue.put(event)
         except Exception as error:  # raised again by whoever reads
             await queue.put(error)
         else:
             await queue.put(None)
 
-    pumps = [asyncio.create_task(pump(index)) for index in range(len(request.prompts))]
-    num_running = len(pumps)
+    pumps = [asyncio.create_task(pump()) for _ in range(num_pumps)]
+    num_running = num_pumps
     try:
         while num_running:
             event = await queue.get()
@@ -167,85 +177,58 @@ class _PromptChoices:
         self._request = request
         self._prompt_index = prompt_index
         self._prompt = request.prompts[prompt_index]
-        params = request.params
-        num_choices = params.num_completions
-        self._first_index = prompt_index * num_choices
-        self._texts = [self._new_text() for _ in range(num_choices)]
-        self._has_ended = [False] * num_choices
-        self._num_output_tokens = 0
-        self._scores: list[TokenLogprob] = []
-
-    def _new_text(self) -> ChoiceText:
-        tokenizer = self._request.served.tokenizer
-        assert tokenizer is not None, "prompts were encoded"
-        context = self._prompt.token_ids if self._prompt.is_continued else ()
-        detokenizer = tokenizer.detokenizer(
-            context, skip_special_tokens=self._request.skip_special_tokens
+        self._first_index = prompt_index * request.params.num_completions
+        assert request.served.tokenizer is not None, "prompts were encoded"
+        self._texts = RequestTexts(
+            request.served.tokenizer,
+            request.params,
+            self._prompt.token_ids,
+            request.rules,
+            continues_prompt=self._prompt.is_continued,
         )
-        return ChoiceText(detokenizer, self._request.stop_rule)
+        self._scores: list[TokenLogprob] = []
 
     async def stream(self) -> AsyncGenerator[Event, None]:
         """Streams the deltas, then the Totals of this prompt."""
         request = self._request
-        params = request.params
         asked = request.upstream.request(
-            self._prompt.token_ids, params, request.scheduling, request.served.model.digest
+            self._prompt.token_ids, request.params, request.scheduling, request.served.model.digest
         )
-        num_cached_tokens = 0
         async with aclosing(asked.events()) as events:
             async for event in events:
-                if isinstance(event, Finish):
-                    num_cached_tokens = event.usage.num_cached_tokens
-                    for delta in self._rest(event):
-                        yield delta
-                    break
-                if event.prompt_logprobs:
-                    self._scores.extend(event.prompt_logprobs)
-                if event.token_ids and self._scores:
-                    yield PromptScores(self._prompt_index, tuple(self._scores))
-                    self._scores.clear()
-                if (gained := self._push(event)) is not None:
-                    yield gained
-                    if all(self._has_ended) and params.is_streamed:
-                        asked.abort()
-                        num_cached_tokens = await _cached_tokens_of_rest(events)
-                        break
-        yield Totals(len(self._prompt.token_ids), self._num_output_tokens, num_cached_tokens)
+                for part in self._texts.receive(event):
+                    if isinstance(part, End):
+                        num_cached_tokens = part.usage.num_cached_tokens
+                        if not isinstance(event, Finish):
+                            asked.abort()
+                            num_cached_tokens = await _cached_tokens_of_rest(events)
+                        yield self._totals(num_cached_tokens)
+                        return
+                    if part.prompt_logprobs:
+                        self._scores.extend(part.prompt_logprobs)
+                    if part.token_ids and self._scores:
+                        yield self._take_scores()
+                    if part.token_ids or part.finish:
+                        yield self._delta(part)
 
-    def _push(self, tokens: Tokens) -> Delta | None:
-        """What `tokens` bring their choice; None if nothing, as after its end."""
-        if self._has_ended[tokens.index] or not (tokens.token_ids or tokens.finish):
-            return None
-        text = self._texts[tokens.index]
-        shown, num_read = text.push(tokens.token_ids)
-        self._num_output_tokens += num_read
-        end = None
-        if text.stop_string is not None:
-            end = ChoiceEnd("stop", text.stop_string)
-        elif tokens.finish is not None:
-            shown += text.finish()
-            end = self._end(text, tokens.finish.reason, tokens.finish.stop_token_id)
-        self._has_ended[tokens.index] = end is not None
-        index = self._first_index + tokens.index
-        if num_read == len(tokens.token_ids):
-            return Delta(index, shown, tokens.token_ids, tokens.logprobs, end)
-        return Delta(index, shown, tokens.token_ids[:num_read], tokens.logprobs[:num_read], end)
+    def _take_scores(self) -> PromptScores:
+        scores, self._scores = self._scores, []
+        return PromptScores(self._prompt_index, tuple(scores))
 
-    def _rest(self, finish: Finish) -> list[Delta]:
-        """The ends of choices that have not ended when the request does."""
-        deltas = []
-        for index, text in enumerate(self._texts):
-            if not self._has_ended[index]:
-                shown = text.finish()
-                end = self._end(text, finish.reason, finish.stop_token_id)
-                deltas.append(Delta(self._first_index + index, shown, end=end))
-        return deltas
+    def _delta(self, piece: Piece) -> Delta:
+        end = None if piece.finish is None else self._end(piece.finish, piece.stop_string)
+        index = self._first_index + piece.index
+        return Delta(index, piece.text, piece.token_ids, piece.logprobs, end)
 
-    def _end(self, text: ChoiceText, reason: FinishReason, stop_token_id: int | None) -> ChoiceEnd:
-        if text.stop_string is not None:
-            return ChoiceEnd("stop", text.stop_string)
-        is_own = stop_token_id not in self._request.served.model.eos_token_ids
-        return ChoiceEnd(_REASONS[reason], stop_token_id if is_own else None)
+    def _end(self, finish: SequenceFinish, stop_string: str | None) -> ChoiceEnd:
+        stop_token_id = finish.stop_token_id
+        if stop_string is not None or stop_token_id in self._request.served.model.eos_token_ids:
+            return ChoiceEnd(_REASONS[finish.reason], stop_string)
+        return ChoiceEnd(_REASONS[finish.reason], stop_token_id)
+
+    def _totals(self, num_cached_tokens: int) -> Totals:
+        num_prompt_tokens = len(self._prompt.token_ids)
+        return Totals(num_prompt_tokens, self._texts.num_output_tokens, num_cached_tokens)
 
 
 async def _cached_tokens_of_rest(events: AsyncGenerator[Tokens | Finish, None]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, assert_never
+from typing import assert_never
 
 from splitserve_gateway.schemas.chat import (
     ChatMessage,
@@ -16,15 +16,25 @@ from splitserve_gateway.schemas.chat import (
 from splitserve_gateway.schemas.responses import (
     CalledFunction,
     Content,
-    FunctionChoice,
     FunctionOutput,
-    FunctionTool,
     Item,
     Message,
     Reasoning,
     ResponsesRequest,
 )
 from splitserve_gateway.schemas.sampling import SamplingFields
+from splitserve_gateway.schemas.tools import (
+    AllowedChatChoice,
+    AllowedChatTools,
+    ChatTool,
+    ChatToolChoice,
+    ChatToolName,
+    FunctionDefinition,
+    NamedFunction,
+    ResponseTool,
+    ResponseToolChoice,
+    ResponseToolName,
+)
 
 _SAMPLING = SamplingFields.model_fields.keys() - {
     "n", "best_of", "max_tokens", "response_format", "prompt_token_ids", "prompt_logprobs",
@@ -41,7 +51,7 @@ def chat_request(body: ResponsesRequest) -> ChatRequest:
         max_completion_tokens=body.max_output_tokens,
         logprobs=body.wants_logprobs,
         top_logprobs=(body.top_logprobs or 0) if body.wants_logprobs else None,
-        tools=[_tool(tool) for tool in body.tools] if body.tools else None,
+        tools=list(map(_tool, body.tools or ())),
         tool_choice=_tool_choice(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls,
         response_format=_response_format(body),
@@ -106,7 +116,7 @@ class _Answer:
 def _other(item: Message | FunctionOutput) -> ChatMessage:
     if isinstance(item, FunctionOutput):
         return ChatMessage.model_construct(
-            role="tool", tool_call_id=item.call_id, content=_text(item.output)
+            role="tool", tool_call_id=item.call_id, name=item.name, content=_text(item.output)
         )
     return ChatMessage.model_construct(role=item.role, content=_text(item.content))
 
@@ -117,14 +127,22 @@ def _text(content: Content) -> str:
     return "".join(part.refusal if isinstance(part, RefusalPart) else part.text for part in content)
 
 
-def _tool(tool: FunctionTool) -> dict[str, Any]:
-    return {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}
+def _tool(tool: ResponseTool) -> ChatTool:
+    given = {name: getattr(tool, name) for name in FunctionDefinition.model_fields}
+    return ChatTool(type="function", function=FunctionDefinition.model_construct(**given))
 
 
-def _tool_choice(choice: str | FunctionChoice | None) -> object:
-    if isinstance(choice, FunctionChoice):
-        return {"type": "function", "function": {"name": choice.name}}
-    return choice
+def _tool_choice(choice: ResponseToolChoice | None) -> ChatToolChoice | None:
+    if choice is None or isinstance(choice, str):
+        return choice
+    if isinstance(choice, ResponseToolName):
+        return _tool_name(choice)
+    allowed = AllowedChatTools(mode=choice.mode, tools=list(map(_tool_name, choice.tools)))
+    return AllowedChatChoice(type="allowed_tools", allowed_tools=allowed)
+
+
+def _tool_name(tool: ResponseToolName) -> ChatToolName:
+    return ChatToolName(type="function", function=NamedFunction(name=tool.name))
 
 
 def _response_format(body: ResponsesRequest) -> object:

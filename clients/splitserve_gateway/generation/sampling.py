@@ -2,36 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from splitserve_client import (
     BeamSearch,
     EarlyStopping,
-    InvalidRequest,
     SamplingParams,
     SchedulingParams,
 )
-from splitserve_gateway.http.errors import ApiError, api_error, invalid
+from splitserve_gateway.http.errors import invalid
 from splitserve_gateway.schemas.sampling import SamplingFields
 from splitserve_gateway.upstreams.upstream import Served
-
-# What the scheduler calls otherwise than callers do.
-COMPLETION_FIELDS: Mapping[str, str] = {
-    "num_logprobs": "logprobs",
-    "num_prompt_logprobs": "prompt_logprobs",
-    "bad_words_token_ids": "bad_words",
-    "beam_search": "use_beam_search",
-    "beam_search.width": "n",
-    "beam_search.length_penalty": "length_penalty",
-    "tenant": "user",
-    "deadline": "deadline_s",
-    "resume_sequences": "n",
-}
-CHAT_FIELDS: Mapping[str, str] = {
-    **COMPLETION_FIELDS,
-    "num_logprobs": "top_logprobs",
-    "prompt": "messages",
-}
 
 
 def sampling_params(
@@ -96,18 +75,3 @@ def scheduling_params(body: SamplingFields) -> SchedulingParams:
         deadline_s=body.deadline_s,
         cache_salt=body.cache_salt or "",
     )
-
-
-def refusal(error: InvalidRequest, fields: Mapping[str, str]) -> ApiError:
-    """The scheduler's refusal, with the field at fault, which its message names first.
-
-    `fields`: what callers call what the scheduler calls otherwise.
-    """
-    refused = api_error(error)
-    name = error.message.partition(" ")[0].partition("[")[0]
-    if error.reason in ("PROMPT_EMPTY", "PROMPT_TOO_LONG", "TOKEN_OUT_OF_RANGE"):
-        name = "prompt"
-    elif name not in fields and name not in SamplingFields.model_fields:
-        return refused
-    refused.param = fields.get(name, name)
-    return refused

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from splitserve_client import SamplingParams
-from splitserve_gateway.generation.choice_text import StopRule, ending_token_ids
+from splitserve_client import SamplingParams, TextRules
 from splitserve_gateway.generation.choices import TextRequest
+from splitserve_gateway.generation.field_names import FieldNames
 from splitserve_gateway.generation.prompts import EncodedPrompt, beside_the_loop
 from splitserve_gateway.generation.sampling import scheduling_params
+from splitserve_gateway.generation.scores import check_prompt_scores
 from splitserve_gateway.generation.serving import Serving
+from splitserve_gateway.http.errors import invalid
 from splitserve_gateway.schemas.sampling import SamplingFields
 
 
@@ -19,11 +21,16 @@ async def text_request(
     body: SamplingFields,
     params: SamplingParams,
     prompts: Sequence[EncodedPrompt],
+    fields: FieldNames,
 ) -> TextRequest:
-    """The generation that `body` asks for, from `prompts` by `params`.
+    """The generation that `body` asks for, from `prompts` by `params`; `fields`: see `TextRequest`.
 
-    Raises SplitserveError.
+    Raises ApiError and SplitserveError.
     """
+    if params.grammar is not None and params.beam_search is not None:
+        raise invalid("grammar does not go with use_beam_search", "grammar")
+    scored = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
+    check_prompt_scores(prompts, params, scored)
     words = body.bad_words
     if words:
         tokenizer = serving.tokenizer
@@ -31,20 +38,19 @@ async def text_request(
             tokenizer, sum(map(len, words)), lambda: tokenizer.bad_words_token_ids(words)
         )
         params = replace(params, bad_words_token_ids=token_ids)
-    stop_rule = StopRule(
+    endings = _ending_token_ids(serving.served.model.eos_token_ids, params)
+    rules = TextRules(
         tuple(body.stops),
-        ending_token_ids(
-            serving.served.model.eos_token_ids, params.stop_token_ids, ignore_eos=params.ignore_eos
-        ),
         body.include_stop_str_in_output,
-        params.min_tokens or 0,
+        body.skip_special_tokens,
+        hidden_token_ids=frozenset() if body.include_stop_str_in_output else endings,
     )
     return TextRequest(
-        serving.upstream,
-        serving.served,
-        prompts,
-        params,
-        stop_rule,
-        scheduling_params(body),
-        body.skip_special_tokens,
+        serving.upstream, serving.served, prompts, params, rules, scheduling_params(body), fields
     )
+
+
+def _ending_token_ids(eos_token_ids: Collection[int], params: SamplingParams) -> frozenset[int]:
+    """The tokens that end a text."""
+    own = frozenset(params.stop_token_ids)
+    return own if params.ignore_eos else own.union(eos_token_ids)

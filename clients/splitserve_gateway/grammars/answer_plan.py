@@ -7,11 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from splitserve_client.types import Grammar
 from splitserve_gateway.grammars.calls import only_calls, text_and_calls, texts_of
-from splitserve_gateway.grammars.checker import GrammarChecker
+from splitserve_gateway.grammars.checker import TenantChecker
 from splitserve_gateway.grammars.lark import after_reasoning, as_sent, either
 from splitserve_gateway.grammars.requested import (
     ANY_OBJECT,
-    MAX_GRAMMAR_BYTES,
     GrammarRefused,
     RequestedGrammar,
 )
@@ -20,6 +19,7 @@ from splitserve_gateway.parsing.formats import JSON
 from splitserve_gateway.parsing.output_format import OutputFormat
 from splitserve_gateway.parsing.output_parser import OutputParser, ParserOptions
 from splitserve_gateway.parsing.reasoning import ReasoningState
+from splitserve_grammars.limits import MAX_GRAMMAR_BYTES
 
 _MAX_REFUSED = 3  # each may take all the time that a grammar gets
 
@@ -63,12 +63,12 @@ class AnswerPlan:
         return OutputParser(self.output_format, self.options)
 
 
-async def plan_answer(checker: GrammarChecker, rules: AnswerRules) -> AnswerPlan:
+async def plan_answer(checker: TenantChecker, rules: AnswerRules) -> AnswerPlan:
     """How an answer is held to `rules`, and read.
 
     - A call that has to be made is the whole answer; otherwise what was requested or calls are.
     - Of tools that may be called, `strict` ones are held to their schemas, where calls can be told
-      from text.
+      from text; so are all of them where there are others that may not be called.
     - A schema that is not strict and cannot be compiled becomes any object.
     - All of this comes after the model's reasoning; a model whose marks of reasoning are special
       tokens does not reason under a grammar.
@@ -95,6 +95,7 @@ async def plan_answer(checker: GrammarChecker, rules: AnswerRules) -> AnswerPlan
     read = form if use.callable_tools else replace(form, tool_calls=None)
     options = ParserOptions(
         tools=use.parameters,
+        barred=use.barred,
         max_calls=use.max_calls,
         streams_arguments=answer is not None,
         starts_in_reasoning=state is ReasoningState.OPEN,
@@ -104,7 +105,7 @@ async def plan_answer(checker: GrammarChecker, rules: AnswerRules) -> AnswerPlan
 
 
 async def _calls(
-    checker: GrammarChecker, rules: AnswerRules, *, has_answer: bool
+    checker: TenantChecker, rules: AnswerRules, *, has_answer: bool
 ) -> tuple[OutputFormat, Grammar | None]:
     """The grammar of calls, if they need one, and how calls are written."""
     use, form = rules.tool_use, rules.output_format
@@ -119,7 +120,7 @@ async def _calls(
             checker, use.callable_tools, lambda tools: only_calls(tools, spelled, use.max_calls)
         )
         return replace(form, tool_calls=spelled), made
-    if is_spoken and any(tool.is_strict for tool in use.callable_tools):
+    if is_spoken and (use.barred or any(tool.is_strict for tool in use.callable_tools)):
         notation = form.tool_calls
         made = await _compilable(
             checker, use.callable_tools, lambda tools: text_and_calls(tools, notation)
@@ -129,7 +130,7 @@ async def _calls(
 
 
 async def _compilable(
-    checker: GrammarChecker,
+    checker: TenantChecker,
     tools: Sequence[Tool],
     make: Callable[[Sequence[Tool]], Grammar | None],
 ) -> Grammar | None:
@@ -147,7 +148,7 @@ async def _compilable(
         raise GrammarRefused(tools[0].field, refused.message) from refused
 
 
-async def _without_refused(checker: GrammarChecker, tools: Sequence[Tool]) -> list[Tool]:
+async def _without_refused(checker: TenantChecker, tools: Sequence[Tool]) -> list[Tool]:
     """The tools, each schema tried alone; after some that were refused only strict ones are."""
     kept: list[Tool] = []
     num_refused = 0

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
-import signal
-import sys
 from collections import OrderedDict
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from splitserve_client.types import Choices, Grammar, JsonSchema, Lark, Regex
+from splitserve_gateway.grammars.check_process import CheckProcess
 from splitserve_gateway.grammars.requested import Gbnf, GrammarRefused, Source, checked_text
+from splitserve_gateway.grammars.turns import Turns
+from splitserve_grammars.limits import (
+    FIRST_TRIAL_CPU_S,
+    MAX_ADDRESS_BYTES,
+    MAX_COMPILE_CPU_S,
+    MAX_TRIAL_WALL_S,
+)
+from splitserve_grammars.trial import TrialTooSlow, TrialUnavailable, Verdict, encode_task
 
-_WORKER = Path(__file__).with_name("check_worker.py")
-_MAX_REPLY_BYTES = 1 << 20
-# How a worker ends that was given more than it may use: out of processor time, out of memory, out
-# of stack. The grammar is to blame.
-_TOO_LARGE = {-signal.SIGPROF, -signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGILL}
+_MAX_SHARE = 4  # of what waits, one tenant may have one part in so many
 
 
 class GrammarCheckUnavailable(Exception):
@@ -30,26 +31,23 @@ class GrammarCheckUnavailable(Exception):
 class CheckerLimits:
     """What checking may cost. Seconds, counts, bytes.
 
-    `max_cpu_s`, `max_memory_mib`: of one worker. `max_wall_s`: also where the machine is busy.
+    `first_cpu_s`: of a grammar's first try; what takes longer is tried again with `max_cpu_s`.
     """
 
-    num_workers: int = 2
     max_waiting: int = 256
-    max_cpu_s: float = 1.0
-    max_memory_mib: int = 1024
-    max_wall_s: float = 20.0
+    first_cpu_s: float = FIRST_TRIAL_CPU_S
+    max_cpu_s: float = MAX_COMPILE_CPU_S
+    max_address_bytes: int = MAX_ADDRESS_BYTES
+    max_wall_s: float = MAX_TRIAL_WALL_S
     max_cached: int = 1024
     max_cached_bytes: int = 8 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class _Verdict:
-    error: str = ""
-    lark: str = ""  # of a grammar in another dialect
-
-
 class GrammarChecker:
     """Checks grammars, each content once.
+
+    There are two lanes, each with a process: whoever is quick waits for first tries alone, which
+    are short. In both, tenants take turns.
 
     Not seen here: whether the model's tokens can spell what a grammar wants, whether special tokens
     that it names exist, and how many states it grows while an answer is made. An executor that
@@ -57,84 +55,113 @@ class GrammarChecker:
     """
 
     def __init__(self, limits: CheckerLimits | None = None) -> None:
-        """Starts nothing: workers come as they are needed."""
+        """Starts nothing: what checks comes with the first grammar."""
         self._limits = limits or CheckerLimits()
-        self._cache: OrderedDict[bytes, _Verdict] = OrderedDict()
+        self._cache: OrderedDict[bytes, Verdict] = OrderedDict()
         self._cached_bytes = 0
-        self._checking: dict[bytes, asyncio.Task[_Verdict]] = {}
-        self._free_workers = asyncio.Semaphore(self._limits.num_workers)
-        self._idle: list[_Worker] = []
-        self._busy: set[_Worker] = set()
+        self._checks: dict[bytes, _Check] = {}
+        second = _Lane(self._limits, self._limits.max_cpu_s)
+        self._lanes = (_Lane(self._limits, self._limits.first_cpu_s, second), second)
+        self._workers: list[asyncio.Task[None]] = []
         self._is_closed = False
 
-    async def check(self, field: str, source: Source) -> Grammar:
+    async def check(self, field: str, source: Source, tenant: str = "") -> Grammar:
         """`source`, in a dialect of the contract, if it compiles.
 
         Raises GrammarRefused with what the compiler says, and GrammarCheckUnavailable.
         """
+        if isinstance(source, Choices):
+            checked_text(field, "".join(source.texts))
+            return source  # texts: there is nothing to compile
         kind, text = _kind_and_text(source)
         checked_text(field, text)
-        if isinstance(source, Choices):
-            return source  # texts: there is nothing to compile
-        verdict = await self._verdict(kind, text)
+        verdict = await self._verdict(kind, [text], tenant)
         if verdict.error:
             raise GrammarRefused(field, verdict.error)
         if not isinstance(source, Gbnf):
             return source
-        return Lark(checked_text(field, verdict.lark))
+        return Lark(verdict.lark)
+
+    def of(self, tenant: str) -> TenantChecker:
+        """The checker, as one tenant uses it."""
+        return TenantChecker(self, tenant)
 
     async def close(self) -> None:
-        """Ends the workers, and what they are at."""
+        """Ends the processes, and what they are at."""
         self._is_closed = True
-        for worker in [*self._idle, *self._busy]:
-            await worker.kill()
-        await asyncio.gather(*self._checking.values(), return_exceptions=True)
+        for worker in self._workers:
+            worker.cancel()
+        await asyncio.gather(*self._workers, return_exceptions=True)
+        for lane in self._lanes:
+            await lane.process.kill()
+        for check in [*self._checks.values()]:
+            self._end(check, GrammarCheckUnavailable("grammars are no longer checked"))
 
-    async def _verdict(self, kind: str, text: str) -> _Verdict:
-        request = json.dumps([kind, text]).encode()
-        key = hashlib.sha256(request).digest()
+    async def _verdict(self, kind: str, texts: Sequence[str], tenant: str) -> Verdict:
+        key = hashlib.sha256(encode_task(kind, texts, 0)).digest()
         found = self._cache.get(key)
         if found is not None:
             self._cache.move_to_end(key)
             return found
-        task = self._checking.get(key)
-        if task is None:
-            if len(self._checking) >= self._limits.max_waiting:
-                raise GrammarCheckUnavailable("too many grammars wait to be checked")
-            task = asyncio.create_task(self._check(key, request))
-            self._checking[key] = task
-            task.add_done_callback(lambda done: self._forget(key, done))
-        # It is not the first one's alone, and its verdict is worth keeping.
-        return await asyncio.shield(task)
+        check = self._checks.get(key) or self._begin(_Check(key, kind, texts, tenant))
+        check.num_callers += 1
+        try:
+            # It is not this caller's alone, and once it is begun its verdict is worth keeping.
+            return await asyncio.shield(check.verdict)
+        finally:
+            check.num_callers -= 1
+            if not check.num_callers and any(
+                lane.waiting.discard(check.tenant, check) for lane in self._lanes
+            ):
+                self._end(check)
 
-    def _forget(self, key: bytes, done: asyncio.Task[_Verdict]) -> None:
-        self._checking.pop(key, None)
-        done.exception()  # perhaps nobody waits for it any more
+    def _begin(self, check: _Check) -> _Check:
+        if self._is_closed:
+            raise GrammarCheckUnavailable("grammars are no longer checked")
+        max_waiting = self._limits.max_waiting
+        of_tenant = sum(other.tenant == check.tenant for other in self._checks.values())
+        if len(self._checks) >= max_waiting or of_tenant >= -(-max_waiting // _MAX_SHARE):
+            raise GrammarCheckUnavailable("too many grammars wait to be checked")
+        if not self._workers:
+            self._workers = [asyncio.create_task(self._work(lane)) for lane in self._lanes]
+        self._checks[check.key] = check
+        self._lanes[0].waiting.put(check.tenant, check)
+        return check
 
-    async def _check(self, key: bytes, request: bytes) -> _Verdict:
-        async with self._free_workers:
-            worker = self._idle.pop() if self._idle else await _Worker.start(self._limits)
-            self._busy.add(worker)
-            verdict = None
+    async def _work(self, lane: _Lane) -> None:
+        while True:
+            check = await lane.waiting.take()
             try:
-                if self._is_closed:
-                    raise GrammarCheckUnavailable("grammars are no longer checked")
-                async with asyncio.timeout(self._limits.max_wall_s):
-                    verdict = await worker.ask(request)
-            except TimeoutError as error:
-                raise GrammarCheckUnavailable("the grammar was not checked in time") from error
-            finally:
-                self._busy.discard(worker)
-                if verdict is None:
-                    await worker.kill()
+                verdict = await lane.process.ask(check.kind, check.texts, lane.max_cpu_s)
+            except TrialTooSlow as error:
+                if lane.slower is None:
+                    verdict = Verdict(str(error))
                 else:
-                    self._idle.append(worker)
-        if verdict is None:
-            verdict = _verdict_on_exit(worker)
-        self._keep(key, verdict)
-        return verdict
+                    self._hand_on(check, lane.slower)
+                    continue
+            except TrialUnavailable as error:
+                self._end(check, GrammarCheckUnavailable(str(error)))
+                continue
+            self._keep(check.key, verdict)
+            self._end(check, verdict)
 
-    def _keep(self, key: bytes, verdict: _Verdict) -> None:
+    def _hand_on(self, check: _Check, lane: _Lane) -> None:
+        if check.num_callers:
+            lane.waiting.put(check.tenant, check)
+        else:
+            self._end(check)
+
+    def _end(self, check: _Check, outcome: Verdict | GrammarCheckUnavailable | None = None) -> None:
+        if self._checks.pop(check.key, None) is None:
+            return  # it had to, when the checker was closed
+        if isinstance(outcome, Verdict):
+            check.verdict.set_result(outcome)
+        elif outcome is None or not check.num_callers:
+            check.verdict.cancel()
+        else:
+            check.verdict.set_exception(outcome)
+
+    def _keep(self, key: bytes, verdict: Verdict) -> None:
         self._cache[key] = verdict
         self._cached_bytes += _size(verdict)
         while (
@@ -144,63 +171,43 @@ class GrammarChecker:
             self._cached_bytes -= _size(self._cache.popitem(last=False)[1])
 
 
-class _Worker:
-    """A process that compiles grammars, one at a time."""
+@dataclass(frozen=True, slots=True)
+class TenantChecker:
+    """See `GrammarChecker`."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
+    checker: GrammarChecker
+    tenant: str
 
-    @classmethod
-    async def start(cls, limits: CheckerLimits) -> _Worker:
-        try:
-            return cls(
-                await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    "-P",
-                    str(_WORKER),
-                    str(limits.max_cpu_s),
-                    str(limits.max_memory_mib),
-                    stdin=asyncio.subprocess.PIPE,
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=asyncio.subprocess.DEVNULL,
-                    limit=_MAX_REPLY_BYTES,
-                )
-            )
-        except OSError as error:
-            raise GrammarCheckUnavailable(f"no process to check grammars: {error}") from error
-
-    @property
-    def exit_code(self) -> int | None:
-        return self._process.returncode
-
-    async def ask(self, request: bytes) -> _Verdict | None:
-        """The verdict; None if the process ended over it."""
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None
-        assert stdout is not None
-        with suppress(ConnectionError):
-            stdin.write(request + b"\n")
-            await stdin.drain()
-        reply = await stdout.readline()
-        if not reply.endswith(b"\n"):
-            await self._process.wait()
-            return None
-        error, lark = json.loads(reply)
-        return _Verdict(error, lark)
-
-    async def kill(self) -> None:
-        with suppress(ProcessLookupError):
-            self._process.kill()
-        await self._process.wait()
+    async def check(self, field: str, source: Source) -> Grammar:
+        """See `GrammarChecker`."""
+        return await self.checker.check(field, source, self.tenant)
 
 
-def _verdict_on_exit(worker: _Worker) -> _Verdict:
-    if worker.exit_code in _TOO_LARGE:
-        return _Verdict("takes too much time or memory to compile")
-    raise GrammarCheckUnavailable(f"the process that checks grammars ended: {worker.exit_code}")
+class _Check:
+    """A grammar that waits, or is tried. `tenant`: who asked first."""
+
+    def __init__(self, key: bytes, kind: str, texts: Sequence[str], tenant: str) -> None:
+        self.key = key
+        self.kind = kind
+        self.texts = texts
+        self.tenant = tenant
+        self.num_callers = 0
+        self.verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
 
 
-def _kind_and_text(source: Source) -> tuple[str, str]:
+class _Lane:
+    """What waits for a process, and that. `slower`: where what takes too long here is tried."""
+
+    def __init__(
+        self, limits: CheckerLimits, max_cpu_s: float, slower: _Lane | None = None
+    ) -> None:
+        self.max_cpu_s = max_cpu_s
+        self.slower = slower
+        self.process = CheckProcess(limits.max_address_bytes, limits.max_wall_s)
+        self.waiting: Turns[_Check] = Turns()
+
+
+def _kind_and_text(source: JsonSchema | Regex | Lark | Gbnf) -> tuple[str, str]:
     match source:
         case JsonSchema(text):
             return "json_schema", text
@@ -210,9 +217,7 @@ def _kind_and_text(source: Source) -> tuple[str, str]:
             return "lark", text
         case Gbnf(text):
             return "gbnf", text
-        case Choices(texts):
-            return "choices", "".join(texts)
 
 
-def _size(verdict: _Verdict) -> int:
+def _size(verdict: Verdict) -> int:
     return 200 + 4 * len(verdict.error) + 4 * len(verdict.lark)

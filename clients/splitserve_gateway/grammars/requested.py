@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from splitserve_client.types import Choices, Grammar, JsonSchema, Lark, Regex
+from splitserve_grammars.limits import MAX_CHOICES, MAX_GRAMMAR_BYTES
 
-MAX_GRAMMAR_BYTES = 65_536  # of UTF-8: what the contract takes
-_MAX_CHOICES = 1024
 ANY_OBJECT = JsonSchema('{"type": "object"}')
 
 
@@ -140,8 +139,8 @@ def _regex(field: str, value: object) -> RequestedGrammar:
 
 
 def _choice(field: str, value: object) -> RequestedGrammar:
-    if not isinstance(value, list) or not 0 < len(value) <= _MAX_CHOICES:
-        raise GrammarRefused(field, f"must be a list of 1 to {_MAX_CHOICES} texts")
+    if not isinstance(value, list) or not 0 < len(value) <= MAX_CHOICES:
+        raise GrammarRefused(field, f"must be a list of 1 to {MAX_CHOICES} texts")
     texts = [checked_text(field, text) for text in value]
     checked_text(field, "".join(texts))
     return RequestedGrammar(field, Choices(tuple(dict.fromkeys(texts))))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from splitserve_client.types import JsonSchema
 from splitserve_gateway.grammars.requested import GrammarRefused, json_text
-from splitserve_gateway.schemas.chat import MAX_TOOLS
-
-_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
+from splitserve_gateway.schemas.tools import (
+    AllowedChatChoice,
+    ChatTool,
+    ChatToolChoice,
+    ChatToolName,
+    FunctionDefinition,
+)
+from splitserve_grammars.lark_checks import OPTIONS_KEY
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,85 +54,74 @@ class ToolUse:
         """What the parser gets: schemas by the names of tools."""
         return {tool.name: tool.parameters for tool in self.callable_tools}
 
+    @property
+    def barred(self) -> frozenset[str]:
+        """The names of tools that a model is shown and may not call."""
+        return frozenset(tool.name for tool in self.tools) - self.parameters.keys()
 
-def tool_use(tools: object, tool_choice: object, parallel_tool_calls: object) -> ToolUse:
-    """From the fields of a Chat or a Responses request, parsed JSON of any shape.
 
-    With `"none"` the model is not shown the tools; one that is named is called once. Raises
-    GrammarRefused, also for other tools than functions.
+def tool_use(
+    tools: Sequence[ChatTool] | None, choice: ChatToolChoice | None, *, is_parallel: bool = True
+) -> ToolUse:
+    """From the fields of a chat.
+
+    With `"none"` the model is not shown the tools; one that is named is called once; of allowed
+    ones it is shown all. Raises GrammarRefused.
     """
-    if not isinstance(parallel_tool_calls, bool | None):
-        raise GrammarRefused("parallel_tool_calls", "must be true or false")
-    known = _tools(tools)
-    if tool_choice is None or tool_choice == "auto":
-        chosen, must_call = known, False
-    elif tool_choice == "none":
+    known = _tools(tools or ())
+    max_calls = None if is_parallel else 1
+    if choice is None or choice == "auto":
+        return ToolUse(known, known, must_call=False, max_calls=max_calls)
+    if choice == "none":
         return ToolUse()
-    elif not known:
+    if not known:
         raise GrammarRefused("tool_choice", "needs tools")
-    elif tool_choice == "required":
-        chosen, must_call = known, True
-    else:
-        chosen, must_call = _chosen(known, tool_choice)
-    is_named = isinstance(tool_choice, dict) and tool_choice["type"] == "function"
-    is_one = is_named or parallel_tool_calls is False
-    return ToolUse(known, chosen, must_call, 1 if is_one else None)
+    match choice:
+        case ChatToolName(function=function):
+            named = _named(known, "tool_choice.function.name", function.name)
+            return ToolUse(known, (named,), must_call=True, max_calls=1)
+        case AllowedChatChoice(allowed_tools=allowed):
+            names = {
+                _named(known, f"tool_choice.allowed_tools.tools.{index}.function.name", name).name
+                for index, name in enumerate(each.function.name for each in allowed.tools)
+            }
+            chosen = tuple(tool for tool in known if tool.name in names)
+            return ToolUse(known, chosen, allowed.mode == "required", max_calls)
+    return ToolUse(known, known, must_call=True, max_calls=max_calls)
 
 
-def _tools(value: object) -> tuple[Tool, ...]:
-    if value is None:
-        return ()
-    if not isinstance(value, list) or len(value) > MAX_TOOLS:
-        raise GrammarRefused("tools", f"must be a list of at most {MAX_TOOLS} tools")
-    tools = tuple(_tool(f"tools[{index}]", tool) for index, tool in enumerate(value))
+def _tools(listed: Sequence[ChatTool]) -> tuple[Tool, ...]:
+    tools = tuple(_tool(f"tools.{i}.function", tool.function) for i, tool in enumerate(listed))
     names: set[str] = set()
     for index, tool in enumerate(tools):
         if tool.name in names:
-            raise GrammarRefused(f"tools[{index}]", f"is the second one named {tool.name}")
+            message = f"is the second one named {tool.name}"
+            raise GrammarRefused(f"tools.{index}.function.name", message)
         names.add(tool.name)
     return tools
 
 
-def _tool(field: str, value: object) -> Tool:
-    if not isinstance(value, dict) or value.get("type") != "function":
-        raise GrammarRefused(f"{field}.type", 'must be "function"; there are no built-in tools')
-    if "function" in value:  # Chat
-        field = f"{field}.function"
-        function = value["function"]
-    else:  # Responses
-        function = {key: item for key, item in value.items() if key != "type"}
-    if not isinstance(function, dict):
-        raise GrammarRefused(field, "must be an object")
-    name = _checked_name(f"{field}.name", function.get("name"))
-    if not isinstance(function.get("description"), str | None):
-        raise GrammarRefused(f"{field}.description", "must be a text")
-    if not isinstance(function.get("strict"), bool | None):
-        raise GrammarRefused(f"{field}.strict", "must be true or false")
-    parameters = _parameters(f"{field}.parameters", function.get("parameters"))
+def _tool(field: str, function: FunctionDefinition) -> Tool:
+    field = f"{field}.parameters"
+    parameters = _parameters(field, function.parameters)
+    given = {name: getattr(function, name) for name in FunctionDefinition.model_fields}
+    form = {name: value for name, value in given.items() if value is not None}
     return Tool(
-        name=name,
-        form={"type": "function", "function": function},
+        name=function.name,
+        form={"type": "function", "function": form},
         parameters=parameters,
-        schema=JsonSchema(json_text(f"{field}.parameters", parameters)),
-        is_strict=function.get("strict") is True,
-        field=f"{field}.parameters",
+        schema=JsonSchema(json_text(field, parameters)),
+        is_strict=function.strict is True,
+        field=field,
     )
 
 
-def _checked_name(field: str, name: object) -> str:
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise GrammarRefused(field, "must be 1 to 128 letters, digits, '_', '-' or '.'")
-    return name
-
-
-def _parameters(field: str, value: object) -> Mapping[str, object]:
+def _parameters(field: str, value: Mapping[str, object] | None) -> Mapping[str, object]:
     """Arguments are an object, whether the schema says it or not."""
     if value is None:
         return {"type": "object", "properties": {}}
-    if not isinstance(value, dict):
-        raise GrammarRefused(field, "must be an object")
-    if "x-guidance" in value:
-        raise GrammarRefused(field, "has x-guidance, which is not supported")
+    if OPTIONS_KEY in value:
+        raise GrammarRefused(field, f"has {OPTIONS_KEY}, which is not supported")
     if value.get("type") is None:
         return {"type": "object", **{key: v for key, v in value.items() if key != "type"}}
     if value["type"] != "object":
@@ -136,29 +129,8 @@ def _parameters(field: str, value: object) -> Mapping[str, object]:
     return value
 
 
-def _chosen(known: tuple[Tool, ...], choice: object) -> tuple[tuple[Tool, ...], bool]:
-    """Of a choice that names tools: which, and whether one has to be called."""
-    field = "tool_choice"
-    if not isinstance(choice, dict) or choice.get("type") not in ("function", "allowed_tools"):
-        raise GrammarRefused(field, 'must be "none", "auto", "required" or name a function')
-    if choice["type"] == "function":
-        return (_named(known, field, choice),), True
-    allowed = choice.get("allowed_tools", choice)  # Chat has it one level down
-    if not isinstance(allowed, dict) or allowed.get("mode") not in ("auto", "required"):
-        raise GrammarRefused(f"{field}.mode", 'must be "auto" or "required"')
-    listed = allowed.get("tools")
-    if not isinstance(listed, list) or not 0 < len(listed) <= MAX_TOOLS:
-        raise GrammarRefused(f"{field}.tools", f"must be 1 to {MAX_TOOLS} tools")
-    names = {
-        _named(known, f"{field}.tools[{index}]", each).name for index, each in enumerate(listed)
-    }
-    return tuple(tool for tool in known if tool.name in names), allowed["mode"] == "required"
-
-
-def _named(known: tuple[Tool, ...], field: str, choice: object) -> Tool:
-    function = choice.get("function", choice) if isinstance(choice, dict) else None
-    name = function.get("name") if isinstance(function, dict) else None
+def _named(known: tuple[Tool, ...], field: str, name: str) -> Tool:
     for tool in known:
         if tool.name == name:
             return tool
-    raise GrammarRefused(f"{field}.name", "names no function of tools")
+    raise GrammarRefused(field, "names no function of tools")

@@ -8,6 +8,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
+from splitserve_gateway.http.body_budget import BodyShare
 from splitserve_gateway.http.errors import ApiError, invalid, quoted
 
 Schema = TypeVar("Schema", bound=BaseModel)
@@ -25,22 +26,25 @@ _MOST = (
 )
 # Errors are made one by one.
 _MAX_ERRORS = 100
+_MAX_LENGTH_DIGITS = 20
 # From the end of the headers on.
-_BODY_TIMEOUT_S = 60.0
+BODY_TIMEOUT_S = 60.0
 
 
-async def read_body(request: Request, schema: type[Schema], max_bytes: int) -> Schema:
+async def read_body(
+    request: Request, schema: type[Schema], max_bytes: int, share: BodyShare
+) -> Schema:
     """The body as `schema` has it.
 
     Raises ApiError: 400 if it is wrong, 408 if it does not come, 413 beyond `max_bytes`, 415 if it
-    is something else than JSON.
+    is something else than JSON, 429 if there is no room for its `share` of all bodies.
     """
     _check_head(request, max_bytes)
     try:
-        async with asyncio.timeout(_BODY_TIMEOUT_S):
-            body = await _read(request, max_bytes)
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            body = await _read(request, max_bytes, share)
     except TimeoutError as error:
-        message = f"the body did not come within {_BODY_TIMEOUT_S:.0f} seconds"
+        message = f"the body did not come within {BODY_TIMEOUT_S:.0f} seconds"
         raise ApiError(408, _KIND, message, code="request_timeout") from error
     if len(body) <= _SMALL_BYTES:
         return _parse(body, schema)
@@ -69,16 +73,19 @@ def _check_head(request: Request, max_bytes: int) -> None:
         message = "the body must not be compressed"
         raise ApiError(415, _KIND, message, code="unsupported_media_type")
     declared = headers.get("content-length", "0")
-    if declared.isdecimal() and int(declared) > max_bytes:
+    digits = declared.lstrip("0") or "0"
+    # Python refuses to read numbers of thousands of digits.
+    if digits.isdecimal() and (len(digits) > _MAX_LENGTH_DIGITS or int(digits) > max_bytes):
         raise _too_large(max_bytes)
 
 
-async def _read(request: Request, max_bytes: int) -> bytearray:
+async def _read(request: Request, max_bytes: int, share: BodyShare) -> bytearray:
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > max_bytes:
             raise _too_large(max_bytes)
+        await share.grow(len(body))
     return body
 
 

@@ -134,10 +134,13 @@ def api_error(error: SplitserveError) -> ApiError:
             return ApiError(429, kind, error.message, code=code, retry_after_s=retry_after_s)
         case DeadlineExceeded() | DeadlineUnreachable():
             return ApiError(504, "timeout_error", error.message, code=code or "deadline_exceeded")
-        case ModelNotReady() | Draining() | ServerUnreachable() | StreamNotRead():
+        case ServerUnreachable():
+            # Where schedulers are is nobody's business outside.
+            message = "the scheduler of this request cannot be reached; try again"
+            return _unavailable(message, "server_unreachable")
+        case ModelNotReady() | Draining() | StreamNotRead():
             kind = "service_unavailable_error"
             retry_after_s = retry_after_s or _RETRY_AFTER_S
-            code = code or "server_unreachable"
             return ApiError(503, kind, error.message, code=code, retry_after_s=retry_after_s)
         case ModelChanged():
             return _unavailable(error.message, "model_changed")

@@ -42,22 +42,25 @@ _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 async def event_stream(
-    events: AsyncGenerator[object, None], form: EventFormat = PLAIN_EVENTS
+    events: AsyncGenerator[object, None],
+    form: EventFormat = PLAIN_EVENTS,
+    silence_s: float = _SILENCE_S,
 ) -> Response:
     """Streams `events` as JSON, then `[DONE]`.
 
     The first is awaited for a while before anything is sent, so what is refused has its own status.
+    After `silence_s` in which nothing was sent a comment is.
     Raises what `events` raise before it. Closes `events`, however it ends.
     """
     first = asyncio.ensure_future(anext(events))
     try:
-        await asyncio.wait({first}, timeout=_SILENCE_S)
+        await asyncio.wait({first}, timeout=silence_s)
         if first.done():
             first.result()
     except BaseException:
         await _close(first, events)
         raise
-    return EventStream(first, events, form)
+    return EventStream(first, events, form, silence_s)
 
 
 class EventStream(StreamingResponse):
@@ -68,15 +71,17 @@ class EventStream(StreamingResponse):
         first: asyncio.Future[object],
         events: AsyncGenerator[object, None],
         form: EventFormat,
+        silence_s: float,
     ) -> None:
         super().__init__((), 200, _HEADERS, "text/event-stream")
         self._first = first
         self._events = events
         self._form = form
+        self._silence_s = silence_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends everything. Where it is cancelled, `last_words` in the scope's state can follow."""
-        sender = _Sender(send)
+        sender = _Sender(send, self._silence_s)
         scope.setdefault("state", {})["last_words"] = self._form.last_words
         try:
             start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
@@ -105,8 +110,9 @@ class EventStream(StreamingResponse):
 class _Sender:
     """Sends, and a comment whenever nothing was sent for a while."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, silence_s: float) -> None:
         self._send = send
+        self._silence_s = silence_s
         self._loop = asyncio.get_running_loop()
         self._last_s = self._loop.time()
         self._is_sending = False
@@ -115,7 +121,7 @@ class _Sender:
 
     def start(self) -> None:
         """From now on comments may be sent."""
-        self._timer = self._loop.call_later(_SILENCE_S, self._look)
+        self._timer = self._loop.call_later(self._silence_s, self._look)
 
     async def send(self, data: bytes) -> None:
         """Returns when there is room for more."""
@@ -134,10 +140,11 @@ class _Sender:
 
     def _look(self) -> None:
         silent_s = self._loop.time() - self._last_s
-        if silent_s >= _SILENCE_S and not self._is_sending:
+        if silent_s >= self._silence_s and not self._is_sending:
             self._comment = asyncio.create_task(self.send(_COMMENT))
             silent_s = 0.0
-        self._timer = self._loop.call_later(max(_SILENCE_S - silent_s, 1.0), self._look)
+        again_s = max(self._silence_s - silent_s, self._silence_s / 10)
+        self._timer = self._loop.call_later(again_s, self._look)
 
 
 async def _close(first: asyncio.Future[object], events: AsyncGenerator[object, None]) -> None:

@@ -27,6 +27,7 @@ _NAME = re.compile(r"[^\s<>{}\[\]]*")
 class CallReader:
     """Reads calls and writes each once it is whole and as it should be.
 
+    `barred`: names of tools that are not to be called.
     `streams_arguments`: arguments are written as they come, where the name came before them.
     `unwritten` has what was read since the last call was written: content, if it is no call.
     """
@@ -34,6 +35,7 @@ class CallReader:
     reader: Reader
     writer: AnswerWriter
     tools: ToolSchemas
+    barred: frozenset[str]
     streams_arguments: bool
     unwritten: list[str]
 
@@ -59,14 +61,20 @@ class CallReader:
         self._write(call)
 
     def write(self, name: str, arguments: str) -> None:
-        """A call that is whole."""
+        """A call that is whole. Raises NotAsExpected if the tool is barred."""
+        self._check_name(name)
         self._write(_Call(name, arguments))
 
     def read_arguments_of(self, name: str) -> Reading[None]:
         """Reads and writes the arguments of a call whose name came before. Raises NotAsExpected."""
+        self._check_name(name)
         call = _Call(name)
         yield from self._read_arguments(call)
         self._write(call)
+
+    def _check_name(self, name: str, *, is_marked: bool = True) -> None:
+        if name in self.barred or not (is_marked or name in self.tools):
+            raise NotAsExpected
 
     def _write(self, call: _Call) -> None:
         if not call.has_started:
@@ -89,8 +97,7 @@ class CallReader:
         yield from self.reader.skip_space()
         if key == "name" and call.name is None:
             call.name = yield from read_string(self.reader)
-            if not (is_marked or call.name in self.tools):
-                raise NotAsExpected
+            self._check_name(call.name, is_marked=is_marked)
         elif key in _ARGUMENTS and call.arguments is None:
             yield from self._read_arguments(call)
         elif key == "name" or key in _ARGUMENTS:

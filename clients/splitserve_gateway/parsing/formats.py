@@ -76,7 +76,7 @@ def _read_mistral(calls: CallReader, is_marked: bool) -> Reading[None]:
 
 
 def _read_objects(calls: CallReader, is_marked: bool) -> Reading[None]:
-    """An array of calls, or calls one after the other."""
+    """An array of calls, or calls one after the other; what follows these is content."""
     reader = calls.reader
     yield from reader.skip_space()
     is_array = (yield from reader.peek()) == "["
@@ -95,10 +95,8 @@ def _read_objects(calls: CallReader, is_marked: bool) -> Reading[None]:
         if char in (",", ";"):
             reader.skip(1)
             yield from reader.skip_space()
-        elif is_array:
+        elif is_array or char != "{":
             raise NotAsExpected
-        elif char != "{":
-            return
 
 
 def _nothing() -> Reading[None]:

@@ -19,6 +19,7 @@ class ParserOptions:
     """What a request asks of the parser of an answer.
 
     - `tools`: the schemas of their parameters by name; without any, calls are not looked for.
+    - `barred`: names of tools that the model knows and may not call; calls of these are content.
     - `max_calls`: further calls are dropped; None for all.
     - `streams_arguments`: a grammar holds the answer to the format, so arguments are written as
       they come; they are cut where the answer is.
@@ -29,6 +30,7 @@ class ParserOptions:
     """
 
     tools: ToolSchemas = field(default_factory=dict)
+    barred: frozenset[str] = frozenset()
     max_calls: int | None = None
     streams_arguments: bool = False
     starts_in_reasoning: bool = False
@@ -44,6 +46,7 @@ class OutputParser:
       that the end of the answer cuts is content (with `streams_arguments` a call that is cut).
     - White space around calls, and right after a marker of reasoning, is dropped.
 
+    `num_reasoning_chars`: how much of the text is reasoning with its marks; None while it goes on.
     Memory is what an unfinished call needs, which is part of the answer; time is linear.
     """
 
@@ -53,13 +56,19 @@ class OutputParser:
         self._reader = Reader()
         self._format = tool_calls
         self._reasoning = output_format.reasoning
+        self.num_reasoning_chars: int | None = None if self._reasoning else 0
         self._starts_in_reasoning = options.starts_in_reasoning
         self._hidden = options.hidden
         self._writer = AnswerWriter(
             new_id, max_calls=options.max_calls, hidden=stops_of(options.hidden)
         )
         self._calls = CallReader(
-            self._reader, self._writer, options.tools, options.streams_arguments, []
+            self._reader,
+            self._writer,
+            options.tools,
+            options.barred,
+            options.streams_arguments,
+            unwritten=[],
         )
         self._parsing = self._parse()
         self._advance()
@@ -113,12 +122,14 @@ class OutputParser:
         if opened is None and not self._starts_in_reasoning:
             if begin:
                 self._writer.content("".join(begin))
+            self.num_reasoning_chars = 0
             return
         yield from self._reader.skip_space()
         stops = stops_of(self._hidden | {marks.closer})
         while (stop := (yield from self._reader.until(stops, self._reason))) is not None:
             if stop == marks.closer:
                 break
+        self.num_reasoning_chars = self._reader.num_read
         yield from self._reader.skip_space()
 
     def _reason(self, text: str) -> None:

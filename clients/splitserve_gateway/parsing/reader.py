@@ -29,6 +29,7 @@ class Reader:
     def __init__(self) -> None:
         self._text = ""
         self._position = 0
+        self._num_dropped = 0  # characters before `_text`
         self._has_ended = False
         self._recorders: list[Callable[[str], None]] = []
         self._recorded: list[int] = []  # up to where each recorder has it
@@ -36,6 +37,7 @@ class Reader:
     def feed(self, text: str) -> None:
         """More text."""
         self.flush()
+        self._num_dropped += self._position
         self._text = self._text[self._position :] + text
         self._position = 0
         self._recorded = [0] * len(self._recorded)
@@ -43,6 +45,11 @@ class Reader:
     def end(self) -> None:
         """There is no more text."""
         self._has_ended = True
+
+    @property
+    def num_read(self) -> int:
+        """Characters that have been read."""
+        return self._num_dropped + self._position
 
     @property
     def is_at_end(self) -> bool:

@@ -2,14 +2,16 @@
 
 The rule: a field that is not declared is refused by name. So is one that is declared as `Refused`
 and not null. An `Ignored` one changes nothing, and the answer says so in a header. Null is as
-absent, always.
+absent, always. It holds at every depth; only `FreeObject` and `FreeJson` have any keys.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Collection
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError, PydanticUseDefault
 
@@ -19,6 +21,8 @@ Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 # Longer prompts fit no model; lists are not read on beyond it.
 MAX_PROMPT_TOKENS = 2**20
+MAX_NESTING = 64
+_CONTAINERS = (dict, list)
 
 
 def at_most(count: int) -> FieldInfo:
@@ -48,16 +52,56 @@ def _default_for_null(value: object) -> object:
     return value
 
 
+def _check_nesting(value: object) -> object:
+    """Level by level: nothing recurses."""
+    level = [value] if isinstance(value, _CONTAINERS) else []
+    for _ in range(MAX_NESTING):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, _CONTAINERS)
+        ]
+        if not level:
+            return value
+    message = f"objects and lists may be nested {MAX_NESTING} deep"
+    raise PydanticCustomError("nested_too_deeply", message)
+
+
+# Of any keys and values, within bounds.
+FreeJson = Annotated[Any, AfterValidator(_check_nesting)]
+FreeObject = Annotated[dict[str, Any], AfterValidator(_check_nesting)]
+
 Refused = Annotated[Any, AfterValidator(_refuse), Field(description="Refused unless null.")]
-Ignored = Annotated[Any, Field(description="Accepted and ignored.")]
-# With a default that is not None; null gives that.
-Flag = Annotated[bool, BeforeValidator(_default_for_null)]
+# In the metadata of fields that nothing depends on.
+IGNORED = "ignored"
+Ignored = Annotated[Any, IGNORED, Field(description="Accepted and ignored.")]
+# Of a field with a default that is not None; null gives that.
+NULL_IS_DEFAULT = BeforeValidator(_default_for_null)
+Flag = Annotated[bool, NULL_IS_DEFAULT]
 
 
 class ApiRequest(BaseModel):
     """A request body, or a part of one. A field that is not declared is refused by name."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    _ignored: list[str] | None = PrivateAttr(None)
+
+    @property
+    def ignored(self) -> list[str]:
+        """The ignored fields that were given: paths, without the indices of lists."""
+        if self._ignored is None:
+            found: set[str] = set()
+            _find_ignored(self, "", found)
+            self._ignored = sorted(found)
+        return self._ignored
+
+    def forget(self, names: Collection[str]) -> None:
+        """Drops the values of fields; which of what they had was ignored is still known."""
+        self._ignored = self.ignored
+        for name in names:
+            setattr(self, name, None)
 
 
 class IgnoredFields(ApiRequest):
@@ -68,15 +112,10 @@ class IgnoredFields(ApiRequest):
     service_tier: Ignored = None
     safety_identifier: Ignored = None
     prompt_cache_key: Ignored = None
+    prompt_cache_options: Ignored = None
     prompt_cache_retention: Ignored = None
     prediction: Ignored = None
     spaces_between_special_tokens: Ignored = None
-
-    @property
-    def ignored(self) -> list[str]:
-        """The ignored fields that were given, by name."""
-        given = self.model_fields_set & IgnoredFields.model_fields.keys()
-        return sorted(name for name in given if getattr(self, name) is not None)
 
 
 class StreamOptions(ApiRequest):
@@ -85,3 +124,25 @@ class StreamOptions(ApiRequest):
     include_usage: Flag = False
     continuous_usage_stats: Flag = False
     include_obfuscation: Ignored = None
+
+
+def _find_ignored(body: ApiRequest, path: str, found: set[str]) -> None:
+    ignored = ignored_names(type(body))
+    for name in body.model_fields_set:
+        value = getattr(body, name)
+        if name in ignored:
+            if value is not None:
+                found.add(path + ignored[name])
+        elif isinstance(value, ApiRequest):
+            _find_ignored(value, f"{path}{name}.", found)
+        elif isinstance(value, list) and value and isinstance(value[0], ApiRequest):
+            inside = f"{path}{name}."
+            for item in value:
+                _find_ignored(item, inside, found)
+
+
+@functools.cache
+def ignored_names(schema: type[ApiRequest]) -> dict[str, str]:
+    """The ignored fields of `schema` itself, and what callers call them."""
+    fields = schema.model_fields.items()
+    return {name: field.alias or name for name, field in fields if IGNORED in field.metadata}

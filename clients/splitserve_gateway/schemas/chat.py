@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from splitserve_gateway.schemas.base import (
+    NULL_IS_DEFAULT,
     ApiRequest,
     Flag,
+    FreeObject,
     Ignored,
     Int32,
     Refused,
@@ -17,10 +19,10 @@ from splitserve_gateway.schemas.base import (
     text_or_list,
 )
 from splitserve_gateway.schemas.sampling import SamplingFields
+from splitserve_gateway.schemas.tools import MAX_TOOLS, ChatTool, ChatToolChoice
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024
-MAX_TOOLS = 128
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
@@ -30,6 +32,7 @@ class TextPart(ApiRequest):
 
     type: Literal["text"]
     text: str
+    prompt_cache_breakpoint: Ignored = None
 
 
 class RefusalPart(ApiRequest):
@@ -55,18 +58,29 @@ Content = Annotated[
 ]
 
 
+def _kind_of_arguments(value: object) -> str:
+    return "<object>" if isinstance(value, dict) else "<text>"
+
+
+_Arguments = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[FreeObject, Tag("<object>")],
+    Discriminator(_kind_of_arguments),
+]
+
+
 class FunctionCall(ApiRequest):
     """The call of a tool that an earlier answer made. `arguments`: JSON text."""
 
     name: str
-    arguments: str | dict[str, Any] = ""
+    arguments: Annotated[_Arguments, NULL_IS_DEFAULT] = ""
+    parsed_arguments: Ignored = None
 
 
 class ToolCall(ApiRequest):
     """A tool call of an earlier answer."""
 
     id: str | None = None
-    type: Literal["function"] = "function"
+    type: Annotated[Literal["function"], NULL_IS_DEFAULT] = "function"
     function: FunctionCall
     index: Ignored = None
 
@@ -83,6 +97,7 @@ class ChatMessage(ApiRequest):
     reasoning: str | None = None
     refusal: str | None = None
     annotations: Ignored = None
+    parsed: Ignored = None
     audio: Refused = None
     function_call: Refused = None
 
@@ -94,18 +109,28 @@ class ChatMessage(ApiRequest):
         return self
 
 
+def _check_variables(variables: dict[str, Any]) -> dict[str, Any]:
+    if taken := _NO_VARIABLES & variables.keys():
+        message = f"{min(taken)} is no variable: templates are given it already"
+        raise PydanticCustomError("variable_taken", message)
+    return variables
+
+
+_NO_VARIABLES = {"messages", "tools", "documents", "add_generation_prompt"}
+TemplateVariables = Annotated[FreeObject, AfterValidator(_check_variables)]
+
+
 class ChatFields(ApiRequest):
     """What a chat template reads."""
 
     messages: Annotated[list[ChatMessage], at_most(MAX_MESSAGES)] | None = None
-    # Read by grammars.tools.
-    tools: Any = None
-    tool_choice: Any = None
+    tools: Annotated[list[ChatTool], at_most(MAX_TOOLS)] | None = None
+    tool_choice: ChatToolChoice | None = None
     parallel_tool_calls: Flag = True
-    documents: Annotated[list[dict[str, Any]], at_most(1024)] | None = None
+    documents: Annotated[list[FreeObject], at_most(1024)] | None = None
     add_generation_prompt: Flag = True
     continue_final_message: Flag = False
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     reasoning_effort: str | None = None
     add_special_tokens: bool | None = None
     chat_template: Refused = None
@@ -127,3 +152,4 @@ class ChatRequest(ChatFields, SamplingFields):
     audio: Refused = None
     verbosity: Refused = None
     web_search_options: Refused = None
+    moderation: Refused = None

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
 from splitserve_gateway.schemas.base import (
+    IGNORED,
+    NULL_IS_DEFAULT,
     ApiRequest,
     Flag,
+    FreeObject,
     Ignored,
     Int32,
     Refused,
@@ -18,13 +21,14 @@ from splitserve_gateway.schemas.base import (
 from splitserve_gateway.schemas.chat import (
     MAX_MESSAGES,
     MAX_PARTS,
-    MAX_TOOLS,
     RefusalPart,
+    TemplateVariables,
     kind_of_part,
 )
 from splitserve_gateway.schemas.sampling import SamplingFields
+from splitserve_gateway.schemas.tools import MAX_TOOLS, ResponseTool, ResponseToolChoice
 
-_ItemStatus = Literal["in_progress", "completed", "incomplete"]
+_ItemStatus = Annotated[Literal["in_progress", "completed", "incomplete"] | None, IGNORED]
 
 
 class ResponseTextPart(ApiRequest):
@@ -34,6 +38,8 @@ class ResponseTextPart(ApiRequest):
     text: str
     annotations: Ignored = None
     logprobs: Ignored = None
+    parsed: Ignored = None
+    prompt_cache_breakpoint: Ignored = None
 
 
 Part = Annotated[
@@ -49,11 +55,11 @@ Content = Annotated[
 class Message(ApiRequest):
     """A message, the caller's own or one of an earlier answer."""
 
-    type: Literal["message"] = "message"
+    type: Annotated[Literal["message"], NULL_IS_DEFAULT] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: Content
     id: Ignored = None
-    status: _ItemStatus | None = None
+    status: _ItemStatus = None
     phase: Ignored = None
 
 
@@ -64,11 +70,12 @@ class CalledFunction(ApiRequest):
     call_id: str
     name: str
     arguments: str
+    parsed_arguments: Ignored = None
     id: Ignored = None
-    status: _ItemStatus | None = None
+    status: _ItemStatus = None
     namespace: Ignored = None
     caller: Ignored = None
-    is_async: Annotated[Any, Field(alias="async", description="Accepted and ignored.")] = None
+    is_async: Annotated[Ignored, Field(alias="async")] = None
 
 
 class FunctionOutput(ApiRequest):
@@ -77,8 +84,11 @@ class FunctionOutput(ApiRequest):
     type: Literal["function_call_output"]
     call_id: str
     output: Content
+    name: str | None = None
     id: Ignored = None
-    status: _ItemStatus | None = None
+    namespace: Ignored = None
+    caller: Ignored = None
+    status: _ItemStatus = None
 
 
 class ReasoningText(ApiRequest):
@@ -95,7 +105,7 @@ class Reasoning(ApiRequest):
     content: Annotated[list[ReasoningText], at_most(MAX_PARTS)] | None = None
     summary: Annotated[list[ReasoningText], at_most(MAX_PARTS)] | None = None
     id: Ignored = None
-    status: _ItemStatus | None = None
+    status: _ItemStatus = None
     encrypted_content: Refused = None
 
 
@@ -103,7 +113,7 @@ _KINDS = ("message", "function_call", "function_call_output", "reasoning")
 
 
 def _kind_of_item(value: object) -> str:
-    kind = value.get("type", "message") if isinstance(value, dict) else "message"
+    kind = value.get("type") if isinstance(value, dict) else None
     # Of an unknown kind the error of a message names what is allowed.
     return f"<{kind if kind in _KINDS else 'message'}>"
 
@@ -121,27 +131,10 @@ Input = Annotated[
 ]
 
 
-class FunctionTool(ApiRequest):
-    """A tool that the model may call; those that a server would run are none of ours."""
-
-    type: Literal["function"]
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class FunctionChoice(ApiRequest):
-    """The one tool to call."""
-
-    type: Literal["function"]
-    name: str
-
-
 class TextFields(ApiRequest):
     """`text`: what the text of the answer may be."""
 
-    format: dict[str, Any] | None = None
+    format: FreeObject | None = None
     verbosity: Refused = None
 
 
@@ -151,6 +144,20 @@ class ReasoningFields(ApiRequest):
     effort: str | None = None
     summary: Ignored = None
     generate_summary: Ignored = None
+    context: Refused = None
+    mode: Refused = None
+
+
+class ResponseStreamOptions(ApiRequest):
+    """`stream_options`; usage comes with the last event, always."""
+
+    include_obfuscation: Ignored = None
+
+
+_Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=16),
+]
 
 
 class ResponsesRequest(SamplingFields):
@@ -169,11 +176,13 @@ class ResponsesRequest(SamplingFields):
     ) = None
     text: TextFields | None = None
     reasoning: ReasoningFields | None = None
-    tools: Annotated[list[FunctionTool], at_most(MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
+    tools: Annotated[list[ResponseTool], at_most(MAX_TOOLS)] | None = None
+    tool_choice: ResponseToolChoice | None = None
     parallel_tool_calls: Flag = True
     truncation: Literal["disabled"] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
+    metadata: _Metadata | None = None
+    stream_options: ResponseStreamOptions | None = None  # type: ignore[assignment]
 
     background: Annotated[Literal[False] | None, Field(description="Refused if true.")] = None
     previous_response_id: Refused = None
@@ -181,6 +190,10 @@ class ResponsesRequest(SamplingFields):
     prompt: Refused = None
     max_tool_calls: Refused = None
     context_management: Refused = None
+    moderation: Refused = None
+    image: Refused = None
+    background_options: Refused = None
+    access_programs: Refused = None
     # Fields of chats that are called otherwise here, or would make several answers.
     n: Refused = None
     best_of: Refused = None
@@ -191,7 +204,6 @@ class ResponsesRequest(SamplingFields):
     echo: Refused = None
     return_token_ids: Refused = None
     return_tokens_as_token_ids: Refused = None
-    stream_options: Annotated[Any, Field(description="Accepted and ignored.")] = None
 
     @property
     def wants_logprobs(self) -> bool:

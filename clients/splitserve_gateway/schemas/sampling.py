@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Discriminator, Field, Tag
 
 from splitserve_gateway.schemas.base import (
     Flag,
+    FreeJson,
     IgnoredFields,
     Int32,
     Int64,
@@ -88,12 +89,12 @@ class SamplingFields(IgnoredFields):
     deadline_s: Annotated[float, Field(gt=0, le=10**9)] | None = None
     request_id: Label | None = None
 
-    response_format: Any = None
-    structured_outputs: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
+    response_format: FreeJson = None
+    structured_outputs: FreeJson = None
+    guided_json: FreeJson = None
+    guided_regex: FreeJson = None
+    guided_choice: FreeJson = None
+    guided_grammar: FreeJson = None
     logits_processors: Refused = None
     kv_transfer_params: Refused = None
     vllm_xargs: Refused = None

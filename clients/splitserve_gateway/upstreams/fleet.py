@@ -45,6 +45,11 @@ class Fleet:
         served = [upstream.served.model for upstream in self._upstreams if upstream.served]
         return list({model.name: model for model in served}.values())
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether some scheduler takes requests."""
+        return any(upstream.served and upstream.takes_requests for upstream in self._upstreams)
+
     def choose(self, model: str | None) -> tuple[Upstream, Served]:
         """The least busy scheduler that serves `model`; None: any. Raises ApiError."""
         ready = [(upstream, upstream.served) for upstream in self._upstreams]
@@ -54,16 +59,16 @@ class Fleet:
         fitting = [(u, s) for u, s in known if model in (None, s.model.name)]
         if not fitting:
             raise model_unknown(str(model), [s.model.name for _, s in known])
-        # One that was lost a moment ago may be back soon; any other is better.
-        return min(fitting, key=lambda pair: (not pair[0].is_connected, pair[0].num_open))
+        # One that takes none now may soon: it is lost, or its executor is. Any other is better.
+        return min(fitting, key=lambda pair: (not pair[0].takes_requests, pair[0].num_open))
 
     def _find_other(self, lost: Upstream, digest: str) -> Upstream | None:
-        """Another that can be reached and serves the model with this digest."""
+        """Another that takes requests for the model with this digest."""
         fitting = [
             upstream
             for upstream in self._upstreams
             if upstream is not lost
-            and upstream.is_connected
+            and upstream.takes_requests
             and upstream.served is not None
             and upstream.served.model.digest == digest
         ]

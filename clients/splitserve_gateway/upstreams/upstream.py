@@ -13,6 +13,7 @@ from splitserve_client import (
     AsyncClient,
     ChatTemplateFailed,
     ClientConfig,
+    Draining,
     Finish,
     InvalidRequest,
     Model,
@@ -60,6 +61,7 @@ class Upstream:
         self.address = address
         self.served: Served | None = None
         self._find_other = find_other
+        self._is_serving = False
         self._digest = ""
         self._requests: set[SessionRequest] = set()
         self._client = AsyncClient(address, config)
@@ -86,9 +88,9 @@ class Upstream:
         return len(self._requests)
 
     @property
-    def is_connected(self) -> bool:
-        """Whether it can be reached, as far as is known."""
-        return self._client.is_connected
+    def takes_requests(self) -> bool:
+        """Whether it can be reached, has an executor and is not being stopped, as far as known."""
+        return self._client.is_connected and self._is_serving
 
     @property
     def num_session_requests(self) -> int:
@@ -106,7 +108,7 @@ class Upstream:
         return UpstreamRequest(self, prompt_token_ids, params, scheduling, model_digest)
 
     def find_other(self, model_digest: str) -> Upstream | None:
-        """Another that can be reached and serves this model."""
+        """Another that takes requests for this model."""
         return self._find_other(self, model_digest)
 
     def submit(
@@ -130,11 +132,15 @@ class Upstream:
         except ModelChanged:
             self._is_doubtful.set()
             raise
+        except (Draining, ModelNotReady):
+            self._is_serving = False
+            raise
         finally:
             self._requests.discard(request)
             request.close()
 
     def _lose(self, error: SplitserveError) -> None:
+        self._is_serving = False
         if self.served is not None:
             _log.warning("upstream_lost address=%s error=%s", self.address, error)
             self._digest, self.served = self.served.model.digest, None
@@ -162,6 +168,7 @@ class Upstream:
 
     async def _look(self) -> Served:
         model = await self._client.get_model()
+        self._is_serving = await self._client.is_serving()
         if self.served is not None and self.served.model.digest == model.digest:
             return Served(model, self.served.tokenizer)
         return Served(model, await self._read_tokenizer())

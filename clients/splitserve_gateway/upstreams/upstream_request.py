@@ -10,7 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from splitserve_client import (
+    Draining,
     Finish,
+    ModelNotReady,
     SamplingParams,
     SchedulingParams,
     ServerUnreachable,
@@ -21,6 +23,8 @@ from splitserve_client import (
 if TYPE_CHECKING:
     from splitserve_gateway.upstreams.upstream import Upstream
 
+# What is no fault of the request: another scheduler may have it.
+_ELSEWHERE = (ServerUnreachable, Draining, ModelNotReady)
 # Of a deadline that has passed; a server takes none that is not above 0.
 _LEAST_DEADLINE_S = 0.001
 
@@ -69,7 +73,8 @@ class UpstreamRequest:
         """Its tokens as they come; the last is a Finish. Closing this aborts the request.
 
         Raises SplitserveError: ModelChanged if another model is served by now, also where the
-        request would have to go on; ServerUnreachable if no scheduler has it any more.
+        request would have to go on; ServerUnreachable, Draining or ModelNotReady if no scheduler
+        has it any more.
         """
         upstream: Upstream | None = self._upstream
         began_s = asyncio.get_running_loop().time()
@@ -89,7 +94,7 @@ class UpstreamRequest:
                             event, num_known_scores = self._noted(event, num_known_scores)
                         yield event
                 return
-            except ServerUnreachable:
+            except _ELSEWHERE:
                 upstream = upstream.find_other(self._model_digest)
                 if upstream is None or self._is_aborted:
                     raise

@@ -9,6 +9,7 @@ import numpy as np
 
 from scheduler_service.core.beam_search import BeamSearch
 from scheduler_service.core.outcomes.losses import is_lost_too_often, loss_error
+from scheduler_service.core.params_sets import OF_NO_CORE
 from scheduler_service.core.placement import Placement
 from scheduler_service.core.plan import StepEvents, StepPlan
 from scheduler_service.core.request import (
@@ -71,6 +72,7 @@ def _detach(request: Request, placement: Placement) -> Request:
     moved = replace(
         request,
         status=RequestStatus.ABSENT,
+        params_set=OF_NO_CORE,
         is_encoded=False,
         cross_blocks=[],
         host_cross_blocks=[],

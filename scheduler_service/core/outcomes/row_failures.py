@@ -15,6 +15,9 @@ from scheduler_service.core.request import (
     SequenceStatus,
 )
 
+# So long a row is asked again and again for its first token.
+MAX_UNSAMPLED_NS = 60 * 10**9
+_NOT_COMPILED = f"the executor has not compiled its grammar in {MAX_UNSAMPLED_NS // 10**9} s"
 _REASONS = {
     RowStatus.INVALID_LOGITS: "INVALID_LOGITS",
     RowStatus.FAILED: "ROW_FAILED",
@@ -67,7 +70,10 @@ class RowFailures:
             if sequence is None:
                 continue
             if sequence.status is SequenceStatus.RUNNING:
-                self._placement.rows.repeat_last(sequence.row_id)
+                now_ns = self._placement.now_ns
+                if self._placement.rows.repeat_last(sequence.row_id, now_ns) > MAX_UNSAMPLED_NS:
+                    error = ("ROW_FAILED", _NOT_COMPILED)
+                    self._placement.finish(sequence.request, FinishReason.ERROR, error)
             elif sequence.status is SequenceStatus.SWAPPED:
                 sequence.num_computed -= 1
         return ~is_repeated if work.samples is None else work.samples & ~is_repeated

@@ -1,9 +1,10 @@
 """Requests without rows get them: first those that were swapped out, then those that wait.
 
 Who is next is the queue policy's business. Nobody who cannot run now blocks others for ever, nor is
-passed by others for ever: what lacks a slot for its adapter, or (where the policy allows it)
-blocks, rows or bytes, may be passed by MAX_BYPASSES requests; then those wait for it that would
-take what it lacks. Everybody takes blocks and rows, but only who has an adapter keeps a slot.
+passed by others for ever: what lacks a slot for its adapter, bytes, or (where the policy allows it)
+blocks or rows, may be passed by MAX_BYPASSES requests; then those wait for it that would take what
+it lacks. Everybody takes blocks and rows, but only who has an adapter keeps a slot. Where the
+policy does not allow it, nobody takes bytes who comes after one that lacks some.
 """
 
 from __future__ import annotations
@@ -80,6 +81,8 @@ class Admitter:
         self._pool_bypasses = MAX_BYPASSES if self._policy.allows_bypasses else 0
         # The lanes of whoever may pass those that lack a slot; see `_admit_waiting`.
         self._lanes: Lanes = None
+        # Whether bytes that are left are for whoever was first to lack some.
+        self._keeps_bytes = False
 
     def admit_urgent(self, shape: StepShape, budget: Budget) -> list[tuple[int, int]]:
         """Gives rows to waiting requests for which less urgent rows yield tokens of the step.
@@ -166,6 +169,7 @@ class Admitter:
         `ahead`: of whom they go ahead; who may not do that stays.
         """
         blocked: list[Request] = []
+        self._keeps_bytes = False
         for request in self._hopeful(budget, admitted, ahead):
             lack = self._try_to_admit(request, budget, admitted)
             if lack is Lack.POOL:
@@ -205,6 +209,9 @@ class Admitter:
 
     def _must_all_wait(self, request: Request, lack: Lack) -> bool:
         """Whether nobody may pass a request that lacks something; closes the lanes of some."""
+        if lack is Lack.BYTES and not self._policy.allows_bypasses:
+            self._keeps_bytes = True
+            return request.num_bypasses >= MAX_BYPASSES
         if lack is not Lack.ADAPTER_SLOT:
             return lack not in _PASSABLE or request.num_bypasses >= self._pool_bypasses
         # It gets a slot when all who use one have left it.
@@ -236,6 +243,8 @@ class Admitter:
             return Lack.RESULTS
         if not self._room.has_adapter_slot(request):
             return Lack.ADAPTER_SLOT
+        if self._keeps_bytes and self._room.num_more_bytes(request) > 0:
+            return Lack.BYTES
         leader = request.unfinished[0]
         hit = placement.blocks.prefixes.find(leader)
         lack = self._room.what_lacks(request, leader, hit)

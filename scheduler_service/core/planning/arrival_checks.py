@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from scheduler_service.core.config import Feature, SchedulerConfig
@@ -69,6 +71,8 @@ def _check_features(request: Request, config: SchedulerConfig) -> None:
     for feature, is_needed in needed:
         if is_needed and feature not in config.features:
             raise DomainError("FEATURE_UNSUPPORTED", f"the executors cannot do {feature.value}")
+    if params.min_tokens > 0:  # then all that end a sequence are told
+        params = replace(params, stop_token_ids=params.stop_tokens(config.eos_token_ids))
     num_bytes, most = params.num_bytes, config.max_params_bytes
     if most is not None and num_bytes > most:
         raise DomainError(

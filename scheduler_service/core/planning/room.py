@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass, field
 from enum import Enum
 
 from scheduler_service.core.blocks.block_manager import Allocation
 from scheduler_service.core.blocks.prefix_cache import PrefixHit
 from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.params_sets import ParamsSet
 from scheduler_service.core.placement import Placement, num_rows_wanted
 from scheduler_service.core.request import Request, Sequence
 
@@ -32,6 +35,42 @@ _LACKS = {
 }
 
 
+@dataclass(slots=True)
+class _Shortage:
+    """What is yet to be freed for a request, negative where more than enough is free.
+
+    `num_yielding`: how many of those that run with a set of parameters are to yield.
+    """
+
+    num_rows: int
+    num_blocks: int
+    num_bytes: int
+    num_yielding: Counter[ParamsSet] = field(default_factory=Counter)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether everything is there."""
+        return max(self.num_rows, self.num_blocks, self.num_bytes) <= 0
+
+    def yields(self, victim: Request, num_blocks: int) -> None:
+        """A running request is to yield, and `num_blocks` that it alone has."""
+        self.num_rows -= num_rows_wanted(victim)
+        self.num_blocks -= num_blocks
+        params_set = victim.params_set
+        self.num_yielding[params_set] += 1
+        if self.num_yielding[params_set] == params_set.num_running:
+            self.num_bytes -= params_set.num_bytes
+
+    def stays(self, victim: Request, num_blocks: int) -> None:
+        """It is not to yield after all."""
+        self.num_rows += num_rows_wanted(victim)
+        self.num_blocks += num_blocks
+        params_set = victim.params_set
+        if self.num_yielding[params_set] == params_set.num_running:
+            self.num_bytes += params_set.num_bytes
+        self.num_yielding[params_set] -= 1
+
+
 class Room:
     """What there is for requests that do not run."""
 
@@ -48,11 +87,18 @@ class Room:
         return len(running) - ("" in running) < self._config.max_adapters
 
     def num_bytes_over(self, request: Request) -> int:
-        """What parameters of a request and of all that run would take too much together."""
-        most = self._config.max_params_bytes
-        if most is None:
+        """What parameters of a request and of all that run would take too much together.
+
+        At most 0 for a request that adds nothing to what these are told anyway.
+        """
+        most, num_more = self._config.max_params_bytes, self.num_more_bytes(request)
+        if most is None or num_more == 0:
             return 0
-        return self._placement.num_params_bytes + request.num_params_bytes - most
+        return self._placement.params_sets.num_running_bytes + num_more - most
+
+    def num_more_bytes(self, request: Request) -> int:
+        """What parameters of a request take besides those of all that run."""
+        return 0 if request.params_set.num_running else request.params_set.num_bytes
 
     def can_swap_in(self, request: Request) -> bool:
         """Whether a swapped request may come back: its blocks, rows and slot are there."""
@@ -86,33 +132,46 @@ class Room:
         return _LACKS[allocation]
 
     def make_way(self, request: Request, leader: Sequence, hit: PrefixHit) -> bool:
-        """Preempts less urgent requests for an urgent one; nobody if that is not enough for it."""
+        """Preempts less urgent requests for an urgent one; nobody if that is not enough for it.
+
+        Nor anybody without whom it is enough.
+        """
         placement, blocks = self._placement, self._placement.blocks
         if placement.draft.has_swapped_in:
             return False  # whoever makes way may be swapped out
-        num_rows = num_rows_wanted(request) - placement.num_unreserved_rows
-        num_bytes = self.num_bytes_over(request)
-        num_blocks = (
-            blocks.num_lacking(leader, hit)
+        shortage = _Shortage(
+            num_rows=num_rows_wanted(request) - placement.num_unreserved_rows,
+            num_blocks=blocks.num_lacking(leader, hit)
             + self._num_more_blocks(request, leader)
             + blocks.watermark
-            - blocks.num_deferred
+            - blocks.num_deferred,
+            num_bytes=self.num_bytes_over(request),
         )
-        victims: list[Request] = []
+        victims: list[tuple[Request, int]] = []
         for victim in self._by_least_urgent(request):
-            if max(num_rows, num_blocks, num_bytes) <= 0:
+            if shortage.is_over:
                 break
             if self._policy.may_preempt(request, victim):
-                victims.append(victim)
-                num_rows -= num_rows_wanted(victim)
-                num_bytes -= victim.num_params_bytes
-                held = blocks.blocks_of(victim)
-                num_blocks -= sum(blocks.device.reference_count(block) == 1 for block in held)
-        if max(num_rows, num_blocks, num_bytes) > 0:
+                victims.append((victim, self._num_blocks_alone(victim)))
+                shortage.yields(*victims[-1])
+        if not shortage.is_over:
             return False
-        for victim in victims:
+        # Who had too little of what lacks is not needed beside those who had more; nor is one of
+        # several with the same parameters, where not all of them yield.
+        for victim, num_blocks in reversed(victims.copy()):
+            shortage.stays(victim, num_blocks)
+            if shortage.is_over:
+                victims.remove((victim, num_blocks))
+            else:
+                shortage.yields(victim, num_blocks)
+        for victim, _ in victims:
             placement.preempt(victim)
         return True
+
+    def _num_blocks_alone(self, request: Request) -> int:
+        """Device blocks that nobody but a running request has."""
+        blocks = self._placement.blocks
+        return sum(blocks.device.reference_count(b) == 1 for b in blocks.blocks_of(request))
 
     def _by_least_urgent(self, waiting: Request) -> list[Request]:
         """Running requests, least urgent first; none if not even the first of them may yield.

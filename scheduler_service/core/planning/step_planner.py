@@ -21,7 +21,11 @@ _NO_TOKENS = np.empty(0, np.int32)
 
 
 class StepPlanner:
-    """Fills a step: first with the rows there are, then with requests that get rows."""
+    """Fills a step: first with the rows there are, then with requests that get rows.
+
+    `ask_again_at_ns`: when there is a step again that there was not, as it was too early; whoever
+    asks sets it to None before.
+    """
 
     def __init__(
         self,
@@ -38,6 +42,7 @@ class StepPlanner:
         self._running = RunningRows(config, placement)
         self._admitter = Admitter(config, placement, self._running, lateness)
         self._batch_policy = make_batch_policy(config)
+        self.ask_again_at_ns: int | None = None
 
     def next_step(self, *, is_snapshot: bool) -> StepPlan | None:
         """The next step; None if there is nothing to do. `is_snapshot`: it names all rows."""
@@ -46,13 +51,21 @@ class StepPlanner:
             draft.has_preempted = False
             for shape in self._batch_policy.shapes(self._queue_state()):
                 row_ids, num_new_tokens = self._fill(shape)
-                if len(row_ids):
+                if len(row_ids) and self._is_time_for(row_ids):
                     return self._plan(row_ids, num_new_tokens, is_snapshot=is_snapshot)
             if draft.moves:
                 return self._plan(_NO_ROWS, _NO_TOKENS, is_snapshot=is_snapshot)
             # Whoever yielded may have been the only one who ran.
             if not draft.has_preempted:
                 return None
+
+    def _is_time_for(self, row_ids: Int64Array) -> bool:
+        """False if all that the step would do is ask again for what was just not there yet."""
+        ask_at_ns = self._placement.rows.ask_at_ns(row_ids)
+        if ask_at_ns <= self._placement.now_ns:
+            return True
+        self.ask_again_at_ns = min(ask_at_ns, self.ask_again_at_ns or ask_at_ns)
+        return False
 
     def _queue_state(self) -> QueueState:
         placement = self._placement

@@ -32,7 +32,8 @@ def _spawn(address: str, options: dict[str, object], log: int) -> subprocess.Pop
     ]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("SPLITSERVE_")}
     environment["PYTHONPATH"] = os.pathsep.join(str(ROOT / part) for part in SOURCE_ROOTS)
-    command = [sys.executable, "-m", "scheduler_service", f"--listen={address}", *flags]
+    listen = (f"--listen={address}", f"--cluster-listen={address}")
+    command = [sys.executable, "-m", "scheduler_service", *listen, *flags]
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
 
 

@@ -30,6 +30,7 @@ from scheduler_service.core.request import (
 from scheduler_service.core.request import Sequence as CoreSequence
 from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.executors.executor_link import ExecutorLost, LinkConfig
+from scheduler_service.step_codec import EncodedBatch
 from scheduler_service.streams.outbox import Outbox
 from scheduler_service.streams.sinks import client_key
 from splitserve.executor.v1 import executor_pb2 as pb
@@ -94,9 +95,11 @@ class BurstLink:
         self._arrived: asyncio.Queue[pb.StepResult | None] = asyncio.Queue()
         machine.link = self
 
-    def send(self, batch: pb.ScheduleBatch) -> None:
+    def send(self, batch: EncodedBatch) -> None:
         """See Link."""
-        answer = self._machine.executor.execute(decode_batch(batch))
+        answer = self._machine.executor.execute(
+            decode_batch(pb.ScheduleBatch.FromString(batch.data))
+        )
         self.held.append(encode_answer(answer))
 
     def release(self, change: Callable[[pb.StepResult], None] | None = None) -> None:

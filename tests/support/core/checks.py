@@ -12,6 +12,7 @@ from scheduler_service.core.placement import Placement
 from scheduler_service.core.plan import StepPlan
 from scheduler_service.core.request import NO_ROW, Request, RequestStatus, SequenceStatus
 from scheduler_service.core.scheduler import Scheduler
+from scheduler_service.new_rows_codec import encode_params
 from tests.support.fakes.fake_runner import FakeRunner
 
 _STATUS_OF_REQUEST = {
@@ -116,7 +117,7 @@ def check_requests(placement: Placement) -> None:
     assert set(placement.swapped) == _at(placement, RequestStatus.SWAPPED)
     assert placement.swapped == sorted(placement.swapped, key=lambda request: request.rank)
     running = _at(placement, RequestStatus.RUNNING)
-    assert placement.num_params_bytes == sum(r.params.num_bytes for r in running)
+    check_params_sets(placement, running)
     groups = {r for r in _at(placement, RequestStatus.RUNNING) if r.params.num_sequences > 1}
     assert set(placement.groups.values()) == groups
     for request in requests:
@@ -124,6 +125,20 @@ def check_requests(placement: Placement) -> None:
         _check_sequences(request)
     queued = [*placement.waiting, *placement.swapped]
     assert placement.num_queued_tokens == sum(request.num_queued_tokens for request in queued)
+
+
+def check_params_sets(placement: Placement, running: set[Request]) -> None:
+    """Requests that are told the same have one set, whose bytes count once if some of them run."""
+    requests = list(placement.requests.values())
+    sets = {request.params_set for request in requests}
+    told = {(encode_params(request.row_params), request.params_set) for request in requests}
+    assert len(told) == len(sets) == len({encoded for encoded, _ in told})
+    told_now = {encode_params(request.row_params): request.row_params for request in running}
+    num_bytes = sum(params.num_bytes for params in told_now.values())
+    assert placement.params_sets.num_running_bytes == num_bytes
+    for each in sets:
+        assert each.num_requests == sum(request.params_set is each for request in requests)
+        assert each.num_running == sum(request.params_set is each for request in running)
 
 
 def _at(placement: Placement, place: RequestStatus) -> set[Request]:

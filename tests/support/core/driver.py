@@ -94,7 +94,11 @@ class CoreDriver:
         self.core.placement.preempt(request)
 
     def plan(self) -> StepPlan | None:
+        """The next step. If it is to ask again for tokens, alone, that is done at its time."""
         plan = self.core.schedule()
+        if self.core.ask_again_at_ns is not None and not self.in_flight:
+            self.core.tick(self.core.ask_again_at_ns)
+            plan = self.core.schedule()
         if plan is not None:
             self.in_flight.append(plan)
         return plan

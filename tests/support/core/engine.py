@@ -25,6 +25,10 @@ Message = TypeVar("Message")
 STEP_NS = 100_000
 # So often at most a stay in a row is told that its grammar is not compiled yet.
 MAX_ASKED = 2
+# More than any.
+SAMPLED = MAX_ASKED + 1
+# By so much a loop that waits for a grammar is woken too late.
+LATE_NS = 25 * 10**9
 Spoil = Callable[[StepPlan, StepOutcome], StepOutcome]
 
 
@@ -49,7 +53,7 @@ class ProtobufLink:
     def send(self, plan: StepPlan) -> tuple[bytes, int]:
         """See Link."""
         batch = encode_plan(plan, scheduler_epoch=SCHEDULER_EPOCH, executor_epoch=1)
-        return batch.SerializeToString(), len(plan.work.row_ids)
+        return batch.data, len(plan.work.row_ids)
 
     def execute(self, message: tuple[bytes, int]) -> StepOutcome:
         """See Link."""
@@ -74,7 +78,7 @@ class Delivery:
 class CoreEngine(Generic[Message]):
     """Keeps up to `depth` steps in flight, and checks every plan. Time passes with every step.
 
-    `needs_snapshot`: the next plan has to be one.
+    `needs_snapshot`: the next plan has to be one. `never_compiled`: clients whose grammar is not.
     """
 
     def __init__(
@@ -97,6 +101,7 @@ class CoreEngine(Generic[Message]):
         self._link = make_link(config, runner)
         self._may_need_snapshot = False
         self._num_asked: dict[int, int] = {}
+        self.never_compiled: set[int] = set()
 
     def tick(self, duration_ns: int) -> None:
         """Time passes."""
@@ -133,6 +138,8 @@ class CoreEngine(Generic[Message]):
         while len(self.in_flight) < self.depth:
             before = set(self.scheduler.placement.swapped)
             plan = self.scheduler.schedule()
+            while plan is None and self._wait_for_grammars():
+                plan = self.scheduler.schedule()
             self._deliver(self.scheduler.take_ended())
             if plan is None:
                 return
@@ -140,6 +147,15 @@ class CoreEngine(Generic[Message]):
             assert (plan.base_step_id is None) == self.needs_snapshot
             self.needs_snapshot = False
             self.in_flight.append((plan, self._link.send(plan)))
+
+    def _wait_for_grammars(self) -> bool:
+        """Whether it is later now, as nothing is to be done but to ask rows again."""
+        at_ns = self.scheduler.ask_again_at_ns
+        if at_ns is None or self.in_flight:
+            return False
+        assert at_ns > self.now_ns
+        self.tick(at_ns - self.now_ns + (LATE_NS if self.never_compiled else 0))
+        return True
 
     def answer(self, fault: StepFault | None = None, spoil: Spoil | None = None) -> StepPlan:
         """Executes the oldest step in flight. `spoil` changes what comes of it."""
@@ -177,7 +193,12 @@ class CoreEngine(Generic[Message]):
             work.row_ids.tolist(), work.stay_ids.tolist(), samples, strict=True
         ):
             num_asked = self._num_asked.get(stay_id, 0)
-            if is_asked and num_asked < stay_id % (MAX_ASKED + 1):
+            most = stay_id % (MAX_ASKED + 1)
+            sequence = self.scheduler.placement.sequence_of(row_id, stay_id)
+            if sequence is not None and sequence.request.client_key in self.never_compiled:
+                most = MAX_ASKED
+                num_asked = min(num_asked, MAX_ASKED - 1) if num_asked != SAMPLED else SAMPLED
+            if is_asked and num_asked < most:
                 self._num_asked[stay_id] = num_asked + 1
                 found.append(row_id)
         return found
@@ -185,7 +206,7 @@ class CoreEngine(Generic[Message]):
     def _note_samples(self, plan: StepPlan, outcome: StepOutcome) -> None:
         for stay_id, token_id in zip(plan.work.stay_ids.tolist(), outcome.token_ids, strict=False):
             if token_id >= 0:
-                self._num_asked[stay_id] = MAX_ASKED
+                self._num_asked[stay_id] = SAMPLED
 
     def _check_reads(self, plan: StepPlan) -> None:
         """A row may read what is not there only if a loss has made its results meaningless."""

@@ -20,6 +20,7 @@ from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.executors.engine_loop import EngineLoop
 from scheduler_service.executors.executor_link import ExecutorLost
 from scheduler_service.journal.core import Core
+from scheduler_service.step_codec import EncodedBatch
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.core.driver import make_config
 from tests.support.core.in_process import executor_info
@@ -46,9 +47,11 @@ class LoopLink:
         limits = pb.ExecutorLimits(max_inflight_steps=2, max_message_bytes=2**22)
         self.info = pb.ExecutorInfo(address=ADDRESS, executor_epoch=epoch, limits=limits)
 
-    def send(self, batch: pb.ScheduleBatch) -> None:
+    def send(self, batch: EncodedBatch) -> None:
         """See ExecutorLink."""
-        result = encode_answer(self._executor.execute(decode_batch(batch)))
+        result = encode_answer(
+            self._executor.execute(decode_batch(pb.ScheduleBatch.FromString(batch.data)))
+        )
         self.alter(result)
         self.answer(result)
 
@@ -113,7 +116,12 @@ def a_request(number: int, **params: object) -> Request:
     return request
 
 
-def a_loop(clients: Clients, core: Core | None = None, link: LoopLink | None = None) -> EngineLoop:
+def a_loop(
+    clients: Clients,
+    core: Core | None = None,
+    link: LoopLink | None = None,
+    now_ns: Callable[[], int] = lambda: 0,
+) -> EngineLoop:
     """A loop with an executor; `core` may be recorded."""
     return EngineLoop(
         Scheduler(CONFIG) if core is None else core,
@@ -121,7 +129,7 @@ def a_loop(clients: Clients, core: Core | None = None, link: LoopLink | None = N
         clients.deliver,
         scheduler_epoch=1,
         pipeline_depth=2,
-        now_ns=lambda: 0,
+        now_ns=now_ns,
     )
 
 

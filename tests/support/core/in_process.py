@@ -63,11 +63,14 @@ class InProcessEngine:
                 youngest = self.scheduler.placement.rows.running[-1].request
                 self.scheduler.placement.preempt(youngest)
             plan = self.scheduler.schedule()
+            if self.scheduler.ask_again_at_ns is not None and not self.in_flight:
+                self.scheduler.tick(self.scheduler.ask_again_at_ns)
+                plan = self.scheduler.schedule()
             self._deliver(self.scheduler.take_ended())
             if plan is None:
                 return
             batch = encode_plan(plan, scheduler_epoch=SCHEDULER_EPOCH, executor_epoch=self.epoch)
-            self.in_flight.append((plan, batch.SerializeToString()))
+            self.in_flight.append((plan, batch.data))
 
     def answer(self, alter: Callable[[pb.StepResult], None] | None = None) -> StepEvents:
         """Executes the oldest step in flight; `alter` may spoil its result."""

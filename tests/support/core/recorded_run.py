@@ -17,7 +17,7 @@ from scheduler_service.core.grammar import Grammar
 from scheduler_service.core.plan import StepOutcome, StepPlan, StepStatus
 from scheduler_service.core.request import Request, SchedulingParams
 from scheduler_service.core.sampling_params import BeamParams, SamplingParams
-from scheduler_service.journal.core import Core, step_codec
+from scheduler_service.journal.core import Core, look_into, step_codec
 from scheduler_service.journal.journal import FileJournal, Journal
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve_rpc.domain_error import DomainError
@@ -86,10 +86,14 @@ class RecordedEngine:
         """Plans what can be planned; whether something is in flight."""
         while len(self._in_flight) < self._depth:
             plan = self.core.schedule()
+            at_ns = look_into(self.core).ask_again_at_ns
+            if plan is None and at_ns is not None and not self._in_flight:
+                self.core.tick(at_ns)
+                plan = self.core.schedule()
             self.core.take_ended()
             if plan is None:
                 break
-            message = self._codec.encode(plan).SerializeToString()
+            message = self._codec.encode(plan).data
             self._in_flight.append((plan, message))
         return bool(self._in_flight)
 

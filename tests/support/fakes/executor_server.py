@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,7 +41,7 @@ async def start_executor(
     info: ExecutorInfo,
     runner: Runner,
     listen: str = "127.0.0.1:0",
-    tokenizer_files: Sequence[Path] = (),
+    tokenizer_files: Mapping[str, Path] | None = None,
 ) -> ExecutorServer:
     """Serves `runner` on `listen`, under the epoch and with the limits of `info`."""
     running = bind_server(listen, (SERVICE,), info.limits.max_message_bytes)
@@ -49,7 +49,7 @@ async def start_executor(
     servicer = ExecutorServicer()
     executor_pb2_grpc.add_ExecutorServiceServicer_to_server(servicer, running.server)
     worker = CountingWorker(StepExecutor(info, runner))
-    servicer.serve(ReadyExecutor(worker, lambda: info, tokenizer_files))
+    servicer.serve(ReadyExecutor(worker, lambda: info, tokenizer_files or {}))
     await running.server.start()
     return ExecutorServer(info, servicer, worker, running)
 

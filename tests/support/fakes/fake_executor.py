@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -64,13 +64,14 @@ class FakeExecutor:
     vocab_size: int = 128
     max_model_len: int = 256
     eos_token_ids: tuple[int, ...] = ()
+    model_name: str = "fake"
     digest: str = "fa4e"
     limits: ExecutorLimits = field(default_factory=ExecutorLimits)
     features: frozenset[Feature] = SAMPLING_FEATURES
     sliding_window_tokens: int | None = None
     us_per_block: int = 0
     us_per_token: int = 0
-    tokenizer_files: Sequence[Path] = ()
+    tokenizer_files: Mapping[str, Path] = field(default_factory=dict)
     default_sampling: DefaultSampling = field(default_factory=DefaultSampling)
     fault: Callable[[StepInput], StepFault] = no_fault
     registration_pause_s: float = 0.02
@@ -151,7 +152,6 @@ class FakeExecutor:
         await life.server.running.server.stop(grace_s)
         if not drain:
             await life.server.servicer.drain()
-        await life.registry.close()
 
     async def _register(self, server: ExecutorServer, registry: GrpcRegistry) -> None:
         if self.scheduler_address is None:
@@ -171,7 +171,7 @@ class FakeExecutor:
 
     def _new_info(self) -> ExecutorInfo:
         model = ModelInfo(
-            name="fake",
+            name=self.model_name,
             digest=self.digest,
             dtype="float32",
             kv_cache_dtype="float32",

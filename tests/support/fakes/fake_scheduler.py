@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import grpc.aio
 
 from splitserve.executor.v1 import executor_pb2
 from splitserve.scheduler.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from splitserve_rpc.domain_error import DomainError
-from splitserve_rpc.server import RunningServer, bind_server
+from splitserve_rpc.server import OPEN, RunningServer, ServerSecurity, bind_server
 from tests.support.fakes.fake_generation import (
     VOCAB_SIZE,
     FakeSequence,
@@ -25,6 +25,14 @@ from tests.support.fakes.fake_generation import (
 )
 
 SERVICE = "splitserve.scheduler.v1.SchedulerService"
+# Of a model by its authors: all that clients may take from a recommendation.
+RECOMMENDED: dict[str, Any] = {
+    "temperature": 0.5,
+    "top_k": 20,
+    "top_p": 0.75,
+    "min_p": 0.25,
+    "repetition_penalty": 1.5,
+}
 
 
 class Cut(Exception):
@@ -52,7 +60,9 @@ class FakeScheduler(
 
     before_token: Callable[[int], None] = lambda number: None
     before_request: Callable[[scheduler_pb2.GenerateRequest], None] = lambda request: None
+    before_abort: Callable[[], None] = lambda: None
     tokenizer_files: dict[str, bytes] = field(default_factory=dict)
+    model_digest: str = "00ff"
     default_sampling_params: scheduler_pb2.SamplingParams | None = None
     hold: asyncio.Event | None = None
     requests: list[scheduler_pb2.GenerateRequest] = field(default_factory=list)
@@ -83,6 +93,11 @@ class FakeScheduler(
                 else:
                     handle = message.abort.handle
                     running[handle].cancel()
+                    try:
+                        self.before_abort()
+                    except Cut as cut:
+                        out.put_nowait(cut)
+                        return
                     reason = scheduler_pb2.FINISH_REASON_ABORTED
                     event = scheduler_pb2.SessionEvent(
                         handle=handle, finish=scheduler_pb2.Finish(reason=reason)
@@ -130,6 +145,8 @@ class FakeScheduler(
     ) -> AsyncIterator[scheduler_pb2.GenerateResponse]:
         self.requests.append(request)
         self.before_request(request)
+        if request.model_digest not in ("", self.model_digest):
+            raise DomainError("MODEL_CHANGED", f"served is {self.model_digest}")
         sequences = make_sequences(request)
         if request.sampling_params.HasField("num_prompt_logprobs"):
             is_resumed = any(sequence.token_ids for sequence in sequences)
@@ -195,7 +212,7 @@ class FakeScheduler(
     async def GetModel(self, request, context):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, N802
         return scheduler_pb2.GetModelResponse(
             name="fake",
-            digest="00ff",
+            digest=self.model_digest,
             dtype="float32",
             vocab_size=VOCAB_SIZE,
             max_model_len_tokens=128,
@@ -232,8 +249,10 @@ class FakeScheduler(
         return admin_pb2.ListExecutorsResponse(executors=[state], num_unassigned_requests=2)
 
 
-async def start(fake: FakeScheduler, address: str = "127.0.0.1:0") -> RunningServer:
-    running = bind_server(address, [SERVICE])
+async def start(
+    fake: FakeScheduler, address: str = "127.0.0.1:0", security: ServerSecurity = OPEN
+) -> RunningServer:
+    running = bind_server(address, [SERVICE], security=security)
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(fake, running.server)
     admin_pb2_grpc.add_AdminServiceServicer_to_server(fake, running.server)
     await running.server.start()

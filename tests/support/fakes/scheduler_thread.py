@@ -7,6 +7,7 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from splitserve_rpc.server import OPEN, ServerSecurity
 from tests.support.fakes.fake_generation import VOCAB_SIZE
 from tests.support.fakes.fake_scheduler import FakeScheduler, start
 from tests.support.models import tiny_tokenizers
@@ -18,7 +19,7 @@ TEMPLATE = "{% for m in messages %}{{ m.content }} {% endfor %}t9"
 class FakeServer:
     """A fake scheduler with an event loop in a thread: commands run loops of their own."""
 
-    def __init__(self) -> None:
+    def __init__(self, security: ServerSecurity = OPEN) -> None:
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever)
         self.thread.start()
@@ -27,7 +28,7 @@ class FakeServer:
             "chat_template.jinja": TEMPLATE.encode(),
         }
         self.fake = self.run(self._make(files))
-        self.running = self.run(start(self.fake))
+        self.running = self.run(start(self.fake, security=security))
         self.address = f"127.0.0.1:{self.running.port}"
 
     async def _make(self, files: dict[str, bytes]) -> FakeScheduler:

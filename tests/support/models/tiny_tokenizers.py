@@ -154,9 +154,10 @@ def suffixes() -> Tokenizer:
     return tokenizer
 
 
-def words(num_words: int) -> Tokenizer:
-    """Token `n` is the word `tn`, and a space lies between two words."""
-    vocab = {f"t{number}": number for number in range(num_words)}
+def words(num_words: int, *, is_reversed: bool = False) -> Tokenizer:
+    """Token `n` is the word `tn`, or the `n`th from the last; a space lies between two words."""
+    numbers = reversed(range(num_words)) if is_reversed else range(num_words)
+    vocab = {f"t{number}": token_id for token_id, number in enumerate(numbers)}
     tokenizer = Tokenizer(models.WordLevel(vocab=vocab, unk_token="t0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return tokenizer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from splitserve_gateway.server import Server
 from tests.contract.stranger.process import poll
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.models import tiny_tokenizers
-from tests.support.processes.fake_service import FakeService, fake_service
+from tests.support.processes.fake_service import FakeService, StepWatch, fake_service
 
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}[{{ message['role'] }}]{{ message['content'] }}\n"
@@ -49,7 +49,7 @@ def text_executor(
     fields = {"num_device_blocks": 1024, "max_model_len": 1024, **fields}
     return FakeExecutor(
         vocab_size=tokenizer.get_vocab_size(),
-        tokenizer_files=tuple(folder / name for name in files),
+        tokenizer_files={name: folder / name for name in files},
         **fields,
     )
 
@@ -88,6 +88,52 @@ class RunningGateway:
         error: dict[str, Any] = response.json()["error"]
         assert error.keys() == {"message", "type", "param", "code"}
         return error
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection of one's own."""
+        return await asyncio.open_connection(self.server.config.host, self.server.config.port)
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Waits until `holds`. Raises TimeoutError."""
+
+        async def look() -> tuple[bool, None]:
+            return holds(), None
+
+        await poll(look, 60.0)
+
+
+WatchedGateway = tuple[RunningGateway, StepWatch]
+
+
+def post_bytes(path: str, body: object, headers: str = "") -> bytes:
+    """A request as it is on the wire; `headers`: more of them, each with its line end."""
+    content = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\n{headers}content-length: {len(content)}\r\n\r\n"
+    return head.encode() + content
+
+
+@asynccontextmanager
+async def watched_gateway(
+    folder: Path, config: GatewayConfig | None = None, **options: object
+) -> AsyncIterator[WatchedGateway]:
+    """A gateway before one executor, and the watch of its steps. Options as `running_gateway`."""
+    watch = StepWatch()
+    executor = text_executor(folder, fault=watch)
+    async with running_gateway(executor, config=config, **options) as gateway:
+        yield gateway, watch
+
+
+@asynccontextmanager
+async def held_gateway(
+    folder: Path, config: GatewayConfig | None = None, after: int = 0, **options: object
+) -> AsyncIterator[WatchedGateway]:
+    """A `watched_gateway` whose executor holds the step that comes `after` so many."""
+    async with watched_gateway(folder, config, **options) as (gateway, watch):
+        watch.hold(after=after)
+        try:
+            yield gateway, watch
+        finally:
+            watch.release()
 
 
 @asynccontextmanager
@@ -133,5 +179,5 @@ def url_of(server: Server) -> str:
     return f"http://{server.config.host}:{server.config.port}"
 
 
-def _files(paths: Sequence[Path]) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in paths}
+def _files(paths: Mapping[str, Path]) -> dict[str, bytes]:
+    return {name: path.read_bytes() for name, path in paths.items()}

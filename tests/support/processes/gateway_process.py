@@ -39,6 +39,16 @@ class GatewayProcess:
 
         await poll(ask, TIMEOUT_S)
 
+    async def wait_models(self, names: set[str]) -> None:
+        """Waits until just these are served."""
+
+        async def ask() -> tuple[bool, object]:
+            models = (await self.http.get("/v1/models")).json()["data"]
+            return {model["id"] for model in models} == names, models
+
+        await self.wait_ready()
+        await poll(ask, TIMEOUT_S)
+
     async def events(self, body: dict[str, object]) -> AsyncIterator[dict[str, Any]]:
         """The events of a streamed completion."""
         body = {**body, "stream": True}

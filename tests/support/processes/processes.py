@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from splitserve_client import AsyncClient, Executor, SplitserveError
+from splitserve_client import AsyncClient, ClientConfig, Executor, SplitserveError
 from tests.support.processes.addresses import reserve_address
 
 ROOT = Path(__file__).parents[3]
@@ -29,7 +29,8 @@ class Processes:
         self.gateway: subprocess.Popen[bytes] | None = None
 
     def start_scheduler(self, *options: str) -> None:
-        self.scheduler = _start("scheduler_service", "--listen", self.address, *options)
+        listen = ("--listen", self.address, "--cluster-listen", self.address)
+        self.scheduler = _start("scheduler_service", *listen, *options)
 
     def start_executor(self, *options: str) -> str:
         """Starts an executor and returns its address."""
@@ -45,6 +46,11 @@ class Processes:
     def start_gateway(self, *options: str) -> None:
         """Starts a gateway before the scheduler."""
         self.gateway = _start("splitserve_gateway", "--schedulers", self.address, *options)
+
+    @property
+    def is_scheduler_alive(self) -> bool:
+        """Whether there is one, and it has not ended."""
+        return self.scheduler is not None and self.scheduler.poll() is None
 
     def are_alive(self) -> bool:
         """Whether none has ended by itself."""
@@ -75,9 +81,18 @@ class Processes:
             lambda executors: {e.address for e in executors} == self.executors.keys()
         )
 
-    async def wait_until(self, holds: Callable[[list[Executor]], bool]) -> list[Executor]:
-        """Polls the scheduler until `holds` of its connected executors."""
-        async with asyncio.timeout(START_TIMEOUT_S), AsyncClient(self.address) as client:
+    async def wait_until(
+        self,
+        holds: Callable[[list[Executor]], bool],
+        address: str = "",
+        config: ClientConfig | None = None,
+    ) -> list[Executor]:
+        """Polls the scheduler until `holds` of its connected executors.
+
+        `address`: its address for operators, if that is another.
+        """
+        client = AsyncClient(address or self.address, config)
+        async with asyncio.timeout(START_TIMEOUT_S), client:
             while True:
                 with suppress(SplitserveError):
                     executors = [

@@ -6,7 +6,6 @@ Each has a connection of its own, on which it sends one to three requests ahead.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import random
 import socket
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from splitserve_gateway.server import Server
 from tests.contract.stranger.process import poll
 from tests.support.processes.fake_service import FakeService
+from tests.support.processes.gateway import post_bytes
 
 _BODIES: tuple[tuple[str, dict[str, object]], ...] = (
     ("/v1/completions", {"prompt": "one two three", "max_tokens": 60}),
@@ -39,7 +39,7 @@ async def leave_at_random(address: str, rng: random.Random) -> None:
     """One client, from its connection to its end."""
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
-    data = b"".join(_request(rng) for _ in range(rng.choice((1, 1, 1, 2, 3))))
+    data = b"".join(post_bytes(*rng.choice(_BODIES)) for _ in range(rng.choice((1, 1, 1, 2, 3))))
     place = rng.choice(_PLACES)
     try:
         if place == "sending":
@@ -74,16 +74,6 @@ async def _leave(
     writer.close()
     with suppress(OSError):
         await writer.wait_closed()
-
-
-def _request(rng: random.Random) -> bytes:
-    path, body = rng.choice(_BODIES)
-    content = json.dumps(body).encode()
-    head = (
-        f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-        f"content-length: {len(content)}\r\n\r\n"
-    )
-    return head.encode() + content
 
 
 async def leave_often(address: str, num_clients: int, width: int, rng: random.Random) -> None:

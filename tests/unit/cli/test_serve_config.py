@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from splitserve_cli.serve_config import CannotServe, check_model, reachable_address
+from splitserve_cli.serve_config import (
+    CannotServe,
+    check_loopback,
+    check_model,
+    reachable_address,
+)
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:7", "127.0.0.1:7"])
@@ -34,3 +40,14 @@ def test_check_model_leaves_the_rest_to_the_executor_when_it_may_be_a_model(mode
 def test_check_model_raises_when_it_can_only_be_a_path(model: str) -> None:
     with pytest.raises(CannotServe, match="no such directory"):
         check_model(model)
+
+
+@pytest.mark.parametrize("address", [None, "127.0.0.1:7", "[::1]:7", "localhost:7", "127.9.9.9:7"])
+def test_addresses_of_this_machine_are_taken(address: str | None) -> None:
+    check_loopback("listen", address)
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:7", "[::]:7", "10.0.0.1:7", "example.org:7"])
+def test_addresses_that_others_reach_are_refused(address: str) -> None:
+    with pytest.raises(CannotServe, match=re.escape(f"--listen {address}: others can reach it")):
+        check_loopback("listen", address)

@@ -291,6 +291,15 @@ async def test_list_executors_gives_pools_when_one_is_connected(client: AsyncCli
     assert executors.num_unassigned_requests == 2
 
 
+async def test_is_serving_is_what_the_health_service_says(fake: FakeScheduler) -> None:
+    running = await start(fake)
+    async with AsyncClient(f"127.0.0.1:{running.port}") as client:
+        assert await client.is_serving()
+        await running.set_serving(("",), False)
+        assert not await client.is_serving()
+    await running.server.stop(None)
+
+
 async def test_sync_client_streams_when_it_runs_outside_asyncio(address: str) -> None:
     collected: list[Tokens | Finish] = []
 

@@ -6,15 +6,17 @@ import pytest
 
 from splitserve_client import (
     AsyncClient,
+    Finish,
     FinishReason,
     InvalidRequest,
     SamplingParams,
     ServerUnreachable,
+    SessionRequest,
     Tokens,
 )
 from splitserve_rpc.domain_error import DomainError
 from tests.support.fakes.fake_generation import expected_tokens
-from tests.support.fakes.fake_scheduler import FakeScheduler
+from tests.support.fakes.fake_scheduler import Cut, FakeScheduler
 from tests.unit.client.conftest import VirtualTime
 from tests.unit.client.test_client import collect, cut_at
 
@@ -102,6 +104,119 @@ async def test_session_request_finishes_as_aborted_when_it_is_aborted(
         stream.abort()
 
     assert finish.reason is FinishReason.ABORTED
+
+
+def cut_now() -> None:
+    raise Cut
+
+
+def num_submitted(fake: FakeScheduler, prompt: int) -> int:
+    return sum(list(request.prompt_token_ids) == [prompt] for request in fake.requests)
+
+
+@pytest.mark.parametrize("is_left", [False, True])
+async def test_session_request_is_not_resumed_when_the_stream_breaks_right_after_its_abort(
+    client: AsyncClient, fake: FakeScheduler, is_left: bool
+) -> None:
+    def before_token(number: int) -> None:
+        if number == 4:
+            fake.hold = asyncio.Event()
+
+    def before_request(request: object) -> None:
+        if len(fake.requests) > 2:
+            fake.hold = None
+
+    fake.before_token, fake.before_request = before_token, before_request
+    fake.before_abort = cut_now
+
+    async with client.session() as session:
+        aborted = session.submit([2], SamplingParams(seed=2, max_tokens=8))
+        good = session.submit([1], SamplingParams(seed=1, max_tokens=8))
+        await anext(aborted)
+        if is_left:
+            aborted.close()
+        else:
+            aborted.abort()
+            aborted.abort()
+        token_ids, _ = await collect(good)
+        rest = [event async for event in aborted]
+
+    assert token_ids == expected_tokens([1], 1, 8)
+    assert num_submitted(fake, 2) == 1
+    if is_left:
+        assert rest == []
+    else:
+        assert isinstance(rest[-1], Finish)
+        assert rest[-1].reason is FinishReason.ABORTED
+
+
+async def test_session_request_is_not_resumed_when_it_is_aborted_while_there_is_no_stream(
+    client: AsyncClient, fake: FakeScheduler, virtual_time: VirtualTime
+) -> None:
+    async def before_wake() -> None:
+        aborted.abort()
+
+    fake.before_token = cut_at(3)  # type: ignore[assignment]
+    virtual_time.before_wake = before_wake
+
+    async with client.session() as session:
+        good = session.submit([1], SamplingParams(seed=1, max_tokens=5))
+        aborted = session.submit([2], SamplingParams(seed=2, max_tokens=5))
+        token_ids, _ = await collect(good)
+        _, finish = await collect(aborted)
+
+    assert token_ids == expected_tokens([1], 1, 5)
+    assert finish.reason is FinishReason.ABORTED
+    assert num_submitted(fake, 2) == 1
+
+
+async def test_session_request_is_not_resumed_when_it_is_aborted_while_it_waits_for_that(
+    client: AsyncClient, fake: FakeScheduler, virtual_time: VirtualTime
+) -> None:
+    def before_request(request: object) -> None:
+        if len(fake.requests) == 2:
+            raise DomainError("QUEUE_FULL", "not now")
+
+    async def before_wake() -> None:
+        if len(fake.requests) == 2:
+            aborted.abort()
+
+    fake.before_token = cut_at(1)  # type: ignore[assignment]
+    fake.before_request = before_request
+    virtual_time.before_wake = before_wake
+
+    async with client.session() as session:
+        aborted = session.submit([2], SamplingParams(seed=2, max_tokens=5))
+        _, finish = await collect(aborted)
+        await collect(session.submit([1], SamplingParams(seed=1, max_tokens=5)))
+
+    assert finish.reason is FinishReason.ABORTED
+    assert num_submitted(fake, 2) == 2
+
+
+async def test_session_request_has_the_whole_patience_when_others_have_used_up_theirs(
+    address: str, fake: FakeScheduler, virtual_time: VirtualTime
+) -> None:
+    late: list[tuple[float, SessionRequest]] = []
+
+    async def before_wake() -> None:
+        if virtual_time.now_s > 108 and not late:
+            late.append((virtual_time.now_s, session.submit([2], SamplingParams(max_tokens=3))))
+
+    fake.before_token = cut_at(*range(1000))  # type: ignore[assignment]
+    virtual_time.before_wake = before_wake
+
+    async with (
+        AsyncClient(address, virtual_time.config(give_up_after_s=10)) as client,
+        client.session() as session,
+    ):
+        with pytest.raises(ServerUnreachable):
+            await collect(session.submit([1], SamplingParams(seed=1, max_tokens=3)))
+        ((submitted_at, request),) = late
+        with pytest.raises(ServerUnreachable):
+            await collect(request)
+
+    assert virtual_time.now_s - submitted_at > 7
 
 
 async def test_session_aborts_what_is_unfinished_when_it_is_left(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 
@@ -9,10 +10,17 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
+from splitserve_client import UnreadBudget
+from splitserve_gateway.config import GatewayConfig
+from splitserve_gateway.endpoints.context import Gateway
+from splitserve_gateway.grammars.checker import GrammarChecker
 from splitserve_gateway.http.bodies import read_body
+from splitserve_gateway.http.body_budget import FREE_BYTES, BodyBudget, BodyShare
 from splitserve_gateway.http.errors import ApiError
+from splitserve_gateway.http.guard import Exchanges
 from splitserve_gateway.schemas.chat import ChatRequest
 from splitserve_gateway.schemas.completions import CompletionRequest
+from splitserve_gateway.upstreams.fleet import Fleet
 
 MAX_BYTES = 16 * 2**20
 
@@ -29,9 +37,13 @@ def request_with(body: bytes, **headers: str) -> Request:
     return Request({"type": "http", "method": "POST", "headers": raw}, receive)
 
 
+def share() -> BodyShare:
+    return BodyBudget(16 * MAX_BYTES).share()
+
+
 async def refusal_of(body: bytes, schema: type[CompletionRequest] | type[ChatRequest]) -> ApiError:
     with pytest.raises(ApiError) as raised:
-        await read_body(request_with(body), schema, MAX_BYTES)
+        await read_body(request_with(body), schema, MAX_BYTES, share())
     return raised.value
 
 
@@ -63,11 +75,12 @@ async def test_body_is_refused_when_it_has_too_many_messages() -> None:
 async def test_body_is_taken_when_it_is_as_large_as_can_be() -> None:
     token_ids = [[1] * 1024] * 1024
     body = json.dumps({"prompt": token_ids}).encode()
-    read = await read_body(request_with(body), CompletionRequest, MAX_BYTES)
+    read = await read_body(request_with(body), CompletionRequest, MAX_BYTES, share())
     assert read.prompts == token_ids
     text = json.dumps([{"name": "x", "value": number} for number in range(20_000)])
     body = json.dumps({"prompt": text}).encode()
-    assert (await read_body(request_with(body), CompletionRequest, MAX_BYTES)).prompts == [text]
+    read = await read_body(request_with(body), CompletionRequest, MAX_BYTES, share())
+    assert read.prompts == [text]
 
 
 @pytest.mark.parametrize("is_declared", [True, False])
@@ -75,5 +88,55 @@ async def test_body_is_refused_when_it_has_too_many_bytes(is_declared: bool) -> 
     body = b'{"prompt": "' + b"a" * 1000 + b'"}'
     headers = {"content_length": str(len(body))} if is_declared else {}
     with pytest.raises(ApiError) as raised:
-        await read_body(request_with(body, **headers), CompletionRequest, 500)
+        await read_body(request_with(body, **headers), CompletionRequest, 500, share())
     assert raised.value.status == 413
+
+
+def prompt_of(num_bytes: int) -> bytes:
+    head, tail = b'{"prompt": "', b'"}'
+    return head + b"a" * (num_bytes - len(head) - len(tail)) + tail
+
+
+async def test_bytes_are_given_back_when_the_share_ends_however_it_does() -> None:
+    budget = BodyBudget(MAX_BYTES)
+    body = prompt_of(MAX_BYTES)
+    with budget.share() as own:
+        await read_body(request_with(body), CompletionRequest, MAX_BYTES, own)
+        assert budget.num_bytes == MAX_BYTES - FREE_BYTES
+    assert budget.num_bytes == 0
+    with budget.share() as own, pytest.raises(ApiError):
+        await read_body(request_with(body[:-1]), CompletionRequest, MAX_BYTES, own)
+    assert budget.num_bytes == 0
+
+
+async def test_large_body_waits_for_others_and_small_ones_pass() -> None:
+    budget = BodyBudget(MAX_BYTES - FREE_BYTES, patience_s=60.0)
+    with budget.share() as second, budget.share() as third:
+        with budget.share() as first:
+            await first.grow(MAX_BYTES)
+            waiting = asyncio.create_task(second.grow(FREE_BYTES + 1))
+            await third.grow(FREE_BYTES)
+            assert not waiting.done()
+        await waiting
+        assert budget.num_bytes == 1
+
+
+async def test_body_is_refused_with_429_when_there_is_no_room_in_time() -> None:
+    budget = BodyBudget(MAX_BYTES // 2, patience_s=0.0)
+    with budget.share() as own, pytest.raises(ApiError) as raised:
+        await read_body(request_with(prompt_of(MAX_BYTES)), CompletionRequest, MAX_BYTES, own)
+    assert (raised.value.status, raised.value.code) == (429, "too_many_body_bytes")
+    assert raised.value.retry_after_s
+    assert budget.num_bytes == 0
+
+
+async def test_prompt_is_kept_no_longer_than_it_is_read() -> None:
+    bodies = BodyBudget(MAX_BYTES)
+    fleet = Fleet((), UnreadBudget())
+    gateway = Gateway(GatewayConfig(), fleet, Exchanges(1, 1.0), GrammarChecker(), bodies)
+    request = request_with(prompt_of(2 * FREE_BYTES))
+    async with gateway.reading(request, CompletionRequest) as body:
+        assert body.prompts
+        assert bodies.num_bytes == FREE_BYTES
+    assert not body.prompts
+    assert bodies.num_bytes == 0

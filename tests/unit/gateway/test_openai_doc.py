@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from pydantic import BaseModel
+from openai.resources import Completions, chat
+from openai.resources.responses import Responses
+from pydantic import BaseModel, ValidationError
 
-from splitserve_gateway.schemas.base import IgnoredFields, StreamOptions
-from splitserve_gateway.schemas.chat import ChatRequest
+from splitserve_gateway.schemas.base import ApiRequest, StreamOptions, ignored_names
+from splitserve_gateway.schemas.chat import ChatMessage, ChatRequest
 from splitserve_gateway.schemas.completions import CompletionRequest
 from splitserve_gateway.schemas.responses import ResponsesRequest
 from splitserve_gateway.schemas.tokenization import DetokenizeRequest, TokenizeRequest
@@ -40,13 +45,57 @@ def test_doc_names_what_is_otherwise_in_responses_in_their_section() -> None:
 
 def test_doc_says_which_fields_are_ignored() -> None:
     rows = FIELDS.split("| accepted and ignored |")[1].split("\n\n")[0]
-    firsts = " ".join(re.findall(r"^\| (`[^|]+) \|", rows, re.MULTILINE))
-    named = set(re.findall(r"`([a-z_]+)`", firsts))
-    assert named == IgnoredFields.model_fields.keys()
+    firsts = re.findall(r"^\| (`[^|]+) \|", rows, re.MULTILINE)
+    paths = [path for first in firsts for path in re.findall(r"`([a-z_.]+)`", first)]
+    ignored = {name for schema in schemas_of(ApiRequest) for name in ignored_names(schema).values()}
+    assert {path.split(".")[-1] for path in paths} == ignored
+
+
+def schemas_of(schema: type[ApiRequest]) -> list[type[ApiRequest]]:
+    below = [found for each in schema.__subclasses__() for found in schemas_of(each)]
+    return [schema, *below]
+
+
+def test_null_is_as_absent_in_every_field() -> None:
+    required: dict[object, Any] = {ChatMessage: {"role": "assistant"}}
+    for schema in schemas_of(ApiRequest):
+        for name, field in schema.model_fields.items():
+            if not field.is_required():
+                made = schema.model_construct(**required.get(schema, {}))
+                made.__pydantic_validator__.validate_assignment(made, name, None)
+                assert getattr(made, name) == field.default
+
+
+def test_objects_and_lists_may_be_nested_as_deep_as_the_doc_says() -> None:
+    (most,) = re.findall(r"may be nested (\d+) deep", FIELDS)
+    deep: Any = {}
+    for _ in range((int(most) - 2) // 2):
+        deep = {"a": [deep]}
+    ChatRequest(chat_template_kwargs={"a": deep})
+    with pytest.raises(ValidationError, match=f"nested {most} deep"):
+        ChatRequest(chat_template_kwargs={"a": [deep]})
+
+
+@pytest.mark.parametrize(
+    ("method", "schema"),
+    [
+        (Completions.create, CompletionRequest),
+        (chat.Completions.create, ChatRequest),
+        (Responses.create, ResponsesRequest),
+    ],
+)
+def test_every_parameter_of_the_official_client_is_a_field(
+    method: Callable[..., object], schema: type[BaseModel]
+) -> None:
+    of_the_client = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
+    parameters = inspect.signature(method).parameters.keys() - of_the_client
+    assert len(parameters) > 15
+    assert parameters - schema.model_fields.keys() == set()
 
 
 def test_tables_name_no_field_that_there_is_not() -> None:
     known = {name for schema in SCHEMAS for name in schema.model_fields}
     rows = re.findall(r"^\| (`[^|]+) \|", FIELDS, re.MULTILINE)
     named = {name.split(".")[-1] for row in rows for name in re.findall(r"`([^`]+)`", row)}
-    assert named <= known
+    ignored = {name for schema in schemas_of(ApiRequest) for name in ignored_names(schema).values()}
+    assert named <= known | ignored

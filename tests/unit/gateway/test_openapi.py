@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+import httpx2
 import jsonschema
 import pytest
 
 from splitserve_gateway.app import build_app
 from splitserve_gateway.config import GatewayConfig
+from splitserve_gateway.http.errors import ApiError, invalid
 
 PAGE: dict[str, Any] = build_app(GatewayConfig()).openapi()
+COMPONENTS = {"components": PAGE["components"]}
 
 
 def body_schema(path: str) -> dict[str, Any]:
@@ -62,3 +66,59 @@ def test_page_has_every_reference_and_no_422() -> None:
     assert names <= PAGE["components"]["schemas"].keys()
     operations = [each for path in PAGE["paths"].values() for each in path.values()]
     assert not any("422" in operation["responses"] for operation in operations)
+
+
+def test_page_closes_every_object_but_those_that_are_free() -> None:
+    schemas = {k: v for k, v in PAGE["components"]["schemas"].items() if k != "Error"}
+    closed = {"additionalProperties": False}
+    assert all(schema.items() >= closed.items() for schema in schemas.values())
+    properties = [item for schema in schemas.values() for item in schema["properties"].items()]
+    told = ("Refused unless null.", "Accepted and ignored.")
+    read = [item for item in properties if item[1].get("description") not in told]
+    assert {name for name, schema in read if has_any_keys(schema)} == {
+        "arguments", "chat_template_kwargs", "documents", "format", "guided_choice",
+        "guided_grammar", "guided_json", "guided_regex", "parameters", "response_format",
+        "structured_outputs",
+    }  # fmt: skip
+
+
+def has_any_keys(schema: dict[str, Any]) -> bool:
+    """Whether `schema`, not those it refers to, allows objects with whatever keys and values."""
+    inner = [*schema.get("anyOf", ()), *schema.get("oneOf", ())]
+    inner += [schema["items"]] if "items" in schema else []
+    if inner:
+        return any(map(has_any_keys, inner))
+    if schema.keys().isdisjoint(("type", "$ref", "const", "enum")):
+        return True
+    return schema.get("type") == "object" and schema.get("additionalProperties") is True
+
+
+@pytest.mark.parametrize("path", PAGE["paths"])
+def test_page_has_the_errors_of_what_answers_requests(path: str) -> None:
+    for method, operation in PAGE["paths"][path].items():
+        errors = {status: each for status, each in operation["responses"].items() if status >= "4"}
+        if path.startswith("/health"):
+            assert not errors
+            continue
+        expected = {"404", "429", "500", "503"}
+        if method == "post":
+            expected |= {"400", "408", "413", "415", "504"}
+        assert errors.keys() == expected
+        for error in errors.values():
+            schema = {**error["content"]["application/json"]["schema"], **COMPONENTS}
+            validator = jsonschema.Draft202012Validator(schema)
+            validator.validate(ApiError(400, "invalid_request_error", "wrong").body())
+            validator.validate(invalid("wrong", "prompt").body())
+            assert not validator.is_valid({"message": "wrong"})
+
+
+async def test_docs_list_every_path_and_load_nothing() -> None:
+    transport = httpx2.ASGITransport(build_app(GatewayConfig()))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        answer = await client.get("/docs")
+
+    assert answer.headers["content-type"].startswith("text/html")
+    assert answer.headers["content-security-policy"] == "default-src 'none'"
+    assert all(f"<code>{path}</code>" in answer.text for path in PAGE["paths"])
+    assert re.findall(r'(?:src|href)="([^"]*)"', answer.text) == ["openapi.json"]
+    assert "<script" not in answer.text

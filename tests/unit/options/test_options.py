@@ -193,6 +193,21 @@ def test_option_table_has_valid_defaults_when_they_are_written_as_flags(command:
     assert resolve(command, argv, {}) == values  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "origins",
+    ["", "example.org", "https://a/", "https://a,", "*,https://a", "https://A", "ftp://a"],
+)
+def test_resolve_refuses_origins_when_one_is_none(origins: str) -> None:
+    with pytest.raises(OptionError, match=r"origins .*it takes \* for any, or one like"):
+        resolve("gateway", [f"--http-cors-origins={origins}"], {})
+
+
+@pytest.mark.parametrize("origins", ["*", "https://a.org", "http://localhost:3000,https://b"])
+def test_resolve_takes_origins(origins: str) -> None:
+    flags = [f"--http-cors-origins={origins}"]
+    assert resolve("gateway", flags, {})["http_cors_origins"] == origins
+
+
 @pytest.mark.parametrize("schedulers", ["nonsense", "a:1,", "a:1,b", "a:1 b:2", "a:65536"])
 def test_resolve_refuses_a_list_when_one_of_it_is_no_address(schedulers: str) -> None:
     with pytest.raises(OptionError, match="several of them with commas between"):

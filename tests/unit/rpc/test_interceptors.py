@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
+from splitserve_rpc.access import Access
 from splitserve_rpc.interceptors import BoundaryInterceptor
 
 
@@ -36,8 +37,10 @@ async def handler_of_lengths(limit: int, decoded: list[bytes]) -> Any:  # noqa: 
     async def continuation(_details: object) -> grpc.RpcMethodHandler:
         return grpc.unary_unary_rpc_method_handler(method, decode, str)
 
-    details = SimpleNamespace(method="/a.B/C")
-    handler = await BoundaryInterceptor(lambda: limit).intercept_service(continuation, details)
+    details = SimpleNamespace(method="/grpc.health.v1.Health/Check", invocation_metadata=())
+    handler = await BoundaryInterceptor(lambda: limit, Access()).intercept_service(
+        continuation, details
+    )
     return handler.unary_unary
 
 

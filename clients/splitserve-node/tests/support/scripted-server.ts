@@ -17,6 +17,8 @@ import {
   type AbortRequest,
   type GenerateRequest,
   type GenerateResponseSchema,
+  type SessionRequest,
+  type SessionResponseSchema,
 } from "../../dist/gen/splitserve/scheduler/v1/scheduler_pb.js";
 
 export type Response = MessageInitShape<typeof GenerateResponseSchema>;
@@ -26,12 +28,20 @@ export type Script = (
   call: number,
 ) => AsyncIterable<Response> | Iterable<Response>;
 
+export type SessionResponse = MessageInitShape<typeof SessionResponseSchema>;
+/** What one Session call brings after each message of the client; an error ends the call. */
+export type SessionScript = (message: SessionRequest, call: number) => Iterable<SessionResponse>;
+
 export class ScriptedServer {
   readonly requests: GenerateRequest[] = [];
+  /** All that sessions were sent, in order. */
+  readonly sessionMessages: SessionRequest[] = [];
   readonly aborted: string[] = [];
   /** Resolves when a call was cancelled by its client. */
   readonly cancelled: Promise<void>;
   script: Script = () => [];
+  sessionScript: SessionScript = () => [];
+  #numSessions = 0;
   #noteCancelled!: () => void;
   readonly #server = new grpc.Server();
 
@@ -40,10 +50,12 @@ export class ScriptedServer {
   }
 
   async start(): Promise<string> {
-    const { generate, abort } = SchedulerService.method;
+    const { generate, session, abort } = SchedulerService.method;
     this.#server.addService(
-      { generate: definition(generate), abort: definition(abort) },
+      { generate: definition(generate), session: definition(session), abort: definition(abort) },
       {
+        session: (call: grpc.ServerDuplexStream<SessionRequest, SessionResponse>) =>
+          this.#session(call, this.#numSessions++),
         generate: (call: grpc.ServerWritableStream<GenerateRequest, Response>) =>
           void this.#generate(call),
         abort: (
@@ -67,6 +79,17 @@ export class ScriptedServer {
     this.#server.forceShutdown();
   }
 
+  #session(call: grpc.ServerDuplexStream<SessionRequest, SessionResponse>, number: number): void {
+    call.on("data", (message: SessionRequest) => {
+      this.sessionMessages.push(message);
+      try {
+        for (const response of this.sessionScript(message, number)) call.write(response);
+      } catch (error) {
+        call.emit("error", error);
+      }
+    });
+  }
+
   async #generate(call: grpc.ServerWritableStream<GenerateRequest, Response>): Promise<void> {
     this.requests.push(call.request);
     call.on("cancelled", () => this.#noteCancelled());
@@ -81,11 +104,21 @@ export class ScriptedServer {
   }
 }
 
+/** How often sessions were sent a request with this prompt. */
+export function numSubmitted(server: ScriptedServer, prompt: number): number {
+  return server.sessionMessages.filter(({ action }) => promptOf(action) === prompt).length;
+}
+
+/** The first token of what a session submits. */
+export function promptOf(action: SessionRequest["action"]): number | undefined {
+  return action.case === "submit" ? action.value.request?.promptTokenIds[0] : undefined;
+}
+
 function definition(method: DescMethod): grpc.MethodDefinition<any, any> {
   return {
     path: `/${method.parent.typeName}/${method.name}`,
-    requestStream: false,
-    responseStream: method.methodKind === "server_streaming",
+    requestStream: method.methodKind === "bidi_streaming",
+    responseStream: method.methodKind !== "unary",
     requestSerialize: (bytes: Buffer) => bytes,
     requestDeserialize: (bytes) => fromBinary(method.input, bytes),
     responseSerialize: (init) => Buffer.from(toBinary(method.output, create(method.output, init))),

@@ -24,10 +24,12 @@ def test_resolve_checkpoint_finds_files_when_complete(tmp_path: Path) -> None:
     weights = _write(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     (tmp_path / "chat_template.jinja").write_text("")
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "rag.jinja").write_text("")
     checkpoint = resolve_checkpoint(str(tmp_path))
     assert checkpoint.weight_files == (weights,)
-    names = [path.name for path in checkpoint.tokenizer_files]
-    assert names == ["tokenizer.json", "chat_template.jinja"]
+    names = ["tokenizer.json", "chat_template.jinja", "additional_chat_templates/rag.jinja"]
+    assert checkpoint.tokenizer_files == {name: tmp_path / name for name in names}
 
 
 def test_resolve_checkpoint_finds_all_shards_when_there_is_an_index(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_load_model_describes_the_model_when_it_can_be_served(llama: Path) -> No
     assert loaded.vocab_size == VOCAB_SIZE
     assert loaded.max_model_len == 512
     assert loaded.eos_token_ids == (EOS_TOKEN_ID,)
-    assert loaded.tokenizer_files == (llama / "tokenizer.json",)
+    assert loaded.tokenizer_files == {"tokenizer.json": llama / "tokenizer.json"}
     assert loaded.keeps_logits
     assert [(s.num_kv_heads, s.key_dim, s.value_dim) for s in loaded.layers] == [(2, 16, 16)] * 2
     assert len(loaded.attention_modules) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Iterator, Sequence
 
@@ -10,10 +11,11 @@ import pytest
 
 from executor_service.grammars.compiled_grammars import CompiledGrammars
 from executor_service.grammars.compiler import GrammarCompiler
-from executor_service.grammars.limits import PARSER_LIMITS
 from executor_service.grammars.trial import CompileTrial
 from executor_service.steps.sampling_params import Grammar
 from executor_service.steps.token_masks import TokenMasks
+from splitserve_grammars.limits import PARSER_LIMITS
+from splitserve_grammars.trial import Verdict
 from tests.support.grammars.sampled_texts import (
     EOS,
     PROMPT,
@@ -34,9 +36,9 @@ class HeldTrial(CompileTrial):
 
     gate = threading.Event()
 
-    def find_error(self, grammar: str) -> str:
+    def ask(self, grammar: Grammar, max_cpu_s: float) -> Verdict:
         self.gate.wait()
-        return ""
+        return Verdict()
 
 
 @pytest.fixture
@@ -197,7 +199,7 @@ def test_end_is_not_allowed_when_a_rule_asks_for_it_before_the_text_is_complete(
 
 def test_row_is_invalid_when_no_token_continues_its_text(grammars: CompiledGrammars) -> None:
     grammars.add(0, json_schema({"$ref": "#"}), list(PROMPT), len(PROMPT))
-    assert masks_of(grammars, [0]).invalid == {0: "no token of the model can continue the text"}
+    assert masks_of(grammars, [0]).invalid == {0: "no text follows it"}
 
 
 def test_row_is_pending_alone_when_its_grammar_is_not_compiled(held: CompiledGrammars) -> None:
@@ -250,7 +252,7 @@ def test_row_is_pending_when_it_came_with_many_tokens_and_others_sample(
         num_pending += 1
     assert num_pending >= 3
     grammars.add(0, Grammar("regex", ("x*",)), [*PROMPT, *output], len(PROMPT))
-    assert masks_of(grammars, [0]).rows.tolist() == [0]
+    assert settled(grammars, [0]).rows.tolist() == [0]
 
 
 def test_rows_are_forgotten_when_they_are_removed(grammars: CompiledGrammars) -> None:
@@ -281,7 +283,7 @@ def test_row_fails_alone_when_its_mask_takes_too_much(
     monkeypatch.setitem(PARSER_LIMITS, "step_max_items", 1)
     grammars.add(1, json_schema({"type": "array"}), list(PROMPT), len(PROMPT))
     masks = settled(grammars, [0, 1])
-    assert "Too many items" in masks.invalid[1]
+    assert "too many ways" in masks.invalid[1]
     assert masks.rows.tolist() == [0]
 
 
@@ -309,3 +311,56 @@ def test_white_space_is_a_space_or_an_indented_line_when_a_text_is_json(
     grammars.add(0, json_schema(schema), [*PROMPT, *output], len(PROMPT))
     masks = settled(grammars, [0])
     assert (not masks.invalid and EOS in allowed_tokens(masks, 0, texts.size)) == is_complete
+
+
+def test_row_is_invalid_when_it_comes_to_where_no_text_follows(grammars: CompiledGrammars) -> None:
+    texts = byte_level_texts()
+    grammar = Grammar("lark", ('start: "aab" x\nx: x',))
+    grammars.add(0, grammar, [*PROMPT, *texts.ids("aab")], len(PROMPT))
+    expected = {0: "no token of the model can continue the text"}
+    assert settled(grammars, [0]).invalid == expected
+
+
+# Each text of 12 letters is another state of its lexer.
+MANY_STATES = Grammar("regex", ("(a|b)*a(a|b){40}c",))
+
+
+def sampled(
+    grammars: CompiledGrammars, row_id: int, num_tokens: int, seed: int, lost: list[int]
+) -> str:
+    """The error of a row that samples so many tokens. `lost`: gets the lengths at which it was."""
+    texts = byte_level_texts()
+    letters = [texts.ids("a")[0], texts.ids("b")[0]]
+    generator = random.Random(seed)
+    history = list(PROMPT)
+    grammars.add(row_id, MANY_STATES, history, len(PROMPT))
+    for _ in range(num_tokens):
+        masks = settled(grammars, [row_id])
+        if masks.lost:
+            lost.append(len(history))
+            grammars.add(row_id, MANY_STATES, history, len(PROMPT))
+            masks = settled(grammars, [row_id])
+        if masks.invalid:
+            return masks.invalid[row_id]
+        assert set(letters) <= set(allowed_tokens(masks, 0, texts.size))
+        history.append(generator.choice(letters))
+    return ""
+
+
+def test_rows_go_on_when_others_have_filled_the_lexer_of_their_grammar(
+    grammars: CompiledGrammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PARSER_LIMITS, "max_lexer_states", 400)
+    lost: list[int] = []
+    assert [sampled(grammars, seed, 60, seed, lost) for seed in range(8)] == [""] * 8
+    assert lost
+
+
+def test_row_is_invalid_when_an_empty_lexer_does_not_get_it_further(
+    grammars: CompiledGrammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PARSER_LIMITS, "max_lexer_states", 20)
+    error = "its terminals have too many states or expressions"
+    assert sampled(grammars, 0, 60, 0, []) == error
+    monkeypatch.setitem(PARSER_LIMITS, "max_lexer_states", 10_000)
+    assert sampled(grammars, 1, 60, 0, []) == ""

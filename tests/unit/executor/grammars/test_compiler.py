@@ -1,167 +1,254 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
-import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 
 import pytest
 
 from executor_service.grammars import compiler as compiler_module
-from executor_service.grammars.compiler import Compiled, GrammarCompiler
-from executor_service.grammars.grammar_text import grammar_text
+from executor_service.grammars import remembered
+from executor_service.grammars.compiler import GrammarCompiler
+from executor_service.grammars.remembered import Compiled
 from executor_service.grammars.trial import CompileTrial
 from executor_service.steps.sampling_params import Grammar
+from splitserve_grammars.limits import MAX_COMPILE_CPU_S, MAX_LEXER_BYTES
+from splitserve_grammars.trial import TrialTooSlow, TrialUnavailable, Verdict, trial_command
 from tests.support.grammars.sampled_texts import byte_level_texts, json_schema
 
 TIMEOUT_S = 60.0
+NUM_BYTES = 1000
 
 
-class CountingTrial(CompileTrial):
-    """Tries nothing. Each trial waits until the test lets it."""
+class HeldTrials:
+    """Each waits until the test lets it; what is `slow` takes too long in a first one."""
 
-    def __init__(self, tried: list[str], gate: threading.Semaphore) -> None:
+    def __init__(self, num_open: int) -> None:
+        self.tried: list[Grammar] = []
+        self.gate = threading.Semaphore(num_open)
+        self.slow: set[Grammar] = set()
+        self.slow_gate = threading.Event()
+        self.slow_gate.set()
+
+    def ask(self, grammar: Grammar, max_cpu_s: float) -> Verdict:
+        is_first = max_cpu_s < MAX_COMPILE_CPU_S
+        if is_first:
+            self.gate.acquire()
+        else:
+            self.slow_gate.wait()
+        self.tried.append(grammar)
+        if is_first and grammar in self.slow:
+            raise TrialTooSlow("too slow")
+        return Verdict(num_bytes=NUM_BYTES)
+
+
+class HeldTrial(CompileTrial):
+    def __init__(self, trials: HeldTrials) -> None:
         super().__init__()
-        self._tried = tried
-        self._gate = gate
+        self._trials = trials
 
-    def find_error(self, grammar: str) -> str:
-        self._gate.acquire()
-        self._tried.append(grammar)
-        return ""
+    def ask(self, grammar: Grammar, max_cpu_s: float) -> Verdict:
+        return self._trials.ask(grammar, max_cpu_s)
 
 
 @contextmanager
-def counting_compiler(
-    num_open: int = 10_000,
-) -> Iterator[tuple[GrammarCompiler, list[str], threading.Semaphore]]:
-    tried: list[str] = []
-    gate = threading.Semaphore(num_open)
-    compiler = GrammarCompiler(byte_level_texts().vocabulary, lambda: CountingTrial(tried, gate))
+def held_compiler(num_open: int = 10_000) -> Iterator[tuple[GrammarCompiler, HeldTrials]]:
+    trials = HeldTrials(num_open)
+    compiler = GrammarCompiler(byte_level_texts().vocabulary, lambda: HeldTrial(trials))
     try:
-        yield compiler, tried, gate
+        yield compiler, trials
     finally:
-        gate.release(10_000)
+        trials.gate.release(10_000)
+        trials.slow_gate.set()
         compiler.close()
+
+
+@pytest.fixture
+def compiler() -> Iterator[GrammarCompiler]:
+    made = GrammarCompiler(byte_level_texts().vocabulary)
+    yield made
+    made.close()
 
 
 def regex(number: int) -> Grammar:
     return Grammar("regex", (f"a{{{number}}}",))
 
 
+def wanted(compiler: GrammarCompiler, grammar: Grammar) -> Future[Compiled]:
+    future = compiler.compile(grammar)
+    assert future is not None
+    return future
+
+
 def compiled(compiler: GrammarCompiler, grammar: Grammar) -> Compiled:
-    wanted = compiler.compile(grammar)
-    assert wanted is not None
-    return wanted.result(TIMEOUT_S)
+    return wanted(compiler, grammar).result(TIMEOUT_S)
 
 
 def test_grammar_is_compiled_once_when_many_want_it() -> None:
-    with counting_compiler() as (compiler, tried, _):
-        wanted = [compiler.compile(Grammar("regex", ("ab+",))) for _ in range(20)]
-        matchers = {id(one.result(TIMEOUT_S).matcher) for one in wanted if one is not None}
+    with held_compiler() as (compiler, trials):
+        futures = [wanted(compiler, Grammar("regex", ("ab+",))) for _ in range(20)]
+        matchers = {id(future.result(TIMEOUT_S).matcher) for future in futures}
         assert compiled(compiler, Grammar("regex", ("ab+",))).matcher is not None
-        assert (len(wanted), len(matchers), len(tried)) == (20, 1, 1)
+        assert (len(matchers), len(trials.tried)) == (1, 1)
 
 
-def test_grammar_is_compiled_again_when_it_was_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler_module, "_MAX_REMEMBERED", 2)
-    with counting_compiler() as (compiler, tried, _):
+@pytest.mark.parametrize(
+    ("name", "limit"),
+    [
+        ("_MAX_REMEMBERED", 2),
+        ("_MAX_BYTES", 2 * (NUM_BYTES + MAX_LEXER_BYTES + 10)),
+    ],
+)
+def test_grammar_is_compiled_again_when_it_was_forgotten(
+    name: str, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remembered, name, limit)
+    with held_compiler() as (compiler, trials):
         for number in (1, 2, 1, 3, 1, 2):  # 3 takes the place of 2
             compiled(compiler, regex(number))
-        assert tried == [grammar_text(regex(number)) for number in (1, 2, 3, 2)]
+        assert trials.tried == [regex(number) for number in (1, 2, 3, 2)]
 
 
 def test_texts_are_forgotten_when_they_are_too_long_together(
-    monkeypatch: pytest.MonkeyPatch,
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiler_module, "_MAX_REMEMBERED_BYTES", 100)
-    long = [Grammar("regex", (letter * 60,)) for letter in "ab"]
-    with counting_compiler() as (compiler, tried, _):
-        for grammar in (*long, long[0]):
-            compiled(compiler, grammar)
-        assert len(tried) == 3
+    monkeypatch.setattr(remembered, "_MAX_BYTES", 100)
+    invalid = [Grammar("regex", ("(" * 60 + letter,)) for letter in "ab"]
+    first = compiled(compiler, invalid[0])
+    assert compiled(compiler, invalid[0]) is first
+    compiled(compiler, invalid[1])
+    assert compiled(compiler, invalid[0]) is not first
+
+
+def test_grammar_is_compiled_again_when_somebody_asks_for_it() -> None:
+    with held_compiler() as (compiler, trials):
+        first = compiled(compiler, regex(1))
+        compiler.forget(regex(1), first)
+        second = compiled(compiler, regex(1))
+        compiler.forget(regex(1), first)
+        assert compiled(compiler, regex(1)) is second is not first
+        assert len(trials.tried) == 2
 
 
 def test_grammar_is_not_compiled_when_nobody_waits_for_it_any_more() -> None:
-    with counting_compiler(num_open=0) as (compiler, tried, gate):
-        held = [compiler.compile(regex(number)) for number in (1, 2)]  # one for each thread
-        left = compiler.compile(regex(3))
-        assert left is not None
-        gone = weakref.ref(left)
-        last = compiler.compile(regex(4))
-        del left
+    with held_compiler(num_open=0) as (compiler, trials):
+        held = wanted(compiler, regex(1))
+        left = [wanted(compiler, regex(2))]
+        last = wanted(compiler, regex(3))
+        left.clear()
         gc.collect()
-        assert gone() is None
-        gate.release(4)
-        for wanted in (*held, last):
-            assert wanted is not None
-            wanted.result(TIMEOUT_S)
-        assert sorted(tried) == sorted(grammar_text(regex(number)) for number in (1, 2, 4))
+        trials.gate.release(2)
+        for future in (held, last):
+            future.result(TIMEOUT_S)
+        assert trials.tried == [regex(1), regex(3)]
 
 
-def test_grammar_is_not_taken_when_too_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grammar_is_taken_when_most_that_wait_are_not_wanted_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(compiler_module, "_MAX_WAITING", 3)
-    with counting_compiler(num_open=0) as (compiler, _, _gate):
-        wanted = [compiler.compile(regex(number)) for number in range(1, 8)]
-        assert wanted[:3] == [one for one in wanted[:3] if one is not None]
-        assert wanted[-1] is None
+    with held_compiler(num_open=0) as (compiler, _):
+        # One of them may be tried already.
+        futures = [compiler.compile(regex(number)) for number in range(1, 8)]
+        assert futures[:3] == [future for future in futures[:3] if future is not None]
+        assert futures[-1] is None
+        futures.clear()
+        gc.collect()
+        assert compiler.compile(regex(9)) is not None
 
 
-def test_error_is_short_and_remembered_when_a_grammar_is_invalid() -> None:
-    with counting_compiler() as (compiler, tried, _):
-        grammar = Grammar("lark", ("start: (" + "x" * 5000,))
-        first = compiled(compiler, grammar)
-        assert first.matcher is None
-        assert 0 < len(first.error) < 600
-        assert compiled(compiler, grammar) is first
-        assert len(tried) == 1
+def test_quick_grammars_do_not_wait_when_a_slow_one_is_tried_again() -> None:
+    with held_compiler() as (compiler, trials):
+        trials.slow_gate.clear()
+        trials.slow = {regex(1), regex(2)}
+        slow = [wanted(compiler, regex(number)) for number in (1, 2)]
+        assert compiled(compiler, regex(3)).matcher is not None
+        assert not any(future.done() for future in slow)
+        trials.slow_gate.set()
+        assert [future.result(TIMEOUT_S).error for future in slow] == ["", ""]
+        assert trials.tried == [regex(number) for number in (1, 2, 3, 1, 2)]
 
 
-def test_others_are_compiled_when_one_breaks_its_trial() -> None:
+def test_error_is_short_and_remembered_when_a_grammar_is_invalid(
+    compiler: GrammarCompiler,
+) -> None:
+    grammar = Grammar("lark", ("start: (" + "x" * 5000,))
+    first = compiled(compiler, grammar)
+    assert first.matcher is None
+    assert 0 < len(first.error) < 600
+    assert compiled(compiler, grammar) is first
+
+
+def test_others_are_compiled_when_one_breaks_its_trial(compiler: GrammarCompiler) -> None:
     """What takes too long, and what follows its rules too deep for any stack but a large one."""
     chain = "".join(f"A{index}: A{index + 1} /x/\n" for index in range(4000))
     deep = Grammar("lark", (f"start: A0\n{chain}A4000: /a/\n",))
     endless = json_schema({"type": "integer", "multipleOf": 9999991})
-    compiler = GrammarCompiler(byte_level_texts().vocabulary, lambda: CompileTrial(max_cpu_s=0))
-    try:
-        wanted = [compiler.compile(g) for g in (endless, deep, *map(regex, range(1, 6)))]
-        results = [one.result(TIMEOUT_S) for one in wanted if one is not None]
-        assert "to compile" in results[0].error
-        assert [result.error for result in results[1:]] == [""] * 6
-    finally:
-        compiler.close()
+    futures = [wanted(compiler, g) for g in (endless, deep, *map(regex, range(1, 6)))]
+    results = [future.result(TIMEOUT_S) for future in futures]
+    assert "too much processor time" in results[0].error
+    assert [result.error for result in results[1:]] == [""] * 6
 
 
-def test_error_says_so_when_the_trial_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("executor_service.grammars.trial.STACK_BYTES", 256 * 1024)
+def test_error_says_so_when_the_trial_ends_by_itself() -> None:
     chain = "".join(f"a{index}: a{index + 1} /x/\n" for index in range(4000))
-    trial = CompileTrial()
+    trial = CompileTrial(trial_command(stack_bytes=256 * 1024))
     try:
-        assert "memory" in trial.find_error(
-            grammar_text(Grammar("lark", (f"start: a0\n{chain}a4000: /a/",)))
-        )
-        assert trial.find_error(grammar_text(Grammar("regex", ("a",)))) == ""
+        deep = Grammar("lark", (f"start: a0\n{chain}a4000: /a/",))
+        assert "memory" in trial.ask(deep, 60.0).error
+        assert trial.ask(Grammar("regex", ("a",)), 60.0).error == ""
     finally:
         trial.close()
+
+
+def failing_first(tmp_path: object, num_failures: int) -> Sequence[str]:
+    """A command that ends by itself the first times, before it reads anything."""
+    count = f"{tmp_path}/count"
+    code = (
+        "import os, sys\n"
+        f"open({count!r}, 'a').write('x')\n"
+        f"if os.path.getsize({count!r}) <= {num_failures}: sys.exit(1)\n"
+        f"os.execv({sys.executable!r}, {trial_command()!r})\n"
+    )
+    return [sys.executable, "-c", code]
+
+
+def test_grammar_is_tried_again_when_its_trial_did_not_start(tmp_path: object) -> None:
+    trial = CompileTrial(failing_first(tmp_path, 1))
+    try:
+        assert trial.ask(regex(1), 60.0).error == ""
+    finally:
+        trial.close()
+
+
+def test_nothing_is_remembered_of_a_grammar_when_no_trial_starts(tmp_path: object) -> None:
+    command = failing_first(tmp_path, 4)
+    with pytest.raises(TrialUnavailable):
+        CompileTrial(command).ask(regex(1), 60.0)
+    compiler = GrammarCompiler(byte_level_texts().vocabulary, lambda: CompileTrial(command))
+    try:
+        assert compiled(compiler, regex(1)).error == "it could not be compiled here"
+        gc.collect()
+        assert compiled(compiler, regex(1)).error == ""
+    finally:
+        compiler.close()
 
 
 @pytest.mark.parametrize(
     ("grammar", "word"),
     [
         (Grammar("json_schema", ("{",)), "no JSON"),
-        (Grammar("json_schema", ("[" * 30_000,)), "no JSON"),
         (Grammar("json_schema", ("[]",)), "object"),
-        (Grammar("json_schema", ('{"maximum": NaN}',)), "expected value"),
         (Grammar("regex", ("(",)), "unclosed"),
         (Grammar("lark", ("start: a",)), "a"),
         (Grammar("lark", ('start: "a" <|end|>',)), "<|end|>"),
         (Grammar("lark", ('{"grammars": []}',)), "expecting rule"),
     ],
 )
-def test_grammar_is_refused_by_name_when_it_is_wrong(grammar: Grammar, word: str) -> None:
-    compiler = GrammarCompiler(byte_level_texts().vocabulary)
-    try:
-        assert word in compiled(compiler, grammar).error
-    finally:
-        compiler.close()
+def test_grammar_is_refused_by_name_when_it_is_wrong(
+    grammar: Grammar, word: str, compiler: GrammarCompiler
+) -> None:
+    assert word in compiled(compiler, grammar).error

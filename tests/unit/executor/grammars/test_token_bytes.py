@@ -84,6 +84,19 @@ def test_ids_have_no_text_when_only_the_model_has_them(tmp_path: Path) -> None:
     assert len(read(tokenizer, tmp_path, size - 3)) == size
 
 
+def test_piece_stands_for_itself_when_one_of_its_characters_is_no_byte(tmp_path: Path) -> None:
+    """\u0120 is a space, \u00c3\u00a9 are the bytes of an e with an accent."""
+    pieces = ["\u0120a", " ", "", "\u00c3\u00a9", "\U0001f98a", "b \u0120", "\u0144", "c", " d"]
+    spec = {
+        "model": {"vocab": {piece: token_id for token_id, piece in enumerate(pieces)}},
+        "decoder": {"type": "ByteLevel"},
+    }
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(spec))
+    expected = [" a", " ", "", "\u00e9", "\U0001f98a", "b \u0120", "\u0144", "c", " d"]
+    assert read_token_bytes(path, 0) == [text.encode() for text in expected]
+
+
 def _decoder(tokenizer: Tokenizer, decoder: object) -> str:
     spec = json.loads(tokenizer.to_str())
     spec["decoder"] = decoder

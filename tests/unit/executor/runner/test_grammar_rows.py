@@ -14,6 +14,7 @@ import torch
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.grammars.compiled_grammars import CompiledGrammars
 from executor_service.grammars.compiler import GrammarCompiler
+from executor_service.grammars.row_grammar import RowGrammar
 from executor_service.grammars.trial import CompileTrial
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
@@ -24,9 +25,11 @@ from executor_service.steps.executor_info import (
     Feature,
     ModelInfo,
 )
+from executor_service.steps.sampling_params import Grammar
 from executor_service.steps.step import RowStatus, StepOutput
 from executor_service.steps.step_executor import StepExecutor
 from splitserve.executor.v1 import executor_pb2 as pb
+from splitserve_grammars.trial import Verdict
 from tests.support.devices.late_device import LateStreams, late_runner
 from tests.support.grammars.sampled_texts import EOS, byte_level_texts
 from tests.support.models.tiny_models import make_tiny_model
@@ -44,9 +47,9 @@ class HeldTrial(CompileTrial):
 
     gate = threading.Event()
 
-    def find_error(self, grammar: str) -> str:
+    def ask(self, grammar: Grammar, max_cpu_s: float) -> Verdict:
         self.gate.wait()
-        return super().find_error(grammar)
+        return super().ask(grammar, max_cpu_s)
 
 
 @pytest.fixture(scope="module")
@@ -246,3 +249,18 @@ def test_logprobs_are_of_the_raw_logits_when_a_row_has_a_grammar(steps: Steps) -
     total = torch.from_numpy(output.logprobs.top_logprobs).exp().sum()
     assert 0.5 < float(total) <= 1.001
     assert torch.isfinite(torch.from_numpy(output.logprobs.top_logprobs)).all()
+
+
+def test_row_is_to_be_added_anew_when_its_grammar_is_lost_after_a_token(
+    steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = list(PROMPT)
+    output = steps.run([WorkRow(0, 0, PROMPT)], new=[row(0)])
+    tokens.append(int(output.sampled_token_ids[0]))
+    with monkeypatch.context() as broken:
+        broken.setattr(RowGrammar, "is_pending", True)
+        output = steps.run([WorkRow(0, len(PROMPT), tokens[-1:])])
+    assert output.row_statuses.tolist() == [RowStatus.INPUT_UNAVAILABLE]
+    assert output.sampled_token_ids.tolist() == [-1]
+    steps.run([], removed=[0])
+    steps.run([WorkRow(0, 0, tokens)], new=[row(0, history=tokens)])

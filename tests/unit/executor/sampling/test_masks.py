@@ -85,7 +85,7 @@ def test_token_is_an_allowed_one_when_any_draw_chooses(
     logits = torch.randn(50, NUM_TOKENS, device=device)
     tokens = sample(logits, sampling_rows(50, masks, temperature), draw)
     assert all(allowed[row, token] for row, token in enumerate(tokens.tolist()))
-    assert torch.equal(torch.isfinite(seen[0]).cpu(), torch.from_numpy(allowed))
+    assert torch.equal(torch.isfinite(torch.cat(seen)).cpu(), torch.from_numpy(allowed))
 
 
 def test_row_has_no_token_when_its_mask_allows_none() -> None:
@@ -96,9 +96,35 @@ def test_row_has_no_token_when_its_mask_allows_none() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=str)
-def test_words_are_unpacked_alike_when_a_device_does_it(device: torch.device) -> None:
+def test_words_are_unpacked_when_a_device_does_it(device: torch.device) -> None:
     allowed = some_allowed(40)
-    words = packed(allowed)
-    for on_host in (True, False):
-        unpacked = unpack_words(words, NUM_TOKENS, device, on_host=on_host)
-        assert torch.equal(unpacked.cpu(), torch.from_numpy(~allowed))
+    unpacked = unpack_words(packed(allowed), NUM_TOKENS, device)
+    assert torch.equal(unpacked.cpu(), torch.from_numpy(~allowed))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_row_has_no_token_when_a_mask_hides_what_is_wrong_with_its_logits(bad: float) -> None:
+    allowed = np.ones((1, NUM_TOKENS), np.bool_)
+    allowed[0, 3] = False
+    logits = torch.randn(2, NUM_TOKENS)
+    logits[1, 3] = bad
+    masks = TokenMasks(np.array([1]), packed(allowed), (), {})
+    tokens = sample(logits, sampling_rows(2, masks, 0.0)).tolist()
+    assert (tokens[0] >= 0, tokens[1]) == (True, -1)
+
+
+def test_tokens_are_those_of_each_row_alone_when_some_of_many_have_a_mask() -> None:
+    masked = np.array([0, 5, 31, 32, 69, 70, 99])
+    allowed = some_allowed(len(masked))
+    masks = TokenMasks(masked, packed(allowed), (), {})
+    logits = torch.randn(100, NUM_TOKENS)
+    rows = sampling_rows(100, masks, 0.7)
+    tokens = sample(logits, rows)
+    for row in range(100):
+        alone = rows.part(slice(row, row + 1))
+        assert sample(logits[row : row + 1], alone) == tokens[row]
+    plain = sample(logits, sampling_rows(100, None, 0.7))
+    is_masked = np.isin(np.arange(100), masked)
+    assert torch.equal(tokens[~is_masked], plain[~is_masked])
+    of_masked = tokens[masked].tolist()
+    assert all(allowed[index, token] for index, token in enumerate(of_masked))

@@ -186,7 +186,6 @@ async def scheduler() -> AsyncIterator[tuple[_Servicer, GrpcRegistry]]:
     await running.server.start()
     registry = GrpcRegistry(f"127.0.0.1:{running.port}")
     yield servicer, registry
-    await registry.close()
     await running.server.stop(None)
 
 
@@ -225,4 +224,3 @@ async def test_registry_says_unreachable_when_nobody_listens(
     registry = GrpcRegistry(f"127.0.0.1:{unused_tcp_port}")
     with pytest.raises(RegistrationFailed, match="scheduler_unreachable"):
         await registry.register(INFO)
-    await registry.close()

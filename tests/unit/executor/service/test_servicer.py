@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
 import grpc.aio
@@ -46,7 +46,7 @@ async def servicer_and_stub() -> AsyncIterator[
 Pair = tuple[ExecutorServicer, executor_pb2_grpc.ExecutorServiceStub]
 
 
-def _serve(servicer: ExecutorServicer, files: list[Path]) -> None:
+def _serve(servicer: ExecutorServicer, files: Mapping[str, Path]) -> None:
     runner = FakeRunner(block_size=4, num_device_blocks=16)
     servicer.serve(ReadyExecutor(StepWorker(StepExecutor(INFO, runner)), lambda: INFO, files))
 
@@ -56,13 +56,15 @@ async def test_tokenizer_comes_in_chunks_of_a_mebibyte_when_it_is_large(
 ) -> None:
     servicer, stub = servicer_and_stub
     (tmp_path / "tokenizer.json").write_bytes(b"x" * MIB + b"yz")
-    (tmp_path / "chat_template.jinja").write_bytes(b"")
-    _serve(servicer, [tmp_path / "tokenizer.json", tmp_path / "chat_template.jinja"])
+    (tmp_path / "rag.jinja").write_bytes(b"")
+    name = "additional_chat_templates/rag.jinja"
+    paths = {"tokenizer.json": tmp_path / "tokenizer.json", name: tmp_path / "rag.jinja"}
+    _serve(servicer, paths)
     chunks = [chunk async for chunk in stub.GetTokenizer(pb.GetTokenizerRequest())]
     assert [(chunk.file_name, len(chunk.data), chunk.data[-2:]) for chunk in chunks] == [
         ("tokenizer.json", MIB, b"xx"),
         ("tokenizer.json", 2, b"yz"),
-        ("chat_template.jinja", 0, b""),
+        (name, 0, b""),
     ]
 
 
@@ -75,7 +77,7 @@ async def test_rpcs_are_refused_when_the_model_is_not_loaded_yet(servicer_and_st
 
 async def test_nobody_watches_when_the_only_stream_was_closed(servicer_and_stub: Pair) -> None:
     servicer, stub = servicer_and_stub
-    _serve(servicer, [])
+    _serve(servicer, {})
     call = stub.Execute()
     await call.write(pb.ScheduleBatch(scheduler_epoch=1, executor_epoch=1, step_id=1))
     await call.read()

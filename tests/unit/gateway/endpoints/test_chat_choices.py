@@ -34,7 +34,7 @@ TEXT = (
 
 
 def new_choice(**fields: Any) -> ChatChoice:  # noqa: ANN401
-    return ChatChoice(0, ChatRequest(**fields), FORM, NAMES, "")
+    return ChatChoice(0, ChatRequest(**fields), FORM, NAMES)
 
 
 def deltas(text: str, cuts: list[int]) -> list[Delta]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from splitserve_client import Tokenizer
+from splitserve_client import Tokenizer, TokenLogprob
 from splitserve_gateway.endpoints.logprobs import TokenNames
 from splitserve_gateway.endpoints.response_output import ResponseOutput
 from splitserve_gateway.generation.choices import ChoiceEnd, Delta
@@ -25,13 +25,17 @@ TEXT = (
 )
 
 
-def output() -> ResponseOutput:
+FILES = {"tokenizer.json": tiny_tokenizers.byte_level().to_str().encode()}
+TOKENIZER = Tokenizer.from_files(FILES)
+
+
+def output(*, wants_logprobs: bool = False) -> ResponseOutput:
     form = AnswerPlan(
         OutputFormat(FORMATS["hermes"], REASONING_MARKS["think"]),
         ParserOptions(tools={"weather": {}}),
     )
-    files = {"tokenizer.json": tiny_tokenizers.byte_level().to_str().encode()}
-    return ResponseOutput(form, TokenNames(Tokenizer.from_files(files)), wants_logprobs=False)
+    names = TokenNames(TOKENIZER)
+    return ResponseOutput(form, names, TOKENIZER.detokenizer(), wants_logprobs=wants_logprobs)
 
 
 def told(made: ResponseOutput, text: str, size: int, end: ChoiceEnd | None) -> list[dict[str, Any]]:
@@ -59,7 +63,6 @@ def test_output_has_an_item_for_each_part_when_the_text_comes_in_pieces(size: in
     assert done == made.items
     indexes = [event["output_index"] for event in events]
     assert indexes == sorted(indexes)
-    assert 0 < made.num_reasoning_tokens < -(-len(TEXT) // size) or size == 1000
 
 
 def test_output_deltas_add_up_to_each_item() -> None:
@@ -98,3 +101,43 @@ def test_output_is_an_empty_message_when_there_is_no_text() -> None:
         "response.output_item.done",
     ]
     assert made.items[0]["content"][0]["text"] == ""  # type: ignore[index]
+
+
+def deltas(text: str, size: int) -> list[Delta]:
+    """`text` as tokens of the tokenizer, `size` of them at once, with scores, and its end."""
+    made = []
+    detokenizer = TOKENIZER.detokenizer()
+    token_ids = TOKENIZER.encode(text, add_special_tokens=False)
+    for start in range(0, len(token_ids), size):
+        some = tuple(token_ids[start : start + size])
+        scores = tuple(TokenLogprob(token_id, -1.0, 1, ()) for token_id in some)
+        made.append(Delta(0, detokenizer.push(some), some, scores))
+    return [*made, Delta(0, detokenizer.finish(), end=ChoiceEnd("stop"))]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 1000])
+@pytest.mark.parametrize(
+    ("reasoning", "content"),
+    [
+        ("<think>let me see</think>", "I look it up."),
+        ("<think>let me é see", ""),
+        ("", "I <think> look"),
+        ("", "  I look"),
+    ],
+)
+def test_tokens_of_reasoning_are_the_same_however_many_come_at_once(
+    reasoning: str, content: str, size: int
+) -> None:
+    made = output(wants_logprobs=True)
+    for delta in deltas(reasoning + content, size):
+        for _ in made.push(delta):
+            pass
+
+    num_expected = len(TOKENIZER.encode(reasoning, add_special_tokens=False))
+    assert made.num_reasoning_tokens == num_expected
+    message = made.items[-1]
+    if content:
+        scores = message["content"][0]["logprobs"]  # type: ignore[index]
+        assert "".join(score["token"] for score in scores) == content
+    else:
+        assert message["type"] == "reasoning"

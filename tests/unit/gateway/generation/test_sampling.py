@@ -1,4 +1,4 @@
-"""Fields of requests as the scheduler takes them, and its refusals as callers know them."""
+"""Fields of requests as the scheduler takes them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,11 @@ import pytest
 from splitserve_client import (
     BeamSearch,
     EarlyStopping,
-    InvalidRequest,
     Model,
     SamplingParams,
     SchedulingParams,
 )
 from splitserve_gateway.generation.sampling import (
-    CHAT_FIELDS,
-    COMPLETION_FIELDS,
-    refusal,
     sampling_params,
     scheduling_params,
 )
@@ -78,27 +74,3 @@ def test_scheduling_is_what_the_fields_say() -> None:
     expected = SchedulingParams(priority=-3, tenant="u", deadline_s=2.5, cache_salt="s")
     assert scheduling_params(body) == expected
     assert scheduling_params(CompletionRequest()) == SchedulingParams()
-
-
-@pytest.mark.parametrize(
-    ("message", "reason", "completion", "chat"),
-    [
-        ("temperature is 101; allowed: [0, 100]", "SAMPLING_PARAMS_INVALID", "temperature", None),
-        ("num_logprobs is 21; allowed: [0, 20]", "SAMPLING_PARAMS_INVALID", "logprobs", "top_"),
-        ("logit_bias[5] is 101; allowed", "SAMPLING_PARAMS_INVALID", "logit_bias", None),
-        ("bad_words_token_ids has 9 tokens", "SAMPLING_PARAMS_INVALID", "bad_words", None),
-        ("beam_search.width is 17; allowed", "SAMPLING_PARAMS_INVALID", "n", None),
-        ("tenant has 129 characters", "SCHEDULING_PARAMS_INVALID", "user", None),
-        ("the prompt has 9 tokens", "PROMPT_TOO_LONG", "prompt", "messages"),
-        ("token id is 9", "TOKEN_OUT_OF_RANGE", "prompt", "messages"),
-        ("sequences do not fit", "NEVER_FITS_KV_CACHE", None, None),
-    ],
-)
-def test_refusal_names_the_field_as_the_caller_does(
-    message: str, reason: str, completion: str | None, chat: str | None
-) -> None:
-    error = InvalidRequest(message, reason)
-    assert refusal(error, COMPLETION_FIELDS).param == completion
-    expected = f"top_{completion}" if chat == "top_" else chat or completion
-    assert refusal(error, CHAT_FIELDS).param == expected
-    assert refusal(error, CHAT_FIELDS).status == 400

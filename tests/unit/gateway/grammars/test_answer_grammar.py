@@ -21,11 +21,12 @@ from splitserve_gateway.grammars.requested import (
     RequestedGrammar,
     Source,
 )
-from splitserve_gateway.grammars.tools import ToolUse, tool_use
+from splitserve_gateway.grammars.tools import ToolUse
 from splitserve_gateway.parsing.formats import FORMATS
 from splitserve_gateway.parsing.output_format import OutputFormat
 from splitserve_gateway.parsing.reasoning import REASONING_MARKS, ReasoningState
 from tests.unit.gateway.grammars.byte_model import accepts, drawn
+from tests.unit.gateway.grammars.tool_uses import use_of
 from tests.unit.gateway.parsing.answers import Answer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -73,7 +74,7 @@ def rules(
 
 
 async def grammar_of(checker: GrammarChecker, asked: AnswerRules) -> Grammar:
-    plan = await plan_answer(checker, asked)
+    plan = await plan_answer(checker.of(""), asked)
     assert plan.grammar is not None
     return plan.grammar
 
@@ -91,8 +92,8 @@ def read(text: str, plan: AnswerPlan) -> Answer:
 async def test_answer_is_calls_when_calls_are_required(
     checker: GrammarChecker, format_name: str, parallel: bool
 ) -> None:
-    use = tool_use(tools(), "required", parallel)
-    plan = await plan_answer(checker, rules(format_name, use))
+    use = use_of(tools(), "required", parallel)
+    plan = await plan_answer(checker.of(""), rules(format_name, use))
     assert plan.grammar is not None
     rng = random.Random(7)
     num_ended = 0
@@ -115,8 +116,8 @@ async def test_answer_is_calls_when_calls_are_required(
 async def test_answer_calls_the_tool_that_is_named(
     checker: GrammarChecker, format_name: str
 ) -> None:
-    use = tool_use(tools(), {"type": "function", "function": {"name": "tree"}}, None)
-    plan = await plan_answer(checker, rules(format_name, use))
+    use = use_of(tools(), {"type": "function", "function": {"name": "tree"}}, None)
+    plan = await plan_answer(checker.of(""), rules(format_name, use))
     assert plan.grammar is not None
 
     names = {
@@ -138,7 +139,7 @@ WRITTEN = {
 
 
 async def test_required_calls_are_so_many_at_most(checker: GrammarChecker) -> None:
-    grammar = await grammar_of(checker, rules("hermes", tool_use(tools(), "required", None)))
+    grammar = await grammar_of(checker, rules("hermes", use_of(tools(), "required", None)))
 
     assert accepts(grammar, "\n".join([WRITTEN["hermes"]] * 32))
     assert not accepts(grammar, "\n".join([WRITTEN["hermes"]] * 33))
@@ -148,7 +149,7 @@ async def test_required_calls_are_so_many_at_most(checker: GrammarChecker) -> No
 async def test_call_is_spelled_as_models_learnt_it(
     checker: GrammarChecker, format_name: str
 ) -> None:
-    use = tool_use(tools(), "required", False)
+    use = use_of(tools(), "required", False)
     grammar = await grammar_of(checker, rules(format_name, use))
     text = WRITTEN[format_name]
 
@@ -163,7 +164,7 @@ async def test_call_is_spelled_as_models_learnt_it(
 async def test_strict_tools_are_held_to_their_schemas_when_text_is_free(
     checker: GrammarChecker, format_name: str
 ) -> None:
-    use = tool_use(tools(strict=True), "auto", None)
+    use = use_of(tools(strict=True), "auto", None)
     grammar = await grammar_of(checker, rules(format_name, use))
     call = WRITTEN[format_name]
 
@@ -174,22 +175,57 @@ async def test_strict_tools_are_held_to_their_schemas_when_text_is_free(
     assert not accepts(grammar, f"Hm. {call[:20]}")
 
 
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    named = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
+
+
+@pytest.mark.parametrize("format_name", ["hermes", "mistral_args"])
+async def test_grammar_has_calls_of_allowed_tools_alone(
+    checker: GrammarChecker, format_name: str
+) -> None:
+    call = WRITTEN[format_name]
+    other = call.replace("point", "tree").replace('{"x": 1}', "{}")
+
+    for mode, is_free in (("auto", True), ("required", False)):
+        use = use_of(tools(), allowed(mode, "point"))
+        grammar = await grammar_of(checker, rules(format_name, use))
+        assert accepts(grammar, call)
+        assert accepts(grammar, f"Hm. {call}") is is_free
+        assert not accepts(grammar, other)
+        assert not accepts(grammar, f"Hm. {other}")
+
+
+@pytest.mark.parametrize("format_name", list(FORMATS))
+async def test_call_is_content_when_its_tool_is_not_allowed(
+    checker: GrammarChecker, format_name: str
+) -> None:
+    call = WRITTEN[format_name]
+    other = call.replace("point", "tree").replace('{"x": 1}', "{}")
+    use = use_of(tools(), allowed("auto", "point"))
+    plan = await plan_answer(checker.of(""), rules(format_name, use))
+
+    assert read(call, plan).calls
+    assert not read(other, plan).calls
+    assert read(other, plan).content == other
+
+
 @pytest.mark.parametrize("format_name", ["llama3_json", "json", "mistral"])
 async def test_answer_is_free_when_strict_calls_cannot_be_told_from_text(
     checker: GrammarChecker, format_name: str
 ) -> None:
-    use = tool_use(tools(strict=True), "auto", None)
+    use = use_of(tools(strict=True), "auto", None)
 
-    assert (await plan_answer(checker, rules(format_name, use))).grammar is None
+    assert (await plan_answer(checker.of(""), rules(format_name, use))).grammar is None
 
 
 @pytest.mark.parametrize("choice", ["auto", "none"])
 async def test_answer_is_free_when_nothing_is_asked_of_it(
     checker: GrammarChecker, choice: str
 ) -> None:
-    use = tool_use(tools(), choice, None)
+    use = use_of(tools(), choice, None)
 
-    assert (await plan_answer(checker, rules("hermes", use, "think"))).grammar is None
+    assert (await plan_answer(checker.of(""), rules("hermes", use, "think"))).grammar is None
 
 
 SOURCES: list[tuple[Source, str, str]] = [
@@ -206,7 +242,7 @@ async def test_grammar_says_the_same_wherever_it_is_put(
     checker: GrammarChecker, source: Source, good: str, bad: str
 ) -> None:
     requested = RequestedGrammar("guided", source)
-    auto = tool_use(tools(), "auto", None)
+    auto = use_of(tools(), "auto", None)
 
     plain = await grammar_of(checker, rules("hermes", ToolUse(), requested=requested))
     assert accepts(plain, good)
@@ -236,9 +272,9 @@ async def test_grammar_says_the_same_wherever_it_is_put(
 
 
 async def test_required_calls_come_after_reasoning(checker: GrammarChecker) -> None:
-    use = tool_use(tools(), "required", None)
+    use = use_of(tools(), "required", None)
     asked = rules("hermes", use, "think", reasoning_state=ReasoningState.OPEN)
-    plan = await plan_answer(checker, asked)
+    plan = await plan_answer(checker.of(""), asked)
     assert plan.grammar is not None
     text = f"I call <tool_call></think>\n\n{WRITTEN['hermes']}"
 
@@ -257,7 +293,7 @@ async def test_json_has_little_white_space(checker: GrammarChecker, schema: str)
         assert accepts(grammar, text)
     for text in ('{"x":  1}', '{\n"x": 1}', ' {"x": 1}', '{"x": 1} '):
         assert not accepts(grammar, text)
-    calls = await grammar_of(checker, rules("hermes", tool_use(tools(), "required", None)))
+    calls = await grammar_of(checker, rules("hermes", use_of(tools(), "required", None)))
     assert not accepts(calls, WRITTEN["hermes"].replace(": 1", ":  1"))
 
 
@@ -267,9 +303,9 @@ SPECIAL = frozenset(["[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]", "</s>"])
 async def test_required_calls_are_json_when_their_notation_has_special_tokens(
     checker: GrammarChecker,
 ) -> None:
-    use = tool_use(tools(), "required", None)
+    use = use_of(tools(), "required", None)
     asked = rules("mistral", use, "mistral", special_tokens=SPECIAL)
-    plan = await plan_answer(checker, replace(asked, reasoning_state=ReasoningState.OPEN))
+    plan = await plan_answer(checker.of(""), replace(asked, reasoning_state=ReasoningState.OPEN))
     assert plan.grammar is not None
     text = f"[{WRITTEN['json']}]"
 
@@ -280,9 +316,9 @@ async def test_required_calls_are_json_when_their_notation_has_special_tokens(
 async def test_required_calls_keep_their_notation_when_it_does_without_its_special_token(
     checker: GrammarChecker,
 ) -> None:
-    use = tool_use(tools(), "required", None)
+    use = use_of(tools(), "required", None)
     special = frozenset(["<|python_tag|>", "<|eot_id|>"])
-    plan = await plan_answer(checker, rules("llama3_json", use, special_tokens=special))
+    plan = await plan_answer(checker.of(""), rules("llama3_json", use, special_tokens=special))
     assert plan.grammar is not None
 
     assert accepts(plan.grammar, WRITTEN["llama3_json"])
@@ -293,20 +329,20 @@ async def test_required_calls_keep_their_notation_when_it_does_without_its_speci
 async def test_markers_are_shown_and_hidden_when_they_are_special_tokens(
     checker: GrammarChecker,
 ) -> None:
-    use = tool_use(tools(strict=True), "auto", None)
+    use = use_of(tools(strict=True), "auto", None)
     asked = rules("mistral_args", use, "mistral", special_tokens=SPECIAL)
-    plan = await plan_answer(checker, asked)
+    plan = await plan_answer(checker.of(""), asked)
     answer = read(f"[THINK]hm[/THINK]So[ARGS]: {WRITTEN['mistral_args']}</s>", plan)
 
     assert (plan.grammar, plan.shows_markers) == (None, True)
     assert (answer.reasoning, answer.content) == ("hm", "So: ")
     assert answer.calls == [("point", '{"x": 1}')]
     hermes = rules("hermes", use, "think", special_tokens=SPECIAL)
-    assert not (await plan_answer(checker, hermes)).shows_markers
+    assert not (await plan_answer(checker.of(""), hermes)).shows_markers
 
 
 async def test_call_is_content_when_no_tool_may_be_called(checker: GrammarChecker) -> None:
-    plan = await plan_answer(checker, rules("hermes", tool_use(tools(), "none", None)))
+    plan = await plan_answer(checker.of(""), rules("hermes", use_of(tools(), "none", None)))
 
     assert read(WRITTEN["hermes"], plan).content == WRITTEN["hermes"]
 
@@ -315,7 +351,7 @@ async def test_schema_is_any_object_when_it_cannot_be_compiled_and_is_not_strict
     checker: GrammarChecker,
 ) -> None:
     odd = {"type": "object", "not": {"required": ["a"]}}
-    asked = rules("hermes", tool_use(tools(odd=odd, point=POINT), "required", None))
+    asked = rules("hermes", use_of(tools(odd=odd, point=POINT), "required", None))
     grammar = await grammar_of(checker, asked)
     text = '<tool_call>\n{"name": "odd", "arguments": {"b": [1]}}\n</tool_call>'
 
@@ -327,10 +363,10 @@ async def test_schema_is_any_object_when_it_cannot_be_compiled_and_is_not_strict
 async def test_schema_is_refused_by_its_field_when_strict(checker: GrammarChecker) -> None:
     odd = {"type": "object", "not": {"required": ["a"]}}
     for choice in ("required", "auto"):
-        asked = rules("hermes", tool_use(tools(strict=True, p=POINT, odd=odd), choice, None))
+        asked = rules("hermes", use_of(tools(strict=True, p=POINT, odd=odd), choice, None))
         with pytest.raises(GrammarRefused, match="not") as refused:
             await grammar_of(checker, asked)
-        assert refused.value.field == "tools[1].function.parameters"
+        assert refused.value.field == "tools.1.function.parameters"
 
 
 class RefusingChecker(GrammarChecker):
@@ -340,7 +376,7 @@ class RefusingChecker(GrammarChecker):
         super().__init__()
         self.num_refused = 0
 
-    async def check(self, field: str, source: Source) -> Grammar:
+    async def check(self, field: str, source: Source, tenant: str = "") -> Grammar:
         assert isinstance(source, Lark)
         if "odd" in source.grammar:
             self.num_refused += 1
@@ -352,7 +388,7 @@ async def test_refused_schemas_cost_no_more_when_there_are_many() -> None:
     odd = {"type": "object", "properties": {"odd": {}}, "required": ["odd"]}
     many: dict[str, Any] = {f"f{index}": odd for index in range(20)} | {"point": POINT}
     checker = RefusingChecker()
-    grammar = await grammar_of(checker, rules("json", tool_use(tools(**many), "required", False)))
+    grammar = await grammar_of(checker, rules("json", use_of(tools(**many), "required", False)))
 
     assert accepts(grammar, '{"name": "f19", "arguments": {"b": 1}}')
     assert checker.num_refused == 4
@@ -363,10 +399,10 @@ async def test_schemas_are_any_object_when_they_are_too_large_together(
 ) -> None:
     large = {"type": "object", "properties": {"a": {"enum": ["x" * 20_000]}}, "required": ["a"]}
     many: dict[str, Any] = {f"f{index}": large for index in range(5)}
-    grammar = await grammar_of(checker, rules("json", tool_use(tools(**many), "required", None)))
+    grammar = await grammar_of(checker, rules("json", use_of(tools(**many), "required", None)))
 
     assert accepts(grammar, '[{"name": "f3", "arguments": {}}]')
-    use = tool_use(tools(strict=True, **many), "required", None)
+    use = use_of(tools(strict=True, **many), "required", None)
     with pytest.raises(GrammarRefused) as refused:
         await grammar_of(checker, rules("json", use))
     assert refused.value.field == "tools"
@@ -374,7 +410,7 @@ async def test_schemas_are_any_object_when_they_are_too_large_together(
 
 async def test_call_is_refused_when_the_notation_is_not_known(checker: GrammarChecker) -> None:
     with pytest.raises(GrammarRefused) as refused:
-        await grammar_of(checker, rules("none", tool_use(tools(), "required", None)))
+        await grammar_of(checker, rules("none", use_of(tools(), "required", None)))
     assert refused.value.field == "tool_choice"
 
 
@@ -383,7 +419,7 @@ async def test_requested_grammar_is_not_asked_of_calls_that_are_required(
 ) -> None:
     asked = rules(
         "json",
-        tool_use(tools(), "required", False),
+        use_of(tools(), "required", False),
         requested=RequestedGrammar("response_format", ANY_OBJECT),
     )
     grammar = await grammar_of(checker, asked)

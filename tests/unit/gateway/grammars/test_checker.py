@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,12 +15,14 @@ import pytest
 import pytest_asyncio
 
 from splitserve_client.types import Choices, Grammar, JsonSchema, Lark, Regex
+from splitserve_gateway.grammars import check_process
 from splitserve_gateway.grammars.checker import (
     CheckerLimits,
     GrammarChecker,
     GrammarCheckUnavailable,
 )
-from splitserve_gateway.grammars.requested import MAX_GRAMMAR_BYTES, Gbnf, GrammarRefused, Source
+from splitserve_gateway.grammars.requested import Gbnf, GrammarRefused, Source
+from splitserve_grammars.limits import MAX_GRAMMAR_BYTES
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -63,7 +66,7 @@ BAD: list[tuple[Source, str]] = [
     (schema({"x-guidance": {"lenient": True}, "not": {}}), "x-guidance"),
     (schema({"type": "foo"}), "foo"),
     (schema({"$ref": "#"}), "no text follows it"),
-    (schema({"type": "object", "properties": {f"p{i}": {} for i in range(600)}}), "items"),
+    (schema({"type": "object", "properties": {f"p{i}": {} for i in range(600)}}), "too many ways"),
     (schema({"not": {"type": "string"}}), "not"),
     (schema({"type": "string", "format": "no-such-format"}), "no-such-format"),
     (schema({"$ref": "http://localhost:1/schema"}), "localhost"),
@@ -127,19 +130,27 @@ async def test_others_are_checked_while_one_takes_all_its_time() -> None:
         await checker.check("quick", Regex(f"a{index}"))
     assert not slow.done()
 
-    with pytest.raises(GrammarRefused, match="too much time or memory"):
+    with pytest.raises(GrammarRefused, match="too much processor time"):
         await slow
     await checker.check("quick", Regex("after"))
     begin = time.process_time()
-    with pytest.raises(GrammarRefused, match="too much time or memory"):
+    with pytest.raises(GrammarRefused, match="too much processor time"):
         await checker.check("slow", SLOW)  # it is known by now
     assert time.process_time() - begin < 0.1
     await checker.close()
 
 
+async def test_grammar_is_taken_when_only_its_second_try_has_the_time() -> None:
+    checker = GrammarChecker(CheckerLimits(first_cpu_s=0.001, max_cpu_s=60))
+    source = schema({"enum": [f"value {index}" for index in range(3000)]})
+    assert await checker.check("field", source) == source
+    await checker.close()
+
+
 async def test_grammar_is_refused_when_it_takes_too_much_memory() -> None:
-    checker = GrammarChecker(CheckerLimits(max_memory_mib=330, max_cpu_s=60))
-    with pytest.raises(GrammarRefused, match="too much time or memory"):
+    limits = CheckerLimits(max_address_bytes=330 << 20, first_cpu_s=60, max_cpu_s=60)
+    checker = GrammarChecker(limits)
+    with pytest.raises(GrammarRefused, match="too much memory"):
         await checker.check("field", doubling(40, "A"))
     await checker.check("field", Regex("a"))
     await checker.close()
@@ -151,14 +162,14 @@ def children() -> set[int]:
     return {int(child) for path in found for child in path.read_text().split()}
 
 
-def checking() -> list[asyncio.Task[object]]:
-    return [task for task in asyncio.all_tasks() if "GrammarChecker" in repr(task.get_coro())]
+def checking() -> set[asyncio.Task[object]]:
+    return {task for task in asyncio.all_tasks() if "GrammarChecker" in repr(task.get_coro())}
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def counted() -> AsyncIterator[GrammarChecker]:
     before, tasks = children(), checking()
-    made = GrammarChecker(CheckerLimits(max_waiting=3, max_cached=2, num_workers=1))
+    made = GrammarChecker(CheckerLimits(max_waiting=8, max_cached=2))
     yield made
     await made.close()
     assert children() == before
@@ -175,30 +186,53 @@ async def test_nothing_is_left_when_askers_go_away(counted: GrammarChecker) -> N
     assert all(isinstance(result, asyncio.CancelledError) for result in results)
 
 
+async def test_too_many_waiting_grammars_of_one_tenant_are_turned_away(
+    counted: GrammarChecker,
+) -> None:
+    """A quarter of all, so two."""
+    sources = [Regex(f"a{index}") for index in range(5)]
+    checks = [counted.check("field", source) for source in sources]
+    other = counted.of("other").check("field", Regex("b"))
+    *results, of_other = await asyncio.gather(*checks, other, return_exceptions=True)
+
+    assert results[:2] == sources[:2]
+    assert [type(result) for result in results[2:]] == [GrammarCheckUnavailable] * 3
+    assert of_other == Regex("b")
+    assert await counted.check("field", sources[4]) == sources[4]
+
+
 async def test_too_many_waiting_grammars_are_turned_away(counted: GrammarChecker) -> None:
-    sources = [Regex(f"a{index}") for index in range(6)]
-    results = await asyncio.gather(
-        *(counted.check("field", source) for source in sources), return_exceptions=True
-    )
+    sources = [Regex(f"a{index}") for index in range(10)]
+    checks = [counted.of(s.pattern).check("field", s) for s in sources]
+    results = await asyncio.gather(*checks, return_exceptions=True)
 
-    assert results[:3] == sources[:3]
-    assert [type(result) for result in results[3:]] == [GrammarCheckUnavailable] * 3
-    assert await counted.check("field", sources[5]) == sources[5]
+    assert results[:8] == sources[:8]
+    assert [type(result) for result in results[8:]] == [GrammarCheckUnavailable] * 2
 
 
-async def test_worker_is_replaced_when_it_is_killed(counted: GrammarChecker) -> None:
+async def test_process_is_replaced_when_it_is_killed(counted: GrammarChecker) -> None:
     before = children()
     await counted.check("field", Regex("a"))
     for child in children() - before:
         os.kill(child, signal.SIGKILL)
+
+    assert await counted.check("field", Regex("b")) == Regex("b")
+
+
+async def test_nothing_is_known_of_a_grammar_when_no_process_answers(
+    counted: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = [sys.executable, "-c", "raise SystemExit(1)"]
+    monkeypatch.setattr(check_process, "trial_command", lambda *_: command)
     with pytest.raises(GrammarCheckUnavailable):
         await counted.check("field", Regex("b"))
+    monkeypatch.undo()
 
     assert await counted.check("field", Regex("b")) == Regex("b")
 
 
 async def test_waiting_grammars_are_turned_away_when_it_closes() -> None:
-    checker = GrammarChecker(CheckerLimits(num_workers=1, max_cpu_s=60))
+    checker = GrammarChecker(CheckerLimits(max_cpu_s=60))
     slow = asyncio.create_task(checker.check("field", SLOW))
     await asyncio.sleep(0)
     waiting = asyncio.create_task(checker.check("field", Regex("a")))
@@ -207,16 +241,3 @@ async def test_waiting_grammars_are_turned_away_when_it_closes() -> None:
 
     results = await asyncio.gather(slow, waiting, return_exceptions=True)
     assert [type(result) for result in results] == [GrammarCheckUnavailable] * 2
-
-
-async def test_only_the_latest_verdicts_are_kept(counted: GrammarChecker) -> None:
-    before = children()
-    for index in range(4):
-        await counted.check("field", Regex(f"a{index}"))
-    for child in children() - before:
-        os.kill(child, signal.SIGKILL)
-
-    assert await counted.check("field", Regex("a3")) == Regex("a3")
-    assert await counted.check("field", Regex("a2")) == Regex("a2")
-    with pytest.raises(GrammarCheckUnavailable):
-        await counted.check("field", Regex("a0"))

@@ -10,11 +10,11 @@ import pytest
 from splitserve_client.types import Choices, JsonSchema, Lark, Regex
 from splitserve_gateway.grammars.requested import (
     ANY_OBJECT,
-    MAX_GRAMMAR_BYTES,
     Gbnf,
     GrammarRefused,
     requested_grammar,
 )
+from splitserve_grammars.limits import MAX_GRAMMAR_BYTES
 
 SCHEMA = {"type": "object", "properties": {"z": {"type": "integer"}, "a": {}}, "required": ["z"]}
 AS_TEXT = json.dumps(SCHEMA)

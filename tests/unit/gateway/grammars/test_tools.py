@@ -1,15 +1,14 @@
-"""Tools and tool choices, of Chat and of Responses."""
+"""Tools and tool choices, as chats have them."""
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
 
 from splitserve_gateway.grammars.requested import GrammarRefused
-from splitserve_gateway.grammars.tools import ToolUse, tool_use
-from splitserve_gateway.schemas.chat import MAX_TOOLS
+from splitserve_gateway.grammars.tools import ToolUse
+from tests.unit.gateway.grammars.tool_uses import use_of
 
 WEATHER: dict[str, Any] = {
     "type": "function",
@@ -20,8 +19,20 @@ WEATHER: dict[str, Any] = {
         "strict": True,
     },
 }
-ADD: dict[str, Any] = {"type": "function", "name": "add", "parameters": {"properties": {}}}
+ADD: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "add", "parameters": {"properties": {}}},
+}
 TOOLS = [WEATHER, ADD]
+
+
+def named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [named(name) for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
 
 
 @pytest.mark.parametrize(
@@ -31,102 +42,75 @@ TOOLS = [WEATHER, ADD]
         ("auto", 2, ["get_weather", "add"], False),
         ("none", 0, [], False),
         ("required", 2, ["get_weather", "add"], True),
-        ({"type": "function", "function": {"name": "add"}}, 2, ["add"], True),
-        ({"type": "function", "name": "get_weather"}, 2, ["get_weather"], True),
-        (
-            {
-                "type": "allowed_tools",
-                "mode": "auto",
-                "tools": [{"type": "function", "name": "add"}] * 2,
-            },
-            2,
-            ["add"],
-            False,
-        ),
-        (
-            {
-                "type": "allowed_tools",
-                "allowed_tools": {"mode": "required", "tools": [{"function": {"name": "add"}}]},
-            },
-            2,
-            ["add"],
-            True,
-        ),
+        (named("add"), 2, ["add"], True),
+        (allowed("auto", "add", "add"), 2, ["add"], False),
+        (allowed("required", "add"), 2, ["add"], True),
+        (allowed("required", "add", "get_weather"), 2, ["get_weather", "add"], True),
     ],
 )
 def test_choice_says_what_may_be_called(
     choice: object, shown: int, callable_names: list[str], must_call: bool
 ) -> None:
-    use = tool_use(TOOLS, choice, None)
+    use = use_of(TOOLS, choice)
 
     assert len(use.template_tools or []) == shown
     assert [tool.name for tool in use.callable_tools] == callable_names
     assert use.must_call is must_call
     assert list(use.parameters) == callable_names
+    assert use.barred == ({"get_weather", "add"} - set(callable_names) if shown else set())
 
 
-def test_tools_have_one_form_for_templates() -> None:
-    use = tool_use(copy.deepcopy(TOOLS), "auto", None)
+def test_template_gets_what_is_given_of_a_tool_in_one_order() -> None:
+    function = {"strict": None, "parameters": {"a": None}, "description": None, "name": "f"}
+    use = use_of([WEATHER, {"function": function, "type": "function"}])
 
-    assert use.template_tools == [
-        WEATHER,
-        {"type": "function", "function": {"name": "add", "parameters": {"properties": {}}}},
-    ]
+    form = {"type": "function", "function": {"name": "f", "parameters": {"a": None}}}
+    assert use.template_tools == [WEATHER, form]
+    assert list((use.template_tools or [])[1]["function"]) == ["name", "parameters"]  # type: ignore[call-overload]
     assert [tool.is_strict for tool in use.tools] == [True, False]
-    assert use.tools[1].parameters == {"type": "object", "properties": {}}
+    assert use.tools[1].parameters == {"type": "object", "a": None}
 
 
 def test_no_tools_are_no_tools() -> None:
-    assert tool_use(None, "auto", None) == tool_use([], None, None) == ToolUse()
+    assert use_of(None, "auto") == use_of([]) == ToolUse()
 
 
 @pytest.mark.parametrize(("parallel", "max_calls"), [(None, None), (True, None), (False, 1)])
-def test_calls_are_one_when_not_parallel(parallel: object, max_calls: int | None) -> None:
-    assert tool_use(TOOLS, "auto", parallel).max_calls == max_calls
+def test_calls_are_one_when_not_parallel(parallel: bool | None, max_calls: int | None) -> None:
+    assert use_of(TOOLS, "auto", parallel).max_calls == max_calls
+    assert use_of(TOOLS, "required", parallel).max_calls == max_calls
+    assert use_of(TOOLS, allowed("auto", "add"), parallel).max_calls == max_calls
 
 
 def test_tool_that_is_named_is_called_once() -> None:
-    assert tool_use(TOOLS, {"type": "function", "name": "add"}, True).max_calls == 1
+    assert use_of(TOOLS, named("add"), parallel=True).max_calls == 1
 
 
-def changed(**function: object) -> list[object]:
-    return [{"type": "function", "function": {"name": "f", **function}}]
+def with_parameters(parameters: object) -> list[object]:
+    return [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
 
 
 @pytest.mark.parametrize(
-    ("tools", "choice", "parallel", "field"),
+    ("tools", "choice", "field"),
     [
-        ("x", None, None, "tools"),
-        ([ADD] * (MAX_TOOLS + 1), None, None, "tools"),
-        ([ADD, ADD], None, None, "tools[1]"),
-        ([5], None, None, "tools[0].type"),
-        ([{"type": "web_search"}], None, None, "tools[0].type"),
-        ([{"type": "function", "function": 5}], None, None, "tools[0].function"),
-        ([{"type": "function"}], None, None, "tools[0].name"),
-        (changed(name="a b"), None, None, "tools[0].function.name"),
-        (changed(name='a"'), None, None, "tools[0].function.name"),
-        (changed(name="a\n"), None, None, "tools[0].function.name"),
-        (changed(description=[]), None, None, "tools[0].function.description"),
-        (changed(strict=1), None, None, "tools[0].function.strict"),
-        (changed(parameters={"x-guidance": {}}), None, None, "tools[0].function.parameters"),
-        (changed(parameters=[]), None, None, "tools[0].function.parameters"),
-        (changed(parameters={"type": "array"}), None, None, "tools[0].function.parameters.type"),
-        (changed(parameters={"a": "\ud800"}), None, None, "tools[0].function.parameters"),
-        (changed(parameters={"a": "x" * 70_000}), None, None, "tools[0].function.parameters"),
-        (TOOLS, "always", None, "tool_choice"),
-        (TOOLS, 5, None, "tool_choice"),
-        (TOOLS, {"type": "function", "name": "sub"}, None, "tool_choice.name"),
-        (TOOLS, {"type": "function", "function": {}}, None, "tool_choice.name"),
-        (TOOLS, {"type": "allowed_tools"}, None, "tool_choice.mode"),
-        (TOOLS, {"type": "allowed_tools", "mode": "auto", "tools": []}, None, "tool_choice.tools"),
-        (None, "required", None, "tool_choice"),
-        ([], {"type": "function", "name": "add"}, None, "tool_choice"),
-        (TOOLS, None, 1, "parallel_tool_calls"),
+        ([ADD, ADD], None, "tools.1.function.name"),
+        (with_parameters({"x-guidance": {}}), None, "tools.0.function.parameters"),
+        (with_parameters({"type": "array"}), None, "tools.0.function.parameters.type"),
+        (with_parameters({"a": "\ud800"}), None, "tools.0.function.parameters"),
+        (with_parameters({"a": "x" * 70_000}), None, "tools.0.function.parameters"),
+        (TOOLS, named("sub"), "tool_choice.function.name"),
+        (
+            TOOLS,
+            allowed("auto", "add", "sub"),
+            "tool_choice.allowed_tools.tools.1.function.name",
+        ),
+        (None, "required", "tool_choice"),
+        ([], named("add"), "tool_choice"),
     ],
 )
 def test_tools_are_refused_by_the_field_when_they_make_no_sense(
-    tools: object, choice: object, parallel: object, field: str
+    tools: object, choice: object, field: str
 ) -> None:
     with pytest.raises(GrammarRefused) as refused:
-        tool_use(tools, choice, parallel)
+        use_of(tools, choice)
     assert refused.value.field == field

@@ -119,6 +119,59 @@ def test_calls_are_found_as_they_were_made(
     assert (whole.calls, whole.content) == (made, "")
 
 
+@given(
+    data=st.data(),
+    made=calls,
+    format_name=st.sampled_from(["llama3_json", "json"]),
+    is_array=st.booleans(),
+    prose=st.lists(
+        st.sampled_from([each for each in FRAGMENTS if each != "<|python_tag|>"]), max_size=6
+    ).map("".join),
+)
+@settings(max_examples=NUM_EXAMPLES)
+def test_what_follows_bare_calls_is_content_whatever_it_is(
+    data: st.DataObject,
+    made: list[tuple[str, str]],
+    format_name: str,
+    is_array: bool,
+    prose: str,
+) -> None:
+    if not is_array:  # what may stand between calls, and then a call, is one
+        prose = prose.lstrip(" \n,;{")
+    text = written("json" if is_array else "llama3_json", made) + prose
+    streams = data.draw(st.booleans())
+    whole = answer(data.draw(cuts(text)), format_name, streams_arguments=streams)
+
+    assert (whole.calls, whole.content) == (made, "" if prose.isspace() else prose)
+
+
+@pytest.mark.parametrize("format_name", ["llama3_json", "json"])
+@pytest.mark.parametrize(
+    ("text", "num_calls", "content"),
+    [
+        ("CALL is the call.", 1, " is the call."),
+        ("CALL; so be it", 1, "; so be it"),
+        ("CALL\n\nThen:\nCALL", 1, "\n\nThen:\nCALL"),
+        ("CALL;CALL\nend CALL", 2, "\nend CALL"),
+        ("CALL {}", 1, " {}"),
+        ('CALL {"name": "never_heard_of", "parameters": {}}', 1, None),
+        ("CALL \n", 1, ""),
+        ("[CALL] so", 1, " so"),
+        ("[CALL, so", 1, ", so"),
+        ("So: CALL", 0, "So: CALL"),
+    ],
+)
+def test_prose_beside_bare_calls_stays(
+    format_name: str, text: str, num_calls: int, content: str | None
+) -> None:
+    call = '{"name": "add", "parameters": {"a": 1}}'
+    expected = text.removeprefix("CALL") if content is None else content
+    for streams in (False, True):
+        whole = answer(list(text.replace("CALL", call)), format_name, streams_arguments=streams)
+        assert whole.calls == [("add", '{"a": 1}')] * num_calls
+        assert whole.content == expected.replace("CALL", call)
+
+
 @pytest.mark.parametrize(
     "unit",
     [

@@ -216,3 +216,10 @@ async def test_loop_ends_all_overdue_requests_when_there_is_no_step_to_end_them_
 
     assert loop.scheduler.num_waiting == 0
     assert not loop.scheduler.is_behind
+
+
+async def test_parameters_are_encoded_when_their_request_arrives() -> None:
+    loop, request = a_loop(Clients()), a_request(1)
+    loop.add(request)
+    assert request.params_set.encoded is not None
+    assert not loop.scheduler.num_in_flight

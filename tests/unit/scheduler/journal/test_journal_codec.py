@@ -72,7 +72,7 @@ SCHEDULING = SchedulingParams(-3, "tenant", 2**60, "adapter", "salt", uses_prefi
 
 # Of a request that no core has, these have their first value, or are set by `readmit`.
 SET_BY_READMIT = {
-    "num_params_bytes",
+    "params_set",
     "stop_len",
     "stop_token_ids",
     "rank",

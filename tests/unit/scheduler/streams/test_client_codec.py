@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 
@@ -12,14 +11,7 @@ from scheduler_service.streams.client_codec import decode_sampling_params, encod
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_rpc.domain_error import DomainError
-
-RECOMMENDED: dict[str, Any] = {
-    "temperature": 0.5,
-    "top_k": 20,
-    "top_p": 0.75,
-    "min_p": 0.25,
-    "repetition_penalty": 1.5,
-}
+from tests.support.fakes.fake_scheduler import RECOMMENDED
 
 
 def test_recommendation_is_passed_on_when_clients_may_ask_for_it() -> None:

@@ -117,7 +117,8 @@ export const GetTokenizerRequestSchema: GenMessage<GetTokenizerRequest> = /*@__P
  */
 export type GetTokenizerResponse = Message<"splitserve.executor.v1.GetTokenizerResponse"> & {
   /**
-   * Base name of the file, without any folder.
+   * Name of the file in the model's directory: `tokenizer.json`, or, with a slash,
+   * `additional_chat_templates/rag.jinja`. Who writes it to a disk sees to it that it stays there.
    *
    * @generated from field: string file_name = 1;
    */
@@ -1670,7 +1671,8 @@ export enum RowStatus {
   INVALID_LOGITS = 2,
 
   /**
-   * Its input token was to be one that was never sampled.
+   * Its input token was to be one that was never sampled; or its grammar has to be brought to where
+   * the row is once more, for which it is added anew.
    *
    * @generated from enum value: ROW_STATUS_INPUT_UNAVAILABLE = 3;
    */
@@ -1686,9 +1688,10 @@ export enum RowStatus {
   /**
    * All was computed and written as for a row that is OK, prompt logprobs included, but no token was
    * sampled: the row's grammar is still being compiled. The scheduler asks again, with the last input
-   * token once more, whose slot is then written once more. Only rows that sample and have a grammar,
-   * and only until the first token that is sampled for the row since it was added; for another row
-   * it counts as FAILED. Since 1.3.
+   * token once more, whose slot is then written once more; less and less often where it has nothing
+   * else to ask for, and no longer than a minute: then the row counts as FAILED. Only rows that
+   * sample and have a grammar, and only until the first token that is sampled for the row since it
+   * was added; for another row it counts as FAILED. Since 1.3.
    *
    * @generated from enum value: ROW_STATUS_NOT_SAMPLED = 5;
    */

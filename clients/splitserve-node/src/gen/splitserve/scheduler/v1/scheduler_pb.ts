@@ -51,7 +51,7 @@
 //   GRAMMAR_INVALID           its grammar cannot be compiled, or only with more time or memory than
 //                             that may take, or its resumed tokens do not follow it; no
 //   ROW_FAILED                the executor could not compute one of its sequences; its adapter is
-//                             not there, for example
+//                             not there, for example, or its grammar was not compiled in a minute
 //   EXECUTOR_LOST_REPEATEDLY  it lost several executors without a token in between
 //   KV_CACHE_EXHAUSTED        its several sequences outgrew the KV cache, which they had to
 //                             themselves; with fewer sequences or fewer tokens
@@ -1309,7 +1309,7 @@ export const GetTokenizerRequestSchema: GenMessage<GetTokenizerRequest> = /*@__P
  */
 export type GetTokenizerResponse = Message<"splitserve.scheduler.v1.GetTokenizerResponse"> & {
   /**
-   * Base name, for example `tokenizer.json` or `chat_template.jinja`.
+   * As the executor names it: `tokenizer.json`, `additional_chat_templates/rag.jinja`.
    *
    * @generated from field: string file_name = 1;
    */

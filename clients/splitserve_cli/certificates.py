@@ -1,0 +1,151 @@
+"""A small certificate authority for a cluster, and the certificates of its processes."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+_CA_DAYS = 3650
+# Clocks of two machines differ.
+_BEFORE = timedelta(minutes=5)
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """A certificate and its key."""
+
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+
+    def write(self, directory: Path, name: str) -> None:
+        """Writes `name`.crt, and `name`.key, which only its owner may read. Raises OSError."""
+        key = self.key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+        certificate = self.certificate.public_bytes(serialization.Encoding.PEM)
+        _replace(directory / f"{name}.key", key, mode=0o600)
+        _replace(directory / f"{name}.crt", certificate, mode=0o644)
+
+
+class Authority:
+    """Issues certificates that live for `days`; `issued` is its own."""
+
+    def __init__(self, issued: Issued) -> None:
+        self.issued = issued
+
+    @classmethod
+    def create(cls) -> Authority:
+        """A new one."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = _name("splitserve CA")
+        constraints = x509.BasicConstraints(ca=True, path_length=0)
+        builder = _builder(subject, subject, key, _CA_DAYS).add_extension(constraints, True)
+        usage = _usage(signs_certificates=True)
+        certificate = builder.add_extension(usage, True).sign(key, hashes.SHA256())
+        return cls(Issued(certificate, key))
+
+    @classmethod
+    def read(cls, directory: Path) -> Authority:
+        """The one that was written to `directory`. Raises OSError, ValueError."""
+        certificate = _read_certificate(directory / "ca.crt")
+        key = _read_key(directory / "ca.key")
+        if certificate.public_key() != key.public_key():
+            raise ValueError(f"{directory / 'ca.key'}: is not the key of ca.crt")
+        return cls(Issued(certificate, key))
+
+    def issue(self, name: str, hosts: Sequence[str], days: int) -> Issued:
+        """A certificate for `name`, of servers and clients; `hosts`: host names and addresses."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        issuer = self.issued.certificate.subject
+        usage = x509.ExtendedKeyUsage(
+            [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+        )
+        builder = (
+            _builder(_name(name), issuer, key, days)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), True)
+            .add_extension(_usage(signs_certificates=False), True)
+            .add_extension(usage, False)
+            .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), False)
+        )
+        return Issued(builder.sign(self.issued.key, hashes.SHA256()), key)
+
+
+def _read_certificate(path: Path) -> x509.Certificate:
+    """Raises OSError, ValueError."""
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path}: is no certificate in PEM") from error
+
+
+def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """Raises OSError, ValueError."""
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise ValueError(f"{path}: is no key in PEM without a password") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ValueError(f"{path}: is no key of an elliptic curve")
+    return key
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int
+) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _BEFORE)
+        .not_valid_after(now + timedelta(days=days))
+    )
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _name(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _replace(path: Path, content: bytes, *, mode: int) -> None:
+    """A reader finds the old content or the new one, and nobody else the secret."""
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.unlink(missing_ok=True)
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+    fresh.replace(path)

@@ -1,0 +1,103 @@
+"""`splitserve certs`: certificates for a trial of mTLS."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import re
+import sys
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from splitserve_rpc.cluster_identity import DOMAIN, Role
+
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
+_HOST = re.compile(r"(\*\.)?[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
+_MAX_DAYS = 3650
+_HELP = """\
+Makes a certificate authority and certificates for the processes of a cluster: DIR/ca.crt, and
+NAME.crt with NAME.key for scheduler, executor and operator. Run again, it keeps the authority and
+renews the rest; running processes take the new ones by themselves.
+"""
+
+
+def _check_names(clients: Sequence[str], hosts: Sequence[str], taken: Collection[str]) -> None:
+    """Raises ValueError for a name that is none, or that says more than a client or host is."""
+    for name in clients:
+        if not _NAME.fullmatch(name) or name in {*taken, "ca"}:
+            raise ValueError(f"--client {name!r} is taken, or not of letters, digits, '.-_'")
+    for host in hosts:
+        if not _HOST.fullmatch(host) and not _is_address(host):
+            raise ValueError(f"--host {host!r} is no host name, and no address")
+    for name in (*clients, *hosts):
+        # As whoever compares host names does: without case, and without the dot of the root.
+        if name.lower().rstrip(".").endswith(DOMAIN):
+            raise ValueError(f"{name!r} would be a role of the cluster")
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _days(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= _MAX_DAYS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; allowed: 1 to {_MAX_DAYS}")
+    return int(text)
+
+
+def _fail(problem: str) -> int:
+    """Returns the exit code."""
+    sys.stderr.write(f"splitserve certs: {problem}\n")
+    return 1
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="splitserve certs", description=_HELP)
+    parser.add_argument("directory", metavar="DIR", type=Path, help="where to write them")
+    parser.add_argument(
+        "--host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name or address under which clients reach the scheduler; again for more",
+    )
+    parser.add_argument(
+        "--client",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="makes a certificate for a client, too; again for more",
+    )
+    parser.add_argument("--days", type=_days, default=90, help="how long they live (default: 90)")
+    arguments = parser.parse_args(argv)
+    try:
+        from splitserve_cli import certificates
+    except ImportError:
+        return _fail("needs cryptography: pip install 'splitserve[security]'")
+    hosts = (*_LOCAL, *arguments.host)
+    names = {role.value: [role.dns_name] for role in Role}
+    names[Role.SCHEDULER.value].extend(hosts)
+    directory: Path = arguments.directory
+    try:
+        _check_names(arguments.client, arguments.host, names)
+        names |= {name: [name] for name in arguments.client}
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if (directory / "ca.key").exists():
+            authority = certificates.Authority.read(directory)
+        else:
+            authority = certificates.Authority.create()
+            authority.issued.write(directory, "ca")
+        for name, of_name in names.items():
+            authority.issue(name, of_name, arguments.days).write(directory, name)
+    except OSError as error:
+        return _fail(f"{error.filename}: {error.strerror}")
+    except ValueError as error:
+        return _fail(str(error))
+    sys.stdout.write(f"{directory}: ca, {', '.join(names)}; keep ca.key where nobody finds it\n")
+    return 0

@@ -1,0 +1,96 @@
+"""A grammar of the contract in the language of llguidance."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import gbnf_to_lark
+
+from splitserve_grammars.lark_checks import OPTIONS_KEY, GrammarInvalid, check_lark
+from splitserve_grammars.limits import MAX_GRAMMAR_BYTES
+
+# Whatever continues the text may be sampled, not only what the tokenizer would make of it.
+_TOP = '%llguidance {"no_forcing": true}\nstart: @output'
+# Between the tokens of JSON: nothing, a space, or the next line, indented. A small model that may
+# go on with spaces does so until its sequence is cut.
+_WHITE_SPACE = r"\x20|\n[\x20\x09]{0,32}"
+
+
+def grammar_text(kind: str, texts: Sequence[str]) -> str:
+    """For LLMatcher; `kind`: json_schema, regex, lark or choices. Raises GrammarInvalid.
+
+    Most of what can be wrong is left to LLMatcher. Invalid here is a schema that is no JSON or sets
+    options, a Lark that does, and half of a surrogate pair.
+    """
+    output = _output(kind, texts)
+    top = {"name": "top", "lark_grammar": _TOP}
+    grammars = {"grammars": [top, {"name": "output", **output}]}
+    try:
+        text = json.dumps(grammars, ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except RecursionError as error:
+        raise GrammarInvalid("the schema is nested too deeply") from error
+    except UnicodeEncodeError as error:
+        raise GrammarInvalid("it has half of a surrogate pair") from error
+    except ValueError as error:
+        raise GrammarInvalid("the schema has a number that is too large") from error
+    return text
+
+
+def lark_of_gbnf(text: str) -> str:
+    """`text`, in llama.cpp's dialect, in Lark. Raises GrammarInvalid."""
+    try:
+        lark: str = gbnf_to_lark(text)
+    # Whatever a stranger's grammar makes the converter raise: it is the grammar's fault.
+    except Exception as error:
+        raise GrammarInvalid(f"it is no GBNF: {error}") from error
+    if len(lark.encode()) > MAX_GRAMMAR_BYTES:
+        raise GrammarInvalid(f"as Lark it has more than {MAX_GRAMMAR_BYTES} bytes")
+    return lark
+
+
+def _output(kind: str, texts: Sequence[str]) -> dict[str, Any]:
+    if kind == "json_schema":
+        return {"json_schema": _schema(texts[0])}
+    if kind == "regex":
+        return {"lark_grammar": _lark_of_regex(texts[0])}
+    if kind == "lark":
+        check_lark(texts[0])
+        return {"lark_grammar": texts[0]}
+    # A terminal, which is one automaton however many choices there are.
+    choices = " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+    return {"lark_grammar": f"start: CHOICE\nCHOICE: {choices}"}
+
+
+def _lark_of_regex(text: str) -> str:
+    try:
+        grammars: dict[str, Any] = json.loads(LLMatcher.grammar_from_regex(text))
+    except UnicodeEncodeError as error:
+        raise GrammarInvalid("it has half of a surrogate pair") from error
+    lark: str = grammars["grammars"][0]["lark_grammar"]
+    return lark
+
+
+def _schema(text: str) -> dict[str, Any]:
+    """With the options of the library in it."""
+    try:
+        schema = json.loads(text, parse_constant=_no_constant)
+    except RecursionError as error:
+        raise GrammarInvalid("the schema is nested too deeply") from error
+    except ValueError as error:
+        raise GrammarInvalid(f"the schema is no JSON: {error}") from error
+    if isinstance(schema, bool):
+        schema = {} if schema else {"enum": []}
+    if not isinstance(schema, dict):
+        raise GrammarInvalid("the schema is neither an object nor a boolean")
+    if OPTIONS_KEY in schema:
+        # By these, what is not supported would be ignored.
+        raise GrammarInvalid(f"the schema has {OPTIONS_KEY}, which is not supported")
+    return {**schema, OPTIONS_KEY: {"whitespace_pattern": _WHITE_SPACE}}
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"it has {name}")

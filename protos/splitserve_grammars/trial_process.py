@@ -1,0 +1,126 @@
+"""A process that compiles grammars for nobody, to see whether they can be: see `trial`."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from splitserve_grammars.grammar_text import grammar_text, lark_of_gbnf
+from splitserve_grammars.lark_checks import GrammarInvalid
+from splitserve_grammars.limits import MAX_COMPILED_BYTES, PARSER_LIMITS
+from splitserve_grammars.messages import NO_TEXT, TOO_LARGE, error_message
+from splitserve_grammars.trial import Verdict, encode_end, encode_verdict
+
+_NICENESS = 10  # streams that are open come first
+# Assumed where the C library does not tell: what schemas of 64 KiB take.
+_USUAL_BYTES = 5_000_000
+
+
+def try_grammar(tokenizer: LLTokenizer, kind: str, texts: Sequence[str]) -> Verdict:
+    """Compiles a grammar, and follows it for one token."""
+    lark = ""
+    try:
+        if kind == "gbnf":
+            lark = lark_of_gbnf(texts[0])
+            kind, texts = "lark", [lark]
+        text = grammar_text(kind, texts)
+    except GrammarInvalid as invalid:
+        return Verdict(error_message(str(invalid)))
+    before = _heap_bytes()
+    matcher = LLMatcher(tokenizer, text, log_level=0, limits=LLParserLimits(**PARSER_LIMITS))
+    num_bytes = max(0, _heap_bytes() - before) if before else _USUAL_BYTES
+    wrong = error_message(matcher.get_error()) or _first_step_error(matcher)
+    if not wrong and num_bytes > MAX_COMPILED_BYTES:
+        wrong = TOO_LARGE
+    return Verdict(wrong) if wrong else Verdict(lark=lark, num_bytes=num_bytes)
+
+
+def _first_step_error(matcher: LLMatcher) -> str:
+    """What goes wrong at the beginning of every text, if anything does."""
+    mask = int.from_bytes(matcher.compute_bitmask(), "little")
+    if mask:
+        matcher.consume_token((mask & -mask).bit_length() - 1)
+        matcher.compute_bitmask()
+    return error_message(matcher.get_error()) if mask else NO_TEXT
+
+
+class _HeapInfo(ctypes.Structure):
+    """`struct mallinfo2` of glibc."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        )
+    ]
+
+
+def _heap_bytes() -> int:
+    """In use by the whole process; 0 if nobody can tell."""
+    mallinfo2 = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if mallinfo2 is None:
+        return 0
+    mallinfo2.restype = _HeapInfo
+    info = mallinfo2()
+    return int(info.uordblks + info.hblkhd)
+
+
+def _answer(tokenizer: LLTokenizer, line: bytes) -> bytes:
+    """The answer to a line, from a process that ends with it."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        # Rules are followed by recursion: the stack of a thread can be large.
+        thread = threading.Thread(target=_answer_as_child, args=(tokenizer, line, writer))
+        thread.start()
+        thread.join()
+        os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as answers:
+        answer = answers.read()
+    exit_code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return answer if answer.endswith(b"\n") else encode_end(exit_code)
+
+
+def _answer_as_child(tokenizer: LLTokenizer, line: bytes, writer: int) -> None:
+    kind, texts, max_cpu_s = json.loads(line)
+    # Ends the process by SIGPROF.
+    signal.setitimer(signal.ITIMER_PROF, max_cpu_s)
+    verdict = try_grammar(tokenizer, kind, texts)
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    with open(writer, "wb") as answers:
+        answers.write(encode_verdict(verdict))
+
+
+def main(max_address_bytes: int, stack_bytes: int) -> None:
+    """Answers until its input ends.
+
+    Each grammar has a process of its own, a copy of this one: to start one anew, after one that
+    took too much, would take as long as a first trial may.
+    """
+    os.nice(_NICENESS)
+    resource.setrlimit(resource.RLIMIT_AS, (max_address_bytes, max_address_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    threading.stack_size(stack_bytes)
+    # One token for each byte: what takes long does so with any vocabulary.
+    tokenizer = LLTokenizer("byte")
+    for line in sys.stdin.buffer:
+        sys.stdout.buffer.write(_answer(tokenizer, line))
+        sys.stdout.buffer.flush()

@@ -1,0 +1,102 @@
+"""What a process is told of security: read once, refused by name where it cannot be meant."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from splitserve_rpc.addresses import is_loopback
+from splitserve_rpc.cluster_identity import ClusterIdentity
+from splitserve_rpc.tls import Tls, TlsFiles, TlsFilesUnusable
+
+_MIN_TOKEN_CHARS = 16
+_MAX_TOKEN_CHARS = 1024
+
+_log = logging.getLogger(__name__)
+
+
+class SecurityUnusable(Exception):
+    """Options that cannot be used, or that would expose the process; one line for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """`identity`: of this process in its cluster. `client_tls`: what clients meet, None: plain."""
+
+    identity: ClusterIdentity
+    client_tls: Tls | None
+
+    @classmethod
+    def from_options(cls, values: Mapping[str, Any]) -> Security:
+        """From the options of a process, those of them that it has. Raises SecurityUnusable."""
+        cert, key, ca = (values.get(name) for name in ("tls_cert", "tls_key", "tls_ca"))
+        client_ca = values.get("tls_client_ca")
+        check_pair(cert, key)
+        if cert is None and (ca or client_ca):
+            given = "tls-ca" if ca else "tls-client-ca"
+            raise SecurityUnusable(f"--{given} is given without --tls-cert and --tls-key")
+        token = read_token(values.get("cluster_token_file"))
+        if cert is None:
+            return cls(ClusterIdentity(token=token), None)
+        try:
+            identity = ClusterIdentity(Tls(_files(cert, key, ca)), token)
+            return cls(identity, Tls(_files(cert, key, client_ca)))
+        except TlsFilesUnusable as error:
+            raise SecurityUnusable(str(error)) from error
+
+    @property
+    def protects_cluster(self) -> bool:
+        """Whether those of the cluster are known, and overheard by nobody."""
+        return self.identity.tls is not None and self.identity.is_proof
+
+    @property
+    def protects_clients(self) -> bool:
+        """Whether clients are known, and overheard by nobody."""
+        return self.client_tls is not None and self.client_tls.checks_clients
+
+
+def check_pair(cert: object, key: object) -> None:
+    """Raises SecurityUnusable if `--tls-cert` or `--tls-key` is given alone; None: not given."""
+    if (cert is None) != (key is None):
+        given, missing = ("tls-cert", "tls-key") if cert else ("tls-key", "tls-cert")
+        raise SecurityUnusable(f"--{given} is given without --{missing}")
+
+
+def check_exposure(option: str, address: str, *, is_protected: bool, insecure: bool) -> None:
+    """Raises SecurityUnusable if others could reach `address` without protection, unless told to.
+
+    `insecure`: told to; that is logged.
+    """
+    if is_protected or is_loopback(address):
+        return
+    if not insecure:
+        raise SecurityUnusable(
+            f"--{option} {address}: others can reach it, and not everything is encrypted and "
+            "checked (docs/security.md); --insecure listens there even so"
+        )
+    _log.warning("listening_insecurely option=%s address=%s", option, address)
+
+
+def _files(*paths: str | None) -> TlsFiles:
+    """From the paths of certificate, key and authority."""
+    return TlsFiles(*(Path(path) if path else None for path in paths))
+
+
+def read_token(path: str | Path | None) -> str | None:
+    """What `--cluster-token-file` holds, None without one. Raises SecurityUnusable."""
+    if path is None:
+        return None
+    try:
+        token = Path(path).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        problem = error.strerror if isinstance(error, OSError) else "it is not ASCII"
+        raise SecurityUnusable(f"--cluster-token-file {path}: {problem}") from error
+    if not (_MIN_TOKEN_CHARS <= len(token) <= _MAX_TOKEN_CHARS and token.isprintable()):
+        raise SecurityUnusable(
+            f"--cluster-token-file {path}: has {len(token)} characters; allowed: "
+            f"{_MIN_TOKEN_CHARS} to {_MAX_TOKEN_CHARS}, all printable"
+        )
+    return token

@@ -1,0 +1,96 @@
+"""Equal parameters of sampling are one set, which travels once in a batch and counts once."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import fields
+
+from scheduler_service.core.sampling_params import SamplingParams
+
+_STAY_HERE = frozenset({"max_tokens", "ignore_eos", "n", "best_of"})
+_TRAVEL = tuple(f.name for f in fields(SamplingParams) if f.name not in _STAY_HERE)
+
+
+class ParamsSet:
+    """What executors are told of sampling, for all requests of a core that ask for the same.
+
+    `num_bytes` and `needs_history` of `params`, which may be long. `num_requests`: unfinished
+    ones that have it; `num_running`: those of them that run. `encoded`: what a codec made of it;
+    None before.
+    """
+
+    __slots__ = (
+        "encoded",
+        "needs_history",
+        "num_bytes",
+        "num_requests",
+        "num_running",
+        "params",
+    )
+
+    def __init__(self, params: SamplingParams, num_requests: int = 0, num_running: int = 0) -> None:
+        self.params = params
+        self.num_bytes = params.num_bytes
+        self.needs_history = params.needs_history
+        self.num_requests = num_requests
+        self.num_running = num_running
+        self.encoded: bytes | None = None
+
+    def __reduce__(self) -> tuple[type[ParamsSet], tuple[SamplingParams, int, int]]:
+        return ParamsSet, (self.params, self.num_requests, self.num_running)
+
+
+# Of a request that no core has.
+OF_NO_CORE = ParamsSet(SamplingParams())
+
+
+class ParamsSets:
+    """The sets of all unfinished requests. `num_running_bytes`: of those in which some run."""
+
+    def __init__(self) -> None:
+        self._sets: dict[Hashable, ParamsSet] = {}
+        self.num_running_bytes = 0
+
+    def __getstate__(self) -> list[ParamsSet]:
+        return list(self._sets.values())
+
+    def __setstate__(self, sets: list[ParamsSet]) -> None:
+        self._sets = {_key(each.params): each for each in sets}
+        self.num_running_bytes = sum(each.num_bytes for each in sets if each.num_running)
+
+    def take(self, params: SamplingParams) -> ParamsSet:
+        """The set of one more request."""
+        key = _key(params)
+        found = self._sets.get(key)
+        if found is None:
+            found = self._sets[key] = ParamsSet(params)
+        found.num_requests += 1
+        return found
+
+    def give_back(self, params_set: ParamsSet) -> None:
+        """A request of a set has ended."""
+        params_set.num_requests -= 1
+        if params_set.num_requests == 0:
+            del self._sets[_key(params_set.params)]
+
+    def start(self, params_set: ParamsSet) -> None:
+        """A request of a set runs from now on."""
+        if params_set.num_running == 0:
+            self.num_running_bytes += params_set.num_bytes
+        params_set.num_running += 1
+
+    def stop(self, params_set: ParamsSet) -> None:
+        """A request of a set does not run any more."""
+        params_set.num_running -= 1
+        if params_set.num_running == 0:
+            self.num_running_bytes -= params_set.num_bytes
+
+
+def _key(params: SamplingParams) -> Hashable:
+    """The same for parameters that are told the same."""
+    values = {name: getattr(params, name) for name in _TRAVEL}
+    values["logit_bias"] = frozenset(params.logit_bias.items())
+    values["beam"] = params.beam is not None
+    if params.min_tokens == 0:
+        del values["stop_token_ids"]
+    return tuple(values.values())

@@ -1,0 +1,205 @@
+"""A scheduler dies or drains under a gateway that has another one: real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from splitserve_client import Executor
+from tests.support.processes.addresses import reserve_address
+from tests.support.processes.gateway_process import GatewayProcess, gateway_process
+from tests.support.processes.mortal_scheduler import mortal_scheduler
+from tests.support.processes.processes import ROOT, Processes, processes
+
+BUNDLED = ROOT / "executor_service" / "bundled_model"
+PROMPT = "one two three"
+USAGE: Any = {"stream": True, "stream_options": {"include_usage": True}}
+# Path and body of each; of the last nothing comes before its end.
+REQUESTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("/v1/completions", {"prompt": PROMPT, "seed": 1, **USAGE}),
+    ("/v1/completions", {"prompt": PROMPT, "seed": 2, "n": 2, "logprobs": 2, **USAGE}),
+    ("/v1/completions", {"prompt": [PROMPT, "four"], "seed": 3, "echo": True, "logprobs": 1}),
+    ("/v1/completions", {"prompt": PROMPT, "seed": 4, "n": 2, "max_tokens": 60}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "seed": 5, **USAGE}),
+    ("/v1/responses", {"input": "five", "seed": 6, "stream": True}),
+    ("/v1/responses", {"input": "six", "seed": 7}),
+    ("/v1/completions", {"prompt": PROMPT, "seed": 8, "best_of": 2, "max_tokens": 60}),
+)
+# One of them has two prompts.
+NUM_REQUESTS = len(REQUESTS) + 1
+STORY: Any = {"messages": [{"role": "user", "content": "Tell me a story about a fox."}]}
+# For the bundled model. The first is read as it comes.
+STORIES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("/v1/chat/completions", {**STORY, "temperature": 0, **USAGE}),
+    ("/v1/responses", {"input": "Tell me a story.", "temperature": 0, "stream": True}),
+    ("/v1/chat/completions", {**STORY, "seed": 4, "n": 2}),
+)
+# Different in every answer; how much of a prompt was cached is another matter.
+OWN = {
+    "id",
+    "model",
+    "created",
+    "created_at",
+    "completed_at",
+    "item_id",
+    "cached_tokens",
+    "sequence_number",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What an answer says, however it was divided into events. `last`: its last event, or all."""
+
+    texts: dict[int, str]
+    tokens: dict[int, list[str]]
+    ends: dict[int, str]
+    last: Any
+
+    @classmethod
+    def of(cls, stream: str) -> Answer:
+        lines = [line for line in stream.split("\n") if line.startswith("data: {")]
+        events = [json.loads(line.removeprefix("data: ")) for line in lines]
+        answer = cls({}, {}, {}, without_own(events[-1]))
+        for event in events:
+            if isinstance(event.get("delta"), str):
+                answer.texts[0] = answer.texts.get(0, "") + event["delta"]
+            for choice in event.get("choices", ()):
+                index = choice["index"]
+                text = choice["text"] if "text" in choice else choice["delta"].get("content", "")
+                answer.texts[index] = answer.texts.get(index, "") + text
+                tokens = (choice["logprobs"] or {}).get("tokens", [])
+                answer.tokens.setdefault(index, []).extend(tokens)
+                if choice["finish_reason"] is not None:
+                    answer.ends[index] = choice["finish_reason"]
+        return answer
+
+
+def without_own(value: Any) -> Any:  # noqa: ANN401
+    if isinstance(value, dict):
+        return {name: without_own(part) for name, part in value.items() if name not in OWN}
+    return [without_own(part) for part in value] if isinstance(value, list) else value
+
+
+async def ask(
+    gateway: GatewayProcess, path: str, body: dict[str, Any], model: str = "fake"
+) -> Answer:
+    length = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    answer = await gateway.http.post(
+        path, json={"model": model, length: 60, "ignore_eos": True, **body}
+    )
+    assert answer.status_code == 200, answer.text
+    if not body.get("stream"):
+        return Answer({}, {}, {}, without_own(answer.json()))
+    return Answer.of(answer.text)
+
+
+async def test_answers_are_the_same_when_they_go_on_at_another_scheduler(tmp_path: Path) -> None:
+    address = reserve_address()
+    async with (
+        mortal_scheduler(tmp_path) as first,
+        gateway_process(first.address, address) as gateway,
+    ):
+        await gateway.wait_ready()
+        first.watch.hold()
+        asking = [asyncio.create_task(ask(gateway, *request)) for request in REQUESTS]
+        await first.wait_requests(NUM_REQUESTS)
+        first.watch.hold(after=25)
+        await first.watch.wait_held()
+        async with mortal_scheduler(tmp_path, address):
+            assert not any(task.done() for task in asking)
+            await first.kill()
+            first.watch.release()
+            moved = await asyncio.gather(*asking)
+            assert moved == [await ask(gateway, *request) for request in REQUESTS]
+
+
+async def test_answers_go_on_at_another_scheduler_when_theirs_is_drained(tmp_path: Path) -> None:
+    async with (
+        mortal_scheduler(tmp_path, model_name="here") as first,
+        mortal_scheduler(tmp_path, model_name="there") as second,
+        gateway_process(first.address, second.address) as gateway,
+    ):
+        await gateway.wait_models({"here", "there"})
+        first.watch.hold()
+        asking = [asyncio.create_task(ask(gateway, *request, "here")) for request in REQUESTS]
+        await first.wait_requests(NUM_REQUESTS)
+        first.watch.hold(after=25)
+        await first.watch.wait_held()
+        first.scheduler.terminate()
+        await first.wait_gone()
+        first.watch.release()
+        moved = await asyncio.gather(*asking)
+        assert moved == [await ask(gateway, *request, "there") for request in REQUESTS]
+
+
+async def test_requests_are_refused_with_503_while_the_only_scheduler_drains(
+    tmp_path: Path,
+) -> None:
+    path, body = REQUESTS[0]
+    async with (
+        mortal_scheduler(tmp_path, drain_timeout_s=60) as first,
+        gateway_process(first.address) as gateway,
+    ):
+        await gateway.wait_ready()
+        first.watch.hold(after=5)
+        asking = asyncio.create_task(ask(gateway, path, body))
+        await first.watch.wait_held()
+        first.scheduler.terminate()
+        await gateway.wait_ready(503)
+        refused = await gateway.http.post(path, json=body)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+        assert int(refused.headers["retry-after"]) >= 1
+        first.watch.release()
+        # What it had has come to its end.
+        answer = await asking
+        await first.wait_gone()
+
+        await first.start()
+        await gateway.wait_ready()
+        assert await ask(gateway, path, body) == answer
+
+
+async def test_stories_of_the_bundled_model_go_on_at_another_scheduler(tmp_path: Path) -> None:
+    with processes(BUNDLED) as here, processes(BUNDLED) as there:
+        for running, name in ((here, "here"), (there, "there")):
+            running.start_scheduler()
+            running.start_executor("--dtype", "float32", "--served-model-name", name)
+        async with gateway_process(here.address, there.address) as gateway:
+            await gateway.wait_models({"here", "there"})
+            # Nothing comes before all are there.
+            signal_executor(here, signal.SIGSTOP)
+            reading = asyncio.create_task(read_and_kill(gateway, here))
+            asking = [asyncio.create_task(ask(gateway, *story, "here")) for story in STORIES[1:]]
+            await here.wait_until(lambda executors: num_requests(executors) == len(STORIES))
+            signal_executor(here, signal.SIGCONT)
+            moved = await asyncio.gather(reading, *asking)
+            assert moved == [await ask(gateway, *story, "there") for story in STORIES]
+
+
+def num_requests(executors: list[Executor]) -> int:
+    return sum(e.num_running_requests + e.num_waiting_requests for e in executors)
+
+
+async def read_and_kill(gateway: GatewayProcess, running: Processes) -> Answer:
+    """The answer to the first of STORIES; kills the scheduler of `running` in its middle."""
+    path, body = STORIES[0]
+    body = {"model": "here", "max_tokens": 60, "ignore_eos": True, **body}
+    text = ""
+    async with gateway.http.stream("POST", path, json=body) as answer:
+        async for part in answer.aiter_text():
+            text += part
+            if text.count("data: ") > 8 and running.is_scheduler_alive:
+                signal_executor(running, signal.SIGSTOP)
+                assert "[DONE]" not in text
+                running.kill_scheduler()
+    return Answer.of(text)
+
+
+def signal_executor(running: Processes, number: signal.Signals) -> None:
+    (executor,) = running.executors.values()
+    executor.send_signal(number)

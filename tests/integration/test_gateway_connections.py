@@ -1,0 +1,204 @@
+"""What a connection may cost, and how it ends; by sockets that know nothing of HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+
+import pytest
+import pytest_asyncio
+
+from splitserve_gateway.config import GatewayConfig
+from splitserve_gateway.http.body_budget import FREE_BYTES, BodyBudget
+from tests.contract.stranger.process import poll
+from tests.support.processes.gateway import RunningGateway, running_gateway, text_executor
+
+COMPLETION = {"prompt": "one two", "max_tokens": 3}
+HEAD_BYTES = 64 * 1024
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningGateway]:
+    executor = text_executor(tmp_path_factory.mktemp("tokenizer"))
+    config = GatewayConfig(max_body_bytes=2**20)
+    async with running_gateway(executor, config=config) as running:
+        yield running
+
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.mark.parametrize("num_bytes_each", [10**6, 1000])
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /health/live HTTP/1.1\r\nx: " + b"y" * HEAD_BYTES + b"\r\n\r\n",
+        b"GET /health/live HTTP/1.1\r\n" + b"x: y\r\n" * 12_000 + b"\r\n",
+        b"GET /" + b"y" * HEAD_BYTES + b" HTTP/1.1\r\nx: y\r\n\r\n",
+        b"GET /health/live HTTP/1.1\r\nx: " + b"y" * HEAD_BYTES,
+    ],
+    ids=["one header", "many headers", "path", "no end"],
+)
+async def test_head_is_refused_when_it_is_too_large_however_it_comes(
+    gateway: RunningGateway, head: bytes, num_bytes_each: int
+) -> None:
+    reader, writer = await connect(gateway)
+    # What comes first is small, so the rest may come with it or after it.
+    live = b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n"
+    writer.write(live)
+    assert (await answer(reader))[0] == 200
+    for start in range(0, len(head), num_bytes_each):
+        writer.write(head[start : start + num_bytes_each])
+        await asyncio.sleep(0)
+    status, headers, body = await answer(reader)
+
+    assert (status, headers["connection"]) == (431, "close")
+    assert "65536 bytes" in json.loads(body)["error"]["message"]
+    assert await reader.read() == b""
+    writer.close()
+
+
+async def test_head_is_taken_when_it_is_as_large_as_may_be(gateway: RunningGateway) -> None:
+    reader, writer = await connect(gateway)
+    head = b"GET /health/live HTTP/1.1\r\nx: " + b"y" * (HEAD_BYTES - 100) + b"\r\n\r\n"
+    writer.write(head * 2)
+    assert [(await answer(reader))[0] for _ in range(2)] == [200, 200]
+    writer.close()
+
+
+async def test_connection_ends_when_what_follows_a_body_is_too_large(
+    gateway: RunningGateway,
+) -> None:
+    reader, writer = await connect(gateway)
+    content = json.dumps({**COMPLETION, "max_tokens": 900}).encode()
+    writer.write(chunked_head() + b"%x\r\n%s\r\n0\r\n" % (len(content), content))
+    writer.write(b"x: " + b"y" * (16 * HEAD_BYTES))
+    assert (await answer(reader))[0] == 431
+    assert await reader.read() == b""
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "head", "status"),
+    [
+        ("/v1/completions", "content-length: 3000000", 413),
+        ("/v1/completions", f"content-length: {'0' * 5000}3000000", 413),
+        ("/v1/completions", "transfer-encoding: chunked", 413),
+        ("/v1/completions", "content-type: text/plain\r\ncontent-length: 3000000", 415),
+        ("/v1/nothing", "content-length: 3000000", 404),
+        ("/v1/models", "content-length: 3000000", 405),
+    ],
+)
+async def test_connection_ends_with_an_answer_that_does_not_wait_for_the_body(
+    gateway: RunningGateway, path: str, head: str, status: int
+) -> None:
+    reader, writer = await connect(gateway)
+    writer.write(f"POST {path} HTTP/1.1\r\nhost: x\r\n{head}\r\n\r\n".encode())
+    sending = asyncio.create_task(send_on(writer))
+    found, headers, _ = await answer(reader)
+
+    assert (found, headers["connection"]) == (status, "close")
+    assert await reader.read() == b""
+    sending.cancel()
+    await asyncio.wait({sending})
+    writer.close()
+
+
+async def test_nothing_is_answered_after_an_answer_that_does_not_wait_for_the_body(
+    gateway: RunningGateway,
+) -> None:
+    reader, writer = await connect(gateway)
+    writer.write(b"POST /v1/nothing HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n")
+    assert (await answer(reader))[0] == 404
+    # The rest of the body, and what would be a request.
+    writer.write(b"0123456789GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert await reader.read() == b""
+    writer.close()
+
+
+async def test_connection_goes_on_when_the_body_of_what_is_refused_has_come(
+    gateway: RunningGateway,
+) -> None:
+    reader, writer = await connect(gateway)
+    wrong = b"POST /v1/nothing HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}"
+    writer.write(wrong + b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n")
+    (first, headers, _), (second, _, _) = await answer(reader), await answer(reader)
+    assert (first, second) == (404, 200)
+    assert "connection" not in headers
+    writer.close()
+
+
+async def test_client_counts_as_gone_when_it_shuts_down_its_side(gateway: RunningGateway) -> None:
+    reader, writer = await connect(gateway)
+    content = json.dumps({**COMPLETION, "max_tokens": 900}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
+    writer.write(head.encode() + content)
+    await poll_until_open(gateway, 1)
+    writer.write_eof()
+    assert await reader.read() == b""
+    await poll_until_open(gateway, 0)
+    writer.close()
+
+
+async def test_small_bodies_pass_when_large_ones_have_all_that_bodies_may_have(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = gateway.server.app.state.gateway
+    # Just what two of them take.
+    budget = BodyBudget(2 * (2**20 - 1 - FREE_BYTES), patience_s=0.01)
+    monkeypatch.setattr(gateway.server.app.state, "gateway", replace(parts, bodies=budget))
+    content = b" " * (2**20 - 1)
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {2**20}\r\n\r\n".encode()
+    large = [await connect(gateway) for _ in range(3)]
+    for number, (_, writer) in enumerate(large[:2], 1):
+        writer.write(head + content)
+        await poll_until(lambda: budget.num_bytes, number * (len(content) - FREE_BYTES))
+    large[2][1].write(head + content)
+    status, headers, body = await answer(large[2][0])
+    assert (status, headers["connection"]) == (429, "close")
+    assert int(headers["retry-after"]) >= 1
+    assert json.loads(body)["error"]["code"] == "too_many_body_bytes"
+
+    await gateway.post("/v1/completions", **COMPLETION)
+    for _, writer in large:
+        writer.close()
+    await poll_until_open(gateway, 0)
+    assert budget.num_bytes == 0
+
+
+async def connect(
+    gateway: RunningGateway,
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection(gateway.server.config.host, gateway.server.config.port)
+
+
+async def answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
+    """The status, headers and body of the next answer."""
+    first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().strip().split("\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in lines)
+    body = await reader.readexactly(int(headers["content-length"]))
+    return int(first.split()[1]), headers, body
+
+
+def chunked_head() -> bytes:
+    return b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+async def send_on(writer: asyncio.StreamWriter) -> None:
+    """Chunks of a body that never ends."""
+    while True:
+        writer.write(b"8000\r\n" + b" " * 0x8000 + b"\r\n")
+        await writer.drain()
+
+
+async def poll_until_open(gateway: RunningGateway, num_open: int) -> None:
+    await poll_until(lambda: gateway.server.exchanges.num_open, num_open)
+
+
+async def poll_until(value: Callable[[], int], expected: int) -> None:
+    async def look() -> tuple[bool, int]:
+        return value() == expected, value()
+
+    await poll(look, 30.0)

@@ -1,0 +1,301 @@
+"""What each endpoint refuses, by the names that it has for fields; and what it says it ignores."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from executor_service.steps.executor_info import SAMPLING_FEATURES, Feature
+from tests.support.processes.gateway import RunningGateway, running_gateway, text_executor
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+Json = dict[str, Any]
+TEMPLATE = (
+    "{% for message in messages %}{% if message['content'] == 'fail' %}"
+    "{{ raise_exception('no such talk') }}{% endif %}{{ message['content'] }}{% endfor %}"
+    "{# <tool_call> #}"
+)
+COMPLETION, CHAT, RESPONSE = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+
+
+def user(content: object) -> list[Json]:
+    return [{"role": "user", "content": content}]
+
+
+PLAIN: dict[str, Json] = {
+    COMPLETION: {"prompt": "a"},
+    CHAT: {"messages": user("a")},
+    RESPONSE: {"input": "a"},
+}
+DEEP: Any = "leaf"
+for _ in range(65):
+    DEEP = {"a": DEEP}
+
+
+def chat_tool(**function: object) -> Json:
+    return {"tools": [{"type": "function", "function": {"name": "f", **function}}]}
+
+
+def response_tool(**function: object) -> Json:
+    return {"tools": [{"type": "function", "name": "f", **function}]}
+
+
+def chat_schema(**form: object) -> Json:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "s", **form}}}
+
+
+def response_schema(**form: object) -> Json:
+    return {"text": {"format": {"type": "json_schema", "name": "s", **form}}}
+
+
+ODD = {"type": "object", "not": {"required": ["a"]}}
+# What is wrong: for each endpoint the fields, and which of them is at fault.
+REFUSED: dict[str, dict[str, tuple[Json, str]]] = {
+    "template fails": {
+        CHAT: ({"messages": user("fail")}, "messages"),
+        RESPONSE: ({"input": "fail"}, "input"),
+    },
+    "nothing to answer": {
+        COMPLETION: ({"prompt": ""}, "prompt"),
+        CHAT: ({"messages": []}, "messages"),
+        RESPONSE: ({"input": []}, "input"),
+    },
+    "rendered to nothing": {
+        CHAT: ({"messages": user("")}, "messages"),
+        RESPONSE: ({"input": ""}, "input"),
+    },
+    "too long": {
+        COMPLETION: ({"prompt": "x " * 3000}, "prompt"),
+        CHAT: ({"messages": user("x " * 3000)}, "messages"),
+        RESPONSE: ({"input": "x " * 3000}, "input"),
+    },
+    "far too long": {
+        COMPLETION: ({"prompt": "x" * 300_000}, "prompt"),
+        CHAT: ({"messages": user("x" * 300_000)}, "messages"),
+        RESPONSE: ({"input": "x" * 300_000}, "input"),
+    },
+    "too many tokens": {
+        COMPLETION: ({"prompt": None, "prompt_token_ids": [5] * 1025}, "prompt_token_ids"),
+        CHAT: ({"messages": None, "prompt_token_ids": [5] * 1025}, "prompt_token_ids"),
+    },
+    "no such token": {
+        COMPLETION: ({"prompt": [5000]}, "prompt"),
+        CHAT: ({"messages": None, "prompt_token_ids": [5000]}, "prompt_token_ids"),
+    },
+    "no tokens wanted": {
+        COMPLETION: ({"max_tokens": 0}, "max_tokens"),
+        CHAT: ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        RESPONSE: ({"max_output_tokens": 0}, "max_output_tokens"),
+    },
+    "no tokens wanted, by the older name": {CHAT: ({"max_tokens": 0}, "max_tokens")},
+    "too many scores": {
+        COMPLETION: ({"logprobs": 21}, "logprobs"),
+        CHAT: ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        RESPONSE: (
+            {"include": ["message.output_text.logprobs"], "top_logprobs": 21},
+            "top_logprobs",
+        ),
+    },
+    "unknown field of a tool": {
+        CHAT: (chat_tool(frob=1), "tools.0.function.frob"),
+        RESPONSE: (response_tool(frob=1), "tools.0.frob"),
+    },
+    "tool's name": {
+        CHAT: (chat_tool(name="a b"), "tools.0.function.name"),
+        RESPONSE: (response_tool(name="a b"), "tools.0.name"),
+    },
+    "tool's parameters are no object's": {
+        CHAT: (chat_tool(parameters={"type": "array"}), "tools.0.function.parameters.type"),
+        RESPONSE: (response_tool(parameters={"type": "array"}), "tools.0.parameters.type"),
+    },
+    "tool's schema cannot be compiled": {
+        CHAT: (chat_tool(parameters=ODD, strict=True), "tools.0.function.parameters"),
+        RESPONSE: (response_tool(parameters=ODD, strict=True), "tools.0.parameters"),
+    },
+    "tool is nested too deeply": {
+        CHAT: (chat_tool(parameters=DEEP), "tools.0.function.parameters"),
+        RESPONSE: (response_tool(parameters=DEEP), "tools.0.parameters"),
+    },
+    "template's variables are nested too deeply": {
+        CHAT: ({"chat_template_kwargs": DEEP}, "chat_template_kwargs"),
+        RESPONSE: ({"chat_template_kwargs": DEEP}, "chat_template_kwargs"),
+    },
+    "template's variables are fields": {
+        CHAT: ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs"),
+        RESPONSE: ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs"),
+    },
+    "schema is nested too deeply": {
+        COMPLETION: ({"guided_json": DEEP}, "guided_json"),
+        CHAT: (chat_schema(schema=DEEP), "response_format"),
+        RESPONSE: (response_schema(schema=DEEP), "text.format"),
+    },
+    "tool that is not there": {
+        CHAT: (
+            {**chat_tool(), "tool_choice": {"type": "function", "function": {"name": "g"}}},
+            "tool_choice.function.name",
+        ),
+        RESPONSE: (
+            {**response_tool(), "tool_choice": {"type": "function", "name": "g"}},
+            "tool_choice.name",
+        ),
+    },
+    "allowed tool that is not there": {
+        CHAT: (
+            {
+                **chat_tool(),
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {
+                        "mode": "auto",
+                        "tools": [{"type": "function", "function": {"name": "g"}}],
+                    },
+                },
+            },
+            "tool_choice.allowed_tools.tools.0.function.name",
+        ),
+        RESPONSE: (
+            {
+                **response_tool(),
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "mode": "auto",
+                    "tools": [{"type": "function", "name": "g"}],
+                },
+            },
+            "tool_choice.tools.0.name",
+        ),
+    },
+    "unknown choice": {
+        CHAT: ({**chat_tool(), "tool_choice": {"type": "custom"}}, "tool_choice.type"),
+        RESPONSE: ({**response_tool(), "tool_choice": {"type": "custom"}}, "tool_choice.type"),
+    },
+    "unknown format": {
+        COMPLETION: ({"response_format": {"type": "xml"}}, "response_format.type"),
+        CHAT: ({"response_format": {"type": "xml"}}, "response_format.type"),
+        RESPONSE: ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+    },
+    "unknown field of a format": {
+        CHAT: (chat_schema(frob=1), "response_format.json_schema.frob"),
+        RESPONSE: (response_schema(frob=1), "text.format.frob"),
+    },
+    "schema that cannot be compiled": {
+        CHAT: (chat_schema(schema=ODD), "response_format.json_schema.schema"),
+        RESPONSE: (response_schema(schema=ODD), "text.format.schema"),
+    },
+    "grammar without an end": {
+        COMPLETION: ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos"),
+        CHAT: ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos"),
+        RESPONSE: ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos"),
+    },
+    "beams with a grammar": {
+        COMPLETION: ({"guided_choice": ["a"], "use_beam_search": True}, "guided_choice"),
+        CHAT: ({"guided_regex": "a", "use_beam_search": True}, "guided_regex"),
+        RESPONSE: (
+            {"text": {"format": {"type": "json_object"}}, "use_beam_search": True},
+            "text.format",
+        ),
+    },
+    "words that are too many tokens": {
+        path: ({"bad_words": ["\x01" * (1000 - number) for number in range(9)]}, "bad_words")
+        for path in PLAIN
+    },
+    "too many words": {path: ({"bad_words": ["a"] * 513}, "bad_words") for path in PLAIN},
+    "too many ends": {path: ({"stop": ["a"] * 65}, "stop") for path in PLAIN},
+    "end that is too long": {path: ({"stop": ["a", "b" * 1025]}, "stop.1") for path in PLAIN},
+    "unknown option of streams": {
+        path: ({"stream_options": {"frob": 1}}, "stream_options.frob") for path in PLAIN
+    },
+}
+CASES = [
+    pytest.param(path, *case, id=f"{name}, {path}")
+    for name, cases in REFUSED.items()
+    for path, case in cases.items()
+]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningGateway]:
+    executor = text_executor(
+        tmp_path_factory.mktemp("files"),
+        TEMPLATE,
+        features=SAMPLING_FEATURES | {Feature.GRAMMAR},
+        eos_token_ids=(1,),
+    )
+    async with running_gateway(executor) as running:
+        yield running
+
+
+@pytest.mark.parametrize(("path", "fields", "param"), CASES)
+async def test_refusal_names_the_field_as_its_endpoint_does(
+    gateway: RunningGateway, path: str, fields: Json, param: str
+) -> None:
+    whole = await gateway.refusal(path, {**PLAIN[path], **fields})
+    streamed = await gateway.refusal(path, {**PLAIN[path], **fields, "stream": True})
+
+    assert whole["param"] == param
+    assert streamed == whole
+    others = {"messages", "response_format", "max_completion_tokens"} - fields.keys()
+    assert not any(f"{name} " in whole["message"] for name in others - PLAIN[path].keys())
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "ignored"),
+    [
+        (COMPLETION, {"store": True, "metadata": {"a": "b"}}, "metadata, store"),
+        (COMPLETION, {"store": None}, None),
+        (
+            CHAT,
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [
+                            {"type": "text", "text": "a"},
+                            {"type": "text", "text": "b", "prompt_cache_breakpoint": {}},
+                        ],
+                    },
+                    {"role": "assistant", "content": "c", "annotations": []},
+                    {"role": "assistant", "content": "c", "annotations": []},
+                ]
+            },
+            "messages.annotations, messages.content.prompt_cache_breakpoint",
+        ),
+        (
+            RESPONSE,
+            {
+                "input": [
+                    {
+                        "type": "function_call",
+                        "call_id": "1",
+                        "name": "f",
+                        "arguments": "{}",
+                        "async": False,
+                        "status": "completed",
+                    },
+                    {"role": "user", "content": "a"},
+                ],
+                "stream_options": {"include_obfuscation": False},
+                "metadata": {"a": "b"},
+            },
+            "input.async, input.status, stream_options.include_obfuscation",
+        ),
+    ],
+)
+async def test_answer_names_what_was_ignored(
+    gateway: RunningGateway, path: str, fields: Json, ignored: str | None
+) -> None:
+    tokens = "max_output_tokens" if path == RESPONSE else "max_tokens"
+    for is_stream in (False, True):
+        body = {**PLAIN[path], tokens: 1, **fields, "stream": is_stream}
+        response = await gateway.http.post(path, json=body)
+        assert response.status_code == 200, response.text
+        assert response.headers.get("x-splitserve-ignored-fields") == ignored
+
+
+async def test_tokens_of_a_chat_name_what_was_ignored(gateway: RunningGateway) -> None:
+    messages = [{"role": "assistant", "content": "c", "annotations": []}]
+    response = await gateway.http.post("/tokenize", json={"messages": messages})
+    assert response.headers["x-splitserve-ignored-fields"] == "messages.annotations"

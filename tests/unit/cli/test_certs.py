@@ -1,0 +1,132 @@
+"""`splitserve certs`: what is made, and what is refused with one line."""
+
+from __future__ import annotations
+
+import shutil
+import ssl
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from splitserve_cli.main import main
+
+
+def _refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """The one line that `argv` is answered with."""
+    assert main(["certs", *argv]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("splitserve certs: ")
+    return line.removeprefix("splitserve certs: ")
+
+
+def test_certs_name_the_hosts_when_they_are_names_and_addresses(tmp_path: Path) -> None:
+    hosts = ["scheduler.example.org", "*.example.org", "h_1", "a" * 70, "192.0.2.7", "2001:db8::7"]
+    flags = [f"--host={host}" for host in hosts]
+
+    assert main(["certs", str(tmp_path), *flags, "--days=3650"]) == 0
+
+    made = x509.load_pem_x509_certificate((tmp_path / "scheduler.crt").read_bytes())
+    assert made.not_valid_after_utc - made.not_valid_before_utc > timedelta(days=3650)
+    names = made.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert {str(name.value) for name in names} >= set(hosts)
+
+
+@pytest.mark.parametrize(
+    "host", ["", " ", "a b", "*", "a.*.b", "host:50051", "2001:db8::x", "http://a", "a\n"]
+)
+def test_certs_refuse_a_host_when_it_is_no_name_and_no_address(
+    host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = tmp_path / "made"
+    problem = f"--host {host!r} is no host name, and no address"
+    assert _refusal(capsys, str(directory), "--host", host) == problem
+    assert not directory.exists()
+
+
+@pytest.mark.parametrize("flag", ["--host", "--client"])
+@pytest.mark.parametrize(
+    "suffix", ["splitserve.internal", "SplitServe.internal", "splitserve.internal."]
+)
+def test_certs_refuse_a_name_when_it_would_be_a_role(
+    flag: str, suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = f"executor.{suffix}"
+    assert _refusal(capsys, str(tmp_path), flag, name) == f"{name!r} would be a role of the cluster"
+
+
+@pytest.mark.parametrize("days", ["0", "3651", "-1", "ten", "1.5", "99999999999"])
+def test_certs_refuse_days_when_they_are_out_of_range(
+    days: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["certs", str(tmp_path), f"--days={days}"])
+    assert f"--days: {days!r} is not allowed; allowed: 1 to 3650\n" in capsys.readouterr().err
+
+
+def test_certs_name_the_file_when_it_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert _refusal(capsys, str(tmp_path / "file")) == f"{tmp_path / 'file'}: File exists"
+
+
+def _no_certificate(directory: Path) -> None:
+    (directory / "ca.crt").write_text("nothing")
+
+
+def _missing_certificate(directory: Path) -> None:
+    (directory / "ca.crt").unlink()
+
+
+def _no_key(directory: Path) -> None:
+    (directory / "ca.key").write_bytes(b"")
+
+
+def _key_with_password(directory: Path) -> None:
+    key = ec.generate_private_key(ec.SECP256R1()).private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"secret"),
+    )
+    (directory / "ca.key").write_bytes(key)
+
+
+def _key_of_another(directory: Path) -> None:
+    shutil.copy(directory / "scheduler.key", directory / "ca.key")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "problem"),
+    [
+        (_no_certificate, "ca.crt: is no certificate in PEM"),
+        (_missing_certificate, "ca.crt: No such file or directory"),
+        (_no_key, "ca.key: is no key in PEM without a password"),
+        (_key_with_password, "ca.key: is no key in PEM without a password"),
+        (_key_of_another, "ca.key: is not the key of ca.crt"),
+    ],
+)
+def test_certs_name_the_file_when_the_authority_is_broken(
+    spoil: Callable[[Path], None],
+    problem: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["certs", str(tmp_path)]) == 0
+    spoil(tmp_path)
+    assert _refusal(capsys, str(tmp_path)) == f"{tmp_path}/{problem}"
+
+
+def test_certs_keep_the_authority_when_run_again(tmp_path: Path) -> None:
+    assert main(["certs", str(tmp_path)]) == 0
+    authority, renewed = ((tmp_path / f"{name}.crt").read_text() for name in ("ca", "operator"))
+    assert main(["certs", str(tmp_path)]) == 0
+    assert (tmp_path / "ca.crt").read_text() == authority
+    assert (tmp_path / "operator.crt").read_text() != renewed
+    ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+        tmp_path / "operator.crt", tmp_path / "operator.key"
+    )

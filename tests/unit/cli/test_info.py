@@ -1,0 +1,111 @@
+"""`splitserve info`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from splitserve.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
+from splitserve_cli.main import main
+from splitserve_rpc.access import Access
+from splitserve_rpc.cluster_identity import ClusterIdentity
+from splitserve_rpc.server import RunningServer, ServerSecurity, bind_server
+from tests.support.fakes.scheduler_thread import FakeServer
+
+
+def test_info_shows_model_and_pools_when_an_executor_is_there(
+    server: FakeServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPLITSERVE_ADDRESS", server.address)
+
+    assert main(["info"]) == 0
+
+    text = capsys.readouterr().out
+    assert "model: fake (float32" in text
+    heading, row = text.splitlines()[-3:-1]
+    assert "FREE BLOCKS" in heading
+    assert row.split("  ")[0] == "127.0.0.1:9"
+    for cell in ("connected", "60 of 64", "17", "30 of 32"):
+        assert cell in row
+
+
+def test_info_shows_what_the_model_recommends_when_it_does(
+    server: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.fake.default_sampling_params = scheduler_pb2.SamplingParams(temperature=0.5, top_k=9)
+
+    assert main(["info", "--address", server.address]) == 0
+    assert "recommended for sampling: temperature 0.5, top_k 9\n" in capsys.readouterr().out
+
+    assert main(["info", "--json", "--address", server.address]) == 0
+    model = json.loads(capsys.readouterr().out)["model"]
+    assert model["default_sampling_params"] == {"temperature": 0.5, "top_k": 9}
+
+
+def test_info_writes_one_object_when_json_is_asked_for(
+    server: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["info", "--json", "--address", server.address]) == 0
+
+    content = json.loads(capsys.readouterr().out)
+    assert content["model"]["name"] == "fake"
+    (executor,) = content["executors"]
+    assert (executor["connected"], executor["num_free_device_blocks"]) == (True, 60)
+    assert (executor["num_swapped_requests"], executor["num_free_host_blocks"]) == (3, 30)
+    assert executor["num_cached_device_blocks"] == 17
+
+
+TOKEN = "a secret of all of them"
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeServer]:
+    """Asks operators for the token."""
+    server = FakeServer(ServerSecurity(Access(ClusterIdentity(token=TOKEN))))
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def clients_address(cluster: FakeServer) -> Iterator[str]:
+    """Of the same scheduler, where it knows nothing of executors."""
+
+    async def start() -> RunningServer:
+        running = bind_server("127.0.0.1:0", ())
+        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(cluster.fake, running.server)
+        await running.server.start()
+        return running
+
+    running = cluster.run(start())
+    yield f"127.0.0.1:{running.port}"
+    cluster.run(running.server.stop(None))
+
+
+def test_info_has_the_token_of_the_cluster_when_operators_need_it(
+    cluster: FakeServer,
+    clients_address: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "token"
+    path.write_text(f"{TOKEN}\n")
+    argv = ["info", "--address", clients_address, "--cluster-address", cluster.address]
+
+    assert main(argv) == 1
+    assert capsys.readouterr().err.endswith("[CALLER_NOT_ALLOWED]\n")
+    assert main([*argv, "--cluster-token-file", str(path)]) == 0
+    monkeypatch.setenv("SPLITSERVE_CLUSTER_TOKEN_FILE", str(path))
+    assert main(argv) == 0
+
+
+def test_info_is_one_line_and_1_when_the_token_cannot_be_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "token"
+    assert main(["info", "--cluster-token-file", str(path)]) == 1
+    problem = f"--cluster-token-file {path}: No such file or directory"
+    assert capsys.readouterr().err == f"splitserve info: {problem}\n"

@@ -1,0 +1,197 @@
+"""Which scheduler gets a request, and where it goes on if that one does not take it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from splitserve_client import (
+    ClientConfig,
+    Draining,
+    ModelNotReady,
+    RetryPolicy,
+    SamplingParams,
+    SchedulingParams,
+    ServerUnreachable,
+    SplitserveError,
+    Tokens,
+    UnreadBudget,
+)
+from splitserve_gateway.http.errors import error_of
+from splitserve_gateway.upstreams import upstream as upstream_module
+from splitserve_gateway.upstreams.fleet import Fleet
+from splitserve_rpc.domain_error import DomainError
+from splitserve_rpc.server import RunningServer
+from tests.contract.stranger.process import poll
+from tests.support.fakes.fake_generation import expected_tokens
+from tests.support.fakes.fake_scheduler import Cut, FakeScheduler, start
+
+PROMPT = [3, 4, 5]
+PARAMS = SamplingParams(seed=7, max_tokens=6)
+EXPECTED = expected_tokens(PROMPT, 7, 6)
+
+
+@pytest.fixture(autouse=True)
+def _asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upstream_module, "_POLL_S", 3600.0)
+
+
+@pytest.fixture
+def _asked_often(_asked_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upstream_module, "_POLL_S", 0.01)
+
+
+@dataclass(frozen=True, slots=True)
+class Schedulers:
+    """Schedulers, and a fleet that knows that all of them take requests."""
+
+    fleet: Fleet
+    fakes: list[FakeScheduler]
+    servers: list[RunningServer]
+
+    @property
+    def num_requests(self) -> list[int]:
+        """Of each, how many it was sent."""
+        return [len(fake.requests) for fake in self.fakes]
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        async def look() -> tuple[bool, object]:
+            return holds(), None
+
+        await poll(look)
+
+    def addresses_taking(self) -> list[str]:
+        return [up.address for up in self.fleet._upstreams if up.served and up.takes_requests]
+
+    async def generate(self) -> list[int]:
+        upstream, served = self.fleet.choose(None)
+        request = upstream.request(PROMPT, PARAMS, SchedulingParams(), served.model.digest)
+        return [
+            token_id
+            async for event in request.events()
+            if isinstance(event, Tokens)
+            for token_id in event.token_ids
+        ]
+
+
+@asynccontextmanager
+async def schedulers(
+    count: int, config: ClientConfig | None = None, digests: Sequence[str] = ()
+) -> AsyncIterator[Schedulers]:
+    async with AsyncExitStack() as stack:
+        fakes = [FakeScheduler() for _ in range(count)]
+        for fake, digest in zip(fakes, digests, strict=False):
+            fake.model_digest = digest
+        servers = [await start(fake) for fake in fakes]
+        for server in servers:
+            stack.push_async_callback(server.server.stop, None)
+        addresses = [f"127.0.0.1:{server.port}" for server in servers]
+        fleet = await stack.enter_async_context(Fleet(addresses, UnreadBudget(), config))
+        running = Schedulers(fleet, fakes, servers)
+        await running.until(lambda: running.addresses_taking() == addresses)
+        yield running
+
+
+def refuse(reason: str) -> Callable[[object], None]:
+    def before_request(_: object) -> None:
+        raise DomainError(reason, "not here")
+
+    return before_request
+
+
+@pytest.mark.parametrize("reason", ["DRAINING", "MODEL_NOT_READY"])
+async def test_request_goes_to_another_scheduler_when_the_first_takes_none(reason: str) -> None:
+    async with schedulers(2) as running:
+        running.fakes[0].before_request = refuse(reason)
+        assert await running.generate() == EXPECTED
+        assert running.num_requests == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("reason", "error"), [("DRAINING", Draining), ("MODEL_NOT_READY", ModelNotReady)]
+)
+async def test_request_is_refused_when_no_scheduler_takes_any(
+    reason: str, error: type[SplitserveError]
+) -> None:
+    async with schedulers(3) as running:
+        for fake in running.fakes:
+            fake.before_request = refuse(reason)
+        with pytest.raises(error):
+            await running.generate()
+        # Each was asked once; nobody was asked again and again.
+        assert running.num_requests == [1, 1, 1]
+
+
+@pytest.mark.usefixtures("_asked_often")
+async def test_scheduler_is_left_out_while_it_does_not_serve() -> None:
+    async with schedulers(2) as running:
+        first = running.addresses_taking()[0]
+        await running.servers[0].set_serving(("",), False)
+        await running.until(lambda: first not in running.addresses_taking())
+        assert await running.generate() == EXPECTED
+        assert running.num_requests == [0, 1]
+
+        await running.servers[0].set_serving(("",), True)
+        await running.until(lambda: first in running.addresses_taking())
+        assert await running.generate() == EXPECTED
+        assert running.num_requests == [1, 1]
+
+
+@pytest.mark.usefixtures("_asked_often")
+async def test_only_scheduler_is_still_asked_when_it_does_not_serve() -> None:
+    async with schedulers(1) as running:
+        # Its executor may be back in a moment; it is for the scheduler to say whether it waits.
+        await running.servers[0].set_serving(("",), False)
+        await running.until(lambda: not running.fleet.is_ready)
+        assert await running.generate() == EXPECTED
+
+
+@pytest.mark.usefixtures("_asked_often")
+async def test_stream_goes_on_elsewhere_when_its_scheduler_has_no_more_time_for_it() -> None:
+    async with schedulers(2) as running:
+        held = asyncio.Event()
+        first, second = running.fakes
+
+        def end_among(number: int) -> None:
+            if number == 3:
+                first.before_request = refuse("DRAINING")
+                held.set()
+                raise DomainError("DRAINING", "the scheduler is shutting down")
+
+        first.before_token = end_among
+        generating = asyncio.create_task(running.generate())
+        await held.wait()
+        # By now it is gone, as whoever drains is in the end.
+        await running.servers[0].server.stop(None)
+        assert await generating == EXPECTED
+        (resumed,) = second.requests
+        known = list(resumed.resume_token_ids)
+        assert known == EXPECTED[: len(known)]
+
+
+@pytest.mark.usefixtures("_asked_often")
+async def test_stream_ends_with_a_clear_error_when_only_another_model_is_served_elsewhere() -> None:
+    config = ClientConfig(retry=RetryPolicy(first_delay_s=0.01, give_up_after_s=0.1))
+    async with schedulers(2, config, ["aa", "bb"]) as running:
+        held = asyncio.Event()
+        first, second = running.fakes
+
+        def die_among(number: int) -> None:
+            if number == 3:
+                held.set()
+                raise Cut
+
+        first.before_token = die_among
+        generating = asyncio.create_task(running.generate())
+        await held.wait()
+        await running.servers[0].server.stop(None)
+        with pytest.raises(ServerUnreachable) as raised:
+            await generating
+        assert second.requests == []
+        told = error_of(raised.value)
+        assert (told.status, told.code) == (503, "server_unreachable")
+        assert "127.0.0.1" not in told.message
