@@ -11,6 +11,8 @@ from splitserve_client.client import AsyncClient
 from splitserve_client.connection import ClientConfig
 from splitserve_client.detokenizer import Detokenizer
 from splitserve_client.errors import (
+    CallerNotAllowed,
+    CallerUnknown,
     ChatTemplateFailed,
     DeadlineExceeded,
     DeadlineUnreachable,
@@ -19,6 +21,7 @@ from splitserve_client.errors import (
     ModelChanged,
     ModelNotReady,
     QueueFull,
+    QuotaExceeded,
     RequestFailed,
     RequestIdInUse,
     RequestUnknown,
@@ -66,6 +69,8 @@ from splitserve_client.types import (
 from splitserve_client.unread import UnreadBudget
 
 __all__ = [
+    "CallerNotAllowed",
+    "CallerUnknown",
     "AsyncClient",
     "BeamSearch",
     "ChatTemplateFailed",
@@ -96,6 +101,7 @@ __all__ = [
     "Piece",
     "Prompt",
     "QueueFull",
+    "QuotaExceeded",
     "Regex",
     "RequestFailed",
     "RequestIdInUse",

@@ -4,10 +4,13 @@ SplitserveError
 ├── ServerUnreachable        no connection, or it broke and did not come back in time
 ├── DeadlineExceeded         the deadline given with the request has passed
 ├── InvalidRequest           the request is refused as it stands; `reason` says for what
+├── CallerUnknown            no credential was given, or one that is not valid
+├── CallerNotAllowed         the credential is valid, and not for this
 ├── RequestIdInUse           an unfinished request has this id
 ├── RequestUnknown           no unfinished request has this id
 ├── TokenizerUnavailable     the server offers no tokenizer
 ├── QueueFull                too many requests wait; again after `retry_delay_s`
+├── QuotaExceeded            a limit of the caller's tenant; again after `retry_delay_s`
 ├── StreamNotRead            the server kept no more of what was not read; goes on by itself
 ├── ModelNotReady            no executor has registered yet; again after a pause
 ├── ModelChanged             another model is served than the prompt was encoded for
@@ -50,6 +53,14 @@ class InvalidRequest(SplitserveError):
     """The request is refused as it stands."""
 
 
+class CallerUnknown(SplitserveError):
+    """No credential was given, or one that is not valid."""
+
+
+class CallerNotAllowed(SplitserveError):
+    """The credential is valid, and not for this."""
+
+
 class RequestIdInUse(SplitserveError):
     """An unfinished request has this id."""
 
@@ -64,6 +75,10 @@ class TokenizerUnavailable(SplitserveError):
 
 class QueueFull(SplitserveError):
     """Too many requests wait."""
+
+
+class QuotaExceeded(SplitserveError):
+    """A limit of the caller's tenant."""
 
 
 class StreamNotRead(SplitserveError):
@@ -100,10 +115,13 @@ class ChatTemplateFailed(SplitserveError):
 
 _ERROR_OF_REASON: Mapping[str, type[SplitserveError]] = MappingProxyType(
     {
+        "CALLER_UNKNOWN": CallerUnknown,
+        "CALLER_NOT_ALLOWED": CallerNotAllowed,
         "REQUEST_ID_IN_USE": RequestIdInUse,
         "REQUEST_UNKNOWN": RequestUnknown,
         "TOKENIZER_UNAVAILABLE": TokenizerUnavailable,
         "QUEUE_FULL": QueueFull,
+        "QUOTA_EXCEEDED": QuotaExceeded,
         "STREAM_NOT_READ": StreamNotRead,
         "MESSAGE_TOO_LARGE": InvalidRequest,
         "MODEL_CHANGED": ModelChanged,
@@ -122,6 +140,8 @@ _ERROR_OF_CODE: Mapping[grpc.StatusCode, type[SplitserveError]] = MappingProxyTy
         grpc.StatusCode.CANCELLED: ServerUnreachable,
         grpc.StatusCode.INTERNAL: ServerUnreachable,
         grpc.StatusCode.UNKNOWN: ServerUnreachable,
+        grpc.StatusCode.UNAUTHENTICATED: CallerUnknown,
+        grpc.StatusCode.PERMISSION_DENIED: CallerNotAllowed,
         grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
         grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
         # gRPC itself refuses a message that is much too large.

@@ -17,6 +17,7 @@ from splitserve_client.errors import (
     Draining,
     ModelNotReady,
     QueueFull,
+    QuotaExceeded,
     RequestIdInUse,
     ServerUnreachable,
     SplitserveError,
@@ -35,7 +36,7 @@ Message = api.GenerateResponse | api.SessionEvent
 # What ends a stream, and not what it was for.
 _BROKEN = (ServerUnreachable, StreamNotRead)
 # What a server may say while it, or its successor, comes up again.
-_PASSING = (*_BROKEN, Draining, ModelNotReady, QueueFull, RequestIdInUse)
+_PASSING = (*_BROKEN, Draining, ModelNotReady, QueueFull, QuotaExceeded, RequestIdInUse)
 # Of a deadline that has passed; a server takes none that is not above 0.
 _LEAST_DEADLINE_S = 0.001
 

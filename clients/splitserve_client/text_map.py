@@ -13,6 +13,7 @@ from splitserve_client.errors import (
     Draining,
     ModelNotReady,
     QueueFull,
+    QuotaExceeded,
     SplitserveError,
 )
 from splitserve_client.progress_line import ProgressLine
@@ -24,7 +25,7 @@ from splitserve_client.text_generation import TextGeneration, collect_text
 from splitserve_client.types import Finish, SamplingParams, SchedulingParams, Tokens
 
 # What a server says for a while: then an item waits, rather than fails.
-_PASSING = (QueueFull, ModelNotReady, Draining)
+_PASSING = (QueueFull, QuotaExceeded, ModelNotReady, Draining)
 # In order, so many results for each request at a time may wait for a slow one before them.
 _NUM_WAITING_EACH = 4
 

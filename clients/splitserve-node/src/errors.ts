@@ -5,10 +5,13 @@
 // ├── ClientClosed             `close` was called while the request ran, or before
 // ├── DeadlineExceeded         the timeout given with the request has passed
 // ├── InvalidRequest           the request is refused as it stands; `reason` says for what
+// ├── CallerUnknown            no credential was given, or one that is not valid
+// ├── CallerNotAllowed         the credential is valid, and not for this
 // ├── RequestIdInUse           an unfinished request has this id
 // ├── RequestUnknown           no unfinished request has this id
 // ├── TokenizerUnavailable     the server offers no tokenizer
 // ├── QueueFull                too many requests wait; again after `retryDelayMs`
+// ├── QuotaExceeded            a limit of the caller's tenant; again after `retryDelayMs`
 // ├── StreamNotRead            the server kept no more of what was not read; goes on by itself
 // ├── ModelNotReady            no executor has registered yet; again after a pause
 // ├── ModelChanged             another model is served than the prompt was encoded for
@@ -58,6 +61,10 @@ export class ClientClosed extends SplitserveError {}
 export class DeadlineExceeded extends SplitserveError {}
 /** The request is refused as it stands, by the server or before it was sent. */
 export class InvalidRequest extends SplitserveError {}
+/** No credential was given, or one that is not valid. */
+export class CallerUnknown extends SplitserveError {}
+/** The credential is valid, and not for this. */
+export class CallerNotAllowed extends SplitserveError {}
 /** An unfinished request has this id. */
 export class RequestIdInUse extends SplitserveError {}
 /** No unfinished request has this id. */
@@ -66,6 +73,8 @@ export class RequestUnknown extends SplitserveError {}
 export class TokenizerUnavailable extends SplitserveError {}
 /** Too many requests wait. */
 export class QueueFull extends SplitserveError {}
+/** A limit of the caller's tenant. */
+export class QuotaExceeded extends SplitserveError {}
 /** The server ended a stream that was not read; what it had brought can be continued. */
 export class StreamNotRead extends SplitserveError {}
 /** No executor has registered yet. */
@@ -95,10 +104,13 @@ const ERROR_OF_REASON: ReadonlyMap<string, ErrorClass> = new Map<string, ErrorCl
   ["SESSION_PROTOCOL", InvalidRequest],
   ["MESSAGE_UNDECODABLE", InvalidRequest],
   ["MESSAGE_TOO_LARGE", InvalidRequest],
+  ["CALLER_UNKNOWN", CallerUnknown],
+  ["CALLER_NOT_ALLOWED", CallerNotAllowed],
   ["REQUEST_ID_IN_USE", RequestIdInUse],
   ["REQUEST_UNKNOWN", RequestUnknown],
   ["TOKENIZER_UNAVAILABLE", TokenizerUnavailable],
   ["QUEUE_FULL", QueueFull],
+  ["QUOTA_EXCEEDED", QuotaExceeded],
   ["STREAM_NOT_READ", StreamNotRead],
   ["MODEL_NOT_READY", ModelNotReady],
   ["MODEL_CHANGED", ModelChanged],
@@ -115,6 +127,8 @@ const ERROR_OF_CODE: ReadonlyMap<status, ErrorClass> = new Map<status, ErrorClas
   [status.UNKNOWN, ServerUnreachable],
   [status.DEADLINE_EXCEEDED, DeadlineExceeded],
   [status.INVALID_ARGUMENT, InvalidRequest],
+  [status.UNAUTHENTICATED, CallerUnknown],
+  [status.PERMISSION_DENIED, CallerNotAllowed],
   // gRPC itself refuses a message that is much too large.
   [status.RESOURCE_EXHAUSTED, InvalidRequest],
 ]);

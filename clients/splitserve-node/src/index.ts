@@ -4,6 +4,8 @@ export { credentials } from "@grpc/grpc-js";
 
 export { Client, type ClientOptions } from "./client.js";
 export {
+  CallerNotAllowed,
+  CallerUnknown,
   ClientClosed,
   DeadlineExceeded,
   DeadlineUnreachable,
@@ -12,6 +14,7 @@ export {
   ModelChanged,
   ModelNotReady,
   QueueFull,
+  QuotaExceeded,
   RequestFailed,
   RequestIdInUse,
   RequestUnknown,

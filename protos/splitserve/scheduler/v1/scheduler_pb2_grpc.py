@@ -55,6 +55,11 @@ class SchedulerServiceStub(object):
                 request_serializer=splitserve_dot_scheduler_dot_v1_dot_scheduler__pb2.GetModelRequest.SerializeToString,
                 response_deserializer=splitserve_dot_scheduler_dot_v1_dot_scheduler__pb2.GetModelResponse.FromString,
                 _registered_method=True)
+        self.Identify = channel.unary_unary(
+                '/splitserve.scheduler.v1.SchedulerService/Identify',
+                request_serializer=splitserve_dot_scheduler_dot_v1_dot_scheduler__pb2.IdentifyRequest.SerializeToString,
+                response_deserializer=splitserve_dot_scheduler_dot_v1_dot_scheduler__pb2.IdentifyResponse.FromString,
+                _registered_method=True)
         self.GetTokenizer = channel.unary_stream(
                 '/splitserve.scheduler.v1.SchedulerService/GetTokenizer',
                 request_serializer=splitserve_dot_scheduler_dot_v1_dot_scheduler__pb2.GetTokenizerRequest.SerializeToString,
@@ -106,8 +111,8 @@ class SchedulerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Abort(self, request, context):
-        """Aborts an unfinished request by its id, whichever stream or client it belongs to; that stream
-        then gets a Finish with FINISH_REASON_ABORTED.
+        """Aborts an unfinished request by its id, whichever stream or client of the caller's tenant it
+        belongs to; that stream then gets a Finish with FINISH_REASON_ABORTED.
         Idempotency: the second call finds nothing. Errors: NOT_FOUND (REQUEST_UNKNOWN).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -117,6 +122,14 @@ class SchedulerServiceServicer(object):
     def GetModel(self, request, context):
         """Says which model is served. No effect. Errors: FAILED_PRECONDITION (MODEL_NOT_READY) until the
         first executor has registered.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Identify(self, request, context):
+        """Says whose credential this is, for a gateway that does other work for its caller. No effect,
+        and nothing is counted against a quota. Errors: CALLER_UNKNOWN if it is not valid.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -152,6 +165,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.GetModel,
                     request_deserializer=splitserve_dot_scheduler_dot_v1_dot_scheduler__pb2.GetModelRequest.FromString,
                     response_serializer=splitserve_dot_scheduler_dot_v1_dot_scheduler__pb2.GetModelResponse.SerializeToString,
+            ),
+            'Identify': grpc.unary_unary_rpc_method_handler(
+                    servicer.Identify,
+                    request_deserializer=splitserve_dot_scheduler_dot_v1_dot_scheduler__pb2.IdentifyRequest.FromString,
+                    response_serializer=splitserve_dot_scheduler_dot_v1_dot_scheduler__pb2.IdentifyResponse.SerializeToString,
             ),
             'GetTokenizer': grpc.unary_stream_rpc_method_handler(
                     servicer.GetTokenizer,
@@ -268,6 +286,33 @@ class SchedulerService(object):
             '/splitserve.scheduler.v1.SchedulerService/GetModel',
             splitserve_dot_scheduler_dot_v1_dot_scheduler__pb2.GetModelRequest.SerializeToString,
             splitserve_dot_scheduler_dot_v1_dot_scheduler__pb2.GetModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Identify(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/splitserve.scheduler.v1.SchedulerService/Identify',
+            splitserve_dot_scheduler_dot_v1_dot_scheduler__pb2.IdentifyRequest.SerializeToString,
+            splitserve_dot_scheduler_dot_v1_dot_scheduler__pb2.IdentifyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -6,8 +6,8 @@
 // # Errors
 //
 // Every error carries a google.rpc.ErrorInfo in its status details, with domain "splitserve" and
-// one of the reasons below; programs decide by reason, never by message. QUEUE_FULL also carries a
-// google.rpc.RetryInfo. In a Session the same reasons arrive in-band (RequestError). This holds for
+// one of the reasons below; programs decide by reason, never by message. QUEUE_FULL and
+// QUOTA_EXCEEDED also carry a google.rpc.RetryInfo. In a Session the same reasons arrive in-band (RequestError). This holds for
 // every service on this port and for every executor's, the standard services included. What gRPC
 // answers by itself comes without ErrorInfo: RESOURCE_EXHAUSTED for a message that is more than
 // 1 MiB too large, UNIMPLEMENTED for an unknown compression, DEADLINE_EXCEEDED for the caller's own
@@ -28,11 +28,16 @@
 //                        REQUEST_ID_INVALID       request_id is too long; no
 //                        SESSION_PROTOCOL         a Session message that makes no sense; no
 //                        MESSAGE_UNDECODABLE      the bytes are no message of the method; no
+//   UNAUTHENTICATED      CALLER_UNKNOWN           no credential, or one that is not valid, see Callers;
+//                                                 with another one
+//   PERMISSION_DENIED    CALLER_NOT_ALLOWED       the caller may not do this, or not with this model,
+//                                                 adapter or priority; no
 //   ALREADY_EXISTS       REQUEST_ID_IN_USE        an unfinished request has this id; with a new id
 //   NOT_FOUND            REQUEST_UNKNOWN          no unfinished request has this id; no
 //                        TOKENIZER_UNAVAILABLE    the executors offer no tokenizer; no
 //                        SERVICE_UNKNOWN          health of a service that is not here; no
 //   RESOURCE_EXHAUSTED   QUEUE_FULL               too many requests wait; after RetryInfo
+//                        QUOTA_EXCEEDED           a limit of the caller's tenant, named; after RetryInfo
 //                        MESSAGE_TOO_LARGE        see Sizes; no
 //                        STREAM_NOT_READ          see Sizes; as after a broken stream
 //   UNIMPLEMENTED        METHOD_UNKNOWN           no such method here; no
@@ -57,6 +62,17 @@
 //                             themselves; with fewer sequences or fewer tokens
 //   DEADLINE_UNREACHABLE      it had no token yet and could not meet its deadline any more; with a
 //                             later deadline
+//
+// # Callers
+//
+// A scheduler with --api-keys or --jwt-issuer knows its callers: a call brings the metadata
+// `authorization: Bearer CREDENTIAL`, an API key or a JWT, and without a valid one nothing but
+// the standard health service answers (CALLER_UNKNOWN). A credential has a tenant and scopes. The
+// scope `generate` is for every method; `gateway` for those that carry other callers' requests: it
+// opens a Session in which each SessionSubmit brings the credential of its own caller, asks for the
+// model and the tokenizer, and calls Identify. Where callers are known, request ids are those of
+// their tenant: to all others an id of it is unknown. Without these options everybody may do
+// everything, and ids are everybody's.
 //
 // # Lengths
 //
@@ -132,7 +148,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file splitserve/scheduler/v1/scheduler.proto.
  */
 export const file_splitserve_scheduler_v1_scheduler: GenFile = /*@__PURE__*/
-  fileDesc("CidzcGxpdHNlcnZlL3NjaGVkdWxlci92MS9zY2hlZHVsZXIucHJvdG8SF3NwbGl0c2VydmUuc2NoZWR1bGVyLnYxIqEDCg9HZW5lcmF0ZVJlcXVlc3QSEgoKcmVxdWVzdF9pZBgBIAEoCRIYChBwcm9tcHRfdG9rZW5faWRzGAIgAygFEhgKEHJlc3VtZV90b2tlbl9pZHMYAyADKAUSQAoPc2FtcGxpbmdfcGFyYW1zGAQgASgLMicuc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuU2FtcGxpbmdQYXJhbXMSEAoIcHJpb3JpdHkYBSABKAUSDgoGdGVuYW50GAYgASgJEisKCGRlYWRsaW5lGAcgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEg8KB2FkYXB0ZXIYCCABKAkSEgoKY2FjaGVfc2FsdBgJIAEoCRIbChNieXBhc3NfcHJlZml4X2NhY2hlGAogASgIEhkKEWVuY29kZXJfdG9rZW5faWRzGAsgAygFEkIKEHJlc3VtZV9zZXF1ZW5jZXMYDCADKAsyKC5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5SZXN1bWVkU2VxdWVuY2USFAoMbW9kZWxfZGlnZXN0GA0gASgJIjMKD1Jlc3VtZWRTZXF1ZW5jZRINCgVpbmRleBgBIAEoBRIRCgl0b2tlbl9pZHMYAiADKAUitwcKDlNhbXBsaW5nUGFyYW1zEhgKC3RlbXBlcmF0dXJlGAEgASgCSACIAQESEgoFdG9wX2sYAiABKAVIAYgBARISCgV0b3BfcBgDIAEoAkgCiAEBEhIKBW1pbl9wGAQgASgCSAOIAQESHwoScmVwZXRpdGlvbl9wZW5hbHR5GAUgASgCSASIAQESHQoQcHJlc2VuY2VfcGVuYWx0eRgGIAEoAkgFiAEBEh4KEWZyZXF1ZW5jeV9wZW5hbHR5GAcgASgCSAaIAQESSgoKbG9naXRfYmlhcxgIIAMoCzI2LnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLlNhbXBsaW5nUGFyYW1zLkxvZ2l0Qmlhc0VudHJ5EhEKBHNlZWQYCSABKANIB4gBARIXCgptYXhfdG9rZW5zGAogASgFSAiIAQESFwoKbWluX3Rva2VucxgLIAEoBUgJiAEBEhYKDnN0b3BfdG9rZW5faWRzGAwgAygFEhIKCmlnbm9yZV9lb3MYDSABKAgSGQoMbnVtX2xvZ3Byb2JzGA4gASgFSAqIAQESIAoTbnVtX3Byb21wdF9sb2dwcm9icxgPIAEoBUgLiAEBEg4KAW4YECABKAVIDIgBARIUCgdiZXN0X29mGBEgASgFSA2IAQESOAoLYmVhbV9zZWFyY2gYEiABKAsyIy5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5CZWFtU2VhcmNoEhkKEWFsbG93ZWRfdG9rZW5faWRzGBMgAygFEkMKE2JhZF93b3Jkc190b2tlbl9pZHMYFCADKAsyJi5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5Ub2tlblNlcXVlbmNlEjEKB2dyYW1tYXIYFSABKAsyIC5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5HcmFtbWFyGjAKDkxvZ2l0Qmlhc0VudHJ5EgsKA2tleRgBIAEoBRINCgV2YWx1ZRgCIAEoAjoCOAFCDgoMX3RlbXBlcmF0dXJlQggKBl90b3Bfa0IICgZfdG9wX3BCCAoGX21pbl9wQhUKE19yZXBldGl0aW9uX3BlbmFsdHlCEwoRX3ByZXNlbmNlX3BlbmFsdHlCFAoSX2ZyZXF1ZW5jeV9wZW5hbHR5QgcKBV9zZWVkQg0KC19tYXhfdG9rZW5zQg0KC19taW5fdG9rZW5zQg8KDV9udW1fbG9ncHJvYnNCFgoUX251bV9wcm9tcHRfbG9ncHJvYnNCBAoCX25CCgoIX2Jlc3Rfb2YiIgoNVG9rZW5TZXF1ZW5jZRIRCgl0b2tlbl9pZHMYASADKAUifgoHR3JhbW1hchIVCgtqc29uX3NjaGVtYRgBIAEoCUgAEg8KBXJlZ2V4GAIgASgJSAASDgoEbGFyaxgDIAEoCUgAEjMKB2Nob2ljZXMYBCABKAsyIC5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5DaG9pY2VzSABCBgoEa2luZCIYCgdDaG9pY2VzEg0KBXRleHRzGAEgAygJIp4BCgpCZWFtU2VhcmNoEhIKBXdpZHRoGAEgASgFSACIAQESGwoObGVuZ3RoX3BlbmFsdHkYAiABKAJIAYgBARJCCg5lYXJseV9zdG9wcGluZxgDIAEoDjIqLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLkJlYW1FYXJseVN0b3BwaW5nQggKBl93aWR0aEIRCg9fbGVuZ3RoX3BlbmFsdHki3QEKEEdlbmVyYXRlUmVzcG9uc2USEgoKcmVxdWVzdF9pZBgBIAEoCRI1CgZ0b2tlbnMYAiABKAsyIy5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5Ub2tlbkNodW5rSAASMQoGZmluaXNoGAMgASgLMh8uc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuRmluaXNoSAASQgoPc2VxdWVuY2VfZmluaXNoGAQgASgLMicuc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuU2VxdWVuY2VGaW5pc2hIAEIHCgVldmVudCKnAQoKVG9rZW5DaHVuaxIRCgl0b2tlbl9pZHMYASADKAUSNwoIbG9ncHJvYnMYAiADKAsyJS5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5Ub2tlbkxvZ3Byb2ISPgoPcHJvbXB0X2xvZ3Byb2JzGAMgAygLMiUuc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuVG9rZW5Mb2dwcm9iEg0KBWluZGV4GAQgASgFInEKDFRva2VuTG9ncHJvYhIQCgh0b2tlbl9pZBgBIAEoBRIPCgdsb2dwcm9iGAIgASgCEgwKBHJhbmsYAyABKAUSMAoDdG9wGAQgAygLMiMuc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuVG9wTG9ncHJvYiIvCgpUb3BMb2dwcm9iEhAKCHRva2VuX2lkGAEgASgFEg8KB2xvZ3Byb2IYAiABKAIi9QEKDlNlcXVlbmNlRmluaXNoEg0KBWluZGV4GAEgASgFEjUKBnJlYXNvbhgCIAEoDjIlLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLkZpbmlzaFJlYXNvbhIaCg1zdG9wX3Rva2VuX2lkGAMgASgFSACIAQESGQoRbnVtX291dHB1dF90b2tlbnMYBCABKAUSHwoSY3VtdWxhdGl2ZV9sb2dwcm9iGAUgASgCSAGIAQESEgoFc2NvcmUYBiABKAJIAogBAUIQCg5fc3RvcF90b2tlbl9pZEIVChNfY3VtdWxhdGl2ZV9sb2dwcm9iQggKBl9zY29yZSLSAQoGRmluaXNoEjUKBnJlYXNvbhgBIAEoDjIlLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLkZpbmlzaFJlYXNvbhIaCg1zdG9wX3Rva2VuX2lkGAIgASgFSACIAQESLQoFdXNhZ2UYAyABKAsyHi5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5Vc2FnZRI0CgVlcnJvchgEIAEoCzIlLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLlJlcXVlc3RFcnJvckIQCg5fc3RvcF90b2tlbl9pZCJxCgVVc2FnZRIZChFudW1fcHJvbXB0X3Rva2VucxgBIAEoBRIZChFudW1fb3V0cHV0X3Rva2VucxgCIAEoBRIZChFudW1fY2FjaGVkX3Rva2VucxgDIAEoBRIXCg9udW1fcHJlZW1wdGlvbnMYBCABKAUiXwoMUmVxdWVzdEVycm9yEg4KBnJlYXNvbhgBIAEoCRIPCgdtZXNzYWdlGAIgASgJEi4KC3JldHJ5X2RlbGF5GAMgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uIowBCg5TZXNzaW9uUmVxdWVzdBI4CgZzdWJtaXQYASABKAsyJi5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5TZXNzaW9uU3VibWl0SAASNgoFYWJvcnQYAiABKAsyJS5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5TZXNzaW9uQWJvcnRIAEIICgZhY3Rpb24iWgoNU2Vzc2lvblN1Ym1pdBIOCgZoYW5kbGUYASABKAUSOQoHcmVxdWVzdBgCIAEoCzIoLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLkdlbmVyYXRlUmVxdWVzdCIeCgxTZXNzaW9uQWJvcnQSDgoGaGFuZGxlGAEgASgFImwKD1Nlc3Npb25SZXNwb25zZRIPCgdoYW5kbGVzGAEgAygFEhEKCXRva2VuX2lkcxgCIAMoBRI1CgZldmVudHMYAyADKAsyJS5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5TZXNzaW9uRXZlbnQikAIKDFNlc3Npb25FdmVudBIOCgZoYW5kbGUYASABKAUSNQoGdG9rZW5zGAIgASgLMiMuc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuVG9rZW5DaHVua0gAEjEKBmZpbmlzaBgDIAEoCzIfLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLkZpbmlzaEgAEjkKCHJlamVjdGVkGAQgASgLMiUuc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuUmVxdWVzdEVycm9ySAASQgoPc2VxdWVuY2VfZmluaXNoGAUgASgLMicuc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuU2VxdWVuY2VGaW5pc2hIAEIHCgVldmVudCIiCgxBYm9ydFJlcXVlc3QSEgoKcmVxdWVzdF9pZBgBIAEoCSIPCg1BYm9ydFJlc3BvbnNlIhEKD0dldE1vZGVsUmVxdWVzdCKIAgoQR2V0TW9kZWxSZXNwb25zZRIMCgRuYW1lGAEgASgJEg4KBmRpZ2VzdBgCIAEoCRINCgVkdHlwZRgDIAEoCRISCgp2b2NhYl9zaXplGAQgASgFEhwKFG1heF9tb2RlbF9sZW5fdG9rZW5zGAUgASgFEhUKDWVvc190b2tlbl9pZHMYBiADKAUSGQoRbWF4X251bV9zZXF1ZW5jZXMYByABKAUSGQoRbWF4X21lc3NhZ2VfYnl0ZXMYCSABKAMSSAoXZGVmYXVsdF9zYW1wbGluZ19wYXJhbXMYCiABKAsyJy5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5TYW1wbGluZ1BhcmFtcyIVChNHZXRUb2tlbml6ZXJSZXF1ZXN0IjcKFEdldFRva2VuaXplclJlc3BvbnNlEhEKCWZpbGVfbmFtZRgBIAEoCRIMCgRkYXRhGAIgASgMKpoBChFCZWFtRWFybHlTdG9wcGluZxIjCh9CRUFNX0VBUkxZX1NUT1BQSU5HX1VOU1BFQ0lGSUVEEAASIQodQkVBTV9FQVJMWV9TVE9QUElOR19IRVVSSVNUSUMQARIeChpCRUFNX0VBUkxZX1NUT1BQSU5HX0FMV0FZUxACEh0KGUJFQU1fRUFSTFlfU1RPUFBJTkdfTkVWRVIQAyqzAQoMRmluaXNoUmVhc29uEh0KGUZJTklTSF9SRUFTT05fVU5TUEVDSUZJRUQQABIWChJGSU5JU0hfUkVBU09OX1NUT1AQARIYChRGSU5JU0hfUkVBU09OX0xFTkdUSBACEh4KGkZJTklTSF9SRUFTT05fTU9ERUxfTEVOR1RIEAMSGQoVRklOSVNIX1JFQVNPTl9BQk9SVEVEEAQSFwoTRklOSVNIX1JFQVNPTl9FUlJPUhAFMv8DChBTY2hlZHVsZXJTZXJ2aWNlEmEKCEdlbmVyYXRlEiguc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuR2VuZXJhdGVSZXF1ZXN0Gikuc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuR2VuZXJhdGVSZXNwb25zZTABEmAKB1Nlc3Npb24SJy5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5TZXNzaW9uUmVxdWVzdBooLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLlNlc3Npb25SZXNwb25zZSgBMAESVgoFQWJvcnQSJS5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5BYm9ydFJlcXVlc3QaJi5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5BYm9ydFJlc3BvbnNlEl8KCEdldE1vZGVsEiguc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuR2V0TW9kZWxSZXF1ZXN0Gikuc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuR2V0TW9kZWxSZXNwb25zZRJtCgxHZXRUb2tlbml6ZXISLC5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5HZXRUb2tlbml6ZXJSZXF1ZXN0Gi0uc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuR2V0VG9rZW5pemVyUmVzcG9uc2UwAWIGcHJvdG8z", [file_google_protobuf_duration]);
+  fileDesc("CidzcGxpdHNlcnZlL3NjaGVkdWxlci92MS9zY2hlZHVsZXIucHJvdG8SF3NwbGl0c2VydmUuc2NoZWR1bGVyLnYxIsMDCg9HZW5lcmF0ZVJlcXVlc3QSEgoKcmVxdWVzdF9pZBgBIAEoCRIYChBwcm9tcHRfdG9rZW5faWRzGAIgAygFEhgKEHJlc3VtZV90b2tlbl9pZHMYAyADKAUSQAoPc2FtcGxpbmdfcGFyYW1zGAQgASgLMicuc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuU2FtcGxpbmdQYXJhbXMSEAoIcHJpb3JpdHkYBSABKAUSDgoGdGVuYW50GAYgASgJEisKCGRlYWRsaW5lGAcgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEg8KB2FkYXB0ZXIYCCABKAkSEgoKY2FjaGVfc2FsdBgJIAEoCRIbChNieXBhc3NfcHJlZml4X2NhY2hlGAogASgIEhkKEWVuY29kZXJfdG9rZW5faWRzGAsgAygFEkIKEHJlc3VtZV9zZXF1ZW5jZXMYDCADKAsyKC5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5SZXN1bWVkU2VxdWVuY2USFAoMbW9kZWxfZGlnZXN0GA0gASgJEiAKGG51bV9wdWJsaWNfcHJlZml4X3Rva2VucxgOIAEoBSIzCg9SZXN1bWVkU2VxdWVuY2USDQoFaW5kZXgYASABKAUSEQoJdG9rZW5faWRzGAIgAygFIrcHCg5TYW1wbGluZ1BhcmFtcxIYCgt0ZW1wZXJhdHVyZRgBIAEoAkgAiAEBEhIKBXRvcF9rGAIgASgFSAGIAQESEgoFdG9wX3AYAyABKAJIAogBARISCgVtaW5fcBgEIAEoAkgDiAEBEh8KEnJlcGV0aXRpb25fcGVuYWx0eRgFIAEoAkgEiAEBEh0KEHByZXNlbmNlX3BlbmFsdHkYBiABKAJIBYgBARIeChFmcmVxdWVuY3lfcGVuYWx0eRgHIAEoAkgGiAEBEkoKCmxvZ2l0X2JpYXMYCCADKAsyNi5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5TYW1wbGluZ1BhcmFtcy5Mb2dpdEJpYXNFbnRyeRIRCgRzZWVkGAkgASgDSAeIAQESFwoKbWF4X3Rva2VucxgKIAEoBUgIiAEBEhcKCm1pbl90b2tlbnMYCyABKAVICYgBARIWCg5zdG9wX3Rva2VuX2lkcxgMIAMoBRISCgppZ25vcmVfZW9zGA0gASgIEhkKDG51bV9sb2dwcm9icxgOIAEoBUgKiAEBEiAKE251bV9wcm9tcHRfbG9ncHJvYnMYDyABKAVIC4gBARIOCgFuGBAgASgFSAyIAQESFAoHYmVzdF9vZhgRIAEoBUgNiAEBEjgKC2JlYW1fc2VhcmNoGBIgASgLMiMuc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuQmVhbVNlYXJjaBIZChFhbGxvd2VkX3Rva2VuX2lkcxgTIAMoBRJDChNiYWRfd29yZHNfdG9rZW5faWRzGBQgAygLMiYuc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuVG9rZW5TZXF1ZW5jZRIxCgdncmFtbWFyGBUgASgLMiAuc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuR3JhbW1hchowCg5Mb2dpdEJpYXNFbnRyeRILCgNrZXkYASABKAUSDQoFdmFsdWUYAiABKAI6AjgBQg4KDF90ZW1wZXJhdHVyZUIICgZfdG9wX2tCCAoGX3RvcF9wQggKBl9taW5fcEIVChNfcmVwZXRpdGlvbl9wZW5hbHR5QhMKEV9wcmVzZW5jZV9wZW5hbHR5QhQKEl9mcmVxdWVuY3lfcGVuYWx0eUIHCgVfc2VlZEINCgtfbWF4X3Rva2Vuc0INCgtfbWluX3Rva2Vuc0IPCg1fbnVtX2xvZ3Byb2JzQhYKFF9udW1fcHJvbXB0X2xvZ3Byb2JzQgQKAl9uQgoKCF9iZXN0X29mIiIKDVRva2VuU2VxdWVuY2USEQoJdG9rZW5faWRzGAEgAygFIn4KB0dyYW1tYXISFQoLanNvbl9zY2hlbWEYASABKAlIABIPCgVyZWdleBgCIAEoCUgAEg4KBGxhcmsYAyABKAlIABIzCgdjaG9pY2VzGAQgASgLMiAuc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuQ2hvaWNlc0gAQgYKBGtpbmQiGAoHQ2hvaWNlcxINCgV0ZXh0cxgBIAMoCSKeAQoKQmVhbVNlYXJjaBISCgV3aWR0aBgBIAEoBUgAiAEBEhsKDmxlbmd0aF9wZW5hbHR5GAIgASgCSAGIAQESQgoOZWFybHlfc3RvcHBpbmcYAyABKA4yKi5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5CZWFtRWFybHlTdG9wcGluZ0IICgZfd2lkdGhCEQoPX2xlbmd0aF9wZW5hbHR5It0BChBHZW5lcmF0ZVJlc3BvbnNlEhIKCnJlcXVlc3RfaWQYASABKAkSNQoGdG9rZW5zGAIgASgLMiMuc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuVG9rZW5DaHVua0gAEjEKBmZpbmlzaBgDIAEoCzIfLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLkZpbmlzaEgAEkIKD3NlcXVlbmNlX2ZpbmlzaBgEIAEoCzInLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLlNlcXVlbmNlRmluaXNoSABCBwoFZXZlbnQipwEKClRva2VuQ2h1bmsSEQoJdG9rZW5faWRzGAEgAygFEjcKCGxvZ3Byb2JzGAIgAygLMiUuc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuVG9rZW5Mb2dwcm9iEj4KD3Byb21wdF9sb2dwcm9icxgDIAMoCzIlLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLlRva2VuTG9ncHJvYhINCgVpbmRleBgEIAEoBSJxCgxUb2tlbkxvZ3Byb2ISEAoIdG9rZW5faWQYASABKAUSDwoHbG9ncHJvYhgCIAEoAhIMCgRyYW5rGAMgASgFEjAKA3RvcBgEIAMoCzIjLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLlRvcExvZ3Byb2IiLwoKVG9wTG9ncHJvYhIQCgh0b2tlbl9pZBgBIAEoBRIPCgdsb2dwcm9iGAIgASgCIvUBCg5TZXF1ZW5jZUZpbmlzaBINCgVpbmRleBgBIAEoBRI1CgZyZWFzb24YAiABKA4yJS5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5GaW5pc2hSZWFzb24SGgoNc3RvcF90b2tlbl9pZBgDIAEoBUgAiAEBEhkKEW51bV9vdXRwdXRfdG9rZW5zGAQgASgFEh8KEmN1bXVsYXRpdmVfbG9ncHJvYhgFIAEoAkgBiAEBEhIKBXNjb3JlGAYgASgCSAKIAQFCEAoOX3N0b3BfdG9rZW5faWRCFQoTX2N1bXVsYXRpdmVfbG9ncHJvYkIICgZfc2NvcmUi0gEKBkZpbmlzaBI1CgZyZWFzb24YASABKA4yJS5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5GaW5pc2hSZWFzb24SGgoNc3RvcF90b2tlbl9pZBgCIAEoBUgAiAEBEi0KBXVzYWdlGAMgASgLMh4uc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuVXNhZ2USNAoFZXJyb3IYBCABKAsyJS5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5SZXF1ZXN0RXJyb3JCEAoOX3N0b3BfdG9rZW5faWQicQoFVXNhZ2USGQoRbnVtX3Byb21wdF90b2tlbnMYASABKAUSGQoRbnVtX291dHB1dF90b2tlbnMYAiABKAUSGQoRbnVtX2NhY2hlZF90b2tlbnMYAyABKAUSFwoPbnVtX3ByZWVtcHRpb25zGAQgASgFIl8KDFJlcXVlc3RFcnJvchIOCgZyZWFzb24YASABKAkSDwoHbWVzc2FnZRgCIAEoCRIuCgtyZXRyeV9kZWxheRgDIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbiKMAQoOU2Vzc2lvblJlcXVlc3QSOAoGc3VibWl0GAEgASgLMiYuc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuU2Vzc2lvblN1Ym1pdEgAEjYKBWFib3J0GAIgASgLMiUuc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuU2Vzc2lvbkFib3J0SABCCAoGYWN0aW9uIm4KDVNlc3Npb25TdWJtaXQSDgoGaGFuZGxlGAEgASgFEjkKB3JlcXVlc3QYAiABKAsyKC5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5HZW5lcmF0ZVJlcXVlc3QSEgoKY3JlZGVudGlhbBgDIAEoCSIeCgxTZXNzaW9uQWJvcnQSDgoGaGFuZGxlGAEgASgFImwKD1Nlc3Npb25SZXNwb25zZRIPCgdoYW5kbGVzGAEgAygFEhEKCXRva2VuX2lkcxgCIAMoBRI1CgZldmVudHMYAyADKAsyJS5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5TZXNzaW9uRXZlbnQikAIKDFNlc3Npb25FdmVudBIOCgZoYW5kbGUYASABKAUSNQoGdG9rZW5zGAIgASgLMiMuc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuVG9rZW5DaHVua0gAEjEKBmZpbmlzaBgDIAEoCzIfLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLkZpbmlzaEgAEjkKCHJlamVjdGVkGAQgASgLMiUuc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuUmVxdWVzdEVycm9ySAASQgoPc2VxdWVuY2VfZmluaXNoGAUgASgLMicuc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuU2VxdWVuY2VGaW5pc2hIAEIHCgVldmVudCIiCgxBYm9ydFJlcXVlc3QSEgoKcmVxdWVzdF9pZBgBIAEoCSIPCg1BYm9ydFJlc3BvbnNlIhEKD0dldE1vZGVsUmVxdWVzdCKIAgoQR2V0TW9kZWxSZXNwb25zZRIMCgRuYW1lGAEgASgJEg4KBmRpZ2VzdBgCIAEoCRINCgVkdHlwZRgDIAEoCRISCgp2b2NhYl9zaXplGAQgASgFEhwKFG1heF9tb2RlbF9sZW5fdG9rZW5zGAUgASgFEhUKDWVvc190b2tlbl9pZHMYBiADKAUSGQoRbWF4X251bV9zZXF1ZW5jZXMYByABKAUSGQoRbWF4X21lc3NhZ2VfYnl0ZXMYCSABKAMSSAoXZGVmYXVsdF9zYW1wbGluZ19wYXJhbXMYCiABKAsyJy5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5TYW1wbGluZ1BhcmFtcyIlCg9JZGVudGlmeVJlcXVlc3QSEgoKY3JlZGVudGlhbBgBIAEoCSJwChBJZGVudGlmeVJlc3BvbnNlEhUKDWtub3dzX2NhbGxlcnMYASABKAgSDgoGY2FsbGVyGAIgASgJEg4KBnRlbmFudBgDIAEoCRIOCgZzY29wZXMYBCADKAkSFQoNbWF5X3VzZV9tb2RlbBgFIAEoCCIVChNHZXRUb2tlbml6ZXJSZXF1ZXN0IjcKFEdldFRva2VuaXplclJlc3BvbnNlEhEKCWZpbGVfbmFtZRgBIAEoCRIMCgRkYXRhGAIgASgMKpoBChFCZWFtRWFybHlTdG9wcGluZxIjCh9CRUFNX0VBUkxZX1NUT1BQSU5HX1VOU1BFQ0lGSUVEEAASIQodQkVBTV9FQVJMWV9TVE9QUElOR19IRVVSSVNUSUMQARIeChpCRUFNX0VBUkxZX1NUT1BQSU5HX0FMV0FZUxACEh0KGUJFQU1fRUFSTFlfU1RPUFBJTkdfTkVWRVIQAyqzAQoMRmluaXNoUmVhc29uEh0KGUZJTklTSF9SRUFTT05fVU5TUEVDSUZJRUQQABIWChJGSU5JU0hfUkVBU09OX1NUT1AQARIYChRGSU5JU0hfUkVBU09OX0xFTkdUSBACEh4KGkZJTklTSF9SRUFTT05fTU9ERUxfTEVOR1RIEAMSGQoVRklOSVNIX1JFQVNPTl9BQk9SVEVEEAQSFwoTRklOSVNIX1JFQVNPTl9FUlJPUhAFMuAEChBTY2hlZHVsZXJTZXJ2aWNlEmEKCEdlbmVyYXRlEiguc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuR2VuZXJhdGVSZXF1ZXN0Gikuc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuR2VuZXJhdGVSZXNwb25zZTABEmAKB1Nlc3Npb24SJy5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5TZXNzaW9uUmVxdWVzdBooLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLlNlc3Npb25SZXNwb25zZSgBMAESVgoFQWJvcnQSJS5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5BYm9ydFJlcXVlc3QaJi5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5BYm9ydFJlc3BvbnNlEl8KCEdldE1vZGVsEiguc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuR2V0TW9kZWxSZXF1ZXN0Gikuc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuR2V0TW9kZWxSZXNwb25zZRJfCghJZGVudGlmeRIoLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLklkZW50aWZ5UmVxdWVzdBopLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLklkZW50aWZ5UmVzcG9uc2USbQoMR2V0VG9rZW5pemVyEiwuc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuR2V0VG9rZW5pemVyUmVxdWVzdBotLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLkdldFRva2VuaXplclJlc3BvbnNlMAFiBnByb3RvMw", [file_google_protobuf_duration]);
 
 /**
  * One completion to generate, or several of one prompt.
@@ -187,7 +203,8 @@ export type GenerateRequest = Message<"splitserve.scheduler.v1.GenerateRequest">
    * executors among tenants, other policies ignore it. Under every policy a tenant shares no prefix
    * cache blocks with others, so that neither num_cached_tokens nor timing tells what prompts they
    * had, unless the scheduler runs with --share-prefixes-across-tenants. Requests without one share
-   * a tenant.
+   * a tenant. Where callers are known, their tenant takes its place, unless their credential has the
+   * scope `tenants`.
    *
    * @generated from field: string tenant = 6;
    */
@@ -255,6 +272,15 @@ export type GenerateRequest = Message<"splitserve.scheduler.v1.GenerateRequest">
    * @generated from field: string model_digest = 13;
    */
   modelDigest: string;
+
+  /**
+   * So many tokens at the beginning of the prompt are no secret: a common system prompt, say. Whole
+   * blocks of them are shared in the prefix cache with requests of other tenants that say the same
+   * of theirs. cache_salt and adapter keep apart as ever. >= 0; more than the prompt has: all of it.
+   *
+   * @generated from field: int32 num_public_prefix_tokens = 14;
+   */
+  numPublicPrefixTokens: number;
 };
 
 /**
@@ -1029,6 +1055,14 @@ export type SessionSubmit = Message<"splitserve.scheduler.v1.SessionSubmit"> & {
    * @generated from field: splitserve.scheduler.v1.GenerateRequest request = 2;
    */
   request?: GenerateRequest | undefined;
+
+  /**
+   * Of whom the request is, see Callers. Default: of who opened the Session. Only who has the scope
+   * `gateway` may give one (CALLER_NOT_ALLOWED), and has to.
+   *
+   * @generated from field: string credential = 3;
+   */
+  credential: string;
 };
 
 /**
@@ -1288,6 +1322,76 @@ export const GetModelResponseSchema: GenMessage<GetModelResponse> = /*@__PURE__*
   messageDesc(file_splitserve_scheduler_v1_scheduler, 23);
 
 /**
+ * Asks whose credential it is.
+ *
+ * @generated from message splitserve.scheduler.v1.IdentifyRequest
+ */
+export type IdentifyRequest = Message<"splitserve.scheduler.v1.IdentifyRequest"> & {
+  /**
+   * An API key or a JWT, without `Bearer`; at most 8192 characters.
+   *
+   * @generated from field: string credential = 1;
+   */
+  credential: string;
+};
+
+/**
+ * Describes the message splitserve.scheduler.v1.IdentifyRequest.
+ * Use `create(IdentifyRequestSchema)` to create a new message.
+ */
+export const IdentifyRequestSchema: GenMessage<IdentifyRequest> = /*@__PURE__*/
+  messageDesc(file_splitserve_scheduler_v1_scheduler, 24);
+
+/**
+ * Whose it is.
+ *
+ * @generated from message splitserve.scheduler.v1.IdentifyResponse
+ */
+export type IdentifyResponse = Message<"splitserve.scheduler.v1.IdentifyResponse"> & {
+  /**
+   * Whether callers have to be known here. If not, any credential is taken, and none is needed.
+   *
+   * @generated from field: bool knows_callers = 1;
+   */
+  knowsCallers: boolean;
+
+  /**
+   * What the credential is called where calls are recorded: the id of a key, or the subject of a JWT.
+   *
+   * @generated from field: string caller = 2;
+   */
+  caller: string;
+
+  /**
+   * Its tenant.
+   *
+   * @generated from field: string tenant = 3;
+   */
+  tenant: string;
+
+  /**
+   * What it may do: `generate`, `gateway`, `tenants`, `operator`.
+   *
+   * @generated from field: repeated string scopes = 4;
+   */
+  scopes: string[];
+
+  /**
+   * Whether its tenant may use the model that is served now.
+   *
+   * @generated from field: bool may_use_model = 5;
+   */
+  mayUseModel: boolean;
+};
+
+/**
+ * Describes the message splitserve.scheduler.v1.IdentifyResponse.
+ * Use `create(IdentifyResponseSchema)` to create a new message.
+ */
+export const IdentifyResponseSchema: GenMessage<IdentifyResponse> = /*@__PURE__*/
+  messageDesc(file_splitserve_scheduler_v1_scheduler, 25);
+
+/**
  * Asks for the tokenizer files.
  *
  * @generated from message splitserve.scheduler.v1.GetTokenizerRequest
@@ -1300,7 +1404,7 @@ export type GetTokenizerRequest = Message<"splitserve.scheduler.v1.GetTokenizerR
  * Use `create(GetTokenizerRequestSchema)` to create a new message.
  */
 export const GetTokenizerRequestSchema: GenMessage<GetTokenizerRequest> = /*@__PURE__*/
-  messageDesc(file_splitserve_scheduler_v1_scheduler, 24);
+  messageDesc(file_splitserve_scheduler_v1_scheduler, 26);
 
 /**
  * One piece of one tokenizer file.
@@ -1328,7 +1432,7 @@ export type GetTokenizerResponse = Message<"splitserve.scheduler.v1.GetTokenizer
  * Use `create(GetTokenizerResponseSchema)` to create a new message.
  */
 export const GetTokenizerResponseSchema: GenMessage<GetTokenizerResponse> = /*@__PURE__*/
-  messageDesc(file_splitserve_scheduler_v1_scheduler, 25);
+  messageDesc(file_splitserve_scheduler_v1_scheduler, 27);
 
 /**
  * When a beam search that has `width` finished hypotheses ends.
@@ -1478,8 +1582,8 @@ export const SchedulerService: GenService<{
     output: typeof SessionResponseSchema;
   },
   /**
-   * Aborts an unfinished request by its id, whichever stream or client it belongs to; that stream
-   * then gets a Finish with FINISH_REASON_ABORTED.
+   * Aborts an unfinished request by its id, whichever stream or client of the caller's tenant it
+   * belongs to; that stream then gets a Finish with FINISH_REASON_ABORTED.
    * Idempotency: the second call finds nothing. Errors: NOT_FOUND (REQUEST_UNKNOWN).
    *
    * @generated from rpc splitserve.scheduler.v1.SchedulerService.Abort
@@ -1499,6 +1603,17 @@ export const SchedulerService: GenService<{
     methodKind: "unary";
     input: typeof GetModelRequestSchema;
     output: typeof GetModelResponseSchema;
+  },
+  /**
+   * Says whose credential this is, for a gateway that does other work for its caller. No effect,
+   * and nothing is counted against a quota. Errors: CALLER_UNKNOWN if it is not valid.
+   *
+   * @generated from rpc splitserve.scheduler.v1.SchedulerService.Identify
+   */
+  identify: {
+    methodKind: "unary";
+    input: typeof IdentifyRequestSchema;
+    output: typeof IdentifyResponseSchema;
   },
   /**
    * Streams the tokenizer files. The chunks of one file are consecutive and in order. No effect.
