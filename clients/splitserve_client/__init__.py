@@ -69,10 +69,10 @@ from splitserve_client.types import (
 from splitserve_client.unread import UnreadBudget
 
 __all__ = [
-    "CallerNotAllowed",
-    "CallerUnknown",
     "AsyncClient",
     "BeamSearch",
+    "CallerNotAllowed",
+    "CallerUnknown",
     "ChatTemplateFailed",
     "Choices",
     "Client",

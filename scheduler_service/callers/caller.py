@@ -33,8 +33,8 @@ class TenantLimits:
     """What a tenant may have; None: no limit but the service's own.
 
     `weight`: its share under the fair policy. `min_priority` and `max_priority`: inclusive, smaller
-    is more urgent. `max_output_tokens`: of each sequence. `adapters` and `models`: patterns of names
-    as a shell has them; the model without an adapter needs no pattern in `adapters`.
+    is more urgent. `max_output_tokens`: of each sequence. `adapters` and `models`: patterns of
+    names as a shell has them; the model without an adapter needs no pattern in `adapters`.
     """
 
     weight: float = 1.0
