@@ -51,13 +51,14 @@ class Processes:
 
     def _start(self, package: str, *options: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", package, "--exit-on-stdin-eof", "--log-level", "error"]
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("SPLITSERVE_")}
         with nullcontext() if self.log is None else self.log.open("ab") as log:
             return subprocess.Popen(
                 [*command, *options],
                 stdin=subprocess.PIPE,
                 stderr=log,
                 cwd=ROOT,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env=environment | {"OMP_NUM_THREADS": "1"},
             )
 
     @property
