@@ -16,6 +16,7 @@ from scheduler_service.executors.executor_link import ExecutorLink
 from scheduler_service.journal.journal import open_journal
 from scheduler_service.request_limits import most_message_bytes
 from scheduler_service.service.admin import AdminServicer
+from scheduler_service.service.executor_addresses import ExecutorAddresses
 from scheduler_service.service.registry import RegistryServicer
 from scheduler_service.service.servicer import SchedulerServicer
 from splitserve.scheduler.v1 import admin_pb2_grpc, registry_pb2_grpc, scheduler_pb2_grpc
@@ -50,7 +51,8 @@ async def serve(config: SchedulerServiceConfig) -> None:
         SchedulerServicer(cluster), for_clients.server
     )
     registry_pb2_grpc.add_RegistryServiceServicer_to_server(
-        RegistryServicer(cluster), for_cluster.server
+        RegistryServicer(cluster, ExecutorAddresses(config.executor_addresses)),
+        for_cluster.server,
     )
     admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(cluster), for_cluster.server)
     servers = list({id(running): running for running in (for_clients, for_cluster)}.values())
