@@ -17,6 +17,7 @@ from scheduler_service.executors.executor_link import ExecutorLink
 from scheduler_service.journal.journal import open_journal
 from scheduler_service.request_limits import most_message_bytes
 from scheduler_service.service.admin import AdminServicer
+from scheduler_service.service.executor_addresses import ExecutorAddresses
 from scheduler_service.service.known_callers import scopes_of
 from scheduler_service.service.registry import RegistryServicer
 from scheduler_service.service.servicer import SchedulerServicer
@@ -54,7 +55,8 @@ async def serve(config: SchedulerServiceConfig) -> None:
         SchedulerServicer(cluster, callers), for_clients.server
     )
     registry_pb2_grpc.add_RegistryServiceServicer_to_server(
-        RegistryServicer(cluster), for_cluster.server
+        RegistryServicer(cluster, ExecutorAddresses(config.executor_addresses)),
+        for_cluster.server,
     )
     admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(cluster), for_cluster.server)
     servers = list({id(running): running for running in (for_clients, for_cluster)}.values())

@@ -14,6 +14,7 @@ from splitserve_client.errors import (
     CallerNotAllowed,
     CallerUnknown,
     ChatTemplateFailed,
+    CredentialsUnusable,
     DeadlineExceeded,
     DeadlineUnreachable,
     Draining,
@@ -67,6 +68,7 @@ from splitserve_client.types import (
     Usage,
 )
 from splitserve_client.unread import UnreadBudget
+from splitserve_rpc.tls import TlsFiles
 
 __all__ = [
     "AsyncClient",
@@ -78,6 +80,7 @@ __all__ = [
     "Client",
     "ClientConfig",
     "Completion",
+    "CredentialsUnusable",
     "DeadlineExceeded",
     "DeadlineUnreachable",
     "Detokenizer",
@@ -124,6 +127,7 @@ __all__ = [
     "TextGeneration",
     "TextRules",
     "Timing",
+    "TlsFiles",
     "TokenLogprob",
     "Tokenizer",
     "TokenizerUnavailable",
