@@ -14,6 +14,7 @@ from splitserve_client.errors import (
     CallerNotAllowed,
     CallerUnknown,
     ChatTemplateFailed,
+    CredentialsUnusable,
     DeadlineExceeded,
     DeadlineUnreachable,
     Draining,
@@ -68,6 +69,7 @@ from splitserve_client.types import (
     Usage,
 )
 from splitserve_client.unread import UnreadBudget
+from splitserve_rpc.tls import TlsFiles
 
 __all__ = [
     "AsyncClient",
@@ -79,6 +81,7 @@ __all__ = [
     "Client",
     "ClientConfig",
     "Completion",
+    "CredentialsUnusable",
     "DeadlineExceeded",
     "DeadlineUnreachable",
     "Detokenizer",
@@ -126,6 +129,7 @@ __all__ = [
     "TextGeneration",
     "TextRules",
     "Timing",
+    "TlsFiles",
     "TokenLogprob",
     "Tokenizer",
     "TokenizerUnavailable",

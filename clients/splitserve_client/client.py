@@ -48,6 +48,7 @@ class AsyncClient:
     """
 
     def __init__(self, address: str = DEFAULT_ADDRESS, config: ClientConfig | None = None) -> None:
+        """Raises CredentialsUnusable."""
         self.address = address
         self._config = config or ClientConfig()
         self._connection = Connection(address, self._config)
