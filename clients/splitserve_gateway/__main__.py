@@ -16,6 +16,7 @@ from splitserve_rpc.addresses import CannotListen, claim_address
 from splitserve_rpc.log_lines import start_logging
 from splitserve_rpc.security import SecurityUnusable
 from splitserve_rpc.server import stop_event
+from splitserve_rpc.watched_files import FilesUnusable
 
 _log = logging.getLogger("splitserve_gateway")
 
@@ -33,10 +34,10 @@ def main() -> int:
         return 2
     try:
         address = claim_address(config.http)
-    except CannotListen as error:
+        server = Server(config, address)
+    except (CannotListen, FilesUnusable) as error:
         sys.stderr.write(f"splitserve gateway: {error}\n")
         return 1
-    server = Server(config, address)
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         runner.run(serve(config, server, address))
     return 0

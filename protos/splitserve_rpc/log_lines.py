@@ -17,6 +17,7 @@ LOGGING_PACKAGES = (
     "splitserve_gateway",
     "splitserve_grammars",
     "splitserve_kernels",
+    "splitserve_keys",
     "splitserve_options",
     "splitserve_rpc",
 )
