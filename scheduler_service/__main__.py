@@ -14,7 +14,7 @@ from scheduler_service.callers.caller import Callers, OpenDoor
 from scheduler_service.cluster import Cluster
 from scheduler_service.config import SchedulerServiceConfig
 from scheduler_service.executors.executor_link import ExecutorLink
-from scheduler_service.journal.journal import open_journal
+from scheduler_service.journal.journal import JournalUnusable, open_journal
 from scheduler_service.request_limits import most_message_bytes
 from scheduler_service.service.admin import AdminServicer
 from scheduler_service.service.executor_addresses import ExecutorAddresses
@@ -40,7 +40,7 @@ _log = logging.getLogger("scheduler_service")
 
 
 async def serve(config: SchedulerServiceConfig) -> None:
-    """Serves until told to stop, then drains. Raises CannotListen."""
+    """Serves until told to stop, then drains. Raises CannotListen and JournalUnusable."""
     stop = stop_event(config.exit_on_stdin_eof, config.drain_timeout_s)
     callers: Callers = OpenDoor()
     for_clients, for_cluster = _bind(config, callers, lambda: cluster.max_message_bytes)
@@ -133,6 +133,9 @@ def main() -> int:
     except CannotListen as error:
         sys.stderr.write(f"splitserve scheduler: {error}\n")
         return 1
+    except JournalUnusable as error:
+        sys.stderr.write(f"splitserve scheduler: {error}\n")
+        return 2
     return 0
 
 
