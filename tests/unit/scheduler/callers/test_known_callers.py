@@ -43,7 +43,7 @@ def _file(folder: Path, *entries: KeyEntry) -> Path:
 
 def _callers(folder: Path, *entries: KeyEntry, clock: Clock | None = None) -> KnownCallers:
     keys = WatchedFile(_file(folder, *entries), read_key_file)
-    return KnownCallers(keys, None, clock or Clock())
+    return KnownCallers(keys, None, now_s=clock or Clock())
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_key_is_valid_until_it_expires(tmp_path: Path) -> None:
 
 def test_key_is_refused_when_it_was_revoked_since(tmp_path: Path) -> None:
     keys = WatchedFile(_file(tmp_path, ENTRY), read_key_file)
-    callers = KnownCallers(keys, None, Clock())
+    callers = KnownCallers(keys, None, now_s=Clock())
     callers.identify(KEY.text)
     _file(tmp_path, replace(ENTRY, revoked=NOW))
     assert keys.refresh()
