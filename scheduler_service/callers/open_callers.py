@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scheduler_service.callers.api_keys import read_key_file
+from scheduler_service.callers.authenticator import Authenticator
 from scheduler_service.callers.caller import Caller, Callers, OpenDoor
 from scheduler_service.callers.fetched import CannotFetch, Fetched
 from scheduler_service.callers.issuer import fetch, fetch_keys_of
-from scheduler_service.callers.known_callers import KnownCallers
 from scheduler_service.callers.refreshed import Refreshed
 from scheduler_service.callers.tenants_file import Tenants, read_tenants
 from scheduler_service.callers.watched_file import WatchedFile
@@ -94,7 +94,7 @@ def open_callers(config: CallersConfig) -> OpenedCallers:
     keys = None if config.api_keys is None else WatchedFile(config.api_keys, read_key_file)
     tenants = None if config.tenants is None else WatchedFile(config.tenants, read_tenants)
     token_keys, identify = (None, None) if config.tokens is None else _tokens(config.tokens)
-    return OpenedCallers(KnownCallers(keys, tenants, identify), keys, tenants, token_keys)
+    return OpenedCallers(Authenticator(keys, tenants, identify), keys, tenants, token_keys)
 
 
 def _tokens(config: TokensConfig) -> tuple[Refreshed[TokenKeys], Callable[[str], Caller]]:

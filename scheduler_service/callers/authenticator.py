@@ -1,4 +1,4 @@
-"""Callers where credentials are asked for."""
+"""Who calls, where credentials are asked for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from splitserve_keys.key_file import Keys
 MAX_CREDENTIAL_CHARS = 8192
 
 
-class KnownCallers:
+class Authenticator:
     """Knows callers by API keys and tokens, tenants by their file. Implements `Callers`.
 
     It reads no file and waits for nobody: what it looks at is refreshed by `OpenedCallers`.
