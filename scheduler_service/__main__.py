@@ -17,13 +17,14 @@ from scheduler_service.executors.executor_link import ExecutorLink
 from scheduler_service.journal.journal import open_journal
 from scheduler_service.request_limits import most_message_bytes
 from scheduler_service.service.admin import AdminServicer
-from scheduler_service.service.known_callers import scopes_of
+from scheduler_service.service.caller_checks import scopes_of
 from scheduler_service.service.registry import RegistryServicer
 from scheduler_service.service.servicer import SchedulerServicer
 from splitserve.scheduler.v1 import admin_pb2_grpc, registry_pb2_grpc, scheduler_pb2_grpc
 from splitserve_options import options
 from splitserve_rpc.access import Access
 from splitserve_rpc.addresses import CannotListen, is_loopback
+from splitserve_rpc.log_lines import start_logging
 from splitserve_rpc.security import SecurityUnusable
 from splitserve_rpc.server import RunningServer, ServerSecurity, bind_server, stop_event
 
@@ -34,7 +35,7 @@ _CLUSTER_SERVICES = (
 )
 _STOP_GRACE_S = 1.0
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("scheduler_service")
 
 
 async def serve(config: SchedulerServiceConfig) -> None:
@@ -119,10 +120,7 @@ def _bind(
 def main() -> int:
     """Runs the process; the exit code tells."""
     values = options.parse("scheduler", sys.argv[1:], os.environ)
-    logging.basicConfig(
-        level=str(values["log_level"]).upper(),
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
+    start_logging(str(values["log_level"]))
     try:
         config = SchedulerServiceConfig.from_options(values)
     except (ValueError, SecurityUnusable) as error:

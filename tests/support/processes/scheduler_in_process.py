@@ -12,7 +12,7 @@ from scheduler_service.cluster import Cluster
 from scheduler_service.config import ClusterConfig
 from scheduler_service.request_limits import most_message_bytes
 from scheduler_service.service.admin import AdminServicer
-from scheduler_service.service.known_callers import scopes_of
+from scheduler_service.service.caller_checks import scopes_of
 from scheduler_service.service.registry import RegistryServicer
 from scheduler_service.service.servicer import SchedulerServicer
 from splitserve.scheduler.v1 import admin_pb2_grpc, registry_pb2_grpc, scheduler_pb2_grpc
