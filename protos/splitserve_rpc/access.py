@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
 import grpc.aio
 
-from splitserve_keys.scope import Scope
 from splitserve_rpc.bearer import Metadata, bearer_credential, has_authorization
 from splitserve_rpc.cluster_identity import NOBODY, ClusterIdentity, Role
 from splitserve_rpc.domain_error import DomainError
 
-# What a credential is for. Raises DomainError(CALLER_UNKNOWN); for an empty one, too.
-ScopesOf = Callable[[str], frozenset[Scope]]
+# What a credential is for: names of `splitserve_keys.scope`. Raises DomainError(CALLER_UNKNOWN),
+# for an empty one, too.
+ScopesOf = Callable[[str], Collection[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +26,12 @@ class Rule:
     """
 
     role: Role | None = None
-    scopes: frozenset[Scope] = frozenset()
+    scopes: frozenset[str] = frozenset()
 
 
 _ANYBODY = Rule()
-_GENERATE = Rule(scopes=frozenset({Scope.GENERATE}))
-_GENERATE_OR_GATEWAY = Rule(scopes=frozenset({Scope.GENERATE, Scope.GATEWAY}))
+_GENERATE = Rule(scopes=frozenset({"generate"}))
+_GENERATE_OR_GATEWAY = Rule(scopes=frozenset({"generate", "gateway"}))
 _CLIENTS = "splitserve.scheduler.v1.SchedulerService"
 
 # By service or by method. What is not here is refused.
@@ -47,7 +47,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         f"{_CLIENTS}/GetTokenizer": _GENERATE_OR_GATEWAY,
         f"{_CLIENTS}/Identify": _GENERATE_OR_GATEWAY,
         "splitserve.scheduler.v1.RegistryService": Rule(Role.EXECUTOR),
-        "splitserve.scheduler.v1.AdminService": Rule(Role.OPERATOR, frozenset({Scope.OPERATOR})),
+        "splitserve.scheduler.v1.AdminService": Rule(Role.OPERATOR, frozenset({"operator"})),
         "splitserve.executor.v1.ExecutorService": Rule(Role.SCHEDULER),
     }
 )
@@ -101,10 +101,9 @@ class Access:
         return rule.role is None or not self._identity.is_proof or has_authorization(metadata)
 
 
-def _check_scopes(rule: Rule, scopes: frozenset[Scope]) -> None:
+def _check_scopes(rule: Rule, scopes: Collection[str]) -> None:
     if rule.scopes.isdisjoint(scopes):
-        needed = " or ".join(sorted(scope.value for scope in rule.scopes))
-        given = ", ".join(sorted(scope.value for scope in scopes)) or "none"
+        needed, given = " or ".join(sorted(rule.scopes)), ", ".join(sorted(scopes)) or "none"
         raise DomainError(
             "CALLER_NOT_ALLOWED", f"the credential has the scopes: {given}; needed is {needed}"
         )

@@ -68,7 +68,7 @@ def scopes_of(callers: Callers) -> ScopesOf | None:
     """How a server asks what a credential is for; None where nobody needs one."""
     if not callers.knows_callers:
         return None
-    return lambda credential: callers.identify(credential).scopes
+    return lambda credential: {scope.value for scope in callers.identify(credential).scopes}
 
 
 def _check_scope(caller: Caller, scope: Scope, what: str) -> None:

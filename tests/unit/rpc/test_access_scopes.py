@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TypeAlias
 
 import grpc.aio
 import pytest
 
 from splitserve_keys.scope import Scope
-from splitserve_rpc.access import Access
+from splitserve_rpc.access import RULES, Access
 from splitserve_rpc.cluster_identity import ClusterIdentity
 from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.server import ServerSecurity
@@ -22,11 +23,11 @@ Metadata: TypeAlias = list[tuple[str, str]]
 SCOPES = [scope.value for scope in Scope]
 
 
-def scopes_of(credential: str) -> frozenset[Scope]:
+def scopes_of(credential: str) -> Collection[str]:
     """A credential here says what it is for."""
     if not credential:
         raise DomainError("CALLER_UNKNOWN", "no valid credential")
-    return frozenset(Scope(name) for name in credential.split("+"))
+    return credential.split("+")
 
 
 def bearer(credential: str) -> Metadata:
@@ -60,6 +61,10 @@ def of_callers(found: dict[str, str]) -> dict[str, str]:
         for method, answer in found.items()
         if method.split("/")[1] in (CLIENTS, ADMIN)
     }
+
+
+def test_rules_know_no_scope_that_is_none() -> None:
+    assert {scope for rule in RULES.values() for scope in rule.scopes} <= set(SCOPES)
 
 
 @pytest.mark.parametrize("scope", SCOPES)
