@@ -14,10 +14,11 @@ from scheduler_service.callers.caller import Callers, OpenDoor
 from scheduler_service.cluster import Cluster
 from scheduler_service.config import SchedulerServiceConfig
 from scheduler_service.executors.executor_link import ExecutorLink
-from scheduler_service.journal.journal import open_journal
+from scheduler_service.journal.journal import JournalUnusable, open_journal
 from scheduler_service.request_limits import most_message_bytes
 from scheduler_service.service.admin import AdminServicer
 from scheduler_service.service.caller_checks import scopes_of
+from scheduler_service.service.executor_addresses import ExecutorAddresses
 from scheduler_service.service.registry import RegistryServicer
 from scheduler_service.service.servicer import SchedulerServicer
 from splitserve.scheduler.v1 import admin_pb2_grpc, registry_pb2_grpc, scheduler_pb2_grpc
@@ -39,7 +40,7 @@ _log = logging.getLogger("scheduler_service")
 
 
 async def serve(config: SchedulerServiceConfig) -> None:
-    """Serves until told to stop, then drains. Raises CannotListen."""
+    """Serves until told to stop, then drains. Raises CannotListen and JournalUnusable."""
     stop = stop_event(config.exit_on_stdin_eof, config.drain_timeout_s)
     callers: Callers = OpenDoor()
     for_clients, for_cluster = _bind(config, callers, lambda: cluster.max_message_bytes)
@@ -54,7 +55,8 @@ async def serve(config: SchedulerServiceConfig) -> None:
         SchedulerServicer(cluster, callers), for_clients.server
     )
     registry_pb2_grpc.add_RegistryServiceServicer_to_server(
-        RegistryServicer(cluster), for_cluster.server
+        RegistryServicer(cluster, ExecutorAddresses(config.executor_addresses)),
+        for_cluster.server,
     )
     admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(cluster), for_cluster.server)
     servers = list({id(running): running for running in (for_clients, for_cluster)}.values())
@@ -131,6 +133,9 @@ def main() -> int:
     except CannotListen as error:
         sys.stderr.write(f"splitserve scheduler: {error}\n")
         return 1
+    except JournalUnusable as error:
+        sys.stderr.write(f"splitserve scheduler: {error}\n")
+        return 2
     return 0
 
 

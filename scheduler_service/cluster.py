@@ -125,10 +125,10 @@ class Cluster:
         """Requests that have not ended."""
         return len(self._tracked)
 
-    async def join(self, info: executor.ExecutorInfo) -> None:
+    async def join(self, info: executor.ExecutorInfo, target: str | None = None) -> None:
         """Takes an executor that registers, once it has answered. Raises DomainError."""
         self.check_not_draining()
-        await self._engines.join(info)
+        await self._engines.join(info, target)
 
     def _engine_joined(self) -> None:
         self._on_change()

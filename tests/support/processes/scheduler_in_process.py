@@ -13,10 +13,12 @@ from scheduler_service.config import ClusterConfig
 from scheduler_service.request_limits import most_message_bytes
 from scheduler_service.service.admin import AdminServicer
 from scheduler_service.service.caller_checks import scopes_of
+from scheduler_service.service.executor_addresses import ExecutorAddresses
 from scheduler_service.service.registry import RegistryServicer
 from scheduler_service.service.servicer import SchedulerServicer
 from splitserve.scheduler.v1 import admin_pb2_grpc, registry_pb2_grpc, scheduler_pb2_grpc
 from splitserve_rpc.access import Access
+from splitserve_rpc.address_rules import AddressRules
 from splitserve_rpc.server import RunningServer, ServerSecurity, bind_server
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.processes.fake_service import DIGEST
@@ -74,5 +76,6 @@ async def scheduler_in_process(
 def _add(running: RunningServer, cluster: Cluster, servicer: SchedulerServicer) -> None:
     server = running.server
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(servicer, server)
-    registry_pb2_grpc.add_RegistryServiceServicer_to_server(RegistryServicer(cluster), server)
+    registry = RegistryServicer(cluster, ExecutorAddresses(AddressRules()))
+    registry_pb2_grpc.add_RegistryServiceServicer_to_server(registry, server)
     admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(cluster), server)
