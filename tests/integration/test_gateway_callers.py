@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import openai
@@ -26,7 +27,7 @@ from tests.support.security.callers import OneKey
 
 OWN_KEY = "the-key-of-the-gateway"
 ALICE = "sk-ss-alice-secret"
-COMPLETION = {"prompt": [3, 4], "max_tokens": 3, "model": "fake"}
+COMPLETION: dict[str, Any] = {"prompt": [3, 4], "max_tokens": 3, "model": "fake"}
 FILES = {"tokenizer.json": tiny_tokenizers.words(VOCAB_SIZE).to_str().encode()}
 
 
@@ -48,7 +49,7 @@ class Guarded:
 
     async def complete(self, api_key: str) -> str:
         async with self.client(api_key) as client:
-            answer = await client.completions.create(**COMPLETION)
+            answer: openai.types.Completion = await client.completions.create(**COMPLETION)
             return answer.choices[0].text
 
     async def status(self, method: str, path: str, api_key: str | None, body: object = None) -> int:
