@@ -162,7 +162,7 @@ class Upstream:
             self._refusal = str(error)
             _log.error("upstream_refused address=%s error=%s", self.address, error)
         if self.served is not None:
-            _log.warning("upstream_lost address=%s error=%s", self.address, error)
+            _log.warning("upstream_lost address=%s error=%r", self.address, str(error))
             self._digest, self.served = self.served.model.digest, None
         # Asked again and again: the other may come later than this one went.
         if isinstance(error, ServerUnreachable) and self.find_other(self._digest):
@@ -208,11 +208,11 @@ class Upstream:
             files = await self._client.get_tokenizer_files()
             return await asyncio.to_thread(Tokenizer.from_files, files)
         except (TokenizerUnavailable, ChatTemplateFailed) as error:
-            _log.warning("tokenizer_unavailable address=%s error=%s", self.address, error)
+            _log.warning("tokenizer_unavailable address=%s error=%r", self.address, str(error))
             return None
 
     def _note(self, served: Served) -> None:
         if self.served is None:
-            _log.info("upstream_ready address=%s model=%s", self.address, served.model.name)
+            _log.info("upstream_ready address=%s model=%r", self.address, served.model.name)
         self.served = served
         self._refusal = ""
