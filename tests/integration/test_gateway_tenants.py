@@ -20,7 +20,7 @@ from tests.support.processes.gateway import serving, text_executor, url_of
 from tests.support.processes.scheduler_in_process import scheduler_in_process
 from tests.support.security.key_ring import KeyRing
 
-COMPLETION: dict[str, Any] = {"model": "fake", "prompt": "one two", "max_tokens": 6, "seed": 1}
+COMPLETION: dict[str, Any] = {"prompt": "one two", "max_tokens": 6, "seed": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,10 @@ class Running:
     server: Server
     model: str
 
+    @property
+    def request(self) -> dict[str, Any]:
+        return {**COMPLETION, "model": self.model}
+
     def client(self, api_key: str) -> openai.AsyncOpenAI:
         return openai.AsyncOpenAI(
             base_url=f"{url_of(self.server)}/v1", api_key=api_key, max_retries=0
@@ -39,9 +43,8 @@ class Running:
 
     async def complete(self, api_key: str, **fields: object) -> openai.types.Completion:
         async with self.client(api_key) as client:
-            extra = {"extra_body": fields}
             answer: openai.types.Completion = await client.completions.create(
-                **{**COMPLETION, "model": self.model}, **extra
+                **self.request, extra_body=fields
             )
             return answer
 
@@ -74,7 +77,7 @@ async def test_callers_are_answered_alike_and_ids_are_their_own(running: Running
     async with running.client(alice) as first, running.client(bob) as second:
         streams = [
             await client.completions.create(
-                **{**COMPLETION, "model": running.model}, stream=True, extra_body={"request_id": "r"}
+                **running.request, stream=True, extra_body={"request_id": "r"}
             )
             for client in (first, second)
         ]
@@ -89,9 +92,7 @@ async def test_revoked_caller_keeps_what_runs_and_begins_nothing_else(running: R
     whole = (await running.complete(alice)).choices[0].text
     running.watch.hold(after=3)
     async with running.client(alice) as client:
-        stream = await client.completions.create(
-            **{**COMPLETION, "model": running.model}, stream=True
-        )
+        stream = await client.completions.create(**running.request, stream=True)
         pieces = [(await anext(stream)).choices[0].text]
         running.keys.revoke(alice)
         # The gateway still remembers who that is; the scheduler knows better.
