@@ -7,6 +7,7 @@ from splitserve_options.option import DEFAULT_CLUSTER_ADDRESS, Command, Kind, Op
 _SECURITY = "Security"
 _SCHEDULER: tuple[Command, ...] = ("serve", "scheduler")
 _CLUSTER: tuple[Command, ...] = ("scheduler", "executor")
+_TLS: tuple[Command, ...] = (*_CLUSTER, "gateway")
 _HTTP: tuple[Command, ...] = ("serve", "gateway")
 
 SECURITY_OPTIONS: tuple[Option, ...] = (
@@ -23,9 +24,10 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
     Option(
         "tls-cert",
         Kind.TEXT,
-        "certificate of this process with its chain, PEM; read again when it changes",
+        "certificate of this process with its chain, PEM; read again when it changes; gateway: "
+        "for schedulers that ask for one",
         _SECURITY,
-        _CLUSTER,
+        _TLS,
         default_text="plain text",
         metavar="FILE",
     ),
@@ -34,17 +36,18 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
         Kind.TEXT,
         "private key of that certificate, PEM",
         _SECURITY,
-        _CLUSTER,
+        _TLS,
         default_text="plain text",
         metavar="FILE",
     ),
     Option(
         "tls-ca",
         Kind.TEXT,
-        "certificates of whom the processes of the cluster believe each other, PEM",
+        "certificates of whom the processes of the cluster believe each other, PEM; gateway: of "
+        "whom it believes schedulers",
         _SECURITY,
-        _CLUSTER,
-        default_text="nobody needs a certificate",
+        _TLS,
+        default_text="nobody needs a certificate; gateway: plain text",
         metavar="FILE",
     ),
     Option(
@@ -82,6 +85,16 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
         _SECURITY,
         _HTTP,
         default_text="they need none",
+        metavar="FILE",
+    ),
+    Option(
+        "api-key-file",
+        Kind.TEXT,
+        "file with the gateway's own API key, of the scope gateway; then every request over HTTP "
+        "needs a key, too; read again when it changes",
+        _SECURITY,
+        _HTTP,
+        default_text="nobody is asked for a key",
         metavar="FILE",
     ),
     Option(
