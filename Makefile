@@ -19,7 +19,7 @@ GOOGLEAPIS_VERSION := 1.70.0
 # What the tests of Node need, by the lockfiles.
 NODE := clients/splitserve-node/node_modules/.ready tests/clients/node/node_modules/.ready
 MYPY_TARGETS := scheduler_service executor_service protos/splitserve_rpc \
-	protos/splitserve_options protos/splitserve_grammars kernels/splitserve_kernels clients/splitserve_client \
+	protos/splitserve_options protos/splitserve_grammars protos/splitserve_keys kernels/splitserve_kernels clients/splitserve_client \
 	clients/splitserve_cli clients/splitserve_gateway benchmarks tests tools/bundled_model
 PIP := -m pip --disable-pip-version-check install --quiet
 

@@ -28,6 +28,8 @@ from splitserve_options import options
 from splitserve_options.option import BUNDLED_MODEL
 from splitserve_rpc.access import Access
 from splitserve_rpc.addresses import CannotListen, is_loopback
+from splitserve_rpc.log_lines import start_logging
+from splitserve_rpc.printable import printable
 from splitserve_rpc.security import SecurityUnusable
 from splitserve_rpc.server import RunningServer, ServerSecurity, bind_server, stop_event
 
@@ -177,26 +179,18 @@ def _log_ready(loaded: LoadedEngine) -> None:
     )
 
 
-def _start_logging(level: str) -> None:
-    """Our own events at `level`, those of libraries only where they warn; to standard error."""
-    logging.basicConfig(
-        level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
-    for package in ("executor_service", "splitserve_kernels", "splitserve_rpc"):
-        logging.getLogger(package).setLevel(level.upper())
-
-
 def main() -> int:
     """Runs the process; the exit code tells: 2 for configuration or model, 1 for the rest."""
     try:
         values = options.parse("executor", sys.argv[1:], os.environ)
-        _start_logging(str(values["log_level"]))
+        start_logging(str(values["log_level"]))
         config = ExecutorConfig.from_options(values)
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         asyncio.run(serve(config))
     except (ExecutorError, SecurityUnusable) as error:
         # Names that come from files may hold anything.
-        sys.stderr.write(f"splitserve executor: {' '.join(str(error).split())}\n")
+        line = printable(" ".join(str(error).split()))
+        sys.stderr.write(f"splitserve executor: {line}\n")
         return 2
     except CannotListen as error:
         sys.stderr.write(f"splitserve executor: {error}\n")

@@ -23,6 +23,7 @@ from splitserve.scheduler.v1 import admin_pb2_grpc, registry_pb2_grpc, scheduler
 from splitserve_options import options
 from splitserve_rpc.access import Access
 from splitserve_rpc.addresses import CannotListen, is_loopback
+from splitserve_rpc.log_lines import start_logging
 from splitserve_rpc.security import SecurityUnusable
 from splitserve_rpc.server import RunningServer, ServerSecurity, bind_server, stop_event
 
@@ -33,7 +34,7 @@ _CLUSTER_SERVICES = (
 )
 _STOP_GRACE_S = 1.0
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("scheduler_service")
 
 
 async def serve(config: SchedulerServiceConfig) -> None:
@@ -118,10 +119,7 @@ def _bind(
 def main() -> int:
     """Runs the process; the exit code tells."""
     values = options.parse("scheduler", sys.argv[1:], os.environ)
-    logging.basicConfig(
-        level=str(values["log_level"]).upper(),
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
+    start_logging(str(values["log_level"]))
     try:
         config = SchedulerServiceConfig.from_options(values)
     except (ValueError, SecurityUnusable) as error:

@@ -11,14 +11,16 @@ from pathlib import Path
 
 from splitserve_rpc.cluster_identity import DOMAIN, Role
 
+# Has no role in the cluster: to the scheduler it is a client.
+_GATEWAY = "gateway"
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _HOST = re.compile(r"(\*\.)?[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
 _MAX_DAYS = 3650
 _HELP = """\
 Makes a certificate authority and certificates for the processes of a cluster: DIR/ca.crt, and
-NAME.crt with NAME.key for scheduler, executor and operator. Run again, it keeps the authority and
-renews the rest; running processes take the new ones by themselves.
+NAME.crt with NAME.key for scheduler, executor, operator and gateway. Run again, it keeps the
+authority and renews the rest; running processes take the new ones by themselves.
 """
 
 
@@ -65,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
         action="append",
         default=[],
         metavar="NAME",
-        help="a name or address under which clients reach the scheduler; again for more",
+        help="a name or address under which clients reach scheduler or gateway; again for more",
     )
     parser.add_argument(
         "--client",
@@ -83,6 +85,7 @@ def main(argv: Sequence[str]) -> int:
     hosts = (*_LOCAL, *arguments.host)
     names = {role.value: [role.dns_name] for role in Role}
     names[Role.SCHEDULER.value].extend(hosts)
+    names[_GATEWAY] = [*hosts]
     directory: Path = arguments.directory
     try:
         _check_names(arguments.client, arguments.host, names)

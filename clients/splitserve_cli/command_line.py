@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from splitserve_client.connection import DEFAULT_ADDRESS, ClientConfig
 from splitserve_client.errors import SplitserveError
+from splitserve_rpc.printable import printable
 from splitserve_rpc.security import SecurityUnusable, check_pair
 from splitserve_rpc.tls import TlsFiles
 
@@ -95,5 +96,5 @@ def run(name: str, command: Callable[[], Coroutine[Any, Any, int]]) -> int:
         problem = f"{error.message}{reason}"
     except SecurityUnusable as error:
         problem = str(error)
-    sys.stderr.write(f"splitserve {name}: {' '.join(problem.split())}\n")
+    sys.stderr.write(f"splitserve {name}: {printable(' '.join(problem.split()))}\n")
     return 1

@@ -15,12 +15,13 @@ from splitserve_client.client import AsyncClient
 from splitserve_client.errors import ModelNotReady, SplitserveError
 from splitserve_client.types import Executor, ExecutorList, Model, SamplingParams
 from splitserve_options.option import DEFAULT_CLUSTER_ADDRESS
+from splitserve_rpc.printable import printable
 from splitserve_rpc.security import read_token
 
 # The columns of the table, each with what it says of an executor; numbers stand right.
 _TEXTS: Mapping[str, Callable[[Executor], str]] = MappingProxyType(
     {
-        "EXECUTOR": lambda executor: executor.address,
+        "EXECUTOR": lambda executor: printable(executor.address),
         "STATE": lambda executor: "connected" if executor.is_connected else "lost",
     }
 )
@@ -106,7 +107,7 @@ def _table(model: Model | None, executors: ExecutorList) -> str:
         lines = ["model: none yet; no executor has registered"]
     else:
         lines = [
-            f"model: {model.name} ({model.dtype}, digest {model.digest[:12]})",
+            printable(f"model: {model.name} ({model.dtype}, digest {model.digest[:12]})"),
             f"vocabulary: {model.vocab_size} tokens; sequences: up to {model.max_model_len} tokens",
         ]
         if recommended := _recommended(model):

@@ -20,6 +20,7 @@ commands:
   executor   run one executor process
   gateway    run one gateway process: OpenAI's HTTP API
   certs      make certificates for a trial of mTLS
+  keys       add, list and revoke API keys
   replay     decide again what a scheduler's journal says, and compare
 
 `splitserve COMMAND --help` tells the options of a command.
@@ -72,6 +73,10 @@ def _run(command: str, arguments: list[str]) -> int:
         from splitserve_cli.certs import main as run_certs
 
         return run_certs(arguments)
+    if command == "keys":
+        from splitserve_cli.keys import main as run_keys
+
+        return run_keys(arguments)
     if command in ("-h", "--help", "help"):
         sys.stdout.write(_HELP)
         return 0
@@ -89,7 +94,7 @@ def _refuse(command: str) -> int:
         return 2
     import difflib
 
-    known = ["serve", "generate", "info", "certs", *_PROGRAMS]
+    known = ["serve", "generate", "info", "certs", "keys", *_PROGRAMS]
     match = difflib.get_close_matches(command, known, n=1)
     hint = f"did you mean {match[0]!r}?" if match else "see splitserve --help"
     sys.stderr.write(f"splitserve: unknown command {command!r}; {hint}\n")

@@ -222,6 +222,13 @@ def add_scheduling_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--bypass-prefix-cache", action="store_true", help="neither use nor fill the prefix cache"
     )
+    group.add_argument(
+        "--num-public-prefix-tokens",
+        type=int32,
+        default=0,
+        metavar="N",
+        help="share the cached beginning of the prompt with other tenants (default: 0 tokens)",
+    )
 
 
 def scheduling_params(arguments: argparse.Namespace) -> SchedulingParams:
@@ -236,4 +243,5 @@ def scheduling_params(arguments: argparse.Namespace) -> SchedulingParams:
         arguments.adapter,
         arguments.cache_salt,
         arguments.bypass_prefix_cache,
+        arguments.num_public_prefix_tokens,
     )

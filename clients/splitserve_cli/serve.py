@@ -14,10 +14,12 @@ from collections.abc import Mapping, Sequence
 from splitserve_cli.child import Child
 from splitserve_cli.serve_config import (
     CannotServe,
+    HttpTls,
     ServeConfig,
     check_gateway,
     check_loopback,
     check_model,
+    http_tls,
     reachable_address,
 )
 from splitserve_cli.supervisor import Supervisor
@@ -38,7 +40,8 @@ def main(argv: Sequence[str]) -> int:
         if not values["insecure"]:
             check_loopback("listen", values["listen"])
             check_loopback("cluster-listen", values["cluster_listen"])
-            check_loopback("http", None if values["no_http"] else values["http"])
+            if not values["no_http"] and http_tls(values) is not HttpTls.MUTUAL:
+                check_loopback("http", values["http"])
         check_model(str(values["model"]))
         listen = claim_address(str(values["listen"]))
         cluster = _claim_cluster(values["cluster_listen"], listen)
@@ -88,6 +91,7 @@ def _supervisor(
         with_demo=not values["no_demo"],
         drain_timeout_s=drain_timeout_s,
         started_at=started_at,
+        http_tls=http_tls(values),
     )
     scheduling = Child("the scheduler", "scheduler_service", scheduler_options, environ)
     gateway = None

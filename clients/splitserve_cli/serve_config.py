@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import enum
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from splitserve_options.model_folder import NoCheckpoint, find_checkpoint
@@ -14,6 +15,14 @@ from splitserve_rpc.addresses import is_loopback
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 _EXECUTOR_MODULES = ("torch", "transformers")
 _GATEWAY_MODULES = ("fastapi", "uvicorn", "llguidance")
+
+
+class HttpTls(enum.Enum):
+    """How the gateway is spoken to. `MUTUAL`: clients need certificates, too."""
+
+    NONE = enum.auto()
+    SERVER = enum.auto()
+    MUTUAL = enum.auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +39,7 @@ class ServeConfig:
     with_demo: bool
     drain_timeout_s: float
     started_at: float
+    http_tls: HttpTls = HttpTls.NONE
 
 
 class CannotServe(Exception):
@@ -37,12 +47,19 @@ class CannotServe(Exception):
 
 
 def check_loopback(option: str, address: Value) -> None:
-    """Raises CannotServe if others could reach `address`: nothing of ours is encrypted."""
+    """Raises CannotServe if others could reach `address`."""
     if address is not None and not is_loopback(str(address)):
         raise CannotServe(
-            f"--{option} {address}: others can reach it, and serve neither encrypts nor checks who "
-            "calls (docs/security.md); --insecure listens there even so"
+            f"--{option} {address}: others can reach it, and not everything is encrypted and "
+            "checked (docs/security.md); --insecure listens there even so"
         )
+
+
+def http_tls(values: Mapping[str, Value]) -> HttpTls:
+    """What the options say."""
+    if values["http_tls_cert"] is None:
+        return HttpTls.NONE
+    return HttpTls.SERVER if values["http_tls_client_ca"] is None else HttpTls.MUTUAL
 
 
 def check_model(model: str) -> None:

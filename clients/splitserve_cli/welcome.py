@@ -9,13 +9,13 @@ import sys
 import time
 from contextlib import aclosing, suppress
 from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPException
 
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from splitserve_cli.command_line import environment_key
-from splitserve_cli.serve_config import ServeConfig
+from splitserve_cli.serve_config import HttpTls, ServeConfig
 from splitserve_client.client import AsyncClient
 from splitserve_client.connection import DEFAULT_ADDRESS, ClientConfig
 from splitserve_client.errors import ChatTemplateFailed, SplitserveError, TokenizerUnavailable
@@ -24,6 +24,7 @@ from splitserve_client.text_calls import stream_text
 from splitserve_client.text_stream import Piece
 from splitserve_client.tokenizer import Tokenizer
 from splitserve_client.types import SamplingParams
+from splitserve_rpc.local_http import local_http
 
 _DEMO_PROMPT = "Tell me a story about a fox."
 _DEMO_PARAMS = SamplingParams(temperature=0.7, max_tokens=256)
@@ -36,14 +37,18 @@ async def wait_until_serving(config: ServeConfig) -> None:
     await _wait_for_scheduler(config.address)
     http = config.http
     while http is not None:
-        if await asyncio.to_thread(_is_ready, http):
+        if await asyncio.to_thread(_is_ready, http, config.http_tls):
             return
         await asyncio.sleep(_POLL_S)
 
 
-def _is_ready(http: str) -> bool:
-    connection = HTTPConnection(http, timeout=_HTTP_TIMEOUT_S)
+def _is_ready(http: str, tls: HttpTls) -> bool:
+    connection = local_http(http, _HTTP_TIMEOUT_S, is_tls=tls is not HttpTls.NONE)
     try:
+        if tls is HttpTls.MUTUAL:
+            # It answers nobody without a certificate.
+            connection.connect()
+            return True
         connection.request("GET", "/health/ready")
         return connection.getresponse().status == HTTPStatus.OK
     except (OSError, HTTPException):
@@ -122,7 +127,7 @@ def _how_to_call(config: ServeConfig, *, has_tokenizer: bool) -> str:
     body = '{"prompt_token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 8}}'
     return f"""
 From another terminal:
-{_curl(config.http, has_tokenizer=has_tokenizer)}  {_program()} generate{where} {prompt}
+{_curl(config, has_tokenizer=has_tokenizer)}  {_program()} generate{where} {prompt}
   {_program()} info{where}
   grpcurl -plaintext -d '{body}' \\
     {address} splitserve.scheduler.v1.SchedulerService/Generate
@@ -130,12 +135,13 @@ Ctrl-C stops the server.
 """
 
 
-def _curl(http: str | None, *, has_tokenizer: bool) -> str:
-    if http is None or not has_tokenizer:
+def _curl(config: ServeConfig, *, has_tokenizer: bool) -> str:
+    if config.http is None or not has_tokenizer:
         return ""
+    url = f"{'http' if config.http_tls is HttpTls.NONE else 'https'}://{config.http}"
     body = '{"prompt": "Tell me a story about a dragon.", "max_tokens": 40}'
     kind = "content-type: application/json"
-    return f"  curl http://{http}/v1/completions -H '{kind}' \\\n    -d '{body}'\n"
+    return f"  curl {url}/v1/completions -H '{kind}' \\\n    -d '{body}'\n"
 
 
 def _program() -> str:

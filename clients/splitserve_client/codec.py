@@ -98,6 +98,7 @@ def encode_scheduling_params(
         adapter=params.adapter,
         cache_salt=params.cache_salt,
         bypass_prefix_cache=params.bypass_prefix_cache,
+        num_public_prefix_tokens=params.num_public_prefix_tokens,
     )
 
 

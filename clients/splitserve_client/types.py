@@ -134,6 +134,7 @@ class SchedulingParams:
     adapter: str = ""
     cache_salt: str = ""
     bypass_prefix_cache: bool = False
+    num_public_prefix_tokens: int = 0
 
 
 class FinishReason(enum.Enum):

@@ -13,8 +13,10 @@ from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.server import Server
 from splitserve_options import options
 from splitserve_rpc.addresses import CannotListen, claim_address
+from splitserve_rpc.log_lines import start_logging
 from splitserve_rpc.security import SecurityUnusable
 from splitserve_rpc.server import stop_event
+from splitserve_rpc.watched_files import FilesUnusable
 
 _log = logging.getLogger("splitserve_gateway")
 
@@ -22,10 +24,7 @@ _log = logging.getLogger("splitserve_gateway")
 def main() -> int:
     """Runs the process; the exit code tells."""
     values = options.parse("gateway", sys.argv[1:], os.environ)
-    logging.basicConfig(
-        level=str(values["log_level"]).upper(),
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
+    start_logging(str(values["log_level"]))
     # Uvicorn has a line for every malformed request.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     try:
@@ -35,10 +34,10 @@ def main() -> int:
         return 2
     try:
         address = claim_address(config.http)
-    except CannotListen as error:
+        server = Server(config, address)
+    except (CannotListen, FilesUnusable) as error:
         sys.stderr.write(f"splitserve gateway: {error}\n")
         return 1
-    server = Server(config, address)
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         runner.run(serve(config, server, address))
     return 0

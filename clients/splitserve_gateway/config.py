@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
-from splitserve_rpc.security import check_exposure
+from splitserve_rpc.security import SecurityUnusable, check_exposure, check_pair
+from splitserve_rpc.tls import TlsFiles
 
 ToolCallParserName = Literal["auto", "hermes", "llama3_json", "mistral", "json", "none"]
 ReasoningParserName = Literal["auto", "think", "mistral", "none"]
@@ -18,8 +20,9 @@ _MIB = 2**20
 class GatewayConfig:
     """Everything the gateway process reads.
 
-    `schedulers`: addresses, at least one. `max_body_bytes`: of one request; 16 times that of all
-    that are not encoded yet. `request_timeout_s`: from the arrival of a request to its end.
+    `http_tls`: the files of HTTPS; None: plain HTTP. `schedulers`: addresses, at least one.
+    `max_body_bytes`: of one request; 16 times that of all that are not encoded yet.
+    `request_timeout_s`: from the arrival of a request to its end.
     `max_concurrent_requests`: that are answered at a time. `max_unread_bytes`: of one request's
     tokens that its client is behind; 16 times that of all. `drain_timeout_s`: what open requests
     get at shutdown.
@@ -28,6 +31,7 @@ class GatewayConfig:
     """
 
     http: str = "127.0.0.1:8000"
+    http_tls: TlsFiles | None = None
     schedulers: tuple[str, ...] = ("127.0.0.1:50051",)
     max_body_bytes: int = 16 * _MIB
     request_timeout_s: float = 3600.0
@@ -46,10 +50,14 @@ class GatewayConfig:
 
         Raises SecurityUnusable.
         """
-        insecure = values["insecure"]
-        check_exposure("http", values["http"], is_protected=False, insecure=insecure)
+        http_tls = _http_tls(values)
+        is_protected = http_tls is not None and http_tls.ca is not None
+        check_exposure(
+            "http", values["http"], is_protected=is_protected, insecure=values["insecure"]
+        )
         return cls(
             http=values["http"],
+            http_tls=http_tls,
             schedulers=tuple(values["schedulers"].split(",")),
             max_body_bytes=values["max_body_mib"] * _MIB,
             request_timeout_s=values["request_timeout_s"],
@@ -62,3 +70,15 @@ class GatewayConfig:
             log_level=values["log_level"],
             exit_on_stdin_eof=values["exit_on_stdin_eof"],
         )
+
+
+def _http_tls(values: Mapping[str, Any]) -> TlsFiles | None:
+    """Raises SecurityUnusable."""
+    names = ("http_tls_cert", "http_tls_key", "http_tls_client_ca")
+    cert, key, client_ca = (Path(values[name]) if values[name] else None for name in names)
+    check_pair(cert, key, "http-tls")
+    if cert is None and client_ca is not None:
+        raise SecurityUnusable(
+            "--http-tls-client-ca is given without --http-tls-cert and --http-tls-key"
+        )
+    return None if cert is None else TlsFiles(cert, key, client_ca)

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from splitserve_options import options
 from splitserve_rpc.healthcheck import local_address
+from splitserve_rpc.local_http import local_http
 
 _PATH = "/health/live"
 _TIMEOUT_S = 3.0
@@ -20,10 +21,14 @@ _TIMEOUT_S = 3.0
 
 def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """Asks once. Returns 0 if it lives, 1 if not; the reason goes to stderr."""
-    address = local_address(str(options.parse("gateway", arguments, environ)["http"]))
-    host, _, port = address.rpartition(":")
-    connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=_TIMEOUT_S)
+    values = options.parse("gateway", arguments, environ)
+    address = local_address(str(values["http"]))
+    connection = local_http(address, _TIMEOUT_S, is_tls=bool(values["http_tls_cert"]))
     try:
+        connection.connect()
+        if values["http_tls_client_ca"]:
+            # It answers nobody without a certificate, but it has done its part of the handshake.
+            return 0
         connection.request("GET", _PATH)
         status = connection.getresponse().status
     except (OSError, http.client.HTTPException) as error:

@@ -7,6 +7,7 @@ from splitserve_options.option import DEFAULT_CLUSTER_ADDRESS, Command, Kind, Op
 _SECURITY = "Security"
 _SCHEDULER: tuple[Command, ...] = ("serve", "scheduler")
 _CLUSTER: tuple[Command, ...] = ("scheduler", "executor")
+_HTTP: tuple[Command, ...] = ("serve", "gateway")
 
 SECURITY_OPTIONS: tuple[Option, ...] = (
     Option(
@@ -53,6 +54,34 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
         _SECURITY,
         ("scheduler",),
         default_text="clients need none",
+        metavar="FILE",
+    ),
+    Option(
+        "http-tls-cert",
+        Kind.TEXT,
+        "certificate that clients of HTTP are shown, with its chain, PEM; read again when it "
+        "changes",
+        _SECURITY,
+        _HTTP,
+        default_text="plain HTTP",
+        metavar="FILE",
+    ),
+    Option(
+        "http-tls-key",
+        Kind.TEXT,
+        "private key of that certificate, PEM",
+        _SECURITY,
+        _HTTP,
+        default_text="plain HTTP",
+        metavar="FILE",
+    ),
+    Option(
+        "http-tls-client-ca",
+        Kind.TEXT,
+        "certificates of whom clients of HTTP need a certificate, PEM",
+        _SECURITY,
+        _HTTP,
+        default_text="they need none",
         metavar="FILE",
     ),
     Option(

@@ -59,11 +59,14 @@ class Security:
         return self.client_tls is not None and self.client_tls.checks_clients
 
 
-def check_pair(cert: object, key: object) -> None:
-    """Raises SecurityUnusable if `--tls-cert` or `--tls-key` is given alone; None: not given."""
+def check_pair(cert: object, key: object, prefix: str = "tls") -> None:
+    """Raises SecurityUnusable if `--tls-cert` or `--tls-key` is given alone; None: not given.
+
+    `prefix`: what both options begin with.
+    """
     if (cert is None) != (key is None):
-        given, missing = ("tls-cert", "tls-key") if cert else ("tls-key", "tls-cert")
-        raise SecurityUnusable(f"--{given} is given without --{missing}")
+        given, missing = ("cert", "key") if cert else ("key", "cert")
+        raise SecurityUnusable(f"--{prefix}-{given} is given without --{prefix}-{missing}")
 
 
 def check_exposure(option: str, address: str, *, is_protected: bool, insecure: bool) -> None:

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 from typing import Protocol
 
-
-class Scope(enum.Enum):
-    """What a credential is for; scheduler.proto, "Callers"."""
-
-    GENERATE = "generate"
-    GATEWAY = "gateway"
-    TENANTS = "tenants"
-    OPERATOR = "operator"
+from splitserve_keys.scope import Scope as Scope
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Who has shown a valid credential, or anybody where none is asked for.
 
-    `name`: as the audit log calls it, the id of a key or the subject of a token.
+    `name`: as the audit log calls it, `key:` and the id of a key, or `token:` and its subject.
     """
 
     name: str

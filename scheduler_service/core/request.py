@@ -70,7 +70,8 @@ class SchedulingParams:
     """What a request asks of the scheduler; ranges and meaning as in `scheduler.proto`.
 
     `priority`: smaller is more urgent. `deadline_ns`: when the last token is wanted, by the core's
-    clock. `cache_salt` separates prefix caches, as `adapter` and the model do.
+    clock. `cache_salt` separates prefix caches, as `adapter` and the model do; tenants share blocks
+    of the first `num_public_prefix_tokens` of a prompt.
     """
 
     priority: int = 0
@@ -79,6 +80,7 @@ class SchedulingParams:
     adapter: str = ""
     cache_salt: str = ""
     uses_prefix_cache: bool = True
+    num_public_prefix_tokens: int = 0
 
 
 DEFAULT_SCHEDULING = SchedulingParams()

@@ -62,7 +62,8 @@ _DTYPES = "float32|bfloat16|float16"
 _KV_DTYPES = f"{_DTYPES}|float8_e4m3fn"
 _TEXTS = MappingProxyType(
     {
-        "address": (r".+:[0-9]{1,5}", "host:port"),
+        # Without spaces: it stands in the log as it is.
+        "address": (r"[!-~]+:[0-9]{1,5}", "host:port"),
         "model.name": (r"(?s).+", "a text that is not empty"),
         "model.digest": (r"[0-9a-f]{64}", "64 lower-case hexadecimal digits"),
         "model.dtype": (_DTYPES, _DTYPES),

@@ -126,6 +126,9 @@ def decode_scheduling_params(message: api.GenerateRequest, now_ns: int) -> Sched
         if len(getattr(message, name)) > _MAX_NAME_CHARS:
             length = len(getattr(message, name))
             raise _invalid(f"{name} has {length} characters; allowed: at most {_MAX_NAME_CHARS}")
+    num_public = message.num_public_prefix_tokens
+    if num_public < 0:
+        raise _invalid(f"num_public_prefix_tokens is {num_public}; allowed: 0 or more")
     return SchedulingParams(
         priority=message.priority,
         tenant=message.tenant,
@@ -133,6 +136,7 @@ def decode_scheduling_params(message: api.GenerateRequest, now_ns: int) -> Sched
         adapter=message.adapter,
         cache_salt=message.cache_salt,
         uses_prefix_cache=not message.bypass_prefix_cache,
+        num_public_prefix_tokens=num_public,
     )
 
 

@@ -11,18 +11,25 @@ import pytest
 import pytest_asyncio
 
 from splitserve_gateway.config import GatewayConfig
+from splitserve_gateway.http import connection
 from splitserve_gateway.http.body_budget import FREE_BYTES, BodyBudget
 from tests.contract.stranger.process import poll
 from tests.support.processes.gateway import RunningGateway, running_gateway, text_executor
+from tests.support.security.cluster import Certificates
 
 COMPLETION = {"prompt": "one two", "max_tokens": 3}
 HEAD_BYTES = 64 * 1024
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningGateway]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["http", "https"])
+async def gateway(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[RunningGateway]:
     executor = text_executor(tmp_path_factory.mktemp("tokenizer"))
     config = GatewayConfig(max_body_bytes=2**20)
+    if request.param == "https":
+        certificates = Certificates.make(tmp_path_factory.mktemp("certificates"))
+        config = replace(config, http_tls=certificates.files("gateway", ca=False))
     async with running_gateway(executor, config=config) as running:
         yield running
 
@@ -44,7 +51,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 async def test_head_is_refused_when_it_is_too_large_however_it_comes(
     gateway: RunningGateway, head: bytes, num_bytes_each: int
 ) -> None:
-    reader, writer = await connect(gateway)
+    reader, writer = await gateway.connect()
     # What comes first is small, so the rest may come with it or after it.
     live = b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n"
     writer.write(live)
@@ -61,7 +68,7 @@ async def test_head_is_refused_when_it_is_too_large_however_it_comes(
 
 
 async def test_head_is_taken_when_it_is_as_large_as_may_be(gateway: RunningGateway) -> None:
-    reader, writer = await connect(gateway)
+    reader, writer = await gateway.connect()
     head = b"GET /health/live HTTP/1.1\r\nx: " + b"y" * (HEAD_BYTES - 100) + b"\r\n\r\n"
     writer.write(head * 2)
     assert [(await answer(reader))[0] for _ in range(2)] == [200, 200]
@@ -71,7 +78,7 @@ async def test_head_is_taken_when_it_is_as_large_as_may_be(gateway: RunningGatew
 async def test_connection_ends_when_what_follows_a_body_is_too_large(
     gateway: RunningGateway,
 ) -> None:
-    reader, writer = await connect(gateway)
+    reader, writer = await gateway.connect()
     content = json.dumps({**COMPLETION, "max_tokens": 900}).encode()
     writer.write(chunked_head() + b"%x\r\n%s\r\n0\r\n" % (len(content), content))
     writer.write(b"x: " + b"y" * (16 * HEAD_BYTES))
@@ -92,9 +99,11 @@ async def test_connection_ends_when_what_follows_a_body_is_too_large(
     ],
 )
 async def test_connection_ends_with_an_answer_that_does_not_wait_for_the_body(
-    gateway: RunningGateway, path: str, head: str, status: int
+    gateway: RunningGateway, path: str, head: str, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reader, writer = await connect(gateway)
+    # Over TLS it is only then that a client which never looks learns of the end.
+    monkeypatch.setattr(connection, "LINGER_S", 0.5)
+    reader, writer = await gateway.connect()
     writer.write(f"POST {path} HTTP/1.1\r\nhost: x\r\n{head}\r\n\r\n".encode())
     sending = asyncio.create_task(send_on(writer))
     found, headers, _ = await answer(reader)
@@ -109,7 +118,7 @@ async def test_connection_ends_with_an_answer_that_does_not_wait_for_the_body(
 async def test_nothing_is_answered_after_an_answer_that_does_not_wait_for_the_body(
     gateway: RunningGateway,
 ) -> None:
-    reader, writer = await connect(gateway)
+    reader, writer = await gateway.connect()
     writer.write(b"POST /v1/nothing HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n")
     assert (await answer(reader))[0] == 404
     # The rest of the body, and what would be a request.
@@ -121,7 +130,7 @@ async def test_nothing_is_answered_after_an_answer_that_does_not_wait_for_the_bo
 async def test_connection_goes_on_when_the_body_of_what_is_refused_has_come(
     gateway: RunningGateway,
 ) -> None:
-    reader, writer = await connect(gateway)
+    reader, writer = await gateway.connect()
     wrong = b"POST /v1/nothing HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}"
     writer.write(wrong + b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n")
     (first, headers, _), (second, _, _) = await answer(reader), await answer(reader)
@@ -131,13 +140,17 @@ async def test_connection_goes_on_when_the_body_of_what_is_refused_has_come(
 
 
 async def test_client_counts_as_gone_when_it_shuts_down_its_side(gateway: RunningGateway) -> None:
-    reader, writer = await connect(gateway)
+    reader, writer = await gateway.connect()
     content = json.dumps({**COMPLETION, "max_tokens": 900}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
     writer.write(head.encode() + content)
     await poll_until_open(gateway, 1)
-    writer.write_eof()
-    assert await reader.read() == b""
+    if writer.can_write_eof():
+        writer.write_eof()
+        assert await reader.read() == b""
+    else:
+        # TLS knows no connection that is closed on one side.
+        writer.close()
     await poll_until_open(gateway, 0)
     writer.close()
 
@@ -151,7 +164,7 @@ async def test_small_bodies_pass_when_large_ones_have_all_that_bodies_may_have(
     monkeypatch.setattr(gateway.server.app.state, "gateway", replace(parts, bodies=budget))
     content = b" " * (2**20 - 1)
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {2**20}\r\n\r\n".encode()
-    large = [await connect(gateway) for _ in range(3)]
+    large = [await gateway.connect() for _ in range(3)]
     for number, (_, writer) in enumerate(large[:2], 1):
         writer.write(head + content)
         await poll_until(lambda: budget.num_bytes, number * (len(content) - FREE_BYTES))
@@ -166,12 +179,6 @@ async def test_small_bodies_pass_when_large_ones_have_all_that_bodies_may_have(
         writer.close()
     await poll_until_open(gateway, 0)
     assert budget.num_bytes == 0
-
-
-async def connect(
-    gateway: RunningGateway,
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    return await asyncio.open_connection(gateway.server.config.host, gateway.server.config.port)
 
 
 async def answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:

@@ -150,6 +150,12 @@ CASES: tuple[tuple[str, api.GenerateRequest, str, str], ...] = (
     ("priority least of all", scheduled(priority=-(2**31)), SCHEDULING, "priority"),
     ("tenant too long", scheduled(tenant="t" * 129), SCHEDULING, "tenant"),
     ("cache salt too long", scheduled(cache_salt="s" * 129), SCHEDULING, "cache_salt"),
+    (
+        "public prefix below 0",
+        scheduled(num_public_prefix_tokens=-1),
+        SCHEDULING,
+        "public_prefix_tokens is -1",
+    ),
     ("adapter too long", scheduled(adapter="a" * 129), SCHEDULING, "adapter"),
     ("adapter", scheduled(adapter="a"), "FEATURE_UNSUPPORTED", "adapters"),
     ("encoder", scheduled(encoder_token_ids=[1]), "FEATURE_UNSUPPORTED", "cross_attention"),

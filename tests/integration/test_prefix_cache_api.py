@@ -97,6 +97,16 @@ async def test_nothing_is_shared_when_the_context_differs(
     assert await ask(service, prompt, other) == (0 if other.bypass_prefix_cache else 28)
 
 
+async def test_public_beginning_is_shared_when_both_tenants_say_so(service: FakeService) -> None:
+    prompt = prompt_of(8)
+    of_a = SchedulingParams(tenant="a", num_public_prefix_tokens=18)
+    assert await ask(service, prompt, of_a) == 0
+    assert await ask(service, prompt, of_a) == 28
+    assert await ask(service, prompt, SchedulingParams(tenant="b")) == 0
+    of_c = SchedulingParams(tenant="c", num_public_prefix_tokens=30)
+    assert await ask(service, prompt, of_c) == 16
+
+
 async def test_bypassing_request_leaves_nothing_behind_when_it_ends(service: FakeService) -> None:
     before = (await service.client.list_executors()).executors[0].num_cached_device_blocks
     prompt = prompt_of(5)

@@ -113,6 +113,7 @@ def random_spec(rng: Random) -> Spec:
         adapter=rng.choice(["", "a", "b", "c"]),
         cache_salt=rng.choice(["", "", "", "salt"]),
         uses_prefix_cache=rng.random() < 0.85,
+        num_public_prefix_tokens=rng.choice([0, 0, 5, 12, 100]),
     )
     encoder = _random_prompt(rng) if rng.random() < 0.6 else ()
     num_resumed = rng.choice([0, 0, 0, 1, 6]) if params.is_streamed else 0
@@ -127,6 +128,7 @@ def kin_of(spec: Spec, other: Spec) -> Spec:
         adapter=spec.scheduling.adapter,
         cache_salt=spec.scheduling.cache_salt,
         uses_prefix_cache=True,
+        num_public_prefix_tokens=spec.scheduling.num_public_prefix_tokens,
     )
     prompt = (*spec.prompt, *other.prompt[-1:])
     return replace(other, prompt=prompt, scheduling=scheduling, encoder=spec.encoder)

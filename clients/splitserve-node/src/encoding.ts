@@ -34,6 +34,7 @@ const SCHEDULING_NAMES: ReadonlySet<string> = new Set([
   "adapter",
   "cacheSalt",
   "bypassPrefixCache",
+  "numPublicPrefixTokens",
 ] satisfies (keyof SchedulingParams)[]);
 
 const OPTION_NAMES: ReadonlySet<string> = new Set([

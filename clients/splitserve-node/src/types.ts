@@ -67,6 +67,8 @@ export interface SchedulingParams {
   readonly adapter?: string;
   readonly cacheSalt?: string;
   readonly bypassPrefixCache?: boolean;
+  /** So many tokens at the beginning of the prompt are no secret: tenants share their cached KV. */
+  readonly numPublicPrefixTokens?: number;
 }
 
 /** What a request may have besides its prompt and its sampling params. */

@@ -74,4 +74,5 @@ def scheduling_params(body: SamplingFields) -> SchedulingParams:
         tenant=body.user or "",
         deadline_s=body.deadline_s,
         cache_salt=body.cache_salt or "",
+        num_public_prefix_tokens=body.num_public_prefix_tokens or 0,
     )

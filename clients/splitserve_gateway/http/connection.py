@@ -19,11 +19,14 @@ _HEADER_EXTRA_BYTES = 4
 # For all of a request's headers to come.
 HEAD_TIMEOUT_S = 30.0
 # For a client that is still sending to see the answer, and that nobody reads on.
-_LINGER_S = 5.0
+LINGER_S = 5.0
+# Over TLS, where a connection cannot be half closed: with nothing new for so long it is over.
+_LINGER_SILENCE_S = 0.5
 # A peer that takes nothing for so long, not even the end of what was sent, is gone.
 _UNACKNOWLEDGED_MS = 120_000
 # What the kernel keeps for a client that does not read; left to itself it keeps MiB.
 _SEND_BYTES = 128 * 1024
+_UNWRITTEN_BYTES = 64 * 1024
 # Requests sent ahead on one connection while another is answered.
 _MAX_PIPELINED = 16
 
@@ -42,6 +45,7 @@ class Connection(HttpToolsProtocol):
     _running: RequestResponseCycle | None = None
     _head_timer: asyncio.TimerHandle | None = None
     _linger_timer: asyncio.TimerHandle | None = None
+    _silence_timer: asyncio.TimerHandle | None = None
     # As they are parsed, and as they come since the last part of a body; the latter has what is
     # not parsed yet.
     _num_head_bytes = 0
@@ -50,6 +54,8 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        # Over TLS it would be more, besides what the kernel keeps.
+        transport.set_write_buffer_limits(_UNWRITTEN_BYTES)
         self.parser = RequestParser(self)  # type: ignore[assignment]
         plain = transport.get_extra_info("socket")
         if plain is not None and plain.family in (socket.AF_INET, socket.AF_INET6):
@@ -61,8 +67,9 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_head()
-        if self._linger_timer is not None:
-            self._linger_timer.cancel()
+        for timer in (self._linger_timer, self._silence_timer):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
         self.pipeline.clear()
         # Uvicorn tells the request that came last; the one that is answered may be another.
@@ -72,6 +79,7 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._linger_timer is not None:
+            self._await_silence()
             return
         self._num_new_bytes += len(data)
         super().data_received(data)
@@ -197,10 +205,20 @@ class Connection(HttpToolsProtocol):
         """
         if self.transport.is_closing():
             return
-        self._linger_timer = self.loop.call_later(_LINGER_S, self.transport.close)
+        self._linger_timer = self.loop.call_later(LINGER_S, self.transport.close)
         self._end_head()
         self.flow.resume_reading()
-        self.transport.write_eof()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        else:
+            self._await_silence()
+
+    def _await_silence(self) -> None:
+        if self.transport.can_write_eof():
+            return
+        if self._silence_timer is not None:
+            self._silence_timer.cancel()
+        self._silence_timer = self.loop.call_later(_LINGER_SILENCE_S, self.transport.close)
 
     def _cut(self) -> None:
         self.transport.abort()

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from splitserve_gateway.http.errors import ApiError, error_of
+from splitserve_gateway.http.errors import ApiError, error_of, quoted
 
 # What a client that does not read has to take the last event.
 _LAST_WORDS_S = 2.0
@@ -65,7 +65,7 @@ class Exchange:
                 elif (last_words := self._state.get("last_words")) is not None:
                     await self._send({"type": "http.response.body", "body": last_words(error)})
         except TimeoutError:
-            _log.info("answer_not_read path=%s", self._scope["path"])
+            _log.info("answer_not_read path=%r", quoted(self._scope["path"]))
         if not self._is_complete:
             await self._cut()
 

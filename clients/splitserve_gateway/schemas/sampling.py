@@ -86,6 +86,7 @@ class SamplingFields(IgnoredFields):
     user: Label | None = None
     priority: Int32 | None = None
     cache_salt: Label | None = None
+    num_public_prefix_tokens: Int32 | None = None
     deadline_s: Annotated[float, Field(gt=0, le=10**9)] | None = None
     request_id: Label | None = None
 

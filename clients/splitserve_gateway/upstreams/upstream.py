@@ -142,7 +142,7 @@ class Upstream:
     def _lose(self, error: SplitserveError) -> None:
         self._is_serving = False
         if self.served is not None:
-            _log.warning("upstream_lost address=%s error=%s", self.address, error)
+            _log.warning("upstream_lost address=%s error=%r", self.address, str(error))
             self._digest, self.served = self.served.model.digest, None
         # Asked again and again: the other may come later than this one went.
         if isinstance(error, ServerUnreachable) and self.find_other(self._digest):
@@ -178,10 +178,10 @@ class Upstream:
             files = await self._client.get_tokenizer_files()
             return await asyncio.to_thread(Tokenizer.from_files, files)
         except (TokenizerUnavailable, ChatTemplateFailed) as error:
-            _log.warning("tokenizer_unavailable address=%s error=%s", self.address, error)
+            _log.warning("tokenizer_unavailable address=%s error=%r", self.address, str(error))
             return None
 
     def _note(self, served: Served) -> None:
         if self.served is None:
-            _log.info("upstream_ready address=%s model=%s", self.address, served.model.name)
+            _log.info("upstream_ready address=%s model=%r", self.address, served.model.name)
         self.served = served

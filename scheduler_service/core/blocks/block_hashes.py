@@ -3,12 +3,16 @@
 A block's keys and values depend on all tokens before it, on the model, on the adapter and, for
 encoder-decoder models, on the encoder's input. Tenant and cache salt keep apart who may not learn
 of each other. Each is hashed as a field of its own, so that no two different contexts have the same
-name. BLAKE2b: more collision resistant than SHA-256, and not slow on processors without
-instructions for that; a parent and 16 tokens are one of its input blocks.
+name. Blocks that lie wholly within what a request says is public are named without its tenant; the
+tenant is mixed in before the first block after them, so whatever follows is its own.
+
+BLAKE2b: more collision resistant than SHA-256, and not slow on processors without instructions for
+that; a parent and 16 tokens are one of its input blocks.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from hashlib import blake2b
 
 from scheduler_service.core.config import SchedulerConfig
@@ -17,17 +21,54 @@ from scheduler_service.core.request import Int32Array, Request
 _LENGTH_BYTES = 8
 
 
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """The blocks before `num_public` are named without the tenant; `tenant` is mixed in there."""
+
+    num_public: int = 0
+    tenant: bytes = b""
+
+    def parent(self, chain: list[bytes]) -> bytes:
+        """What the next block of `chain` is named after."""
+        if not self.num_public or len(chain) - 1 != self.num_public:
+            return chain[-1]
+        return blake2b(chain[-1] + self.tenant, person=b"tenant").digest()
+
+
+ALL_PRIVATE = Boundary()
+
+
+def boundary_of(config: SchedulerConfig, request: Request) -> Boundary:
+    """Where the blocks of a request begin to be its tenant's own.
+
+    What is put into the encoder comes before every token of the prompt and is nobody else's
+    business, so beside it nothing is public.
+    """
+    scheduling = request.scheduling
+    if not scheduling.num_public_prefix_tokens or not config.separates_tenants:
+        return ALL_PRIVATE
+    if request.encoder_token_ids is not None:
+        return ALL_PRIVATE
+    num_tokens = min(scheduling.num_public_prefix_tokens, request.sequence.num_prompt_tokens)
+    return Boundary(num_tokens // config.block_size, scheduling.tenant.encode())
+
+
 def root_hash(config: SchedulerConfig, request: Request) -> bytes:
-    """The parent of the first block: everything but tokens that tells contexts apart."""
+    """The parent of the first block: everything but tokens that tells contexts apart.
+
+    That of a public block is told apart from that of the tenant without a name.
+    """
     encoder, scheduling = request.encoder_token_ids, request.scheduling
+    is_public = boundary_of(config, request).num_public > 0
+    is_separate = config.separates_tenants and not is_public
     fields = (
         config.model_digest.encode(),
-        scheduling.tenant.encode() if config.separates_tenants else b"",
+        scheduling.tenant.encode() if is_separate else b"",
         scheduling.adapter.encode(),
         scheduling.cache_salt.encode(),
         b"" if encoder is None else encoder.tobytes(),
     )
-    root = blake2b(person=b"root")
+    root = blake2b(person=b"public" if is_public else b"root")
     for content in fields:
         root.update(len(content).to_bytes(_LENGTH_BYTES, "little"))
         root.update(content)
@@ -35,7 +76,11 @@ def root_hash(config: SchedulerConfig, request: Request) -> bytes:
 
 
 def extend_chain(
-    chain: list[bytes], token_ids: Int32Array, num_blocks: int, block_size: int
+    chain: list[bytes],
+    token_ids: Int32Array,
+    num_blocks: int,
+    block_size: int,
+    boundary: Boundary = ALL_PRIVATE,
 ) -> None:
     """Extends `chain`, which begins with a root hash, to the first `num_blocks` blocks.
 
@@ -45,10 +90,9 @@ def extend_chain(
     if num_known >= num_blocks:
         return
     data = token_ids[num_known * block_size : num_blocks * block_size].tobytes()
-    parent, step = chain[-1], block_size * token_ids.itemsize
+    step = block_size * token_ids.itemsize
     for start in range(0, len(data), step):
-        parent = hash_block(parent, data[start : start + step])
-        chain.append(parent)
+        chain.append(hash_block(boundary.parent(chain), data[start : start + step]))
 
 
 def hash_block(parent: bytes, token_data: bytes) -> bytes:

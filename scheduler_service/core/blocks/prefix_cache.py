@@ -6,7 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scheduler_service.core.blocks.block_hashes import extend_chain, hash_block, root_hash
+from scheduler_service.core.blocks.block_hashes import (
+    boundary_of,
+    extend_chain,
+    hash_block,
+    root_hash,
+)
 from scheduler_service.core.blocks.block_pool import BlockPool
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.request import Int32Array, Int64Array, Sequence
@@ -95,17 +100,20 @@ class PrefixCache:
                     # The result of an earlier block came while the sequence had no row.
                     self.chain(sequence, rows.known_tokens(row_id), index)
                 if len(chain) == index + 1:
-                    chain.append(hash_block(chain[index], data[start : start + size]))
+                    parent = boundary_of(self._config, sequence.request).parent(chain)
+                    chain.append(hash_block(parent, data[start : start + size]))
                 if block_id >= 0:
                     self._device.publish(block_id, chain[index + 1])
             start += size
 
     def chain(self, sequence: Sequence, token_ids: Int32Array, num_blocks: int) -> list[bytes]:
         """The hashes of a sequence: its root, and those of `num_blocks` blocks or more."""
-        if not sequence.block_hashes:
-            sequence.block_hashes.append(root_hash(self._config, sequence.request))
-        extend_chain(sequence.block_hashes, token_ids, num_blocks, self._config.block_size)
-        return sequence.block_hashes
+        config, request, chain = self._config, sequence.request, sequence.block_hashes
+        if not chain:
+            chain.append(root_hash(config, request))
+        boundary = boundary_of(config, request)
+        extend_chain(chain, token_ids, num_blocks, config.block_size, boundary)
+        return chain
 
     def is_used_by(self, sequence: Sequence) -> bool:
         """Whether the blocks of a sequence are to be findable."""

@@ -10,7 +10,7 @@ import numpy as np
 from executor_service.steps.sampling_params import Grammar
 from executor_service.steps.sampling_params import SamplingParams as ExecutorParams
 from scheduler_service.core.beam_search import BeamSearch
-from scheduler_service.core.blocks.block_hashes import extend_chain, root_hash
+from scheduler_service.core.blocks.block_hashes import boundary_of, extend_chain, root_hash
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.planning.arrival_checks import max_len_of
 from scheduler_service.core.request import FinishReason, Request, SchedulingParams, sequence_seed
@@ -216,7 +216,8 @@ class Oracle:
         block_size, tokens = self._config.block_size, (*spec.prompt, *output)
         num_blocks = len(tokens) // block_size
         hashes = [root_hash(self._config, request)]
-        extend_chain(hashes, np.array(tokens, np.int32), num_blocks, block_size)
+        boundary = boundary_of(self._config, request)
+        extend_chain(hashes, np.array(tokens, np.int32), num_blocks, block_size, boundary)
         adapter = spec.scheduling.adapter
         start = chain = adapter_chain(adapter) ^ encoder_chain(spec.encoder, adapter)
         chains = []

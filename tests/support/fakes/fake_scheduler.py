@@ -62,6 +62,7 @@ class FakeScheduler(
     before_request: Callable[[scheduler_pb2.GenerateRequest], None] = lambda request: None
     before_abort: Callable[[], None] = lambda: None
     tokenizer_files: dict[str, bytes] = field(default_factory=dict)
+    name: str = "fake"
     model_digest: str = "00ff"
     default_sampling_params: scheduler_pb2.SamplingParams | None = None
     hold: asyncio.Event | None = None
@@ -211,7 +212,7 @@ class FakeScheduler(
 
     async def GetModel(self, request, context):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, N802
         return scheduler_pb2.GetModelResponse(
-            name="fake",
+            name=self.name,
             digest=self.model_digest,
             dtype="float32",
             vocab_size=VOCAB_SIZE,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ import httpx2
 from splitserve_client import Tokenizer
 from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.server import Server
+from splitserve_rpc.tls import TlsFiles
 from tests.contract.stranger.process import poll
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.models import tiny_tokenizers
@@ -63,6 +65,7 @@ class RunningGateway:
     service: FakeService
     tokenizer: Tokenizer
     server: Server
+    client_tls: ssl.SSLContext | None = None
 
     async def post(self, path: str, **body: object) -> dict[str, Any]:
         """The answer to `body`, which must be a 200."""
@@ -91,7 +94,8 @@ class RunningGateway:
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A connection of one's own."""
-        return await asyncio.open_connection(self.server.config.host, self.server.config.port)
+        config = self.server.config
+        return await asyncio.open_connection(config.host, config.port, ssl=self.client_tls)
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Waits until `holds`. Raises TimeoutError."""
@@ -140,12 +144,21 @@ async def held_gateway(
 async def running_gateway(
     *executors: FakeExecutor, config: GatewayConfig | None = None, **options: object
 ) -> AsyncIterator[RunningGateway]:
-    """A gateway before a scheduler with `executors`. Options are the scheduler's flags."""
+    """A gateway before a scheduler with `executors`. Options are the scheduler's flags.
+
+    Where `config` has TLS, clients believe the authority that lies beside the certificate.
+    """
     async with fake_service(*executors, **options) as service:
         config = replace(config or GatewayConfig(), schedulers=(service.scheduler.address,))
+        client_tls = None if config.http_tls is None else trusting(config.http_tls)
         async with (
-            _serving(config) as server,
-            httpx2.AsyncClient(base_url=url_of(server), timeout=60.0, trust_env=False) as http,
+            serving(config) as server,
+            httpx2.AsyncClient(
+                base_url=url_of(server),
+                timeout=60.0,
+                trust_env=False,
+                verify=client_tls or True,
+            ) as http,
         ):
 
             async def is_ready() -> tuple[bool, int]:
@@ -154,12 +167,13 @@ async def running_gateway(
 
             await poll(is_ready, 60.0)
             tokenizer = Tokenizer.from_files(_files(executors[0].tokenizer_files))
-            yield RunningGateway(url_of(server), http, service, tokenizer, server)
+            yield RunningGateway(url_of(server), http, service, tokenizer, server, client_tls)
             await service.wait_idle()
 
 
 @asynccontextmanager
-async def _serving(config: GatewayConfig) -> AsyncIterator[Server]:
+async def serving(config: GatewayConfig) -> AsyncIterator[Server]:
+    """A gateway alone."""
     # Without the protocol asyncio does not know that it is TCP, and leaves Nagle's delay on.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.bind(("127.0.0.1", 0))
@@ -176,7 +190,14 @@ async def _serving(config: GatewayConfig) -> AsyncIterator[Server]:
 
 def url_of(server: Server) -> str:
     """Where it serves."""
-    return f"http://{server.config.host}:{server.config.port}"
+    scheme = "http" if server.http_tls is None else "https"
+    return f"{scheme}://{server.config.host}:{server.config.port}"
+
+
+def trusting(files: TlsFiles) -> ssl.SSLContext:
+    """What a client has that believes the authority of these certificates."""
+    assert files.cert is not None, "a server has one"
+    return ssl.create_default_context(cafile=files.cert.parent / "ca.crt")
 
 
 def _files(paths: Mapping[str, Path]) -> dict[str, bytes]:

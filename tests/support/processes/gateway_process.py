@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import ssl
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -79,14 +80,16 @@ def start_gateway(schedulers: Sequence[str], http: str, *flags: str) -> subproce
 
 @asynccontextmanager
 async def gateway_process(
-    *schedulers: str, flags: Sequence[str] = ()
+    *schedulers: str, flags: Sequence[str] = (), tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[GatewayProcess]:
-    """A gateway before `schedulers`."""
+    """A gateway before `schedulers`. `tls`: how it is spoken to, None: in plain text."""
     address = reserve_address()
     process = start_gateway(schedulers, address, "--log-level", "error", *flags)
-    base_url = f"http://{address}"
+    base_url = f"http://{address}" if tls is None else f"https://{address}"
     try:
-        async with httpx2.AsyncClient(base_url=base_url, timeout=60.0, trust_env=False) as http:
+        async with httpx2.AsyncClient(
+            base_url=base_url, timeout=60.0, trust_env=False, verify=tls or True
+        ) as http:
             yield GatewayProcess(process, http)
     finally:
         process.kill()

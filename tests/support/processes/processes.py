@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from splitserve_client import AsyncClient, ClientConfig, Executor, SplitserveError
@@ -21,8 +21,10 @@ START_TIMEOUT_S = 90.0
 class Processes:
     """A scheduler, executors, perhaps a gateway; whatever still runs at the end is killed."""
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, log: Path | None = None) -> None:
+        """`log`: gets what all of them write to standard error."""
         self.model = model
+        self.log = log
         self.address = reserve_address()
         self.scheduler: subprocess.Popen[bytes] | None = None
         self.executors: dict[str, subprocess.Popen[bytes]] = {}
@@ -30,12 +32,12 @@ class Processes:
 
     def start_scheduler(self, *options: str) -> None:
         listen = ("--listen", self.address, "--cluster-listen", self.address)
-        self.scheduler = _start("scheduler_service", *listen, *options)
+        self.scheduler = self._start("scheduler_service", *listen, *options)
 
     def start_executor(self, *options: str) -> str:
         """Starts an executor and returns its address."""
         address = reserve_address()
-        self.executors[address] = _start(
+        self.executors[address] = self._start(
             "executor_service",
             *("--model", str(self.model), "--scheduler", self.address, "--listen", address),
             *("--num-device-blocks", "256", "--num-host-blocks", "0"),
@@ -45,7 +47,19 @@ class Processes:
 
     def start_gateway(self, *options: str) -> None:
         """Starts a gateway before the scheduler."""
-        self.gateway = _start("splitserve_gateway", "--schedulers", self.address, *options)
+        self.gateway = self._start("splitserve_gateway", "--schedulers", self.address, *options)
+
+    def _start(self, package: str, *options: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", package, "--exit-on-stdin-eof", "--log-level", "error"]
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("SPLITSERVE_")}
+        with nullcontext() if self.log is None else self.log.open("ab") as log:
+            return subprocess.Popen(
+                [*command, *options],
+                stdin=subprocess.PIPE,
+                stderr=log,
+                cwd=ROOT,
+                env=environment | {"OMP_NUM_THREADS": "1"},
+            )
 
     @property
     def is_scheduler_alive(self) -> bool:
@@ -104,22 +118,13 @@ class Processes:
 
 
 @contextmanager
-def processes(model: Path) -> Iterator[Processes]:
+def processes(model: Path, log: Path | None = None) -> Iterator[Processes]:
     """Processes that end with the context."""
-    started = Processes(model)
+    started = Processes(model, log)
     try:
         yield started
     finally:
         started.kill_all()
-
-
-def _start(package: str, *options: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", package, "--exit-on-stdin-eof", "--log-level", "error", *options],
-        stdin=subprocess.PIPE,
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -144,7 +144,7 @@ def test_generate_sends_every_flag_when_given(server: FakeServer) -> None:
     flags = (
         "--n=2 --beam-width=4 --length-penalty=-1.5 --early-stopping=always --max-tokens=1"
         " --priority=-7 --tenant=me --deadline-s=2.5 --adapter=poet --cache-salt=pepper"
-        " --bypass-prefix-cache"
+        " --bypass-prefix-cache --num-public-prefix-tokens=3"
     )
 
     assert run(server, flags) == 0
@@ -154,6 +154,7 @@ def test_generate_sends_every_flag_when_given(server: FakeServer) -> None:
     assert (beams.width, beams.length_penalty, beams.early_stopping) == (4, -1.5, 2)
     assert (sent.priority, sent.tenant, sent.adapter) == (-7, "me", "poet")
     assert (sent.cache_salt, sent.bypass_prefix_cache) == ("pepper", True)
+    assert sent.num_public_prefix_tokens == 3
     assert sent.deadline.ToTimedelta().total_seconds() == 2.5
 
 

@@ -45,6 +45,16 @@ def test_info_shows_what_the_model_recommends_when_it_does(
     assert model["default_sampling_params"] == {"temperature": 0.5, "top_k": 9}
 
 
+def test_info_cannot_speak_to_the_terminal_when_a_name_tries_to(
+    server: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.fake.name = "model: a\n\x1b[2Jforged\u202e"
+
+    assert main(["info", "--address", server.address]) == 0
+
+    assert capsys.readouterr().out.startswith(r"model: model: a\n\x1b[2Jforged\u202e (float32")
+
+
 def test_info_writes_one_object_when_json_is_asked_for(
     server: FakeServer, capsys: pytest.CaptureFixture[str]
 ) -> None:

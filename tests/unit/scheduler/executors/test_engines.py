@@ -178,9 +178,13 @@ async def test_registrations_are_bounded_when_nobody_answers() -> None:
         ("model.name", "n" * 2000),
         ("software_version", "v" * 2000),
         ("address", "a" * 1000 + ":1"),
+        # It stands in lines of the log.
+        ("address", "a executor_joined address=b:1"),
+        ("address", "a\u2028b:1"),
+        ("address", "\x1b[2Jb:1"),
     ],
 )
-def test_info_is_refused_by_name_when_a_size_is_beyond_all_that_exists(
+def test_info_is_refused_by_name_when_a_field_is_beyond_all_that_exists(
     path: str, value: object
 ) -> None:
     info = Machine(ADDRESS).info

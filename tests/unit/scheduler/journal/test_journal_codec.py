@@ -68,7 +68,9 @@ PARAMS = SamplingParams(
     bad_words_token_ids=((5,), (7, 6, 7)),
     grammar=Grammar("choices", ("a",)),
 )
-SCHEDULING = SchedulingParams(-3, "tenant", 2**60, "adapter", "salt", uses_prefix_cache=False)
+SCHEDULING = SchedulingParams(
+    -3, "tenant", 2**60, "adapter", "salt", uses_prefix_cache=False, num_public_prefix_tokens=7
+)
 
 # Of a request that no core has, these have their first value, or are set by `readmit`.
 SET_BY_READMIT = {

@@ -20,8 +20,9 @@
 //                                                 NEVER_FITS_KV_CACHE)
 //                        TOKEN_OUT_OF_RANGE       a token id outside the vocabulary; no
 //                        SAMPLING_PARAMS_INVALID  a parameter outside its range, named; no
-//                        SCHEDULING_PARAMS_INVALID  priority, tenant, deadline or cache_salt
-//                                                 outside its range, named; no
+//                        SCHEDULING_PARAMS_INVALID  priority, tenant, deadline, cache_salt or
+//                                                 num_public_prefix_tokens outside its range,
+//                                                 named; no
 //                        NEVER_FITS_KV_CACHE      larger than the KV cache of any executor, see
 //                                                 Lengths; no
 //                        FEATURE_UNSUPPORTED      no executor has an ability it needs; no
@@ -276,7 +277,10 @@ export type GenerateRequest = Message<"splitserve.scheduler.v1.GenerateRequest">
   /**
    * So many tokens at the beginning of the prompt are no secret: a common system prompt, say. Whole
    * blocks of them are shared in the prefix cache with requests of other tenants that say the same
-   * of theirs. cache_salt and adapter keep apart as ever. >= 0; more than the prompt has: all of it.
+   * of theirs. They are named otherwise than the tenant's own: its other requests find them only if
+   * they say the same, too. cache_salt and adapter keep apart as ever. Without effect beside
+   * encoder_token_ids, which come before the prompt and are private. >= 0; more than the prompt has:
+   * all of it.
    *
    * @generated from field: int32 num_public_prefix_tokens = 14;
    */

@@ -1,0 +1,146 @@
+"""What is known of one API key, and how a file says it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from splitserve_keys.api_key import ApiKey, is_key_id
+from splitserve_keys.scope import Scope
+from splitserve_keys.tenant_names import TENANT_NAMES, is_tenant_name
+
+MAX_NOTE_CHARS = 256
+NOTES = f"a text of at most {MAX_NOTE_CHARS} printable characters"
+_TIME = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(Z|[+-][0-9]{2}:[0-9]{2})"
+)
+_TIMES = "a time like 2027-01-31T00:00:00Z"
+_SHA256 = re.compile("[0-9a-f]{64}")
+
+
+class EntryInvalid(ValueError):
+    """An entry that cannot be used; the message goes on after a name for the entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyEntry:
+    """A key without its secret. `expires`, `revoked`: None for never."""
+
+    key_id: str
+    sha256: str = field(repr=False)
+    tenant: str
+    scopes: frozenset[Scope]
+    created: datetime
+    expires: datetime | None = None
+    revoked: datetime | None = None
+    note: str = ""
+
+    @classmethod
+    def of(cls, key: ApiKey, tenant: str, scopes: frozenset[Scope], created: datetime) -> KeyEntry:
+        """Of a key that was drawn just now."""
+        return cls(key.key_id, key.sha256, tenant, scopes, created)
+
+    def state_at(self, now: datetime) -> str:
+        """`valid`, `expired` or `revoked`."""
+        if self.revoked is not None:
+            return "revoked"
+        return "expired" if self.expires is not None and self.expires <= now else "valid"
+
+    @classmethod
+    def from_json(cls, entry: object) -> KeyEntry:
+        """Raises EntryInvalid."""
+        if not isinstance(entry, dict):
+            raise EntryInvalid(" is no object; allowed: an object with the fields of a key")
+        for name in entry:
+            if name not in _FIELDS:
+                raise EntryInvalid(f" has {shown(name)}; allowed: {', '.join(_FIELDS)}")
+        for name in _REQUIRED:
+            if name not in entry:
+                raise EntryInvalid(f".{name} is missing")
+        note = entry.get("note", "")
+        _check(is_key_id(entry["id"]), "id", entry["id"], "12 digits of 0-9a-f")
+        _check(is_tenant_name(entry["tenant"]), "tenant", entry["tenant"], TENANT_NAMES)
+        _check(is_note(note), "note", note, NOTES)
+        return cls(
+            key_id=entry["id"],
+            sha256=_sha256(entry["sha256"]),
+            tenant=entry["tenant"],
+            scopes=_scopes(entry["scopes"]),
+            created=_time("created", entry["created"]),
+            expires=_time_or_never("expires", entry.get("expires")),
+            revoked=_time_or_never("revoked", entry.get("revoked")),
+            note=note,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """What `from_json` takes."""
+        entry = {
+            "id": self.key_id,
+            "sha256": self.sha256,
+            "tenant": self.tenant,
+            "scopes": sorted(scope.value for scope in self.scopes),
+            "created": time_text(self.created),
+        }
+        for name, time in (("expires", self.expires), ("revoked", self.revoked)):
+            if time is not None:
+                entry[name] = time_text(time)
+        return entry | ({"note": self.note} if self.note else {})
+
+
+_REQUIRED = ("id", "sha256", "tenant", "scopes", "created")
+_FIELDS = (*_REQUIRED, "expires", "revoked", "note")
+
+
+def is_note(note: object) -> bool:
+    """Whether `note` is one of `NOTES`."""
+    return isinstance(note, str) and len(note) <= MAX_NOTE_CHARS and note.isprintable()
+
+
+def time_text(time: datetime) -> str:
+    """`time` as files and tables have it, to the second."""
+    return time.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _check(fits: bool, name: str, value: object, allowed: str) -> None:
+    if not fits:
+        raise EntryInvalid(f".{name} is {shown(value)}; allowed: {allowed}")
+
+
+def shown(value: object) -> str:
+    """`value` as an error quotes it."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
+
+
+def _sha256(value: object) -> str:
+    # Not quoted: it might be the secret itself, put there by mistake.
+    if not isinstance(value, str) or not _SHA256.fullmatch(value):
+        raise EntryInvalid(".sha256 is none; allowed: 64 digits of 0-9a-f")
+    return value
+
+
+def _scopes(value: object) -> frozenset[Scope]:
+    names = {scope.value: scope for scope in Scope}
+    is_list = isinstance(value, list) and len(value) > 0
+    _check(is_list, "scopes", value, f"a list of {', '.join(names)}")
+    assert isinstance(value, list)
+    for name in value:
+        if not isinstance(name, str) or name not in names:
+            raise EntryInvalid(f".scopes has {shown(name)}; allowed: {', '.join(names)}")
+    return frozenset(names[name] for name in value)
+
+
+def _time_or_never(name: str, value: object) -> datetime | None:
+    return None if value is None else _time(name, value)
+
+
+def _time(name: str, value: object) -> datetime:
+    problem = EntryInvalid(f".{name} is {shown(value)}; allowed: {_TIMES}")
+    if not isinstance(value, str) or not _TIME.fullmatch(value):
+        raise problem
+    try:
+        return datetime.fromisoformat(value).astimezone(UTC)
+    except (ValueError, OverflowError) as error:
+        raise problem from error

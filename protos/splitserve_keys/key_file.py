@@ -1,0 +1,75 @@
+"""The file of API keys: JSON with a version and an entry for each key, no secrets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from splitserve_keys.key_entry import EntryInvalid, KeyEntry, shown
+
+VERSION = 1
+MAX_KEYS = 100_000
+_MAX_BYTES = 64 * 2**20
+
+# By id, as the file has them.
+Keys = Mapping[str, KeyEntry]
+
+
+class KeyFileUnusable(Exception):
+    """The message names file, entry and field, and says what is allowed; one line for people."""
+
+
+def read_keys(path: Path) -> Keys:
+    """Raises KeyFileUnusable."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise KeyFileUnusable(f"{path}: {error.strerror}") from error
+    if len(content) > _MAX_BYTES:
+        raise KeyFileUnusable(f"{path}: is too large; allowed: {_MAX_BYTES} bytes")
+    try:
+        return parse_keys(content)
+    except ValueError as error:
+        raise KeyFileUnusable(f"{path}: {error}") from error
+
+
+def parse_keys(content: bytes) -> Keys:
+    """Raises ValueError, which says where."""
+    try:
+        document = json.loads(content.decode("utf-8"), object_pairs_hook=_object)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"is not valid JSON: {error}") from error
+    if not isinstance(document, dict) or set(document) != {"version", "keys"}:
+        raise ValueError("is no file of keys; allowed: an object with the fields version, keys")
+    version, entries = document["version"], document["keys"]
+    if type(version) is not int or version != VERSION:
+        raise ValueError(f"version is {shown(version)}; allowed: {VERSION}")
+    if not isinstance(entries, list) or len(entries) > MAX_KEYS:
+        raise ValueError(f"keys is no list, or too long; allowed: {MAX_KEYS} entries")
+    keys: dict[str, KeyEntry] = {}
+    for number, entry in enumerate(entries):
+        try:
+            key = KeyEntry.from_json(entry)
+        except EntryInvalid as error:
+            raise ValueError(f"keys[{number}]{error}") from error
+        if key.key_id in keys:
+            raise ValueError(f"keys[{number}].id is {key.key_id!r}, as that of another entry")
+        keys[key.key_id] = key
+    return keys
+
+
+def format_keys(keys: Iterable[KeyEntry]) -> bytes:
+    """What `parse_keys` takes, an entry a line."""
+    lines = ",\n".join(json.dumps(key.to_json(), ensure_ascii=False) for key in keys)
+    return f'{{"version": {VERSION}, "keys": [\n{lines}\n]}}\n'.encode()
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Raises ValueError if a field is there twice."""
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError("an object has a field twice")
+    return fields

@@ -1,0 +1,73 @@
+"""The log of every process: one event, one line, whatever clients and peers have put into it."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+
+from splitserve_rpc.printable import printable
+
+# The packages whose events are shown at the level that was asked for. Libraries are heard only
+# where they warn: what they say of a connection in detail may be what it carries.
+LOGGING_PACKAGES = (
+    "executor_service",
+    "scheduler_service",
+    "splitserve_cli",
+    "splitserve_client",
+    "splitserve_gateway",
+    "splitserve_grammars",
+    "splitserve_kernels",
+    "splitserve_keys",
+    "splitserve_options",
+    "splitserve_rpc",
+)
+# Before what is no event of its own: the lines of a traceback.
+CONTINUED = "  | "
+MAX_LINE_CHARS = 4000
+# Of a traceback, and of each of its lines: the message of an error may quote what it was about.
+MAX_TRACEBACK_LINES = 400
+MAX_TRACEBACK_CHARS = 300
+
+
+def start_logging(level: str) -> None:
+    """Our own events at `level`, those of libraries only where they warn; to standard error."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(LineFormatter())
+    logging.basicConfig(level=max(logging.WARNING, _number(level)), handlers=[handler])
+    for package in LOGGING_PACKAGES:
+        logging.getLogger(package).setLevel(level.upper())
+
+
+def _number(level: str) -> int:
+    return logging.getLevelNamesMapping()[level.upper()]
+
+
+class LineFormatter(logging.Formatter):
+    """A line for each event, printable and bounded; a traceback is in lines that begin apart.
+
+    So nobody can write a line that looks like an event, hide one, or speak to a terminal.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        record.message = record.getMessage()
+        record.asctime = self.formatTime(record)
+        event = _line(self.formatMessage(record), MAX_LINE_CHARS)
+        return "\n".join([event, *(CONTINUED + line for line in _traceback_lines(record))])
+
+
+def _traceback_lines(record: logging.LogRecord) -> list[str]:
+    text = record.stack_info or ""
+    if record.exc_info and record.exc_info[1] is not None:
+        text += "".join(traceback.format_exception(record.exc_info[1]))
+    lines = text.splitlines()
+    if len(lines) > MAX_TRACEBACK_LINES:
+        # The end names the error.
+        lines = ["...", *lines[-MAX_TRACEBACK_LINES:]]
+    return [_line(line, MAX_TRACEBACK_CHARS) for line in lines]
+
+
+def _line(text: str, most_chars: int) -> str:
+    return printable(text if len(text) <= most_chars else f"{text[:most_chars]}...")

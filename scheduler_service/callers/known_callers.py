@@ -1,0 +1,51 @@
+"""Callers where credentials are asked for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from scheduler_service.callers.api_keys import caller_with_key
+from scheduler_service.callers.caller import Caller, TenantLimits
+from scheduler_service.callers.refusals import missing, not_valid
+from scheduler_service.callers.tenants_file import NO_TENANTS, Tenants
+from scheduler_service.callers.watched_file import WatchedFile
+from splitserve_keys.api_key import PREFIX
+from splitserve_keys.key_file import Keys
+
+MAX_CREDENTIAL_CHARS = 8192
+
+
+class KnownCallers:
+    """Knows callers by API keys and tenants by their file. Implements `Callers`.
+
+    It reads no file and waits for nobody: what it looks at is refreshed by `CallersRefresher`.
+    """
+
+    knows_callers = True
+
+    def __init__(
+        self,
+        keys: WatchedFile[Keys] | None,
+        tenants: WatchedFile[Tenants] | None,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        """`now_s`: seconds of the calendar, by which credentials expire."""
+        self._keys = keys
+        self._tenants = tenants
+        self._now_s = now_s
+
+    def identify(self, credential: str) -> Caller:
+        if not credential:
+            raise missing()
+        if len(credential) > MAX_CREDENTIAL_CHARS or not credential.isascii():
+            raise not_valid()
+        if self._keys is not None and credential.startswith(PREFIX):
+            now = datetime.fromtimestamp(self._now_s(), UTC)
+            return caller_with_key(self._keys.value, credential, now)
+        raise not_valid()
+
+    def limits(self, tenant: str) -> TenantLimits:
+        tenants = NO_TENANTS if self._tenants is None else self._tenants.value
+        return tenants.limits(tenant)

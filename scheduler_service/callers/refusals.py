@@ -1,0 +1,22 @@
+"""What is said to whom is not known: never which part of a credential was wrong."""
+
+from __future__ import annotations
+
+from splitserve_rpc.domain_error import DomainError
+
+_REASON = "CALLER_UNKNOWN"
+
+
+def missing() -> DomainError:
+    """No credential was given."""
+    return DomainError(_REASON, "a credential is needed, and none was given")
+
+
+def not_valid() -> DomainError:
+    """Unknown, revoked, not ours, wrong: which of them is nobody's business."""
+    return DomainError(_REASON, "the credential is not valid")
+
+
+def expired() -> DomainError:
+    """Only for one that is genuine."""
+    return DomainError(_REASON, "the credential has expired")

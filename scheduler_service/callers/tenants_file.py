@@ -1,0 +1,146 @@
+"""The file of tenants, TOML: what each may have, and what those may that it does not name."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from scheduler_service.callers.caller import NO_LIMITS, TenantLimits
+from scheduler_service.callers.watched_file import FileUnusable
+from splitserve_keys.tenant_names import TENANT_NAMES, is_tenant_name
+
+_MAX_FILE_BYTES = 16 * 2**20
+_MAX_PRIORITY = 100
+_MAX_WEIGHT = 1_000_000
+_MAX_COUNT = 2**53
+
+
+@dataclass(frozen=True, slots=True)
+class Tenants:
+    """`named`: limits of those that have an entry; everybody else has `default`."""
+
+    default: TenantLimits
+    named: Mapping[str, TenantLimits]
+
+    def limits(self, tenant: str) -> TenantLimits:
+        """Of `tenant`."""
+        return self.named.get(tenant, self.default)
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """For the policy `fair`, where whoever is not named has 1."""
+        return {name: limits.weight / self.default.weight for name, limits in self.named.items()}
+
+
+NO_TENANTS = Tenants(NO_LIMITS, {})
+
+
+def read_tenants(path: Path) -> Tenants:
+    """Raises FileUnusable, which names table, field, value and what is allowed."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_FILE_BYTES + 1)
+        if len(content) > _MAX_FILE_BYTES:
+            raise ValueError(f"is too large; allowed: {_MAX_FILE_BYTES} bytes")
+        return parse_tenants(content.decode("utf-8"))
+    except OSError as error:
+        raise FileUnusable(f"{path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise FileUnusable(f"{path}: {error}") from error
+
+
+def parse_tenants(text: str) -> Tenants:
+    """Raises ValueError, and RecursionError for what is nested without end."""
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"not valid TOML: {error}") from error
+    for name in document:
+        if name not in ("default", "tenants"):
+            raise ValueError(f"{name[:80]!r} is not known; allowed: [default], [tenants.NAME]")
+    default = _limits(NO_LIMITS, "default", document.get("default", {}))
+    tables = _table("tenants", document.get("tenants", {}))
+    named = {}
+    for name, table in tables.items():
+        if not is_tenant_name(name):
+            raise ValueError(f"tenants has {name[:80]!r}; allowed: {TENANT_NAMES}")
+        named[name] = _limits(default, f"tenants.{name}", table)
+    return Tenants(default, named)
+
+
+def _limits(base: TenantLimits, where: str, table: object) -> TenantLimits:
+    """`base` with what `table` says otherwise."""
+    values: dict[str, Any] = {}
+    for name, value in _table(where, table).items():
+        if name not in _FIELDS:
+            raise ValueError(f"{where} has {name[:80]!r}; allowed: {', '.join(_FIELDS)}")
+        fits, allowed = _FIELDS[name]
+        if not fits(value):
+            raise ValueError(f"{where}.{name} is {str(value)[:80]!r}; allowed: {allowed}")
+        values[name] = tuple(value) if isinstance(value, list) else value
+    limits = replace(base, **values)
+    if limits.min_priority > limits.max_priority:
+        raise ValueError(
+            f"{where}.min_priority is {limits.min_priority}; "
+            f"allowed: at most max_priority, which is {limits.max_priority}"
+        )
+    return limits
+
+
+def _table(where: str, table: object) -> dict[str, Any]:
+    if not isinstance(table, dict):
+        raise ValueError(f"{where} is no table; allowed: [{where}] with a line for each field")
+    return table
+
+
+def _is_weight(value: object) -> bool:
+    return _is_number(value) and 1 / _MAX_WEIGHT <= value <= _MAX_WEIGHT  # type: ignore[operator]
+
+
+def _is_rate(value: object) -> bool:
+    return _is_number(value) and 0 < value <= _MAX_COUNT  # type: ignore[operator]
+
+
+def _is_priority(value: object) -> bool:
+    return type(value) is int and abs(value) <= _MAX_PRIORITY
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 1 <= value <= _MAX_COUNT
+
+
+def _are_patterns(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) and item for item in value)
+
+
+def _is_number(value: object) -> bool:
+    # A bool is an int, too, and no number here.
+    return type(value) in (int, float)
+
+
+_Field = tuple[Callable[[object], bool], str]
+_WEIGHT: _Field = (_is_weight, f"a number from {1 / _MAX_WEIGHT:f} to {_MAX_WEIGHT}")
+_RATE: _Field = (_is_rate, f"a number above 0, to {_MAX_COUNT}")
+_PRIORITY: _Field = (_is_priority, f"an integer from {-_MAX_PRIORITY} to {_MAX_PRIORITY}")
+_COUNT: _Field = (_is_count, f"an integer from 1 to {_MAX_COUNT}")
+_PATTERNS: _Field = (_are_patterns, "a list of texts that are not empty")
+# What a field may be.
+_FIELDS: Mapping[str, _Field] = MappingProxyType(
+    {
+        "weight": _WEIGHT,
+        "min_priority": _PRIORITY,
+        "max_priority": _PRIORITY,
+        "requests_per_minute": _RATE,
+        "tokens_per_minute": _RATE,
+        "max_concurrent_requests": _COUNT,
+        "max_prompt_tokens": _COUNT,
+        "max_output_tokens": _COUNT,
+        "max_sequences": _COUNT,
+        "adapters": _PATTERNS,
+        "models": _PATTERNS,
+    }
+)

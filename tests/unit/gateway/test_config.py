@@ -1,0 +1,45 @@
+"""What the gateway's options may say together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from splitserve_gateway.config import GatewayConfig
+from splitserve_options import options
+from splitserve_rpc.security import SecurityUnusable
+from splitserve_rpc.tls import TlsFiles
+
+TLS = ("--http-tls-cert=a.crt", "--http-tls-key=a.key")
+CLIENT_CA = "--http-tls-client-ca=ca.crt"
+PUBLIC = "--http=0.0.0.0:8000"
+
+
+def config(*flags: str) -> GatewayConfig:
+    return GatewayConfig.from_options(options.parse("gateway", flags, {}))
+
+
+def test_http_is_plain_when_no_certificate_is_given() -> None:
+    assert config().http_tls is None
+    assert config(*TLS).http_tls == TlsFiles(Path("a.crt"), Path("a.key"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (TLS[:1], "--http-tls-cert is given without --http-tls-key"),
+        (TLS[1:], "--http-tls-key is given without --http-tls-cert"),
+        ((CLIENT_CA,), "--http-tls-client-ca is given without"),
+        ((PUBLIC,), "--http 0.0.0.0:8000: others can reach it"),
+        ((PUBLIC, *TLS), "--http 0.0.0.0:8000: others can reach it"),
+    ],
+)
+def test_options_are_refused_that_cannot_be_meant(flags: tuple[str, ...], problem: str) -> None:
+    with pytest.raises(SecurityUnusable, match=problem):
+        config(*flags)
+
+
+@pytest.mark.parametrize("flags", [(PUBLIC, *TLS, CLIENT_CA), (PUBLIC, "--insecure")])
+def test_others_may_reach_what_knows_its_clients_or_is_told_not_to(flags: tuple[str, ...]) -> None:
+    assert config(*flags).http == "0.0.0.0:8000"

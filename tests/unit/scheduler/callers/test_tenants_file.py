@@ -1,0 +1,122 @@
+"""The tenants' file: what is inherited, and what is refused by name."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler_service.callers.caller import NO_LIMITS, TenantLimits
+from scheduler_service.callers.tenants_file import Tenants, parse_tenants, read_tenants
+from scheduler_service.callers.watched_file import FileUnusable
+
+NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "200"))
+EVERYTHING = """
+weight = 2
+min_priority = -5
+max_priority = 7
+requests_per_minute = 0.5
+tokens_per_minute = 1000
+max_concurrent_requests = 3
+max_prompt_tokens = 4
+max_output_tokens = 5
+max_sequences = 6
+adapters = ["a*", "b"]
+models = []
+"""
+ALL_LIMITS = TenantLimits(2, -5, 7, 0.5, 1000, 3, 4, 5, 6, ("a*", "b"), ())
+
+
+def test_every_field_can_be_said() -> None:
+    tenants = parse_tenants(f"[tenants.a]{EVERYTHING}")
+    assert tenants.limits("a") == ALL_LIMITS
+    assert all(
+        getattr(ALL_LIMITS, field.name) != getattr(NO_LIMITS, field.name)
+        for field in fields(TenantLimits)
+    )
+
+
+def test_tenant_has_the_default_when_it_has_no_entry_or_does_not_say() -> None:
+    tenants = parse_tenants(f"[default]{EVERYTHING}[tenants.'team b']\nmax_sequences = 9\n")
+    assert tenants.limits("nobody") == ALL_LIMITS
+    assert tenants.limits("team b") == replace(ALL_LIMITS, max_sequences=9)
+
+
+def test_nobody_has_limits_when_the_file_is_empty() -> None:
+    assert parse_tenants("") == Tenants(NO_LIMITS, {})
+
+
+def test_weights_are_against_that_of_others() -> None:
+    text = "[default]\nweight = 2\n[tenants.a]\nweight = 6\n[tenants.b]\nmax_sequences = 1\n"
+    assert parse_tenants(text).weights == {"a": 3.0, "b": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("x", "not valid TOML: "),
+        ("[tenant.a]", "'tenant' is not known; allowed: [default], [tenants.NAME]"),
+        ("default = 5", "default is no table; allowed: [default] with a line for each field"),
+        ("tenants = []", "tenants is no table"),
+        ("[tenants]\na = 5", "tenants.a is no table"),
+        ('[tenants."a\\nb"]', "tenants has 'a\\nb'; allowed: a text of 1 to 128 printable"),
+        ('[tenants.""]', "tenants has ''; allowed"),
+        ("[tenants.a]\nrequests = 5", "tenants.a has 'requests'; allowed: weight, min_priority"),
+        ("[default]\nweight = 0", "default.weight is '0'; allowed: a number from 0.000001 to 1000"),
+        ("[default]\nweight = nan", "default.weight is 'nan'"),
+        ("[default]\nweight = inf", "default.weight is 'inf'"),
+        ("[default]\nweight = true", "default.weight is 'True'"),
+        ("[default]\nmin_priority = 1.0", "min_priority is '1.0'; allowed: an integer from -100"),
+        ("[default]\nmax_priority = 101", "max_priority is '101'; allowed: an integer from -100"),
+        ("[default]\nmin_priority = true", "min_priority is 'True'"),
+        ("[default]\nmax_priority = -1\nmin_priority = 0", "allowed: at most max_priority"),
+        ("[default]\nrequests_per_minute = 0", "requests_per_minute is '0'; allowed: a number abo"),
+        ("[default]\ntokens_per_minute = '5'", "tokens_per_minute is '5'; allowed: a number above"),
+        ("[default]\nmax_sequences = 0", "max_sequences is '0'; allowed: an integer from 1 to"),
+        (f"[default]\nmax_sequences = {2**60}", "max_sequences is"),
+        ("[default]\nmodels = 'm'", "models is 'm'; allowed: a list of texts that are not empty"),
+        ("[default]\nadapters = ['']", "adapters is \"['']\"; allowed: a list of texts"),
+        ("[default]\nadapters = [5]", "adapters is '[5]'; allowed: a list of texts"),
+    ],
+)
+def test_file_is_refused_by_table_and_field_when_it_is_wrong(
+    text: str, problem: str, tmp_path: Path
+) -> None:
+    (tmp_path / "tenants.toml").write_text(text)
+    with pytest.raises(FileUnusable) as raised:
+        read_tenants(tmp_path / "tenants.toml")
+    assert problem in str(raised.value)
+    assert str(raised.value).startswith(f"{tmp_path}/tenants.toml: ")
+
+
+@pytest.mark.parametrize("content", [b"\xff", b"a = " + b"[" * 100_000])
+def test_file_is_refused_with_a_line_when_it_is_no_text_or_without_end(
+    content: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / "tenants.toml").write_bytes(content)
+    with pytest.raises(FileUnusable, match=r"^[^\n]*tenants\.toml: [^\n]+\Z"):
+        read_tenants(tmp_path / "tenants.toml")
+
+
+@settings(max_examples=NUM_EXAMPLES)
+@given(
+    st.sampled_from([field.name for field in fields(TenantLimits)]),
+    st.integers() | st.floats() | st.booleans().map(lambda value: str(value).lower()),
+)
+def test_field_is_taken_as_it_is_or_refused_by_name_when_it_is_a_number(
+    name: str, value: float | str
+) -> None:
+    said = ""
+    try:
+        tenants = parse_tenants(f"[tenants.a]\n{name} = {value}\n")
+    except ValueError as error:
+        said = str(error)
+    assert (
+        f"tenants.a.{name} is " in said
+        or "tenants.a.min_priority is " in said
+        or getattr(tenants.limits("a"), name) == value
+    )
