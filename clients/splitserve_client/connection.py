@@ -117,6 +117,13 @@ class Connection:
         request = scheduler_pb2.AbortRequest(request_id=request_id)
         await self.unary(lambda stubs: stubs.scheduler.Abort, request)
 
+    async def identify(self, credential: str) -> scheduler_pb2.IdentifyResponse:
+        """Whose it is. Raises CallerUnknown."""
+        request = scheduler_pb2.IdentifyRequest(credential=credential)
+        response: scheduler_pb2.IdentifyResponse
+        response = await self.unary(lambda stubs: stubs.scheduler.Identify, request)
+        return response
+
     async def executors(self) -> admin_pb2.ListExecutorsResponse:
         """What operators are told."""
         request = admin_pb2.ListExecutorsRequest()
