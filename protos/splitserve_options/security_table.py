@@ -94,6 +94,15 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
         metavar="FILE",
     ),
     Option(
+        "executor-addresses",
+        Kind.TEXT,
+        "where executors may say that they are reached: networks, addresses, names with wildcards",
+        _SECURITY,
+        ("scheduler",),
+        default_text="the address that they register from",
+        metavar="10.0.0.0/8,*.example.org",
+    ),
+    Option(
         "insecure",
         Kind.SWITCH,
         "listen where others reach it although not everything is encrypted and checked",

@@ -17,6 +17,7 @@ from executor_service.service.decode_batch import decode_batch
 from executor_service.service.encode_answer import encode_answer, encode_info
 from executor_service.steps.step import StepInput
 from executor_service.steps.step_executor import StepExecutor
+from scheduler_service.callers.admission import Admission
 from scheduler_service.cluster import Cluster
 from scheduler_service.config import ClusterConfig
 from scheduler_service.core.plan import TokenEvent
@@ -30,6 +31,7 @@ from scheduler_service.core.request import (
 from scheduler_service.core.request import Sequence as CoreSequence
 from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.executors.executor_link import ExecutorLost, LinkConfig
+from scheduler_service.request_names import RequestName
 from scheduler_service.step_codec import EncodedBatch
 from scheduler_service.streams.outbox import Outbox
 from scheduler_service.streams.sinks import client_key
@@ -294,12 +296,12 @@ class Burst:
         delivery.open_stream(client)
         request.client_key = client_key(client.number, 0)
         self.clients[request.request_id] = client
-        self.cluster.submit(request, client)
+        self.cluster.submit(request, client, Admission(RequestName(request.request_id)))
 
     async def _leave(self) -> None:
         unfinished = [name for name, client in self.clients.items() if client.finished is None]
         if unfinished and self.random.random() < 0.5:
-            self.cluster.abort(self.random.choice(unfinished))
+            self.cluster.abort(RequestName(self.random.choice(unfinished)))
 
     async def _answer(self) -> None:
         link = self._machine().link
