@@ -47,6 +47,7 @@ class SchedulerServiceConfig:
     executor_addresses: AddressRules = field(default_factory=AddressRules)
     journal: str | None = None
     journal_max_bytes: int = 256 * _MIB
+    audit_log: str | None = None
 
     @classmethod
     def from_options(cls, values: Mapping[str, Any]) -> SchedulerServiceConfig:
@@ -74,6 +75,7 @@ class SchedulerServiceConfig:
             _executor_addresses(values["executor_addresses"]),
             values["journal"],
             values["journal_max_mib"] * _MIB,
+            values["audit_log"],
         )
 
 

@@ -76,11 +76,12 @@ class ExecutorRegistered:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorRefused:
-    """An executor that wanted to register may not."""
+    """An executor that wanted to register may not; counted as `CallerRefused` is."""
 
     address: str
     peer: str
     reason: str
+    num_times: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +91,6 @@ class ExecutorLost:
     address: str
     executor_epoch: int
     num_requests: int
-
-
-@dataclass(frozen=True, slots=True)
-class KeysReloaded:
-    """The file of API keys has changed; these are ids of keys."""
-
-    added: tuple[str, ...]
-    removed: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +109,5 @@ AuditEvent = (
     | ExecutorRegistered
     | ExecutorRefused
     | ExecutorLost
-    | KeysReloaded
     | EventsDropped
 )

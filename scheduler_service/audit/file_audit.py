@@ -16,8 +16,8 @@ from typing import Protocol
 
 from scheduler_service.audit.audit import Audit, NoAudit
 from scheduler_service.audit.event_file import EventFile
-from scheduler_service.audit.events import AuditEvent, CallerRefused, EventsDropped
-from scheduler_service.audit.refused_callers import RefusedCallers
+from scheduler_service.audit.events import AuditEvent, CallerRefused, EventsDropped, ExecutorRefused
+from scheduler_service.audit.refused_peers import RefusedPeers
 
 # Some seconds of a busy scheduler.
 MAX_QUEUED = 16_384
@@ -61,7 +61,7 @@ class FileAudit:
         self._file = file
         self._queue: queue.Queue[tuple[float, AuditEvent] | None] = queue.Queue(max_queued)
         self._lock = threading.Lock()
-        self._refused = RefusedCallers()
+        self._refused = RefusedPeers()
         self._num_dropped = 0
         self._is_failing = False
         self._thread = threading.Thread(target=self._run, name="audit-log", daemon=True)
@@ -70,7 +70,7 @@ class FileAudit:
     def record(self, event: AuditEvent) -> None:
         now_s = self._now_s()
         with self._lock:
-            if isinstance(event, CallerRefused):
+            if isinstance(event, CallerRefused | ExecutorRefused):
                 self._put_past(now_s)
                 first = self._refused.add(event, now_s)
                 if first is None:

@@ -13,9 +13,9 @@ import pytest
 
 from scheduler_service.audit.audit import NoAudit
 from scheduler_service.audit.event_file import EventFile
-from scheduler_service.audit.events import CallerRefused, ExecutorLost, KeysReloaded, RequestEnded
+from scheduler_service.audit.events import CallerRefused, ExecutorLost, RequestEnded
 from scheduler_service.audit.file_audit import AuditUnusable, FileAudit, open_audit
-from scheduler_service.audit.refused_callers import MAX_PEERS
+from scheduler_service.audit.refused_peers import MAX_PEERS
 
 ENDED = RequestEnded("acme", "r1", "stop", 12)
 HOSTILE = 'x"}\n{"event": "forged"\x1b[2J\x7f\u2028\u202e\ud800'
@@ -61,7 +61,7 @@ def test_event_is_a_line_of_json_with_its_time_and_name(tmp_path: Path) -> None:
     audit = FileAudit(EventFile(path), Clock())
 
     audit.record(ENDED)
-    audit.record(KeysReloaded(("a", "b"), ()))
+    audit.record(ExecutorLost("a:1", 7, 3))
     audit.close()
 
     assert lines_of(path) == [
@@ -75,9 +75,10 @@ def test_event_is_a_line_of_json_with_its_time_and_name(tmp_path: Path) -> None:
         },
         {
             "time": "2027-01-15T08:00:00.250+00:00",
-            "event": "keys_reloaded",
-            "added": ["a", "b"],
-            "removed": [],
+            "event": "executor_lost",
+            "address": "a:1",
+            "executor_epoch": 7,
+            "num_requests": 3,
         },
     ]
     assert path.stat().st_mode & 0o777 == 0o600
