@@ -10,14 +10,17 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from scheduler_service.callers.caller import Callers
 from scheduler_service.callers.open_callers import OpenedCallers, open_callers
 from scheduler_service.callers.watched_file import FileUnusable
 from scheduler_service.cluster import Cluster
 from scheduler_service.config import SchedulerServiceConfig
 from scheduler_service.executors.executor_link import ExecutorLink
-from scheduler_service.journal.journal import open_journal
+from scheduler_service.journal.journal import JournalUnusable, open_journal
 from scheduler_service.request_limits import most_message_bytes
 from scheduler_service.service.admin import AdminServicer
+from scheduler_service.service.caller_checks import scopes_of
+from scheduler_service.service.executor_addresses import ExecutorAddresses
 from scheduler_service.service.registry import RegistryServicer
 from scheduler_service.service.servicer import SchedulerServicer
 from splitserve.scheduler.v1 import admin_pb2_grpc, registry_pb2_grpc, scheduler_pb2_grpc
@@ -39,9 +42,9 @@ _log = logging.getLogger("scheduler_service")
 
 
 async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
-    """Serves until told to stop, then drains. Raises CannotListen."""
+    """Serves until told to stop, then drains. Raises CannotListen and JournalUnusable."""
     stop = stop_event(config.exit_on_stdin_eof, config.drain_timeout_s)
-    for_clients, for_cluster = _bind(config, lambda: cluster.max_message_bytes)
+    for_clients, for_cluster = _bind(config, opened.callers, lambda: cluster.max_message_bytes)
     changed = asyncio.Event()
     scheduler_epoch = time.time_ns()
     journal = open_journal(config.journal, config.journal_max_bytes, scheduler_epoch)
@@ -52,10 +55,11 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     if opened.tenants is not None:
         cluster.weigh_tenants(opened.tenant_weights)
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(
-        SchedulerServicer(cluster), for_clients.server
+        SchedulerServicer(cluster, opened.callers), for_clients.server
     )
     registry_pb2_grpc.add_RegistryServiceServicer_to_server(
-        RegistryServicer(cluster), for_cluster.server
+        RegistryServicer(cluster, ExecutorAddresses(config.executor_addresses)),
+        for_cluster.server,
     )
     admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(cluster), for_cluster.server)
     servers = list({id(running): running for running in (for_clients, for_cluster)}.values())
@@ -91,12 +95,12 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
 
 
 def _bind(
-    config: SchedulerServiceConfig, message_limit: Callable[[], int]
+    config: SchedulerServiceConfig, callers: Callers, message_limit: Callable[[], int]
 ) -> tuple[RunningServer, RunningServer]:
     """The servers for clients and for the cluster: one, if they have the same address."""
     most_bytes = most_message_bytes(config.cluster.max_model_len)
     identity = config.security.identity
-    access = Access(identity)
+    access = Access(identity, scopes_of(callers))
     has_one = config.cluster_listen == config.listen
     services = (SERVICE, *(_CLUSTER_SERVICES if has_one else ()))
     for_clients = bind_server(
@@ -137,6 +141,9 @@ def main() -> int:
     except CannotListen as error:
         sys.stderr.write(f"splitserve scheduler: {error}\n")
         return 1
+    except JournalUnusable as error:
+        sys.stderr.write(f"splitserve scheduler: {error}\n")
+        return 2
     return 0
 
 

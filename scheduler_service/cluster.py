@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
+from scheduler_service.callers.admission import Admission, Charge
 from scheduler_service.config import ClusterConfig
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import StepEvents
@@ -22,6 +23,7 @@ from scheduler_service.executors.engines import EngineOwner, EngineParts, Engine
 from scheduler_service.executors.executor_link import ExecutorLink, ExecutorLost, Link, LinkConfig
 from scheduler_service.journal.journal import Journal, NoJournal
 from scheduler_service.request_limits import message_bytes, most_message_bytes
+from scheduler_service.request_names import RequestName
 from scheduler_service.streams.delivery import Delivery
 from scheduler_service.streams.outbox import Unread
 from scheduler_service.streams.sinks import Sink, Stream
@@ -36,9 +38,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Tracked:
-    """An unfinished request, and who runs it (None: nobody yet)."""
+    """An unfinished request, its terms, and who runs it (None: nobody yet)."""
 
     request: Request
+    charge: Charge
     engine: EngineLoop | None = None
 
 
@@ -126,10 +129,10 @@ class Cluster:
         """Requests that have not ended."""
         return len(self._tracked)
 
-    async def join(self, info: executor.ExecutorInfo) -> None:
+    async def join(self, info: executor.ExecutorInfo, target: str | None = None) -> None:
         """Takes an executor that registers, once it has answered. Raises DomainError."""
         self.check_not_draining()
-        await self._engines.join(info)
+        await self._engines.join(info, target)
 
     def _engine_joined(self) -> None:
         self._on_change()
@@ -210,7 +213,7 @@ class Cluster:
 
     def _end_requests(self, stream: Stream) -> None:
         for request_id in self.delivery.requests_of(stream):
-            self.abandon(request_id)
+            self._abandon(request_id)
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -230,31 +233,33 @@ class Cluster:
         if self._engines.config is None:
             raise DomainError("MODEL_NOT_READY", "no executor has registered yet")
 
-    def submit(self, request: Request, sink: Sink) -> None:
+    def submit(self, request: Request, sink: Sink, admission: Admission) -> None:
         """Takes a request. Raises DomainError; then nothing has changed.
 
         While no executor is connected, requests wait for one, up to the queue's bound.
         """
+        assert request.request_id == admission.name.key
         self.check_accepting()
         if request.request_id in self._tracked:
             raise DomainError(
-                "REQUEST_ID_IN_USE", f"request_id {request.request_id!r} is unfinished"
+                "REQUEST_ID_IN_USE", f"request_id {admission.name.own_id!r} is unfinished"
             )
         engine = self._choose(request)
         if engine is None:
             self._check_without_executor(request)
         self.delivery.expect(request.request_id, sink)
-        self._tracked[request.request_id] = _Tracked(request, engine)
+        self._tracked[request.request_id] = _Tracked(request, admission.charge, engine)
+        admission.charge.begin()
         if engine is None:
             self._unassigned[request.request_id] = request
             return
         try:
             engine.add(request)
         except DomainError:
-            self._untrack(request.request_id)
+            self._refuse(request.request_id)
             raise
         except ExecutorLost as lost:
-            self._untrack(request.request_id)
+            self._refuse(request.request_id)
             raise DomainError(REASON, MESSAGE) from lost
 
     def _check_without_executor(self, request: Request) -> None:
@@ -271,31 +276,34 @@ class Cluster:
                 retry_delay_s=QUEUE_FULL_RETRY_S,
             )
 
-    def abort(self, request_id: str) -> None:
+    def abort(self, name: RequestName) -> None:
         """Ends a request. Raises DomainError(REQUEST_UNKNOWN)."""
-        tracked = self._tracked.get(request_id)
+        tracked = self._tracked.get(name.key)
         if tracked is None:
-            raise DomainError("REQUEST_UNKNOWN", f"no unfinished request {request_id!r}")
+            raise DomainError("REQUEST_UNKNOWN", f"no unfinished request {name.own_id!r}")
         if tracked.engine is not None:
             with suppress(ExecutorLost):
-                tracked.engine.abort(request_id)
+                tracked.engine.abort(name.key)
                 return
         else:
-            del self._unassigned[request_id]
+            del self._unassigned[name.key]
         tracked.request.abort_unscheduled()
         self._end(tracked.request)
 
-    def abandon(self, request_id: str) -> None:
+    def _abandon(self, request_id: str) -> None:
         """The client is gone: ends the request if it is unfinished, and tells nobody."""
         tracked = self._tracked.get(request_id)
         if tracked is None:
             return
-        self._untrack(request_id)
-        if tracked.engine is not None:
-            with suppress(ExecutorLost):
-                tracked.engine.abort(request_id)
-        else:
-            del self._unassigned[request_id]
+        self.delivery.forget(request_id)
+        try:
+            if tracked.engine is None:
+                del self._unassigned[request_id]
+            else:
+                with suppress(ExecutorLost):
+                    tracked.engine.abort(request_id)
+        finally:  # after it has told what tokens there were
+            self._untrack(request_id)
 
     async def drain(self, timeout_s: float) -> None:
         """Refuses new requests, lets those here finish for `timeout_s`, then ends the rest."""
@@ -306,7 +314,7 @@ class Cluster:
                 await asyncio.wait_for(self._idle.wait(), timeout_s)
         for request_id in list(self._tracked):
             self.delivery.fail(request_id, _draining())
-            self.abandon(request_id)
+            self._abandon(request_id)
         await self._engines.close()
 
     def _deliver(self, events: StepEvents) -> None:
@@ -319,10 +327,23 @@ class Cluster:
         self._untrack(request.request_id)
 
     def _untrack(self, request_id: str) -> None:
-        self._tracked.pop(request_id, None)
+        """The one way out for a request that was taken."""
+        tracked = self._forget(request_id)
+        if tracked is not None:
+            tracked.charge.end(tracked.request)
+
+    def _refuse(self, request_id: str) -> None:
+        """The one way out for a request that no engine took after all."""
+        tracked = self._forget(request_id)
+        if tracked is not None:
+            tracked.charge.refund()
+
+    def _forget(self, request_id: str) -> _Tracked | None:
+        tracked = self._tracked.pop(request_id, None)
         self.delivery.forget(request_id)
         if not self._tracked:
             self._idle.set()
+        return tracked
 
 
 def _draining() -> DomainError:

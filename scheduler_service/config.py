@@ -9,6 +9,7 @@ from typing import Any
 
 from scheduler_service.callers_config import CallersConfig
 from scheduler_service.core.config import BatchPolicyName, PolicyConfig, PreemptionMode
+from splitserve_rpc.address_rules import AddressRules
 from splitserve_rpc.security import Security, SecurityUnusable, check_exposure
 
 _MIB = 2**20
@@ -44,6 +45,7 @@ class SchedulerServiceConfig:
     drain_timeout_s: float
     log_level: str
     exit_on_stdin_eof: bool
+    executor_addresses: AddressRules = field(default_factory=AddressRules)
     journal: str | None = None
     journal_max_bytes: int = 256 * _MIB
     callers: CallersConfig = field(default_factory=CallersConfig)
@@ -72,6 +74,7 @@ class SchedulerServiceConfig:
             values["drain_timeout_s"],
             values["log_level"],
             values["exit_on_stdin_eof"],
+            _executor_addresses(values["executor_addresses"]),
             values["journal"],
             values["journal_max_mib"] * _MIB,
             callers,
@@ -95,6 +98,14 @@ def _security(values: Mapping[str, Any], *, knows_callers: bool) -> Security:
         address = values[option.replace("-", "_")]
         check_exposure(option, address, is_protected=is_protected, insecure=insecure)
     return security
+
+
+def _executor_addresses(text: str | None) -> AddressRules:
+    """Raises ValueError."""
+    try:
+        return AddressRules() if text is None else AddressRules.parse(text)
+    except ValueError as error:
+        raise ValueError(f"--executor-addresses: {error}") from error
 
 
 def _policies(values: Mapping[str, Any]) -> PolicyConfig:

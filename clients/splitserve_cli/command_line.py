@@ -8,13 +8,15 @@ import os
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from splitserve_client.connection import DEFAULT_ADDRESS, ClientConfig
 from splitserve_client.errors import SplitserveError
 from splitserve_rpc.printable import printable
 from splitserve_rpc.security import SecurityUnusable, check_pair
-from splitserve_rpc.tls import Tls, TlsFiles, TlsFilesUnusable
+from splitserve_rpc.tls import TlsFiles
+
+API_KEY_ENV = "SPLITSERVE_API_KEY"
 
 _TLS_FILES = {
     "--tls-ca": "certificates of whom the server is believed, PEM; plain text without",
@@ -28,6 +30,19 @@ def add_server(parser: argparse.ArgumentParser) -> None:
     add_address(parser, "--address", DEFAULT_ADDRESS, "the server")
     for flag, text in _TLS_FILES.items():
         add_file(parser, flag, text)
+    text = f"file with our API key or JWT; without it, the key itself is in {API_KEY_ENV}"
+    add_file(parser, "--api-key-file", text)
+    parser.add_argument("--api-key", action=_RefuseKey, help=argparse.SUPPRESS)
+
+
+class _RefuseKey(argparse.Action):
+    """A key here is no abbreviation of the file's name, and its value is not repeated."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        parser.error(
+            "a key on the command line is seen by everybody on this machine (ps): give"
+            f" --api-key-file FILE, or set {API_KEY_ENV}"
+        )
 
 
 def add_file(parser: argparse.ArgumentParser, flag: str, text: str) -> None:
@@ -58,13 +73,18 @@ def _variable(flag: str) -> str:
 def client_config(arguments: argparse.Namespace) -> ClientConfig:
     """How to connect. Raises SecurityUnusable."""
     files = TlsFiles(arguments.tls_cert, arguments.tls_key, arguments.tls_ca)
-    if files == TlsFiles():
-        return ClientConfig()
     check_pair(files.cert, files.key)
-    try:
-        return ClientConfig(credentials=Tls(files).channel_credentials())
-    except TlsFilesUnusable as error:
-        raise SecurityUnusable(str(error)) from error
+    file = arguments.api_key_file
+    return ClientConfig(
+        tls=None if files == TlsFiles() else files,
+        api_key=environment_key() if file is None else None,
+        api_key_file=file,
+    )
+
+
+def environment_key() -> str | None:
+    """The key of whoever runs us, if it is set."""
+    return os.environ.get(API_KEY_ENV) or None
 
 
 def run(name: str, command: Callable[[], Coroutine[Any, Any, int]]) -> int:

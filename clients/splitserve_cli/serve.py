@@ -71,7 +71,9 @@ def _supervisor(
     environ = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
     address = reachable_address(listen)
     listens = [f"--listen={listen}", f"--cluster-listen={cluster}"]
-    scheduler_options = [*listens, *_flags("scheduler", values)]
+    # Our executors listen on this machine alone, from whichever address they register.
+    near = "--executor-addresses=127.0.0.1"
+    scheduler_options = [*listens, near, *_flags("scheduler", values)]
     scheduler = f"--scheduler={reachable_address(cluster)}"
     executor_options = [scheduler, *_flags("executor", values)]
     num_executors = values["num_executors"]

@@ -14,9 +14,10 @@ from http.client import HTTPException
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from splitserve_cli.command_line import environment_key
 from splitserve_cli.serve_config import HttpTls, ServeConfig
 from splitserve_client.client import AsyncClient
-from splitserve_client.connection import DEFAULT_ADDRESS
+from splitserve_client.connection import DEFAULT_ADDRESS, ClientConfig
 from splitserve_client.errors import ChatTemplateFailed, SplitserveError, TokenizerUnavailable
 from splitserve_client.prompt import Prompt
 from splitserve_client.text_calls import stream_text
@@ -79,7 +80,8 @@ async def welcome(config: ServeConfig) -> None:
     """Says that the server is ready, streams a first completion, and tells how to call it."""
     has_tokenizer = True
     try:
-        async with AsyncClient(config.address) as client:
+        as_caller = ClientConfig(api_key=environment_key())
+        async with AsyncClient(config.address, as_caller) as client:
             executor = (await client.list_executors()).executors[0]
             elapsed_s = time.monotonic() - config.started_at
             _write(

@@ -14,6 +14,7 @@ from splitserve_client.errors import (
     CallerNotAllowed,
     CallerUnknown,
     ChatTemplateFailed,
+    CredentialsUnusable,
     DeadlineExceeded,
     DeadlineUnreachable,
     Draining,
@@ -53,6 +54,7 @@ from splitserve_client.types import (
     Finish,
     FinishReason,
     Grammar,
+    Identity,
     JsonSchema,
     Lark,
     Model,
@@ -67,6 +69,7 @@ from splitserve_client.types import (
     Usage,
 )
 from splitserve_client.unread import UnreadBudget
+from splitserve_rpc.tls import TlsFiles
 
 __all__ = [
     "AsyncClient",
@@ -78,6 +81,7 @@ __all__ = [
     "Client",
     "ClientConfig",
     "Completion",
+    "CredentialsUnusable",
     "DeadlineExceeded",
     "DeadlineUnreachable",
     "Detokenizer",
@@ -90,6 +94,7 @@ __all__ = [
     "FinishReason",
     "Generation",
     "Grammar",
+    "Identity",
     "InvalidRequest",
     "JsonSchema",
     "Lark",
@@ -124,6 +129,7 @@ __all__ = [
     "TextGeneration",
     "TextRules",
     "Timing",
+    "TlsFiles",
     "TokenLogprob",
     "Tokenizer",
     "TokenizerUnavailable",

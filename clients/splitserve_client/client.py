@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self, Unpack
 
 from splitserve_client.chat_template import Message
-from splitserve_client.codec import decode_executors, decode_model
+from splitserve_client.codec import decode_executors, decode_identity, decode_model
 from splitserve_client.connection import DEFAULT_ADDRESS, ClientConfig, Connection
 from splitserve_client.generation import Generation, RequestOptions, collect_generation
 from splitserve_client.prompt import AnyPrompt, as_prompt
@@ -31,6 +31,7 @@ from splitserve_client.tokenizer import Tokenizer
 from splitserve_client.types import (
     ExecutorList,
     Finish,
+    Identity,
     Model,
     ResumeTokenIds,
     SamplingParams,
@@ -47,6 +48,7 @@ class AsyncClient:
     """
 
     def __init__(self, address: str = DEFAULT_ADDRESS, config: ClientConfig | None = None) -> None:
+        """Raises CredentialsUnusable."""
         self.address = address
         self._config = config or ClientConfig()
         self._connection = Connection(address, self._config)
@@ -216,6 +218,10 @@ class AsyncClient:
     async def get_model(self) -> Model:
         """The model that is served. Raises ModelNotReady."""
         return decode_model(await self._connection.model())
+
+    async def identify(self, credential: str) -> Identity:
+        """Whose `credential` is, for who does other work for its owner. Raises CallerUnknown."""
+        return decode_identity(await self._connection.identify(credential))
 
     async def is_serving(self) -> bool:
         """Whether an executor is connected, and the scheduler is not shutting down."""

@@ -16,6 +16,7 @@ from splitserve_client.types import (
     Finish,
     FinishReason,
     Grammar,
+    Identity,
     JsonSchema,
     Lark,
     Model,
@@ -177,6 +178,17 @@ def decode_model(model: scheduler_pb2.GetModelResponse) -> Model:
         model.max_model_len_tokens,
         tuple(model.eos_token_ids),
         _decode_default_sampling(model.default_sampling_params),
+    )
+
+
+def decode_identity(response: scheduler_pb2.IdentifyResponse) -> Identity:
+    """Whose a credential is."""
+    return Identity(
+        response.knows_callers,
+        response.caller,
+        response.tenant,
+        frozenset(response.scopes),
+        response.may_use_model,
     )
 
 

@@ -18,6 +18,7 @@ SplitserveError
 ├── RequestFailed            an accepted request failed alone
 │   └── DeadlineUnreachable  it was ended early, since its scheduling deadline could not be met
 ├── ServerFault              a fault of the server; its log has the details
+├── CredentialsUnusable      what the client is to be known by cannot be used; nothing was sent
 └── ChatTemplateFailed       the model's chat template does not take these messages
 """
 
@@ -107,6 +108,10 @@ class DeadlineUnreachable(RequestFailed):
 
 class ServerFault(SplitserveError):
     """A fault of the server."""
+
+
+class CredentialsUnusable(SplitserveError):
+    """What the client is to be known by cannot be used: its API key, or its TLS files."""
 
 
 class ChatTemplateFailed(SplitserveError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from splitserve_client.resumable_request import ResumableRequest
 from splitserve_client.resumption import Backoff
@@ -46,11 +46,12 @@ class Outgoing:
 
 @dataclass(slots=True)
 class OpenRequest:
-    """An unfinished request. `sent_over`: the stream whose server has it."""
+    """An unfinished request. `credential`: whose it is. `sent_over`: whose server has it."""
 
     request: ResumableRequest
     events: SessionRequest
     backoff: Backoff
+    credential: str = field(default="", repr=False)
     sent_over: Outgoing | None = None
     resubmission: asyncio.Task[None] | None = None
 

@@ -40,7 +40,9 @@ async def stream_resumed(
 async def _attempt(
     connection: Connection, request: ResumableRequest, timeout_s: float | None
 ) -> AsyncGenerator[Tokens | Finish, None]:
-    responses = connection.stream(connection.scheduler.Generate, request.message(), timeout_s)
+    responses = connection.stream(
+        lambda stubs: stubs.scheduler.Generate, request.message(), timeout_s
+    )
     async with aclosing(responses):
         async for response in responses:
             for event in request.receive(response):

@@ -88,10 +88,12 @@ class Session:
         scheduling: SchedulingParams | None = None,
         encoder_token_ids: Sequence[int] = (),
         model_digest: str = "",
+        credential: str = "",
     ) -> SessionRequest:
         """Starts a request; see `AsyncClient.generate`. Its iterator raises what goes wrong.
 
         `model_digest`: raise ModelChanged if another model is served, now or when it goes on.
+        `credential`: of whom the request is, if not of us; for gateways.
         """
         handle = next(self._handles)
         submission = Submission(
@@ -106,7 +108,7 @@ class Session:
         request = ResumableRequest(submission, self._timing.clock)
         events = SessionRequest(request.request_id, self._unread, lambda: self._abort(handle))
         backoff = Backoff(self._policy, self._timing)
-        self._open.add(handle, OpenRequest(request, events, backoff))
+        self._open.add(handle, OpenRequest(request, events, backoff, credential))
         self._send_submit(handle)
         self._has_work.set()
         return events
@@ -175,8 +177,11 @@ class Session:
                 yield message
 
     def _submission(self, handle: int) -> api.SessionRequest:
-        message = self._open.wanted[handle].request.message()
-        return api.SessionRequest(submit=api.SessionSubmit(handle=handle, request=message))
+        opened = self._open.wanted[handle]
+        submit = api.SessionSubmit(
+            handle=handle, request=opened.request.message(), credential=opened.credential
+        )
+        return api.SessionRequest(submit=submit)
 
     async def _is_small_enough(self, handle: int, message: api.SessionRequest) -> bool:
         """Ends the request if not."""

@@ -258,6 +258,21 @@ class Executor:
 
 
 @dataclass(frozen=True, slots=True)
+class Identity:
+    """Whose a credential is.
+
+    `knows_callers`: whether the server asks for credentials at all; the rest is what it says of
+    this one. `may_use_model`: whether its tenant may use what is served now.
+    """
+
+    knows_callers: bool
+    caller: str
+    tenant: str
+    scopes: frozenset[str]
+    may_use_model: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ExecutorList:
     """All executors, in order of registration, and the requests that none of them has."""
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib import metadata
 
 from fastapi import FastAPI
@@ -14,6 +16,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from splitserve_client import ClientConfig, UnreadBudget
+from splitserve_gateway.callers.door import Door
+from splitserve_gateway.callers.identification import identify
+from splitserve_gateway.callers.known_callers import KnownCallers
 from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.endpoints import chat, completions, health, models, responses, tokenization
 from splitserve_gateway.endpoints.context import Gateway
@@ -41,6 +46,7 @@ _CODE_OF_STATUS = {404: "not_found", 405: "method_not_allowed"}
 def build_app(config: GatewayConfig, client_config: ClientConfig | None = None) -> FastAPI:
     """An application that connects to the schedulers of `config` while it runs.
 
+    `client_config`: how patiently; who it is there is in `config`.
     `app.state.exchanges`: what it is answering. `app.state.gateway`: its parts, once it runs.
     """
     exchanges = Exchanges(config.max_concurrent_requests, config.request_timeout_s)
@@ -52,6 +58,7 @@ def build_app(config: GatewayConfig, client_config: ClientConfig | None = None) 
         bodies = BodyBudget(_NUM_BODIES * config.max_body_bytes)
         try:
             async with Fleet(config.schedulers, unread, client_config) as fleet:
+                app.state.callers = KnownCallers(partial(identify, fleet), time.monotonic)
                 app.state.gateway = Gateway(config, fleet, exchanges, checker, bodies)
                 yield
         finally:
@@ -72,6 +79,8 @@ def build_app(config: GatewayConfig, client_config: ClientConfig | None = None) 
     app.openapi = openapi_of(app)  # type: ignore[method-assign]
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
+    if config.api_key_file is not None:
+        app.add_middleware(Door, callers=lambda: app.state.callers)
     app.add_middleware(Guard, exchanges=exchanges)
     if config.http_cors_origins:
         # Around all, so that every refusal can be read by a page, too.

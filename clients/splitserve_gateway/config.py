@@ -20,7 +20,9 @@ _MIB = 2**20
 class GatewayConfig:
     """Everything the gateway process reads.
 
-    `http_tls`: the files of HTTPS; None: plain HTTP. `schedulers`: addresses, at least one.
+    `http_tls`: the files of HTTPS; None: plain HTTP. `schedulers`: addresses, at least one;
+    `scheduler_tls`: the files of TLS to them, None: plain text. `api_key_file`: has the gateway's
+    own credential there; then every request needs one, too.
     `max_body_bytes`: of one request; 16 times that of all that are not encoded yet.
     `request_timeout_s`: from the arrival of a request to its end.
     `max_concurrent_requests`: that are answered at a time. `max_unread_bytes`: of one request's
@@ -32,6 +34,8 @@ class GatewayConfig:
 
     http: str = "127.0.0.1:8000"
     http_tls: TlsFiles | None = None
+    scheduler_tls: TlsFiles | None = None
+    api_key_file: Path | None = None
     schedulers: tuple[str, ...] = ("127.0.0.1:50051",)
     max_body_bytes: int = 16 * _MIB
     request_timeout_s: float = 3600.0

@@ -147,6 +147,15 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
         metavar="NAME",
     ),
     Option(
+        "executor-addresses",
+        Kind.TEXT,
+        "where executors may say that they are reached: networks, addresses, names with wildcards",
+        _SECURITY,
+        ("scheduler",),
+        default_text="the address that they register from",
+        metavar="10.0.0.0/8,*.example.org",
+    ),
+    Option(
         "insecure",
         Kind.SWITCH,
         "listen where others reach it although not everything is encrypted and checked",

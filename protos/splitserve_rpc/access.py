@@ -1,55 +1,109 @@
-"""Who may call what: one rule for each service."""
+"""Who may call what: one rule for each service, or for each of its methods."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import grpc.aio
 
-from splitserve_rpc.cluster_identity import NOBODY, ClusterIdentity, Metadata, Role
+from splitserve_rpc.bearer import Metadata, bearer_credential, has_authorization
+from splitserve_rpc.cluster_identity import NOBODY, ClusterIdentity, Role
 from splitserve_rpc.domain_error import DomainError
 
-# The role that a caller needs, or None. What is not here is refused.
-_ROLE_OF_SERVICE: Mapping[str, Role | None] = MappingProxyType(
+# What a credential is for: names of `splitserve_keys.scope`. Raises DomainError(CALLER_UNKNOWN),
+# for an empty one, too.
+ScopesOf = Callable[[str], Collection[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Who may call: a process of the cluster with `role`, or whose credential has one of `scopes`.
+
+    Neither: anybody. Scopes are asked for where the server knows callers; if it does not, a rule of
+    scopes alone is for anybody, too.
+    """
+
+    role: Role | None = None
+    scopes: frozenset[str] = frozenset()
+
+
+_ANYBODY = Rule()
+_GENERATE = Rule(scopes=frozenset({"generate"}))
+_GENERATE_OR_GATEWAY = Rule(scopes=frozenset({"generate", "gateway"}))
+_CLIENTS = "splitserve.scheduler.v1.SchedulerService"
+
+# By service or by method. What is not here is refused.
+RULES: Mapping[str, Rule] = MappingProxyType(
     {
-        "grpc.health.v1.Health": None,
-        "grpc.reflection.v1alpha.ServerReflection": None,
-        "splitserve.scheduler.v1.SchedulerService": None,
-        "splitserve.scheduler.v1.RegistryService": Role.EXECUTOR,
-        "splitserve.scheduler.v1.AdminService": Role.OPERATOR,
-        "splitserve.executor.v1.ExecutorService": Role.SCHEDULER,
+        "grpc.health.v1.Health": _ANYBODY,
+        # Offered on addresses of this machine alone.
+        "grpc.reflection.v1alpha.ServerReflection": _ANYBODY,
+        f"{_CLIENTS}/Generate": _GENERATE,
+        f"{_CLIENTS}/Abort": _GENERATE,
+        f"{_CLIENTS}/Session": _GENERATE_OR_GATEWAY,
+        f"{_CLIENTS}/GetModel": _GENERATE_OR_GATEWAY,
+        f"{_CLIENTS}/GetTokenizer": _GENERATE_OR_GATEWAY,
+        f"{_CLIENTS}/Identify": _GENERATE_OR_GATEWAY,
+        "splitserve.scheduler.v1.RegistryService": Rule(Role.EXECUTOR),
+        "splitserve.scheduler.v1.AdminService": Rule(Role.OPERATOR, frozenset({"operator"})),
+        "splitserve.executor.v1.ExecutorService": Rule(Role.SCHEDULER),
     }
 )
 
 
-def role_needed(method: str) -> Role | None:
-    """Who may call `method` (`/package.Service/Method`); None: anybody.
+def rule_of(method: str) -> Rule:
+    """Who may call `method` (`/package.Service/Method`).
 
     Raises DomainError(CALLER_NOT_ALLOWED) for a method without a rule.
     """
-    service = method.removeprefix("/").partition("/")[0]
-    try:
-        return _ROLE_OF_SERVICE[service]
-    except KeyError:
+    name = method.removeprefix("/")
+    rule = RULES.get(name) or RULES.get(name.partition("/")[0])
+    if rule is None:
         message = "this method has no rule who may call it"
-        raise DomainError("CALLER_NOT_ALLOWED", message) from None
+        raise DomainError("CALLER_NOT_ALLOWED", message)
+    return rule
 
 
 class Access:
     """Decides about calls to a server, in two looks."""
 
-    def __init__(self, identity: ClusterIdentity = NOBODY) -> None:
-        """`identity`: by which others of the cluster are known."""
+    def __init__(
+        self, identity: ClusterIdentity = NOBODY, scopes_of: ScopesOf | None = None
+    ) -> None:
+        """`identity`: how others of the cluster are known; `scopes_of`: how callers are, if so."""
         self._identity = identity
+        self._scopes_of = scopes_of
 
     def check_metadata(self, method: str, metadata: Metadata) -> None:
-        """Before any message is received. Raises DomainError(CALLER_NOT_ALLOWED)."""
-        if role_needed(method) is not None:
+        """Before any message is received. Raises CALLER_UNKNOWN or CALLER_NOT_ALLOWED."""
+        rule = rule_of(method)
+        if self._scopes_of is not None and self._is_about_scopes(rule, metadata):
+            _check_scopes(rule, self._scopes_of(bearer_credential(metadata)))
+        elif rule.role is not None:
             self._identity.check_token(metadata)
 
     def check_peer(self, method: str, context: grpc.aio.ServicerContext) -> None:
         """Before a message is decoded. Raises DomainError(CALLER_NOT_ALLOWED)."""
-        role = role_needed(method)
-        if role is not None:
-            self._identity.check_certificate(context, role)
+        rule = rule_of(method)
+        if rule.role is None or self._is_about_scopes(rule, context.invocation_metadata() or ()):
+            return
+        self._identity.check_certificate(context, rule.role)
+
+    def _is_about_scopes(self, rule: Rule, metadata: Metadata) -> bool:
+        """Whether the scopes of a credential decide, and not what processes of the cluster have.
+
+        Where both would do, it is for the caller to choose; a credential that is shown has to do.
+        """
+        if self._scopes_of is None or not rule.scopes:
+            return False
+        return rule.role is None or not self._identity.is_proof or has_authorization(metadata)
+
+
+def _check_scopes(rule: Rule, scopes: Collection[str]) -> None:
+    if rule.scopes.isdisjoint(scopes):
+        needed, given = " or ".join(sorted(rule.scopes)), ", ".join(sorted(scopes)) or "none"
+        raise DomainError(
+            "CALLER_NOT_ALLOWED", f"the credential has the scopes: {given}; needed is {needed}"
+        )

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import enum
 import hmac
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import grpc
 import grpc.aio
 
+from splitserve_rpc.bearer import Metadata
 from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.tls import Tls
 
 DOMAIN = "splitserve.internal"
 _TOKEN_KEY = "x-splitserve-cluster-token"
-
-Metadata = Iterable[tuple[str, str | bytes]]
 
 
 class Role(enum.Enum):

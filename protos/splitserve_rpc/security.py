@@ -10,7 +10,8 @@ from typing import Any
 
 from splitserve_rpc.addresses import is_loopback
 from splitserve_rpc.cluster_identity import ClusterIdentity
-from splitserve_rpc.tls import Tls, TlsFiles, TlsFilesUnusable
+from splitserve_rpc.tls import Tls, TlsFiles
+from splitserve_rpc.watched_files import FilesUnusable
 
 _MIN_TOKEN_CHARS = 16
 _MAX_TOKEN_CHARS = 1024
@@ -44,7 +45,7 @@ class Security:
         try:
             identity = ClusterIdentity(Tls(_files(cert, key, ca)), token)
             return cls(identity, Tls(_files(cert, key, client_ca)))
-        except TlsFilesUnusable as error:
+        except FilesUnusable as error:
             raise SecurityUnusable(str(error)) from error
 
     @property

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import ssl
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 
-_log = logging.getLogger(__name__)
-
-_Stamp = tuple[tuple[int, int, int], ...]
-
-
-class TlsFilesUnusable(Exception):
-    """The message names the file and says what is wrong with it."""
+from splitserve_rpc.watched_files import FilesUnusable, WatchedFiles, read_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +28,17 @@ class _Contents:
     cert: bytes | None
     key: bytes | None
     ca: bytes | None
+    for_channels: grpc.ChannelCredentials
 
 
 class Tls:
     """What the files said last that was of use. Its methods may be called in any thread."""
 
     def __init__(self, files: TlsFiles) -> None:
-        """Raises TlsFilesUnusable."""
+        """Raises FilesUnusable."""
         self.files = files
-        self._lock = threading.Lock()
-        self._stamp = self._look()
-        self._contents = _read(files)
+        paths = [path for path in (files.cert, files.key, files.ca) if path is not None]
+        self._watched = WatchedFiles("tls", paths, lambda: _read(files))
 
     @property
     def checks_clients(self) -> bool:
@@ -60,67 +52,33 @@ class Tls:
         )
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """For a new channel, which keeps them."""
-        contents = self._current()
-        return grpc.ssl_channel_credentials(contents.ca, contents.key, contents.cert)
+        """For a new channel, which keeps them; the same object until the files change."""
+        return self._watched.current().for_channels
 
     def _server_configuration(self) -> grpc.ServerCertificateConfiguration:
-        contents = self._current()
+        contents = self._watched.current()
         return grpc.ssl_server_certificate_configuration(
             [(contents.key, contents.cert)], contents.ca
         )
 
-    def _current(self) -> _Contents:
-        with self._lock:
-            try:
-                stamp = self._look()
-                if stamp != self._stamp:
-                    # Files that are changed one after the other do not fit for a moment.
-                    self._contents = _read(self.files)
-                    self._stamp = stamp
-                    _log.info("tls_files_reloaded cert=%s", self.files.cert)
-            except TlsFilesUnusable as error:
-                _log.warning("tls_files_unusable problem=%r", str(error))
-            return self._contents
-
-    def _look(self) -> _Stamp:
-        return tuple(_stamp(path) for path in _paths(self.files))
-
-
-def _paths(files: TlsFiles) -> list[Path]:
-    return [path for path in (files.cert, files.key, files.ca) if path is not None]
-
-
-def _stamp(path: Path) -> tuple[int, int, int]:
-    try:
-        status = path.stat()
-    except OSError as error:
-        raise TlsFilesUnusable(f"{path}: {error.strerror}") from error
-    return (status.st_mtime_ns, status.st_size, status.st_ino)
-
 
 def _read(files: TlsFiles) -> _Contents:
-    """Raises TlsFilesUnusable, also for a key that is not that of the certificate."""
-    contents = _Contents(_bytes_of(files.cert), _bytes_of(files.key), _bytes_of(files.ca))
+    """Raises FilesUnusable, also for a key that is not that of the certificate."""
+    if (files.cert is None) != (files.key is None):
+        raise FilesUnusable(f"{files.cert or files.key}: certificate and key are given together")
+    cert, key, ca = (
+        None if path is None else read_bytes(path) for path in (files.cert, files.key, files.ca)
+    )
     if files.cert is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
             context.load_cert_chain(files.cert, files.key, password="")
         except (ssl.SSLError, OSError, ValueError) as error:
             problem = getattr(error, "reason", None) or str(error)
-            raise TlsFilesUnusable(f"{files.cert} with {files.key}: {problem}") from error
+            raise FilesUnusable(f"{files.cert} with {files.key}: {problem}") from error
     if files.ca is not None:
         try:
             ssl.create_default_context(cafile=files.ca)
         except (ssl.SSLError, OSError) as error:
-            raise TlsFilesUnusable(f"{files.ca}: holds no certificate") from error
-    return contents
-
-
-def _bytes_of(path: Path | None) -> bytes | None:
-    if path is None:
-        return None
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise TlsFilesUnusable(f"{path}: {error.strerror}") from error
+            raise FilesUnusable(f"{files.ca}: holds no certificate") from error
+    return _Contents(cert, key, ca, grpc.ssl_channel_credentials(ca, key, cert))

@@ -112,10 +112,11 @@ class Engines:
 
     # -- joining -------------------------------------------------------------------------------
 
-    async def join(self, info: executor.ExecutorInfo) -> None:
-        """Takes the executor that answers at `info.address`, if it is what `info` says.
+    async def join(self, info: executor.ExecutorInfo, target: str | None = None) -> None:
+        """Takes the executor that answers at `target`, if it is what `info` says.
 
-        One that does not answer is not taken, and may register again. Raises DomainError.
+        `target`: what stands for `info.address`, None: that itself. One that does not answer is not
+        taken, and may register again. Raises DomainError.
         """
         check_model(info, self._accepted_model)
         if self._is_known(info):
@@ -128,10 +129,10 @@ class Engines:
                 f"allowed: {MAX_PENDING_JOINS}, one for each address",
                 retry_delay_s=_BUSY_RETRY_S,
             )
-        patience = LinkConfig(
-            self._parts.config.reconnect_timeout_s, self._parts.config.step_timeout_s
+        config = LinkConfig(
+            self._parts.config.reconnect_timeout_s, self._parts.config.step_timeout_s, target
         )
-        link: Link | None = self._parts.connect(info, patience)
+        link: Link | None = self._parts.connect(info, config)
         self._pending.add(address)
         try:
             if link is not None and await self._is_verified(info, link):

@@ -39,10 +39,14 @@ class ExecutorRestarted(ExecutorLost):
 
 @dataclass(frozen=True, slots=True)
 class LinkConfig:
-    """How patient a link is: with a broken call, and with one step."""
+    """How patient a link is: with a broken call, and with one step. `target`: where it dials.
+
+    `target` None: at the address of the executor's info, which may be a name.
+    """
 
     reconnect_timeout_s: float
     step_timeout_s: float
+    target: str | None = None
 
 
 class Link(Protocol):
@@ -100,7 +104,7 @@ class ExecutorLink:
         limit = info.limits.max_message_bytes
         # Shared subchannels would have the next life of an executor wait for the retry of this one.
         options = [*channel_options(limit), ("grpc.use_local_subchannel_pool", 1)]
-        self._channel = identity.channel(info.address, Role.EXECUTOR, options)
+        self._channel = identity.channel(config.target or info.address, Role.EXECUTOR, options)
         self._metadata = identity.metadata
         self._stub = executor_pb2_grpc.ExecutorServiceStub(self._channel)
         self._execute = execute_method(self._channel)

@@ -49,6 +49,10 @@ class NoJournal:
         pass
 
 
+class JournalUnusable(Exception):
+    """Its file cannot be written; the message names it and says why."""
+
+
 class JournalTooSmall(Exception):
     """The state of the cores leaves no room for events."""
 
@@ -181,14 +185,13 @@ class FileJournal:
 
 
 def open_journal(path: str | None, max_bytes: int, scheduler_epoch: int) -> Journal:
-    """The journal in `path`; none if there is no path, or, with a word in the log, no such file."""
+    """The journal in `path`; none if there is no path. Raises JournalUnusable."""
     if path is None:
         return NoJournal()
     try:
         journal_of_process = FileJournal(Path(path), max_bytes, scheduler_epoch)
-    except OSError:
-        _log.exception("journal_not_opened path=%s", path)
-        return NoJournal()
+    except OSError as error:
+        raise JournalUnusable(f"--journal {path}: {error.strerror or error}") from error
     _log.info("journal_opened path=%s max_bytes=%d", path, max_bytes)
     return journal_of_process
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import BinaryIO
 from google.protobuf.message import DecodeError
 
 from splitserve.scheduler.v1 import journal_pb2 as journal
+from splitserve_rpc.private_files import make_private, open_private
 
 _BUFFER_BYTES = 256 * 1024
 _CONTINUES, _PAYLOAD_BITS = 0x80, 7
@@ -49,13 +51,12 @@ class SegmentFile:
 
     def _begin(self) -> BinaryIO:
         if self._path.exists():
+            if not self._path.is_file():
+                raise OSError(errno.EINVAL, "it is no regular file")
+            make_private(self._path)
             self._path.replace(self.previous)
-        return open(self._path, "wb", _BUFFER_BYTES, opener=_open_private)
-
-
-def _open_private(path: str, flags: int) -> int:
-    # Prompts are in it.
-    return os.open(path, flags, 0o600)
+        # Prompts are in it.
+        return open(self._path, "wb", _BUFFER_BYTES, opener=open_private)
 
 
 def frame(entry: journal.JournalEntry) -> bytes:

@@ -6,6 +6,7 @@ import grpc.aio
 
 from scheduler_service.cluster import Cluster
 from scheduler_service.executors.handshake import check_executor_info
+from scheduler_service.service.executor_addresses import ExecutorAddresses
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
 from splitserve_rpc.contract import CONTRACT_MAJOR, CONTRACT_MINOR
@@ -14,15 +15,17 @@ from splitserve_rpc.contract import CONTRACT_MAJOR, CONTRACT_MINOR
 class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
     """Register."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, addresses: ExecutorAddresses) -> None:
         self._cluster = cluster
+        self._addresses = addresses
 
     async def Register(
         self, request: registry_pb2.RegisterRequest, context: grpc.aio.ServicerContext
     ) -> registry_pb2.RegisterResponse:
         """Takes an executor into the cluster once it answers, or refuses it."""
         check_executor_info(request.executor)
-        await self._cluster.join(request.executor)
+        target = await self._addresses.target(request.executor.address, context.peer())
+        await self._cluster.join(request.executor, target)
         return registry_pb2.RegisterResponse(
             scheduler_epoch=self._cluster.scheduler_epoch,
             contract_version=executor.ContractVersion(major=CONTRACT_MAJOR, minor=CONTRACT_MINOR),

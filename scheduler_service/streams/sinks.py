@@ -8,6 +8,7 @@ import numpy as np
 
 from scheduler_service.core.plan import TokenEvent
 from scheduler_service.core.request import Int32Array, Int64Array, Request, ScoredToken, Sequence
+from scheduler_service.request_names import RequestName
 from scheduler_service.streams.client_codec import (
     encode_completion,
     encode_completion_finish,
@@ -162,12 +163,15 @@ class GenerateStream:
 
 
 class SessionStream:
-    """The stream of one Session. Collects what a step brings into one message."""
+    """The stream of one Session. Collects what a step brings into one message.
+
+    `names`: of its unfinished requests, by handle.
+    """
 
     def __init__(self, outbox: Outbox) -> None:
         self.number = 0
         self.outbox = outbox
-        self.request_ids: dict[int, str] = {}
+        self.names: dict[int, RequestName] = {}
         self._pending = api.SessionResponse()
         self._is_half_closed = False
 
@@ -188,7 +192,7 @@ class SessionStream:
         self._pending.events.add(handle=handle, tokens=tokens, sequence_finish=sequence_finish)
 
     def end(self, handle: int, finish: api.Finish) -> None:
-        del self.request_ids[handle]
+        del self.names[handle]
         self._pending.events.add(handle=handle, finish=finish)
 
     def reject(self, handle: int, rejection: api.RequestError) -> None:
@@ -211,5 +215,5 @@ class SessionStream:
         self.outbox.put(api.SessionResponse(events=[event]))
 
     def _end_if_done(self) -> None:
-        if self._is_half_closed and not self.request_ids:
+        if self._is_half_closed and not self.names:
             self.outbox.end()

@@ -60,7 +60,7 @@ async def _asked(gateway: Gateway, body: CompletionRequest, fields: FieldNames) 
         num_logprobs=body.logprobs,
         num_prompt_logprobs=num_prompt_logprobs,
     )
-    params = replace(params, grammar=await checked_grammar(serving.checker, body))
+    params = replace(params, grammar=await checked_grammar(serving, body))
     if len(prompts) * params.num_completions > _MAX_CHOICES:
         message = f"{len(prompts)} prompts with n = {params.num_completions}; allowed: at most "
         raise invalid(f"{message}{_MAX_CHOICES} choices", "n")

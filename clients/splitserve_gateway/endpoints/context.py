@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from starlette.requests import Request
 
+from splitserve_client import Model
+from splitserve_gateway.callers.caller import ANYBODY, Caller, caller_of
 from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.generation.serving import Serving
 from splitserve_gateway.grammars.checker import GrammarChecker
@@ -25,18 +27,24 @@ _PROMPT_FIELDS = frozenset({"messages", "prompt", "prompt_token_ids", "input"})
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """The gateway's parts, as every endpoint finds them in `request.app.state.gateway`."""
+    """The gateway's parts, as they are in `request.app.state.gateway`, and who calls."""
 
     config: GatewayConfig
     fleet: Fleet
     exchanges: Exchanges
     checker: GrammarChecker
     bodies: BodyBudget
+    caller: Caller = ANYBODY
+
+    @property
+    def models(self) -> list[Model]:
+        """What is served now and the caller may use."""
+        return self.fleet.models(self.caller.upstreams)
 
     def choose(self, model: str | None) -> Serving:
         """Who serves `model`; None: any. Raises ApiError."""
-        upstream, served = self.fleet.choose(model)
-        return Serving(upstream, served, self.config, self.checker)
+        upstream, served = self.fleet.choose(model, self.caller.upstreams)
+        return Serving(upstream, served, self.config, self.checker, self.caller)
 
     @asynccontextmanager
     async def reading(self, request: Request, schema: type[Schema]) -> AsyncIterator[Schema]:
@@ -51,6 +59,6 @@ class Gateway:
 
 
 def gateway_of(request: Request) -> Gateway:
-    """The gateway that serves `request`."""
+    """The gateway that serves `request`, and who sent that."""
     gateway: Gateway = request.app.state.gateway
-    return gateway
+    return replace(gateway, caller=caller_of(request))

@@ -14,14 +14,14 @@ router = APIRouter()
 
 @router.get("/v1/models")
 async def list_models(request: Request) -> dict[str, object]:
-    """The models that are served now."""
-    return {"object": "list", "data": list(map(_shape, gateway_of(request).fleet.models))}
+    """The models that are served now, of those that the caller may use."""
+    return {"object": "list", "data": list(map(_shape, gateway_of(request).models))}
 
 
 @router.get("/v1/models/{model_id:path}")
 async def get_model(request: Request, model_id: str) -> dict[str, object]:
     """One of them."""
-    models = {model.name: model for model in gateway_of(request).fleet.models}
+    models = {model.name: model for model in gateway_of(request).models}
     if model_id not in models:
         raise model_unknown(model_id, list(models))
     return _shape(models[model_id])

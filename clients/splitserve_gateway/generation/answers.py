@@ -9,7 +9,7 @@ from dataclasses import replace
 from splitserve_client import Grammar
 from splitserve_gateway.generation.serving import Serving
 from splitserve_gateway.grammars.answer_plan import AnswerPlan, AnswerRules, plan_answer
-from splitserve_gateway.grammars.checker import GrammarChecker, GrammarCheckUnavailable
+from splitserve_gateway.grammars.checker import GrammarCheckUnavailable
 from splitserve_gateway.grammars.lark import as_sent
 from splitserve_gateway.grammars.requested import (
     GrammarRefused,
@@ -52,7 +52,7 @@ async def answer_plan(
     try:
         requested = await _requested(body)
         rules = AnswerRules(output_format, requested, use, state, special_tokens)
-        plan = await plan_answer(serving.checker.of(body.user or ""), rules)
+        plan = await plan_answer(serving.checker_for(body.user), rules)
     except GrammarRefused as error:
         raise invalid(str(error), error.field, "invalid_grammar") from error
     except GrammarCheckUnavailable as error:
@@ -62,9 +62,9 @@ async def answer_plan(
     return plan
 
 
-async def checked_grammar(checkers: GrammarChecker, body: SamplingFields) -> Grammar | None:
+async def checked_grammar(serving: Serving, body: SamplingFields) -> Grammar | None:
     """The grammar that `body` asks for, without a chat around it. Raises ApiError."""
-    checker = checkers.of(body.user or "")
+    checker = serving.checker_for(body.user)
     try:
         requested = await _requested(body)
         if requested is None:

@@ -23,6 +23,7 @@ from splitserve_client import (
     TokenLogprob,
     Tokens,
 )
+from splitserve_gateway.callers.caller import Caller
 from splitserve_gateway.generation.field_names import FieldNames, refusal
 from splitserve_gateway.generation.prompts import EncodedPrompt
 from splitserve_gateway.http.errors import invalid
@@ -45,6 +46,7 @@ class TextRequest:
     rules: TextRules
     scheduling: SchedulingParams
     fields: FieldNames
+    caller: Caller
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +194,11 @@ class _PromptChoices:
         """Streams the deltas, then the Totals of this prompt."""
         request = self._request
         asked = request.upstream.request(
-            self._prompt.token_ids, request.params, request.scheduling, request.served.model.digest
+            self._prompt.token_ids,
+            request.params,
+            request.scheduling,
+            request.served.model.digest,
+            request.caller.credential,
         )
         async with aclosing(asked.events()) as events:
             async for event in events:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from splitserve_client import Tokenizer, TokenizerUnavailable
+from splitserve_gateway.callers.caller import Caller
 from splitserve_gateway.config import GatewayConfig
-from splitserve_gateway.grammars.checker import GrammarChecker
+from splitserve_gateway.grammars.checker import GrammarChecker, TenantChecker
 from splitserve_gateway.upstreams.upstream import Served, Upstream
 
 
@@ -18,6 +19,14 @@ class Serving:
     served: Served
     config: GatewayConfig
     checker: GrammarChecker
+    caller: Caller
+
+    def checker_for(self, user: str | None) -> TenantChecker:
+        """What checks grammars of a request that says it is of `user`.
+
+        Where callers are known their tenant takes turns with others, whatever it says.
+        """
+        return self.checker.of(self.caller.tenant or user or "")
 
     @property
     def tokenizer(self) -> Tokenizer:

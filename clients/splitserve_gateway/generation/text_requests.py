@@ -46,7 +46,14 @@ async def text_request(
         hidden_token_ids=frozenset() if body.include_stop_str_in_output else endings,
     )
     return TextRequest(
-        serving.upstream, serving.served, prompts, params, rules, scheduling_params(body), fields
+        serving.upstream,
+        serving.served,
+        prompts,
+        params,
+        rules,
+        scheduling_params(body),
+        fields,
+        serving.caller,
     )
 
 

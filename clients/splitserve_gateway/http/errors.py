@@ -8,11 +8,14 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
+from http import HTTPStatus
 
 from pydantic_core import to_json
 from starlette.responses import Response
 
 from splitserve_client import (
+    CallerNotAllowed,
+    CallerUnknown,
     ChatTemplateFailed,
     DeadlineExceeded,
     DeadlineUnreachable,
@@ -21,6 +24,7 @@ from splitserve_client import (
     ModelChanged,
     ModelNotReady,
     QueueFull,
+    QuotaExceeded,
     RequestFailed,
     ServerUnreachable,
     SplitserveError,
@@ -30,7 +34,11 @@ from splitserve_client import (
 
 _RETRY_AFTER_S = 1.0
 # What callers' programs know by another name than the scheduler's reason.
-_CODES = {"PROMPT_TOO_LONG": "context_length_exceeded", "GRAMMAR_INVALID": "invalid_grammar"}
+_CODES = {
+    "PROMPT_TOO_LONG": "context_length_exceeded",
+    "GRAMMAR_INVALID": "invalid_grammar",
+    "QUOTA_EXCEEDED": "rate_limit_exceeded",
+}
 _MAX_QUOTED_CHARS = 120
 
 _log = logging.getLogger(__name__)
@@ -72,6 +80,8 @@ class ApiError(Exception):
         headers = {}
         if self.retry_after_s is not None:
             headers["retry-after"] = str(max(1, math.ceil(self.retry_after_s)))
+        if self.status == HTTPStatus.UNAUTHORIZED:
+            headers["www-authenticate"] = "Bearer"
         return Response(to_json(self.body()), self.status, headers, "application/json")
 
 
@@ -92,6 +102,21 @@ def model_unknown(model: str, known: Sequence[str]) -> ApiError:
     return ApiError(404, "invalid_request_error", message, code="model_not_found", param="model")
 
 
+def caller_unknown(message: str) -> ApiError:
+    """No credential was given, or none that is valid."""
+    return ApiError(401, "invalid_request_error", message, code="invalid_api_key")
+
+
+def caller_not_allowed(message: str) -> ApiError:
+    """The credential is valid, and not for this."""
+    return ApiError(403, "permission_error", message, code="caller_not_allowed")
+
+
+def too_many_strangers() -> ApiError:
+    """Whether the credential is valid cannot be looked up now, among so many others."""
+    return _unavailable("too many credentials are being looked up; try again", "too_many_callers")
+
+
 def no_scheduler() -> ApiError:
     """No scheduler can be reached, or none has an executor yet."""
     return _unavailable("no scheduler is ready; try again", "model_not_ready")
@@ -109,10 +134,15 @@ def _unavailable(message: str, code: str) -> ApiError:
 
 def error_of(error: Exception) -> ApiError:
     """What a caller is told of whatever went wrong. What nobody foresaw stands in the log only."""
-    if isinstance(error, ApiError):
-        return error
-    if isinstance(error, SplitserveError):
-        return api_error(error)
+    match error:
+        case ApiError():
+            return error
+        case CallerUnknown():
+            return caller_unknown(error.message)
+        case CallerNotAllowed():
+            return caller_not_allowed(error.message)
+        case SplitserveError():
+            return api_error(error)
     _log.error("request_failed", exc_info=error)
     return ApiError(500, "server_error", "the gateway failed; its log says why", code="internal")
 
@@ -128,7 +158,7 @@ def api_error(error: SplitserveError) -> ApiError:
             return invalid(error.message, "messages", "chat_template_failed")
         case TokenizerUnavailable():
             return invalid(error.message, code="tokenizer_unavailable")
-        case QueueFull():
+        case QueueFull() | QuotaExceeded():
             kind = "rate_limit_error"
             retry_after_s = retry_after_s or _RETRY_AFTER_S
             return ApiError(429, kind, error.message, code=code, retry_after_s=retry_after_s)

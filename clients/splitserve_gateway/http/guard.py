@@ -10,8 +10,12 @@ from splitserve_gateway.http.errors import ApiError, draining
 from splitserve_gateway.http.exchange import Exchange
 
 _RETRY_AFTER_S = 1.0
-# Answered whatever happens.
-_ALWAYS = "/health/"
+_HEALTH = "/health"
+
+
+def is_about_health(path: str) -> bool:
+    """Whether it is answered whatever happens, and to whom it may be."""
+    return path == _HEALTH or path.startswith(f"{_HEALTH}/")
 
 
 class Exchanges:
@@ -81,7 +85,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         exchange = Exchange(scope, receive, send)
-        refusal = None if scope["path"].startswith(_ALWAYS) else self._exchanges.refusal()
+        refusal = None if is_about_health(scope["path"]) else self._exchanges.refusal()
         if refusal is not None:
             await exchange.fail(refusal)
             return

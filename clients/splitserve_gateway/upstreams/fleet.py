@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AsyncExitStack
 from typing import Self
 
 from splitserve_client import ClientConfig, Model, UnreadBudget
-from splitserve_gateway.http.errors import model_unknown, no_scheduler
+from splitserve_gateway.http.errors import caller_not_allowed, model_unknown, no_scheduler
 from splitserve_gateway.upstreams.upstream import Served, Upstream
 
 
@@ -39,10 +39,17 @@ class Fleet:
         """Requests that schedulers may still have."""
         return sum(upstream.num_session_requests for upstream in self._upstreams)
 
-    @property
-    def models(self) -> list[Model]:
-        """What is served now, each name once."""
-        served = [upstream.served.model for upstream in self._upstreams if upstream.served]
+    def reachable(self, allowed: Collection[Upstream] | None = None) -> list[Upstream]:
+        """Schedulers that serve something now; `allowed`: of these, None: of all."""
+        return [
+            upstream
+            for upstream in self._upstreams
+            if upstream.served is not None and (allowed is None or upstream in allowed)
+        ]
+
+    def models(self, allowed: Collection[Upstream] | None = None) -> list[Model]:
+        """What is served now, each name once; `allowed`: by these, None: by any."""
+        served = [upstream.served.model for upstream in self.reachable(allowed) if upstream.served]
         return list({model.name: model for model in served}.values())
 
     @property
@@ -50,10 +57,16 @@ class Fleet:
         """Whether some scheduler takes requests."""
         return any(upstream.served and upstream.takes_requests for upstream in self._upstreams)
 
-    def choose(self, model: str | None) -> tuple[Upstream, Served]:
-        """The least busy scheduler that serves `model`; None: any. Raises ApiError."""
-        ready = [(upstream, upstream.served) for upstream in self._upstreams]
-        known = [(upstream, served) for upstream, served in ready if served is not None]
+    def choose(
+        self, model: str | None, allowed: Collection[Upstream] | None = None
+    ) -> tuple[Upstream, Served]:
+        """The least busy scheduler that serves `model`; None: any. Raises ApiError.
+
+        `allowed`: of these, None: of all.
+        """
+        known = [(u, u.served) for u in self.reachable(allowed) if u.served is not None]
+        if not known and allowed is not None and not allowed:
+            raise caller_not_allowed("the credential is for none of the models that are served")
         if not known:
             raise no_scheduler()
         fitting = [(u, s) for u, s in known if model in (None, s.model.name)]

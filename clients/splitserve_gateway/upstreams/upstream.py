@@ -11,10 +11,13 @@ from typing import Any
 
 from splitserve_client import (
     AsyncClient,
+    CallerNotAllowed,
+    CallerUnknown,
     ChatTemplateFailed,
     ClientConfig,
     Draining,
     Finish,
+    Identity,
     InvalidRequest,
     Model,
     ModelChanged,
@@ -33,6 +36,8 @@ from splitserve_client import (
 from splitserve_gateway.upstreams.upstream_request import UpstreamRequest
 
 _POLL_S = 1.0
+# The latter two of a gateway whose own key is not, or no longer, valid there.
+_LOSSES = (ServerUnreachable, ModelNotReady, CallerUnknown, CallerNotAllowed)
 
 _log = logging.getLogger(__name__)
 
@@ -103,9 +108,17 @@ class Upstream:
         params: SamplingParams,
         scheduling: SchedulingParams,
         model_digest: str,
+        credential: str = "",
     ) -> UpstreamRequest:
-        """A request to this scheduler, which goes on at another if this one is lost."""
-        return UpstreamRequest(self, prompt_token_ids, params, scheduling, model_digest)
+        """A request to this scheduler, which goes on at another if this one is lost.
+
+        `credential`: of whom it is; empty: nobody is asked who they are.
+        """
+        return UpstreamRequest(self, prompt_token_ids, params, scheduling, model_digest, credential)
+
+    async def identify(self, credential: str) -> Identity:
+        """Whose `credential` is, by this scheduler. Raises SplitserveError."""
+        return await self._client.identify(credential)
 
     def find_other(self, model_digest: str) -> Upstream | None:
         """Another that takes requests for this model."""
@@ -160,7 +173,7 @@ class Upstream:
             except SplitserveError as error:
                 num_failures += 1
                 # A single answer that does not come, or makes no sense, is no loss.
-                if num_failures > 1 or isinstance(error, ServerUnreachable | ModelNotReady):
+                if num_failures > 1 or isinstance(error, _LOSSES):
                     self._lose(error)
             with suppress(TimeoutError):
                 async with asyncio.timeout(_POLL_S):

@@ -50,6 +50,7 @@ class UpstreamRequest:
         params: SamplingParams,
         scheduling: SchedulingParams,
         model_digest: str,
+        credential: str,
     ) -> None:
         if params.seed is None:
             # Goes on elsewhere with the same randomness.
@@ -59,6 +60,7 @@ class UpstreamRequest:
         self._params = params
         self._scheduling = scheduling
         self._model_digest = model_digest
+        self._credential = credential
         self._came = _Came()
         self._running: SessionRequest | None = None
         self._is_aborted = False
@@ -85,6 +87,7 @@ class UpstreamRequest:
                 resume_token_ids=self._came.outputs,
                 scheduling=self._remaining(began_s),
                 model_digest=self._model_digest,
+                credential=self._credential,
             )
             num_known_scores = self._came.num_prompt_scores
             try:

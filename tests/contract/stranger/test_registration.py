@@ -92,6 +92,8 @@ async def test_register_refuses_when_executor_does_not_match(
         ("executor_epoch", 0),
         ("address", ""),
         ("address", "no port"),
+        ("address", "169.254.169.254:80"),
+        ("address", "192.0.2.1:50052"),
         ("model.name", ""),
         ("model.kv_cache_dtype", ""),
         ("model.kv_cache_dtype", "float8"),

@@ -12,6 +12,7 @@ import grpc.aio
 from splitserve.executor.v1 import executor_pb2
 from splitserve.scheduler.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from splitserve_rpc.domain_error import DomainError
+from splitserve_rpc.errors import duration_from_s
 from splitserve_rpc.server import OPEN, RunningServer, ServerSecurity, bind_server
 from tests.support.fakes.fake_generation import (
     VOCAB_SIZE,
@@ -116,6 +117,9 @@ class FakeScheduler(
             for task in (reader, *running.values()):
                 task.cancel()
 
+    def before_submit(self, submit: scheduler_pb2.SessionSubmit) -> None:
+        """May refuse it."""
+
     async def _run_in_session(
         self,
         submit: scheduler_pb2.SessionSubmit,
@@ -124,6 +128,7 @@ class FakeScheduler(
         handle = submit.handle
         is_plain = not has_several_sequences(submit.request.sampling_params)
         try:
+            self.before_submit(submit)
             async for part in self._events(submit.request):
                 tokens = part.tokens
                 if is_plain and tokens.token_ids and not tokens.logprobs:
@@ -136,6 +141,8 @@ class FakeScheduler(
                 out.put_nowait(response)
         except DomainError as error:
             rejected = scheduler_pb2.RequestError(reason=error.reason, message=error.message)
+            if error.retry_delay_s is not None:
+                rejected.retry_delay.CopyFrom(duration_from_s(error.retry_delay_s))
             event = scheduler_pb2.SessionEvent(handle=handle, rejected=rejected)
             out.put_nowait(scheduler_pb2.SessionResponse(events=[event]))
         except Cut as cut:

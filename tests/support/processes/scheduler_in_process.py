@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from scheduler_service.callers.caller import Callers, OpenDoor
 from scheduler_service.cluster import Cluster
 from scheduler_service.config import ClusterConfig
 from scheduler_service.request_limits import most_message_bytes
 from scheduler_service.service.admin import AdminServicer
+from scheduler_service.service.caller_checks import scopes_of
+from scheduler_service.service.executor_addresses import ExecutorAddresses
 from scheduler_service.service.registry import RegistryServicer
 from scheduler_service.service.servicer import SchedulerServicer
 from splitserve.scheduler.v1 import admin_pb2_grpc, registry_pb2_grpc, scheduler_pb2_grpc
-from splitserve_rpc.server import RunningServer, bind_server
+from splitserve_rpc.access import Access
+from splitserve_rpc.address_rules import AddressRules
+from splitserve_rpc.server import RunningServer, ServerSecurity, bind_server
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.processes.fake_service import DIGEST
 
@@ -32,19 +38,24 @@ class SchedulerInProcess:
 
 @asynccontextmanager
 async def scheduler_in_process(
-    *executors: FakeExecutor, config: ClusterConfig | None = None
+    *executors: FakeExecutor,
+    config: ClusterConfig | None = None,
+    callers: Callers | None = None,
+    now_ns: Callable[[], int] = time.monotonic_ns,
 ) -> AsyncIterator[SchedulerInProcess]:
-    """A scheduler that `executors` have joined."""
+    """A scheduler that `executors` have joined. `callers`: None to ask nobody who they are."""
     config = config or ClusterConfig(reconnect_timeout_s=0.1)
     changed = asyncio.Event()
-    cluster = Cluster(config, 1, changed.set)
+    cluster = Cluster(config, 1, changed.set, now_ns=now_ns)
+    callers = callers or OpenDoor()
     running = bind_server(
         "127.0.0.1:0",
         (),
         most_message_bytes(config.max_model_len),
         lambda: cluster.max_message_bytes,
+        ServerSecurity(Access(scopes_of=scopes_of(callers))),
     )
-    servicer = SchedulerServicer(cluster)
+    servicer = SchedulerServicer(cluster, callers)
     _add(running, cluster, servicer)
     await running.server.start()
     try:
@@ -67,5 +78,6 @@ async def scheduler_in_process(
 def _add(running: RunningServer, cluster: Cluster, servicer: SchedulerServicer) -> None:
     server = running.server
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(servicer, server)
-    registry_pb2_grpc.add_RegistryServiceServicer_to_server(RegistryServicer(cluster), server)
+    registry = RegistryServicer(cluster, ExecutorAddresses(AddressRules()))
+    registry_pb2_grpc.add_RegistryServiceServicer_to_server(registry, server)
     admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(cluster), server)

@@ -2,21 +2,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 
 import grpc
 import grpc.aio
 import pytest
-from google.protobuf.descriptor import ServiceDescriptor
 
 from splitserve_rpc.access import Access
 from splitserve_rpc.cluster_identity import ClusterIdentity, Role
-from splitserve_rpc.errors import failure_of
-from splitserve_rpc.server import ServerSecurity, bind_server, channel_options
+from splitserve_rpc.server import ServerSecurity, channel_options
 from tests.support.security.cluster import Certificates
+from tests.support.security.everything import METHODS, all_services, outcome, serve_everything
 
-PROTOS = Path(__file__).parents[3] / "protos"
 TOKEN = "a secret of all of them"
 CALLERS = ("scheduler", "executor", "operator", "alice")
 # Who may call the methods of our services.
@@ -28,27 +25,8 @@ ALLOWED = {
 }
 
 
-def _services() -> list[ServiceDescriptor]:
-    paths = [path.relative_to(PROTOS) for path in PROTOS.glob("splitserve/**/*_pb2.py")]
-    modules = [import_module(".".join(path.with_suffix("").parts)) for path in paths]
-    return [s for module in modules for s in module.DESCRIPTOR.services_by_name.values()]
-
-
-METHODS = [f"/{service.full_name}/{m.name}" for service in _services() for m in service.methods]
-
-
 def _allowed(method: str) -> tuple[str, ...]:
     return ALLOWED[method.split("/")[1]]
-
-
-class _Everything(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Has all methods."""
-
-    def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
-        async def answer(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
-            return b"answered"
-
-        return grpc.unary_unary_rpc_method_handler(answer, bytes, bytes)
 
 
 @dataclass
@@ -61,14 +39,10 @@ class Served:
         identity = self.certificates.identity(caller)
         return identity.channel(f"127.0.0.1:{self.port}", Role.SCHEDULER, channel_options())
 
-    async def call(self, channel: grpc.aio.Channel, method: str, **arguments: object) -> str:
-        """What was answered, or the reason or the status of the refusal."""
+    async def call(self, channel: grpc.aio.Channel, method: str) -> str:
+        """What was answered, or why not."""
         async with channel:
-            try:
-                answer: bytes = await channel.unary_unary(method)(b"", timeout=10, **arguments)
-            except grpc.aio.AioRpcError as error:
-                return failure_of(error).reason or error.code().name
-        return answer.decode()
+            return await outcome(channel, method)
 
 
 @pytest.fixture(scope="module")
@@ -80,17 +54,14 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 async def served(certificates: Certificates) -> AsyncIterator[Served]:
     """Everything behind the certificate of a scheduler."""
     identity = certificates.identity("scheduler")
-    security = ServerSecurity(Access(identity), identity.tls)
-    running = bind_server("127.0.0.1:0", (), security=security)
-    running.server.add_generic_rpc_handlers((_Everything(),))
-    await running.server.start()
+    running = await serve_everything(ServerSecurity(Access(identity), identity.tls))
     yield Served(certificates, running.port)
     await running.stop(0)
 
 
 def test_every_service_has_a_rule() -> None:
     assert len(METHODS) > 8
-    assert {service.full_name for service in _services()} == ALLOWED.keys()
+    assert {service.full_name for service in all_services()} == ALLOWED.keys()
 
 
 async def test_method_is_refused_when_it_has_no_rule(served: Served) -> None:
@@ -136,16 +107,13 @@ async def test_nobody_is_dialed_who_is_somebody_else(served: Served) -> None:
     [(TOKEN, "answered"), (TOKEN[:-1], "CALLER_NOT_ALLOWED"), (None, "CALLER_NOT_ALLOWED")],
 )
 async def test_token_opens_the_cluster(given: str | None, answer: str) -> None:
-    running = bind_server("127.0.0.1:0", (), security=ServerSecurity(_with_token()))
-    running.server.add_generic_rpc_handlers((_Everything(),))
-    await running.server.start()
+    running = await serve_everything(ServerSecurity(_with_token()))
     metadata = ClusterIdentity(token=given).metadata
-    for method in METHODS:
-        channel = grpc.aio.insecure_channel(f"127.0.0.1:{running.port}")
-        served = Served(Certificates(Path()), running.port)
-        is_open = _allowed(method) == CALLERS
-        found = await served.call(channel, method, metadata=metadata)
-        assert found == ("answered" if is_open else answer), method
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{running.port}") as channel:
+        for method in METHODS:
+            is_open = _allowed(method) == CALLERS
+            found = await outcome(channel, method, metadata=metadata)
+            assert found == ("answered" if is_open else answer), method
     await running.stop(0)
 
 

@@ -13,7 +13,8 @@ import pytest
 
 from splitserve_rpc.access import Access
 from splitserve_rpc.server import ServerSecurity, bind_server
-from splitserve_rpc.tls import Tls, TlsFilesUnusable
+from splitserve_rpc.tls import Tls
+from splitserve_rpc.watched_files import FilesUnusable
 from tests.support.security.cluster import Certificates
 
 
@@ -88,7 +89,7 @@ def test_files_are_refused_by_name_when_they_cannot_be_used(
 ) -> None:
     files = Certificates.make(tmp_path).files("scheduler")
     spoil(tmp_path)
-    with pytest.raises(TlsFilesUnusable, match=named):
+    with pytest.raises(FilesUnusable, match=named):
         Tls(files)
 
 

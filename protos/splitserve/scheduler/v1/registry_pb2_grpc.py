@@ -63,7 +63,10 @@ class RegistryServiceServicer(object):
         scheduler accepted;
         EXECUTOR_MISMATCH          GetInfo at the address says something else:
         most often another executor has the address;
-        INVALID_ARGUMENT     EXECUTOR_INFO_INVALID      a field that is missing or out of range;
+        INVALID_ARGUMENT     EXECUTOR_INFO_INVALID      a field that is missing or out of range, or an
+        address that may not be dialled: without
+        --executor-addresses any but the one that the
+        call comes from;
         RESOURCE_EXHAUSTED   REGISTRY_BUSY              64 registrations wait for GetInfo, or one at
         this address;
         UNAVAILABLE          DRAINING                   the scheduler is shutting down;

@@ -8,6 +8,7 @@ from contextlib import suppress
 
 import pytest
 
+from scheduler_service.callers.admission import Admission
 from scheduler_service.cluster import Cluster
 from scheduler_service.config import ClusterConfig
 from scheduler_service.core.config import SchedulerConfig
@@ -17,6 +18,7 @@ from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.executors.engines import MAX_PENDING_JOINS
 from scheduler_service.executors.executor_link import ExecutorLost, LinkConfig
 from scheduler_service.executors.handshake import check_executor_info, core_config
+from scheduler_service.request_names import RequestName
 from scheduler_service.streams.sinks import GenerateStream, RequestSink
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve_rpc.domain_error import DomainError
@@ -233,7 +235,7 @@ async def test_prompt_is_looked_at_once_when_there_are_several_executors(
     request = Request.create("r", prompt, SamplingParams(max_tokens=1), arrival=1, seed=1)
 
     with network.cluster.client_stream(stream), suppress(DomainError):
-        network.cluster.submit(request, RequestSink(stream, 0))
+        network.cluster.submit(request, RequestSink(stream, 0), Admission(RequestName("r")))
 
     assert looked_at == [prompt]
     await network.cluster.drain(0)

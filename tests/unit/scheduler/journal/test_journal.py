@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.journal import journal as journal_module
 from scheduler_service.journal.core import look_into
 from scheduler_service.journal.journal import NoJournal, open_journal
@@ -117,16 +116,6 @@ def test_recording_ends_when_the_state_of_the_cores_takes_most_of_a_segment(path
     assert not journal.is_recording
     assert total_bytes(path) <= 20_000
     assert replay(path).difference is None
-
-
-def test_journal_is_none_when_its_file_cannot_be_opened(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    journal = open_journal(str(tmp_path / "no" / "folder"), 2**20, 1)
-
-    assert isinstance(journal, NoJournal)
-    assert isinstance(journal.core(make_config(), 0, "a:1", 1), Scheduler)
-    assert "journal_not_opened" in caplog.text
 
 
 def test_journal_is_none_when_there_is_no_path() -> None:

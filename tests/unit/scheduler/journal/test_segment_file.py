@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -91,9 +93,29 @@ def test_file_of_an_earlier_process_is_kept_when_another_begins(tmp_path: Path) 
     file.close()
 
 
-def test_file_is_for_its_owner_alone_when_prompts_are_in_it(tmp_path: Path) -> None:
+@pytest.fixture(params=[0o000, 0o022, 0o277])
+def umask(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = os.umask(request.param)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("umask")
+def test_files_are_for_their_owner_alone_whatever_the_umask_and_what_was_there(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "journal"
+    path.write_bytes(b"")
+    path.chmod(0o644)
 
     write(path, entries(1))
 
     assert path.stat().st_mode & 0o777 == 0o600
+    assert path.with_name("journal.1").stat().st_mode & 0o777 == 0o600
+
+
+def test_folder_stays_where_it_is_when_it_is_to_be_the_file(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="it is no regular file"):
+        SegmentFile(tmp_path)
+
+    assert tmp_path.is_dir()

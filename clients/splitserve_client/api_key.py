@@ -1,0 +1,59 @@
+"""The credential that calls bring along."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from splitserve_client.errors import CredentialsUnusable
+from splitserve_rpc.watched_files import FilesUnusable, WatchedFiles, read_bytes
+
+# As much as a header may have with most servers; a JWT is larger than an API key.
+_MAX_CHARS = 8192
+
+Metadata = tuple[tuple[str, str], ...]
+
+
+class ApiKey:
+    """An API key or a JWT: a text, or what a file says now; without either there is none."""
+
+    def __init__(self, text: str | None, file: str | os.PathLike[str] | None) -> None:
+        """Raises CredentialsUnusable."""
+        self._metadata = _metadata(text, "api_key")
+        self._watched: WatchedFiles[Metadata] | None = None
+        if file is None:
+            return
+        if text is not None:
+            raise CredentialsUnusable("api_key and api_key_file are given; allowed: one of them")
+        path = Path(file)
+        try:
+            self._watched = WatchedFiles("api_key", [path], lambda: _read(path))
+        except FilesUnusable as error:
+            raise CredentialsUnusable(str(error)) from error
+
+    @property
+    def metadata(self) -> Metadata:
+        """What a call brings along."""
+        return self._metadata if self._watched is None else self._watched.current()
+
+
+def _read(path: Path) -> Metadata:
+    """Raises FilesUnusable."""
+    try:
+        # What is not ASCII becomes what is refused.
+        return _metadata(read_bytes(path).decode("ascii", "replace").strip(), str(path))
+    except CredentialsUnusable as error:
+        raise FilesUnusable(str(error)) from error
+
+
+def _metadata(text: str | None, where: str) -> Metadata:
+    """Raises CredentialsUnusable, which does not show the text: it may be a secret all the same."""
+    if text is None:
+        return ()
+    is_visible = text.isascii() and text.isprintable() and " " not in text
+    if not (0 < len(text) <= _MAX_CHARS and is_visible):
+        raise CredentialsUnusable(
+            f"{where}: is no credential: it has {len(text)} characters; allowed: 1 to"
+            f" {_MAX_CHARS}, of ASCII, without spaces"
+        )
+    return (("authorization", f"Bearer {text}"),)

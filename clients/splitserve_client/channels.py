@@ -1,0 +1,98 @@
+"""The channel to a scheduler: opened anew when it has to connect and the TLS files have changed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import TypeAlias
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2_grpc
+
+from splitserve.scheduler.v1 import admin_pb2_grpc, scheduler_pb2_grpc
+from splitserve_client.errors import ServerUnreachable
+
+Credentials: TypeAlias = grpc.ChannelCredentials | None
+
+
+class Stubs:
+    """A channel, and the services of a scheduler on it."""
+
+    def __init__(self, channel: grpc.aio.Channel, credentials: Credentials) -> None:
+        self.channel = channel
+        self.credentials = credentials
+        self.scheduler = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+        self.health = health_pb2_grpc.HealthStub(channel)
+        self.admin = admin_pb2_grpc.AdminServiceStub(channel)
+        self.num_calls = 0
+        self.has_connected = False
+
+
+class Channels:
+    """One channel at a time. One that was replaced is closed when its calls have ended."""
+
+    def __init__(
+        self,
+        open_channel: Callable[[Credentials], grpc.aio.Channel],
+        credentials: Callable[[], Credentials],
+    ) -> None:
+        """`credentials`: for a channel that is opened now; the same object until they change."""
+        self._open_channel = open_channel
+        self._credentials = credentials
+        self._stubs = self._open()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is a connection, as far as is known."""
+        return self._stubs.channel.get_state() is grpc.ChannelConnectivity.READY
+
+    async def close(self) -> None:
+        """Ends what runs."""
+        await self._stubs.channel.close()
+
+    @asynccontextmanager
+    async def call(self, problem: str, timeout_s: float) -> AsyncGenerator[Stubs, None]:
+        """The stubs for one call, which ends with the context.
+
+        Waits for the first connection. Raises ServerUnreachable(`problem`) as soon as it is
+        refused, or after `timeout_s`.
+        """
+        stubs = await self._renewed()
+        stubs.num_calls += 1
+        try:
+            if not stubs.has_connected:
+                await _wait_for_connection(stubs.channel, problem, timeout_s)
+                stubs.has_connected = True
+            yield stubs
+        finally:
+            stubs.num_calls -= 1
+            if stubs is not self._stubs and not stubs.num_calls:
+                await stubs.channel.close()
+
+    async def _renewed(self) -> Stubs:
+        """What is connected stays: the files are for connections that are made."""
+        stubs = self._stubs
+        if not self.is_ready and self._credentials() is not stubs.credentials:
+            self._stubs = self._open()
+            if not stubs.num_calls:
+                await stubs.channel.close()
+        return self._stubs
+
+    def _open(self) -> Stubs:
+        credentials = self._credentials()
+        return Stubs(self._open_channel(credentials), credentials)
+
+
+async def _wait_for_connection(channel: grpc.aio.Channel, problem: str, timeout_s: float) -> None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            state = channel.get_state(try_to_connect=True)
+            while state is not grpc.ChannelConnectivity.READY:
+                if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+                    raise ServerUnreachable(problem)
+                await channel.wait_for_state_change(state)
+                state = channel.get_state(try_to_connect=True)
+    except TimeoutError as error:
+        raise ServerUnreachable(f"{problem}; waited {timeout_s:g} s") from error

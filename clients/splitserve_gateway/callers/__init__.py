@@ -1,0 +1,1 @@
+"""Who sends requests over HTTP, and what schedulers say of them."""

@@ -1,0 +1,33 @@
+"""Who sends a request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from starlette.requests import Request
+
+from splitserve_gateway.upstreams.upstream import Upstream
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who has shown a credential that schedulers know, or anybody where none is asked for.
+
+    `credential`: what schedulers are sent with each request; empty: none. `tenant`: None where it
+    is what a request says of itself. `upstreams`: whose model the caller may use; None: all.
+    `may_generate`: whether the credential is for requests at all.
+    """
+
+    credential: str = field(default="", repr=False)
+    tenant: str | None = None
+    upstreams: frozenset[Upstream] | None = None
+    may_generate: bool = True
+
+
+ANYBODY = Caller()
+
+
+def caller_of(request: Request) -> Caller:
+    """Who sent `request`, as the door has found out."""
+    caller: Caller = getattr(request.state, "caller", ANYBODY)
+    return caller

@@ -1,0 +1,111 @@
+"""Callers that schedulers were asked about lately, so that not every request asks again."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from splitserve_gateway.callers.caller import Caller
+from splitserve_gateway.http.errors import caller_unknown, too_many_strangers
+
+# None: no scheduler knows the credential. Raises ApiError if none can be asked.
+Ask = Callable[[str], Awaitable[Caller | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """How long answers hold, and how many there may be.
+
+    `max_known`, `max_unknown`: credentials of either kind that are remembered. `max_strangers`:
+    that are being asked about and were not known before.
+    """
+
+    known_s: float = 5.0
+    unknown_s: float = 1.0
+    max_known: int = 8192
+    max_unknown: int = 8192
+    max_strangers: int = 32
+
+
+class KnownCallers:
+    """Asks about each credential once at a time, and remembers the answer for a while.
+
+    Credentials themselves are not kept, their SHA-256 is. Those of strangers have bounds of their
+    own: whoever tries out keys delays nobody who is known.
+    """
+
+    def __init__(self, ask: Ask, clock: Callable[[], float], memory: Memory | None = None) -> None:
+        self._ask = ask
+        self._clock = clock
+        self._memory = memory or Memory()
+        self._known: OrderedDict[bytes, tuple[float, Caller]] = OrderedDict()
+        self._unknown: OrderedDict[bytes, float] = OrderedDict()
+        self._asking: dict[bytes, asyncio.Task[Caller | None]] = {}
+        self._num_strangers = 0
+
+    async def identify(self, credential: str) -> Caller:
+        """Whose it is.
+
+        Raises ApiError: 401 if it is nobody's, 503 if it cannot be found out now.
+        """
+        digest = hashlib.sha256(credential.encode()).digest()
+        caller = self._remembered(digest)
+        if caller is None:
+            # Whoever asked first may leave; the others still want the answer.
+            caller = await asyncio.shield(self._asked(digest, credential))
+        if caller is None:
+            raise caller_unknown("the credential is not valid")
+        return caller
+
+    def _remembered(self, digest: bytes) -> Caller | None:
+        """Raises ApiError if it is remembered as nobody's."""
+        now_s = self._clock()
+        if now_s < self._unknown.get(digest, now_s):
+            raise caller_unknown("the credential is not valid")
+        until_s, caller = self._known.get(digest, (now_s, None))
+        if caller is None:
+            return None
+        self._known.move_to_end(digest)
+        return caller if now_s < until_s else None
+
+    def _asked(self, digest: bytes, credential: str) -> asyncio.Task[Caller | None]:
+        """Raises ApiError."""
+        task = self._asking.get(digest)
+        if task is not None:
+            return task
+        is_stranger = digest not in self._known
+        if is_stranger and self._num_strangers >= self._memory.max_strangers:
+            raise too_many_strangers()
+        self._num_strangers += is_stranger
+        task = asyncio.create_task(self._find_out(digest, credential))
+        self._asking[digest] = task
+
+        def is_over(done: asyncio.Task[Caller | None]) -> None:
+            del self._asking[digest]
+            self._num_strangers -= is_stranger
+            if not done.cancelled():
+                # Whoever wanted to know it may have left.
+                done.exception()
+
+        task.add_done_callback(is_over)
+        return task
+
+    async def _find_out(self, digest: bytes, credential: str) -> Caller | None:
+        caller = await self._ask(credential)
+        now_s = self._clock()
+        if caller is None:
+            self._known.pop(digest, None)
+            self._unknown[digest] = now_s + self._memory.unknown_s
+            self._unknown.move_to_end(digest)
+            if len(self._unknown) > self._memory.max_unknown:
+                self._unknown.popitem(last=False)
+        else:
+            self._unknown.pop(digest, None)
+            self._known[digest] = (now_s + self._memory.known_s, caller)
+            self._known.move_to_end(digest)
+            if len(self._known) > self._memory.max_known:
+                self._known.popitem(last=False)
+        return caller

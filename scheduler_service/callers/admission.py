@@ -1,0 +1,49 @@
+"""On what terms a request was let in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from scheduler_service.core.request import Request
+from scheduler_service.request_names import RequestName
+
+
+class Charge(Protocol):
+    """What a request costs its tenant. After `begin`, exactly one of `end` and `refund` comes."""
+
+    def begin(self) -> None:
+        """It is taken."""
+        ...
+
+    def end(self, request: Request) -> None:
+        """It has ended, in whatever way; `request` has its tokens."""
+        ...
+
+    def refund(self) -> None:
+        """It was refused after all, and has cost nothing."""
+        ...
+
+
+class _Free:
+    """Costs nobody anything. Implements `Charge`."""
+
+    def begin(self) -> None:
+        pass
+
+    def end(self, request: Request) -> None:
+        pass
+
+    def refund(self) -> None:
+        pass
+
+
+FREE: Charge = _Free()
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """`name`: what the request is called; its `request_id` is the key of that."""
+
+    name: RequestName
+    charge: Charge = FREE

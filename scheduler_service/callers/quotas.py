@@ -1,0 +1,157 @@
+"""What tenants use in a minute and at a time, counted against their limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from scheduler_service.callers.admission import FREE, Charge
+from scheduler_service.callers.caller import TenantLimits
+from scheduler_service.callers.usage_bucket import UsageBucket
+from scheduler_service.core.request import Request
+from splitserve_rpc.domain_error import DomainError
+
+_CONCURRENCY_RETRY_S = 1.0
+# Below so many tenants nobody looks which of them can be forgotten.
+_MIN_NUM_KEPT = 64
+
+
+class _Account:
+    """What one tenant has used, and the limits it has now."""
+
+    def __init__(self, limits: TenantLimits) -> None:
+        self.limits = limits
+        self.num_running = 0
+        self.requests = UsageBucket()
+        self.tokens = UsageBucket()
+
+    def is_blank(self, now_ns: int) -> bool:
+        """Whether a new one would say the same."""
+        rates = (
+            (self.requests, self.limits.requests_per_minute),
+            (self.tokens, self.limits.tokens_per_minute),
+        )
+        is_unused = (rate is None or bucket.used(rate, now_ns) == 0 for bucket, rate in rates)
+        return self.num_running == 0 and all(is_unused)
+
+
+class Quotas:
+    """Counts requests and tokens per minute, and requests at a time, of each tenant.
+
+    `limits_of`: what a tenant may have now. A tenant is forgotten when nothing is left to remember,
+    so their number here is bounded by those that called in the last minutes.
+    """
+
+    def __init__(self, limits_of: Callable[[str], TenantLimits], now_ns: Callable[[], int]) -> None:
+        self._limits_of = limits_of
+        self._now_ns = now_ns
+        self._accounts: dict[str, _Account] = {}
+        self._sweep_at = _MIN_NUM_KEPT
+
+    @property
+    def num_tenants(self) -> int:
+        """Of how many something is remembered."""
+        return len(self._accounts)
+
+    def num_running(self, tenant: str) -> int:
+        """Requests of `tenant` that have begun and not ended."""
+        account = self._accounts.get(tenant)
+        return 0 if account is None else account.num_running
+
+    def charge(self, tenant: str, num_prompt_tokens: int, num_resumed_tokens: int) -> Charge:
+        """What a request will cost `tenant`. Raises DomainError(QUOTA_EXCEEDED).
+
+        Tokens are not known beforehand: a request is let in while there is room for one, and what
+        it overdraws is waited for by the next. A request that resumes would be lost, and what it
+        had with it: that is refused only where all is overdrawn by as much again.
+        """
+        limits = self._limits_of(tenant)
+        account = self._accounts.get(tenant)
+        if account is None:
+            if not _is_limited(limits):
+                return FREE
+            account = _Account(limits)  # remembered when something is charged
+        account.limits = limits
+        self._check(tenant, account, resumes=num_resumed_tokens > 0)
+        return _Charge(self, tenant, num_prompt_tokens + num_resumed_tokens, num_resumed_tokens)
+
+    def _check(self, tenant: str, account: _Account, *, resumes: bool) -> None:
+        limits, now_ns = account.limits, self._now_ns()
+        refusals: list[tuple[float, str, float]] = []
+        most = limits.max_concurrent_requests
+        if most is not None and account.num_running >= most * (2 if resumes else 1):
+            refusals.append((_CONCURRENCY_RETRY_S, "max_concurrent_requests", most))
+        for name, bucket, rate in (
+            ("requests_per_minute", account.requests, limits.requests_per_minute),
+            ("tokens_per_minute", account.tokens, limits.tokens_per_minute),
+        ):
+            if rate is not None:
+                delay_s = bucket.delay_s(rate, now_ns, debt=rate if resumes else 0.0)
+                if delay_s > 0:
+                    refusals.append((delay_s, name, rate))
+        if refusals:
+            delay_s, name, value = max(refusals)
+            raise DomainError(
+                "QUOTA_EXCEEDED",
+                f"tenant {tenant!r} has used up {name} {value:g}; again in {delay_s:g} s",
+                retry_delay_s=delay_s,
+            )
+
+    def use(self, tenant: str, *, num_running: int, num_requests: int, num_tokens: int) -> None:
+        """Adds to what a tenant has; negative numbers give back."""
+        account = self._accounts.get(tenant)
+        now_ns = self._now_ns()
+        if account is None:
+            self._forget_blank(now_ns)
+            account = self._accounts[tenant] = _Account(self._limits_of(tenant))
+        limits = account.limits
+        account.num_running += num_running
+        if limits.requests_per_minute is not None:
+            account.requests.use(num_requests, limits.requests_per_minute, now_ns)
+        if limits.tokens_per_minute is not None:
+            account.tokens.use(num_tokens, limits.tokens_per_minute, now_ns)
+
+    def _forget_blank(self, now_ns: int) -> None:
+        if len(self._accounts) < self._sweep_at:
+            return
+        kept = {name: one for name, one in self._accounts.items() if not one.is_blank(now_ns)}
+        self._accounts = kept
+        self._sweep_at = max(_MIN_NUM_KEPT, 2 * len(kept))
+
+
+class _Charge:
+    """Of one request that is counted. Implements `Charge`."""
+
+    def __init__(
+        self, quotas: Quotas, tenant: str, num_first_tokens: int, num_resumed_tokens: int
+    ) -> None:
+        self._quotas = quotas
+        self._tenant = tenant
+        self._num_first_tokens = num_first_tokens
+        self._num_resumed_tokens = num_resumed_tokens
+
+    def begin(self) -> None:
+        num_tokens = self._num_first_tokens
+        self._quotas.use(self._tenant, num_running=1, num_requests=1, num_tokens=num_tokens)
+
+    def end(self, request: Request) -> None:
+        num_tokens = max(0, num_computed_outputs(request) - self._num_resumed_tokens)
+        self._quotas.use(self._tenant, num_running=-1, num_requests=0, num_tokens=num_tokens)
+
+    def refund(self) -> None:
+        num_tokens = -self._num_first_tokens
+        self._quotas.use(self._tenant, num_running=-1, num_requests=-1, num_tokens=num_tokens)
+
+
+def num_computed_outputs(request: Request) -> int:
+    """Output tokens of all sequences that were computed, whether they are returned or not."""
+    lengths = [sequence.num_output_tokens for sequence in request.sequences]
+    if request.params.beam is None:
+        return sum(lengths)
+    # Every step computed one token for each beam, also for those that were given up.
+    lengths += [len(completion.token_ids) for completion in request.completions]
+    return request.params.num_sequences * max(lengths, default=0)
+
+
+def _is_limited(limits: TenantLimits) -> bool:
+    quotas = (limits.requests_per_minute, limits.tokens_per_minute, limits.max_concurrent_requests)
+    return any(quota is not None for quota in quotas)

@@ -1,0 +1,80 @@
+"""Who calls, from what calls and messages bring along."""
+
+from __future__ import annotations
+
+import grpc.aio
+
+from scheduler_service.callers.caller import Caller, Callers, Scope
+from scheduler_service.callers.tenant_limits import check_model, may_use_model
+from splitserve.executor.v1 import executor_pb2 as executor
+from splitserve.scheduler.v1 import scheduler_pb2 as api
+from splitserve_rpc.access import ScopesOf
+from splitserve_rpc.bearer import bearer_credential
+from splitserve_rpc.domain_error import DomainError
+
+
+class CallerChecks:
+    """Asks `callers` who somebody is, each time anew: a credential may be revoked at any time."""
+
+    def __init__(self, callers: Callers) -> None:
+        self._callers = callers
+
+    def credential_of(self, context: grpc.aio.ServicerContext) -> str:
+        """What the call brings; empty where nobody has to bring any."""
+        if not self._callers.knows_callers:
+            return ""
+        return bearer_credential(context.invocation_metadata() or ())
+
+    def of_call(self, context: grpc.aio.ServicerContext) -> Caller:
+        """Whose call it is. Raises DomainError(CALLER_UNKNOWN)."""
+        return self._callers.identify(self.credential_of(context))
+
+    def of_submit(self, session_credential: str, credential: str) -> Caller:
+        """Whose request is submitted with `credential` in a Session of `session_credential`.
+
+        Raises DomainError: CALLER_UNKNOWN, CALLER_NOT_ALLOWED.
+        """
+        caller = self._callers.identify(session_credential)
+        if not self._callers.knows_callers:
+            return caller
+        if credential:
+            _check_scope(caller, Scope.GATEWAY, "to submit a request with a credential of its own")
+            caller = self._callers.identify(credential)
+        _check_scope(caller, Scope.GENERATE, "to submit a request")
+        return caller
+
+    def check_model(self, caller: Caller, model: str) -> None:
+        """Raises DomainError(CALLER_NOT_ALLOWED) if the model is not for the caller.
+
+        A gateway looks at it for others, of whom each is asked for by itself.
+        """
+        if Scope.GATEWAY not in caller.scopes:
+            check_model(self._callers.limits(caller.tenant), caller.tenant, model)
+
+    def identify(self, credential: str, model: executor.ModelInfo | None) -> api.IdentifyResponse:
+        """Whose `credential` is. Raises DomainError(CALLER_UNKNOWN)."""
+        caller = self._callers.identify(credential)
+        limits = self._callers.limits(caller.tenant)
+        return api.IdentifyResponse(
+            knows_callers=self._callers.knows_callers,
+            caller=caller.name,
+            tenant=caller.tenant,
+            scopes=sorted(scope.value for scope in caller.scopes),
+            may_use_model=model is not None and may_use_model(limits, model.name),
+        )
+
+
+def scopes_of(callers: Callers) -> ScopesOf | None:
+    """How a server asks what a credential is for; None where nobody needs one."""
+    if not callers.knows_callers:
+        return None
+    return lambda credential: {scope.value for scope in callers.identify(credential).scopes}
+
+
+def _check_scope(caller: Caller, scope: Scope, what: str) -> None:
+    if scope not in caller.scopes:
+        given = ", ".join(sorted(one.value for one in caller.scopes)) or "none"
+        raise DomainError(
+            "CALLER_NOT_ALLOWED",
+            f"the credential has the scopes: {given}; needed {what} is {scope.value}",
+        )

@@ -1,0 +1,123 @@
+"""From a caller's message to a request that may be submitted, and its terms."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, replace
+
+from scheduler_service.callers.admission import Admission
+from scheduler_service.callers.caller import Caller, Callers, Scope, TenantLimits
+from scheduler_service.callers.quotas import Quotas
+from scheduler_service.callers.tenant_limits import check_model, check_prompt, check_request
+from scheduler_service.cluster import Cluster
+from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.planning.arrival_checks import max_len_of
+from scheduler_service.core.request import Request
+from scheduler_service.request_limits import check_lengths
+from scheduler_service.request_names import RequestName
+from scheduler_service.streams.client_codec import (
+    decode_resumed,
+    decode_sampling_params,
+    decode_scheduling_params,
+    decode_token_ids,
+)
+from splitserve.scheduler.v1 import scheduler_pb2 as api
+from splitserve_rpc.domain_error import DomainError
+
+MAX_REQUEST_ID_CHARS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A request, and on what terms it may be submitted."""
+
+    request: Request
+    admission: Admission
+
+
+class Intake:
+    """Checks requests against their callers, and decodes them. One of each scheduler."""
+
+    def __init__(self, cluster: Cluster, callers: Callers) -> None:
+        self._cluster = cluster
+        self._callers = callers
+        self.quotas = Quotas(callers.limits, cluster.now_ns)
+
+    def name(self, caller: Caller, request_id: str) -> RequestName:
+        """The request that `caller` means. Raises DomainError(REQUEST_ID_INVALID)."""
+        if len(request_id) > MAX_REQUEST_ID_CHARS:
+            raise DomainError(
+                "REQUEST_ID_INVALID",
+                f"request_id has {len(request_id)} characters; allowed: {MAX_REQUEST_ID_CHARS}",
+            )
+        return RequestName(request_id, caller.tenant if self._callers.knows_callers else None)
+
+    def accept(self, message: api.GenerateRequest, caller: Caller) -> Accepted:
+        """The request, once one is accepted at all. Raises DomainError; nothing has changed then.
+
+        What refuses most cheaply comes first.
+        """
+        config = self._cluster.largest_config
+        assert config is not None, "requests are accepted"
+        tenant = self._tenant(message, caller)
+        limits = self._callers.limits(tenant)
+        self._check_model(message.model_digest, limits, tenant)
+        check_prompt(message, limits, tenant)
+        check_lengths(message, config)
+        name = self.name(caller, message.request_id or secrets.token_hex(16))
+        num_prompt_tokens = len(message.prompt_token_ids) + len(message.encoder_token_ids)
+        charge = self.quotas.charge(tenant, num_prompt_tokens, _num_resumed_tokens(message))
+        request = self._decode(message, name, tenant)
+        check_request(request, limits, tenant)
+        _limit_output(request, limits.max_output_tokens, config)
+        return Accepted(request, Admission(name, charge))
+
+    def _tenant(self, message: api.GenerateRequest, caller: Caller) -> str:
+        """Whom the request is for."""
+        if not self._callers.knows_callers:
+            return message.tenant
+        is_said = Scope.TENANTS in caller.scopes and message.tenant
+        return message.tenant if is_said else caller.tenant
+
+    def _check_model(self, digest: str, limits: TenantLimits, tenant: str) -> None:
+        model = self._cluster.model
+        if model is None:
+            return
+        check_model(limits, tenant, model.name)
+        if digest and digest != model.digest:
+            raise DomainError(
+                "MODEL_CHANGED", f"model_digest is {digest[:64]!r}; served is {model.digest}"
+            )
+
+    def _decode(self, message: api.GenerateRequest, name: RequestName, tenant: str) -> Request:
+        params = message.sampling_params
+        sampling = decode_sampling_params(params)
+        sampling.check_sequences()
+        # A drawn seed is positive, one that is given may be any int64.
+        seed = params.seed if params.HasField("seed") else secrets.randbits(63)
+        return Request.create(
+            name.key,
+            decode_token_ids(message.prompt_token_ids),
+            sampling,
+            arrival=self._cluster.next_arrival(),
+            seed=seed,
+            resume_token_ids=decode_resumed(message, sampling),
+            scheduling=replace(
+                decode_scheduling_params(message, self._cluster.now_ns()), tenant=tenant
+            ),
+            encoder_token_ids=decode_token_ids(message.encoder_token_ids),
+        )
+
+
+def _num_resumed_tokens(message: api.GenerateRequest) -> int:
+    return len(message.resume_token_ids) + sum(
+        len(sequence.token_ids) for sequence in message.resume_sequences
+    )
+
+
+def _limit_output(request: Request, most: int | None, config: SchedulerConfig) -> None:
+    """A request that says nothing ends at its tenant's limit, if it does not end earlier."""
+    if most is None or request.params.max_tokens is not None:
+        return
+    if request.sequence.num_prompt_tokens + most < max_len_of(request, config):
+        request.params = replace(request.params, max_tokens=most)

@@ -1,0 +1,84 @@
+"""How commands are told the API key, and how not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from splitserve_cli.main import main
+from splitserve_cli.serve_config import ServeConfig
+from splitserve_cli.welcome import welcome
+from splitserve_rpc.server import ServerSecurity
+from tests.support.fakes.scheduler_thread import FakeServer
+from tests.support.security.callers import OneKey
+
+KEY = "sk-ss-a1-the-secret-of-alice"
+COMMANDS = [["generate", "--max-tokens=2", "t1"], ["info"]]
+
+
+@pytest.fixture
+def knowing() -> Iterator[FakeServer]:
+    """Knows `KEY`."""
+    server = FakeServer(ServerSecurity(OneKey(KEY)))
+    yield server
+    server.close()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command_has_the_key_of_a_file_or_of_the_environment(
+    command: list[str],
+    knowing: FakeServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    argv = [*command, "--address", knowing.address]
+    file = tmp_path / "key"
+    file.write_text(f"{KEY}\n")
+    assert main(argv) == 1
+    assert capsys.readouterr().err.endswith("[CALLER_UNKNOWN]\n")
+    assert main([*argv, "--api-key-file", str(file)]) == 0
+    monkeypatch.setenv("SPLITSERVE_API_KEY", KEY)
+    assert main(argv) == 0
+    # The file wins.
+    monkeypatch.setenv("SPLITSERVE_API_KEY", "sk-ss-a1-wrong")
+    monkeypatch.setenv("SPLITSERVE_API_KEY_FILE", str(file))
+    assert main(argv) == 0
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("flags", [["--api-key", KEY], [f"--api-key={KEY}"]])
+def test_command_takes_no_key_on_its_line_and_does_not_repeat_it(
+    command: list[str], flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([*command, *flags])
+    assert caught.value.code == 2
+    shown = capsys.readouterr()
+    assert "--api-key-file FILE, or set SPLITSERVE_API_KEY" in shown.err
+    assert KEY not in shown.err + shown.out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command_is_one_line_and_1_when_the_key_cannot_be_used(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "key"
+    file.write_text(f"{KEY} {KEY}")
+    assert main([*command, "--api-key-file", str(file)]) == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith(f"splitserve {command[0]}: {file}: is no credential")
+    assert KEY not in shown
+
+
+async def test_welcome_has_the_key_of_the_environment(
+    knowing: FakeServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SPLITSERVE_API_KEY", KEY)
+    await welcome(ServeConfig(knowing.address, None, "model", False, 1.0, time.monotonic()))
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    assert "splitserve is ready" in shown.out

@@ -1,0 +1,95 @@
+"""Where the scheduler dials an executor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from scheduler_service.config import SchedulerServiceConfig
+from scheduler_service.service.executor_addresses import ExecutorAddresses, Resolver
+from splitserve_options import options
+from splitserve_rpc.address_rules import AddressRules
+from splitserve_rpc.domain_error import DomainError
+
+PEER = "ipv4:10.1.0.7:43210"
+
+
+class Names:
+    """Whatever a name stands for, once: a second look would find the cloud's secrets."""
+
+    def __init__(self, *found: str) -> None:
+        self.found = found
+        self.asked: list[str] = []
+
+    async def __call__(self, host: str) -> Sequence[str]:
+        self.asked.append(host)
+        if not self.found:
+            raise OSError("no such name")
+        return self.found if len(self.asked) == 1 else ["169.254.169.254"]
+
+
+@pytest.mark.parametrize(
+    ("address", "peer", "found", "target"),
+    [
+        ("10.1.0.7:50052", PEER, (), "10.1.0.7:50052"),
+        ("127.0.0.1:50052", "ipv4:127.0.0.1:1", (), "127.0.0.1:50052"),
+        ("[::1]:50052", "ipv6:%5B::1%5D:1", (), "[::1]:50052"),
+        ("[fd00::5]:50052", "ipv6:%5Bfd00::5%5D:1", (), "[fd00::5]:50052"),
+        ("127.0.0.1:50052", "unix:", (), "127.0.0.1:50052"),
+        ("10.1.0.7:50052", "ipv6:%5B::ffff:10.1.0.7%5D:1", (), "10.1.0.7:50052"),
+        ("executor:50052", PEER, ("10.1.0.9", "10.1.0.7"), "10.1.0.7:50052"),
+        ("localhost:50052", "ipv4:127.0.0.1:1", ("::1", "127.0.0.1"), "127.0.0.1:50052"),
+    ],
+)
+async def test_executor_is_dialled_where_it_registers_from(
+    address: str, peer: str, found: tuple[str, ...], target: str
+) -> None:
+    names = Names(*found)
+    assert await ExecutorAddresses(AddressRules(), names).target(address, peer) == target
+    assert len(names.asked) == bool(found)
+
+
+@pytest.mark.parametrize(
+    ("address", "found", "problem"),
+    [
+        ("169.254.169.254:80", (), "registers from 10.1.0.7 may not be dialled there"),
+        ("127.0.0.1:50051", (), "allowed: the address that it registers from"),
+        ("inside:50052", ("10.1.0.8",), "(--executor-addresses)"),
+        ("unknown:50052", (), "the name of its host cannot be resolved"),
+        ("unix:/run/docker.sock:1", (), "cannot be resolved"),
+        ("dns://1.2.3.4/10.1.0.7:1", (), "cannot be resolved"),
+    ],
+)
+async def test_executor_is_dialled_nowhere_else(
+    address: str, found: tuple[str, ...], problem: str
+) -> None:
+    with pytest.raises(DomainError) as refused:
+        await ExecutorAddresses(AddressRules(), Names(*found)).target(address, PEER)
+    assert refused.value.reason == "EXECUTOR_INFO_INVALID"
+    assert refused.value.message.startswith(f"address is {address!r}: ")
+    assert problem in refused.value.message
+
+
+async def test_name_is_allowed_for_what_it_stands_for_when_it_was_looked_up() -> None:
+    rules = AddressRules.parse("*.executors.local")
+    addresses = ExecutorAddresses(rules, Names("10.9.0.1"))
+    assert await addresses.target("a.executors.local:1", PEER) == "10.9.0.1:1"
+    # It stands for something else now.
+    with pytest.raises(DomainError, match=r"allowed: \*.executors.local"):
+        await addresses.target("a.executors.local:1", PEER)
+
+
+async def test_names_are_those_of_the_system() -> None:
+    assert {"127.0.0.1", "::1"} & set(await Resolver()("localhost"))
+    with pytest.raises(OSError, match="label"):
+        await Resolver()("x" * 70 + ".local")
+
+
+def test_option_is_refused_by_name() -> None:
+    values = options.resolve("scheduler", ["--executor-addresses=10.0.0.1/8"], {})
+    with pytest.raises(ValueError, match=r"--executor-addresses: '10.0.0.1/8' is not allowed"):
+        SchedulerServiceConfig.from_options(values)
+    values = options.resolve("scheduler", ["--executor-addresses=10.0.0.0/8,*.local"], {})
+    config = SchedulerServiceConfig.from_options(values)
+    assert config.executor_addresses == AddressRules.parse("10.0.0.0/8,*.local")
