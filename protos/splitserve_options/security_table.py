@@ -7,6 +7,7 @@ from splitserve_options.option import DEFAULT_CLUSTER_ADDRESS, Command, Kind, Op
 _SECURITY = "Security"
 _SCHEDULER: tuple[Command, ...] = ("serve", "scheduler")
 _CLUSTER: tuple[Command, ...] = ("scheduler", "executor")
+_TLS: tuple[Command, ...] = (*_CLUSTER, "gateway")
 _HTTP: tuple[Command, ...] = ("serve", "gateway")
 
 SECURITY_OPTIONS: tuple[Option, ...] = (
@@ -23,9 +24,10 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
     Option(
         "tls-cert",
         Kind.TEXT,
-        "certificate of this process with its chain, PEM; read again when it changes",
+        "certificate of this process with its chain, PEM; read again when it changes; gateway: "
+        "for schedulers that ask for one",
         _SECURITY,
-        _CLUSTER,
+        _TLS,
         default_text="plain text",
         metavar="FILE",
     ),
@@ -34,17 +36,18 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
         Kind.TEXT,
         "private key of that certificate, PEM",
         _SECURITY,
-        _CLUSTER,
+        _TLS,
         default_text="plain text",
         metavar="FILE",
     ),
     Option(
         "tls-ca",
         Kind.TEXT,
-        "certificates of whom the processes of the cluster believe each other, PEM",
+        "certificates of whom the processes of the cluster believe each other, PEM; gateway: of "
+        "whom it believes schedulers",
         _SECURITY,
-        _CLUSTER,
-        default_text="nobody needs a certificate",
+        _TLS,
+        default_text="nobody needs a certificate; gateway: plain text",
         metavar="FILE",
     ),
     Option(
@@ -85,6 +88,16 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
         metavar="FILE",
     ),
     Option(
+        "api-key-file",
+        Kind.TEXT,
+        "file with the gateway's own API key, of the scope gateway; then every request over HTTP "
+        "needs a key, too; read again when it changes",
+        _SECURITY,
+        _HTTP,
+        default_text="nobody is asked for a key",
+        metavar="FILE",
+    ),
+    Option(
         "cluster-token-file",
         Kind.TEXT,
         "file with a secret that the processes of a cluster share",
@@ -92,6 +105,15 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
         _CLUSTER,
         default_text="no token is asked for",
         metavar="FILE",
+    ),
+    Option(
+        "executor-addresses",
+        Kind.TEXT,
+        "where executors may say that they are reached: networks, addresses, names with wildcards",
+        _SECURITY,
+        ("scheduler",),
+        default_text="the address that they register from",
+        metavar="10.0.0.0/8,*.example.org",
     ),
     Option(
         "api-keys",
@@ -147,13 +169,13 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
         metavar="NAME",
     ),
     Option(
-        "executor-addresses",
+        "audit-log",
         Kind.TEXT,
-        "where executors may say that they are reached: networks, addresses, names with wildcards",
+        "file that says who did what, as lines of JSON, without what was said; may be moved away",
         _SECURITY,
-        ("scheduler",),
-        default_text="the address that they register from",
-        metavar="10.0.0.0/8,*.example.org",
+        _SCHEDULER,
+        default_text="none is kept",
+        metavar="FILE",
     ),
     Option(
         "insecure",

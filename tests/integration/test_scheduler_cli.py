@@ -66,6 +66,19 @@ def test_scheduler_exits_with_2_and_one_line_when_an_option_is_out_of_range(
 
 
 @pytest.mark.parametrize(
+    ("path", "why"),
+    [("/no/such/folder/journal", "No such file or directory"), ("/dev", "it is no regular file")],
+)
+def test_scheduler_exits_with_2_and_one_line_when_the_journal_cannot_be_written(
+    path: str, why: str
+) -> None:
+    addresses = ("--listen=127.0.0.1:0", "--cluster-listen=127.0.0.1:0")
+    done = run_command("scheduler", *addresses, f"--journal={path}")
+    assert done.returncode == 2
+    assert done.stderr == f"splitserve scheduler: --journal {path}: {why}\n"
+
+
+@pytest.mark.parametrize(
     ("flags", "problem"),
     [
         (["--api-keys=/nowhere"], "/nowhere: No such file or directory"),
@@ -87,19 +100,6 @@ def test_scheduler_exits_with_2_and_one_line_when_it_could_know_no_caller(
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith(f"splitserve scheduler: {problem.format_map(names)}")
-
-
-@pytest.mark.parametrize(
-    ("path", "why"),
-    [("/no/such/folder/journal", "No such file or directory"), ("/dev", "it is no regular file")],
-)
-def test_scheduler_exits_with_2_and_one_line_when_the_journal_cannot_be_written(
-    path: str, why: str
-) -> None:
-    addresses = ("--listen=127.0.0.1:0", "--cluster-listen=127.0.0.1:0")
-    done = run_command("scheduler", *addresses, f"--journal={path}")
-    assert done.returncode == 2
-    assert done.stderr == f"splitserve scheduler: --journal {path}: {why}\n"
 
 
 def test_scheduler_says_where_a_bad_value_comes_from_when_it_is_the_environment() -> None:
