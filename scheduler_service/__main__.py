@@ -10,7 +10,9 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from scheduler_service.callers.caller import Callers, OpenDoor
+from scheduler_service.callers.caller import Callers
+from scheduler_service.callers.open_callers import OpenedCallers, open_callers
+from scheduler_service.callers.watched_file import FileUnusable
 from scheduler_service.cluster import Cluster
 from scheduler_service.config import SchedulerServiceConfig
 from scheduler_service.executors.executor_link import ExecutorLink
@@ -39,11 +41,10 @@ _STOP_GRACE_S = 1.0
 _log = logging.getLogger("scheduler_service")
 
 
-async def serve(config: SchedulerServiceConfig) -> None:
+async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     """Serves until told to stop, then drains. Raises CannotListen and JournalUnusable."""
     stop = stop_event(config.exit_on_stdin_eof, config.drain_timeout_s)
-    callers: Callers = OpenDoor()
-    for_clients, for_cluster = _bind(config, callers, lambda: cluster.max_message_bytes)
+    for_clients, for_cluster = _bind(config, opened.callers, lambda: cluster.max_message_bytes)
     changed = asyncio.Event()
     scheduler_epoch = time.time_ns()
     journal = open_journal(config.journal, config.journal_max_bytes, scheduler_epoch)
@@ -51,8 +52,10 @@ async def serve(config: SchedulerServiceConfig) -> None:
     cluster = Cluster(
         config.cluster, scheduler_epoch, changed.set, journal=journal, connect=connect
     )
+    if opened.tenants is not None:
+        cluster.weigh_tenants(opened.tenant_weights)
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(
-        SchedulerServicer(cluster, callers), for_clients.server
+        SchedulerServicer(cluster, opened.callers), for_clients.server
     )
     registry_pb2_grpc.add_RegistryServiceServicer_to_server(
         RegistryServicer(cluster, ExecutorAddresses(config.executor_addresses)),
@@ -68,7 +71,10 @@ async def serve(config: SchedulerServiceConfig) -> None:
             await changed.wait()
             changed.clear()
 
-    health = asyncio.create_task(publish_health())
+    # So that the first callers with tokens are known, if their issuer can be reached.
+    await opened.refresh_token_keys()
+    refreshing = opened.keep_fresh(cluster.weigh_tenants)
+    beside = [asyncio.create_task(publish_health()), asyncio.create_task(refreshing)]
     for running in servers:
         await running.server.start()
     _log.info(
@@ -79,7 +85,8 @@ async def serve(config: SchedulerServiceConfig) -> None:
     )
     await stop.wait()
     _log.info("scheduler_draining num_unfinished=%d", cluster.num_unfinished)
-    health.cancel()
+    for task in beside:
+        task.cancel()
     await for_clients.set_serving(("", SERVICE), False)
     await cluster.drain(config.drain_timeout_s)
     await asyncio.gather(*(running.stop(_STOP_GRACE_S) for running in servers))
@@ -125,11 +132,12 @@ def main() -> int:
     start_logging(str(values["log_level"]))
     try:
         config = SchedulerServiceConfig.from_options(values)
-    except (ValueError, SecurityUnusable) as error:
+        opened = open_callers(config.callers)
+    except (ValueError, SecurityUnusable, FileUnusable) as error:
         sys.stderr.write(f"splitserve scheduler: {error}\n")
         return 2
     try:
-        asyncio.run(serve(config))
+        asyncio.run(serve(config, opened))
     except CannotListen as error:
         sys.stderr.write(f"splitserve scheduler: {error}\n")
         return 1
