@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from scheduler_service.audit.audit import Audit
+from scheduler_service.audit.file_audit import AuditUnusable, open_audit
 from scheduler_service.callers.caller import Callers
 from scheduler_service.callers.open_callers import OpenedCallers, open_callers
 from scheduler_service.callers.watched_file import FileUnusable
@@ -22,6 +24,7 @@ from scheduler_service.service.admin import AdminServicer
 from scheduler_service.service.caller_checks import scopes_of
 from scheduler_service.service.executor_addresses import ExecutorAddresses
 from scheduler_service.service.registry import RegistryServicer
+from scheduler_service.service.request_log import caller_refusals
 from scheduler_service.service.servicer import SchedulerServicer
 from splitserve.scheduler.v1 import admin_pb2_grpc, registry_pb2_grpc, scheduler_pb2_grpc
 from splitserve_options import options
@@ -42,26 +45,34 @@ _log = logging.getLogger("scheduler_service")
 
 
 async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
-    """Serves until told to stop, then drains. Raises CannotListen and JournalUnusable."""
+    """Serves until told to stop, then drains.
+
+    Raises CannotListen, JournalUnusable and AuditUnusable.
+    """
     stop = stop_event(config.exit_on_stdin_eof, config.drain_timeout_s)
-    for_clients, for_cluster = _bind(config, opened.callers, lambda: cluster.max_message_bytes)
+    audit = open_audit(config.audit_log)
+    for_clients, for_cluster = _bind(
+        config, opened.callers, audit, lambda: cluster.max_message_bytes
+    )
     changed = asyncio.Event()
     scheduler_epoch = time.time_ns()
     journal = open_journal(config.journal, config.journal_max_bytes, scheduler_epoch)
     connect = partial(ExecutorLink, identity=config.security.identity)
     cluster = Cluster(
-        config.cluster, scheduler_epoch, changed.set, journal=journal, connect=connect
+        config.cluster, scheduler_epoch, changed.set, journal=journal, audit=audit, connect=connect
     )
     if opened.tenants is not None:
         cluster.weigh_tenants(opened.tenant_weights)
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(
-        SchedulerServicer(cluster, opened.callers), for_clients.server
+        SchedulerServicer(cluster, opened.callers, audit), for_clients.server
     )
     registry_pb2_grpc.add_RegistryServiceServicer_to_server(
-        RegistryServicer(cluster, ExecutorAddresses(config.executor_addresses)),
+        RegistryServicer(cluster, ExecutorAddresses(config.executor_addresses), audit),
         for_cluster.server,
     )
-    admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(cluster), for_cluster.server)
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(
+        AdminServicer(cluster, audit), for_cluster.server
+    )
     servers = list({id(running): running for running in (for_clients, for_cluster)}.values())
 
     async def publish_health() -> None:
@@ -91,16 +102,21 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     await cluster.drain(config.drain_timeout_s)
     await asyncio.gather(*(running.stop(_STOP_GRACE_S) for running in servers))
     journal.close()
+    await asyncio.to_thread(audit.close)
     _log.info("scheduler_stopped")
 
 
 def _bind(
-    config: SchedulerServiceConfig, callers: Callers, message_limit: Callable[[], int]
+    config: SchedulerServiceConfig,
+    callers: Callers,
+    audit: Audit,
+    message_limit: Callable[[], int],
 ) -> tuple[RunningServer, RunningServer]:
     """The servers for clients and for the cluster: one, if they have the same address."""
     most_bytes = most_message_bytes(config.cluster.max_model_len)
     identity = config.security.identity
     access = Access(identity, scopes_of(callers))
+    on_refusal = caller_refusals(audit)
     has_one = config.cluster_listen == config.listen
     services = (SERVICE, *(_CLUSTER_SERVICES if has_one else ()))
     for_clients = bind_server(
@@ -112,6 +128,7 @@ def _bind(
             access,
             config.security.client_tls,
             has_reflection=is_loopback(config.listen),
+            on_refusal=on_refusal,
         ),
     )
     if has_one:
@@ -120,7 +137,10 @@ def _bind(
         config.cluster_listen,
         _CLUSTER_SERVICES,
         security=ServerSecurity(
-            access, identity.tls, has_reflection=is_loopback(config.cluster_listen)
+            access,
+            identity.tls,
+            has_reflection=is_loopback(config.cluster_listen),
+            on_refusal=on_refusal,
         ),
     )
     return for_clients, for_cluster
@@ -141,7 +161,7 @@ def main() -> int:
     except CannotListen as error:
         sys.stderr.write(f"splitserve scheduler: {error}\n")
         return 1
-    except JournalUnusable as error:
+    except (JournalUnusable, AuditUnusable) as error:
         sys.stderr.write(f"splitserve scheduler: {error}\n")
         return 2
     return 0

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
+from scheduler_service.audit.audit import Audit, NoAudit
 from scheduler_service.callers.admission import Admission, Charge
 from scheduler_service.config import ClusterConfig
 from scheduler_service.core.config import SchedulerConfig
@@ -56,6 +57,7 @@ class Cluster:
         *,
         now_ns: Callable[[], int] = time.monotonic_ns,
         journal: Journal | NoJournal | None = None,
+        audit: Audit | None = None,
         connect: Callable[[executor.ExecutorInfo, LinkConfig], Link] = ExecutorLink,
     ) -> None:
         self._config = config
@@ -71,7 +73,9 @@ class Cluster:
         self._draining = False
         self._idle = asyncio.Event()
         self._engines = Engines(
-            EngineParts(config, scheduler_epoch, now_ns, journal or NoJournal(), connect),
+            EngineParts(
+                config, scheduler_epoch, now_ns, journal or NoJournal(), audit or NoAudit(), connect
+            ),
             EngineOwner(self._deliver, self._engine_joined, self._engine_lost),
         )
 

@@ -49,6 +49,7 @@ class SchedulerServiceConfig:
     journal: str | None = None
     journal_max_bytes: int = 256 * _MIB
     callers: CallersConfig = field(default_factory=CallersConfig)
+    audit_log: str | None = None
 
     @classmethod
     def from_options(cls, values: Mapping[str, Any]) -> SchedulerServiceConfig:
@@ -78,6 +79,7 @@ class SchedulerServiceConfig:
             values["journal"],
             values["journal_max_mib"] * _MIB,
             callers,
+            values["audit_log"],
         )
 
 

@@ -169,6 +169,15 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
         metavar="NAME",
     ),
     Option(
+        "audit-log",
+        Kind.TEXT,
+        "file that says who did what, as lines of JSON, without what was said; may be moved away",
+        _SECURITY,
+        _SCHEDULER,
+        default_text="none is kept",
+        metavar="FILE",
+    ),
+    Option(
         "insecure",
         Kind.SWITCH,
         "listen where others reach it although not everything is encrypted and checked",

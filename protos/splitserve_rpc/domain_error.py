@@ -8,11 +8,19 @@ DOMAIN = "splitserve"
 class DomainError(Exception):
     """A refusal with a reason that programs can act on and a message that people can.
 
-    `reason` is one of the keys of `splitserve_rpc.errors.CODE_OF_REASON`.
+    `reason` is one of the keys of `splitserve_rpc.errors.CODE_OF_REASON`. `limit`: the name of the
+    tenant's limit that refused, if one did.
     """
 
-    def __init__(self, reason: str, message: str, retry_delay_s: float | None = None) -> None:
+    def __init__(
+        self,
+        reason: str,
+        message: str,
+        retry_delay_s: float | None = None,
+        limit: str = "",
+    ) -> None:
         super().__init__(message)
         self.reason = reason
         self.message = message
         self.retry_delay_s = retry_delay_s
+        self.limit = limit

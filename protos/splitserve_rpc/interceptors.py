@@ -24,6 +24,15 @@ Method = Callable[..., Any]
 Decode = Callable[..., Any]
 Call = Callable[[Any, grpc.aio.ServicerContext], Awaitable[Any]]
 Check = Callable[[grpc.aio.ServicerContext], None]
+Tell = Callable[[grpc.aio.ServicerContext, DomainError], None]
+# Method, peer, reason.
+OnRefusal = Callable[[str, str, str], None]
+
+_OF_CALLERS = frozenset({"CALLER_UNKNOWN", "CALLER_NOT_ALLOWED"})
+
+
+def ignore_refusal(method: str, peer: str, reason: str) -> None:
+    """Nobody wants to know."""
 
 
 class BoundaryInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
@@ -33,12 +42,18 @@ class BoundaryInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     UNKNOWN and a traceback, and leave a stream's generator to the garbage collector. So it is given
     handlers of bytes. `access` is asked before anything else. `message_limit`: bytes that a message
     may have now; looked at before it is decoded. What nobody expected becomes INTERNAL with a fixed
-    text.
+    text. `on_refusal` hears of callers that may not do what they tried.
     """
 
-    def __init__(self, message_limit: Callable[[], int], access: Access) -> None:
+    def __init__(
+        self,
+        message_limit: Callable[[], int],
+        access: Access,
+        on_refusal: OnRefusal = ignore_refusal,
+    ) -> None:
         self._message_limit = message_limit
         self._access = access
+        self._on_refusal = on_refusal
 
     async def intercept_service(
         self,
@@ -53,7 +68,7 @@ class BoundaryInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         try:
             self._access.check_metadata(name, handler_call_details.invocation_metadata or ())
         except DomainError as refusal:
-            return _refusing(refusal)
+            return _refusing(refusal, partial(self._tell, name))
         decode = partial(self._decode, name, handler.request_deserializer)
         method = handler.unary_unary or handler.unary_stream
         method = method or handler.stream_unary or handler.stream_stream
@@ -61,9 +76,17 @@ class BoundaryInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         receive = partial(_decoded, decode) if handler.request_streaming else decode
         factory = _FACTORIES[(handler.request_streaming, handler.response_streaming)]
         return factory(
-            _guarded(partial(answer, method, receive), partial(self._access.check_peer, name)),
+            _guarded(
+                partial(answer, method, receive),
+                partial(self._access.check_peer, name),
+                partial(self._tell, name),
+            ),
             response_serializer=partial(_encode, handler.response_serializer),
         )
+
+    def _tell(self, name: str, context: grpc.aio.ServicerContext, refusal: DomainError) -> None:
+        if refusal.reason in _OF_CALLERS:
+            self._on_refusal(name, context.peer(), refusal.reason)
 
     def _decode(self, name: str, deserialize: Decode, message: bytes) -> Any:  # noqa: ANN401
         limit = self._message_limit()
@@ -123,16 +146,16 @@ async def _answer_stream(
             await context.write(response)
 
 
-def _refusing(refusal: DomainError) -> grpc.RpcMethodHandler:
+def _refusing(refusal: DomainError, tell: Tell | None = None) -> grpc.RpcMethodHandler:
     """A handler that reads no message, so none has to be received."""
 
     async def refuse(request: object, context: grpc.aio.ServicerContext) -> NoReturn:
         raise refusal
 
-    return grpc.stream_stream_rpc_method_handler(_guarded(refuse))
+    return grpc.stream_stream_rpc_method_handler(_guarded(refuse, tell=tell))
 
 
-def _guarded(call: Call, check: Check | None = None) -> Call:
+def _guarded(call: Call, check: Check | None = None, tell: Tell | None = None) -> Call:
     async def guarded(request: object, context: grpc.aio.ServicerContext) -> object:
         try:
             if check is not None:
@@ -148,6 +171,8 @@ def _guarded(call: Call, check: Check | None = None) -> Call:
             _log.exception("unexpected_error")
             text = "internal error; the server's log has the details"
             refusal = DomainError("INVARIANT_BROKEN", text)
+        if tell is not None:
+            tell(context, refusal)
         return await context.abort_with_status(status_of(refusal))
 
     return guarded

@@ -21,7 +21,7 @@ from grpc_reflection.v1alpha import reflection
 from splitserve_rpc.access import Access
 from splitserve_rpc.addresses import CannotListen, claim_address
 from splitserve_rpc.domain_error import DomainError
-from splitserve_rpc.interceptors import BoundaryInterceptor
+from splitserve_rpc.interceptors import BoundaryInterceptor, OnRefusal, ignore_refusal
 from splitserve_rpc.tls import Tls
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -64,11 +64,15 @@ class RunningServer:
 
 @dataclass(frozen=True, slots=True)
 class ServerSecurity:
-    """Who may call what, over what. `tls`: None for plain text."""
+    """Who may call what, over what. `tls`: None for plain text.
+
+    `on_refusal`: told the method, the peer and the reason when somebody may not do what they tried.
+    """
 
     access: Access
     tls: Tls | None = None
     has_reflection: bool = True
+    on_refusal: OnRefusal = ignore_refusal
 
 
 OPEN = ServerSecurity(Access())
@@ -101,7 +105,9 @@ def bind_server(
     It takes messages of at most `max_message_bytes`, and of `message_limit`, where that may change.
     """
     claim_address(address)
-    boundary = BoundaryInterceptor(message_limit or (lambda: max_message_bytes), security.access)
+    boundary = BoundaryInterceptor(
+        message_limit or (lambda: max_message_bytes), security.access, security.on_refusal
+    )
     options = channel_options(max_receive_bytes=max_message_bytes + _TOO_LARGE_BYTES)
     options.append(("grpc.so_reuseport", 0))
     server = grpc.aio.server(interceptors=[boundary], options=options)

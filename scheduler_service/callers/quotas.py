@@ -94,6 +94,7 @@ class Quotas:
                 "QUOTA_EXCEEDED",
                 f"tenant {tenant!r} has used up {name} {value:g}; again in {delay_s:g} s",
                 retry_delay_s=delay_s,
+                limit=name,
             )
 
     def use(self, tenant: str, *, num_running: int, num_requests: int, num_tokens: int) -> None:

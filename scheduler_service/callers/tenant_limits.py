@@ -18,7 +18,8 @@ def may_use_model(limits: TenantLimits, model: str) -> bool:
 def check_model(limits: TenantLimits, tenant: str, model: str) -> None:
     """Raises DomainError(CALLER_NOT_ALLOWED)."""
     if not may_use_model(limits, model):
-        raise _not_allowed(f"tenant {tenant!r} may not use the model {model!r}", limits.models)
+        what = f"tenant {tenant!r} may not use the model {model!r}"
+        raise _not_allowed("models", what, limits.models)
 
 
 def check_prompt(message: api.GenerateRequest, limits: TenantLimits, tenant: str) -> None:
@@ -30,6 +31,7 @@ def check_prompt(message: api.GenerateRequest, limits: TenantLimits, tenant: str
             "PROMPT_TOO_LONG",
             f"the prompt has {num_prompt_tokens} tokens; allowed for tenant {tenant!r}: at most "
             f"max_prompt_tokens {most}",
+            limit="max_prompt_tokens",
         )
 
 
@@ -41,10 +43,11 @@ def check_request(request: Request, limits: TenantLimits, tenant: str) -> None:
             "CALLER_NOT_ALLOWED",
             f"priority is {priority}; allowed for tenant {tenant!r}: "
             f"{limits.min_priority} to {limits.max_priority}",
+            limit="min_priority" if priority < limits.min_priority else "max_priority",
         )
     if adapter and limits.adapters is not None and not _is_one_of(adapter, limits.adapters):
         raise _not_allowed(
-            f"tenant {tenant!r} may not use the adapter {adapter!r}", limits.adapters
+            "adapters", f"tenant {tenant!r} may not use the adapter {adapter!r}", limits.adapters
         )
     params = request.params
     numbers = (
@@ -62,6 +65,7 @@ def check_request(request: Request, limits: TenantLimits, tenant: str) -> None:
             raise DomainError(
                 "SAMPLING_PARAMS_INVALID",
                 f"{what} is {value}; allowed for tenant {tenant!r}: at most {limit} {most}",
+                limit=limit,
             )
 
 
@@ -69,7 +73,9 @@ def _is_one_of(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _not_allowed(what: str, allowed: tuple[str, ...] | None) -> DomainError:
+def _not_allowed(limit: str, what: str, allowed: tuple[str, ...] | None) -> DomainError:
     return DomainError(
-        "CALLER_NOT_ALLOWED", f"{what}; allowed: {', '.join(allowed or ()) or 'none'}"
+        "CALLER_NOT_ALLOWED",
+        f"{what}; allowed: {', '.join(allowed or ()) or 'none'}",
+        limit=limit,
     )

@@ -11,6 +11,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from scheduler_service.audit import events as audit_events
+from scheduler_service.audit.audit import Audit
 from scheduler_service.config import ClusterConfig
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import StepEvents
@@ -50,6 +52,7 @@ class EngineParts:
     scheduler_epoch: int
     now_ns: Callable[[], int]
     journal: Journal | NoJournal
+    audit: Audit
     connect: Callable[[executor.ExecutorInfo, LinkConfig], Link]
 
 
@@ -210,6 +213,10 @@ class Engines:
             if not self.tokenizer_files:
                 self.tokenizer_files = await engine.link.tokenizer_files()
             _log.info("executor_joined address=%s epoch=%d", info.address, info.executor_epoch)
+            registered = audit_events.ExecutorRegistered(
+                info.address, info.executor_epoch, info.model.name
+            )
+            self._parts.audit.record(registered)
             self._last_config = member.config
             engine.is_connected = True
             self._owner.joined()
@@ -236,6 +243,8 @@ class Engines:
         _log.warning(
             "executor_lost address=%s num_requests=%d reason=%r", info.address, len(requests), why
         )
+        gone = audit_events.ExecutorLost(info.address, info.executor_epoch, len(requests))
+        self._parts.audit.record(gone)
         if member.task is not None and member.task is not asyncio.current_task():
             member.task.cancel()
         if self._last_config is None and not self._members:

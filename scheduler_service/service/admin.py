@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import grpc.aio
 
+from scheduler_service.audit.audit import Audit, NoAudit
+from scheduler_service.audit.events import OperatorCalled
 from scheduler_service.cluster import Cluster
 from splitserve.scheduler.v1 import admin_pb2, admin_pb2_grpc
 
@@ -11,13 +13,16 @@ from splitserve.scheduler.v1 import admin_pb2, admin_pb2_grpc
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     """ListExecutors."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, audit: Audit | None = None) -> None:
+        """`audit`: None to tell nobody."""
         self._cluster = cluster
+        self._audit = audit or NoAudit()
 
     async def ListExecutors(
         self, request: admin_pb2.ListExecutorsRequest, context: grpc.aio.ServicerContext
     ) -> admin_pb2.ListExecutorsResponse:
         """The executors known now."""
+        self._audit.record(OperatorCalled("ListExecutors", context.peer()))
         states = [
             admin_pb2.ExecutorState(
                 executor=engine.link.info,

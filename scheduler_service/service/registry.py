@@ -4,28 +4,40 @@ from __future__ import annotations
 
 import grpc.aio
 
+from scheduler_service.audit.audit import Audit, NoAudit
+from scheduler_service.audit.events import ExecutorRefused
 from scheduler_service.cluster import Cluster
 from scheduler_service.executors.handshake import check_executor_info
 from scheduler_service.service.executor_addresses import ExecutorAddresses
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
 from splitserve_rpc.contract import CONTRACT_MAJOR, CONTRACT_MINOR
+from splitserve_rpc.domain_error import DomainError
 
 
 class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
     """Register."""
 
-    def __init__(self, cluster: Cluster, addresses: ExecutorAddresses) -> None:
+    def __init__(
+        self, cluster: Cluster, addresses: ExecutorAddresses, audit: Audit | None = None
+    ) -> None:
+        """`audit`: None to tell nobody."""
         self._cluster = cluster
         self._addresses = addresses
+        self._audit = audit or NoAudit()
 
     async def Register(
         self, request: registry_pb2.RegisterRequest, context: grpc.aio.ServicerContext
     ) -> registry_pb2.RegisterResponse:
         """Takes an executor into the cluster once it answers, or refuses it."""
-        check_executor_info(request.executor)
-        target = await self._addresses.target(request.executor.address, context.peer())
-        await self._cluster.join(request.executor, target)
+        try:
+            check_executor_info(request.executor)
+            target = await self._addresses.target(request.executor.address, context.peer())
+            await self._cluster.join(request.executor, target)
+        except DomainError as error:
+            address = request.executor.address
+            self._audit.record(ExecutorRefused(address, context.peer(), error.reason))
+            raise
         return registry_pb2.RegisterResponse(
             scheduler_epoch=self._cluster.scheduler_epoch,
             contract_version=executor.ContractVersion(major=CONTRACT_MAJOR, minor=CONTRACT_MINOR),

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
 from functools import partial
 
 import grpc
 import grpc.aio
 
+from scheduler_service.audit.audit import Audit
 from scheduler_service.callers.caller import Callers, OpenDoor
 from scheduler_service.cluster import Cluster
 from scheduler_service.executors.broken_core import MESSAGE, REASON
 from scheduler_service.service.caller_checks import CallerChecks
 from scheduler_service.service.intake import Intake
+from scheduler_service.service.request_log import RequestLog
 from scheduler_service.streams.client_codec import encode_default_sampling, encode_rejection
 from scheduler_service.streams.sinks import GenerateStream, RequestSink, SessionStream, client_key
 from splitserve.executor.v1 import executor_pb2 as executor
@@ -27,6 +30,14 @@ _CHUNK_BYTES = 1024 * 1024
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Opener:
+    """Who opened a Session: what it showed, and where it is."""
+
+    credential: str
+    peer: str
+
+
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     """Generate, Session, Abort, GetModel, Identify, GetTokenizer.
 
@@ -34,12 +45,15 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     whose.
     """
 
-    def __init__(self, cluster: Cluster, callers: Callers | None = None) -> None:
-        """`callers`: None to ask nobody who they are."""
+    def __init__(
+        self, cluster: Cluster, callers: Callers | None = None, audit: Audit | None = None
+    ) -> None:
+        """`callers`: None to ask nobody who they are; `audit`: None to tell nobody."""
         callers = callers or OpenDoor()
         self._cluster = cluster
         self._checks = CallerChecks(callers)
         self._intake = Intake(cluster, callers)
+        self._request_log = RequestLog(audit)
 
     async def Generate(
         self, request: api.GenerateRequest, context: grpc.aio.ServicerContext
@@ -48,10 +62,13 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._cluster.check_accepting()
         stream = GenerateStream(self._cluster.delivery.new_outbox())
         with self._cluster.client_stream(stream):
-            accepted = self._intake.accept(request, self._checks.of_call(context))
-            accepted.request.client_key = client_key(stream.number, 0)
-            stream.request_id = accepted.admission.name.own_id
-            self._cluster.submit(accepted.request, RequestSink(stream, 0), accepted.admission)
+            caller = self._checks.of_call(context)
+            with self._request_log.refusals(request, caller):
+                accepted = self._request_log.followed(self._intake.accept(request, caller))
+                accepted.request.client_key = client_key(stream.number, 0)
+                stream.request_id = accepted.admission.name.own_id
+                self._cluster.submit(accepted.request, RequestSink(stream, 0), accepted.admission)
+            self._request_log.admitted(accepted, caller, self._cluster.model)
             while (response := await stream.outbox.get()) is not None:
                 yield response
 
@@ -63,8 +80,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         """Multiplexes requests until the client has half-closed and all have ended."""
         stream = SessionStream(self._cluster.delivery.new_outbox())
         with self._cluster.client_stream(stream):
-            credential = self._checks.credential_of(context)
-            reader = asyncio.create_task(self._read_session(request_iterator, stream, credential))
+            opener = Opener(self._checks.credential_of(context), context.peer())
+            reader = asyncio.create_task(self._read_session(request_iterator, stream, opener))
             reader.add_done_callback(partial(self._reading_ended, stream))
             try:
                 while (response := await stream.outbox.get()) is not None:
@@ -89,14 +106,14 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self,
         request_iterator: AsyncIterator[api.SessionRequest],
         stream: SessionStream,
-        credential: str,
+        opener: Opener,
     ) -> None:
         async for message in request_iterator:
             if stream.outbox.has_ended:
                 return
             match message.WhichOneof("action"):
                 case "submit":
-                    self._submit(message.submit, stream, credential)
+                    self._submit(message.submit, stream, opener)
                 case "abort":
                     name = stream.names.get(message.abort.handle)
                     if name is not None:
@@ -106,18 +123,21 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             # Whoever does not read what was refused cannot have more refused.
             await stream.outbox.wait_for_room()
 
-    def _submit(self, submit: api.SessionSubmit, stream: SessionStream, credential: str) -> None:
-        """`credential`: of who opened the Session."""
+    def _submit(self, submit: api.SessionSubmit, stream: SessionStream, opener: Opener) -> None:
         handle = submit.handle
         if handle in stream.names:
             raise DomainError("SESSION_PROTOCOL", f"handle {handle} is in use in this session")
         try:
             self._cluster.check_accepting()
-            caller = self._checks.of_submit(credential, submit.credential)
-            accepted = self._intake.accept(submit.request, caller)
-            accepted.request.client_key = client_key(stream.number, handle)
-            stream.names[handle] = accepted.admission.name
-            self._cluster.submit(accepted.request, RequestSink(stream, handle), accepted.admission)
+            with self._request_log.unknown_callers(opener.peer):
+                caller = self._checks.of_submit(opener.credential, submit.credential)
+            with self._request_log.refusals(submit.request, caller):
+                accepted = self._request_log.followed(self._intake.accept(submit.request, caller))
+                accepted.request.client_key = client_key(stream.number, handle)
+                stream.names[handle] = accepted.admission.name
+                sink = RequestSink(stream, handle)
+                self._cluster.submit(accepted.request, sink, accepted.admission)
+            self._request_log.admitted(accepted, caller, self._cluster.model)
         except DomainError as error:
             stream.names.pop(handle, None)
             stream.reject(handle, encode_rejection(error))

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from scheduler_service.audit.audit import Audit, NoAudit
 from scheduler_service.callers.caller import Callers, OpenDoor
 from scheduler_service.cluster import Cluster
 from scheduler_service.config import ClusterConfig
@@ -16,6 +17,7 @@ from scheduler_service.service.admin import AdminServicer
 from scheduler_service.service.caller_checks import scopes_of
 from scheduler_service.service.executor_addresses import ExecutorAddresses
 from scheduler_service.service.registry import RegistryServicer
+from scheduler_service.service.request_log import caller_refusals
 from scheduler_service.service.servicer import SchedulerServicer
 from splitserve.scheduler.v1 import admin_pb2_grpc, registry_pb2_grpc, scheduler_pb2_grpc
 from splitserve_rpc.access import Access
@@ -34,6 +36,8 @@ class SchedulerInProcess:
     cluster: Cluster
     servicer: SchedulerServicer
     address: str
+    # Set when an executor has come or gone.
+    changed: asyncio.Event
 
 
 @asynccontextmanager
@@ -42,21 +46,23 @@ async def scheduler_in_process(
     config: ClusterConfig | None = None,
     callers: Callers | None = None,
     now_ns: Callable[[], int] = time.monotonic_ns,
+    audit: Audit | None = None,
 ) -> AsyncIterator[SchedulerInProcess]:
     """A scheduler that `executors` have joined. `callers`: None to ask nobody who they are."""
+    audit = audit or NoAudit()
     config = config or ClusterConfig(reconnect_timeout_s=0.1)
     changed = asyncio.Event()
-    cluster = Cluster(config, 1, changed.set, now_ns=now_ns)
+    cluster = Cluster(config, 1, changed.set, now_ns=now_ns, audit=audit)
     callers = callers or OpenDoor()
     running = bind_server(
         "127.0.0.1:0",
         (),
         most_message_bytes(config.max_model_len),
         lambda: cluster.max_message_bytes,
-        ServerSecurity(Access(scopes_of=scopes_of(callers))),
+        ServerSecurity(Access(scopes_of=scopes_of(callers)), on_refusal=caller_refusals(audit)),
     )
-    servicer = SchedulerServicer(cluster, callers)
-    _add(running, cluster, servicer)
+    servicer = SchedulerServicer(cluster, callers, audit)
+    _add(running, cluster, servicer, audit)
     await running.server.start()
     try:
         for executor in executors:
@@ -67,7 +73,7 @@ async def scheduler_in_process(
             while sum(engine.is_connected for engine in cluster.engines) < len(executors):
                 changed.clear()
                 await changed.wait()
-        yield SchedulerInProcess(cluster, servicer, f"127.0.0.1:{running.port}")
+        yield SchedulerInProcess(cluster, servicer, f"127.0.0.1:{running.port}", changed)
     finally:
         await cluster.drain(0)
         await running.stop(0.1)
@@ -75,9 +81,11 @@ async def scheduler_in_process(
             await executor.stop()
 
 
-def _add(running: RunningServer, cluster: Cluster, servicer: SchedulerServicer) -> None:
+def _add(
+    running: RunningServer, cluster: Cluster, servicer: SchedulerServicer, audit: Audit
+) -> None:
     server = running.server
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(servicer, server)
-    registry = RegistryServicer(cluster, ExecutorAddresses(AddressRules()))
+    registry = RegistryServicer(cluster, ExecutorAddresses(AddressRules()), audit)
     registry_pb2_grpc.add_RegistryServiceServicer_to_server(registry, server)
-    admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(cluster), server)
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(cluster, audit), server)

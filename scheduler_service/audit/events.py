@@ -1,0 +1,113 @@
+"""What an audit log tells: names, numbers and reasons. No field has content of a request.
+
+Fields are JSON's, by these names; docs/security.md explains them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RequestAdmitted:
+    """A request was taken. `adapter`: empty for none. `max_tokens`: None where it named none."""
+
+    caller: str
+    tenant: str
+    request_id: str
+    num_prompt_tokens: int
+    max_tokens: int | None
+    num_sequences: int
+    model: str
+    adapter: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRefused:
+    """A request was not taken. `limit`: of the tenant, if that is why; empty otherwise."""
+
+    caller: str
+    tenant: str
+    request_id: str
+    reason: str
+    limit: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEnded:
+    """A request that was taken is over. `reason`: as its finish says, or why it had none."""
+
+    tenant: str
+    request_id: str
+    reason: str
+    num_output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallerRefused:
+    """Somebody may not do what they tried, `num_times` from that peer.
+
+    The first time is told at once, further ones in the same second together; then `method` and
+    `reason` are those of the first.
+    """
+
+    method: str
+    peer: str
+    reason: str
+    num_times: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorCalled:
+    """A method for operators was called, and answered."""
+
+    method: str
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorRegistered:
+    """An executor is connected and gets requests."""
+
+    address: str
+    executor_epoch: int
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorRefused:
+    """An executor that wanted to register may not; counted as `CallerRefused` is."""
+
+    address: str
+    peer: str
+    reason: str
+    num_times: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorLost:
+    """An executor gets no more requests; those it had go on elsewhere."""
+
+    address: str
+    executor_epoch: int
+    num_requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class EventsDropped:
+    """So many events are not in the log: they came faster than they could be written."""
+
+    num_events: int
+
+
+AuditEvent = (
+    RequestAdmitted
+    | RequestRefused
+    | RequestEnded
+    | CallerRefused
+    | OperatorCalled
+    | ExecutorRegistered
+    | ExecutorRefused
+    | ExecutorLost
+    | EventsDropped
+)

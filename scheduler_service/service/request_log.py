@@ -1,0 +1,119 @@
+"""Tells the audit log what becomes of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from scheduler_service.audit.audit import Audit, NoAudit
+from scheduler_service.audit.events import (
+    CallerRefused,
+    RequestAdmitted,
+    RequestEnded,
+    RequestRefused,
+)
+from scheduler_service.callers.admission import Charge
+from scheduler_service.callers.caller import Caller
+from scheduler_service.callers.quotas import num_computed_outputs
+from scheduler_service.core.request import Request
+from scheduler_service.service.intake import Accepted
+from splitserve.executor.v1 import executor_pb2 as executor
+from splitserve.scheduler.v1 import scheduler_pb2 as api
+from splitserve_rpc.domain_error import DomainError
+from splitserve_rpc.interceptors import OnRefusal
+
+# Its client is gone, or the scheduler was stopped, while it ran.
+_ABANDONED = "abandoned"
+_SUBMIT = "/splitserve.scheduler.v1.SchedulerService/Session"
+
+
+def caller_refusals(audit: Audit) -> OnRefusal:
+    """Tells `audit` of callers that a server refuses."""
+
+    def tell(method: str, peer: str, reason: str) -> None:
+        audit.record(CallerRefused(method, peer, reason))
+
+    return tell
+
+
+class RequestLog:
+    """Of one scheduler. `audit`: None where nobody wants to know."""
+
+    def __init__(self, audit: Audit | None = None) -> None:
+        self._audit = audit or NoAudit()
+
+    @contextmanager
+    def refusals(self, message: api.GenerateRequest, caller: Caller) -> Iterator[None]:
+        """Whatever is raised within refuses the request."""
+        try:
+            yield
+        except DomainError as error:
+            tenant = caller.tenant or message.tenant
+            refused = RequestRefused(
+                caller.name, tenant, message.request_id, error.reason, error.limit
+            )
+            self._audit.record(refused)
+            raise
+
+    def followed(self, accepted: Accepted) -> Accepted:
+        """The same, whose end is told."""
+        admission, request = accepted.admission, accepted.request
+        name, tenant = admission.name.own_id, request.scheduling.tenant
+        charge = _Followed(admission.charge, self._audit, tenant, name)
+        return replace(accepted, admission=replace(admission, charge=charge))
+
+    @contextmanager
+    def unknown_callers(self, peer: str) -> Iterator[None]:
+        """Whatever is raised within refuses whose request a Session of `peer` brought."""
+        try:
+            yield
+        except DomainError as error:
+            self._audit.record(CallerRefused(_SUBMIT, peer, error.reason))
+            raise
+
+    def admitted(
+        self, accepted: Accepted, caller: Caller, model: executor.ModelInfo | None
+    ) -> None:
+        """It was submitted."""
+        request = accepted.request
+        event = RequestAdmitted(
+            caller.name,
+            request.scheduling.tenant,
+            accepted.admission.name.own_id,
+            request.sequences[0].num_prompt_tokens,
+            request.params.max_tokens,
+            request.params.num_sequences,
+            "" if model is None else model.name,
+            request.scheduling.adapter,
+        )
+        self._audit.record(event)
+
+
+class _Followed:
+    """Implements `Charge`."""
+
+    def __init__(self, charge: Charge, audit: Audit, tenant: str, request_id: str) -> None:
+        self._charge = charge
+        self._audit = audit
+        self._tenant = tenant
+        self._request_id = request_id
+
+    def begin(self) -> None:
+        self._charge.begin()
+
+    def end(self, request: Request) -> None:
+        num_tokens = num_computed_outputs(request)
+        how = _how_it_ended(request)
+        self._audit.record(RequestEnded(self._tenant, self._request_id, how, num_tokens))
+        self._charge.end(request)
+
+    def refund(self) -> None:
+        self._charge.refund()
+
+
+def _how_it_ended(request: Request) -> str:
+    if request.error is not None:
+        reason, _ = request.error
+        return reason
+    return _ABANDONED if request.finish_reason is None else request.finish_reason.value

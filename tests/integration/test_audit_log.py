@@ -1,0 +1,236 @@
+"""Who did what with a scheduler, as its audit log has it; and nothing of what was said."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from scheduler_service.audit.event_file import EventFile
+from scheduler_service.audit.file_audit import FileAudit
+from scheduler_service.callers.caller import Scope, TenantLimits
+from splitserve.scheduler.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    registry_pb2,
+    registry_pb2_grpc,
+    scheduler_pb2_grpc,
+)
+from splitserve.scheduler.v1 import scheduler_pb2 as api
+from tests.support.fakes.fake_executor import FakeExecutor
+from tests.support.processes.scheduler_in_process import scheduler_in_process
+from tests.support.security.key_ring import KeyRing
+
+PROMPT = [31, 41, 59, 26]
+
+
+@dataclass(frozen=True, slots=True)
+class Audited:
+    keys: KeyRing
+    channel: grpc.aio.Channel
+    audit: FileAudit
+    path: Path
+
+    @property
+    def stub(self) -> scheduler_pb2_grpc.SchedulerServiceStub:
+        return scheduler_pb2_grpc.SchedulerServiceStub(self.channel)
+
+    async def generate(self, credential: str, **fields: Any) -> None:  # noqa: ANN401
+        """To its end, or until it is refused."""
+        call = self.stub.Generate(request(**fields), metadata=bearer(credential))
+        try:
+            async for _ in call:
+                pass
+        except grpc.aio.AioRpcError:
+            pass
+
+    def events(self, *kinds: str) -> list[dict[str, Any]]:
+        """Those of `kinds`, without their times. Ends the log."""
+        self.audit.close()
+        events = [json.loads(line) for line in self.path.read_text().splitlines()]
+        return [
+            {name: event[name] for name in event if name != "time"}
+            for event in events
+            if event["event"] in kinds
+        ]
+
+
+def bearer(credential: str) -> list[tuple[str, str]]:
+    return [("authorization", f"Bearer {credential}")]
+
+
+def request(**fields: Any) -> api.GenerateRequest:  # noqa: ANN401
+    params = api.SamplingParams(max_tokens=fields.pop("max_tokens", 5), ignore_eos=True)
+    return api.GenerateRequest(prompt_token_ids=PROMPT, sampling_params=params, **fields)
+
+
+@pytest.fixture
+async def audited(tmp_path: Path) -> AsyncIterator[Audited]:
+    path, keys = tmp_path / "audit", KeyRing()
+    audit = FileAudit(EventFile(path))
+    async with (
+        scheduler_in_process(FakeExecutor(), callers=keys, audit=audit) as scheduler,
+        grpc.aio.insecure_channel(scheduler.address) as channel,
+    ):
+        yield Audited(keys, channel, audit, path)
+    audit.close()
+
+
+async def test_request_is_told_from_its_admission_to_its_end(audited: Audited) -> None:
+    credential = audited.keys.add("acme")
+
+    await audited.generate(credential, request_id="r1", tenant="somebody else")
+
+    assert audited.events("request_admitted", "request_ended") == [
+        {
+            "event": "request_admitted",
+            "caller": "key0",
+            "tenant": "acme",
+            "request_id": "r1",
+            "num_prompt_tokens": 4,
+            "max_tokens": 5,
+            "num_sequences": 1,
+            "model": "fake",
+            "adapter": "",
+        },
+        {
+            "event": "request_ended",
+            "tenant": "acme",
+            "request_id": "r1",
+            "reason": "length",
+            "num_output_tokens": 5,
+        },
+    ]
+
+
+async def test_request_of_a_session_is_told_as_any_other(audited: Audited) -> None:
+    gateway = audited.keys.add("", Scope.GATEWAY)
+    credential = audited.keys.add("acme")
+    session = audited.stub.Session(metadata=bearer(gateway))
+    for handle, shown in ((1, credential), (2, "nobody's")):
+        submit = api.SessionSubmit(
+            handle=handle, credential=shown, request=request(request_id=f"r{handle}")
+        )
+        await session.write(api.SessionRequest(submit=submit))
+    await session.done_writing()
+    async for _ in session:
+        pass
+
+    ended, refused = audited.events("request_ended", "caller_refused")
+    if ended["event"] == "caller_refused":
+        ended, refused = refused, ended
+    assert (ended["tenant"], ended["request_id"], ended["reason"]) == ("acme", "r1", "length")
+    assert refused["reason"] == "CALLER_UNKNOWN"
+    assert refused["method"].endswith("/Session")
+    assert refused["peer"].startswith("ipv4:127.0.0.1:")
+
+
+@pytest.mark.parametrize(
+    ("limits", "limit", "reason"),
+    [
+        (TenantLimits(max_prompt_tokens=3), "max_prompt_tokens", "PROMPT_TOO_LONG"),
+        (TenantLimits(max_output_tokens=3), "max_output_tokens", "SAMPLING_PARAMS_INVALID"),
+        (TenantLimits(max_concurrent_requests=0), "max_concurrent_requests", "QUOTA_EXCEEDED"),
+        (TenantLimits(max_priority=-1), "max_priority", "CALLER_NOT_ALLOWED"),
+        (TenantLimits(models=("x",)), "models", "CALLER_NOT_ALLOWED"),
+    ],
+)
+async def test_refusal_names_the_limit(
+    audited: Audited, limits: TenantLimits, limit: str, reason: str
+) -> None:
+    credential = audited.keys.add("acme")
+    audited.keys.limits_of["acme"] = limits
+
+    await audited.generate(credential, request_id="r1")
+
+    assert audited.events("request_refused", "request_admitted") == [
+        {
+            "event": "request_refused",
+            "caller": "key0",
+            "tenant": "acme",
+            "request_id": "r1",
+            "reason": reason,
+            "limit": limit,
+        }
+    ]
+
+
+async def test_refusal_has_no_limit_when_the_request_is_wrong(audited: Audited) -> None:
+    credential = audited.keys.add("acme")
+
+    await audited.generate(credential, max_tokens=-1)
+
+    (refused,) = audited.events("request_refused")
+    assert (refused["reason"], refused["limit"]) == ("SAMPLING_PARAMS_INVALID", "")
+
+
+async def test_request_is_abandoned_when_its_client_leaves(audited: Audited) -> None:
+    credential = audited.keys.add("acme")
+    call = audited.stub.Generate(request(max_tokens=1000), metadata=bearer(credential))
+    await call.read()
+    call.cancel()
+    # Refused for as long as the first is there, so that its end is waited for.
+    audited.keys.limits_of["acme"] = TenantLimits(max_concurrent_requests=1)
+    await audited.generate(credential, request_id="later")
+
+    first = audited.events("request_ended")[0]
+    assert first["reason"] in ("abandoned", "aborted")
+    assert first["num_output_tokens"] < 1000
+
+
+async def test_callers_and_operators_are_told(audited: Audited) -> None:
+    await audited.generate("nobody's")
+    operator = audited.keys.add("", Scope.OPERATOR)
+    stub = admin_pb2_grpc.AdminServiceStub(audited.channel)
+    await stub.ListExecutors(admin_pb2.ListExecutorsRequest(), metadata=bearer(operator))
+
+    refused, called = audited.events("caller_refused", "operator_called")
+    assert refused["method"].endswith("SchedulerService/Generate")
+    assert (refused["reason"], refused["num_times"]) == ("CALLER_UNKNOWN", 1)
+    assert called["method"] == "ListExecutors"
+    assert called["peer"].startswith("ipv4:127.0.0.1:")
+
+
+async def test_executors_are_told(tmp_path: Path) -> None:
+    path, executor = tmp_path / "audit", FakeExecutor()
+    audit = FileAudit(EventFile(path))
+    async with scheduler_in_process(executor, audit=audit) as scheduler:
+        wrong = registry_pb2.RegisterRequest()
+        async with grpc.aio.insecure_channel(scheduler.address) as channel:
+            with pytest.raises(grpc.aio.AioRpcError):
+                await registry_pb2_grpc.RegistryServiceStub(channel).Register(wrong)
+        await executor.stop()
+        while scheduler.cluster.engines:
+            await scheduler.changed.wait()
+            scheduler.changed.clear()
+        audit.close()
+        await executor.start()
+
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [event["event"] for event in events] == [
+        "executor_registered",
+        "executor_refused",
+        "executor_lost",
+    ]
+    registered, refused, lost = events
+    assert registered["model"] == "fake"
+    assert registered["address"] == lost["address"]
+    assert refused["reason"] == "CONTRACT_VERSION_MISMATCH"
+
+
+async def test_nothing_of_what_was_said_is_there(audited: Audited) -> None:
+    credential = audited.keys.add("acme")
+    await audited.generate(credential, request_id="r1")
+    await audited.generate(credential, max_tokens=-77777)
+    audited.audit.close()
+
+    text = audited.path.read_text()
+    assert credential not in text
+    assert "31, 41" not in text
+    assert "77777" not in text

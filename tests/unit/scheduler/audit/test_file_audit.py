@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import json
+import logging
+import resource
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scheduler_service.audit.audit import NoAudit
+from scheduler_service.audit.event_file import EventFile
+from scheduler_service.audit.events import CallerRefused, ExecutorLost, RequestEnded
+from scheduler_service.audit.file_audit import AuditUnusable, FileAudit, open_audit
+from scheduler_service.audit.refused_peers import MAX_PEERS
+
+ENDED = RequestEnded("acme", "r1", "stop", 12)
+HOSTILE = 'x"}\n{"event": "forged"\x1b[2J\x7f\u2028\u202e\ud800'
+
+
+@dataclass
+class Clock:
+    now_s: float = 1_800_000_000.25
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@dataclass
+class HeldFile:
+    """Writes nothing before it may; fails as often as it is to."""
+
+    may_write: threading.Event = field(default_factory=threading.Event)
+    num_failures: int = 0
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    def write(self, fields: Mapping[str, object]) -> None:
+        self.may_write.wait(60)
+        if self.num_failures > 0:
+            self.num_failures -= 1
+            raise OSError(28, "No space left on device")
+        self.events.append(dict(fields))
+
+    def close(self) -> None:
+        pass
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+
+
+def refused(peer: str, reason: str = "CALLER_UNKNOWN") -> CallerRefused:
+    return CallerRefused("/x.Y/Z", peer, reason)
+
+
+def test_event_is_a_line_of_json_with_its_time_and_name(tmp_path: Path) -> None:
+    path = tmp_path / "audit"
+    audit = FileAudit(EventFile(path), Clock())
+
+    audit.record(ENDED)
+    audit.record(ExecutorLost("a:1", 7, 3))
+    audit.close()
+
+    assert lines_of(path) == [
+        {
+            "time": "2027-01-15T08:00:00.250+00:00",
+            "event": "request_ended",
+            "tenant": "acme",
+            "request_id": "r1",
+            "reason": "stop",
+            "num_output_tokens": 12,
+        },
+        {
+            "time": "2027-01-15T08:00:00.250+00:00",
+            "event": "executor_lost",
+            "address": "a:1",
+            "executor_epoch": 7,
+            "num_requests": 3,
+        },
+    ]
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_event_stays_one_printable_and_bounded_line_when_a_name_is_hostile(tmp_path: Path) -> None:
+    path = tmp_path / "audit"
+    audit = FileAudit(EventFile(path), Clock())
+
+    audit.record(RequestEnded(HOSTILE, "r" * 100_000, "stop", 1))
+    audit.close()
+
+    text = path.read_text()
+    assert text[:-1].isprintable()
+    assert len(text) < 1000
+    (event,) = lines_of(path)
+    assert event["tenant"] == HOSTILE
+
+
+def test_file_is_made_anew_when_it_was_moved_and_goes_on_when_it_was_there(tmp_path: Path) -> None:
+    path, moved = tmp_path / "audit", tmp_path / "audit.1"
+    path.write_text('{"number": 0}\n')
+    path.chmod(0o644)
+
+    file = EventFile(path)
+    file.write({"number": 1})
+    path.rename(moved)
+    file.write({"number": 2})
+    file.write({"number": 3})
+    file.close()
+
+    assert [line["number"] for line in lines_of(moved)] == [0, 1]
+    assert [line["number"] for line in lines_of(path)] == [2, 3]
+    assert {each.stat().st_mode & 0o777 for each in (path, moved)} == {0o600}
+
+
+def test_events_are_counted_and_nobody_waits_when_the_file_is_slow() -> None:
+    file = HeldFile()
+    audit = FileAudit(file, Clock(), max_queued=8)
+    for _ in range(100):
+        audit.record(ENDED)
+
+    file.may_write.set()
+    audit.close()
+
+    written = [event for event in file.events if event["event"] == "request_ended"]
+    dropped = [event["num_events"] for event in file.events if event["event"] == "events_dropped"]
+    assert 8 <= len(written) <= 9
+    assert len(written) + sum(dropped) == 100
+
+
+def test_loss_is_counted_and_said_once_when_the_disk_is_full(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    file = HeldFile(num_failures=3)
+    file.may_write.set()
+    audit = FileAudit(file, Clock())
+    with caplog.at_level(logging.ERROR):
+        for _ in range(5):
+            audit.record(ENDED)
+        audit.close()
+
+    counts = [event.get("num_events", 1) for event in file.events]
+    assert sum(counts) == 5
+    assert [record.getMessage() for record in caplog.records] == [
+        "audit_not_written problem='No space left on device'"
+    ]
+
+
+def test_refusals_are_counted_by_peer_and_second_when_they_are_a_flood() -> None:
+    file, clock = HeldFile(), Clock()
+    file.may_write.set()
+    audit = FileAudit(file, clock)
+    for port in range(1000):
+        audit.record(refused(f"ipv4:10.0.0.1:{port}"))
+    audit.record(refused("ipv6:[::1]:5", "CALLER_NOT_ALLOWED"))
+    clock.now_s += 1
+    audit.record(refused("ipv4:10.0.0.1:7"))
+    audit.close()
+
+    seen = [(each["peer"], each["reason"], each["num_times"]) for each in file.events]
+    assert seen == [
+        ("ipv4:10.0.0.1:0", "CALLER_UNKNOWN", 1),
+        ("ipv6:[::1]:5", "CALLER_NOT_ALLOWED", 1),
+        ("ipv4:10.0.0.1:0", "CALLER_UNKNOWN", 999),
+        ("ipv4:10.0.0.1:7", "CALLER_UNKNOWN", 1),
+    ]
+
+
+def test_refusals_are_few_and_all_counted_when_every_one_has_an_address_of_its_own() -> None:
+    file = HeldFile()
+    file.may_write.set()
+    audit = FileAudit(file, Clock())
+    num_peers = 4 * MAX_PEERS
+    for number in range(num_peers):
+        audit.record(refused(f"ipv6:[fd00::{number:x}]:1"))
+    audit.close()
+
+    assert len(file.events) <= MAX_PEERS + 2
+    assert sum(event["num_times"] for event in file.events) == num_peers
+
+
+def test_flood_of_refusals_hides_no_other_event_when_the_file_is_slow() -> None:
+    file = HeldFile()
+    audit = FileAudit(file, Clock(), max_queued=8)
+    for port in range(1000):
+        audit.record(refused(f"ipv4:10.0.0.1:{port}"))
+    audit.record(ExecutorLost("a:1", 1, 3))
+    file.may_write.set()
+    audit.close()
+
+    assert "executor_lost" in [event["event"] for event in file.events]
+
+
+def test_audit_is_refused_in_one_line_when_its_file_cannot_be_written(tmp_path: Path) -> None:
+    path = tmp_path / "no" / "folder"
+
+    with pytest.raises(AuditUnusable) as refusal:
+        open_audit(str(path))
+    assert str(refusal.value) == f"--audit-log {path}: No such file or directory"
+    assert isinstance(open_audit(None), NoAudit)
+
+
+def test_line_that_follows_is_whole_when_a_full_disk_took_a_part(tmp_path: Path) -> None:
+    path = tmp_path / "audit"
+    file = EventFile(path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+    try:
+        with pytest.raises(OSError, match="only a part"):
+            file.write({"number": "a long line"})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    file.write({"number": 2})
+    file.close()
+
+    assert path.read_text().split("\n")[1:] == ['{"number": 2}', ""]
