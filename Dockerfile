@@ -36,16 +36,18 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 \
     PYTHONUNBUFFERED=1 PATH=/opt/splitserve/bin:$PATH
 RUN python3 -m venv /opt/splitserve \
     && useradd --uid 10001 --create-home --shell /usr/sbin/nologin splitserve \
-    && install -d -o splitserve -g splitserve /models
+    && install -d -o splitserve -g splitserve /models \
+    && install -d -o splitserve -g splitserve -m 700 /etc/splitserve /etc/splitserve/scheduler \
+        /etc/splitserve/executor /etc/splitserve/gateway /etc/splitserve/operator
 WORKDIR /home/splitserve
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["splitserve"]
 
-# --- scheduler: no torch, no transformers --------------------------------------------------------
+# --- scheduler: no torch, no transformers; it can make certificates (docker-compose.tls.yml) -------
 FROM runtime AS scheduler
 ARG PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS PIP_NO_INDEX PIP_CERT
 COPY --from=build /dist /dist
-RUN pip install --quiet /dist/*.whl
+RUN pip install --quiet "$(echo /dist/*.whl)[security]"
 USER splitserve
 ENV SPLITSERVE_LISTEN=0.0.0.0:50051 SPLITSERVE_CLUSTER_LISTEN=0.0.0.0:50050
 EXPOSE 50051

@@ -12,15 +12,17 @@ from functools import partial
 
 from scheduler_service.audit.audit import Audit
 from scheduler_service.audit.file_audit import AuditUnusable, open_audit
-from scheduler_service.callers.caller import Callers, OpenDoor
+from scheduler_service.callers.caller import Callers
+from scheduler_service.callers.open_callers import OpenedCallers, open_callers
+from scheduler_service.callers.watched_file import FileUnusable
 from scheduler_service.cluster import Cluster
 from scheduler_service.config import SchedulerServiceConfig
 from scheduler_service.executors.executor_link import ExecutorLink
 from scheduler_service.journal.journal import JournalUnusable, open_journal
 from scheduler_service.request_limits import most_message_bytes
 from scheduler_service.service.admin import AdminServicer
+from scheduler_service.service.caller_checks import scopes_of
 from scheduler_service.service.executor_addresses import ExecutorAddresses
-from scheduler_service.service.known_callers import scopes_of
 from scheduler_service.service.registry import RegistryServicer
 from scheduler_service.service.request_log import caller_refusals
 from scheduler_service.service.servicer import SchedulerServicer
@@ -42,15 +44,16 @@ _STOP_GRACE_S = 1.0
 _log = logging.getLogger("scheduler_service")
 
 
-async def serve(config: SchedulerServiceConfig) -> None:
+async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     """Serves until told to stop, then drains.
 
     Raises CannotListen, JournalUnusable and AuditUnusable.
     """
     stop = stop_event(config.exit_on_stdin_eof, config.drain_timeout_s)
-    callers: Callers = OpenDoor()
     audit = open_audit(config.audit_log)
-    for_clients, for_cluster = _bind(config, callers, audit, lambda: cluster.max_message_bytes)
+    for_clients, for_cluster = _bind(
+        config, opened.callers, audit, lambda: cluster.max_message_bytes
+    )
     changed = asyncio.Event()
     scheduler_epoch = time.time_ns()
     journal = open_journal(config.journal, config.journal_max_bytes, scheduler_epoch)
@@ -58,8 +61,10 @@ async def serve(config: SchedulerServiceConfig) -> None:
     cluster = Cluster(
         config.cluster, scheduler_epoch, changed.set, journal=journal, audit=audit, connect=connect
     )
+    if opened.tenants is not None:
+        cluster.weigh_tenants(opened.tenant_weights)
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(
-        SchedulerServicer(cluster, callers, audit), for_clients.server
+        SchedulerServicer(cluster, opened.callers, audit), for_clients.server
     )
     registry_pb2_grpc.add_RegistryServiceServicer_to_server(
         RegistryServicer(cluster, ExecutorAddresses(config.executor_addresses), audit),
@@ -77,7 +82,10 @@ async def serve(config: SchedulerServiceConfig) -> None:
             await changed.wait()
             changed.clear()
 
-    health = asyncio.create_task(publish_health())
+    # So that the first callers with tokens are known, if their issuer can be reached.
+    await opened.refresh_token_keys()
+    refreshing = opened.keep_fresh(cluster.weigh_tenants)
+    beside = [asyncio.create_task(publish_health()), asyncio.create_task(refreshing)]
     for running in servers:
         await running.server.start()
     _log.info(
@@ -88,7 +96,8 @@ async def serve(config: SchedulerServiceConfig) -> None:
     )
     await stop.wait()
     _log.info("scheduler_draining num_unfinished=%d", cluster.num_unfinished)
-    health.cancel()
+    for task in beside:
+        task.cancel()
     await for_clients.set_serving(("", SERVICE), False)
     await cluster.drain(config.drain_timeout_s)
     await asyncio.gather(*(running.stop(_STOP_GRACE_S) for running in servers))
@@ -143,11 +152,12 @@ def main() -> int:
     start_logging(str(values["log_level"]))
     try:
         config = SchedulerServiceConfig.from_options(values)
-    except (ValueError, SecurityUnusable) as error:
+        opened = open_callers(config.callers)
+    except (ValueError, SecurityUnusable, FileUnusable) as error:
         sys.stderr.write(f"splitserve scheduler: {error}\n")
         return 2
     try:
-        asyncio.run(serve(config))
+        asyncio.run(serve(config, opened))
     except CannotListen as error:
         sys.stderr.write(f"splitserve scheduler: {error}\n")
         return 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -80,6 +80,10 @@ class Cluster:
         )
 
     # -- executors -----------------------------------------------------------------------------
+
+    def weigh_tenants(self, weights: Mapping[str, float]) -> None:
+        """Gives tenants other shares, under the policy `fair`, at executors that join from now."""
+        self._engines.weigh_tenants(weights)
 
     @property
     def engines(self) -> list[EngineLoop]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from scheduler_service.callers_config import CallersConfig
 from scheduler_service.core.config import BatchPolicyName, PolicyConfig, PreemptionMode
 from splitserve_rpc.address_rules import AddressRules
 from splitserve_rpc.security import Security, SecurityUnusable, check_exposure
@@ -47,6 +48,7 @@ class SchedulerServiceConfig:
     executor_addresses: AddressRules = field(default_factory=AddressRules)
     journal: str | None = None
     journal_max_bytes: int = 256 * _MIB
+    callers: CallersConfig = field(default_factory=CallersConfig)
     audit_log: str | None = None
 
     @classmethod
@@ -55,6 +57,7 @@ class SchedulerServiceConfig:
 
         Raises ValueError and SecurityUnusable.
         """
+        callers = CallersConfig.from_options(values)
         named = {
             item.name: values[item.name] for item in fields(ClusterConfig) if item.name in values
         }
@@ -67,7 +70,7 @@ class SchedulerServiceConfig:
         return cls(
             values["listen"],
             values["cluster_listen"],
-            _security(values),
+            _security(values, knows_callers=callers.knows_callers),
             cluster,
             values["drain_timeout_s"],
             values["log_level"],
@@ -75,11 +78,12 @@ class SchedulerServiceConfig:
             _executor_addresses(values["executor_addresses"]),
             values["journal"],
             values["journal_max_mib"] * _MIB,
+            callers,
             values["audit_log"],
         )
 
 
-def _security(values: Mapping[str, Any]) -> Security:
+def _security(values: Mapping[str, Any], *, knows_callers: bool) -> Security:
     """At one address for all, clients meet what the cluster meets. Raises SecurityUnusable."""
     security, insecure = Security.from_options(values), values["insecure"]
     if values["listen"] == values["cluster_listen"]:
@@ -89,7 +93,9 @@ def _security(values: Mapping[str, Any]) -> Security:
                 "at one address for all it is --tls-ca that asks for certificates"
             )
         security = replace(security, client_tls=security.identity.tls)
-    protected = {"listen": security.protects_clients, "cluster-listen": security.protects_cluster}
+    # Callers are known by certificates, or by what they bring along where nobody overhears it.
+    knows_clients = security.protects_clients or (knows_callers and security.client_tls is not None)
+    protected = {"listen": knows_clients, "cluster-listen": security.protects_cluster}
     for option, is_protected in protected.items():
         address = values[option.replace("-", "_")]
         check_exposure(option, address, is_protected=is_protected, insecure=insecure)

@@ -141,7 +141,7 @@ gather_wheels() {
     python3 - >"$scratch/requirements" <<'PYTHON'
 import re
 text = open("pyproject.toml").read()
-for name in ("requires", "dependencies", "executor", "gateway"):
+for name in ("requires", "dependencies", "executor", "gateway", "security"):
     block = re.search(rf"^{name} = \[(.*?)\]", text, re.M | re.S).group(1)
     print(*re.findall(r'"([^"]+)"', block), sep="\n")
 PYTHON

@@ -34,8 +34,12 @@ class Issued:
             serialization.PrivateFormat.PKCS8,
             serialization.NoEncryption(),
         )
-        certificate = self.certificate.public_bytes(serialization.Encoding.PEM)
         _replace(directory / f"{name}.key", key, mode=0o600)
+        self.write_certificate(directory, name)
+
+    def write_certificate(self, directory: Path, name: str) -> None:
+        """Writes `name`.crt alone. Raises OSError."""
+        certificate = self.certificate.public_bytes(serialization.Encoding.PEM)
         _replace(directory / f"{name}.crt", certificate, mode=0o644)
 
 

@@ -52,6 +52,12 @@ def _days(text: str) -> int:
     return int(text)
 
 
+def _folder(directory: Path, name: str) -> Path:
+    folder = directory / name
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
 def _fail(problem: str) -> int:
     """Returns the exit code."""
     sys.stderr.write(f"splitserve certs: {problem}\n")
@@ -76,6 +82,11 @@ def main(argv: Sequence[str]) -> int:
         metavar="NAME",
         help="makes a certificate for a client, too; again for more",
     )
+    parser.add_argument(
+        "--folders",
+        action="store_true",
+        help="NAME/tls.crt and NAME/tls.key beside NAME/ca.crt, for who is to see no other's",
+    )
     parser.add_argument("--days", type=_days, default=90, help="how long they live (default: 90)")
     arguments = parser.parse_args(argv)
     try:
@@ -97,7 +108,12 @@ def main(argv: Sequence[str]) -> int:
             authority = certificates.Authority.create()
             authority.issued.write(directory, "ca")
         for name, of_name in names.items():
-            authority.issue(name, of_name, arguments.days).write(directory, name)
+            issued = authority.issue(name, of_name, arguments.days)
+            if arguments.folders:
+                issued.write(_folder(directory, name), "tls")
+                authority.issued.write_certificate(directory / name, "ca")
+            else:
+                issued.write(directory, name)
     except OSError as error:
         return _fail(f"{error.filename}: {error.strerror}")
     except ValueError as error:

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from splitserve_cli.child import Child
 from splitserve_cli.serve_config import (
     CannotServe,
-    HttpTls,
     ServeConfig,
     check_gateway,
+    check_http,
     check_loopback,
     check_model,
     http_tls,
@@ -40,8 +40,7 @@ def main(argv: Sequence[str]) -> int:
         if not values["insecure"]:
             check_loopback("listen", values["listen"])
             check_loopback("cluster-listen", values["cluster_listen"])
-            if not values["no_http"] and http_tls(values) is not HttpTls.MUTUAL:
-                check_loopback("http", values["http"])
+            check_http(values)
         check_model(str(values["model"]))
         listen = claim_address(str(values["listen"]))
         cluster = _claim_cluster(values["cluster_listen"], listen)

@@ -55,6 +55,14 @@ def check_loopback(option: str, address: Value) -> None:
         )
 
 
+def check_http(values: Mapping[str, Value]) -> None:
+    """Raises CannotServe if others could reach the gateway, and it is not to know its clients."""
+    tls = http_tls(values)
+    knows_clients = tls is HttpTls.MUTUAL or values["api_key_file"] is not None
+    if not values["no_http"] and (tls is HttpTls.NONE or not knows_clients):
+        check_loopback("http", values["http"])
+
+
 def http_tls(values: Mapping[str, Value]) -> HttpTls:
     """What the options say."""
     if values["http_tls_cert"] is None:

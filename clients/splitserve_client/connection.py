@@ -54,6 +54,16 @@ class ClientConfig:
     api_key: str | None = field(default=None, repr=False)
     api_key_file: str | os.PathLike[str] | None = None
 
+    @property
+    def has_api_key(self) -> bool:
+        """Whether calls bring a credential."""
+        return self.api_key is not None or self.api_key_file is not None
+
+    def check(self) -> None:
+        """Looks at the files, as each client does at first. Raises CredentialsUnusable."""
+        ApiKey(self.api_key, self.api_key_file)
+        _credentials(self)
+
 
 class Connection:
     """The calls to a scheduler's services. Raises SplitserveError."""

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 
+from splitserve_client import CredentialsUnusable
 from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.server import Server
 from splitserve_options import options
@@ -35,7 +36,7 @@ def main() -> int:
     try:
         address = claim_address(config.http)
         server = Server(config, address)
-    except (CannotListen, FilesUnusable) as error:
+    except (CannotListen, FilesUnusable, CredentialsUnusable) as error:
         sys.stderr.write(f"splitserve gateway: {error}\n")
         return 1
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:

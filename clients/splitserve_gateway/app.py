@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from importlib import metadata
 
@@ -46,9 +47,10 @@ _CODE_OF_STATUS = {404: "not_found", 405: "method_not_allowed"}
 def build_app(config: GatewayConfig, client_config: ClientConfig | None = None) -> FastAPI:
     """An application that connects to the schedulers of `config` while it runs.
 
-    `client_config`: how patiently; who it is there is in `config`.
+    `client_config`: how patiently; who it is there is in `config`. Raises CredentialsUnusable.
     `app.state.exchanges`: what it is answering. `app.state.gateway`: its parts, once it runs.
     """
+    to_schedulers = _to_schedulers(config, client_config or ClientConfig())
     exchanges = Exchanges(config.max_concurrent_requests, config.request_timeout_s)
 
     @asynccontextmanager
@@ -57,7 +59,7 @@ def build_app(config: GatewayConfig, client_config: ClientConfig | None = None) 
         unread = UnreadBudget(config.max_unread_bytes)
         bodies = BodyBudget(_NUM_BODIES * config.max_body_bytes)
         try:
-            async with Fleet(config.schedulers, unread, client_config) as fleet:
+            async with Fleet(config.schedulers, unread, to_schedulers) as fleet:
                 app.state.callers = KnownCallers(partial(identify, fleet), time.monotonic)
                 app.state.gateway = Gateway(config, fleet, exchanges, checker, bodies)
                 yield
@@ -92,6 +94,13 @@ def build_app(config: GatewayConfig, client_config: ClientConfig | None = None) 
             expose_headers=("x-request-id", "retry-after", "x-splitserve-ignored-fields"),
         )
     return app
+
+
+def _to_schedulers(config: GatewayConfig, patience: ClientConfig) -> ClientConfig:
+    """How schedulers are reached. Raises CredentialsUnusable, before anything runs."""
+    made = replace(patience, tls=config.scheduler_tls, api_key_file=config.api_key_file)
+    made.check()
+    return made
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:

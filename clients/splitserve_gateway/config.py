@@ -55,13 +55,19 @@ class GatewayConfig:
         Raises SecurityUnusable.
         """
         http_tls = _http_tls(values)
-        is_protected = http_tls is not None and http_tls.ca is not None
+        api_key_file = _path(values["api_key_file"])
+        knows_clients = api_key_file is not None or (
+            http_tls is not None and http_tls.ca is not None
+        )
+        is_protected = http_tls is not None and knows_clients
         check_exposure(
             "http", values["http"], is_protected=is_protected, insecure=values["insecure"]
         )
         return cls(
             http=values["http"],
             http_tls=http_tls,
+            scheduler_tls=_scheduler_tls(values),
+            api_key_file=api_key_file,
             schedulers=tuple(values["schedulers"].split(",")),
             max_body_bytes=values["max_body_mib"] * _MIB,
             request_timeout_s=values["request_timeout_s"],
@@ -79,10 +85,21 @@ class GatewayConfig:
 def _http_tls(values: Mapping[str, Any]) -> TlsFiles | None:
     """Raises SecurityUnusable."""
     names = ("http_tls_cert", "http_tls_key", "http_tls_client_ca")
-    cert, key, client_ca = (Path(values[name]) if values[name] else None for name in names)
+    cert, key, client_ca = (_path(values[name]) for name in names)
     check_pair(cert, key, "http-tls")
     if cert is None and client_ca is not None:
         raise SecurityUnusable(
             "--http-tls-client-ca is given without --http-tls-cert and --http-tls-key"
         )
     return None if cert is None else TlsFiles(cert, key, client_ca)
+
+
+def _scheduler_tls(values: Mapping[str, Any]) -> TlsFiles | None:
+    """Raises SecurityUnusable."""
+    files = TlsFiles(*(_path(values[name]) for name in ("tls_cert", "tls_key", "tls_ca")))
+    check_pair(files.cert, files.key)
+    return None if files == TlsFiles() else files
+
+
+def _path(value: str | None) -> Path | None:
+    return Path(value) if value else None

@@ -77,7 +77,7 @@ class Server(uvicorn.Server):
         return Connection(self.config, self.server_state, self.lifespan.state)
 
 
-def _bounds(context: ssl.SSLContext | None) -> dict[str, float]:
+def _bounds(context: ssl.SSLContext | None) -> dict[str, Any]:
     """In seconds; they may not be given without TLS."""
     if context is None:
         return {}

@@ -7,6 +7,7 @@ from splitserve_options.option import DEFAULT_CLUSTER_ADDRESS, Command, Kind, Op
 _SECURITY = "Security"
 _SCHEDULER: tuple[Command, ...] = ("serve", "scheduler")
 _CLUSTER: tuple[Command, ...] = ("scheduler", "executor")
+_TLS: tuple[Command, ...] = (*_CLUSTER, "gateway")
 _HTTP: tuple[Command, ...] = ("serve", "gateway")
 
 SECURITY_OPTIONS: tuple[Option, ...] = (
@@ -23,9 +24,10 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
     Option(
         "tls-cert",
         Kind.TEXT,
-        "certificate of this process with its chain, PEM; read again when it changes",
+        "certificate of this process with its chain, PEM; read again when it changes; gateway: "
+        "for schedulers that ask for one",
         _SECURITY,
-        _CLUSTER,
+        _TLS,
         default_text="plain text",
         metavar="FILE",
     ),
@@ -34,17 +36,18 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
         Kind.TEXT,
         "private key of that certificate, PEM",
         _SECURITY,
-        _CLUSTER,
+        _TLS,
         default_text="plain text",
         metavar="FILE",
     ),
     Option(
         "tls-ca",
         Kind.TEXT,
-        "certificates of whom the processes of the cluster believe each other, PEM",
+        "certificates of whom the processes of the cluster believe each other, PEM; gateway: of "
+        "whom it believes schedulers",
         _SECURITY,
-        _CLUSTER,
-        default_text="nobody needs a certificate",
+        _TLS,
+        default_text="nobody needs a certificate; gateway: plain text",
         metavar="FILE",
     ),
     Option(
@@ -85,6 +88,16 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
         metavar="FILE",
     ),
     Option(
+        "api-key-file",
+        Kind.TEXT,
+        "file with the gateway's own API key, of the scope gateway; then every request over HTTP "
+        "needs a key, too; read again when it changes",
+        _SECURITY,
+        _HTTP,
+        default_text="nobody is asked for a key",
+        metavar="FILE",
+    ),
+    Option(
         "cluster-token-file",
         Kind.TEXT,
         "file with a secret that the processes of a cluster share",
@@ -101,6 +114,59 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
         ("scheduler",),
         default_text="the address that they register from",
         metavar="10.0.0.0/8,*.example.org",
+    ),
+    Option(
+        "api-keys",
+        Kind.TEXT,
+        "file of API keys, as splitserve keys writes it; read again when it changes",
+        _SECURITY,
+        _SCHEDULER,
+        default_text="callers need no key",
+        metavar="FILE",
+    ),
+    Option(
+        "tenants",
+        Kind.TEXT,
+        "TOML file: what each tenant of known callers may have; read again when it changes",
+        _SECURITY,
+        _SCHEDULER,
+        default_text="tenants have no limits",
+        metavar="FILE",
+    ),
+    Option(
+        "jwt-issuer",
+        Kind.TEXT,
+        "issuer of tokens (JWT) by which callers are known, as their claim iss has it",
+        _SECURITY,
+        _SCHEDULER,
+        default_text="tokens are not taken",
+        metavar="URL",
+    ),
+    Option(
+        "jwt-audience",
+        Kind.TEXT,
+        "what the claim aud of such a token has, so that it is for this service",
+        _SECURITY,
+        _SCHEDULER,
+        default_text="none; jwt-issuer needs one",
+    ),
+    Option(
+        "jwt-keys",
+        Kind.TEXT,
+        "keys of the issuer: a JWK set, or its URL; both are looked at again",
+        _SECURITY,
+        _SCHEDULER,
+        default_text="what the issuer says at /.well-known/openid-configuration",
+        metavar="FILE|URL",
+    ),
+    Option(
+        "jwt-tenant-claim",
+        Kind.TEXT,
+        "claim of a token that names the caller's tenant",
+        _SECURITY,
+        _SCHEDULER,
+        "tenant",
+        metavar="NAME",
     ),
     Option(
         "audit-log",

@@ -12,7 +12,8 @@ from splitserve_rpc.bearer import Metadata, bearer_credential, has_authorization
 from splitserve_rpc.cluster_identity import NOBODY, ClusterIdentity, Role
 from splitserve_rpc.domain_error import DomainError
 
-# What a credential is for. Raises DomainError(CALLER_UNKNOWN); for an empty one, too.
+# What a credential is for: names of `splitserve_keys.scope`. Raises DomainError(CALLER_UNKNOWN),
+# for an empty one, too.
 ScopesOf = Callable[[str], Collection[str]]
 
 

@@ -20,3 +20,8 @@ def not_valid() -> DomainError:
 def expired() -> DomainError:
     """Only for one that is genuine."""
     return DomainError(_REASON, "the credential has expired")
+
+
+def no_tenant(claim: str) -> DomainError:
+    """Of a genuine token, whose issuer has to be told to say it."""
+    return DomainError(_REASON, f"the token has no claim {claim!r} that names a tenant")

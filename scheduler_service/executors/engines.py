@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from scheduler_service.audit import events as audit_events
 from scheduler_service.audit.audit import Audit
@@ -181,6 +181,12 @@ class Engines:
         member.task = asyncio.create_task(self._run(member))
         self._tasks.add(member.task)
         member.task.add_done_callback(self._tasks.discard)
+
+    def weigh_tenants(self, weights: Mapping[str, float]) -> None:
+        """For executors that join from now on."""
+        config = self._parts.config
+        policies = replace(config.policies, tenant_weights=weights)
+        self._parts = replace(self._parts, config=replace(config, policies=policies))
 
     def _make_core(self, info: executor.ExecutorInfo) -> tuple[SchedulerConfig, Core]:
         epoch, last_step_id = self._last_steps.get(info.address, (0, 0))

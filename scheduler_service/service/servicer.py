@@ -15,8 +15,8 @@ from scheduler_service.audit.audit import Audit
 from scheduler_service.callers.caller import Callers, OpenDoor
 from scheduler_service.cluster import Cluster
 from scheduler_service.executors.broken_core import MESSAGE, REASON
+from scheduler_service.service.caller_checks import CallerChecks
 from scheduler_service.service.intake import Intake
-from scheduler_service.service.known_callers import KnownCallers
 from scheduler_service.service.request_log import RequestLog
 from scheduler_service.streams.client_codec import encode_default_sampling, encode_rejection
 from scheduler_service.streams.sinks import GenerateStream, RequestSink, SessionStream, client_key
@@ -51,7 +51,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         """`callers`: None to ask nobody who they are; `audit`: None to tell nobody."""
         callers = callers or OpenDoor()
         self._cluster = cluster
-        self._callers = KnownCallers(callers)
+        self._checks = CallerChecks(callers)
         self._intake = Intake(cluster, callers)
         self._request_log = RequestLog(audit)
 
@@ -62,7 +62,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._cluster.check_accepting()
         stream = GenerateStream(self._cluster.delivery.new_outbox())
         with self._cluster.client_stream(stream):
-            caller = self._callers.of_call(context)
+            caller = self._checks.of_call(context)
             with self._request_log.refusals(request, caller):
                 accepted = self._request_log.followed(self._intake.accept(request, caller))
                 accepted.request.client_key = client_key(stream.number, 0)
@@ -80,7 +80,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         """Multiplexes requests until the client has half-closed and all have ended."""
         stream = SessionStream(self._cluster.delivery.new_outbox())
         with self._cluster.client_stream(stream):
-            opener = Opener(self._callers.credential_of(context), context.peer())
+            opener = Opener(self._checks.credential_of(context), context.peer())
             reader = asyncio.create_task(self._read_session(request_iterator, stream, opener))
             reader.add_done_callback(partial(self._reading_ended, stream))
             try:
@@ -130,7 +130,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         try:
             self._cluster.check_accepting()
             with self._request_log.unknown_callers(opener.peer):
-                caller = self._callers.of_submit(opener.credential, submit.credential)
+                caller = self._checks.of_submit(opener.credential, submit.credential)
             with self._request_log.refusals(submit.request, caller):
                 accepted = self._request_log.followed(self._intake.accept(submit.request, caller))
                 accepted.request.client_key = client_key(stream.number, handle)
@@ -147,7 +147,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: api.AbortRequest, context: grpc.aio.ServicerContext
     ) -> api.AbortResponse:
         """Ends a request; its own stream gets the Finish."""
-        caller = self._callers.of_call(context)
+        caller = self._checks.of_call(context)
         self._cluster.abort(self._intake.name(caller, request.request_id))
         return api.AbortResponse()
 
@@ -172,18 +172,18 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     def _model_for(self, context: grpc.aio.ServicerContext) -> executor.ModelInfo:
         """The model, if the caller may know it. Raises DomainError."""
-        caller = self._callers.of_call(context)
+        caller = self._checks.of_call(context)
         model = self._cluster.model
         if model is None:
             raise DomainError("MODEL_NOT_READY", "no executor has registered yet")
-        self._callers.check_model(caller, model.name)
+        self._checks.check_model(caller, model.name)
         return model
 
     async def Identify(
         self, request: api.IdentifyRequest, context: grpc.aio.ServicerContext
     ) -> api.IdentifyResponse:
         """Whose a credential is."""
-        return self._callers.identify(request.credential, self._cluster.model)
+        return self._checks.identify(request.credential, self._cluster.model)
 
     async def GetTokenizer(
         self, request: api.GetTokenizerRequest, context: grpc.aio.ServicerContext

@@ -78,6 +78,30 @@ def test_scheduler_exits_with_2_and_one_line_when_the_journal_cannot_be_written(
     assert done.stderr == f"splitserve scheduler: --journal {path}: {why}\n"
 
 
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (["--api-keys=/nowhere"], "/nowhere: No such file or directory"),
+        (["--api-keys={folder}"], "{folder}: Is a directory"),
+        (["--api-keys={bad}"], "{bad}: is not valid JSON: "),
+        (["--api-keys={good}", "--tenants={bad}"], "{bad}: not valid TOML: "),
+        (["--tenants={good}"], "--tenants is given without --api-keys and --jwt-issuer"),
+        (["--jwt-issuer=https://a.example"], "--jwt-issuer is given without --jwt-audience"),
+    ],
+)
+def test_scheduler_exits_with_2_and_one_line_when_it_could_know_no_caller(
+    flags: list[str], problem: str, tmp_path: Path
+) -> None:
+    names = {name: tmp_path / name for name in ("folder", "bad", "good")}
+    names["folder"].mkdir()
+    names["bad"].write_text("{")
+    names["good"].write_text('{"version": 1, "keys": []}')
+    done = run_command("scheduler", *(flag.format_map(names) for flag in flags))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith(f"splitserve scheduler: {problem.format_map(names)}")
+
+
 def test_scheduler_says_where_a_bad_value_comes_from_when_it_is_the_environment() -> None:
     done = run_command("scheduler", SPLITSERVE_QUEUE_POLICY="lifo")
     assert done.returncode == 2

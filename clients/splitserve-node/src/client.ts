@@ -1,7 +1,8 @@
 // A client of a splitserve scheduler.
 
-import { credentials, type ChannelCredentials } from "@grpc/grpc-js";
+import type { ChannelCredentials } from "@grpc/grpc-js";
 
+import type { ApiKey } from "./api-key.js";
 import { Connection } from "./connection.js";
 import { decodeExecutor, decodeModel } from "./decoding.js";
 import { RequestIdInUse, ServerUnreachable, SplitserveError } from "./errors.js";
@@ -29,8 +30,10 @@ export interface ClientOptions {
   readonly connectTimeoutMs?: number;
   /** For streams that broke. */
   readonly retry?: Partial<RetryPolicy>;
-  /** Plain text without. */
+  /** `credentials.createSsl(ca, key, certificate)`; plain text without. */
   readonly credentials?: ChannelCredentials;
+  /** Sent with every call, in plain text where there is no TLS. */
+  readonly apiKey?: ApiKey;
   readonly timing?: Timing;
 }
 
@@ -44,9 +47,10 @@ export class Client {
   readonly #retry: RetryPolicy;
   readonly #timing: Timing;
 
+  /** Throws InvalidRequest if `apiKey` cannot be one. */
   constructor(address = "127.0.0.1:50051", options: ClientOptions = {}) {
-    const { connectTimeoutMs = 5000, credentials: given = credentials.createInsecure() } = options;
-    this.#connection = new Connection(address, connectTimeoutMs, given);
+    const { connectTimeoutMs = 5000, credentials, apiKey } = options;
+    this.#connection = new Connection(address, { connectTimeoutMs, credentials, apiKey });
     this.#retry = { ...DEFAULT_RETRY, ...options.retry };
     this.#timing = options.timing ?? REAL_TIME;
   }

@@ -11,6 +11,7 @@ import {
 } from "@bufbuild/protobuf";
 import * as grpc from "@grpc/grpc-js";
 
+import { metadataOf, type ApiKey } from "./api-key.js";
 import { encode } from "./encoding.js";
 import { ClientClosed, errorOfCall, ServerUnreachable } from "./errors.js";
 
@@ -49,19 +50,34 @@ export interface Scope {
   end(): void;
 }
 
+/** How a connection is made. */
+export interface ConnectionOptions {
+  readonly connectTimeoutMs: number;
+  /** Plain text without. */
+  readonly credentials: grpc.ChannelCredentials | undefined;
+  /** Sent with every call. */
+  readonly apiKey: ApiKey | undefined;
+}
+
 /** What is open is in `Scope`s: who closes the connection ends them all. */
 export class Connection {
-  readonly #address: string;
+  readonly #unreachable: string;
   readonly #connectTimeoutMs: number;
+  readonly #apiKey: ApiKey | undefined;
   readonly #client: grpc.Client;
   readonly #scopes = new Set<AbortController>();
   #hasConnected = false;
   #isClosed = false;
 
-  constructor(address: string, connectTimeoutMs: number, credentials: grpc.ChannelCredentials) {
-    this.#address = address;
+  /** Throws InvalidRequest if the API key cannot be one. */
+  constructor(address: string, options: ConnectionOptions) {
+    const { connectTimeoutMs, credentials, apiKey } = options;
+    metadataOf(apiKey);
+    this.#unreachable = unreachable(address, credentials !== undefined);
     this.#connectTimeoutMs = connectTimeoutMs;
-    this.#client = new grpc.Client(address, credentials, CHANNEL_OPTIONS);
+    this.#apiKey = apiKey;
+    const given = credentials ?? grpc.credentials.createInsecure();
+    this.#client = new grpc.Client(address, given, CHANNEL_OPTIONS);
   }
 
   /** Ends what is open with ClientClosed. */
@@ -94,7 +110,7 @@ export class Connection {
       signal.throwIfAborted();
       const state = this.#client.getChannel().getConnectivityState(true);
       if (state === grpc.connectivityState.TRANSIENT_FAILURE) {
-        throw new ServerUnreachable(`no server answers at ${this.#address}`);
+        throw new ServerUnreachable(this.#unreachable);
       }
       if (state === grpc.connectivityState.READY) this.#hasConnected = true;
       else await this.#stateChange(state, deadline, signal);
@@ -111,7 +127,7 @@ export class Connection {
     signal.addEventListener("abort", abort, { once: true });
     this.#client.getChannel().watchConnectivityState(state, deadline, (error?: Error) => {
       if (error === undefined) resolve();
-      else reject(new ServerUnreachable(`no server answers at ${this.#address} in time`));
+      else reject(new ServerUnreachable(`${this.#unreachable}; waited too long`));
     });
     try {
       await promise;
@@ -155,7 +171,12 @@ export class Connection {
     method: DescMethodBiDiStreaming<I, O>,
     signal: AbortSignal,
   ): BidiCall<O> {
-    const call = this.#client.makeBidiStreamRequest(pathOf(method), same, decoder(method.output));
+    const call = this.#client.makeBidiStreamRequest(
+      pathOf(method),
+      same,
+      decoder(method.output),
+      metadataOf(this.#apiKey),
+    );
     return {
       send: (message) => void call.write(message),
       responses: this.#responses(call, signal),
@@ -173,6 +194,7 @@ export class Connection {
       same,
       decoder(method.output),
       message,
+      metadataOf(this.#apiKey),
       options,
     );
   }
@@ -204,6 +226,13 @@ export class Connection {
 interface ResponseStream {
   cancel(): void;
   on(event: "error", listener: () => void): unknown;
+}
+
+/** What is known when there is no connection: gRPC does not say whether somebody was there. */
+function unreachable(address: string, isSecure: boolean): string {
+  return isSecure
+    ? `cannot connect to ${address} with TLS: no server answers, or it wants plain text, or another certificate`
+    : `cannot connect to ${address} in plain text: no server answers, or it wants TLS`;
 }
 
 function closed(): ClientClosed {

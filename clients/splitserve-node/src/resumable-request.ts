@@ -34,14 +34,7 @@ import { hasSeveralSequences, isStreamed } from "./types.js";
 // What ends a stream, and not what it was for.
 const BROKEN = [ServerUnreachable, StreamNotRead];
 // What a server may say while it, or its successor, comes up again.
-const PASSING = [
-  ...BROKEN,
-  Draining,
-  ModelNotReady,
-  QueueFull,
-  QuotaExceeded,
-  RequestIdInUse,
-];
+const PASSING = [...BROKEN, Draining, ModelNotReady, QueueFull, QuotaExceeded, RequestIdInUse];
 // Of a deadline that has passed; a server takes none that is not above 0.
 const LEAST_DEADLINE_MS = 1;
 

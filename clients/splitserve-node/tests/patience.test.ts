@@ -269,7 +269,7 @@ test("nothing is tried again when no server was there in the first place", async
 
   await assert.rejects(read(client.generate([1])), {
     name: "ServerUnreachable",
-    message: `no server answers at ${address}`,
+    message: `cannot connect to ${address} in plain text: no server answers, or it wants TLS`,
   });
   assert.deepEqual(time.pausesMs, []);
 });

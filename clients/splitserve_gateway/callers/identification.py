@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 
 from splitserve_client import CallerUnknown, Identity, SplitserveError
@@ -14,8 +13,6 @@ from splitserve_gateway.upstreams.upstream import Upstream
 
 _GENERATE = "generate"
 _TENANTS = "tenants"
-
-_log = logging.getLogger(__name__)
 
 
 async def identify(fleet: Fleet, credential: str) -> Caller | None:
@@ -43,13 +40,8 @@ async def _ask(upstream: Upstream, credential: str) -> Identity | SplitserveErro
     try:
         identity = await upstream.identify(credential)
     except SplitserveError as error:
-        if not isinstance(error, CallerUnknown):
-            _log.warning("identify_failed address=%s error=%s", upstream.address, error)
         return error
-    if not identity.knows_callers:
-        _log.error("upstream_knows_no_callers address=%s", upstream.address)
-        return None
-    return identity
+    return identity if identity.knows_callers else None
 
 
 def _caller(credential: str, known: Sequence[tuple[Upstream, Identity]]) -> Caller:

@@ -45,6 +45,8 @@ _ERROR_SCHEMA = {
     },
 }
 _ERRORS = {
+    "401": "No credential was given, or none that is valid.",
+    "403": "The credential is valid, and not for this.",
     "404": "There is no such model.",
     "429": "There is too much to do; again after Retry-After.",
     "500": "A fault.",

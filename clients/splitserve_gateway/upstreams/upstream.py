@@ -36,8 +36,9 @@ from splitserve_client import (
 from splitserve_gateway.upstreams.upstream_request import UpstreamRequest
 
 _POLL_S = 1.0
-# The latter two of a gateway whose own key is not, or no longer, valid there.
-_LOSSES = (ServerUnreachable, ModelNotReady, CallerUnknown, CallerNotAllowed)
+# Of a gateway whose own key is not, or no longer, valid there.
+_REFUSALS = (CallerUnknown, CallerNotAllowed)
+_LOSSES = (ServerUnreachable, ModelNotReady, *_REFUSALS)
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +69,9 @@ class Upstream:
         self._find_other = find_other
         self._is_serving = False
         self._digest = ""
+        self._refusal = ""
+        # Whoever has a key expects that everybody needs one.
+        self._is_for_callers = config is not None and config.has_api_key
         self._requests: set[SessionRequest] = set()
         self._client = AsyncClient(address, config)
         self._session: Session = self._client.session(unread)
@@ -154,6 +158,9 @@ class Upstream:
 
     def _lose(self, error: SplitserveError) -> None:
         self._is_serving = False
+        if isinstance(error, _REFUSALS) and str(error) != self._refusal:
+            self._refusal = str(error)
+            _log.error("upstream_refused address=%s error=%s", self.address, error)
         if self.served is not None:
             _log.warning("upstream_lost address=%s error=%r", self.address, str(error))
             self._digest, self.served = self.served.model.digest, None
@@ -181,10 +188,20 @@ class Upstream:
 
     async def _look(self) -> Served:
         model = await self._client.get_model()
+        if self._is_for_callers:
+            await self._check_callers()
         self._is_serving = await self._client.is_serving()
         if self.served is not None and self.served.model.digest == model.digest:
             return Served(model, self.served.tokenizer)
         return Served(model, await self._read_tokenizer())
+
+    async def _check_callers(self) -> None:
+        """Raises CallerNotAllowed if the scheduler asks nobody who they are."""
+        try:
+            await self._client.identify("")
+        except CallerUnknown:
+            return
+        raise CallerNotAllowed("the scheduler asks nobody for a key, and the gateway has one")
 
     async def _read_tokenizer(self) -> Tokenizer | None:
         try:
@@ -198,3 +215,4 @@ class Upstream:
         if self.served is None:
             _log.info("upstream_ready address=%s model=%r", self.address, served.model.name)
         self.served = served
+        self._refusal = ""

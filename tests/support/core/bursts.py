@@ -18,6 +18,7 @@ from executor_service.service.encode_answer import encode_answer, encode_info
 from executor_service.steps.step import StepInput
 from executor_service.steps.step_executor import StepExecutor
 from scheduler_service.callers.admission import Admission
+from scheduler_service.callers.quotas import num_computed_outputs
 from scheduler_service.cluster import Cluster
 from scheduler_service.config import ClusterConfig
 from scheduler_service.core.plan import TokenEvent
@@ -36,6 +37,7 @@ from scheduler_service.step_codec import EncodedBatch
 from scheduler_service.streams.outbox import Outbox
 from scheduler_service.streams.sinks import client_key
 from splitserve.executor.v1 import executor_pb2 as pb
+from splitserve_rpc.domain_error import DomainError
 from tests.support.core.driver import make_config
 from tests.support.core.in_process import executor_info
 from tests.support.fakes.fake_chain import expected_tokens
@@ -140,6 +142,34 @@ class BurstLink:
 
 
 @dataclass(slots=True)
+class CountedCharge:
+    """What a request costs; how often it began, and how it ended. Implements `Charge`."""
+
+    num_begun: int = 0
+    num_refunded: int = 0
+    num_outputs: list[int] = field(default_factory=list)
+
+    def begin(self) -> None:
+        """See Charge."""
+        self.num_begun += 1
+
+    def end(self, request: Request) -> None:
+        """See Charge."""
+        assert self.num_begun == 1
+        self.num_outputs.append(num_computed_outputs(request))
+
+    def refund(self) -> None:
+        """See Charge."""
+        self.num_refunded += 1
+
+    def check(self, num_told: int) -> None:
+        """It is over, and the client was told `num_told` tokens: these at least were charged."""
+        assert (self.num_begun, self.num_refunded) == (1, 0)
+        (num_outputs,) = self.num_outputs
+        assert num_outputs >= num_told
+
+
+@dataclass(slots=True)
 class BurstClient:
     """The sink of one request: what it is to get, by sequence, and what it got."""
 
@@ -150,6 +180,8 @@ class BurstClient:
     finished: Request | None = None
     num_endings: int = 0
     prompt_scores: list[int] = field(default_factory=list)
+    charge: CountedCharge = field(default_factory=CountedCharge)
+    is_gone: bool = False
 
     @property
     def stream(self) -> BurstClient:
@@ -182,6 +214,8 @@ class BurstClient:
     def check(self, *, is_over: bool) -> None:
         """What it got is true, and all there is if it ended well."""
         assert self.num_endings <= 1
+        if is_over:
+            self.charge.check(sum(map(len, self.tokens)))
         reason = self.finished.finish_reason if self.finished is not None else None
         is_complete = is_over and reason not in (None, FinishReason.ERROR, FinishReason.ABORTED)
         for index, tokens in enumerate(self.tokens):
@@ -256,7 +290,7 @@ class Burst:
                     machine.link.release()
             await self._turns(2)
             self._lose_silent()
-        hanging = [name for name, client in self.clients.items() if client.finished is None]
+        hanging = list(self._unfinished())
         raise AssertionError(f"requests hang: {hanging}")
 
     def _lose_silent(self) -> None:
@@ -296,12 +330,27 @@ class Burst:
         delivery.open_stream(client)
         request.client_key = client_key(client.number, 0)
         self.clients[request.request_id] = client
-        self.cluster.submit(request, client, Admission(RequestName(request.request_id)))
+        name = RequestName(request.request_id)
+        self.cluster.submit(request, client, Admission(name, client.charge))
 
     async def _leave(self) -> None:
-        unfinished = [name for name, client in self.clients.items() if client.finished is None]
-        if unfinished and self.random.random() < 0.5:
-            self.cluster.abort(RequestName(self.random.choice(unfinished)))
+        unfinished = self._unfinished()
+        if not unfinished or self.random.random() < 0.5:
+            return
+        name = self.random.choice(list(unfinished))
+        if self.random.random() < 0.7:
+            self.cluster.abort(RequestName(name))
+        else:
+            unfinished[name].is_gone = True
+            self.cluster.fail_stream(unfinished[name], DomainError("STREAM_NOT_READ", "gone"))
+
+    def _unfinished(self) -> dict[str, BurstClient]:
+        """Those that wait for their end."""
+        return {
+            name: client
+            for name, client in self.clients.items()
+            if client.finished is None and not client.is_gone
+        }
 
     async def _answer(self) -> None:
         link = self._machine().link

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -13,8 +14,8 @@ from scheduler_service.cluster import Cluster
 from scheduler_service.config import ClusterConfig
 from scheduler_service.request_limits import most_message_bytes
 from scheduler_service.service.admin import AdminServicer
+from scheduler_service.service.caller_checks import scopes_of
 from scheduler_service.service.executor_addresses import ExecutorAddresses
-from scheduler_service.service.known_callers import scopes_of
 from scheduler_service.service.registry import RegistryServicer
 from scheduler_service.service.request_log import caller_refusals
 from scheduler_service.service.servicer import SchedulerServicer
@@ -44,13 +45,14 @@ async def scheduler_in_process(
     *executors: FakeExecutor,
     config: ClusterConfig | None = None,
     callers: Callers | None = None,
+    now_ns: Callable[[], int] = time.monotonic_ns,
     audit: Audit | None = None,
 ) -> AsyncIterator[SchedulerInProcess]:
     """A scheduler that `executors` have joined. `callers`: None to ask nobody who they are."""
     audit = audit or NoAudit()
     config = config or ClusterConfig(reconnect_timeout_s=0.1)
     changed = asyncio.Event()
-    cluster = Cluster(config, 1, changed.set, audit=audit)
+    cluster = Cluster(config, 1, changed.set, now_ns=now_ns, audit=audit)
     callers = callers or OpenDoor()
     running = bind_server(
         "127.0.0.1:0",

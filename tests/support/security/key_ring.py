@@ -18,7 +18,7 @@ class KeyRing:
     def add(self, tenant: str, *scopes: Scope) -> str:
         """A new credential, to generate if nothing else is said."""
         name = f"key{len(self._callers)}"
-        credential = f"the secret of {name}"
+        credential = f"secret-of-{name}"
         self._callers[credential] = Caller(name, tenant, frozenset(scopes or {Scope.GENERATE}))
         return credential
 

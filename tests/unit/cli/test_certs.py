@@ -130,3 +130,21 @@ def test_certs_keep_the_authority_when_run_again(tmp_path: Path) -> None:
     ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
         tmp_path / "operator.crt", tmp_path / "operator.key"
     )
+
+
+def test_certs_are_in_folders_of_their_own_when_asked_for(tmp_path: Path) -> None:
+    assert main(["certs", str(tmp_path), "--folders"]) == 0
+    authority = (tmp_path / "ca.crt").read_bytes()
+    made = {"scheduler", "executor", "operator", "gateway"}
+    assert {path.name for path in tmp_path.iterdir()} == {*made, "ca.crt", "ca.key"}
+    for name in made:
+        folder = tmp_path / name
+        assert {path.name for path in folder.iterdir()} == {"tls.crt", "tls.key", "ca.crt"}
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert (folder / "ca.crt").read_bytes() == authority
+        context = ssl.create_default_context(cafile=folder / "ca.crt")
+        context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+    first = (tmp_path / "gateway" / "tls.crt").read_bytes()
+    assert main(["certs", str(tmp_path), "--folders"]) == 0
+    assert (tmp_path / "gateway" / "tls.crt").read_bytes() != first
+    assert (tmp_path / "ca.crt").read_bytes() == authority

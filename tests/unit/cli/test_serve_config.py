@@ -7,10 +7,14 @@ import pytest
 
 from splitserve_cli.serve_config import (
     CannotServe,
+    check_http,
     check_loopback,
     check_model,
     reachable_address,
 )
+from splitserve_options import options
+
+TLS = ("--http-tls-cert=a.crt", "--http-tls-key=a.key")
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:7", "127.0.0.1:7"])
@@ -51,3 +55,25 @@ def test_addresses_of_this_machine_are_taken(address: str | None) -> None:
 def test_addresses_that_others_reach_are_refused(address: str) -> None:
     with pytest.raises(CannotServe, match=re.escape(f"--listen {address}: others can reach it")):
         check_loopback("listen", address)
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_taken"),
+    [
+        ((), False),
+        (("--no-http",), True),
+        (TLS, False),
+        (("--api-key-file=key",), False),
+        ((*TLS, "--api-key-file=key"), True),
+        ((*TLS, "--http-tls-client-ca=ca.crt"), True),
+    ],
+)
+def test_http_that_others_reach_is_taken_when_it_is_encrypted_and_knows_who_calls(
+    flags: tuple[str, ...], is_taken: bool
+) -> None:
+    values = options.parse("serve", ["--http=0.0.0.0:7", *flags], {})
+    if is_taken:
+        check_http(values)
+    else:
+        with pytest.raises(CannotServe, match=re.escape("--http 0.0.0.0:7: others can reach it")):
+            check_http(values)

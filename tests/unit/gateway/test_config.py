@@ -33,6 +33,8 @@ def test_http_is_plain_when_no_certificate_is_given() -> None:
         ((CLIENT_CA,), "--http-tls-client-ca is given without"),
         ((PUBLIC,), "--http 0.0.0.0:8000: others can reach it"),
         ((PUBLIC, *TLS), "--http 0.0.0.0:8000: others can reach it"),
+        ((PUBLIC, "--api-key-file=key"), "--http 0.0.0.0:8000: others can reach it"),
+        (("--tls-cert=a.crt",), "--tls-cert is given without --tls-key"),
     ],
 )
 def test_options_are_refused_that_cannot_be_meant(flags: tuple[str, ...], problem: str) -> None:
@@ -40,6 +42,14 @@ def test_options_are_refused_that_cannot_be_meant(flags: tuple[str, ...], proble
         config(*flags)
 
 
-@pytest.mark.parametrize("flags", [(PUBLIC, *TLS, CLIENT_CA), (PUBLIC, "--insecure")])
+def test_schedulers_are_reached_over_tls_when_there_is_a_file_for_it() -> None:
+    assert config().scheduler_tls is None
+    assert config("--tls-ca=ca.crt").scheduler_tls == TlsFiles(ca=Path("ca.crt"))
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [(PUBLIC, *TLS, CLIENT_CA), (PUBLIC, *TLS, "--api-key-file=key"), (PUBLIC, "--insecure")],
+)
 def test_others_may_reach_what_knows_its_clients_or_is_told_not_to(flags: tuple[str, ...]) -> None:
     assert config(*flags).http == "0.0.0.0:8000"

@@ -100,7 +100,7 @@ def test_page_has_the_errors_of_what_answers_requests(path: str) -> None:
         if path.startswith("/health"):
             assert not errors
             continue
-        expected = {"404", "429", "500", "503"}
+        expected = {"401", "403", "404", "429", "500", "503"}
         if method == "post":
             expected |= {"400", "408", "413", "415", "504"}
         assert errors.keys() == expected

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import grpc.aio
 import pytest
 
-from scheduler_service.callers.caller import Scope
+from splitserve_keys.scope import Scope
 from splitserve_rpc.access import RULES, Access
 from splitserve_rpc.cluster_identity import ClusterIdentity
 from splitserve_rpc.domain_error import DomainError

@@ -61,3 +61,21 @@ def test_one_address_is_refused_when_clients_need_no_certificate_there(
     encrypted = (f"--tls-cert={files.cert}", f"--tls-key={files.key}")
     with pytest.raises(SecurityUnusable, match=f"--listen {ADDRESS}: others can reach it"):
         _security(*ONE_ADDRESS, *encrypted, f"--cluster-token-file={token}")
+
+
+def test_clients_may_reach_it_when_they_need_a_key_and_nobody_overhears_it(
+    certificates: Certificates,
+) -> None:
+    files = certificates.files("scheduler")
+    encrypted = (f"--tls-cert={files.cert}", f"--tls-key={files.key}")
+    assert _security("--listen=0.0.0.0:50051", *encrypted, "--api-keys=k").client_tls is not None
+    for flags in (encrypted, ("--api-keys=k",)):
+        with pytest.raises(SecurityUnusable, match=r"--listen 0\.0\.0\.0:50051: others can reach"):
+            _security("--listen=0.0.0.0:50051", *flags)
+
+
+def test_executors_are_not_known_by_keys_of_clients(certificates: Certificates) -> None:
+    files = certificates.files("scheduler")
+    encrypted = (f"--tls-cert={files.cert}", f"--tls-key={files.key}")
+    with pytest.raises(SecurityUnusable, match="--cluster-listen"):
+        _security(f"--cluster-listen={ADDRESS}", *encrypted, "--api-keys=k")

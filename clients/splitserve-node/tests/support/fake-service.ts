@@ -10,8 +10,9 @@ import { fileURLToPath } from "node:url";
 import type { Completion, SamplingParams } from "splitserve";
 
 // From build/support of the package, unless that is a copy somewhere else.
-const ROOT = process.env["REPOSITORY"] ?? fileURLToPath(new URL("../../../../", import.meta.url));
-const PYTHON = process.env["PYTHON"] ?? join(ROOT, ".venv", "bin", "python");
+export const ROOT =
+  process.env["REPOSITORY"] ?? fileURLToPath(new URL("../../../../", import.meta.url));
+export const PYTHON = process.env["PYTHON"] ?? join(ROOT, ".venv", "bin", "python");
 const LAST_WORDS = 20_000;
 
 /** What a client must get of a sequence. */

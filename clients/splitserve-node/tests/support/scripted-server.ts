@@ -37,6 +37,8 @@ export class ScriptedServer {
   /** All that sessions were sent, in order. */
   readonly sessionMessages: SessionRequest[] = [];
   readonly aborted: string[] = [];
+  /** What each call brought as `authorization`. */
+  readonly brought: string[] = [];
   /** Resolves when a call was cancelled by its client. */
   readonly cancelled: Promise<void>;
   script: Script = () => [];
@@ -49,7 +51,7 @@ export class ScriptedServer {
     this.cancelled = new Promise((resolve) => (this.#noteCancelled = resolve));
   }
 
-  async start(): Promise<string> {
+  async start(credentials = grpc.ServerCredentials.createInsecure()): Promise<string> {
     const { generate, session, abort } = SchedulerService.method;
     this.#server.addService(
       { generate: definition(generate), session: definition(session), abort: definition(abort) },
@@ -62,6 +64,7 @@ export class ScriptedServer {
           call: grpc.ServerUnaryCall<AbortRequest, object>,
           answer: grpc.sendUnaryData<object>,
         ) => {
+          this.#note(call);
           this.aborted.push(call.request.requestId);
           answer(null, {});
         },
@@ -69,7 +72,6 @@ export class ScriptedServer {
     );
     const bind = this.#server.bindAsync.bind(this.#server);
     const port = await new Promise<number>((resolve, reject) => {
-      const credentials = grpc.ServerCredentials.createInsecure();
       bind("127.0.0.1:0", credentials, (error, bound) => (error ? reject(error) : resolve(bound)));
     });
     return `127.0.0.1:${port}`;
@@ -80,6 +82,7 @@ export class ScriptedServer {
   }
 
   #session(call: grpc.ServerDuplexStream<SessionRequest, SessionResponse>, number: number): void {
+    this.#note(call);
     call.on("data", (message: SessionRequest) => {
       this.sessionMessages.push(message);
       try {
@@ -90,7 +93,12 @@ export class ScriptedServer {
     });
   }
 
+  #note(call: { metadata: grpc.Metadata }): void {
+    this.brought.push(call.metadata.get("authorization").join());
+  }
+
   async #generate(call: grpc.ServerWritableStream<GenerateRequest, Response>): Promise<void> {
+    this.#note(call);
     this.requests.push(call.request);
     call.on("cancelled", () => this.#noteCancelled());
     try {

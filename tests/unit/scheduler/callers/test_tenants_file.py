@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -53,6 +54,18 @@ def test_nobody_has_limits_when_the_file_is_empty() -> None:
 def test_weights_are_against_that_of_others() -> None:
     text = "[default]\nweight = 2\n[tenants.a]\nweight = 6\n[tenants.b]\nmax_sequences = 1\n"
     assert parse_tenants(text).weights == {"a": 3.0, "b": 1.0}
+
+
+def test_example_of_the_document_has_every_field() -> None:
+    document = (Path(__file__).parents[4] / "docs" / "security.md").read_text()
+    (example,) = re.findall(r"^```toml\n(.*?)^```", document, re.MULTILINE | re.DOTALL)
+    tenants = parse_tenants(example)
+    others = tenants.limits("others"), tenants.limits("team-a")
+    assert [
+        field.name
+        for field in fields(TenantLimits)
+        if all(getattr(limits, field.name) == field.default for limits in others)
+    ] == []
 
 
 @pytest.mark.parametrize(

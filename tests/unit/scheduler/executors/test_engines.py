@@ -239,3 +239,29 @@ async def test_prompt_is_looked_at_once_when_there_are_several_executors(
 
     assert looked_at == [prompt]
     await network.cluster.drain(0)
+
+
+async def test_tenants_have_other_weights_at_executors_that_join_from_then_on() -> None:
+    machine = Machine(ADDRESS)
+    network = Network(machine)
+    weights: list[dict[str, float]] = []
+
+    async def join() -> None:
+        await network.cluster.join(machine.info)
+        await turns()
+
+    def note() -> None:
+        config = network.cluster.largest_config
+        assert config is not None
+        weights.append(dict(config.tenant_weights))
+
+    network.cluster.weigh_tenants({"a": 2.0})
+    await join()
+    note()
+    network.cluster.weigh_tenants({"a": 3.0})
+    note()
+    machine.restart()
+    await join()
+    note()
+    assert weights == [{"a": 2.0}, {"a": 2.0}, {"a": 3.0}]
+    await network.cluster.drain(0)

@@ -1360,7 +1360,8 @@ export type IdentifyResponse = Message<"splitserve.scheduler.v1.IdentifyResponse
   knowsCallers: boolean;
 
   /**
-   * What the credential is called where calls are recorded: the id of a key, or the subject of a JWT.
+   * What the credential is called where calls are recorded: `key:` with the id of an API key, or
+   * `token:` with the subject of a JWT.
    *
    * @generated from field: string caller = 2;
    */

@@ -12,10 +12,8 @@ from splitserve_rpc.access import ScopesOf
 from splitserve_rpc.bearer import bearer_credential
 from splitserve_rpc.domain_error import DomainError
 
-_MAX_CREDENTIAL_CHARS = 8192
 
-
-class KnownCallers:
+class CallerChecks:
     """Asks `callers` who somebody is, each time anew: a credential may be revoked at any time."""
 
     def __init__(self, callers: Callers) -> None:
@@ -41,7 +39,6 @@ class KnownCallers:
             return caller
         if credential:
             _check_scope(caller, Scope.GATEWAY, "to submit a request with a credential of its own")
-            _check_length(credential)
             caller = self._callers.identify(credential)
         _check_scope(caller, Scope.GENERATE, "to submit a request")
         return caller
@@ -56,7 +53,6 @@ class KnownCallers:
 
     def identify(self, credential: str, model: executor.ModelInfo | None) -> api.IdentifyResponse:
         """Whose `credential` is. Raises DomainError(CALLER_UNKNOWN)."""
-        _check_length(credential)
         caller = self._callers.identify(credential)
         limits = self._callers.limits(caller.tenant)
         return api.IdentifyResponse(
@@ -81,12 +77,4 @@ def _check_scope(caller: Caller, scope: Scope, what: str) -> None:
         raise DomainError(
             "CALLER_NOT_ALLOWED",
             f"the credential has the scopes: {given}; needed {what} is {scope.value}",
-        )
-
-
-def _check_length(credential: str) -> None:
-    if len(credential) > _MAX_CREDENTIAL_CHARS:
-        raise DomainError(
-            "CALLER_UNKNOWN",
-            f"credential has {len(credential)} characters; allowed: {_MAX_CREDENTIAL_CHARS}",
         )

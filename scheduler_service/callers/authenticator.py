@@ -1,4 +1,4 @@
-"""Callers where credentials are asked for."""
+"""Who calls, where credentials are asked for."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from splitserve_keys.key_file import Keys
 MAX_CREDENTIAL_CHARS = 8192
 
 
-class KnownCallers:
-    """Knows callers by API keys and tenants by their file. Implements `Callers`.
+class Authenticator:
+    """Knows callers by API keys and tokens, tenants by their file. Implements `Callers`.
 
-    It reads no file and waits for nobody: what it looks at is refreshed by `CallersRefresher`.
+    It reads no file and waits for nobody: what it looks at is refreshed by `OpenedCallers`.
     """
 
     knows_callers = True
@@ -29,11 +29,13 @@ class KnownCallers:
         self,
         keys: WatchedFile[Keys] | None,
         tenants: WatchedFile[Tenants] | None,
+        identify_token: Callable[[str], Caller] | None = None,
         now_s: Callable[[], float] = time.time,
     ) -> None:
-        """`now_s`: seconds of the calendar, by which credentials expire."""
+        """`identify_token`: whose a token is. `now_s`: of the calendar, by which keys expire."""
         self._keys = keys
         self._tenants = tenants
+        self._identify_token = identify_token
         self._now_s = now_s
 
     def identify(self, credential: str) -> Caller:
@@ -44,6 +46,8 @@ class KnownCallers:
         if self._keys is not None and credential.startswith(PREFIX):
             now = datetime.fromtimestamp(self._now_s(), UTC)
             return caller_with_key(self._keys.value, credential, now)
+        if self._identify_token is not None:
+            return self._identify_token(credential)
         raise not_valid()
 
     def limits(self, tenant: str) -> TenantLimits:

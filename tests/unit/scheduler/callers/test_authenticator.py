@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler_service.callers.api_keys import read_key_file
+from scheduler_service.callers.authenticator import Authenticator
 from scheduler_service.callers.caller import NO_LIMITS, Caller, Scope, TenantLimits
-from scheduler_service.callers.known_callers import KnownCallers
 from scheduler_service.callers.tenants_file import read_tenants
 from scheduler_service.callers.watched_file import WatchedFile
 from splitserve_keys.api_key import ApiKey
@@ -41,17 +41,17 @@ def _file(folder: Path, *entries: KeyEntry) -> Path:
     return path
 
 
-def _callers(folder: Path, *entries: KeyEntry, clock: Clock | None = None) -> KnownCallers:
+def _callers(folder: Path, *entries: KeyEntry, clock: Clock | None = None) -> Authenticator:
     keys = WatchedFile(_file(folder, *entries), read_key_file)
-    return KnownCallers(keys, None, clock or Clock())
+    return Authenticator(keys, None, now_s=clock or Clock())
 
 
 @pytest.fixture(scope="module")
-def module_callers(tmp_path_factory: pytest.TempPathFactory) -> KnownCallers:
+def module_callers(tmp_path_factory: pytest.TempPathFactory) -> Authenticator:
     return _callers(tmp_path_factory.mktemp("keys"), ENTRY)
 
 
-def _refusal(callers: KnownCallers, credential: str) -> str:
+def _refusal(callers: Authenticator, credential: str) -> str:
     with pytest.raises(DomainError) as raised:
         callers.identify(credential)
     assert raised.value.reason == "CALLER_UNKNOWN"
@@ -106,7 +106,7 @@ def test_key_is_valid_until_it_expires(tmp_path: Path) -> None:
 
 def test_key_is_refused_when_it_was_revoked_since(tmp_path: Path) -> None:
     keys = WatchedFile(_file(tmp_path, ENTRY), read_key_file)
-    callers = KnownCallers(keys, None, Clock())
+    callers = Authenticator(keys, None, now_s=Clock())
     callers.identify(KEY.text)
     _file(tmp_path, replace(ENTRY, revoked=NOW))
     assert keys.refresh()
@@ -114,7 +114,7 @@ def test_key_is_refused_when_it_was_revoked_since(tmp_path: Path) -> None:
 
 
 def test_nobody_is_known_by_a_key_when_there_is_no_file_of_keys() -> None:
-    assert _refusal(KnownCallers(None, None), KEY.text) == "the credential is not valid"
+    assert _refusal(Authenticator(None, None), KEY.text) == "the credential is not valid"
 
 
 @settings(max_examples=NUM_EXAMPLES)
@@ -127,7 +127,7 @@ def test_nobody_is_known_by_a_key_when_there_is_no_file_of_keys() -> None:
     | st.builds(lambda cut, more: KEY.text[:cut] + more, st.integers(0, 61), st.text())
 )
 def test_nobody_is_a_caller_who_does_not_have_the_key(
-    module_callers: KnownCallers, credential: str
+    module_callers: Authenticator, credential: str
 ) -> None:
     if credential == KEY.text:
         assert module_callers.identify(credential).tenant == "a"
@@ -144,7 +144,7 @@ def test_limits_are_those_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "tenants.toml"
     path.write_text("[tenants.a]\nmax_sequences = 3\n")
     tenants = WatchedFile(path, read_tenants)
-    callers = KnownCallers(None, tenants)
+    callers = Authenticator(None, tenants)
     assert callers.limits("a") == TenantLimits(max_sequences=3)
     assert callers.limits("b") == NO_LIMITS
     path.write_text("[tenants.a]\nmax_sequences = 12345\n")
@@ -153,4 +153,4 @@ def test_limits_are_those_of_the_file(tmp_path: Path) -> None:
 
 
 def test_nobody_has_limits_when_there_is_no_file_of_tenants() -> None:
-    assert KnownCallers(None, None).limits("a") == NO_LIMITS
+    assert Authenticator(None, None).limits("a") == NO_LIMITS

@@ -1,0 +1,137 @@
+"""Callers as the options have them, and what keeps them fresh."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scheduler_service.callers.api_keys import read_key_file
+from scheduler_service.callers.authenticator import Authenticator
+from scheduler_service.callers.caller import Caller, Callers, OpenDoor
+from scheduler_service.callers.fetched import CannotFetch, Fetched
+from scheduler_service.callers.issuer import fetch, fetch_keys_of
+from scheduler_service.callers.refreshed import Refreshed
+from scheduler_service.callers.tenants_file import Tenants, read_tenants
+from scheduler_service.callers.watched_file import WatchedFile
+from scheduler_service.callers_config import CallersConfig, TokensConfig
+from splitserve_keys.key_file import Keys
+
+if TYPE_CHECKING:
+    from scheduler_service.callers.token_keys import TokenKeys
+
+_log = logging.getLogger(__name__)
+
+_PERIOD_S = 1.0
+
+
+async def _pause() -> None:
+    await asyncio.sleep(_PERIOD_S)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedCallers:
+    """`callers`, and where they come from: what is refreshed here is what they look at."""
+
+    callers: Callers
+    keys: WatchedFile[Keys] | None = None
+    tenants: WatchedFile[Tenants] | None = None
+    token_keys: Refreshed[TokenKeys] | None = None
+
+    @property
+    def tenant_weights(self) -> dict[str, float]:
+        """For the policy `fair`, as the file has them now."""
+        return {} if self.tenants is None else self.tenants.value.weights
+
+    async def refresh_files(self) -> bool:
+        """Reads again what has changed; whether anything has."""
+        refreshed = await asyncio.to_thread(
+            lambda: [file.refresh() for file in (self.keys, self.tenants) if file is not None]
+        )
+        if any(refreshed):
+            self._say_what_there_is()
+        return any(refreshed)
+
+    async def refresh_token_keys(self) -> None:
+        """Reads or fetches them again, if they are due."""
+        if self.token_keys is not None and await asyncio.to_thread(self.token_keys.refresh):
+            self._say_what_there_is()
+
+    async def keep_fresh(
+        self,
+        weigh_tenants: Callable[[Mapping[str, float]], None],
+        pause: Callable[[], Awaitable[None]] = _pause,
+    ) -> None:
+        """Does both until it is cancelled, each at its own pace: an issuer may be slow.
+
+        `weigh_tenants` is told the weights whenever they may be others.
+        """
+
+        async def files() -> None:
+            if await self.refresh_files():
+                weigh_tenants(self.tenant_weights)
+
+        await asyncio.gather(
+            _again_and_again(files, pause), _again_and_again(self.refresh_token_keys, pause)
+        )
+
+    def _say_what_there_is(self) -> None:
+        _log.info(
+            "callers_reloaded num_keys=%d num_tenants=%d num_token_keys=%d",
+            0 if self.keys is None else len(self.keys.value),
+            0 if self.tenants is None else len(self.tenants.value.named),
+            0 if self.token_keys is None else len(self.token_keys.value.keys),
+        )
+
+
+def open_callers(config: CallersConfig) -> OpenedCallers:
+    """Raises FileUnusable, and ValueError where a package is missing; one line for people."""
+    if config.api_keys is None and config.tokens is None:
+        return OpenedCallers(OpenDoor())
+    keys = None if config.api_keys is None else WatchedFile(config.api_keys, read_key_file)
+    tenants = None if config.tenants is None else WatchedFile(config.tenants, read_tenants)
+    token_keys, identify = (None, None) if config.tokens is None else _tokens(config.tokens)
+    return OpenedCallers(Authenticator(keys, tenants, identify), keys, tenants, token_keys)
+
+
+def _tokens(config: TokensConfig) -> tuple[Refreshed[TokenKeys], Callable[[str], Caller]]:
+    try:
+        from scheduler_service.callers.token_keys import (
+            NO_TOKEN_KEYS,
+            parse_token_keys,
+            read_token_keys,
+        )
+        from scheduler_service.callers.tokens import TokenRules, TokenVerifier
+    except ImportError as error:
+        problem = "--jwt-issuer needs joserfc: pip install 'splitserve[security]'"
+        raise ValueError(problem) from error
+    rules = TokenRules(config.issuer, config.audience, config.tenant_claim)
+    if isinstance(config.keys, Path):
+        file = WatchedFile(config.keys, read_token_keys)
+        return file, TokenVerifier(rules, file).identify
+    keys_url = config.keys
+
+    def fetch_keys() -> TokenKeys:
+        content = fetch_keys_of(config.issuer) if keys_url is None else fetch(keys_url)
+        try:
+            return parse_token_keys(content)
+        except ValueError as error:
+            raise CannotFetch(f"the keys of {config.issuer}: {error}") from error
+
+    fetched = Fetched(NO_TOKEN_KEYS, fetch_keys)
+    return fetched, TokenVerifier(rules, fetched, fetched.want).identify
+
+
+async def _again_and_again(
+    refresh: Callable[[], Awaitable[None]], pause: Callable[[], Awaitable[None]]
+) -> None:
+    while True:
+        await pause()
+        try:
+            await refresh()
+        except Exception:
+            # What holds stays; to stop looking would keep revoked keys alive.
+            _log.exception("callers_not_refreshed")

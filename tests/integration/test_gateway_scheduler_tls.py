@@ -1,0 +1,88 @@
+"""A gateway that reaches its scheduler over TLS."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from splitserve_client import CredentialsUnusable
+from splitserve_gateway.config import GatewayConfig
+from splitserve_gateway.server import Server
+from splitserve_rpc.access import Access
+from splitserve_rpc.server import ServerSecurity
+from splitserve_rpc.tls import Tls, TlsFiles
+from tests.contract.stranger.process import poll
+from tests.support.fakes.fake_scheduler import FakeScheduler, start
+from tests.support.processes.gateway import serving, url_of
+from tests.support.security.cluster import Certificates
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Certificates:
+    return Certificates.make(tmp_path)
+
+
+async def readiness(config: GatewayConfig, wanted: int, num_looks: int | None = None) -> list[int]:
+    """What `/health/ready` says until it says `wanted`, or for so many looks."""
+    statuses: list[int] = []
+    async with (
+        serving(config) as server,
+        httpx2.AsyncClient(base_url=url_of(server), trust_env=False) as http,
+    ):
+
+        async def look() -> tuple[bool, object]:
+            statuses.append((await http.get("/health/ready")).status_code)
+            is_over = statuses[-1] == wanted or len(statuses) == num_looks
+            return is_over, statuses[-1]
+
+        await poll(look, 30.0)
+    return statuses
+
+
+async def test_scheduler_is_reached_by_who_has_a_certificate_and_believes_it(
+    certificates: Certificates, tmp_path: Path
+) -> None:
+    others = Certificates.make(tmp_path / "others").files("gateway")
+    files = certificates.files("gateway")
+    security = ServerSecurity(Access(), Tls(certificates.files("scheduler")))
+    running = await start(FakeScheduler(), security=security)
+    address = f"127.0.0.1:{running.port}"
+    try:
+        for tls, wanted in (
+            (files, 200),
+            # None of its own; one of others; none that it believes; plain text.
+            (TlsFiles(ca=files.ca), 503),
+            (TlsFiles(others.cert, others.key, files.ca), 503),
+            (TlsFiles(files.cert, files.key, others.ca), 503),
+            (None, 503),
+        ):
+            config = GatewayConfig(schedulers=(address,), scheduler_tls=tls)
+            if wanted == 200:
+                assert (await readiness(config, wanted))[-1] == 200
+            else:
+                assert set(await readiness(config, 200, num_looks=20)) == {503}
+    finally:
+        await running.server.stop(None)
+
+
+@pytest.mark.parametrize("wrong", ["gateway.crt", "gateway.key", "ca.crt"])
+def test_gateway_does_not_start_when_its_files_are_unusable(
+    certificates: Certificates, wrong: str
+) -> None:
+    (certificates.directory / wrong).write_text("nothing of the kind")
+    config = GatewayConfig(scheduler_tls=certificates.files("gateway"))
+    with pytest.raises(CredentialsUnusable, match=wrong):
+        Server(config, "127.0.0.1:0")
+
+
+@pytest.mark.parametrize("content", ["", "two words", None])
+def test_gateway_does_not_start_without_a_key_in_the_file_of_its_key(
+    tmp_path: Path, content: str | None
+) -> None:
+    path = tmp_path / "key.txt"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(CredentialsUnusable, match=r"key\.txt"):
+        Server(GatewayConfig(api_key_file=path), "127.0.0.1:0")

@@ -1,0 +1,238 @@
+"""Callers as the options have them: opened, refreshed, and kept while a file cannot be used."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from scheduler_service.callers.caller import ANYBODY, OpenDoor, TenantLimits
+from scheduler_service.callers.open_callers import OpenedCallers, open_callers
+from scheduler_service.callers.watched_file import FileUnusable
+from scheduler_service.callers_config import CallersConfig, TokensConfig
+from splitserve_cli.main import main as splitserve
+from splitserve_keys.api_key import ApiKey
+from splitserve_rpc.domain_error import DomainError
+from tests.support.security.issuer import AUDIENCE, Issuer, ec_key, http_server
+
+Capture = pytest.CaptureFixture[str]
+
+
+class Site:
+    """A server that has the keys of an issuer; `is_there`: whether it can answer."""
+
+    def __init__(self) -> None:
+        self.issuer = Issuer(now=4_000_000_000)
+        self.is_there = True
+
+    def answer(self, path: str) -> tuple[int, bytes]:
+        return (200, self.issuer.key_set()) if self.is_there else (503, b"")
+
+
+@pytest.fixture
+def site() -> Iterator[tuple[Site, str]]:
+    site = Site()
+    with http_server(site.answer) as url:
+        yield site, url
+
+
+def _new_key(file: Path, capsys: Capture) -> str:
+    assert splitserve(["keys", "add", str(file), "--tenant=a"]) == 0
+    return capsys.readouterr().out.strip()
+
+
+def _tokens(site: Site, keys: Path | str | None) -> CallersConfig:
+    return CallersConfig(tokens=TokensConfig(site.issuer.name, AUDIENCE, "tenant", keys))
+
+
+def _is_known(opened: OpenedCallers, credential: str) -> bool:
+    try:
+        return opened.callers.identify(credential).tenant == "a"
+    except DomainError:
+        return False
+
+
+def test_door_is_open_when_nothing_is_said() -> None:
+    opened = open_callers(CallersConfig())
+    assert isinstance(opened.callers, OpenDoor)
+    assert opened.callers.identify("anything") is ANYBODY
+    assert opened.tenant_weights == {}
+
+
+async def test_key_is_good_until_it_is_revoked(tmp_path: Path, capsys: Capture) -> None:
+    file = tmp_path / "keys.json"
+    first = _new_key(file, capsys)
+    opened = open_callers(CallersConfig(api_keys=file))
+    assert _is_known(opened, first)
+
+    second = _new_key(file, capsys)
+    assert not _is_known(opened, second)
+    assert await opened.refresh_files()
+    assert _is_known(opened, second)
+
+    key = ApiKey.parse(first)
+    assert key is not None
+    assert splitserve(["keys", "revoke", str(file), key.key_id]) == 0
+    await opened.refresh_files()
+    assert (_is_known(opened, first), _is_known(opened, second)) == (False, True)
+
+
+async def test_callers_stay_known_when_a_file_cannot_be_used(
+    tmp_path: Path, capsys: Capture, caplog: pytest.LogCaptureFixture
+) -> None:
+    file, tenants = tmp_path / "keys.json", tmp_path / "tenants.toml"
+    key = _new_key(file, capsys)
+    tenants.write_text("[tenants.a]\nweight = 3\nmax_sequences = 2\n")
+    opened = open_callers(CallersConfig(file, tenants))
+    file.write_text("nothing")
+    tenants.write_text("[tenants.a]\nweight = 5\n")
+    with caplog.at_level(logging.INFO):
+        assert await opened.refresh_files()
+    assert _is_known(opened, key)
+    assert opened.callers.limits("a") == TenantLimits(weight=5)
+    assert opened.tenant_weights == {"a": 5}
+    assert [message.partition(" ")[0] for message in caplog.messages] == [
+        "callers_file_unusable",
+        "callers_reloaded",
+    ]
+    assert caplog.messages[1] == "callers_reloaded num_keys=1 num_tenants=1 num_token_keys=0"
+
+
+@pytest.mark.parametrize("name", ["api_keys", "tenants"])
+def test_file_is_named_when_it_cannot_be_used_at_the_start(
+    name: str, tmp_path: Path, capsys: Capture
+) -> None:
+    _new_key(tmp_path / "keys.json", capsys)
+    files = {"api_keys": tmp_path / "keys.json", name: tmp_path / "none"}
+    with pytest.raises(FileUnusable, match="none: No such file or directory"):
+        open_callers(CallersConfig(files["api_keys"], files.get("tenants")))
+
+
+async def test_tokens_are_known_by_the_keys_of_a_file_as_they_are_now(tmp_path: Path) -> None:
+    site = Site()
+    file = tmp_path / "jwks.json"
+    file.write_bytes(site.issuer.key_set())
+    opened = open_callers(_tokens(site, file))
+    old = site.issuer.token()
+    assert _is_known(opened, old)
+    site.issuer.keys = {"second": ec_key()}
+    file.write_bytes(site.issuer.key_set())
+    os.utime(file, ns=(1, 1))
+    await opened.refresh_token_keys()
+    assert (_is_known(opened, old), _is_known(opened, site.issuer.token("second"))) == (False, True)
+
+
+async def test_tokens_are_known_by_keys_that_are_fetched(site: tuple[Site, str]) -> None:
+    server, url = site
+    opened = open_callers(_tokens(server, f"{url}/keys"))
+    token = server.issuer.token()
+    assert not _is_known(opened, token)
+    await opened.refresh_token_keys()
+    assert _is_known(opened, token)
+
+
+async def test_tokens_are_refused_and_keys_are_not_when_the_issuer_is_away(
+    site: tuple[Site, str], tmp_path: Path, capsys: Capture, caplog: pytest.LogCaptureFixture
+) -> None:
+    server, url = site
+    server.is_there = False
+    key = _new_key(tmp_path / "keys.json", capsys)
+    tokens = TokensConfig(server.issuer.name, AUDIENCE, "tenant", f"{url}/keys")
+    opened = open_callers(CallersConfig(tmp_path / "keys.json", tokens=tokens))
+    await opened.refresh_token_keys()
+    assert caplog.messages == [f"token_keys_unavailable problem='{url}/keys: answers 503'"]
+    assert (_is_known(opened, server.issuer.token()), _is_known(opened, key)) == (False, True)
+
+
+async def test_what_is_fetched_is_not_believed_when_it_is_no_key_set(
+    site: tuple[Site, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    server, url = site
+    server.issuer.keys = {}
+    opened = open_callers(_tokens(server, f"{url}/keys"))
+    await opened.refresh_token_keys()
+    assert "has no key that verifies signatures" in caplog.messages[0]
+
+
+def test_package_is_named_when_tokens_are_asked_for_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("scheduler_service.callers.tok")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "joserfc", None)
+    problem = r"--jwt-issuer needs joserfc: pip install 'splitserve\[security\]'"
+    with pytest.raises(ValueError, match=problem):
+        open_callers(_tokens(Site(), "https://issuer.example/keys"))
+
+
+class Rounds:
+    """A pause that ends when a round is let go."""
+
+    def __init__(self) -> None:
+        self.waiting = asyncio.Semaphore(0)
+        self.reached = asyncio.Semaphore(0)
+
+    async def __call__(self) -> None:
+        self.reached.release()
+        await self.waiting.acquire()
+
+    async def next(self) -> None:
+        """Both kinds of files have been looked at when it returns."""
+        for _ in range(2):
+            await self.reached.acquire()
+            self.waiting.release()
+        for _ in range(2):
+            await self.reached.acquire()
+        for _ in range(2):
+            self.reached.release()
+
+
+async def test_files_are_looked_at_again_and_again_and_weights_are_told(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    file, tenants = tmp_path / "keys.json", tmp_path / "tenants.toml"
+    _new_key(file, capsys)
+    tenants.write_text("")
+    opened = open_callers(CallersConfig(file, tenants))
+    told: list[Mapping[str, float]] = []
+    rounds = Rounds()
+    task = asyncio.create_task(opened.keep_fresh(told.append, rounds))
+    await rounds.next()
+    assert told == []
+    tenants.write_text("[tenants.a]\nweight = 2\n")
+    await rounds.next()
+    tenants.write_text("[tenants.a]\nweight = 25\n")
+    await rounds.next()
+    assert told == [{"a": 2}, {"a": 25}]
+    task.cancel()
+
+
+async def test_files_are_looked_at_again_when_that_failed_once(
+    tmp_path: Path, capsys: Capture, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "keys.json"
+    _new_key(file, capsys)
+    tenants = tmp_path / "tenants.toml"
+    tenants.write_text("")
+    opened = open_callers(CallersConfig(file, tenants))
+    told: list[Mapping[str, float]] = []
+
+    def tell(weights: Mapping[str, float]) -> None:
+        told.append(weights)
+        if len(told) == 1:
+            raise ArithmeticError
+
+    rounds = Rounds()
+    task = asyncio.create_task(opened.keep_fresh(tell, rounds))
+    tenants.write_text("[tenants.a]\nweight = 2\n")
+    await rounds.next()
+    tenants.write_text("[tenants.a]\nweight = 25\n")
+    await rounds.next()
+    assert told == [{"a": 2}, {"a": 25}]
+    assert "callers_not_refreshed" in caplog.messages
+    task.cancel()
