@@ -78,7 +78,7 @@ class Attacked:
                 if answer is grpc.aio.EOF:
                     break
                 assert BROKEN not in answer, answer
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        except (grpc.aio.BaseError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
             pass  # how it ended is looked at below
         call.cancel()
         try:
