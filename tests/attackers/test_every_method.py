@@ -14,6 +14,7 @@ import grpc.aio
 import pytest
 from starlette.routing import Route
 
+from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_gateway.app import build_app
 from splitserve_gateway.config import GatewayConfig
 from splitserve_rpc.errors import failure_of
@@ -47,7 +48,7 @@ LET_IN: dict[str, set[str]] = {
     f"/{EXECUTOR}/GetTokenizer": {"a scheduler"},
     f"/{EXECUTOR}/Execute": {"a scheduler"},
 }
-HEALTH = {"/health/live", "/health/ready"}
+HEALTH = {"/health", "/health/live", "/health/ready"}
 
 
 def expected_at_clients(method: str, caller: str) -> str:
@@ -67,9 +68,11 @@ def expected_with_certificates(method: str, caller: str, services: tuple[str, ..
 
 
 async def outcome(stack: SecuredStack, caller: str, address: str, method: str) -> str:
-    """Of a call with a message without fields, which every method can decode."""
+    """Of a call with a message that every method can decode, and Identify answers."""
+    asked = api.IdentifyRequest(credential=stack.keys["tenant a"]).SerializeToString()
+    message = asked if method.endswith("/Identify") else b""
     async with stack.channel(caller, address) as channel:
-        call = channel.unary_stream(method)(b"", metadata=stack.metadata(caller), timeout=30)
+        call = channel.unary_stream(method)(message, metadata=stack.metadata(caller), timeout=30)
         try:
             async for _ in call:
                 pass
@@ -97,7 +100,9 @@ async def test_clients_reach_what_their_credential_is_for(stack: SecuredStack) -
 
 
 @pytest.mark.parametrize("name", ["cluster", "executor"])
-async def test_processes_reach_what_their_certificate_is_for(stack: SecuredStack, name: str) -> None:
+async def test_processes_reach_what_their_certificate_is_for(
+    stack: SecuredStack, name: str
+) -> None:
     address, services = {
         "cluster": (stack.cluster, (REGISTRY, ADMIN)),
         "executor": (stack.executor, (EXECUTOR,)),
