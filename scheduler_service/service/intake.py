@@ -16,6 +16,7 @@ from scheduler_service.core.request import Request
 from scheduler_service.request_limits import check_lengths
 from scheduler_service.request_names import RequestName
 from scheduler_service.streams.client_codec import (
+    check_names,
     decode_resumed,
     decode_sampling_params,
     decode_scheduling_params,
@@ -73,11 +74,13 @@ class Intake:
         return Accepted(request, Admission(name, charge))
 
     def _tenant(self, message: api.GenerateRequest, caller: Caller) -> str:
-        """Whom the request is for."""
+        """Whom the request is for. Raises DomainError(SCHEDULING_PARAMS_INVALID)."""
         if not self._callers.knows_callers:
             return message.tenant
-        is_said = Scope.TENANTS in caller.scopes and message.tenant
-        return message.tenant if is_said else caller.tenant
+        if Scope.TENANTS not in caller.scopes or not message.tenant:
+            return caller.tenant
+        check_names(message)
+        return message.tenant
 
     def _check_model(self, digest: str, limits: TenantLimits, tenant: str) -> None:
         model = self._cluster.model

@@ -110,6 +110,14 @@ def _decode_beams(message: api.BeamSearch) -> BeamParams:
     )
 
 
+def check_names(message: api.GenerateRequest) -> None:
+    """Raises DomainError(SCHEDULING_PARAMS_INVALID) for names that are too long to be quoted."""
+    for name in ("tenant", "adapter", "cache_salt"):
+        if len(getattr(message, name)) > _MAX_NAME_CHARS:
+            length = len(getattr(message, name))
+            raise _invalid(f"{name} has {length} characters; allowed: at most {_MAX_NAME_CHARS}")
+
+
 def decode_scheduling_params(message: api.GenerateRequest, now_ns: int) -> SchedulingParams:
     """What a request asks of the scheduler. Raises DomainError(SCHEDULING_PARAMS_INVALID)."""
     deadline_ns = None
@@ -122,10 +130,7 @@ def decode_scheduling_params(message: api.GenerateRequest, now_ns: int) -> Sched
         raise _invalid(
             f"priority is {message.priority}; allowed: {-_MAX_PRIORITY} to {_MAX_PRIORITY}"
         )
-    for name in ("tenant", "adapter", "cache_salt"):
-        if len(getattr(message, name)) > _MAX_NAME_CHARS:
-            length = len(getattr(message, name))
-            raise _invalid(f"{name} has {length} characters; allowed: at most {_MAX_NAME_CHARS}")
+    check_names(message)
     num_public = message.num_public_prefix_tokens
     if num_public < 0:
         raise _invalid(f"num_public_prefix_tokens is {num_public}; allowed: 0 or more")

@@ -235,6 +235,9 @@ async def test_tenant_is_the_callers_when_it_may_not_name_another(running: Runni
     alice, front = keys.add("a"), keys.add("f", Scope.GENERATE, Scope.TENANTS)
     assert "'a'" in (await running.refusal(alice, tenant="b")).message
     assert "'a'" in (await running.refusal(front, tenant="a")).message
+    long_name = await running.refusal(front, tenant="a" * 100_000)
+    assert long_name.reason == "SCHEDULING_PARAMS_INVALID"
+    assert "tenant has 100000 characters" in long_name.message
     await running.begin(front, tenant="b")
     await running.begin(front)
 
