@@ -24,7 +24,7 @@ MYPY_TARGETS := scheduler_service executor_service protos/splitserve_rpc \
 PIP := -m pip --disable-pip-version-check install --quiet
 
 .PHONY: help setup serve test check node quick-tests lint lint-ruff lint-format lint-types lint-imports buf \
-	check-protos fix protos options bench bench-scheduler bench-peers gpu-check models soak compose-test \
+	check-protos fix protos options bench bench-scheduler bench-peers gpu-check models soak fuzz compose-test \
 	clean
 
 help:
@@ -42,6 +42,7 @@ help:
 	@echo 'make gpu-check     on a machine with a GPU: is it right there, and how fast'
 	@echo 'make models        every model type of transformers, made small, against Hugging Face'
 	@echo 'make soak          the property tests for an hour or so'
+	@echo 'make fuzz          hostile messages and requests for an hour or so'
 	@echo 'make compose-test  docker-compose.yml for real, with podman'
 	@echo 'make clean         removes .venv, .tools and caches'
 
@@ -145,7 +146,7 @@ buf: $(BUF)
 		$(BUF) breaking --against "$$(git rev-parse --git-common-dir)#ref=$$base"; fi
 
 # One alone: make bench BENCH=wire ARGS="--rows 64"
-BENCH ?= wire serving startup profile journal accuracy grammars http
+BENCH ?= wire serving startup profile journal accuracy grammars http callers
 bench: $(READY)
 	@for name in $(BENCH); do $(BIN)/python -m benchmarks.$$name $(ARGS) || exit 1; done
 
@@ -170,6 +171,11 @@ models: $(READY)
 SOAK ?= 20000
 soak: $(READY)
 	SPLITSERVE_TEST_EXAMPLES=$(SOAK) $(BIN)/python -m pytest -q tests/property
+
+# The same messages and requests as in make test, many more of them.
+FUZZ ?= 20000
+fuzz: $(READY)
+	SPLITSERVE_TEST_EXAMPLES=$(FUZZ) $(BIN)/python -m pytest -q --timeout 7200 tests/fuzz
 
 compose-test:
 	tools/compose_test.sh

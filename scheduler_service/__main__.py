@@ -84,7 +84,7 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
 
     # So that the first callers with tokens are known, if their issuer can be reached.
     await opened.refresh_token_keys()
-    refreshing = opened.keep_fresh(cluster.weigh_tenants)
+    refreshing = opened.keep_fresh(cluster.weigh_tenants, audit=audit)
     beside = [asyncio.create_task(publish_health()), asyncio.create_task(refreshing)]
     for running in servers:
         await running.server.start()

@@ -20,6 +20,7 @@ from grpc_reflection.v1alpha import reflection
 
 from splitserve_rpc.access import Access
 from splitserve_rpc.addresses import CannotListen, claim_address
+from splitserve_rpc.connection_limits import LIMITS, ConnectionLimits
 from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.interceptors import BoundaryInterceptor, OnRefusal, ignore_refusal
 from splitserve_rpc.tls import Tls
@@ -99,6 +100,7 @@ def bind_server(
     max_message_bytes: int = MAX_MESSAGE_BYTES,
     message_limit: Callable[[], int] | None = None,
     security: ServerSecurity = OPEN,
+    limits: ConnectionLimits = LIMITS,
 ) -> RunningServer:
     """Makes a server on `address` (port 0: any). Raises CannotListen.
 
@@ -109,7 +111,7 @@ def bind_server(
         message_limit or (lambda: max_message_bytes), security.access, security.on_refusal
     )
     options = channel_options(max_receive_bytes=max_message_bytes + _TOO_LARGE_BYTES)
-    options.append(("grpc.so_reuseport", 0))
+    options += [("grpc.so_reuseport", 0), *limits.options()]
     server = grpc.aio.server(interceptors=[boundary], options=options)
     try:
         if security.tls is None:

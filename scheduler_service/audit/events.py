@@ -94,6 +94,15 @@ class ExecutorLost:
 
 
 @dataclass(frozen=True, slots=True)
+class KeysReloaded:
+    """The file of API keys says something else; ids of keys, `changed`: revoked, for one."""
+
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    changed: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class EventsDropped:
     """So many events are not in the log: they came faster than they could be written."""
 
@@ -109,5 +118,6 @@ AuditEvent = (
     | ExecutorRegistered
     | ExecutorRefused
     | ExecutorLost
+    | KeysReloaded
     | EventsDropped
 )

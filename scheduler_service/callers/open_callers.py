@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scheduler_service.audit.audit import Audit
+from scheduler_service.audit.events import KeysReloaded
 from scheduler_service.callers.api_keys import read_key_file
 from scheduler_service.callers.authenticator import Authenticator
 from scheduler_service.callers.caller import Caller, Callers, OpenDoor
@@ -46,13 +48,16 @@ class OpenedCallers:
         """For the policy `fair`, as the file has them now."""
         return {} if self.tenants is None else self.tenants.value.weights
 
-    async def refresh_files(self) -> bool:
-        """Reads again what has changed; whether anything has."""
+    async def refresh_files(self, audit: Audit | None = None) -> bool:
+        """Reads again what has changed; whether anything has. `audit` is told of keys."""
+        keys_before = None if self.keys is None else self.keys.value
         refreshed = await asyncio.to_thread(
             lambda: [file.refresh() for file in (self.keys, self.tenants) if file is not None]
         )
         if any(refreshed):
             self._say_what_there_is()
+        if audit is not None and self.keys is not None and keys_before is not None:
+            _tell_changes(audit, keys_before, self.keys.value)
         return any(refreshed)
 
     async def refresh_token_keys(self) -> None:
@@ -64,14 +69,15 @@ class OpenedCallers:
         self,
         weigh_tenants: Callable[[Mapping[str, float]], None],
         pause: Callable[[], Awaitable[None]] = _pause,
+        audit: Audit | None = None,
     ) -> None:
         """Does both until it is cancelled, each at its own pace: an issuer may be slow.
 
-        `weigh_tenants` is told the weights whenever they may be others.
+        `weigh_tenants` is told the weights whenever they may be others, `audit` of other keys.
         """
 
         async def files() -> None:
-            if await self.refresh_files():
+            if await self.refresh_files(audit):
                 weigh_tenants(self.tenant_weights)
 
         await asyncio.gather(
@@ -85,6 +91,18 @@ class OpenedCallers:
             0 if self.tenants is None else len(self.tenants.value.named),
             0 if self.token_keys is None else len(self.token_keys.value.keys),
         )
+
+
+def _tell_changes(audit: Audit, before: Keys, after: Keys) -> None:
+    if before is after:
+        return
+    both = before.keys() & after.keys()
+    event = KeysReloaded(
+        tuple(sorted(after.keys() - before.keys())),
+        tuple(sorted(before.keys() - after.keys())),
+        tuple(sorted(key_id for key_id in both if before[key_id] != after[key_id])),
+    )
+    audit.record(event)
 
 
 def open_callers(config: CallersConfig) -> OpenedCallers:

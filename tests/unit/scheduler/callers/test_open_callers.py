@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from scheduler_service.audit.events import AuditEvent, KeysReloaded
 from scheduler_service.callers.caller import ANYBODY, OpenDoor, TenantLimits
 from scheduler_service.callers.open_callers import OpenedCallers, open_callers
 from scheduler_service.callers.watched_file import FileUnusable
@@ -57,6 +58,19 @@ def _is_known(opened: OpenedCallers, credential: str) -> bool:
         return False
 
 
+class Told:
+    """Implements `Audit`."""
+
+    def __init__(self) -> None:
+        self.events: list[AuditEvent] = []
+
+    def record(self, event: AuditEvent) -> None:
+        self.events.append(event)
+
+    def close(self) -> None:
+        pass
+
+
 def test_door_is_open_when_nothing_is_said() -> None:
     opened = open_callers(CallersConfig())
     assert isinstance(opened.callers, OpenDoor)
@@ -80,6 +94,24 @@ async def test_key_is_good_until_it_is_revoked(tmp_path: Path, capsys: Capture) 
     assert splitserve(["keys", "revoke", str(file), key.key_id]) == 0
     await opened.refresh_files()
     assert (_is_known(opened, first), _is_known(opened, second)) == (False, True)
+
+
+async def test_audit_is_told_ids_of_keys_that_are_new_or_others(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    file, audit = tmp_path / "keys.json", Told()
+    first = ApiKey.parse(_new_key(file, capsys))
+    opened = open_callers(CallersConfig(api_keys=file))
+    await opened.refresh_files(audit)
+    assert audit.events == []
+
+    second = ApiKey.parse(_new_key(file, capsys))
+    assert first is not None
+    assert second is not None
+    assert splitserve(["keys", "revoke", str(file), first.key_id]) == 0
+    await opened.refresh_files(audit)
+
+    assert audit.events == [KeysReloaded((second.key_id,), (), (first.key_id,))]
 
 
 async def test_callers_stay_known_when_a_file_cannot_be_used(
