@@ -21,13 +21,12 @@ async def leave(num_clients: int, width: int, seed: int) -> None:
     """Raises TimeoutError if anything is left."""
     with tempfile.TemporaryDirectory() as folder:
         async with running_gateway(text_executor(Path(folder))) as gateway:
-            address = gateway.url.removeprefix("http://")
-            await leave_often(address, 50, width, random.Random(seed))
+            await leave_often(gateway, 50, width, random.Random(seed))
             await gateway.http.aclose()
             await gateway.service.wait_idle()
             before = Leftovers.now()
             start = time.perf_counter()
-            await leave_often(address, num_clients, width, random.Random(seed + 1))
+            await leave_often(gateway, num_clients, width, random.Random(seed + 1))
             elapsed_s = time.perf_counter() - start
             await wait_for_nothing(gateway.server, gateway.service, before)
     emit("disconnects", clients=num_clients, width=width, elapsed_s=round(elapsed_s, 1), left=0)

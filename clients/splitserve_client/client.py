@@ -211,6 +211,14 @@ class AsyncClient:
         """Whether there is a connection, as far as is known."""
         return self._connection.is_ready
 
+    @property
+    def credential(self) -> object:
+        """Stands for what calls bring along now: the same object until that changes.
+
+        A session's stream keeps what it was opened with.
+        """
+        return self._connection.credential
+
     async def abort(self, request_id: str) -> None:
         """Ends an unfinished request, whoever sent it. Raises RequestUnknown."""
         await self._connection.abort(request_id)

@@ -85,6 +85,11 @@ class Connection:
         """Whether there is a connection, as far as is known."""
         return self._channels.is_ready
 
+    @property
+    def credential(self) -> object:
+        """What every call brings along now; the same object until it changes."""
+        return self._api_key.metadata
+
     async def connect(self) -> None:
         """Waits for the first connection. Raises ServerUnreachable as soon as it is refused."""
         async with self._channels.call(self._unreachable, self._timeout_s):

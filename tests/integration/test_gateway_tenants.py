@@ -29,6 +29,7 @@ class Running:
 
     keys: KeyRing
     watch: StepWatch
+    own_file: Path
     server: Server
     model: str
 
@@ -68,7 +69,7 @@ async def running(tmp_path: Path) -> AsyncIterator[Running]:
 
             await poll(is_ready, 60.0)
             model = server.app.state.gateway.fleet.models()[0].name
-            yield Running(keys, watch, server, model)
+            yield Running(keys, watch, own, server, model)
 
 
 async def test_callers_are_answered_alike_and_ids_are_their_own(running: Running) -> None:
@@ -124,3 +125,29 @@ async def test_caller_gets_no_further_than_its_tenant_may(running: Running) -> N
     with pytest.raises(openai.PermissionDeniedError, match="priority"):
         await running.complete(bob, priority=1)
     assert (await running.complete(bob, priority=6)).choices[0].text
+
+
+async def test_gateway_goes_on_with_another_key_of_its_own_when_the_first_is_revoked(
+    running: Running,
+) -> None:
+    alice = running.keys.add("a")
+    whole = (await running.complete(alice)).choices[0].text
+    running.watch.hold(after=3)
+    async with running.client(alice) as client:
+        stream = await client.completions.create(**running.request, stream=True)
+        pieces = [(await anext(stream)).choices[0].text]
+        first = running.own_file.read_text()
+        running.own_file.write_text(running.keys.add("the gateway", Scope.GATEWAY))
+        running.keys.revoke(first)
+        running.watch.release()
+
+        async def is_answered() -> tuple[bool, object]:
+            try:
+                return (await running.complete(alice)).choices[0].text == whole, ""
+            except openai.APIStatusError as error:
+                return False, error
+
+        await poll(is_answered, 30.0)
+        # What was begun with the first goes on.
+        pieces += [event.choices[0].text async for event in stream]
+    assert "".join(pieces) == whole

@@ -74,7 +74,11 @@ class Upstream:
         self._is_for_callers = config is not None and config.has_api_key
         self._requests: set[SessionRequest] = set()
         self._client = AsyncClient(address, config)
+        self._unread = unread
+        self._credential = self._client.credential
         self._session: Session = self._client.session(unread)
+        # Of a key that the gateway had before: what they have begun goes on.
+        self._retired: list[Session] = []
         self._is_doubtful = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
 
@@ -88,7 +92,8 @@ class Upstream:
         self._watcher.cancel()
         with suppress(asyncio.CancelledError):
             await self._watcher
-        await self._session.__aexit__(None, None, None)
+        for session in (*self._retired, self._session):
+            await session.__aexit__(None, None, None)
         await self._client.close()
 
     @property
@@ -104,7 +109,7 @@ class Upstream:
     @property
     def num_session_requests(self) -> int:
         """Requests that the scheduler may still have."""
-        return self._session.num_open
+        return sum(session.num_open for session in (*self._retired, self._session))
 
     def request(
         self,
@@ -174,6 +179,7 @@ class Upstream:
         num_failures = 0
         while True:
             self._is_doubtful.clear()
+            await self._renew_session()
             try:
                 self._note(await self._look())
                 num_failures = 0
@@ -185,6 +191,17 @@ class Upstream:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_POLL_S):
                     await self._is_doubtful.wait()
+
+    async def _renew_session(self) -> None:
+        """Opens another session if the gateway has another key: an old one may be revoked."""
+        if self._client.credential is not self._credential:
+            self._credential = self._client.credential
+            self._retired.append(self._session)
+            self._session = self._client.session(self._unread)
+            await self._session.__aenter__()
+        for session in [session for session in self._retired if not session.num_open]:
+            self._retired.remove(session)
+            await session.__aexit__(None, None, None)
 
     async def _look(self) -> Served:
         model = await self._client.get_model()
