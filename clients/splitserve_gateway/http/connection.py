@@ -27,6 +27,8 @@ _UNACKNOWLEDGED_MS = 120_000
 # What the kernel keeps for a client that does not read; left to itself it keeps MiB.
 _SEND_BYTES = 128 * 1024
 _UNWRITTEN_BYTES = 64 * 1024
+# Open at a time, handshakes of TLS not counted: those have a timeout.
+MAX_CONNECTIONS = 8192
 # Requests sent ahead on one connection while another is answered.
 _MAX_PIPELINED = 16
 
@@ -38,6 +40,8 @@ class Connection(HttpToolsProtocol):
     leaves is noticed whichever of its pipelined requests is answered, since reading never stops:
     one that sends too much ahead is cut instead. What is no HTTP is refused in OpenAI's shape. An
     answer that does not wait for the whole body is the connection's last.
+
+    One that comes when there are too many is cut at once.
 
     `scope["state"]["cut"]()` ends the connection of a request at once.
     """
@@ -54,6 +58,9 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if len(self.connections) > MAX_CONNECTIONS:
+            self._cut()
+            return
         # Over TLS it would be more, besides what the kernel keeps.
         transport.set_write_buffer_limits(_UNWRITTEN_BYTES)
         self.parser = RequestParser(self)  # type: ignore[assignment]
