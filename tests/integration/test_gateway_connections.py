@@ -218,7 +218,7 @@ async def test_connection_is_cut_when_there_are_too_many_and_others_are_not(
     await gateway.http.aclose()
     open_ones = gateway.server.server_state.connections
     await gateway.until(lambda: not open_ones)
-    monkeypatch.setattr(connection, "MAX_CONNECTIONS", 1)
+    monkeypatch.setattr(gateway.server, "max_connections", 1)
     live = b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n"
     reader, writer = await gateway.connect()
     writer.write(live)

@@ -27,8 +27,6 @@ _UNACKNOWLEDGED_MS = 120_000
 # What the kernel keeps for a client that does not read; left to itself it keeps MiB.
 _SEND_BYTES = 128 * 1024
 _UNWRITTEN_BYTES = 64 * 1024
-# Open at a time, handshakes of TLS not counted: those have a timeout.
-MAX_CONNECTIONS = 8192
 # Requests sent ahead on one connection while another is answered.
 _MAX_PIPELINED = 16
 
@@ -41,11 +39,12 @@ class Connection(HttpToolsProtocol):
     one that sends too much ahead is cut instead. What is no HTTP is refused in OpenAI's shape. An
     answer that does not wait for the whole body is the connection's last.
 
-    One that comes when there are too many is cut at once.
+    One that comes when there are `max_connections` is cut at once; set it before.
 
     `scope["state"]["cut"]()` ends the connection of a request at once.
     """
 
+    max_connections = 1
     _running: RequestResponseCycle | None = None
     _head_timer: asyncio.TimerHandle | None = None
     _linger_timer: asyncio.TimerHandle | None = None
@@ -58,7 +57,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > MAX_CONNECTIONS:
+        if len(self.connections) > self.max_connections:
             self._cut()
             return
         # Over TLS it would be more, besides what the kernel keeps.
