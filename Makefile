@@ -146,7 +146,7 @@ buf: $(BUF)
 		$(BUF) breaking --against "$$(git rev-parse --git-common-dir)#ref=$$base"; fi
 
 # One alone: make bench BENCH=wire ARGS="--rows 64"
-BENCH ?= wire serving startup profile journal accuracy grammars http
+BENCH ?= wire serving startup profile journal accuracy grammars http callers
 bench: $(READY)
 	@for name in $(BENCH); do $(BIN)/python -m benchmarks.$$name $(ARGS) || exit 1; done
 

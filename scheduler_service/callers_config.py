@@ -57,7 +57,8 @@ def is_safe_url(url: str) -> bool:
         host = parts.hostname
     except ValueError:
         return False
-    if not host or not url.isascii() or not url.isprintable() or " " in url:
+    # A password in it would be logged with it.
+    if not host or "@" in parts.netloc or not url.isascii() or not url.isprintable() or " " in url:
         return False
     return parts.scheme == "https" or (parts.scheme == "http" and is_loopback(f"{host}:0"))
 

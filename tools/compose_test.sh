@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Tries docker-compose.yml for real, with podman: builds the images, starts one scheduler, two executors
 # and a gateway, generates text through the published ports, crashes an executor and the scheduler while
-# streams run, and stops everything. Run by `make compose-test`; the exit code tells. It installs nothing on the
-# machine, and what it starts it removes.
+# streams run, and stops everything; then once more over TLS (docker-compose.tls.yml). Run by
+# `make compose-test`; the exit code tells. It installs nothing on the machine, and what it starts it removes.
 #
 #   BASE_IMAGE     base of the images; without it python:3.11-slim if a registry answers, otherwise
 #                  a Debian root file system made by debootstrap (needs root), kept for next time
@@ -55,7 +55,7 @@ clean_up() {
     fi
     jobs -p | xargs -r kill 2>/dev/null || true
     containers | xargs -r timeout 60 podman rm --force --time 5 >/dev/null 2>&1 || true
-    compose down --volumes >/dev/null 2>&1 || true
+    compose_tls down --volumes >/dev/null 2>&1 || true
     if [ -z "${KEEP_IMAGES:-}" ]; then
         podman rmi --force "$scheduler_image" "$executor_image" "$gateway_image" >/dev/null 2>&1 || true
         podman image prune --force --filter label=org.opencontainers.image.title=splitserve \
@@ -315,6 +315,43 @@ check_stop() {
     say 'all stop on SIGTERM with exit code 0; down leaves nothing'
 }
 
+compose_tls() { compose --file docker-compose.yml --file docker-compose.tls.yml "$@"; }
+of_operator() { compose_tls run --rm -T --entrypoint "$1" operator "${@:2}"; }
+
+ask_gateway_securely() { # CURL-OPTION...
+    curl --silent --show-error --max-time 60 --cacert "$scratch/ca.crt" --output "$scratch/https" \
+        --write-out '%{http_code}' "https://localhost:$http_port/v1/models" "$@"
+}
+
+is_ready_securely() {
+    curl --silent --fail --cacert "$scratch/ca.crt" "https://localhost:$http_port/health/ready"
+}
+
+check_tls() { # docker-compose.tls.yml: who has a key is answered, over TLS alone
+    local id key
+    compose_tls run --rm -T setup >"$scratch/setup.log" 2>&1 ||
+        { cat "$scratch/setup.log" >&2; fail 'setup'; }
+    SPLITSERVE_THREADS=1 compose_tls up --detach --no-build scheduler executor gateway \
+        >"$scratch/up.log" 2>&1 || { cat "$scratch/up.log" >&2; fail 'up over TLS'; }
+    of_operator cat /etc/splitserve/operator/ca.crt >"$scratch/ca.crt"
+    key=$(compose_tls run --rm -T setup \
+        'splitserve keys add /etc/splitserve/scheduler/keys.json --tenant compose-test' \
+        2>"$scratch/err" | tail -1)
+    case $key in sk-ss-*) ;; *) cat "$scratch/err" >&2; fail 'splitserve keys add' ;; esac
+    wait_for 120 'the gateway is ready over TLS' is_ready_securely
+    [ "$(ask_gateway_securely --header "authorization: Bearer $key")" = 200 ] ||
+        fail "a caller with a key: $(cat "$scratch/https")"
+    [ "$(ask_gateway_securely)" = 401 ] || fail 'a caller without a key is not refused'
+    ! curl --silent --fail --max-time 10 "http://localhost:$http_port/health/live" >/dev/null ||
+        fail 'the gateway answers in plain text'
+    of_operator splitserve info --json >"$scratch/info" || fail 'splitserve info over TLS'
+    for id in $(of_service scheduler) $(of_service executor) $(of_service gateway); do
+        wait_for 30 "$(podman inspect -f '{{.Name}}' "$id") is healthy over TLS" is_healthy "$id"
+    done
+    say 'over TLS: who has a key is answered, who has none is not; operators are told'
+    compose_tls down --volumes --remove-orphans >"$scratch/down.log" 2>&1 || true
+}
+
 check_machine
 trap clean_up EXIT
 trap 'exit 130' INT TERM
@@ -332,3 +369,4 @@ wait_http_streams whole
 check_http_streams executor
 check_http_streams scheduler
 check_stop
+check_tls

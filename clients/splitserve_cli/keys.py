@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
     except (KeyFileUnusable, _Refused) as error:
         problem = str(error)
     except OSError as error:
-        problem = f"{error.filename or arguments.file}: {error.strerror}"
+        problem = f"{arguments.file}: {error.strerror}"
     sys.stderr.write(f"splitserve keys: {problem}\n")
     return 1
 

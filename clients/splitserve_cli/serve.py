@@ -15,11 +15,13 @@ from splitserve_cli.child import Child
 from splitserve_cli.serve_config import (
     CannotServe,
     ServeConfig,
+    check_callers,
     check_gateway,
     check_http,
     check_loopback,
     check_model,
     http_tls,
+    needs_key,
     reachable_address,
 )
 from splitserve_cli.supervisor import Supervisor
@@ -41,6 +43,7 @@ def main(argv: Sequence[str]) -> int:
             check_loopback("listen", values["listen"])
             check_loopback("cluster-listen", values["cluster_listen"])
             check_http(values)
+        check_callers(values)
         check_model(str(values["model"]))
         listen = claim_address(str(values["listen"]))
         cluster = _claim_cluster(values["cluster_listen"], listen)
@@ -91,6 +94,7 @@ def _supervisor(
         drain_timeout_s=drain_timeout_s,
         started_at=started_at,
         http_tls=http_tls(values),
+        needs_key=needs_key(values),
     )
     scheduling = Child("the scheduler", "scheduler_service", scheduler_options, environ)
     gateway = None

@@ -30,7 +30,7 @@ class ServeConfig:
     """What the supervisor itself has to know.
 
     `address` and `http`: under which scheduler and gateway are reached from here; None without a
-    gateway. `started_at`: monotonic seconds.
+    gateway. `started_at`: monotonic seconds. `needs_key`: whether callers are known.
     """
 
     address: str
@@ -40,6 +40,7 @@ class ServeConfig:
     drain_timeout_s: float
     started_at: float
     http_tls: HttpTls = HttpTls.NONE
+    needs_key: bool = False
 
 
 class CannotServe(Exception):
@@ -61,6 +62,24 @@ def check_http(values: Mapping[str, Value]) -> None:
     knows_clients = tls is HttpTls.MUTUAL or values["api_key_file"] is not None
     if not values["no_http"] and (tls is HttpTls.NONE or not knows_clients):
         check_loopback("http", values["http"])
+
+
+def check_callers(values: Mapping[str, Value]) -> None:
+    """Raises CannotServe if scheduler and gateway would not agree whether callers are known."""
+    has_gateway_key = values["api_key_file"] is not None
+    if values["no_http"] or needs_key(values) == has_gateway_key:
+        return
+    if has_gateway_key:
+        raise CannotServe("--api-key-file needs --api-keys or --jwt-issuer: nobody asks for a key")
+    raise CannotServe(
+        "callers are known, so the gateway needs a key of its own: splitserve keys add FILE "
+        "--tenant gateway --scope gateway > KEY, and --api-key-file KEY; or --no-http"
+    )
+
+
+def needs_key(values: Mapping[str, Value]) -> bool:
+    """Whether the scheduler knows callers."""
+    return values["api_keys"] is not None or values["jwt_issuer"] is not None
 
 
 def http_tls(values: Mapping[str, Value]) -> HttpTls:

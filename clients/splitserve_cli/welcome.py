@@ -14,7 +14,7 @@ from http.client import HTTPException
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from splitserve_cli.command_line import environment_key
+from splitserve_cli.command_line import API_KEY_ENV, environment_key
 from splitserve_cli.serve_config import HttpTls, ServeConfig
 from splitserve_client.client import AsyncClient
 from splitserve_client.connection import DEFAULT_ADDRESS, ClientConfig
@@ -78,9 +78,16 @@ async def _wait_for_scheduler(address: str) -> None:
 
 async def welcome(config: ServeConfig) -> None:
     """Says that the server is ready, streams a first completion, and tells how to call it."""
-    has_tokenizer = True
+    has_tokenizer, key = True, environment_key()
+    if config.needs_key and key is None:
+        elapsed_s = time.monotonic() - config.started_at
+        _write(
+            f"splitserve is ready at {config.address} after {elapsed_s:.1f} s; callers need keys\n"
+        )
+        _write(_how_to_call(config, has_tokenizer=True))
+        return
     try:
-        as_caller = ClientConfig(api_key=environment_key())
+        as_caller = ClientConfig(api_key=key)
         async with AsyncClient(config.address, as_caller) as client:
             executor = (await client.list_executors()).executors[0]
             elapsed_s = time.monotonic() - config.started_at
@@ -125,11 +132,13 @@ def _how_to_call(config: ServeConfig, *, has_tokenizer: bool) -> str:
     where = "" if address == DEFAULT_ADDRESS else f" --address {address}"
     prompt = '"Tell me a story about a dragon."' if has_tokenizer else "--token-ids 1,2,3"
     body = '{"prompt_token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 8}}'
+    setting = f"  export {API_KEY_ENV}=...\n" if config.needs_key else ""
+    bearer = f' -H "authorization: Bearer ${API_KEY_ENV}"' if config.needs_key else ""
     return f"""
 From another terminal:
-{_curl(config, has_tokenizer=has_tokenizer)}  {_program()} generate{where} {prompt}
+{setting}{_curl(config, has_tokenizer=has_tokenizer)}  {_program()} generate{where} {prompt}
   {_program()} info{where}
-  grpcurl -plaintext -d '{body}' \\
+  grpcurl -plaintext{bearer} -d '{body}' \\
     {address} splitserve.scheduler.v1.SchedulerService/Generate
 Ctrl-C stops the server.
 """
@@ -140,8 +149,10 @@ def _curl(config: ServeConfig, *, has_tokenizer: bool) -> str:
         return ""
     url = f"{'http' if config.http_tls is HttpTls.NONE else 'https'}://{config.http}"
     body = '{"prompt": "Tell me a story about a dragon.", "max_tokens": 40}'
-    kind = "content-type: application/json"
-    return f"  curl {url}/v1/completions -H '{kind}' \\\n    -d '{body}'\n"
+    headers = "-H 'content-type: application/json'"
+    if config.needs_key:
+        headers = f'{headers} -H "authorization: Bearer ${API_KEY_ENV}"'
+    return f"  curl {url}/v1/completions {headers} \\\n    -d '{body}'\n"
 
 
 def _program() -> str:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import grpc.aio
 
-from splitserve_rpc.bearer import Metadata, bearer_credential, has_authorization
+from splitserve_rpc.bearer import Metadata, bearer_credential
 from splitserve_rpc.cluster_identity import NOBODY, ClusterIdentity, Role
 from splitserve_rpc.domain_error import DomainError
 
@@ -94,11 +94,18 @@ class Access:
     def _is_about_scopes(self, rule: Rule, metadata: Metadata) -> bool:
         """Whether the scopes of a credential decide, and not what processes of the cluster have.
 
-        Where both would do, it is for the caller to choose; a credential that is shown has to do.
+        Where either would do, a credential that does not is no hindrance: clients send theirs with
+        every call.
         """
         if self._scopes_of is None or not rule.scopes:
             return False
-        return rule.role is None or not self._identity.is_proof or has_authorization(metadata)
+        if rule.role is None or not self._identity.is_proof:
+            return True
+        try:
+            _check_scopes(rule, self._scopes_of(bearer_credential(metadata)))
+        except DomainError:
+            return False
+        return True
 
 
 def _check_scopes(rule: Rule, scopes: Collection[str]) -> None:

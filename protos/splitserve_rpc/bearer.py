@@ -12,11 +12,6 @@ _KEY = "authorization"
 _SCHEME = "bearer"
 
 
-def has_authorization(metadata: Metadata) -> bool:
-    """Whether the call says who calls, however badly."""
-    return any(key == _KEY for key, _ in metadata)
-
-
 def bearer_credential(metadata: Metadata) -> str:
     """What follows `Bearer`; empty if there is nothing. Raises DomainError(CALLER_UNKNOWN)."""
     given = [value for key, value in metadata if key == _KEY]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ssl
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,19 +49,42 @@ class Tls:
 
     def server_credentials(self) -> grpc.ServerCredentials:
         """For a server; each new connection is met with what the files say then."""
-        return grpc.dynamic_ssl_server_credentials(
-            self._server_configuration(), self._server_configuration, self.checks_clients
-        )
+        return _ServerConfiguration(self._watched.current).credentials(self.checks_clients)
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
         """For a new channel, which keeps them; the same object until the files change."""
         return self._watched.current().for_channels
 
-    def _server_configuration(self) -> grpc.ServerCertificateConfiguration:
-        contents = self._watched.current()
-        return grpc.ssl_server_certificate_configuration(
-            [(contents.key, contents.cert)], contents.ca
+
+class _ServerConfiguration:
+    """What one server shows; gRPC asks before each handshake, in threads of its own.
+
+    It is told that there is something new once for each change: gRPC frees what it had before even
+    if another handshake is about to use that (grpc/grpc#36693), which ends the process.
+    """
+
+    def __init__(self, current: Callable[[], _Contents]) -> None:
+        self._current = current
+        self._shown = current()
+        self._lock = threading.Lock()
+
+    def credentials(self, checks_clients: bool) -> grpc.ServerCredentials:
+        return grpc.dynamic_ssl_server_credentials(
+            _configuration(self._shown), self._news, checks_clients
         )
+
+    def _news(self) -> grpc.ServerCertificateConfiguration | None:
+        """None: nothing has changed."""
+        with self._lock:
+            contents = self._current()
+            if contents is self._shown:
+                return None
+            self._shown = contents
+        return _configuration(contents)
+
+
+def _configuration(contents: _Contents) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(contents.key, contents.cert)], contents.ca)
 
 
 def _read(files: TlsFiles) -> _Contents:

@@ -23,16 +23,21 @@ Resolve = Callable[[str], Awaitable[Sequence[str]]]
 
 
 class Resolver:
-    """The addresses of a host name, from the system. Nothing is asked again within a lookup."""
+    """The addresses of a host name, from the system."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, look_up: Callable[[str], Sequence[str]] | None = None, timeout_s: float = _TIMEOUT_S
+    ) -> None:
+        """`look_up` may take its time: it is called in a thread."""
+        self._look_up = look_up or _look_up
+        self._timeout_s = timeout_s
         self._threads = ThreadPoolExecutor(_MAX_LOOKUPS, "resolve-executor")
 
     async def __call__(self, host: str) -> Sequence[str]:
         """Raises OSError, TimeoutError too."""
         loop = asyncio.get_running_loop()
-        looking = loop.run_in_executor(self._threads, _look_up, host)
-        return await asyncio.wait_for(looking, _TIMEOUT_S)
+        looking = loop.run_in_executor(self._threads, self._look_up, host)
+        return await asyncio.wait_for(looking, self._timeout_s)
 
 
 def _look_up(host: str) -> list[str]:

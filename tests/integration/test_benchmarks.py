@@ -51,6 +51,7 @@ def _results(output: str) -> list[dict[str, Any]]:
         ("journal", "--rows 4 --steps 200", set()),
         ("http", "--streams 20 --tokens 10 --seconds 0.2", {"cpu_s"}),
         ("grammars", "--vocab 400 --rows 2 --steps 4", {"vocab_size"}),
+        ("callers", "--runs 10 --keys 10", {"door_us", "known_us"}),
     ],
 )
 def test_benchmark_prints_its_figures_when_it_is_run(

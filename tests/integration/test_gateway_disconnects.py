@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 
 from splitserve_client import Tokenizer
+from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.grammars.checker import GrammarChecker
 from tests.support.processes.fake_service import seeds_of
 from tests.support.processes.gateway import (
@@ -25,6 +26,7 @@ from tests.support.processes.gateway import (
     watched_gateway,
 )
 from tests.support.processes.rude_clients import Leftovers, leave_often, wait_for_nothing
+from tests.support.security.cluster import Certificates
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PATH = "/v1/completions"
@@ -67,14 +69,19 @@ async def leave(gateway: RunningGateway, writer: asyncio.StreamWriter, num_other
     await gateway.until(lambda: fleet.num_session_requests == num_others)
 
 
-async def test_gateway_keeps_nothing_when_clients_leave_at_random_places(tmp_path: Path) -> None:
-    async with running_gateway(text_executor(tmp_path)) as gateway:
+@pytest.mark.parametrize("is_encrypted", [False, True])
+async def test_gateway_keeps_nothing_when_clients_leave_at_random_places(
+    tmp_path: Path, is_encrypted: bool
+) -> None:
+    files = Certificates.make(tmp_path).files("gateway", ca=False) if is_encrypted else None
+    config = GatewayConfig(http_tls=files)
+    async with running_gateway(text_executor(tmp_path), config=config) as gateway:
         # Whatever is made once, for all requests, is there after the first ones.
-        await leave_often(gateway.url.removeprefix("http://"), 20, 4, random.Random(1))
+        await leave_often(gateway, 20, 4, random.Random(1))
         await gateway.http.aclose()
         await gateway.service.wait_idle()
         before = Leftovers.now()
-        await leave_often(gateway.url.removeprefix("http://"), 150, 32, random.Random(2))
+        await leave_often(gateway, 150, 32, random.Random(2))
         await wait_for_nothing(gateway.server, gateway.service, before)
 
 

@@ -20,6 +20,7 @@ from splitserve_rpc.errors import RpcFailure, failure_of
 from tests.contract.stranger.process import poll
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.processes.fake_service import StepWatch
+from tests.support.processes.local_call import LocalCall
 from tests.support.processes.scheduler_in_process import SchedulerInProcess, scheduler_in_process
 from tests.support.security.key_ring import KeyRing
 
@@ -150,13 +151,9 @@ async def session_gone(running: Running) -> None:
 async def stream_not_read(running: Running) -> None:
     """Called without gRPC, which would take some MiB off the stream by itself."""
 
-    class Context:
-        def invocation_metadata(self) -> list[tuple[str, str]]:
-            return running.metadata
-
     request = a_request(250)
     request.sampling_params.num_logprobs = 20
-    stream = running.scheduler.servicer.Generate(request, Context())
+    stream = running.scheduler.servicer.Generate(request, LocalCall(running.key))
     await anext(stream)
     await running.wait_ended()
     await stream.aclose()

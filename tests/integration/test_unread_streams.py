@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 
-import grpc.aio
 import pytest
 
 from scheduler_service.config import ClusterConfig
@@ -19,13 +18,13 @@ from splitserve_rpc.domain_error import DomainError
 from tests.contract.stranger.process import poll
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.fakes.fake_truth import expected_completions
+from tests.support.processes.local_call import LocalCall
 from tests.support.processes.scheduler_in_process import SchedulerInProcess, scheduler_in_process
 
 BOUND = 16 * 1024
 CONFIG = ClusterConfig(reconnect_timeout_s=0.1, max_unread_bytes=BOUND)
 PROMPT = [1, 2, 3]
-# In grpc.aio a context cannot be made; these rpcs use none.
-CONTEXT: grpc.aio.ServicerContext = None
+CONTEXT = LocalCall()
 
 
 def chatty(**params: object) -> api.GenerateRequest:

@@ -13,6 +13,7 @@ from splitserve_options.options import options_of, resolve
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = (ROOT / "docker-compose.yml").read_text()
+WITH_TLS = (ROOT / "docker-compose.tls.yml").read_text()
 # What the containers are to each other is nobody's choice.
 FIXED = {
     "scheduler": {
@@ -60,7 +61,7 @@ def test_compose_passes_every_option_of_a_service(service: Command) -> None:
 def test_example_lists_what_compose_takes() -> None:
     passed_on = {name for service in SERVICES for name in variables_of(service)} | {"HF_TOKEN"}
     fixed = {name for assigned in FIXED.values() for name in assigned}
-    interpolated = set(re.findall(r"\$\{(\w+)", COMPOSE))
+    interpolated = set(re.findall(r"\$\{(\w+)", COMPOSE + WITH_TLS))
 
     assert example().keys() == passed_on - fixed | interpolated
 
@@ -71,6 +72,6 @@ def test_example_has_the_defaults(service: Command) -> None:
 
 
 def test_example_has_the_defaults_of_compose_itself() -> None:
-    defaults = dict(re.findall(r"\$\{(\w+):-([^}]*)\}", COMPOSE))
+    defaults = dict(re.findall(r"\$\{(\w+):-([^}]*)\}", COMPOSE + WITH_TLS))
 
     assert {name: example()[name] for name in defaults} == defaults

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from splitserve_gateway.server import Server
 from tests.contract.stranger.process import poll
 from tests.support.processes.fake_service import FakeService
-from tests.support.processes.gateway import post_bytes
+from tests.support.processes.gateway import RunningGateway, post_bytes
 
 _BODIES: tuple[tuple[str, dict[str, object]], ...] = (
     ("/v1/completions", {"prompt": "one two three", "max_tokens": 60}),
@@ -35,10 +35,9 @@ _BODIES: tuple[tuple[str, dict[str, object]], ...] = (
 _PLACES = ("sending", "sent", "reading", "long")
 
 
-async def leave_at_random(address: str, rng: random.Random) -> None:
+async def leave_at_random(gateway: RunningGateway, rng: random.Random) -> None:
     """One client, from its connection to its end."""
-    host, _, port = address.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
+    reader, writer = await gateway.connect()
     data = b"".join(post_bytes(*rng.choice(_BODIES)) for _ in range(rng.choice((1, 1, 1, 2, 3))))
     place = rng.choice(_PLACES)
     try:
@@ -64,7 +63,7 @@ async def _leave(
     try:
         if way == "reset":
             plain.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        elif way == "half":
+        elif way == "half" and writer.can_write_eof():
             # Says that it sends no more, and waits: the other side is to close.
             writer.write_eof()
             while await reader.read(65536):
@@ -76,13 +75,15 @@ async def _leave(
         await writer.wait_closed()
 
 
-async def leave_often(address: str, num_clients: int, width: int, rng: random.Random) -> None:
+async def leave_often(
+    gateway: RunningGateway, num_clients: int, width: int, rng: random.Random
+) -> None:
     """`num_clients`, of which `width` are there at a time."""
     remaining = iter(range(num_clients))
 
     async def one_after_another() -> None:
         for _ in remaining:
-            await leave_at_random(address, rng)
+            await leave_at_random(gateway, rng)
 
     await asyncio.gather(*(one_after_another() for _ in range(width)))
 

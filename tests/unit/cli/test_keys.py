@@ -141,7 +141,9 @@ def test_command_is_one_line_and_1_when_the_file_cannot_be_used(
     missing = f"{file}: No such file or directory"
     assert _refusal(capsys, "list", str(file)) == missing
     assert _refusal(capsys, "revoke", str(file), "0123456789ab") == missing
-    assert "No such file or directory" in _refusal(capsys, "add", str(nowhere), "--tenant=a")
+    assert _refusal(capsys, "add", str(nowhere), "--tenant=a") == (
+        f"{nowhere}: No such file or directory"
+    )
     assert "/keys.json: Is a directory" in _refusal_of_folder(file, capsys)
     file.rmdir()
     file.write_text("{}")

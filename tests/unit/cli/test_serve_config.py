@@ -7,6 +7,7 @@ import pytest
 
 from splitserve_cli.serve_config import (
     CannotServe,
+    check_callers,
     check_http,
     check_loopback,
     check_model,
@@ -77,3 +78,25 @@ def test_http_that_others_reach_is_taken_when_it_is_encrypted_and_knows_who_call
     else:
         with pytest.raises(CannotServe, match=re.escape("--http 0.0.0.0:7: others can reach it")):
             check_http(values)
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        ((), None),
+        (("--api-keys=keys.json", "--api-key-file=key"), None),
+        (("--api-keys=keys.json", "--no-http"), None),
+        (("--api-keys=keys.json",), "the gateway needs a key of its own"),
+        (("--jwt-issuer=https://i", "--jwt-audience=a"), "the gateway needs a key of its own"),
+        (("--api-key-file=key",), "--api-key-file needs --api-keys or --jwt-issuer"),
+    ],
+)
+def test_scheduler_and_gateway_know_callers_both_or_neither(
+    flags: tuple[str, ...], problem: str | None
+) -> None:
+    values = options.parse("serve", flags, {})
+    if problem is None:
+        check_callers(values)
+    else:
+        with pytest.raises(CannotServe, match=problem):
+            check_callers(values)

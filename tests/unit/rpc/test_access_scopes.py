@@ -96,8 +96,10 @@ async def test_nothing_but_health_answers_when_no_usable_credential_is_shown(
         (None, None, "CALLER_NOT_ALLOWED"),
         ("operator", None, "answered"),
         ("operator", TOKEN, "answered"),
-        ("generate", TOKEN, "CALLER_NOT_ALLOWED"),  # what is shown has to do
-        ("", TOKEN, "CALLER_UNKNOWN"),
+        ("generate", TOKEN, "answered"),
+        ("", TOKEN, "answered"),
+        ("generate", None, "CALLER_NOT_ALLOWED"),
+        ("", None, "CALLER_NOT_ALLOWED"),
     ],
 )
 async def test_operators_come_by_the_cluster_or_by_a_credential(

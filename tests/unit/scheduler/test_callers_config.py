@@ -96,6 +96,7 @@ def test_url_is_safe_when_it_is_encrypted_or_of_this_machine(url: str) -> None:
         "http://a.example",
         "http://localhost.example/",
         "http://127.0.0.1@a.example/",
+        "https://user:password@a.example/",
         "http://a.example#127.0.0.1",
         "https://",
         "https:///keys",

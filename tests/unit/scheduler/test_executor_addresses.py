@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import pytest
@@ -84,6 +85,21 @@ async def test_names_are_those_of_the_system() -> None:
     assert {"127.0.0.1", "::1"} & set(await Resolver()("localhost"))
     with pytest.raises(OSError, match="label"):
         await Resolver()("x" * 70 + ".local")
+
+
+async def test_executor_is_refused_when_its_name_is_not_looked_up_in_time() -> None:
+    answered = threading.Event()
+
+    def look_up(host: str) -> list[str]:
+        assert answered.wait(20)
+        return ["10.1.0.7"]
+
+    addresses = ExecutorAddresses(AddressRules(), Resolver(look_up, timeout_s=0.01))
+    with pytest.raises(DomainError, match="the name of its host cannot be resolved"):
+        await addresses.target("slow:50052", PEER)
+    # Whoever needs no name does not wait for that one.
+    assert await addresses.target("10.1.0.7:50052", PEER) == "10.1.0.7:50052"
+    answered.set()
 
 
 def test_option_is_refused_by_name() -> None:

@@ -1,0 +1,58 @@
+"""`splitserve serve` for callers with keys, over HTTPS: as a user sets it up."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.integration.test_serve_cli import Serve, run_command
+from tests.support.processes.gateway import trusting
+from tests.support.security.cluster import Certificates
+
+
+def new_key(file: Path, *arguments: str) -> str:
+    done = run_command("keys", "add", str(file), *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def ask_until_refused(client: openai.OpenAI, model: str) -> None:
+    """The scheduler looks at the file of keys again within seconds."""
+    for _ in range(10_000):
+        client.completions.create(model=model, prompt="A fox", max_tokens=4)
+
+
+def test_callers_are_known_over_https(tmp_path: Path) -> None:
+    keys, own = tmp_path / "keys.json", tmp_path / "gateway.txt"
+    own.write_text(new_key(keys, "--tenant=gateway", "--scope=gateway"))
+    alice = new_key(keys, "--tenant=alice")
+    certificates = Certificates.make(tmp_path / "certificates")
+    files = certificates.files("gateway")
+    with Serve(
+        f"--api-keys={keys}",
+        f"--api-key-file={own}",
+        f"--http-tls-cert={files.cert}",
+        f"--http-tls-key={files.key}",
+    ) as serve:
+        serve.read_until("Ctrl-C stops the server.")
+        assert "callers need keys" in serve.output
+        (curl,) = [line for line in serve.output.splitlines() if "curl https" in line]
+        assert "authorization: Bearer $SPLITSERVE_API_KEY" in shlex.split(curl.rstrip("\\"))
+        verify = trusting(files)
+        with openai.DefaultHttpxClient(verify=verify, trust_env=False, timeout=60.0) as http:
+            base_url = f"https://{serve.http}/v1"
+            client = openai.OpenAI(
+                base_url=base_url, api_key=alice, max_retries=0, http_client=http
+            )
+            model = client.models.list().data[0].id
+            answer = client.completions.create(model=model, prompt="A fox", max_tokens=4)
+            assert answer.usage is not None
+            assert answer.usage.completion_tokens == 4
+
+            key_id = alice.split("-")[2]
+            assert run_command("keys", "revoke", str(keys), key_id).returncode == 0
+            with pytest.raises(openai.AuthenticationError):
+                ask_until_refused(client, model)

@@ -1,0 +1,146 @@
+"""Scheduler, executor and gateway as an operator sets them up where others can reach them."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import httpx2
+
+from splitserve_client import ClientConfig
+from splitserve_keys.api_key import ApiKey
+from splitserve_keys.key_entry import KeyEntry
+from splitserve_keys.key_store import change_keys
+from splitserve_keys.scope import Scope
+from splitserve_options.option import BUNDLED_MODEL
+from splitserve_rpc.cluster_identity import Role
+from splitserve_rpc.server import channel_options
+from tests.contract.stranger.process import poll
+from tests.support.processes.addresses import reserve_address
+from tests.support.processes.processes import START_TIMEOUT_S, Processes, processes
+from tests.support.security.cluster import Certificates
+
+# Keys by the name of who has them: tenant, scopes, whether it has expired.
+_KEYS = {
+    "tenant a": ("a", {Scope.GENERATE}, False),
+    "tenant b": ("b", {Scope.GENERATE}, False),
+    "late": ("a", {Scope.GENERATE}, True),
+    "gateway": ("gateways", {Scope.GATEWAY}, False),
+    "operator": ("operators", {Scope.OPERATOR}, False),
+}
+# Who has a certificate of the cluster, and what it is called.
+_CERTIFICATES = {"an executor": "executor", "an operator": "operator", "a scheduler": "scheduler"}
+
+CALLERS = ("anonymous", "a guess", *_KEYS, *_CERTIFICATES)
+
+
+@dataclass(frozen=True, slots=True)
+class SecuredStack:
+    """Where everything is, and what its callers have."""
+
+    certificates: Certificates
+    keys: dict[str, str]
+    folder: Path
+    processes: Processes
+    clients: str
+    cluster: str
+    executor: str
+    http: str
+
+    def channel(self, caller: str, address: str) -> grpc.aio.Channel:
+        """Of `caller`; whoever has no certificate of the cluster is let in with TLS at least."""
+        role = {self.clients: None, self.cluster: Role.SCHEDULER, self.executor: Role.EXECUTOR}
+        named = role[address]
+        options = channel_options()
+        if named is not None:
+            options = [*options, ("grpc.ssl_target_name_override", named.dns_name)]
+        credentials = self.certificates.client(_CERTIFICATES.get(caller))
+        return grpc.aio.secure_channel(address, credentials, options)
+
+    def metadata(self, caller: str) -> tuple[tuple[str, str], ...]:
+        """What `caller` brings along with a call."""
+        key = self.key(caller)
+        return () if key is None else (("authorization", f"Bearer {key}"),)
+
+    def headers(self, caller: str) -> dict[str, str]:
+        """What `caller` brings along over HTTP."""
+        return {name: value for name, value in self.metadata(caller)}
+
+    def key(self, caller: str) -> str | None:
+        """The credential of `caller`."""
+        return ApiKey.draw().text if caller == "a guess" else self.keys.get(caller)
+
+    def client(self, caller: str) -> ClientConfig:
+        """Of `caller`, for the address of clients."""
+        return ClientConfig(credentials=self.certificates.client(), api_key=self.key(caller))
+
+    def browser(self) -> httpx2.AsyncClient:
+        """Speaks HTTPS with the gateway, as anybody can."""
+        context = ssl.create_default_context(cafile=str(self.certificates.directory / "ca.crt"))
+        base_url = f"https://{self.http}"
+        return httpx2.AsyncClient(base_url=base_url, trust_env=False, verify=context, timeout=60.0)
+
+
+@asynccontextmanager
+async def secured_stack(folder: Path) -> AsyncIterator[SecuredStack]:
+    """Everything with TLS and keys; logs and the audit log are in `folder`."""
+    certificates, keys = Certificates.make(folder / "certificates"), _make_keys(folder / "keys")
+    own = folder / "gateway.key"
+    own.write_text(keys["gateway"])
+    cluster, http = reserve_address(), reserve_address()
+    ca = certificates.directory / "ca.crt"
+    with processes(Path(BUNDLED_MODEL), folder / "log") as running:
+        running.start_scheduler(
+            *(f"--cluster-listen={cluster}", *certificates.flags("scheduler")),
+            *(f"--api-keys={folder / 'keys'}", f"--audit-log={folder / 'audit'}"),
+            *("--log-level=debug", "--queue-policy=fair"),
+        )
+        executor = running.start_executor(
+            f"--scheduler={cluster}", *certificates.flags("executor"), "--log-level=debug"
+        )
+        files = certificates.files("gateway")
+        running.start_gateway(
+            *(f"--http={http}", f"--http-tls-cert={files.cert}", f"--http-tls-key={files.key}"),
+            *(f"--tls-ca={ca}", f"--api-key-file={own}", "--log-level=debug"),
+        )
+        operator = ClientConfig(credentials=certificates.client("operator"))
+        await running.wait_until(lambda executors: len(executors) == 1, cluster, operator)
+        stack = SecuredStack(
+            certificates, keys, folder, running, running.address, cluster, executor, http
+        )
+        async with stack.browser() as browser:
+
+            async def is_ready() -> tuple[bool, object]:
+                try:
+                    answer = await browser.get("/health/ready")
+                except httpx2.HTTPError as error:
+                    return False, error
+                return answer.status_code == 200, answer.text
+
+            await poll(is_ready, START_TIMEOUT_S)
+        yield stack
+
+
+def _make_keys(file: Path) -> dict[str, str]:
+    """The keys by who has them."""
+    drawn = {caller: ApiKey.draw() for caller in _KEYS}
+    now = datetime.now(UTC)
+    entries = {
+        key.key_id: KeyEntry(
+            key.key_id,
+            key.sha256,
+            tenant,
+            frozenset(scopes),
+            now - timedelta(days=2),
+            now - timedelta(days=1) if has_expired else None,
+        )
+        for key, (tenant, scopes, has_expired) in zip(drawn.values(), _KEYS.values(), strict=True)
+    }
+    change_keys(file, lambda _: entries)
+    return {caller: key.text for caller, key in drawn.items()}
