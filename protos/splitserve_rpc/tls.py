@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +11,9 @@ from pathlib import Path
 import grpc
 
 from splitserve_rpc.watched_files import FilesUnusable, WatchedFiles, read_bytes
+
+# What takes a thread some microseconds, with room for a machine that has much else to do.
+_BEGIN_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +62,15 @@ class Tls:
 class _ServerConfiguration:
     """What one server shows; gRPC asks before each handshake, in threads of its own.
 
-    It is told that there is something new once for each change: gRPC frees what it had before even
-    if another handshake is about to use that (grpc/grpc#36693), which ends the process.
+    It has what it is told freed when it is told of something else, even if a handshake in another
+    thread is about to use that (grpc/grpc#36693), which ends the process. So it is told of each
+    change once, and not before handshakes that were asked about have begun: while it asks for one,
+    all others wait.
     """
 
     def __init__(self, current: Callable[[], _Contents]) -> None:
         self._current = current
         self._shown = current()
-        self._lock = threading.Lock()
 
     def credentials(self, checks_clients: bool) -> grpc.ServerCredentials:
         return grpc.dynamic_ssl_server_credentials(
@@ -75,11 +79,11 @@ class _ServerConfiguration:
 
     def _news(self) -> grpc.ServerCertificateConfiguration | None:
         """None: nothing has changed."""
-        with self._lock:
-            contents = self._current()
-            if contents is self._shown:
-                return None
-            self._shown = contents
+        contents = self._current()
+        if contents is self._shown:
+            return None
+        self._shown = contents
+        time.sleep(_BEGIN_S)
         return _configuration(contents)
 
 
