@@ -21,13 +21,16 @@ from splitserve_gateway.http.guard import Exchanges
 # Longer than clients keep an idle connection, so that none sends a request into one being closed.
 _KEEP_ALIVE_S = 75
 _BACKLOG = 4096
+# Of each request that may be answered at a time: clients keep some that they do not use just now.
+_NUM_CONNECTIONS = 2
 
 
 class Server(uvicorn.Server):
     """Uvicorn as the gateway wants it, at `address`; signals are left to whoever runs it.
 
     `exchanges`: what it is answering. `http_tls`: what connections are met with, None: with plain
-    text. Set `should_exit` to end it, after they were drained.
+    text. `max_connections`: open at a time, without those in a handshake of TLS, which has a
+    timeout. Set `should_exit` to end it, after they were drained.
     """
 
     def __init__(self, config: GatewayConfig, address: str) -> None:
@@ -35,6 +38,7 @@ class Server(uvicorn.Server):
         self.app = build_app(config)
         self.exchanges: Exchanges = self.app.state.exchanges
         self.http_tls = None if config.http_tls is None else tls.https_context(config.http_tls)
+        self.max_connections = _NUM_CONNECTIONS * config.max_concurrent_requests
         host, _, port = address.rpartition(":")
         super().__init__(
             uvicorn.Config(
@@ -74,7 +78,9 @@ class Server(uvicorn.Server):
         self.started = True
 
     def _connection(self) -> Connection:
-        return Connection(self.config, self.server_state, self.lifespan.state)
+        made = Connection(self.config, self.server_state, self.lifespan.state)
+        made.max_connections = self.max_connections
+        return made
 
 
 def _bounds(context: ssl.SSLContext | None) -> dict[str, Any]:

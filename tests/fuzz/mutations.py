@@ -68,7 +68,9 @@ def _fill(draw: st.DrawFn, message: Message, field: FieldDescriptor, depth: int)
 
 
 def _fill_map(draw: st.DrawFn, message: Message, field: FieldDescriptor, depth: int) -> None:
-    key, value = (field.message_type.fields_by_name[name] for name in ("key", "value"))
+    entry = field.message_type
+    assert entry is not None, "the entries of a map are messages"
+    key, value = (entry.fields_by_name[name] for name in ("key", "value"))
     for _ in range(draw(st.integers(0, _MAX_REPEATED))):
         at = draw(_OF_TYPE[key.type])
         if value.message_type is None:

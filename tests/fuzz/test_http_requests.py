@@ -98,7 +98,11 @@ class Attacked:
         answer = await self.gateway.post("/v1/completions", prompt="one", max_tokens=3)
         assert answer["usage"]["completion_tokens"] == 3
         await self.gateway.http.aclose()
-        await wait_for_nothing(self.gateway.server, self.gateway.service, self.before)
+        try:
+            await wait_for_nothing(self.gateway.server, self.gateway.service, self.before)
+        except TimeoutError as error:
+            tasks = "\n".join(map(str, asyncio.all_tasks()))
+            raise AssertionError(f"something is left: {error}\n{tasks}") from error
 
 
 @asynccontextmanager

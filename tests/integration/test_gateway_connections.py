@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -209,3 +210,30 @@ async def poll_until(value: Callable[[], int], expected: int) -> None:
         return value() == expected, value()
 
     await poll(look, 30.0)
+
+
+async def test_connection_is_cut_when_there_are_too_many_and_others_are_not(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await gateway.http.aclose()
+    open_ones = gateway.server.server_state.connections
+    await gateway.until(lambda: not open_ones)
+    monkeypatch.setattr(gateway.server, "max_connections", 1)
+    live = b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n"
+    reader, writer = await gateway.connect()
+    writer.write(live)
+    assert (await answer(reader))[0] == 200
+
+    further, leaving = await gateway.connect()
+    with suppress(ConnectionError):
+        assert await further.read() == b""
+    leaving.close()
+
+    writer.write(live)
+    assert (await answer(reader))[0] == 200
+    writer.close()
+    await gateway.until(lambda: not open_ones)
+    reader, writer = await gateway.connect()
+    writer.write(live)
+    assert (await answer(reader))[0] == 200
+    writer.close()

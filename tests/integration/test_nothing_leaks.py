@@ -126,8 +126,8 @@ async def ask_over_http(http: str) -> list[str]:
                 if answer.status_code == 200 and "choices" in answer.json():
                     (choice,) = answer.json()["choices"]
                     outputs.append(choice.get("text") or choice["message"]["content"] or "")
-        for content in (f'{{"prompt": "{SECRET}json', f"{SECRET}bytes\udcff"):
-            await client.post(COMPLETIONS, content=content.encode(errors="surrogateescape"))
+        for broken in (f'{{"prompt": "{SECRET}json'.encode(), SECRET.encode() + b"bytes\xff"):
+            await client.post(COMPLETIONS, content=broken)
         await client.get(f"/{SECRET}path?{SECRET}query={SECRET}")
         await client.request(f"{SECRET}METHOD", "/v1/models")
         async with client.stream(

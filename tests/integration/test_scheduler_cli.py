@@ -66,16 +66,21 @@ def test_scheduler_exits_with_2_and_one_line_when_an_option_is_out_of_range(
 
 
 @pytest.mark.parametrize(
-    ("path", "why"),
-    [("/no/such/folder/journal", "No such file or directory"), ("/dev", "it is no regular file")],
+    ("flag", "path", "why"),
+    [
+        ("--journal", "/no/such/folder/journal", "No such file or directory"),
+        ("--journal", "/dev", "it is no regular file"),
+        ("--audit-log", "/no/such/folder/audit", "No such file or directory"),
+        ("--audit-log", "/dev", "Is a directory"),
+    ],
 )
-def test_scheduler_exits_with_2_and_one_line_when_the_journal_cannot_be_written(
-    path: str, why: str
+def test_scheduler_exits_with_2_and_one_line_when_a_file_cannot_be_written(
+    flag: str, path: str, why: str
 ) -> None:
     addresses = ("--listen=127.0.0.1:0", "--cluster-listen=127.0.0.1:0")
-    done = run_command("scheduler", *addresses, f"--journal={path}")
+    done = run_command("scheduler", *addresses, f"{flag}={path}")
     assert done.returncode == 2
-    assert done.stderr == f"splitserve scheduler: --journal {path}: {why}\n"
+    assert done.stderr == f"splitserve scheduler: {flag} {path}: {why}\n"
 
 
 @pytest.mark.parametrize(

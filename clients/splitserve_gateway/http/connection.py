@@ -39,9 +39,12 @@ class Connection(HttpToolsProtocol):
     one that sends too much ahead is cut instead. What is no HTTP is refused in OpenAI's shape. An
     answer that does not wait for the whole body is the connection's last.
 
+    One that comes when there are `max_connections` is cut at once; set it before.
+
     `scope["state"]["cut"]()` ends the connection of a request at once.
     """
 
+    max_connections = 1
     _running: RequestResponseCycle | None = None
     _head_timer: asyncio.TimerHandle | None = None
     _linger_timer: asyncio.TimerHandle | None = None
@@ -54,6 +57,9 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if len(self.connections) > self.max_connections:
+            self._cut()
+            return
         # Over TLS it would be more, besides what the kernel keeps.
         transport.set_write_buffer_limits(_UNWRITTEN_BYTES)
         self.parser = RequestParser(self)  # type: ignore[assignment]
