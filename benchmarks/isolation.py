@@ -4,7 +4,7 @@
 is, and then just for what it got of that: the same load, politely. A core schedules them; an
 executor that computes nothing takes as long for each step as its costs say, so the figures are of
 the scheduler's decisions alone, and each run has the same. `moved`: p99 of the flood by that at the
-same load, at most 1.2 where tenants are isolated. `refused`: requests of `steady` that found the
+same load, at most 1.2 is the aim. `refused`: requests of `steady` that found the
 queue full, or had no token at the end. One JSON object for each load and policy.
 """
 
