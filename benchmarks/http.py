@@ -33,16 +33,26 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
-def stack(executor: Sequence[str], max_num_seqs: int) -> Iterator[tuple[str, dict[str, int]]]:
+def stack(
+    executor: Sequence[str],
+    max_num_seqs: int,
+    scheduler_options: Sequence[str] = (),
+    gateway_options: Sequence[str] = (),
+) -> Iterator[tuple[str, dict[str, int]]]:
     """A scheduler, an executor and a gateway; yields the address and the process ids."""
     scheduler, http = claim_address("127.0.0.1:0"), claim_address("127.0.0.1:0")
     limits = ["--max-num-seqs", str(max_num_seqs), "--max-num-waiting", "4096"]
     quiet = ["--log-level", "error"]
     listen = ["--listen", scheduler, "--cluster-listen", scheduler]
     commands = {
-        "scheduler": ["scheduler_service", *listen, *limits, *quiet],
+        "scheduler": ["scheduler_service", *listen, *limits, *quiet, *scheduler_options],
         "executor": [part.format(scheduler=scheduler) for part in executor],
-        "gateway": ["splitserve_gateway", "--http", http, "--schedulers", scheduler, *quiet],
+        "gateway": [
+            "splitserve_gateway",
+            *("--http", http, "--schedulers", scheduler),
+            *quiet,
+            *gateway_options,
+        ],
     }
     paths = os.pathsep.join(path for path in sys.path if path)
     environment = {**os.environ, "PYTHONPATH": paths}

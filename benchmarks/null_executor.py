@@ -2,6 +2,7 @@
 
 `wire`: batches are decoded into columns, results are encoded, and that is all. `executor`: the real
 servicer around a runner that does nothing: identity, validation, row table and worker thread too.
+A third argument is a directory of `splitserve certs`: it then speaks TLS, to schedulers alone.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import grpc.aio
 import numpy as np
@@ -23,7 +25,10 @@ from executor_service.steps.step import FinishedStep, RowStatus, StepInput, Step
 from executor_service.steps.step_executor import StepExecutor
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.executor.v1 import executor_pb2_grpc
-from splitserve_rpc.server import bind_server
+from splitserve_rpc.access import Access
+from splitserve_rpc.cluster_identity import NOBODY, ClusterIdentity
+from splitserve_rpc.server import ServerSecurity, bind_server
+from tests.support.security.cluster import Certificates
 
 
 class NullRunner:
@@ -73,9 +78,10 @@ def _answer(batch: Batch) -> StepAnswer:
     )
 
 
-async def serve(mode: str, num_rows: int) -> None:
+async def serve(mode: str, num_rows: int, identity: ClusterIdentity = NOBODY) -> None:
     """Serves until terminated."""
-    running = bind_server("127.0.0.1:0", (SERVICE,))
+    security = ServerSecurity(Access(identity), identity.tls)
+    running = bind_server("127.0.0.1:0", (SERVICE,), security=security)
     info = ExecutorInfo(
         executor_epoch=1,
         model=ModelInfo("null", "null", "float32", "float32", 32_000, 1 << 20),
@@ -100,4 +106,6 @@ async def serve(mode: str, num_rows: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(sys.argv[1], int(sys.argv[2])))
+    is_somebody = len(sys.argv) > 3
+    identity = Certificates(Path(sys.argv[3])).identity("executor") if is_somebody else NOBODY
+    asyncio.run(serve(sys.argv[1], int(sys.argv[2]), identity))

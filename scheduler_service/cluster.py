@@ -179,7 +179,7 @@ class Cluster:
         return min(
             (engine for engine in taking if engine.scheduler.fits(request)),
             key=lambda engine: (
-                engine.scheduler.is_queue_full,
+                not engine.scheduler.has_place(request),
                 engine.scheduler.num_unfinished_tokens,
             ),
             default=None,

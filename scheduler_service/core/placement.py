@@ -41,10 +41,10 @@ class Placement:
 
     `waiting`: the queue policy, which has the requests that wait; `queued`: the same ones, who has
     waited longest first. `swapped`: by rank. `groups`: running requests that have, or may come to
-    have, more than one sequence. `adapters`: how many rows use each. `params_sets`: of all
-    requests. `last_planned_step_id` and `last_answered_step_id` say which steps are in flight;
-    `now_ns` is the time. `ended`: requests that have ended, `ended_sequences`: sequences of
-    requests that return several; their owners are to be told.
+    have, more than one sequence. `adapters`: how many rows use each. `rows_of_tenants`: which rows
+    each has. `params_sets`: of all requests. `last_planned_step_id` and `last_answered_step_id` say
+    which steps are in flight; `now_ns` is the time. `ended`: requests that have ended,
+    `ended_sequences`: sequences of requests that return several; their owners are to be told.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class Placement:
         self.requests: dict[str, Request] = {}
         self.groups: dict[str, Request] = {}
         self.adapters = Counter[str]()
+        self.rows_of_tenants: dict[str, set[int]] = {}
         self.params_sets = ParamsSets()
         self.departures = Departures()
         self.suspects = Suspects()
@@ -264,10 +265,11 @@ class Placement:
             sequence.candidates = None
         self.rows.add(sequence, request.rank, num_computed)
         self.adapters[request.scheduling.adapter] += 1
+        self.rows_of_tenants.setdefault(request.scheduling.tenant, set()).add(sequence.row_id)
         self.draft.add_row(sequence)
 
     def _vacate(self, sequence: Sequence, *, awaits_results: bool) -> None:
-        row_id, adapter = sequence.row_id, sequence.request.scheduling.adapter
+        row_id, scheduling = sequence.row_id, sequence.request.scheduling
         part = self.table_part(row_id)
         if part.last_step_id > self.last_answered_step_id:
             self.departures.table_parts.append(part)
@@ -276,9 +278,12 @@ class Placement:
         self.blocks.release(row_id, self.last_answered_step_id)
         self.draft.remove_row(row_id)
         self.rows.remove(sequence)
-        self.adapters[adapter] -= 1
-        if self.adapters[adapter] == 0:
-            del self.adapters[adapter]
+        self.adapters[scheduling.adapter] -= 1
+        if self.adapters[scheduling.adapter] == 0:
+            del self.adapters[scheduling.adapter]
+        self.rows_of_tenants[scheduling.tenant].remove(row_id)
+        if not self.rows_of_tenants[scheduling.tenant]:
+            del self.rows_of_tenants[scheduling.tenant]
 
     def _strip(self, sequence: Sequence) -> None:
         if sequence.status is SequenceStatus.RUNNING:

@@ -91,6 +91,11 @@ class Scheduler:
         """Whether `add` refuses whatever comes."""
         return self.num_waiting >= self._config.max_num_waiting
 
+    def has_place(self, request: Request) -> bool:
+        """Whether the queue takes `request`, if it is a new one."""
+        tenant = request.scheduling.tenant
+        return self.placement.waiting.has_place(tenant, self._config.max_num_waiting)
+
     @property
     def num_free_blocks(self) -> int:
         """Device blocks nobody refers to."""
@@ -163,12 +168,11 @@ class Scheduler:
         A request that has all its tokens already (by resuming) is finished at once.
         """
         self.check(request)
-        if self.is_queue_full:
-            raise DomainError(
-                "QUEUE_FULL",
-                f"{self.num_waiting} requests wait; allowed: {self._config.max_num_waiting}",
-                retry_delay_s=QUEUE_FULL_RETRY_S,
-            )
+        if not self.has_place(request):
+            message = f"{self.num_waiting} requests wait; allowed: {self._config.max_num_waiting}"
+            if not self.is_queue_full:
+                message += ", of which some are left to tenants that have fewer"
+            raise DomainError("QUEUE_FULL", message, retry_delay_s=QUEUE_FULL_RETRY_S)
         self.readmit(request)
 
     def readmit(self, request: Request) -> None:

@@ -90,9 +90,12 @@ def extend_chain(
     if num_known >= num_blocks:
         return
     data = token_ids[num_known * block_size : num_blocks * block_size].tobytes()
-    step = block_size * token_ids.itemsize
-    for start in range(0, len(data), step):
-        chain.append(hash_block(boundary.parent(chain), data[start : start + step]))
+    parent, step = boundary.parent(chain), block_size * token_ids.itemsize
+    for index, start in enumerate(range(0, len(data), step), num_known + 1):
+        parent = hash_block(parent, data[start : start + step])
+        chain.append(parent)
+        if index == boundary.num_public:
+            parent = boundary.parent(chain)
 
 
 def hash_block(parent: bytes, token_data: bytes) -> bytes:

@@ -100,7 +100,9 @@ class PrefixCache:
                     # The result of an earlier block came while the sequence had no row.
                     self.chain(sequence, rows.known_tokens(row_id), index)
                 if len(chain) == index + 1:
-                    parent = boundary_of(self._config, sequence.request).parent(chain)
+                    parent = chain[index]
+                    if sequence.request.scheduling.num_public_prefix_tokens:
+                        parent = boundary_of(self._config, sequence.request).parent(chain)
                     chain.append(hash_block(parent, data[start : start + size]))
                 if block_id >= 0:
                     self._device.publish(block_id, chain[index + 1])

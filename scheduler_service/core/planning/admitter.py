@@ -2,9 +2,10 @@
 
 Who is next is the queue policy's business. Nobody who cannot run now blocks others for ever, nor is
 passed by others for ever: what lacks a slot for its adapter, bytes, or (where the policy allows it)
-blocks or rows, may be passed by MAX_BYPASSES requests; then those wait for it that would take what
-it lacks. Everybody takes blocks and rows, but only who has an adapter keeps a slot. Where the
-policy does not allow it, nobody takes bytes who comes after one that lacks some.
+blocks, rows or its tenant's share of these, may be passed by MAX_BYPASSES requests; then those wait
+for it that would take what it lacks. Everybody takes blocks and rows, but only who has an adapter
+keeps a slot. Where the policy does not allow it, nobody takes bytes who comes after one that lacks
+some.
 """
 
 from __future__ import annotations
@@ -15,16 +16,15 @@ from dataclasses import dataclass
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.placement import Placement
 from scheduler_service.core.planning.lateness import Lateness
-from scheduler_service.core.planning.room import Lack, Room
+from scheduler_service.core.planning.room import MAX_BYPASSES, Lack, Room
 from scheduler_service.core.planning.running_rows import RunningRows
 from scheduler_service.core.policies.batch_policy import StepShape
 from scheduler_service.core.policies.request_queue import Lanes
 from scheduler_service.core.request import FinishReason, Request, Sequence, SequenceStatus
 
-MAX_BYPASSES = 64
 # How many blocked requests a step looks past; bounds the work of a step.
 _MAX_BLOCKED = 16
-_PASSABLE = frozenset({Lack.BLOCKS, Lack.ROWS, Lack.BYTES})
+_PASSABLE = frozenset({Lack.BLOCKS, Lack.ROWS, Lack.BYTES, Lack.SHARE})
 _NO_ADAPTER = frozenset({""})
 
 
@@ -114,6 +114,7 @@ class Admitter:
         Swapped ones go first, but for waiting ones that are urgent enough to preempt them.
         """
         admitted: list[tuple[int, int]] = []
+        self._room.begin_step()
         if self._placement.draft.has_preempted:
             return admitted  # what somebody just gave up is for those that run
         self._lanes = None
@@ -144,7 +145,9 @@ class Admitter:
                 continue
             if not self._room.has_adapter_slot(request):
                 self._lanes = _NO_ADAPTER
-            if self._lanes is not None and request.scheduling.adapter not in self._lanes:
+            is_closed = self._lanes is not None and request.scheduling.adapter not in self._lanes
+            # Others of its tenant run, and it comes when they leave.
+            if is_closed or self._room.exceeds_share(request):
                 index += 1
                 continue
             if (
@@ -249,7 +252,7 @@ class Admitter:
         hit = placement.blocks.prefixes.find(leader)
         lack = self._room.what_lacks(request, leader, hit)
         if lack is not None:
-            if lack is Lack.POOL or not budget.may_preempt:
+            if lack in (Lack.POOL, Lack.SHARE) or not budget.may_preempt:
                 return lack
             if not self._room.make_way(request, leader, hit):
                 return lack

@@ -6,9 +6,10 @@ import numpy as np
 
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.placement import Placement
+from scheduler_service.core.planning.held_shares import HeldShares
 from scheduler_service.core.request import FinishReason, Int32Array, Int64Array, Request, Sequence
 from scheduler_service.core.request import SequenceStatus as Status
-from scheduler_service.core.row_columns import ONE
+from scheduler_service.core.row_columns import NO_STAY, ONE
 from scheduler_service.core.siblings import Siblings
 
 
@@ -19,6 +20,7 @@ class GrowingRows:
         self._config = config
         self._placement = placement
         self._siblings = siblings
+        self._shares = HeldShares(config, placement)
         self._rows = placement.rows
         self._blocks = placement.blocks
 
@@ -40,6 +42,9 @@ class GrowingRows:
 
     def _extend_rows(self, row_ids: Int64Array) -> None:
         device = self._blocks.device
+        while (victim := self._shares.first_to_yield_share(len(row_ids))) is not None:
+            self._placement.preempt(victim)
+            row_ids = row_ids[self._rows.stay_ids[row_ids] != NO_STAY]
         if len(row_ids) > device.num_free:
             self._return_spare(len(row_ids) - device.num_free)
         if len(row_ids) <= device.num_free:
@@ -64,7 +69,7 @@ class GrowingRows:
                 continue
             if blocks.num_deferred or blocks.has_pinned:
                 return False
-            victim = self._rows.least_urgent.request
+            victim = self._shares.first_to_yield()
             is_alone = self._rows.are_all_of(request)
             if victim is request and is_joining and not (is_alone and self._is_idle()):
                 return False

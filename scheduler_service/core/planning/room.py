@@ -11,7 +11,10 @@ from scheduler_service.core.blocks.prefix_cache import PrefixHit
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.params_sets import ParamsSet
 from scheduler_service.core.placement import Placement, num_rows_wanted
+from scheduler_service.core.planning.held_shares import HeldShares
 from scheduler_service.core.request import Request, Sequence
+
+MAX_BYPASSES = 64
 
 
 class Lack(Enum):
@@ -21,6 +24,7 @@ class Lack(Enum):
     BLOCKS = "blocks"
     ROWS = "rows"
     BYTES = "bytes"
+    SHARE = "share"
     POOL = "pool"
     # All of these pass by themselves, and nobody goes first.
     RESULTS = "results"
@@ -78,6 +82,11 @@ class Room:
         self._config = config
         self._placement = placement
         self._policy = placement.waiting
+        self._shares = HeldShares(config, placement)
+
+    def begin_step(self) -> None:
+        """Tenants may have left something since they were found to exceed their shares."""
+        self._shares.begin_step()
 
     def has_adapter_slot(self, request: Request) -> bool:
         """Whether a step may have the adapter of a request beside those that run."""
@@ -116,19 +125,26 @@ class Room:
             and blocks.device.num_free >= needed
         )
 
+    def exceeds_share(self, request: Request) -> bool:
+        """Whether the tenant of a swapped request would have too much if it came back."""
+        return self._shares.exceeds(request, self._placement.blocks.num_swap_in_blocks(request))
+
     def what_lacks(self, request: Request, leader: Sequence, hit: PrefixHit) -> Lack | None:
         """What a waiting request lacks besides a slot, if `hit` of its first sequence exists."""
-        placement = self._placement
+        placement, blocks = self._placement, self._placement.blocks
         if placement.num_unreserved_rows < num_rows_wanted(request):
             return Lack.ROWS
         if self.num_bytes_over(request) > 0:
             return Lack.BYTES
-        allocation = placement.blocks.can_allocate(
-            leader,
-            hit,
-            others_run=len(placement.rows) > 0,
-            num_more_blocks=self._num_more_blocks(request, leader),
+        num_more = self._num_more_blocks(request, leader)
+        allocation = blocks.can_allocate(
+            leader, hit, others_run=len(placement.rows) > 0, num_more_blocks=num_more
         )
+        # Whoever was passed often enough goes before everybody's shares.
+        if allocation is Allocation.OK and request.num_bypasses < MAX_BYPASSES:
+            num_taken = blocks.num_lacking(leader, hit) + blocks.device.num_free + num_more
+            if self._shares.exceeds(request, num_taken):
+                return Lack.SHARE
         return _LACKS[allocation]
 
     def make_way(self, request: Request, leader: Sequence, hit: PrefixHit) -> bool:

@@ -9,17 +9,18 @@ paper:
   are sampled.
 * If the first request of the next tenant cannot run, the other tenants' first requests follow, and
   then everybody's second, third, ...: no slot stays empty because of one large request.
+* No tenant takes all places, rows and blocks; see `tenant_shares.py`.
 * Tenants without any request are forgotten, those first that lose nothing by it.
 
 As in the paper a tenant that begins to wait is put level with those who do. So if there is no end
-of new tenants, the fair share of each goes to nothing, and older ones may wait without end.
+of new tenants, the fair share of each goes to nothing, and older ones may wait without end. Where
+callers are known to the service, nobody can make tenants up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from fractions import Fraction
 from heapq import heapify, heappop, heappush
 
 from scheduler_service.core.policies.request_queue import (
@@ -29,23 +30,25 @@ from scheduler_service.core.policies.request_queue import (
     OrderedQueue,
     all_lanes,
 )
+from scheduler_service.core.policies.tenant_shares import TenantShares
 from scheduler_service.core.request import Request
 
 INPUT_WEIGHT = 1
 OUTPUT_WEIGHT = 2
 MAX_IDLE_TENANTS = 8192
-# Counters are integers, so that no rounding depends on the order of additions: a unit of service
-# to a tenant of weight 1 counts as much as this.
-_UNIT = 2**64
 
 
 @dataclass(slots=True, eq=False)
 class _Account:
-    """What one tenant was served, divided by its weight, and its waiting requests by arrival."""
+    """What one tenant was served, divided by its weight, and its waiting requests by arrival.
+
+    `num_new`: those of them that were never admitted; the others take nobody's place.
+    """
 
     tenant: str
     price: int
     counter: int = 0
+    num_new: int = 0
     waiting: OrderedQueue[Request] = field(default_factory=OrderedQueue)
 
 
@@ -63,12 +66,10 @@ class FairSharePolicy:
     def __init__(
         self, tenant_weights: Mapping[str, float], max_idle_tenants: int = MAX_IDLE_TENANTS
     ) -> None:
-        self._prices = {
-            tenant: max(1, round(_UNIT / Fraction(weight)))
-            for tenant, weight in tenant_weights.items()
-        }
+        self.shares = TenantShares(tenant_weights)
         self._accounts: dict[str, _Account] = {}
         self._num_waiting = 0
+        self._new: set[Request] = set()
         # Tenants that wait, by (counter, arrival of the lane's first request); right after
         # `_refresh`.
         self._order: OrderedQueue[_Account] = OrderedQueue()
@@ -87,6 +88,13 @@ class FairSharePolicy:
         for account in self._accounts.values():
             yield from account.waiting
 
+    def has_place(self, tenant: str, num_places: int) -> bool:
+        """No tenant fills all places: whoever was refused would never become known."""
+        account = self._accounts.get(tenant)
+        num_held = 0 if account is None else account.num_new
+        num_left = num_places - len(self._new) - 1
+        return num_left >= 0 and self.shares.leaves_enough(tenant, num_held, num_left)
+
     def push(self, request: Request) -> None:
         account = self._account(request.scheduling.tenant)
         if not account.waiting:
@@ -94,12 +102,18 @@ class FairSharePolicy:
             account.counter = max(account.counter, self._level())
         account.waiting.add(request, {request.scheduling.adapter: (request.arrival,)})
         self._num_waiting += 1
+        if request not in self._paid:
+            self._new.add(request)
+            account.num_new += 1
         self._stale[account] = None
 
     def remove(self, request: Request) -> None:
         account = self._accounts[request.scheduling.tenant]
         account.waiting.remove(request)
         self._num_waiting -= 1
+        if request in self._new:
+            self._new.remove(request)
+            account.num_new -= 1
         self._stale[account] = None
         self._last_to_leave = account
 
@@ -205,8 +219,9 @@ class FairSharePolicy:
         if account is None:
             if len(self._accounts) >= self._max_accounts:
                 self.forget_idle_tenants()
-            account = _Account(tenant, self._prices.get(tenant, _UNIT))
+            account = _Account(tenant, self.shares.price(tenant))
             self._accounts[tenant] = account
+            self.shares.is_shared = len(self._accounts) > 1
         return account
 
     def _charge(self, account: _Account, service: int) -> None:
@@ -237,4 +252,5 @@ class FairSharePolicy:
         for index, account in enumerate(idle):
             if index < num_too_many or account.counter <= level:
                 del self._accounts[account.tenant]
+        self.shares.is_shared = len(self._accounts) > 1
         self._max_accounts = len(self._accounts) + max(1, self._max_idle_tenants // 2)

@@ -20,6 +20,7 @@ class FcfsPolicy:
     charges_outputs = False
     allows_bypasses = False
     refuses_late = False
+    shares = None
 
     def __init__(self) -> None:
         self._waiting: OrderedQueue[Request] = OrderedQueue()
@@ -29,6 +30,9 @@ class FcfsPolicy:
 
     def __iter__(self) -> Iterator[Request]:
         return iter(self._waiting)
+
+    def has_place(self, tenant: str, num_places: int) -> bool:
+        return len(self) < num_places
 
     def push(self, request: Request) -> None:
         self._waiting.add(request, {request.scheduling.adapter: self.rank(request)})

@@ -14,6 +14,7 @@ from typing import Protocol
 from scheduler_service.core.policies.fair_share import FairSharePolicy
 from scheduler_service.core.policies.fcfs import FcfsPolicy
 from scheduler_service.core.policies.request_queue import Key, Lanes, all_lanes
+from scheduler_service.core.policies.tenant_shares import TenantShares
 from scheduler_service.core.policies.urgency import (
     UrgencyPolicy,
     by_priority,
@@ -27,18 +28,26 @@ class QueuePolicy(Protocol):
 
     `charges_outputs`: whether `sampled` matters; where it does not, nobody needs to call it.
     `allows_bypasses`: whether others may run before one that lacks blocks or rows. `refuses_late`:
-    whether a request ends that cannot meet its deadline any more.
+    whether a request ends that cannot meet its deadline any more. `shares`: what tenants may take
+    of rows and blocks; None where that is whatever there is.
     """
 
     charges_outputs: bool
     allows_bypasses: bool
     refuses_late: bool
 
+    @property
+    def shares(self) -> TenantShares | None:
+        """See above."""
+
     def __len__(self) -> int:
         """Requests waiting."""
 
     def __iter__(self) -> Iterator[Request]:
         """All waiting requests, in a stable order of no meaning."""
+
+    def has_place(self, tenant: str, num_places: int) -> bool:
+        """Whether the queue, if it has so many places, takes one more new request of `tenant`."""
 
     def push(self, request: Request) -> None:
         """Adds `request`, which is new, or was running and comes back with its old arrival."""

@@ -33,6 +33,7 @@ class UrgencyPolicy:
 
     charges_outputs = False
     allows_bypasses = True
+    shares = None
 
     def __init__(self, urgency: Callable[[Request], Key], *, refuses_late: bool) -> None:
         self._urgency = urgency
@@ -50,6 +51,9 @@ class UrgencyPolicy:
         if not self._expiring:
             return iter(self._lasting)
         return iter(sorted([*self._lasting, *self._expiring], key=self.rank))
+
+    def has_place(self, tenant: str, num_places: int) -> bool:
+        return len(self) < num_places
 
     def push(self, request: Request) -> None:
         deadline_ns = request.scheduling.deadline_ns

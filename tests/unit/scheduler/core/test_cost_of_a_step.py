@@ -170,7 +170,7 @@ def test_step_costs_the_same_when_many_more_lack_a_slot_before_one_that_can_run(
     policy: str,
 ) -> None:
     def lines(num_waiting: int) -> int:
-        driver = waiting_driver(0, policy, max_num_seqs=5, max_num_waiting=num_waiting + 1)
+        driver = waiting_driver(0, policy, max_num_seqs=5, max_num_waiting=2 * num_waiting + 1)
         for _ in range(num_waiting):
             driver.add(3, scheduling=SchedulingParams(adapter="b"))
         driver.add(3, "plain")
@@ -185,7 +185,7 @@ def test_step_costs_the_same_when_many_more_lack_a_slot_before_one_that_can_run(
 @pytest.mark.parametrize("policy", POLICIES)
 def test_step_costs_the_same_when_many_more_deadlines_are_past(policy: str) -> None:
     def lines(num_overdue: int) -> int:
-        driver = CoreDriver(queue_policy=policy, max_num_waiting=num_overdue + 1)
+        driver = CoreDriver(queue_policy=policy, max_num_waiting=2 * num_overdue + 1)
         for number in range(num_overdue):
             scheduling = SchedulingParams(priority=number % 2, deadline_ns=number)
             driver.add(3, scheduling=scheduling)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from scheduler_service.core.request import SchedulingParams
@@ -14,32 +16,24 @@ DEFAULT_TENANT = ""
 
 
 def num_found(
-    first: dict[str, object],
-    second: dict[str, object],
+    first: SchedulingParams,
+    second: SchedulingParams,
     *,
     encoder: list[int] | None = None,
     **config: object,
 ) -> int:
     """How many tokens of PROMPT the second request finds after the first has published all."""
     tables = Tables(**config)
-    publisher = tables.request(
-        PROMPT,
-        scheduling=SchedulingParams(**first),
-        encoder=encoder,  # type: ignore[arg-type]
-    ).sequence
+    publisher = tables.request(PROMPT, scheduling=first, encoder=encoder).sequence
     table = tables.place(publisher)
     prefixes = tables.blocks.prefixes
     prefixes.publish(publisher, publisher.token_ids, table[: len(PROMPT) // BLOCK_SIZE], 0)
-    finder = tables.request(
-        PROMPT,
-        scheduling=SchedulingParams(**second),
-        encoder=encoder,  # type: ignore[arg-type]
-    ).sequence
+    finder = tables.request(PROMPT, scheduling=second, encoder=encoder).sequence
     return prefixes.find(finder).num_tokens
 
 
-def public(tenant: str, num_tokens: int, **more: object) -> dict[str, object]:
-    return {"tenant": tenant, "num_public_prefix_tokens": num_tokens, **more}
+def public(tenant: str, num_tokens: int) -> SchedulingParams:
+    return SchedulingParams(tenant=tenant, num_public_prefix_tokens=num_tokens)
 
 
 @pytest.mark.parametrize(
@@ -63,12 +57,14 @@ def test_find_returns_all_when_the_tenant_itself_comes_again() -> None:
     assert num_found(public("a", 8), public("a", 11)) == 16
 
 
-@pytest.mark.parametrize("context", [{"cache_salt": "s"}, {"adapter": "x"}])
+@pytest.mark.parametrize(("salt", "adapter"), [("s", ""), ("", "x")])
 def test_find_returns_nothing_when_salt_or_adapter_keep_public_blocks_apart(
-    context: dict[str, object],
+    salt: str, adapter: str
 ) -> None:
-    assert num_found(public("a", 16), public("b", 16, **context)) == 0
-    assert num_found(public("a", 16, **context), public("b", 16, **context)) == 16
+    of_a, of_b = public("a", 16), public("b", 16)
+    apart_a, apart_b = (replace(p, cache_salt=salt, adapter=adapter) for p in (of_a, of_b))
+    assert num_found(of_a, apart_b) == 0
+    assert num_found(apart_a, apart_b) == 16
 
 
 def test_find_returns_nothing_when_the_encoder_has_private_input() -> None:
@@ -81,8 +77,9 @@ def test_find_returns_all_when_tenants_share_anyway() -> None:
 
 
 def test_find_returns_nothing_when_the_cache_is_bypassed() -> None:
-    assert num_found(public("a", 16), public("b", 16, uses_prefix_cache=False)) == 0
-    assert num_found(public("a", 16, uses_prefix_cache=False), public("b", 16)) == 0
+    of_a, of_b = public("a", 16), public("b", 16)
+    assert num_found(of_a, replace(of_b, uses_prefix_cache=False)) == 0
+    assert num_found(replace(of_a, uses_prefix_cache=False), of_b) == 0
 
 
 def test_outputs_are_private_when_all_of_the_prompt_is_public() -> None:

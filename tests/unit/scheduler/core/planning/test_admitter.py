@@ -6,7 +6,7 @@ import pytest
 
 from scheduler_service.core.blocks.prefix_cache import NO_HIT
 from scheduler_service.core.config import BatchPolicyName, Feature, PreemptionMode
-from scheduler_service.core.planning.admitter import MAX_BYPASSES
+from scheduler_service.core.planning.room import MAX_BYPASSES
 from scheduler_service.core.policies.queue_policy import QUEUE_POLICIES
 from scheduler_service.core.request import Request, RequestStatus, SchedulingParams
 from tests.support.core.driver import CoreDriver, names

@@ -12,7 +12,7 @@ from scheduler_service.config import ClusterConfig
 from scheduler_service.core.config import Feature
 from scheduler_service.core.grammar import Grammar
 from scheduler_service.core.plan import StepPlan, StepStatus
-from scheduler_service.core.planning.admitter import MAX_BYPASSES
+from scheduler_service.core.planning.room import MAX_BYPASSES
 from scheduler_service.core.request import RequestStatus, SchedulingParams
 from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.executors.handshake import core_config

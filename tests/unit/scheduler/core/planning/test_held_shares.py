@@ -1,0 +1,142 @@
+"""Rows and blocks that tenants leave to each other under the policy `fair`, and who yields them."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduler_service.core.config import PreemptionMode
+from scheduler_service.core.planning.room import MAX_BYPASSES
+from scheduler_service.core.request import Request, RequestStatus, SchedulingParams
+from tests.support.core.driver import CoreDriver
+
+
+def fair_driver(**options: object) -> CoreDriver:
+    values: dict[str, object] = {"queue_policy": "fair", "prefix_caching": False}
+    return CoreDriver(**(values | options))  # type: ignore[arg-type]
+
+
+def add(driver: CoreDriver, tenant: str, prompt: int = 3, max_tokens: int = 50) -> Request:
+    return driver.add(
+        prompt,
+        f"{tenant}{driver.num_requests}",
+        scheduling=SchedulingParams(tenant=tenant),
+        max_tokens=max_tokens,
+        ignore_eos=True,
+    )
+
+
+def make_known(driver: CoreDriver, tenant: str) -> None:
+    """The tenant has asked for something before."""
+    add(driver, tenant, max_tokens=1)
+    driver.run()
+
+
+def running(driver: CoreDriver, tenant: str) -> list[str]:
+    requests = driver.core.placement.requests.values()
+    return [
+        request.request_id
+        for request in requests
+        if request.status is RequestStatus.RUNNING and request.scheduling.tenant == tenant
+    ]
+
+
+def test_flood_leaves_a_row_to_others_when_they_are_known() -> None:
+    driver = fair_driver(max_num_seqs=4)
+    make_known(driver, "b")
+    for _ in range(6):
+        add(driver, "a")
+    driver.step()
+    assert len(running(driver, "a")) == 3
+    newcomer = add(driver, "b")
+    driver.step()
+    assert newcomer.status is RequestStatus.RUNNING
+
+
+def test_flood_has_all_rows_when_no_other_tenant_is_known() -> None:
+    driver = fair_driver(max_num_seqs=4)
+    for _ in range(6):
+        add(driver, "a")
+    driver.step()
+    assert len(running(driver, "a")) == 4
+
+
+def test_flood_has_all_rows_when_the_policy_is_not_fair() -> None:
+    driver = fair_driver(max_num_seqs=4, queue_policy="fcfs")
+    make_known(driver, "b")
+    for _ in range(6):
+        add(driver, "a")
+    driver.step()
+    assert len(running(driver, "a")) == 4
+
+
+def test_request_has_the_last_row_when_it_was_passed_often_enough() -> None:
+    driver = fair_driver(max_num_seqs=2)
+    make_known(driver, "b")
+    add(driver, "a")
+    passed = add(driver, "a")
+    driver.step()
+    assert passed.request_id not in running(driver, "a")
+    passed.num_bypasses = MAX_BYPASSES
+    driver.step()
+    assert passed.status is RequestStatus.RUNNING
+
+
+def test_flood_leaves_blocks_to_others_when_it_is_admitted() -> None:
+    driver = fair_driver(num_device_blocks=40, max_num_seqs=8)
+    make_known(driver, "b")
+    for _ in range(3):
+        add(driver, "a", prompt=52, max_tokens=2)  # 13 of 40 blocks
+    driver.step()
+    assert len(running(driver, "a")) == 2
+    newcomer = add(driver, "b", prompt=20)
+    driver.step()
+    assert newcomer.status is RequestStatus.RUNNING
+
+
+def test_last_of_the_flood_yields_when_its_rows_grow() -> None:
+    driver = fair_driver(num_device_blocks=24, preemption_mode=PreemptionMode.RECOMPUTE)
+    make_known(driver, "b")
+    flood = [add(driver, "a", prompt=3) for _ in range(4)]
+    newcomer = add(driver, "b", prompt=3)
+    while not driver.core.num_preemptions:
+        driver.step()
+    assert flood[-1].num_preemptions == 1
+    assert newcomer.num_preemptions == 0
+    assert driver.core.num_free_blocks > 0
+
+
+@pytest.mark.parametrize("policy", ["fair", "fcfs"])
+def test_newcomer_yields_when_blocks_lack_only_where_tenants_have_no_shares(policy: str) -> None:
+    driver = fair_driver(
+        num_device_blocks=12, queue_policy=policy, preemption_mode=PreemptionMode.RECOMPUTE
+    )
+    for _ in range(3):
+        add(driver, "a", prompt=7, max_tokens=30)
+    newcomer = add(driver, "b", prompt=7, max_tokens=30)
+    while not driver.core.num_preemptions:
+        driver.step()
+    assert newcomer.num_preemptions == (policy == "fcfs")
+
+
+def test_swapped_request_of_a_flood_keeps_nobody_waiting_when_its_share_is_exceeded() -> None:
+    driver = fair_driver(
+        num_device_blocks=24, num_host_blocks=24, preemption_mode=PreemptionMode.SWAP
+    )
+    make_known(driver, "b")
+    for _ in range(4):
+        add(driver, "a", prompt=3)
+    while not driver.core.num_swapped:
+        driver.step()
+    newcomer = add(driver, "b", prompt=3)
+    driver.step()
+    driver.step()
+    assert newcomer.status is RequestStatus.RUNNING
+    assert driver.core.num_swapped > 0
+
+
+def test_requests_of_all_tenants_end_when_a_flood_is_over() -> None:
+    driver = fair_driver(num_device_blocks=30, max_num_seqs=4)
+    for number in range(12):
+        add(driver, "ab"[number % 3 == 0], prompt=5 + number, max_tokens=20)
+    driver.run(depth=2)
+    assert driver.core.num_running == driver.core.num_waiting == 0

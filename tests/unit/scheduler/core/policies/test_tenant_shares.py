@@ -1,0 +1,96 @@
+"""What a tenant may take, as a rule of numbers, and the places of the queue."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduler_service.core.policies.fair_share import FairSharePolicy
+from scheduler_service.core.policies.queue_policy import QUEUE_POLICIES, make_queue_policy
+from scheduler_service.core.policies.tenant_shares import HELD_PER_LEFT, TenantShares
+from scheduler_service.core.request import SchedulingParams
+from splitserve_rpc.domain_error import DomainError
+from tests.support.core.driver import CoreDriver
+from tests.support.core.policy_driver import admit, make_policy, make_request
+
+
+def fill(policy: FairSharePolicy, tenant: str, num_places: int, first_arrival: int) -> int:
+    """Pushes requests of a tenant while it has a place; returns how many."""
+    num_pushed = 0
+    while policy.has_place(tenant, num_places):
+        policy.push(make_request(first_arrival + num_pushed, tenant=tenant))
+        num_pushed += 1
+    return num_pushed
+
+
+@pytest.mark.parametrize(
+    ("weight", "num_held", "num_left", "may_take"),
+    [(1, 16, 1, True), (1, 17, 1, False), (2, 32, 1, True), (0.5, 9, 1, False), (1, 1, 0, False)],
+)
+def test_tenant_may_take_when_it_leaves_enough_for_what_it_has(
+    *, weight: float, num_held: int, num_left: int, may_take: bool
+) -> None:
+    assert HELD_PER_LEFT == 16
+    shares = TenantShares({"a": weight})
+    shares.is_shared = True
+    assert shares.may_take("a", num_held, num_left) is may_take
+
+
+def test_tenant_may_take_the_last_when_it_has_nothing_or_is_alone() -> None:
+    shares = TenantShares({})
+    assert shares.may_take("a", 1000, 0)
+    shares.is_shared = True
+    assert shares.may_take("a", 0, 0)
+
+
+def test_fair_leaves_places_to_others_when_a_tenant_floods() -> None:
+    policy = FairSharePolicy({})
+    policy.push(make_request(1, tenant="b"))
+    assert fill(policy, "a", 171, first_arrival=2) == 160
+    assert all(policy.has_place(tenant, 171) for tenant in ("b", "c"))
+
+
+def test_fair_leaves_places_to_others_when_none_is_known_yet() -> None:
+    policy = FairSharePolicy({})
+    assert fill(policy, "a", 170, first_arrival=1) == 160
+    assert policy.has_place("b", 170)
+
+
+def test_fair_takes_no_place_from_anybody_when_requests_come_back() -> None:
+    policy = FairSharePolicy({})
+    waiting = [make_request(arrival, tenant="a") for arrival in range(1, 11)]
+    for request in waiting:
+        policy.push(request)
+    for request in waiting[:5]:
+        admit(policy, request)
+    policy.push(make_request(11, tenant="b"))
+    for request in waiting[:5]:
+        policy.push(request)
+    assert len(policy) == 11
+    assert fill(policy, "c", 8, first_arrival=12) == 1
+
+
+@pytest.mark.parametrize("name", sorted(set(QUEUE_POLICIES) - {"fair"}))
+def test_has_place_ends_with_the_places_when_tenants_have_no_shares(name: str) -> None:
+    policy = make_policy(name, [make_request(arrival) for arrival in (1, 2, 3)])
+    assert policy.has_place("", 4)
+    assert not policy.has_place("", 3)
+
+
+@pytest.mark.parametrize("name", sorted(set(QUEUE_POLICIES) - {"fair"}))
+def test_shares_are_none_when_the_policy_is_not_fair(name: str) -> None:
+    assert make_queue_policy(name, {}).shares is None
+
+
+def test_core_refuses_the_flood_and_takes_others_when_its_places_are_full() -> None:
+    driver = CoreDriver(queue_policy="fair", max_num_waiting=4)
+
+    def add(tenant: str) -> None:
+        driver.add(3, scheduling=SchedulingParams(tenant=tenant))
+
+    for tenant in ("b", "a", "a"):
+        add(tenant)
+    with pytest.raises(DomainError, match="3 requests wait; allowed: 4, of which some") as caught:
+        add("a")
+    add("c")
+    assert caught.value.reason == "QUEUE_FULL"
+    assert driver.core.num_waiting == 4
