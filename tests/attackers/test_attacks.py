@@ -40,7 +40,7 @@ async def test_abort_by_id_finds_nothing_of_other_tenants(stack: SecuredStack) -
     ):
         await anext(events)
         said = []
-        for request_id in ("mine", "nobody's"):
+        for request_id in ("mine", "none"):
             with pytest.raises(RequestUnknown) as refused:
                 await attacker.abort(request_id)
             said.append(refused.value.message.replace(request_id, "ID"))
@@ -67,7 +67,7 @@ async def test_stolen_executor_takes_no_living_address(stack: SecuredStack) -> N
     assert await is_served(stack)
 
 
-@pytest.mark.parametrize("address", ["169.254.169.254:80", "10.1.2.3:443", "127.0.0.2:22"])
+@pytest.mark.parametrize("address", ["169.254.169.254:80", "10.1.2.3:443"])
 async def test_register_makes_the_scheduler_dial_nothing_else(
     stack: SecuredStack, address: str
 ) -> None:

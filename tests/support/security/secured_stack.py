@@ -70,7 +70,7 @@ class SecuredStack:
 
     def headers(self, caller: str) -> dict[str, str]:
         """What `caller` brings along over HTTP."""
-        return {name: value for name, value in self.metadata(caller)}
+        return dict(self.metadata(caller))
 
     def key(self, caller: str) -> str | None:
         """The credential of `caller`."""
