@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import aclosing
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -117,7 +118,7 @@ async def test_processes_reach_what_their_certificate_is_for(
 
 def routes() -> Iterator[tuple[str, str]]:
     """Methods and paths of the gateway, and of what it does not have."""
-    pending = list(build_app(GatewayConfig()).routes)
+    pending: list[Any] = list(build_app(GatewayConfig()).routes)
     while pending:
         route = pending.pop()
         if isinstance(route, Route):

@@ -57,9 +57,9 @@ class SecuredStack:
         """Of `caller`; whoever has no certificate of the cluster is let in with TLS at least."""
         role = {self.clients: None, self.cluster: Role.SCHEDULER, self.executor: Role.EXECUTOR}
         named = role[address]
-        options = channel_options()
+        options: list[tuple[str, int | str]] = [*channel_options()]
         if named is not None:
-            options = [*options, ("grpc.ssl_target_name_override", named.dns_name)]
+            options.append(("grpc.ssl_target_name_override", named.dns_name))
         credentials = self.certificates.client(_CERTIFICATES.get(caller))
         return grpc.aio.secure_channel(address, credentials, options)
 
