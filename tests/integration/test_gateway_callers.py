@@ -239,6 +239,21 @@ async def test_strangers_are_refused_and_callers_are_not_when_many_keys_are_trie
     assert (statuses.count(503), statuses.count(401)) == (28, 32)
 
 
+async def test_stranger_is_told_to_come_again_when_schedulers_look_at_no_more_tokens(
+    gateway: Guarded,
+) -> None:
+    def refuse(credential: str) -> None:
+        if credential != OWN_KEY:
+            raise DomainError("QUOTA_EXCEEDED", "too many tokens", retry_delay_s=1.0)
+
+    await gateway.complete(ALICE)
+    gateway.scheduler.before_identifying = refuse
+    with pytest.raises(openai.InternalServerError) as refused:
+        await gateway.complete("a-new-token")
+    assert (refused.value.status_code, refused.value.code) == (503, "too_many_callers")
+    await gateway.complete(ALICE)
+
+
 async def test_stream_ends_with_the_error_when_its_caller_is_revoked_before_it_goes_on(
     gateway: Guarded,
 ) -> None:
