@@ -30,6 +30,7 @@ from splitserve.scheduler.v1 import admin_pb2_grpc, registry_pb2_grpc, scheduler
 from splitserve_options import options
 from splitserve_rpc.access import Access
 from splitserve_rpc.addresses import CannotListen, is_loopback
+from splitserve_rpc.cluster_identity import Role
 from splitserve_rpc.log_lines import start_logging
 from splitserve_rpc.security import SecurityUnusable
 from splitserve_rpc.server import RunningServer, ServerSecurity, bind_server, stop_event
@@ -115,7 +116,8 @@ def _bind(
     """The servers for clients and for the cluster: one, if they have the same address."""
     most_bytes = most_message_bytes(config.cluster.max_model_len)
     identity = config.security.identity
-    access = Access(identity, scopes_of(callers))
+    believed = (Role.OPERATOR,) if config.no_operator_token else ()
+    access = Access(identity, scopes_of(callers), believed)
     on_refusal = caller_refusals(audit)
     has_one = config.cluster_listen == config.listen
     services = (SERVICE, *(_CLUSTER_SERVICES if has_one else ()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -13,6 +14,8 @@ from splitserve_rpc.address_rules import AddressRules
 from splitserve_rpc.security import Security, SecurityUnusable, check_exposure
 
 _MIB = 2**20
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,7 @@ class SchedulerServiceConfig:
     journal_max_bytes: int = 256 * _MIB
     callers: CallersConfig = field(default_factory=CallersConfig)
     audit_log: str | None = None
+    no_operator_token: bool = False
 
     @classmethod
     def from_options(cls, values: Mapping[str, Any]) -> SchedulerServiceConfig:
@@ -80,6 +84,7 @@ class SchedulerServiceConfig:
             values["journal_max_mib"] * _MIB,
             callers,
             values["audit_log"],
+            values["no_operator_token"],
         )
 
 
@@ -99,6 +104,9 @@ def _security(values: Mapping[str, Any], *, knows_callers: bool) -> Security:
     for option, is_protected in protected.items():
         address = values[option.replace("-", "_")]
         check_exposure(option, address, is_protected=is_protected, insecure=insecure)
+    if knows_callers and not security.identity.is_proof:
+        # Whoever registers as an executor is sent the prompts of all callers.
+        _log.warning("executors_not_known cluster_listen=%s", values["cluster_listen"])
     return security
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,12 +15,21 @@ class Child:
 
     So it ends with this process however this process ends. It runs in a session of its own: a
     Ctrl-C in the terminal reaches only us, and we decide in which order to stop.
+
+    `cluster_token` reaches it through a pipe, each time that it starts: what is on a disk or in an
+    environment outlives its use, and command lines are read by everybody (`ps`).
     """
 
     def __init__(
-        self, name: str, module: str, options: Sequence[str], environ: Mapping[str, str]
+        self,
+        name: str,
+        module: str,
+        options: Sequence[str],
+        environ: Mapping[str, str],
+        cluster_token: str | None = None,
     ) -> None:
         self.name = name
+        self._cluster_token = cluster_token
         # -P: what lies in the working directory is not to shadow a module.
         self._command = (
             sys.executable, "-P", "-m", module, *options, "--exit-on-stdin-eof",
@@ -29,11 +39,23 @@ class Child:
 
     async def start(self) -> None:
         """Starts the process; its output goes to our standard error."""
+        if self._cluster_token is None:
+            await self._start(())
+            return
+        pipe = _pipe_with(self._cluster_token)
+        try:
+            await self._start((f"--cluster-token-file=/dev/fd/{pipe}",), pipe)
+        finally:
+            os.close(pipe)
+
+    async def _start(self, more_options: Sequence[str], *inherited: int) -> None:
         self._process = await asyncio.create_subprocess_exec(
             *self._command,
+            *more_options,
             stdin=asyncio.subprocess.PIPE,
             stdout=sys.stderr.fileno(),
             env=self._environ,
+            pass_fds=inherited,
             start_new_session=True,
         )
 
@@ -60,6 +82,14 @@ class Child:
         if self._process is not None and self._process.returncode is None:
             with suppress(ProcessLookupError):
                 self._process.send_signal(number)
+
+
+def _pipe_with(text: str) -> int:
+    """The end to read of a pipe that holds `text` and nothing more."""
+    reading, writing = os.pipe()
+    with open(writing, "w", encoding="ascii") as pipe:
+        pipe.write(text)  # far less than a pipe holds
+    return reading
 
 
 def describe_exit(code: int) -> str:

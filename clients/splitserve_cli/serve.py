@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -75,13 +76,17 @@ def _supervisor(
     listens = [f"--listen={listen}", f"--cluster-listen={cluster}"]
     # Our executors listen on this machine alone, from whichever address they register.
     near = "--executor-addresses=127.0.0.1"
-    scheduler_options = [*listens, near, *_flags("scheduler", values)]
+    # Of these processes alone: any other that registered would be sent everybody's prompts.
+    token = secrets.token_urlsafe(32) if values["cluster_token_file"] is None else None
+    # The token that nobody else can have is not asked of operators.
+    operators = [] if token is None else ["--no-operator-token"]
+    scheduler_options = [*listens, near, *operators, *_flags("scheduler", values)]
     scheduler = f"--scheduler={reachable_address(cluster)}"
     executor_options = [scheduler, *_flags("executor", values)]
     num_executors = values["num_executors"]
     assert isinstance(num_executors, int), "an integer option"
     executors = [
-        Child(f"executor {number}", "executor_service", executor_options, environ)
+        Child(f"executor {number}", "executor_service", executor_options, environ, token)
         for number in range(1, num_executors + 1)
     ]
     drain_timeout_s = values["drain_timeout_s"]
@@ -96,7 +101,7 @@ def _supervisor(
         http_tls=http_tls(values),
         needs_key=needs_key(values),
     )
-    scheduling = Child("the scheduler", "scheduler_service", scheduler_options, environ)
+    scheduling = Child("the scheduler", "scheduler_service", scheduler_options, environ, token)
     gateway = None
     if http is not None:
         gateway_options = [f"--http={http}", f"--schedulers={address}", *_flags("gateway", values)]

@@ -80,30 +80,42 @@ async def welcome(config: ServeConfig) -> None:
     """Says that the server is ready, streams a first completion, and tells how to call it."""
     has_tokenizer, key = True, environment_key()
     if config.needs_key and key is None:
-        elapsed_s = time.monotonic() - config.started_at
-        _write(
-            f"splitserve is ready at {config.address} after {elapsed_s:.1f} s; callers need keys\n"
-        )
+        _say_ready(config, "; callers need keys")
         _write(_how_to_call(config, has_tokenizer=True))
         return
     try:
         as_caller = ClientConfig(api_key=key)
         async with AsyncClient(config.address, as_caller) as client:
-            executor = (await client.list_executors()).executors[0]
-            elapsed_s = time.monotonic() - config.started_at
-            _write(
-                f"splitserve is ready at {config.address} after {elapsed_s:.1f} s:"
-                f" {executor.model_name}, {executor.dtype}, {executor.num_device_blocks} KV blocks"
-                f" of {executor.block_size} tokens\n"
-            )
+            _say_ready(config, await _served(client))
             tokenizer = await _tokenizer(client)
             has_tokenizer = tokenizer is not None
             if tokenizer is not None and config.with_demo:
                 await _demo(client, tokenizer)
-    except (SplitserveError, IndexError) as error:
+    except SplitserveError as error:
         # The server lives on; a first completion is not worth more than a line.
-        sys.stderr.write(f"splitserve serve: no first completion: {error}\n")
+        missing = "first completion" if config.with_demo else "look at the model"
+        sys.stderr.write(f"splitserve serve: no {missing}: {error}\n")
     _write(_how_to_call(config, has_tokenizer=has_tokenizer))
+
+
+def _say_ready(config: ServeConfig, details: str) -> None:
+    elapsed_s = time.monotonic() - config.started_at
+    _write(f"splitserve is ready at {config.address} after {elapsed_s:.1f} s{details}\n")
+
+
+async def _served(client: AsyncClient) -> str:
+    """As much of what is served as we may see."""
+    # Executors are for operators, who may have an address of their own.
+    with suppress(SplitserveError, IndexError):
+        executor = (await client.list_executors()).executors[0]
+        return (
+            f": {executor.model_name}, {executor.dtype}, {executor.num_device_blocks} KV blocks"
+            f" of {executor.block_size} tokens"
+        )
+    with suppress(SplitserveError):
+        model = await client.get_model()
+        return f": {model.name}, {model.dtype}"
+    return ""
 
 
 async def _tokenizer(client: AsyncClient) -> Tokenizer | None:

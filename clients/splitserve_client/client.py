@@ -227,8 +227,11 @@ class AsyncClient:
         """The model that is served. Raises ModelNotReady."""
         return decode_model(await self._connection.model())
 
-    async def identify(self, credential: str) -> Identity:
-        """Whose `credential` is, for who does other work for its owner. Raises CallerUnknown."""
+    async def identify(self, credential: str | None = None) -> Identity:
+        """Whose `credential` is, for who does other work for its owner; None: our own.
+
+        Raises CallerUnknown.
+        """
         return decode_identity(await self._connection.identify(credential))
 
     async def is_serving(self) -> bool:

@@ -21,6 +21,7 @@ from splitserve_client.api_key import ApiKey, Metadata
 from splitserve_client.channels import Channels, Credentials, Stubs
 from splitserve_client.errors import CredentialsUnusable, SplitserveError, error_of_failure
 from splitserve_client.resumption import RetryPolicy, Timing
+from splitserve_rpc.bearer import bearer_credential
 from splitserve_rpc.cluster_identity import ClusterIdentity
 from splitserve_rpc.errors import failure_of
 from splitserve_rpc.server import channel_options
@@ -132,8 +133,10 @@ class Connection:
         request = scheduler_pb2.AbortRequest(request_id=request_id)
         await self.unary(lambda stubs: stubs.scheduler.Abort, request)
 
-    async def identify(self, credential: str) -> scheduler_pb2.IdentifyResponse:
-        """Whose it is. Raises CallerUnknown."""
+    async def identify(self, credential: str | None) -> scheduler_pb2.IdentifyResponse:
+        """Whose it is; None: our own. Raises CallerUnknown."""
+        if credential is None:
+            credential = bearer_credential(self._api_key.metadata)
         request = scheduler_pb2.IdentifyRequest(credential=credential)
         response: scheduler_pb2.IdentifyResponse
         response = await self.unary(lambda stubs: stubs.scheduler.Identify, request)

@@ -78,10 +78,11 @@ def build_app(config: GatewayConfig, client_config: ClientConfig | None = None) 
     for router in _ROUTERS:
         app.include_router(router)
     app.add_route("/docs", docs_page, include_in_schema=False)
-    app.openapi = openapi_of(app)  # type: ignore[method-assign]
+    knows_callers = config.api_key_file is not None
+    app.openapi = openapi_of(app, knows_callers=knows_callers)  # type: ignore[method-assign]
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
-    if config.api_key_file is not None:
+    if knows_callers:
         app.add_middleware(Door, callers=lambda: app.state.callers)
     app.add_middleware(Guard, exchanges=exchanges)
     if config.http_cors_origins:

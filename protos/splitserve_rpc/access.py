@@ -70,24 +70,33 @@ class Access:
     """Decides about calls to a server, in two looks."""
 
     def __init__(
-        self, identity: ClusterIdentity = NOBODY, scopes_of: ScopesOf | None = None
+        self,
+        identity: ClusterIdentity = NOBODY,
+        scopes_of: ScopesOf | None = None,
+        believed: Collection[Role] = (),
     ) -> None:
-        """`identity`: how others of the cluster are known; `scopes_of`: how callers are, if so."""
+        """`identity`: how others of the cluster are known; `scopes_of`: how callers are, if so.
+
+        `believed`: roles that anybody may have, as if there were no `identity`.
+        """
         self._identity = identity
         self._scopes_of = scopes_of
+        self._believed = frozenset(believed)
 
     def check_metadata(self, method: str, metadata: Metadata) -> None:
         """Before any message is received. Raises CALLER_UNKNOWN or CALLER_NOT_ALLOWED."""
         rule = rule_of(method)
         if self._scopes_of is not None and self._is_about_scopes(rule, metadata):
             _check_scopes(rule, self._scopes_of(bearer_credential(metadata)))
-        elif rule.role is not None:
+        elif rule.role is not None and rule.role not in self._believed:
             self._identity.check_token(metadata)
 
     def check_peer(self, method: str, context: grpc.aio.ServicerContext) -> None:
         """Before a message is decoded. Raises DomainError(CALLER_NOT_ALLOWED)."""
         rule = rule_of(method)
-        if rule.role is None or self._is_about_scopes(rule, context.invocation_metadata() or ()):
+        if rule.role is None or rule.role in self._believed:
+            return
+        if self._is_about_scopes(rule, context.invocation_metadata() or ()):
             return
         self._identity.check_certificate(context, rule.role)
 
@@ -99,7 +108,7 @@ class Access:
         """
         if self._scopes_of is None or not rule.scopes:
             return False
-        if rule.role is None or not self._identity.is_proof:
+        if rule.role is None or rule.role in self._believed or not self._identity.is_proof:
             return True
         try:
             _check_scopes(rule, self._scopes_of(bearer_credential(metadata)))

@@ -25,3 +25,9 @@ def expired() -> DomainError:
 def no_tenant(claim: str) -> DomainError:
     """Of a genuine token, whose issuer has to be told to say it."""
     return DomainError(_REASON, f"the token has no claim {claim!r} that names a tenant")
+
+
+def too_many_strangers(retry_delay_s: float) -> DomainError:
+    """Whether the token is good is not looked at, after so many that were not."""
+    message = "too many tokens that are nobody's are shown; this one was not looked at, try again"
+    return DomainError("QUOTA_EXCEEDED", message, retry_delay_s=retry_delay_s)

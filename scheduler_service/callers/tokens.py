@@ -18,8 +18,10 @@ from joserfc.jwt import JWTClaimsRegistry
 from scheduler_service.callers.caller import Caller, Scope
 from scheduler_service.callers.refreshed import Refreshed
 from scheduler_service.callers.refusals import expired, no_tenant, not_valid
+from scheduler_service.callers.stranger_budget import StrangerBudget
 from scheduler_service.callers.token_keys import TokenKey, TokenKeys
 from splitserve_keys.tenant_names import is_tenant_name
+from splitserve_rpc.domain_error import DomainError
 
 # All of them with a public key: with any other kind whoever verifies could sign, too.
 ALGORITHMS = (
@@ -65,7 +67,11 @@ class _Algorithms(JWSRegistry):
 
 
 class TokenVerifier:
-    """Knows callers by their tokens. What was verified is remembered, so that it costs once."""
+    """Knows callers by their tokens. What was verified is remembered, so that it costs once.
+
+    What turns out to be nobody's has a budget. Where that is spent, those that are remembered are
+    known as ever, and all others have to come again.
+    """
 
     def __init__(
         self,
@@ -74,6 +80,7 @@ class TokenVerifier:
         on_unknown_key: Callable[[], None] = lambda: None,
         now_s: Callable[[], float] = time.time,
         max_remembered: int = _MAX_REMEMBERED,
+        strangers: StrangerBudget | None = None,
     ) -> None:
         """`on_unknown_key`: told when a token names a key that is not among `keys`."""
         self._rules = rules
@@ -81,6 +88,7 @@ class TokenVerifier:
         self._on_unknown_key = on_unknown_key
         self._now_s = now_s
         self._max_remembered = max_remembered
+        self._strangers = strangers or StrangerBudget()
         self._algorithms = _Algorithms(strict_check_header=False)
         self._claims = JWTClaimsRegistry(
             now=lambda: int(now_s()),
@@ -94,14 +102,21 @@ class TokenVerifier:
         self._verified: OrderedDict[bytes, _Verified] = OrderedDict()
 
     def identify(self, token: str) -> Caller:
-        """Whose it is. Raises DomainError(CALLER_UNKNOWN)."""
+        """Whose it is. Raises DomainError: CALLER_UNKNOWN, or QUOTA_EXCEEDED if nobody looked."""
         digest = hashlib.sha256(token.encode("ascii")).digest()
         keys = self._keys.value
         known = self._verified.get(digest)
         if known is not None and known.keys is keys and self._now_s() < known.until_s:
             self._verified.move_to_end(digest)
             return known.caller
-        verified = self._verify(token, keys)
+        if known is None:
+            self._strangers.check()
+        try:
+            verified = self._verify(token, keys)
+        except DomainError:
+            self._strangers.count()
+            self._verified.pop(digest, None)
+            raise
         self._verified[digest] = verified
         if len(self._verified) > self._max_remembered:
             self._verified.popitem(last=False)

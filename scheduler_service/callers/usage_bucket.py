@@ -33,7 +33,8 @@ class UsageBucket:
     def delay_s(self, per_minute: float, now_ns: int, *, debt: float = 0.0) -> float:
         """0 if there is room for one more, else when there will be.
 
-        `debt`: how far beyond a minute's worth it may be overdrawn.
+        `debt`: how far beyond a minute's worth it may be overdrawn; negative: so much less may come
+        at once.
         """
         # Limits below one a minute have room for one.
         room = max(per_minute, min(math.ceil(per_minute), 1.0)) + debt

@@ -13,6 +13,7 @@ import httpx2
 import openai
 import pytest
 
+from splitserve.scheduler.v1 import scheduler_pb2
 from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.server import Server
 from splitserve_rpc.domain_error import DomainError
@@ -26,6 +27,7 @@ from tests.support.processes.gateway import serving, url_of
 from tests.support.security.callers import OneKey
 
 OWN_KEY = "the-key-of-the-gateway"
+GATEWAY = key("gateway", "gateway")
 ALICE = "sk-ss-alice-secret"
 COMPLETION: dict[str, Any] = {"prompt": [3, 4], "max_tokens": 3, "model": "fake"}
 FILES = {"tokenizer.json": tiny_tokenizers.words(VOCAB_SIZE).to_str().encode()}
@@ -85,6 +87,7 @@ async def guarded(folder: Path, scheduler: KnowingScheduler) -> AsyncIterator[Gu
 async def gateway(tmp_path: Path) -> AsyncIterator[Guarded]:
     scheduler = KnowingScheduler(tokenizer_files=FILES)
     scheduler.keys = {
+        OWN_KEY: GATEWAY,
         ALICE: key("a"),
         "an-operator": key("o", "operator"),
         "without-models": key("w", may_use_model=False),
@@ -108,7 +111,8 @@ async def test_request_is_answered_and_carries_the_credential_of_its_caller(
         f"Bearer {OWN_KEY}"
     }
     # Who a caller is was asked for once.
-    assert [credential for credential in scheduler.identified if credential] == [ALICE, "another"]
+    identified = [credential for credential in scheduler.identified if credential != OWN_KEY]
+    assert identified == [ALICE, "another"]
 
 
 async def test_credential_that_nobody_knows_is_refused_as_openai_does(gateway: Guarded) -> None:
@@ -235,6 +239,21 @@ async def test_strangers_are_refused_and_callers_are_not_when_many_keys_are_trie
     assert (statuses.count(503), statuses.count(401)) == (28, 32)
 
 
+async def test_stranger_is_told_to_come_again_when_schedulers_look_at_no_more_tokens(
+    gateway: Guarded,
+) -> None:
+    def refuse(credential: str) -> None:
+        if credential != OWN_KEY:
+            raise DomainError("QUOTA_EXCEEDED", "too many tokens", retry_delay_s=1.0)
+
+    await gateway.complete(ALICE)
+    gateway.scheduler.before_identifying = refuse
+    with pytest.raises(openai.InternalServerError) as refused:
+        await gateway.complete("a-new-token")
+    assert (refused.value.status_code, refused.value.code) == (503, "too_many_callers")
+    await gateway.complete(ALICE)
+
+
 async def test_stream_ends_with_the_error_when_its_caller_is_revoked_before_it_goes_on(
     gateway: Guarded,
 ) -> None:
@@ -262,9 +281,45 @@ async def test_gateway_serves_nobody_when_its_own_key_is_no_longer_valid(
     gateway.access.key = "a-new-key"
     await gateway.wait_ready(503)
     assert await gateway.status("GET", "/v1/models", "unknown") == 503
+    gateway.scheduler.keys["a-new-key"] = GATEWAY
     gateway.key_file.write_text("a-new-key")
     await gateway.wait_ready()
     await gateway.complete(ALICE)
+
+
+@pytest.mark.parametrize(
+    ("caller", "reason", "left"),
+    [
+        (ALICE, "CALLER_UNKNOWN", None),
+        ("a-stranger", "CALLER_UNKNOWN", None),
+        (ALICE, "CALLER_NOT_ALLOWED", key("gateway", "generate")),
+    ],
+)
+async def test_no_caller_is_blamed_at_the_moment_when_the_own_key_is_that_of_no_gateway_any_more(
+    gateway: Guarded,
+    caller: str,
+    reason: str,
+    left: scheduler_pb2.IdentifyResponse | None,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    scheduler = gateway.scheduler
+    scheduler.keys["a-stranger"] = key("s")
+    await gateway.complete(ALICE)
+
+    def revoke(credential: str) -> None:
+        """What is asked by then is refused, as the scheduler does, by a reason of callers."""
+        if credential == caller:
+            if left is None:
+                gateway.access.key = "another-key"
+            else:
+                scheduler.keys[OWN_KEY] = left
+            raise DomainError(reason, "not you")
+
+    scheduler.before_accepting = scheduler.before_identifying = revoke
+    with pytest.raises(openai.InternalServerError) as refused:
+        await gateway.complete(caller)
+    assert (refused.value.status_code, refused.value.code) == (503, "upstream_refused")
+    assert "upstream_refused" in caplog.text
 
 
 async def test_gateway_serves_nobody_when_the_scheduler_asks_nobody_who_they_are(
@@ -272,7 +327,7 @@ async def test_gateway_serves_nobody_when_the_scheduler_asks_nobody_who_they_are
 ) -> None:
     open_door = key("", "generate", "gateway", "tenants", "operator")
     open_door.knows_callers = False
-    scheduler = KnowingScheduler(keys={ALICE: open_door, "": open_door})
+    scheduler = KnowingScheduler(keys={ALICE: open_door, OWN_KEY: open_door})
     async with guarded(tmp_path, scheduler) as running:
         await wait_for_log(caplog, "upstream_refused")
         assert "asks nobody for a key" in caplog.text

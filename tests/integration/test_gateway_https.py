@@ -17,9 +17,10 @@ from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.http import tls
 from splitserve_gateway.server import Server
 from splitserve_rpc.watched_files import FilesUnusable
+from tests.contract.stranger.process import poll
 from tests.support.processes.addresses import reserve_address
 from tests.support.processes.gateway import serving, trusting, url_of
-from tests.support.processes.gateway_process import gateway_process
+from tests.support.processes.gateway_process import gateway_process, start_gateway
 from tests.support.security.cluster import Certificates
 
 LIVE = b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -216,3 +217,52 @@ async def test_process_serves_https_and_ends_an_answer_that_waits_for_no_body(
         writer.close()
     assert answer.startswith(b"HTTP/1.1 404 ")
     assert b"\r\nconnection: close\r\n" in answer
+
+
+@pytest.mark.parametrize("is_https", [True, False])
+async def test_process_logs_nothing_of_who_speaks_another_protocol(
+    certificates: Certificates, is_https: bool
+) -> None:
+    address = reserve_address()
+    flags = http_flags(certificates) if is_https else []
+    process = start_gateway([reserve_address()], address, *flags)
+    try:
+        await wait_until_it_listens(address)
+        for content in (TLS_HELLO, LIVE, b"\x00" * 1000, b""):
+            assert not (await answer_of(address, content)).startswith(b"HTTP/1.1 5")
+        host, port = address.split(":")
+        # Its certificate is not believed, or there is none.
+        with pytest.raises(ssl.SSLError):
+            await asyncio.open_connection(host, int(port), ssl=ssl.create_default_context())
+    finally:
+        process.terminate()
+        _, log = await asyncio.to_thread(process.communicate)
+    lines = log.decode().splitlines()
+    assert any("gateway_serving" in line for line in lines)
+    assert [line for line in lines if " splitserve_gateway" not in line] == []
+
+
+# Complete, and there is more to come.
+TLS_HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(505)
+
+
+async def wait_until_it_listens(address: str) -> None:
+    async def ask() -> tuple[bool, object]:
+        try:
+            return True, await answer_of(address, b"")
+        except OSError as error:
+            return False, error
+
+    await poll(ask, 60.0)
+
+
+async def answer_of(address: str, content: bytes) -> bytes:
+    """All that comes back, until the connection ends, as it does within a bounded time."""
+    host, port = address.split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(content)
+    writer.write_eof()
+    async with asyncio.timeout(60.0):
+        answer = await reader.read()
+    writer.close()
+    return answer

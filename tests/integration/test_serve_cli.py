@@ -17,9 +17,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import grpc
 import psutil
 import pytest
 
+from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
 from tests.support.processes.addresses import reserve_address
 from tests.support.processes.interrupts import children_take_sigint
 
@@ -157,6 +159,28 @@ def test_info_shows_the_executor_when_the_server_runs(serve: Serve) -> None:
     (executor,) = json.loads(done.stdout)["executors"]
     assert executor["connected"] is True
     assert executor["num_device_blocks"] == 128
+
+
+def test_nobody_else_can_register_as_an_executor(serve: Serve) -> None:
+    with grpc.insecure_channel(serve.address) as channel:
+        registry = registry_pb2_grpc.RegistryServiceStub(channel)
+        with pytest.raises(grpc.RpcError) as refusal:
+            registry.Register(registry_pb2.RegisterRequest(), timeout=_EARLY_S)
+
+    assert refusal.value.details() == "the call does not have the cluster's token"
+
+
+def test_operators_need_the_token_when_it_is_theirs(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("a secret of the operators")
+    with Serve(f"--cluster-token-file={token}", "--no-demo") as serve:
+        serve.read_until("Ctrl-C stops the server.")
+        info = ["info", "--address", serve.address]
+        refused = run_command(*info)
+        shown = run_command(*info, "--cluster-token-file", str(token))
+
+    assert "the call does not have the cluster's token" in refused.stderr
+    assert "connected" in shown.stdout
 
 
 def test_generate_gives_the_same_text_when_seed_and_prompt_are_the_same(serve: Serve) -> None:

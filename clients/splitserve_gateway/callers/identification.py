@@ -5,9 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from splitserve_client import CallerUnknown, Identity, SplitserveError
+from splitserve_client import CallerUnknown, Identity, QuotaExceeded, SplitserveError
 from splitserve_gateway.callers.caller import Caller
-from splitserve_gateway.http.errors import no_scheduler
+from splitserve_gateway.http.errors import (
+    UPSTREAM_REFUSED,
+    no_scheduler,
+    too_many_strangers,
+    upstream_refused,
+)
 from splitserve_gateway.upstreams.fleet import Fleet
 from splitserve_gateway.upstreams.upstream import Upstream
 
@@ -30,6 +35,10 @@ async def identify(fleet: Fleet, credential: str) -> Caller | None:
     ]
     if known:
         return _caller(credential, known)
+    if any(getattr(answer, "reason", "") == UPSTREAM_REFUSED for answer in answers):
+        raise upstream_refused()
+    if any(isinstance(answer, QuotaExceeded) for answer in answers):
+        raise too_many_strangers()
     if not answers or any(not isinstance(answer, CallerUnknown) for answer in answers):
         raise no_scheduler()
     return None

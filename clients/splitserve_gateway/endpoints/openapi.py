@@ -13,6 +13,7 @@ from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
+from splitserve_gateway.http.guard import is_about_health
 from splitserve_gateway.schemas.chat import ChatRequest
 from splitserve_gateway.schemas.completions import CompletionRequest
 from splitserve_gateway.schemas.responses import ResponsesRequest
@@ -27,6 +28,7 @@ _BODIES: dict[str, type[BaseModel]] = {
 }
 _REF = "#/components/schemas/{model}"
 _ERROR = "Error"
+_CREDENTIAL = "bearerAuth"
 _NULLABLE_TEXT = {"type": ["string", "null"]}
 _ERROR_SCHEMA = {
     "type": "object",
@@ -72,13 +74,18 @@ _PAGE = """\
 _ROW = "<tr><td>{method}</td><td><code>{path}</code></td><td>{what}</td></tr>"
 
 
-def openapi_of(app: FastAPI) -> Callable[[], dict[str, Any]]:
-    """What `app.openapi` is to be: the paths of `app`, with the bodies of requests."""
+def openapi_of(app: FastAPI, *, knows_callers: bool) -> Callable[[], dict[str, Any]]:
+    """What `app.openapi` is to be: the paths of `app`, with the bodies of requests.
+
+    `knows_callers`: whether they need a credential.
+    """
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             page = get_openapi(title=app.title, version=app.version, routes=app.routes)
             app.openapi_schema = _with_bodies(page)
+            if knows_callers:
+                _need_credentials(page)
         return app.openapi_schema
 
     return openapi
@@ -100,8 +107,18 @@ def _with_bodies(page: dict[str, Any]) -> dict[str, Any]:
     return page
 
 
+def _need_credentials(page: dict[str, Any]) -> None:
+    scheme = {"type": "http", "scheme": "bearer", "description": "An API key or a JWT."}
+    page["components"]["securitySchemes"] = {_CREDENTIAL: scheme}
+    page["security"] = [{_CREDENTIAL: []}]
+    for path, operations in page["paths"].items():
+        if is_about_health(path):
+            for operation in operations.values():
+                operation["security"] = []
+
+
 def _errors(path: str) -> dict[str, object]:
-    if path.startswith("/health"):
+    if is_about_health(path):
         return {}
     meanings = {**_ERRORS, **(_BODY_ERRORS if path in _BODIES else {})}
     content = {"application/json": {"schema": {"$ref": _REF.format(model=_ERROR)}}}

@@ -32,6 +32,9 @@ from splitserve_client import (
     TokenizerUnavailable,
 )
 
+# The reason of a ServerUnreachable: a scheduler refuses the gateway itself, not who called it.
+UPSTREAM_REFUSED = "UPSTREAM_REFUSED"
+
 _RETRY_AFTER_S = 1.0
 # What callers' programs know by another name than the scheduler's reason.
 _CODES = {
@@ -122,6 +125,12 @@ def no_scheduler() -> ApiError:
     return _unavailable("no scheduler is ready; try again", "model_not_ready")
 
 
+def upstream_refused() -> ApiError:
+    """The gateway's own key is not valid."""
+    message = "the service does not know its own gateway; whoever runs it has to mend that"
+    return _unavailable(message, "upstream_refused")
+
+
 def draining() -> ApiError:
     """The gateway is being stopped."""
     return _unavailable("the gateway is shutting down; try another, or again", "draining")
@@ -165,9 +174,7 @@ def api_error(error: SplitserveError) -> ApiError:
         case DeadlineExceeded() | DeadlineUnreachable():
             return ApiError(504, "timeout_error", error.message, code=code or "deadline_exceeded")
         case ServerUnreachable():
-            # Where schedulers are is nobody's business outside.
-            message = "the scheduler of this request cannot be reached; try again"
-            return _unavailable(message, "server_unreachable")
+            return _unreachable(error)
         case ModelNotReady() | Draining() | StreamNotRead():
             kind = "service_unavailable_error"
             retry_after_s = retry_after_s or _RETRY_AFTER_S
@@ -180,3 +187,11 @@ def api_error(error: SplitserveError) -> ApiError:
             _log.error("request_failed", exc_info=error)
             message = "the service failed; its log says why"
             return ApiError(500, "server_error", message, code=code or "internal")
+
+
+def _unreachable(error: ServerUnreachable) -> ApiError:
+    if error.reason == UPSTREAM_REFUSED:
+        return upstream_refused()
+    # Where schedulers are is nobody's business outside.
+    message = "the scheduler of this request cannot be reached; try again"
+    return _unavailable(message, "server_unreachable")

@@ -33,11 +33,13 @@ from splitserve_client import (
     Tokens,
     UnreadBudget,
 )
+from splitserve_gateway.http.errors import UPSTREAM_REFUSED
 from splitserve_gateway.upstreams.upstream_request import UpstreamRequest
 
 _POLL_S = 1.0
 # Of a gateway whose own key is not, or no longer, valid there.
 _REFUSALS = (CallerUnknown, CallerNotAllowed)
+_GATEWAY = "gateway"
 _LOSSES = (ServerUnreachable, ModelNotReady, *_REFUSALS)
 
 _log = logging.getLogger(__name__)
@@ -127,7 +129,12 @@ class Upstream:
 
     async def identify(self, credential: str) -> Identity:
         """Whose `credential` is, by this scheduler. Raises SplitserveError."""
-        return await self._client.identify(credential)
+        own = self._client.credential
+        try:
+            return await self._client.identify(credential)
+        except _REFUSALS:
+            await self._check_own_key(own)
+            raise
 
     def find_other(self, model_digest: str) -> Upstream | None:
         """Another that takes requests for this model."""
@@ -148,11 +155,15 @@ class Upstream:
     async def read(self, request: SessionRequest) -> AsyncGenerator[Tokens | Finish, None]:
         """The events of `request`, which is over when this is closed."""
         self._requests.add(request)
+        own = self._credential
         try:
             async for event in request:
                 yield event
         except ModelChanged:
             self._is_doubtful.set()
+            raise
+        except _REFUSALS:
+            await self._check_own_key(own)
             raise
         except (Draining, ModelNotReady):
             self._is_serving = False
@@ -160,6 +171,24 @@ class Upstream:
         finally:
             self._requests.discard(request)
             request.close()
+
+    async def _check_own_key(self, shown: object) -> None:
+        """Raises ServerUnreachable if a refusal was for us, who had `shown` a key.
+
+        Schedulers say that a caller is unknown by the same reason.
+        """
+        if not self._is_for_callers:
+            return
+        try:
+            await self._check_callers()
+        except _REFUSALS as error:
+            self._lose(error)
+        except SplitserveError:
+            return  # nobody knows; what the scheduler said holds
+        else:
+            if self._client.credential is shown:
+                return
+        raise ServerUnreachable("the scheduler refuses the gateway's own key", UPSTREAM_REFUSED)
 
     def _lose(self, error: SplitserveError) -> None:
         self._is_serving = False
@@ -213,12 +242,15 @@ class Upstream:
         return Served(model, await self._read_tokenizer())
 
     async def _check_callers(self) -> None:
-        """Raises CallerNotAllowed if the scheduler asks nobody who they are."""
-        try:
-            await self._client.identify("")
-        except CallerUnknown:
-            return
-        raise CallerNotAllowed("the scheduler asks nobody for a key, and the gateway has one")
+        """Raises CallerUnknown or CallerNotAllowed if the scheduler takes no requests of others.
+
+        From us it does if it knows callers, and our own key is that of a gateway.
+        """
+        own = await self._client.identify()
+        if not own.knows_callers:
+            raise CallerNotAllowed("the scheduler asks nobody for a key, and the gateway has one")
+        if _GATEWAY not in own.scopes:
+            raise CallerNotAllowed(f"the gateway's key is not of the scope {_GATEWAY}")
 
     async def _read_tokenizer(self) -> Tokenizer | None:
         try:

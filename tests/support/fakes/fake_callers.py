@@ -28,7 +28,8 @@ def key(tenant: str, *scopes: str, may_use_model: bool = True) -> scheduler_pb2.
 class KnowingScheduler(FakeScheduler):
     """Knows `keys`. `identified`: what it was asked about; `submitted`: whose requests came.
 
-    `answers`: whether it answers who somebody is. `before_accepting` may refuse a request.
+    `answers`: whether it answers who somebody is. `before_accepting` may refuse a request,
+    `before_identifying` to say who somebody is.
     """
 
     keys: dict[str, scheduler_pb2.IdentifyResponse] = field(default_factory=dict)
@@ -36,6 +37,7 @@ class KnowingScheduler(FakeScheduler):
     submitted: list[str] = field(default_factory=list)
     answers: asyncio.Event = field(default_factory=asyncio.Event)
     before_accepting: Callable[[str], None] = lambda credential: None
+    before_identifying: Callable[[str], None] = lambda credential: None
 
     def __post_init__(self) -> None:
         self.answers.set()
@@ -51,6 +53,7 @@ class KnowingScheduler(FakeScheduler):
     ) -> scheduler_pb2.IdentifyResponse:
         self.identified.append(request.credential)
         await self.answers.wait()
+        self.before_identifying(request.credential)
         try:
             return self.keys[request.credential]
         except KeyError:

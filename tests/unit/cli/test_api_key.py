@@ -11,6 +11,7 @@ import pytest
 from splitserve_cli.main import main
 from splitserve_cli.serve_config import ServeConfig
 from splitserve_cli.welcome import welcome
+from splitserve_rpc.access import Access
 from splitserve_rpc.server import ServerSecurity
 from tests.support.fakes.scheduler_thread import FakeServer
 from tests.support.security.callers import OneKey
@@ -72,6 +73,41 @@ def test_command_is_one_line_and_1_when_the_key_cannot_be_used(
     shown = capsys.readouterr().err
     assert shown.startswith(f"splitserve {command[0]}: {file}: is no credential")
     assert KEY not in shown
+
+
+@pytest.mark.parametrize("with_demo", [False, True])
+async def test_welcome_needs_no_more_than_callers_do(
+    with_demo: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SPLITSERVE_API_KEY", KEY)
+    # A key that may generate, and is for no operator.
+    server = FakeServer(ServerSecurity(Access(scopes_of=lambda credential: {"generate"})))
+    try:
+        config = ServeConfig(server.address, None, "model", with_demo, 1.0, time.monotonic())
+        await welcome(config)
+    finally:
+        server.close()
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    assert " s: fake, float32\n" in shown.out
+    assert len(server.fake.requests) == with_demo
+
+
+@pytest.mark.parametrize(
+    ("with_demo", "missing"), [(True, "first completion"), (False, "look at the model")]
+)
+async def test_welcome_says_what_a_wrong_key_was_needed_for(
+    with_demo: bool,
+    missing: str,
+    knowing: FakeServer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("SPLITSERVE_API_KEY", "sk-ss-a1-wrong")
+    await welcome(ServeConfig(knowing.address, None, "model", with_demo, 1.0, time.monotonic()))
+    shown = capsys.readouterr()
+    assert shown.err == f"splitserve serve: no {missing}: the credential is not valid\n"
+    assert "splitserve is ready" in shown.out
 
 
 async def test_welcome_has_the_key_of_the_environment(

@@ -20,6 +20,11 @@ if "--stubborn" in sys.argv:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if "--broken" in sys.argv:
     sys.exit("it is broken")
+for argument in sys.argv:
+    if argument.startswith("--cluster-token-file="):
+        token = open(argument.partition("=")[2]).read()
+        seen = " ".join([*sys.argv, *map(str, os.environ.items())])
+        print("token:", token, "seen elsewhere:", token in seen, file=sys.stderr, flush=True)
 socket.create_connection(("127.0.0.1", int(os.environ["TEST_PORT"]))).close()
 sys.stdin.read()
 """
@@ -32,8 +37,8 @@ class Stage:
     environ: dict[str, str]
     is_running: asyncio.Event
 
-    def child(self, name: str, *flags: str) -> Child:
-        return Child(name, "fake_service", flags, self.environ)
+    def child(self, name: str, *flags: str, cluster_token: str | None = None) -> Child:
+        return Child(name, "fake_service", flags, self.environ, cluster_token)
 
 
 @pytest.fixture
@@ -72,6 +77,19 @@ async def test_child_is_killed_when_it_does_not_stop_in_time(stage: Stage) -> No
     await child.stop(grace_s=0.05)
 
     assert describe_exit(await child.wait()) == "killed by SIGKILL"
+
+
+async def test_child_has_the_token_of_the_cluster_at_each_start_and_nobody_else_sees_it(
+    stage: Stage, capfd: pytest.CaptureFixture[str]
+) -> None:
+    child = stage.child("child", cluster_token="a secret of the cluster")
+    for _ in range(2):
+        stage.is_running.clear()
+        await child.start()
+        await asyncio.wait_for(stage.is_running.wait(), 20)
+        await child.stop(grace_s=20)
+
+        assert capfd.readouterr().err == "token: a secret of the cluster seen elsewhere: False\n"
 
 
 async def test_supervisor_stops_the_others_and_fails_when_one_ends_early(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -122,3 +123,28 @@ async def test_docs_list_every_path_and_load_nothing() -> None:
     assert all(f"<code>{path}</code>" in answer.text for path in PAGE["paths"])
     assert re.findall(r'(?:src|href)="([^"]*)"', answer.text) == ["openapi.json"]
     assert "<script" not in answer.text
+
+
+async def test_page_says_where_a_credential_is_needed(tmp_path: Path) -> None:
+    """As the door has it, without a scheduler: 401 where one is needed, and none was given."""
+    key_file = tmp_path / "key"
+    key_file.write_text("the-key-of-the-gateway")
+    app = build_app(GatewayConfig(api_key_file=key_file))
+    page = app.openapi()
+    scheme = page["components"]["securitySchemes"]["bearerAuth"]
+    assert (scheme["type"], scheme["scheme"]) == ("http", "bearer")
+    transport = httpx2.ASGITransport(app)
+    async with (
+        app.router.lifespan_context(app),
+        httpx2.AsyncClient(transport=transport, base_url="http://gateway") as client,
+    ):
+        for path, operations in page["paths"].items():
+            for method, operation in operations.items():
+                needed = operation.get("security", page["security"])
+                answer = await client.request(method, path)
+                assert (answer.status_code == 401) == (needed == [{"bearerAuth": []}]), path
+
+
+def test_page_asks_for_no_credential_where_nobody_needs_one() -> None:
+    assert "security" not in PAGE
+    assert "securitySchemes" not in PAGE["components"]

@@ -119,3 +119,18 @@ async def test_token_opens_the_cluster(given: str | None, answer: str) -> None:
 
 def _with_token() -> Access:
     return Access(ClusterIdentity(token=TOKEN))
+
+
+@pytest.mark.parametrize("given", [TOKEN, None])
+async def test_role_that_is_believed_needs_no_token_and_opens_nothing_else(
+    given: str | None,
+) -> None:
+    access = Access(ClusterIdentity(token=TOKEN), believed=(Role.OPERATOR,))
+    running = await serve_everything(ServerSecurity(access))
+    metadata = ClusterIdentity(token=given).metadata
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{running.port}") as channel:
+        for method in METHODS:
+            is_open = given is not None or "operator" in _allowed(method)
+            found = await outcome(channel, method, metadata=metadata)
+            assert found == ("answered" if is_open else "CALLER_NOT_ALLOWED"), method
+    await running.stop(0)

@@ -10,7 +10,7 @@ import pytest
 
 from splitserve_keys.scope import Scope
 from splitserve_rpc.access import RULES, Access
-from splitserve_rpc.cluster_identity import ClusterIdentity
+from splitserve_rpc.cluster_identity import ClusterIdentity, Role
 from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.server import ServerSecurity
 from tests.support.security.everything import METHODS, outcome, serve_everything
@@ -108,6 +108,18 @@ async def test_operators_come_by_the_cluster_or_by_a_credential(
     shown = bearer(credential) if credential is not None else []
     metadata = [*ClusterIdentity(token=token).metadata, *shown]
     found = await outcomes(Access(ClusterIdentity(token=TOKEN), scopes_of), metadata)
+    assert {found[method] for method in METHODS if method.split("/")[1] == ADMIN} == {answer}
+
+
+@pytest.mark.parametrize(
+    ("credential", "answer"),
+    [("operator", "answered"), ("generate", "CALLER_NOT_ALLOWED"), ("", "CALLER_UNKNOWN")],
+)
+async def test_operators_who_need_no_token_need_a_credential_where_callers_are_known(
+    credential: str, answer: str
+) -> None:
+    access = Access(ClusterIdentity(token=TOKEN), scopes_of, believed=(Role.OPERATOR,))
+    found = await outcomes(access, bearer(credential))
     assert {found[method] for method in METHODS if method.split("/")[1] == ADMIN} == {answer}
 
 

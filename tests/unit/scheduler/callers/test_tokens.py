@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler_service.callers.caller import Caller, Scope
+from scheduler_service.callers.stranger_budget import StrangerBudget
 from scheduler_service.callers.token_keys import TokenKeys, parse_token_keys
 from scheduler_service.callers.tokens import LEEWAY_S, TokenRules, TokenVerifier
 from splitserve_rpc.domain_error import DomainError
@@ -57,7 +58,14 @@ class Setting:
         self.now_s = float(self.issuer.now)
         self.keys = Keys(parse_token_keys(self.issuer.key_set()))
         rules = TokenRules(NAME, AUDIENCE, "tenant")
-        self.verifier = TokenVerifier(rules, self.keys, self._unknown, lambda: self.now_s)
+        self.monotonic_ns = 0
+        self.verifier = TokenVerifier(
+            rules,
+            self.keys,
+            self._unknown,
+            lambda: self.now_s,
+            strangers=StrangerBudget(lambda: self.monotonic_ns),
+        )
 
     def _unknown(self) -> None:
         self.num_unknown += 1
@@ -69,6 +77,8 @@ class Setting:
         with pytest.raises(DomainError) as raised:
             self.verifier.identify(token)
         assert raised.value.reason == "CALLER_UNKNOWN"
+        # There is always time between them, but in the test of a flood.
+        self.monotonic_ns += 10**9
         return raised.value.message
 
 

@@ -38,7 +38,8 @@
 //                        TOKENIZER_UNAVAILABLE    the executors offer no tokenizer; no
 //                        SERVICE_UNKNOWN          health of a service that is not here; no
 //   RESOURCE_EXHAUSTED   QUEUE_FULL               too many requests wait; after RetryInfo
-//                        QUOTA_EXCEEDED           a limit of the caller's tenant, named; after RetryInfo
+//                        QUOTA_EXCEEDED           a limit of the caller's tenant, named, or too many
+//                                                 tokens that are nobody's; after RetryInfo
 //                        MESSAGE_TOO_LARGE        see Sizes; no
 //                        STREAM_NOT_READ          see Sizes; as after a broken stream
 //   UNIMPLEMENTED        METHOD_UNKNOWN           no such method here; no
