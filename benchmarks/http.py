@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import random
+import ssl
 import subprocess
 import sys
 import time
@@ -38,8 +39,12 @@ def stack(
     max_num_seqs: int,
     scheduler_options: Sequence[str] = (),
     gateway_options: Sequence[str] = (),
+    tls: ssl.SSLContext | None = None,
 ) -> Iterator[tuple[str, dict[str, int]]]:
-    """A scheduler, an executor and a gateway; yields the address and the process ids."""
+    """A scheduler, an executor and a gateway; yields the address and the process ids.
+
+    `tls`: how the gateway is spoken to, if its options are about HTTPS.
+    """
     scheduler, http = claim_address("127.0.0.1:0"), claim_address("127.0.0.1:0")
     limits = ["--max-num-seqs", str(max_num_seqs), "--max-num-waiting", "4096"]
     quiet = ["--log-level", "error"]
@@ -61,7 +66,7 @@ def stack(
         for name, command in commands.items()
     }
     try:
-        _wait_until_ready(http)
+        _wait_until_ready(http, tls)
         yield http, {name: process.pid for name, process in processes.items()}
     finally:
         for process in reversed(processes.values()):
@@ -69,11 +74,12 @@ def stack(
             process.wait()
 
 
-def _wait_until_ready(http: str) -> None:
+def _wait_until_ready(http: str, tls: ssl.SSLContext | None) -> None:
+    url = f"{'http' if tls is None else 'https'}://{http}/health/ready"
     end = time.monotonic() + _START_S
     while True:
         try:
-            urllib.request.urlopen(f"http://{http}/health/ready", timeout=5).close()
+            urllib.request.urlopen(url, timeout=5, context=tls).close()
         except OSError as error:
             if time.monotonic() > end:
                 raise TimeoutError("the gateway is not ready") from error

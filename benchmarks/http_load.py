@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -104,19 +105,30 @@ def encode(path: str, body: dict[str, object], host: str) -> bytes:
     return head.encode() + content
 
 
-async def run_closed(address: str, requests: Sequence[bytes], concurrency: int) -> list[Stream]:
-    """All `requests`, of which `concurrency` run at a time; in their order."""
+async def run_closed(
+    address: str,
+    requests: Sequence[bytes],
+    concurrency: int,
+    tls: ssl.SSLContext | None = None,
+    connected: Callable[[], None] = lambda: None,
+) -> list[Stream]:
+    """All `requests`, of which `concurrency` run at a time; in their order.
+
+    `connected` is called when all connections are there, before the first request.
+    """
     waiting = iter(enumerate(requests))
     streams: dict[int, Stream] = {}
 
-    async def one_after_another() -> None:
-        reader = await _connect(address)
+    async def one_after_another(reader: _Reader) -> None:
         for index, data in waiting:
             streams[index] = await reader.request(data)
         assert reader.transport is not None
         reader.transport.close()
 
-    await asyncio.gather(*(one_after_another() for _ in range(min(concurrency, len(requests)))))
+    num_connections = min(concurrency, len(requests))
+    readers = [await _connect(address, tls) for _ in range(num_connections)]
+    connected()
+    await asyncio.gather(*map(one_after_another, readers))
     return [streams[index] for index in range(len(requests))]
 
 
@@ -139,7 +151,8 @@ async def run_open(address: str, requests: Sequence[bytes], per_s: float) -> lis
     return list(streams)
 
 
-async def _connect(address: str) -> _Reader:
+async def _connect(address: str, tls: ssl.SSLContext | None = None) -> _Reader:
     host, _, port = address.rpartition(":")
-    _, reader = await asyncio.get_running_loop().create_connection(_Reader, host, int(port))
+    loop = asyncio.get_running_loop()
+    _, reader = await loop.create_connection(_Reader, host, int(port), ssl=tls)
     return reader

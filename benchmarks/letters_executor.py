@@ -1,8 +1,8 @@
 """An executor that computes nothing: each request gets the letters that its seed says.
 
-`python -m benchmarks.letters_executor SCHEDULER STEP_S`. Requests have temperature 1, so that the
-seed is theirs;
-`letters` is what each must get. It has a tokenizer with a token for each letter.
+`python -m benchmarks.letters_executor SCHEDULER STEP_S [CERTIFICATES]`. Requests have temperature
+1, so that the seed is theirs; `letters` is what each must get. It has a tokenizer with a token for
+each letter.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ from tokenizers import Tokenizer, decoders, models
 from executor_service.service.registration import GrpcRegistry, Pacing, Registrar
 from executor_service.steps.executor_info import ExecutorInfo, ExecutorLimits, ModelInfo
 from executor_service.steps.step import FinishedStep, Int64Array, RowStatus, StepInput, StepOutput
+from splitserve_rpc.access import Access
+from splitserve_rpc.cluster_identity import NOBODY, ClusterIdentity
+from splitserve_rpc.server import ServerSecurity
 from tests.support.fakes.executor_server import start_executor
+from tests.support.security.cluster import Certificates
 
 MODEL = "letters"
 _NUM_LETTERS = 26
@@ -72,20 +76,26 @@ def _info(num_rows: int) -> ExecutorInfo:
     )
 
 
-async def serve(scheduler: str, step_s: float, num_rows: int = 1024) -> None:
+async def serve(
+    scheduler: str, step_s: float, num_rows: int = 1024, identity: ClusterIdentity = NOBODY
+) -> None:
     """Serves until terminated."""
+    security = ServerSecurity(Access(identity), identity.tls)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "tokenizer.json"
         file.write_text(_tokenizer().to_str())
         server = await start_executor(
-            _info(num_rows), LettersRunner(step_s), tokenizer_files={file.name: file}
+            _info(num_rows),
+            LettersRunner(step_s),
+            tokenizer_files={file.name: file},
+            security=security,
         )
 
         async def describe() -> ExecutorInfo:
             return server.info
 
         registrar = Registrar(
-            GrpcRegistry(scheduler),
+            GrpcRegistry(scheduler, identity),
             describe,
             server.servicer.streams.wait_none_open,
             server.worker.adopt_scheduler_epoch,
@@ -95,4 +105,6 @@ async def serve(scheduler: str, step_s: float, num_rows: int = 1024) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(sys.argv[1], float(sys.argv[2])))
+    directories = [Path(argument) for argument in sys.argv[3:]]
+    known = [Certificates(directory).identity("executor") for directory in directories]
+    asyncio.run(serve(sys.argv[1], float(sys.argv[2]), identity=known[0] if known else NOBODY))

@@ -2,40 +2,51 @@
 
 `step`: a step's round trip from scheduler to executor and back over mutual TLS (as `wire`, with an
 executor that computes nothing), and what part of a step of `--step-ms` it adds. `gateway`: tokens
-per second of many streams through two stacks of processes (as `http`), of which one has
-`--scheduler-options` and `--gateway-options`, say `--api-keys FILE` and `--api-key-file FILE`, and
-requests with `--api-key`; without options it says how far apart two equal stacks are measured.
-Aims: at most 1 % of a step, at most 5 % of the throughput.
+per second of many streams through two stacks of processes (as `http`), of which one has mutual TLS
+between its processes, HTTPS, and callers with API keys; and the time of processors that the three
+processes of each take for a token, since this machine's are shared with who asks and decrypts.
+Connections are made before: callers keep them.
+`--equal`: two stacks without all that, which says how far apart they are measured anyway. Aims: at
+most 1 % of a step, at most 5 % of the throughput.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import ssl
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import uvloop
 
-from benchmarks.http import check, letters_request, stack
+from benchmarks.http import check, cpu_s, letters_request, stack
 from benchmarks.http_load import run_closed
 from benchmarks.report import emit
 from benchmarks.wire import Link, running_core
 from scheduler_service.executors.executor_link import execute_method
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.executor.v1 import executor_pb2_grpc
+from splitserve_keys.api_key import ApiKey
+from splitserve_keys.key_entry import KeyEntry
+from splitserve_keys.key_store import change_keys
+from splitserve_keys.scope import Scope
+from splitserve_rpc.addresses import claim_address
 from splitserve_rpc.cluster_identity import NOBODY, ClusterIdentity, Role
 from splitserve_rpc.server import channel_options
 from tests.support.security.cluster import Certificates
 
 _NUM_WARM_UPS = 20
 _KINDS = ("plain", "secured")
+_NUM_ROWS, _STEP_S = 1024, "0.02"
 
 
 # -- a step --------------------------------------------------------------------------------------
@@ -101,37 +112,94 @@ def measure_steps(num_rows: int, num_steps: int, step_ms: float) -> None:
 # -- the gateway ---------------------------------------------------------------------------------
 
 
-def _tokens_per_s(http: str, api_key: str, num_streams: int, num_tokens: int) -> float:
-    requests = [letters_request(seed, num_tokens, http) for seed in range(num_streams)]
-    if api_key:
-        header = f"\r\nAuthorization: Bearer {api_key}\r\n\r\n".encode()
-        requests = [request.replace(b"\r\n\r\n", header, 1) for request in requests]
-    started_s = time.perf_counter()
-    streams = uvloop.run(run_closed(http, requests, num_streams))
-    elapsed_s = time.perf_counter() - started_s
-    check(streams, num_tokens)
-    return num_streams * num_tokens / elapsed_s
+@dataclass(frozen=True, slots=True)
+class _Stack:
+    """Where its gateway is, its processes, and what requests bring along."""
+
+    http: str
+    pids: dict[str, int]
+    api_key: str = ""
+    tls: ssl.SSLContext | None = None
+
+    def run(self, num_streams: int, num_tokens: int) -> tuple[float, float]:
+        """Tokens per second, and microseconds of processors for each."""
+        requests = [letters_request(seed, num_tokens, self.http) for seed in range(num_streams)]
+        if self.api_key:
+            header = f"\r\nauthorization: Bearer {self.api_key}\r\n\r\n".encode()
+            requests = [request.replace(b"\r\n\r\n", header, 1) for request in requests]
+        began: list[tuple[float, float]] = []
+        streams = uvloop.run(
+            run_closed(
+                *(self.http, requests, num_streams, self.tls),
+                connected=lambda: began.append((time.perf_counter(), self._cpu_s())),
+            )
+        )
+        ((began_s, before_s),) = began
+        elapsed_s, used_s = time.perf_counter() - began_s, self._cpu_s() - before_s
+        check(streams, num_tokens)
+        num_all = num_streams * num_tokens
+        return num_all / elapsed_s, 1e6 * used_s / num_all
+
+    def _cpu_s(self) -> float:
+        used = cpu_s(self.pids)
+        return sum(used[name] for name in self.pids)
+
+
+@contextmanager
+def _plain_stack() -> Iterator[_Stack]:
+    executor = ["benchmarks.letters_executor", "{scheduler}", _STEP_S]
+    with stack(executor, _NUM_ROWS) as (http, pids):
+        yield _Stack(http, pids)
+
+
+@contextmanager
+def _secured_stack(folder: Path) -> Iterator[_Stack]:
+    certificates, keys = Certificates.make(folder / "certs"), folder / "keys.json"
+    own, callers = (ApiKey.draw() for _ in range(2))
+    scopes = {own: frozenset({Scope.GATEWAY}), callers: frozenset({Scope.GENERATE})}
+    now = datetime.now(UTC)
+    entries = {key.key_id: KeyEntry.of(key, "t", scope, now) for key, scope in scopes.items()}
+    change_keys(keys, lambda _: entries)
+    (folder / "own").write_text(own.text)
+    cluster, files = claim_address("127.0.0.1:0"), certificates.files("gateway")
+    ca = certificates.directory / "ca.crt"
+    tls = ssl.create_default_context(cafile=str(ca))
+    executor = ["benchmarks.letters_executor", cluster, _STEP_S, str(certificates.directory)]
+    scheduler_options = [
+        *(f"--cluster-listen={cluster}", f"--api-keys={keys}"),
+        *certificates.flags("scheduler"),
+    ]
+    gateway_options = [
+        *(f"--http-tls-cert={files.cert}", f"--http-tls-key={files.key}"),
+        *(f"--tls-ca={ca}", f"--api-key-file={folder / 'own'}"),
+    ]
+    with stack(executor, _NUM_ROWS, scheduler_options, gateway_options, tls) as (http, pids):
+        yield _Stack(http, pids, callers.text, tls)
 
 
 def measure_gateway(arguments: argparse.Namespace) -> None:
-    """A stack with the given options beside one without."""
-    executor = ["benchmarks.letters_executor", "{scheduler}", "0.02"]
-    options = (arguments.scheduler_options.split(), arguments.gateway_options.split())
-    per_s: dict[str, list[float]] = {kind: [] for kind in _KINDS}
-    with stack(executor, 1024) as (plain, _), stack(executor, 1024, *options) as (secured, _):
+    """A stack with everything beside one without."""
+    ran: dict[str, list[tuple[float, float]]] = {kind: [] for kind in _KINDS}
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stacks:
+        plain = stacks.enter_context(_plain_stack())
+        other = _plain_stack() if arguments.equal else _secured_stack(Path(folder))
+        secured = stacks.enter_context(other)
         for _ in range(arguments.rounds):
-            for kind, http, key in zip(
-                _KINDS, (plain, secured), ("", arguments.api_key), strict=True
-            ):
-                rate = _tokens_per_s(http, key, arguments.streams, arguments.tokens)
-                per_s[kind].append(rate)
-    medians = {kind: statistics.median(rates) for kind, rates in per_s.items()}
+            for kind, one in zip(_KINDS, (plain, secured), strict=True):
+                ran[kind].append(one.run(arguments.streams, arguments.tokens))
+    per_s, cpu_us = (
+        {kind: statistics.median(run[place] for run in runs) for kind, runs in ran.items()}
+        for place in range(2)
+    )
     emit(
         "security_gateway",
         streams=arguments.streams,
         rounds=arguments.rounds,
-        **{f"{kind}_tokens_per_s": round(median) for kind, median in medians.items()},
-        lost_percent=round((1 - medians["secured"] / medians["plain"]) * 100, 1),
+        equal=arguments.equal,
+        **{f"{kind}_tokens_per_s": round(median) for kind, median in per_s.items()},
+        lost_percent=round((1 - per_s["secured"] / per_s["plain"]) * 100, 1),
+        **{f"{kind}_us_per_token": round(median, 1) for kind, median in cpu_us.items()},
+        more_cpu_percent=round((cpu_us["secured"] / cpu_us["plain"] - 1) * 100, 1),
     )
 
 
@@ -146,9 +214,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=500)
     parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--scheduler-options", default="", help="of the secured stack")
-    parser.add_argument("--gateway-options", default="", help="of the secured stack")
-    parser.add_argument("--api-key", default="", help="that requests to the secured stack bring")
+    parser.add_argument("--equal", action="store_true", help="two stacks without security")
     arguments = parser.parse_args()
     measure_steps(arguments.rows, arguments.steps, arguments.step_ms)
     measure_gateway(arguments)

@@ -142,7 +142,7 @@ class Placement:
 
     def preempt(self, request: Request) -> None:
         """A running request gives up rows and blocks; results of steps in flight stay valid."""
-        self.draft.has_preempted = True
+        self.draft.yielded_tenants.add(request.scheduling.tenant)
         request.num_preemptions += 1
         self.num_preemptions += 1
         status, request_status = SequenceStatus.WAITING, RequestStatus.WAITING

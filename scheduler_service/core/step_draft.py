@@ -13,12 +13,11 @@ class StepDraft:
     the columns know. `published`: by stay, blocks that are findable and that the step is to
     fill; by moves, those of NO_STAY. `pinned_device_blocks`, `pinned_host_blocks`: its moves
     read or write them. `has_swapped_in`, `has_swapped_out`: a request was; a step does not do both.
-    `has_preempted`: somebody yielded since the step was last begun to be filled.
+    `yielded_tenants`: of whoever was preempted since the step was last begun to be filled.
     """
 
     # Written out: every step makes one, and the factories of a dataclass take twice as long.
     __slots__ = (
-        "has_preempted",
         "has_swapped_in",
         "has_swapped_out",
         "moves",
@@ -27,6 +26,7 @@ class StepDraft:
         "pinned_host_blocks",
         "published",
         "removed_row_ids",
+        "yielded_tenants",
     )
 
     def __init__(self) -> None:
@@ -38,7 +38,12 @@ class StepDraft:
         self.pinned_host_blocks: list[int] = []
         self.has_swapped_in = False
         self.has_swapped_out = False
-        self.has_preempted = False
+        self.yielded_tenants: set[str] = set()
+
+    @property
+    def has_preempted(self) -> bool:
+        """Whether somebody was preempted since the step was last begun to be filled."""
+        return bool(self.yielded_tenants)
 
     def add_row(self, sequence: Sequence) -> None:
         """The sequence has got its row; its table is read when the step is planned."""

@@ -115,8 +115,9 @@ class Admitter:
         """
         admitted: list[tuple[int, int]] = []
         self._room.begin_step()
-        if self._placement.draft.has_preempted:
-            return admitted  # what somebody just gave up is for those that run
+        # What somebody just gave up is for those that run, and for tenants of whom nobody yielded.
+        if self._placement.draft.has_preempted and not self._room.is_divided:
+            return admitted
         self._lanes = None
         swapped = self._first_swapped
         if shape.takes_waiting and swapped is not None:
@@ -242,12 +243,8 @@ class Admitter:
     ) -> Lack | None:
         """Admits a request if it can run; else says what it lacks."""
         placement = self._placement
-        if not placement.is_settled(request):
-            return Lack.RESULTS
-        if not self._room.has_adapter_slot(request):
-            return Lack.ADAPTER_SLOT
-        if self._keeps_bytes and self._room.num_more_bytes(request) > 0:
-            return Lack.BYTES
+        if (lack := self._what_lacks_at_once(request)) is not None:
+            return lack
         leader = request.unfinished[0]
         hit = placement.blocks.prefixes.find(leader)
         lack = self._room.what_lacks(request, leader, hit)
@@ -268,6 +265,18 @@ class Admitter:
         self._policy.admitted(request, num_pending)
         placement.start(leader, hit)
         self._spend(leader, budget, admitted)
+        return None
+
+    def _what_lacks_at_once(self, request: Request) -> Lack | None:
+        """What a request lacks, however much room there is."""
+        if self._room.has_yielded(request):
+            return Lack.SHARE
+        if not self._placement.is_settled(request):
+            return Lack.RESULTS
+        if not self._room.has_adapter_slot(request):
+            return Lack.ADAPTER_SLOT
+        if self._keeps_bytes and self._room.num_more_bytes(request) > 0:
+            return Lack.BYTES
         return None
 
     def _fits(self, num_pending: int, budget: Budget) -> bool:

@@ -88,6 +88,16 @@ class Room:
         """Tenants may have left something since they were found to exceed their shares."""
         self._shares.begin_step()
 
+    @property
+    def is_divided(self) -> bool:
+        """Whether several tenants have shares of it."""
+        shares = self._policy.shares
+        return shares is not None and shares.is_shared
+
+    def has_yielded(self, request: Request) -> bool:
+        """Whether some request of the same tenant was preempted for this step."""
+        return request.scheduling.tenant in self._placement.draft.yielded_tenants
+
     def has_adapter_slot(self, request: Request) -> bool:
         """Whether a step may have the adapter of a request beside those that run."""
         adapter, running = request.scheduling.adapter, self._placement.adapters
@@ -127,7 +137,8 @@ class Room:
 
     def exceeds_share(self, request: Request) -> bool:
         """Whether the tenant of a swapped request would have too much if it came back."""
-        return self._shares.exceeds(request, self._placement.blocks.num_swap_in_blocks(request))
+        num_blocks = self._placement.blocks.num_swap_in_blocks(request)
+        return self.has_yielded(request) or self._shares.exceeds(request, num_blocks)
 
     def what_lacks(self, request: Request, leader: Sequence, hit: PrefixHit) -> Lack | None:
         """What a waiting request lacks besides a slot, if `hit` of its first sequence exists."""

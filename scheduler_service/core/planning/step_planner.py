@@ -48,7 +48,7 @@ class StepPlanner:
         """The next step; None if there is nothing to do. `is_snapshot`: it names all rows."""
         draft = self._placement.draft
         while True:
-            draft.has_preempted = False
+            draft.yielded_tenants.clear()
             for shape in self._batch_policy.shapes(self._queue_state()):
                 row_ids, num_new_tokens = self._fill(shape)
                 if len(row_ids) and self._is_time_for(row_ids):

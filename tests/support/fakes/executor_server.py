@@ -14,7 +14,7 @@ from executor_service.steps.step import Runner
 from executor_service.steps.step_executor import StepExecutor
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.executor.v1 import executor_pb2_grpc
-from splitserve_rpc.server import RunningServer, bind_server
+from splitserve_rpc.server import OPEN, RunningServer, ServerSecurity, bind_server
 
 
 class CountingWorker(StepWorker):
@@ -42,9 +42,10 @@ async def start_executor(
     runner: Runner,
     listen: str = "127.0.0.1:0",
     tokenizer_files: Mapping[str, Path] | None = None,
+    security: ServerSecurity = OPEN,
 ) -> ExecutorServer:
     """Serves `runner` on `listen`, under the epoch and with the limits of `info`."""
-    running = bind_server(listen, (SERVICE,), info.limits.max_message_bytes)
+    running = bind_server(listen, (SERVICE,), info.limits.max_message_bytes, security=security)
     info = replace(info, address=f"127.0.0.1:{running.port}")
     servicer = ExecutorServicer()
     executor_pb2_grpc.add_ExecutorServiceServicer_to_server(servicer, running.server)

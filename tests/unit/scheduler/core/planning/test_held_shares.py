@@ -140,3 +140,30 @@ def test_requests_of_all_tenants_end_when_a_flood_is_over() -> None:
         add(driver, "ab"[number % 3 == 0], prompt=5 + number, max_tokens=20)
     driver.run(depth=2)
     assert driver.core.num_running == driver.core.num_waiting == 0
+
+
+def flood_until_it_yields(mode: PreemptionMode, num_steps: int | None = None) -> CoreDriver:
+    """A flood of which some wait, and so many steps, or until one of it has just yielded."""
+    host = {"num_host_blocks": 64, "block_bytes": 4096} if mode is PreemptionMode.SWAP else {}
+    driver = fair_driver(num_device_blocks=24, preemption_mode=mode, **host)
+    make_known(driver, "b")
+    for _ in range(12):
+        add(driver, "a", prompt=3)
+    while (
+        driver.core.num_preemptions == 0 if num_steps is None else driver.core.num_steps < num_steps
+    ):
+        driver.step()
+    return driver
+
+
+@pytest.mark.parametrize("mode", [PreemptionMode.RECOMPUTE, PreemptionMode.SWAP])
+def test_newcomer_is_admitted_in_the_step_in_which_others_yield(mode: PreemptionMode) -> None:
+    num_steps = flood_until_it_yields(mode).core.num_steps
+    driver = flood_until_it_yields(mode, num_steps - 1)
+    assert driver.core.num_preemptions == 0
+    newcomer = add(driver, "b", prompt=3)
+    running_before = set(running(driver, "a"))
+    driver.step()
+    assert driver.core.num_preemptions > 0
+    assert newcomer.status is RequestStatus.RUNNING
+    assert set(running(driver, "a")) < running_before

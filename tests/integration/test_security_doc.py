@@ -1,0 +1,88 @@
+"""The five minutes of docs/security.md, line by line as they stand there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract.stranger.process import ROOT, SOURCE_ROOTS, poll
+from tests.support.processes.addresses import reserve_address
+
+TIMEOUT_S = 120.0
+DOCUMENT = (ROOT / "docs" / "security.md").read_text()
+SECTION = DOCUMENT.partition("## Five minutes")[2].partition("\n## ")[0]
+SETUP, USE = (
+    [line for line in re.split(r"(?<!\\)\n", block) if line]
+    for block in re.findall(r"^```\n(.*?)^```", SECTION, re.M | re.S)
+)
+ENVIRONMENT = {
+    **{name: text for name, text in os.environ.items() if not name.startswith("SPLITSERVE_")},
+    "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in SOURCE_ROOTS),
+}
+
+
+def command(line: str) -> list[str]:
+    program, *arguments = shlex.split(line.replace("\\\n", " "))
+    assert program == "splitserve"
+    return [sys.executable, "-m", "splitserve_cli", *arguments]
+
+
+def run(line: list[str], folder: Path, **variables: str) -> subprocess.CompletedProcess[bytes]:
+    environment = ENVIRONMENT | variables
+    return subprocess.run(line, env=environment, cwd=folder, capture_output=True, check=False)
+
+
+@contextmanager
+def serving(line: str, folder: Path) -> Iterator[None]:
+    small = ["--listen", reserve_address(), "--no-demo", "--num-device-blocks=128", "--threads=1"]
+    process = subprocess.Popen(
+        [*command(line), *small], env=ENVIRONMENT, cwd=folder, stdin=subprocess.PIPE
+    )
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
+async def test_five_minutes_are_as_they_are_shown(tmp_path: Path) -> None:
+    install, *prepare, serve = SETUP
+    assert install == "pip install 'splitserve[security]'"
+    said = b""
+    for line in prepare:
+        shown, _, file = line.partition(" > ")
+        done = await asyncio.to_thread(run, command(shown), tmp_path)
+        assert done.returncode == 0, done.stderr
+        said = done.stdout
+        if file:
+            (tmp_path / file).write_bytes(said)
+    http = reserve_address()
+    use = "\n".join(USE).replace("api.example.org:8443", http)
+
+    async def answer_to(key: str) -> Any:  # noqa: ANN401
+        answer = await asyncio.to_thread(run, ["bash", "-c", use], tmp_path, KEY=key)
+        return json.loads(answer.stdout or "{}")
+
+    async def lists_models() -> tuple[bool, object]:
+        answer = await answer_to(said.decode().strip())
+        return [model["id"] for model in answer.get("data", ())] == ["bundled"], answer
+
+    with serving(serve.replace("8443", http.rpartition(":")[2]), tmp_path):
+        await poll(lists_models, TIMEOUT_S)
+        stranger = await answer_to("sk-ss-000000000000-" + "A" * 43)
+    assert stranger["error"]["code"] == "invalid_api_key"
