@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
@@ -34,7 +34,8 @@ class _Contents:
     cert: bytes | None
     key: bytes | None
     ca: bytes | None
-    for_channels: grpc.ChannelCredentials
+    # No two of these are equal.
+    for_channels: grpc.ChannelCredentials = field(compare=False)
 
 
 class Tls:
@@ -44,7 +45,7 @@ class Tls:
         """`name`: that our certificate has to have. Raises FilesUnusable."""
         self.files = files
         paths = [path for path in (files.cert, files.key, files.ca) if path is not None]
-        self._watched = WatchedFiles("tls", paths, lambda: _read(files, name))
+        self._watched = WatchedFiles("tls_files", paths, lambda: _read(files, name))
 
     @property
     def checks_clients(self) -> bool:

@@ -19,7 +19,7 @@ def https_context(files: TlsFiles) -> ssl.SSLContext:
     `files.ca`: of whom clients need a certificate; None: they need none. Raises FilesUnusable.
     """
     paths = [path for path in (files.cert, files.key, files.ca) if path is not None]
-    watched = WatchedFiles("https", paths, lambda: _read(files))
+    watched = WatchedFiles("https_files", paths, lambda: _read(files))
 
     def choose(connection: ssl.SSLObject, _name: str | None, _first: ssl.SSLContext) -> None:
         connection.context = watched.current()

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from splitserve_rpc.certificate import load_pair, read_certificate
+from splitserve_rpc.certificate import Certificate, load_pair, read_certificate
 from splitserve_rpc.tls import Tls
 from splitserve_rpc.watched_files import FilesUnusable
 from tests.support.security.cluster import Certificates
@@ -75,7 +75,7 @@ def test_certificate_is_read_whatever_it_is_for_and_whenever_it_ends(
 ) -> None:
     ends = datetime(year, 3, 4, 5, 6, 7, tzinfo=UTC)
     certificate = read_certificate(*_write(tmp_path, key, ends, usage))
-    assert (certificate.dns_names, certificate.ends_s) == ({"a.test"}, ends.timestamp())
+    assert certificate == Certificate(frozenset({"a.test"}), ends.timestamp())
 
 
 def test_certificate_is_refused_with_the_date_when_it_has_ended(tmp_path: Path) -> None:
