@@ -10,6 +10,7 @@ from typing import Any
 from scheduler_service.callers_config import CallersConfig
 from scheduler_service.core.config import BatchPolicyName, PolicyConfig, PreemptionMode
 from splitserve_rpc.address_rules import AddressRules
+from splitserve_rpc.cluster_identity import Role
 from splitserve_rpc.security import Security, SecurityUnusable, check_exposure
 
 _MIB = 2**20
@@ -87,7 +88,7 @@ class SchedulerServiceConfig:
 
 def _security(values: Mapping[str, Any], *, knows_callers: bool) -> Security:
     """At one address for all, clients meet what the cluster meets. Raises SecurityUnusable."""
-    security, insecure = Security.from_options(values), values["insecure"]
+    security, insecure = Security.from_options(values, Role.SCHEDULER), values["insecure"]
     if values["listen"] == values["cluster_listen"]:
         if values["tls_client_ca"]:
             raise SecurityUnusable(

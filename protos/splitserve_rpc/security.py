@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from splitserve_rpc.addresses import is_loopback
-from splitserve_rpc.cluster_identity import ClusterIdentity
+from splitserve_rpc.cluster_identity import ClusterIdentity, Role
 from splitserve_rpc.exposure import exposed
 from splitserve_rpc.tls import Tls, TlsFiles
 from splitserve_rpc.watched_files import FilesUnusable
@@ -32,8 +32,11 @@ class Security:
     client_tls: Tls | None
 
     @classmethod
-    def from_options(cls, values: Mapping[str, Any]) -> Security:
-        """From the options of a process, those of them that it has. Raises SecurityUnusable."""
+    def from_options(cls, values: Mapping[str, Any], role: Role | None = None) -> Security:
+        """From the options of a process, those of them that it has. Raises SecurityUnusable.
+
+        `role`: of the process, which its certificate names where roles are checked.
+        """
         cert, key, ca = (values.get(name) for name in ("tls_cert", "tls_key", "tls_ca"))
         client_ca = values.get("tls_client_ca")
         check_pair(cert, key)
@@ -44,7 +47,8 @@ class Security:
         if cert is None:
             return cls(ClusterIdentity(token=token), None)
         try:
-            identity = ClusterIdentity(Tls(_files(cert, key, ca)), token)
+            name = None if role is None or ca is None else role.dns_name
+            identity = ClusterIdentity(Tls(_files(cert, key, ca), name), token)
             return cls(identity, Tls(_files(cert, key, client_ca)))
         except FilesUnusable as error:
             raise SecurityUnusable(str(error)) from error

@@ -55,6 +55,20 @@ def test_roles_and_encryption_protect_what_others_reach(
         read(command, listen, *flags[:2])
 
 
+@pytest.mark.parametrize(
+    ("command", "other"), [("scheduler", "executor"), ("executor", "operator")]
+)
+def test_certificate_of_another_role_is_refused_where_roles_are_checked(
+    command: Command, other: str, certificates: Certificates
+) -> None:
+    flags = certificates.flags(other)
+    needed = f"{other}.crt: .*; needed is {command}.splitserve.internal$"
+    with pytest.raises(SecurityUnusable, match=needed):
+        read(command, *flags)
+    # Nobody looks at the role.
+    read(command, *flags[:2])
+
+
 def test_token_alone_protects_nothing_that_others_reach(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("overheard by whoever listens")
     with pytest.raises(SecurityUnusable):
