@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from splitserve_rpc.addresses import is_loopback
 from splitserve_rpc.security import SecurityUnusable, check_exposure, check_pair
 from splitserve_rpc.tls import TlsFiles
 
@@ -63,12 +64,16 @@ class GatewayConfig:
         check_exposure(
             "http", values["http"], is_protected=is_protected, insecure=values["insecure"]
         )
+        scheduler_tls = _scheduler_tls(values)
+        schedulers = tuple(values["schedulers"].split(","))
+        if api_key_file is not None and scheduler_tls is None and not values["insecure"]:
+            _check_plain_text(schedulers)
         return cls(
             http=values["http"],
             http_tls=http_tls,
-            scheduler_tls=_scheduler_tls(values),
+            scheduler_tls=scheduler_tls,
             api_key_file=api_key_file,
-            schedulers=tuple(values["schedulers"].split(",")),
+            schedulers=schedulers,
             max_body_bytes=values["max_body_mib"] * _MIB,
             request_timeout_s=values["request_timeout_s"],
             max_concurrent_requests=values["max_concurrent_requests"],
@@ -99,6 +104,17 @@ def _scheduler_tls(values: Mapping[str, Any]) -> TlsFiles | None:
     files = TlsFiles(*(_path(values[name]) for name in ("tls_cert", "tls_key", "tls_ca")))
     check_pair(files.cert, files.key)
     return None if files == TlsFiles() else files
+
+
+def _check_plain_text(schedulers: Sequence[str]) -> None:
+    """Raises SecurityUnusable for one on another machine: who listens on the way reads our key."""
+    for address in schedulers:
+        if not is_loopback(address):
+            raise SecurityUnusable(
+                f"--schedulers {address}: is on another machine, and without --tls-ca it is sent "
+                "the gateway's key and its callers' in plain text (docs/security.md); --insecure "
+                "sends them even so"
+            )
 
 
 def _path(value: str | None) -> Path | None:

@@ -14,6 +14,8 @@ from splitserve_rpc.tls import TlsFiles
 TLS = ("--http-tls-cert=a.crt", "--http-tls-key=a.key")
 CLIENT_CA = "--http-tls-client-ca=ca.crt"
 PUBLIC = "--http=0.0.0.0:8000"
+KEY = "--api-key-file=key"
+OTHER_MACHINE = "--schedulers=127.0.0.1:50051,scheduler:50051"
 
 
 def config(*flags: str) -> GatewayConfig:
@@ -35,6 +37,7 @@ def test_http_is_plain_when_no_certificate_is_given() -> None:
         ((PUBLIC, *TLS), "--http 0.0.0.0:8000: others can reach it"),
         ((PUBLIC, "--api-key-file=key"), "--http 0.0.0.0:8000: others can reach it"),
         (("--tls-cert=a.crt",), "--tls-cert is given without --tls-key"),
+        ((KEY, OTHER_MACHINE), "--schedulers scheduler:50051: is on another machine, and without"),
     ],
 )
 def test_options_are_refused_that_cannot_be_meant(flags: tuple[str, ...], problem: str) -> None:
@@ -53,3 +56,16 @@ def test_schedulers_are_reached_over_tls_when_there_is_a_file_for_it() -> None:
 )
 def test_others_may_reach_what_knows_its_clients_or_is_told_not_to(flags: tuple[str, ...]) -> None:
     assert config(*flags).http == "0.0.0.0:8000"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (KEY, OTHER_MACHINE, "--tls-ca=ca.crt"),
+        (KEY, OTHER_MACHINE, "--insecure"),
+        (KEY, "--schedulers=[::1]:1,localhost:2"),
+        (OTHER_MACHINE,),
+    ],
+)
+def test_keys_go_to_other_machines_encrypted_or_when_told_to(flags: tuple[str, ...]) -> None:
+    assert config(*flags).schedulers
