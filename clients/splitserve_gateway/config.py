@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from splitserve_rpc.addresses import is_loopback
 from splitserve_rpc.exposure import missing_for_http
 from splitserve_rpc.security import SecurityUnusable, check_exposure, check_pair
 from splitserve_rpc.tls import TlsFiles
@@ -69,12 +70,16 @@ class GatewayConfig:
             insecure=values["insecure"],
             problem=missing,
         )
+        scheduler_tls = _scheduler_tls(values)
+        schedulers = tuple(values["schedulers"].split(","))
+        if gateway_key_file is not None and scheduler_tls is None and not values["insecure"]:
+            _check_plain_text(schedulers)
         return cls(
             http=values["http"],
             http_tls=http_tls,
-            scheduler_tls=_scheduler_tls(values),
+            scheduler_tls=scheduler_tls,
             gateway_key_file=gateway_key_file,
-            schedulers=tuple(values["schedulers"].split(",")),
+            schedulers=schedulers,
             max_body_bytes=values["max_body_mib"] * _MIB,
             request_timeout_s=values["request_timeout_s"],
             max_concurrent_requests=values["max_concurrent_requests"],
@@ -105,6 +110,17 @@ def _scheduler_tls(values: Mapping[str, Any]) -> TlsFiles | None:
     files = TlsFiles(*(_path(values[name]) for name in ("tls_cert", "tls_key", "tls_ca")))
     check_pair(files.cert, files.key)
     return None if files == TlsFiles() else files
+
+
+def _check_plain_text(schedulers: Sequence[str]) -> None:
+    """Raises SecurityUnusable for one on another machine: who listens on the way reads our key."""
+    for address in schedulers:
+        if not is_loopback(address):
+            raise SecurityUnusable(
+                f"--schedulers {address}: is on another machine, and without --tls-ca it is sent "
+                "the gateway's key and its callers' in plain text (docs/security.md); --insecure "
+                "sends them even so"
+            )
 
 
 def _path(value: str | None) -> Path | None:

@@ -189,7 +189,7 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
     Option(
         "insecure",
         Kind.SWITCH,
-        "listen where others reach it although not everything is encrypted and checked",
+        "let others reach, or overhear, what is not all encrypted and checked",
         _SECURITY,
         ("serve", "gateway", *_CLUSTER),
         False,

@@ -17,6 +17,8 @@ PUBLIC = "--http=0.0.0.0:8000"
 EXPOSED = "^--http 0.0.0.0:8000: others can reach it, and "
 NOT_ENCRYPTED = "without --http-tls-cert and --http-tls-key it is not encrypted"
 KNOWS_NOBODY = "without --gateway-key-file or --http-tls-client-ca it knows no caller"
+KEY = "--gateway-key-file=key"
+OTHER_MACHINE = "--schedulers=127.0.0.1:50051,scheduler:50051"
 
 
 def config(*flags: str) -> GatewayConfig:
@@ -38,6 +40,7 @@ def test_http_is_plain_when_no_certificate_is_given() -> None:
         ((PUBLIC, *TLS), f"{EXPOSED}{KNOWS_NOBODY} "),
         ((PUBLIC, "--gateway-key-file=key"), f"{EXPOSED}{NOT_ENCRYPTED} "),
         (("--tls-cert=a.crt",), "--tls-cert is given without --tls-key"),
+        ((KEY, OTHER_MACHINE), "--schedulers scheduler:50051: is on another machine, and without"),
     ],
 )
 def test_options_are_refused_that_cannot_be_meant(flags: tuple[str, ...], problem: str) -> None:
@@ -61,3 +64,16 @@ def test_others_may_reach_what_knows_its_clients_or_is_told_not_to(flags: tuple[
 def test_the_callers_key_is_not_taken_for_the_gateways() -> None:
     values = options.parse("gateway", [], {"SPLITSERVE_API_KEY_FILE": "of-a-caller"})
     assert GatewayConfig.from_options(values).gateway_key_file is None
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (KEY, OTHER_MACHINE, "--tls-ca=ca.crt"),
+        (KEY, OTHER_MACHINE, "--insecure"),
+        (KEY, "--schedulers=[::1]:1,localhost:2"),
+        (OTHER_MACHINE,),
+    ],
+)
+def test_keys_go_to_other_machines_encrypted_or_when_told_to(flags: tuple[str, ...]) -> None:
+    assert config(*flags).schedulers
