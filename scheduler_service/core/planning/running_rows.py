@@ -53,7 +53,7 @@ class RunningRows:
             return order[is_decode], self._ones[:num_decodes]
         is_prefill = ~is_decode & (wanted > 0)
         if num_prompt_tokens is not None and num_wanted - num_decodes > num_prompt_tokens:
-            chunks = wanted[is_prefill]
+            chunks = wanted[is_prefill].astype(np.int32)
             left = num_prompt_tokens - (np.cumsum(chunks) - chunks)
             wanted[is_prefill] = np.clip(left, 0, chunks)
             is_prefill &= wanted > 0
