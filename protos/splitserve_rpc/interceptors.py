@@ -25,13 +25,13 @@ Decode = Callable[..., Any]
 Call = Callable[[Any, grpc.aio.ServicerContext], Awaitable[Any]]
 Check = Callable[[grpc.aio.ServicerContext], None]
 Tell = Callable[[grpc.aio.ServicerContext, DomainError], None]
-# Method, peer, reason.
-OnRefusal = Callable[[str, str, str], None]
+# Method, call, reason.
+OnRefusal = Callable[[str, grpc.aio.ServicerContext, str], None]
 
 _OF_CALLERS = frozenset({"CALLER_UNKNOWN", "CALLER_NOT_ALLOWED"})
 
 
-def ignore_refusal(method: str, peer: str, reason: str) -> None:
+def ignore_refusal(method: str, context: grpc.aio.ServicerContext, reason: str) -> None:
     """Nobody wants to know."""
 
 
@@ -86,7 +86,7 @@ class BoundaryInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     def _tell(self, name: str, context: grpc.aio.ServicerContext, refusal: DomainError) -> None:
         if refusal.reason in _OF_CALLERS:
-            self._on_refusal(name, context.peer(), refusal.reason)
+            self._on_refusal(name, context, refusal.reason)
 
     def _decode(self, name: str, deserialize: Decode, message: bytes) -> Any:  # noqa: ANN401
         limit = self._message_limit()
