@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from scheduler_service.audit.events import CallerRefused, ExecutorRefused
 
-# Peers that are told apart in one second; all further ones are one.
+# Refusals that are told apart in one second. Further ones are told apart by what servers say of
+# them, and that is a few names.
 MAX_PEERS = 256
 OTHERS = "others"
 
 Refusal = CallerRefused | ExecutorRefused
+# Type, host, caller, method and reason.
+_Key: TypeAlias = tuple[type[Refusal], str, str, str, str]
 
 
 @dataclass(slots=True)
@@ -21,16 +25,17 @@ class _Second:
 
 
 class RefusedPeers:
-    """Lets the first refusal of a peer in a second pass, and counts the rest."""
+    """Lets the first refusal of its kind in a second pass, and counts the rest."""
 
     def __init__(self) -> None:
-        self._seconds: dict[tuple[type[Refusal], str], _Second] = {}
+        self._seconds: dict[_Key, _Second] = {}
 
     def add(self, event: Refusal, now_s: float) -> Refusal | None:
         """What is to be written now. Call `take_past` before."""
-        key = (type(event), _host(event.peer))
+        key = _key(event)
         if key not in self._seconds and len(self._seconds) >= MAX_PEERS:
-            key, event = (type(event), OTHERS), replace(event, peer=OTHERS)
+            event = _of_others(event)
+            key = _key(event)
         second = self._seconds.get(key)
         if second is None:
             self._seconds[key] = _Second(event, int(now_s))
@@ -47,6 +52,19 @@ class RefusedPeers:
     def take_all(self) -> list[Refusal]:
         """What was counted so far."""
         return self.take_past(-1.0)
+
+
+def _key(event: Refusal) -> _Key:
+    caller, method = ("", "")
+    if isinstance(event, CallerRefused):
+        caller, method = event.caller, event.method
+    return type(event), _host(event.peer), caller, method, event.reason
+
+
+def _of_others(event: Refusal) -> Refusal:
+    if isinstance(event, CallerRefused):
+        return replace(event, peer=OTHERS, caller="")
+    return replace(event, peer=OTHERS, address="")
 
 
 def _host(peer: str) -> str:
