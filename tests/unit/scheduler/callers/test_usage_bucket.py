@@ -46,10 +46,6 @@ def test_one_in_two_minutes_is_let_through_when_the_limit_is_half_a_minute() -> 
     assert bucket.delay_s(0.5, 0) == pytest.approx(120, abs=0.01)
 
 
-def test_nothing_is_let_through_when_the_limit_is_none_at_all() -> None:
-    assert UsageBucket().delay_s(0, 10**20) == 86400
-
-
 @given(st.lists(st.tuples(amounts, pauses), max_size=20), rates)
 def test_there_is_room_after_the_delay_and_not_much_before(
     uses: list[tuple[int, int]], rate: float
