@@ -42,4 +42,5 @@ class UsageBucket:
         if excess <= _ROUNDING:
             return 0.0
         # A millisecond later than the sum says, which is rounded.
-        return min(math.floor(60_000.0 * excess / per_minute + 1) / 1000.0, _MAX_DELAY_S)
+        delay_ms = min(60_000.0 * excess / per_minute + 1, 1000.0 * _MAX_DELAY_S)
+        return math.floor(delay_ms) / 1000.0
