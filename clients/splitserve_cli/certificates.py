@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -14,6 +13,8 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from splitserve_rpc.private_files import replace_file
 
 _CA_DAYS = 3650
 # Clocks of two machines differ.
@@ -34,13 +35,13 @@ class Issued:
             serialization.PrivateFormat.PKCS8,
             serialization.NoEncryption(),
         )
-        _replace(directory / f"{name}.key", key, mode=0o600)
+        replace_file(directory / f"{name}.key", key)
         self.write_certificate(directory, name)
 
     def write_certificate(self, directory: Path, name: str) -> None:
         """Writes `name`.crt alone. Raises OSError."""
         certificate = self.certificate.public_bytes(serialization.Encoding.PEM)
-        _replace(directory / f"{name}.crt", certificate, mode=0o644)
+        replace_file(directory / f"{name}.crt", certificate, is_secret=False)
 
 
 class Authority:
@@ -185,13 +186,3 @@ def _host(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         return x509.DNSName(host)
-
-
-def _replace(path: Path, content: bytes, *, mode: int) -> None:
-    """A reader finds the old content or the new one, and nobody else the secret."""
-    fresh = path.with_name(f".{path.name}.new")
-    fresh.unlink(missing_ok=True)
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-    fresh.replace(path)

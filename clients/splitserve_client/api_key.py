@@ -6,10 +6,8 @@ import os
 from pathlib import Path
 
 from splitserve_client.errors import CredentialsUnusable
+from splitserve_rpc.bearer import MAX_CREDENTIAL_CHARS, is_credential
 from splitserve_rpc.watched_files import FilesUnusable, WatchedFiles, read_bytes
-
-# As much as a header may have with most servers; a JWT is larger than an API key.
-_MAX_CHARS = 8192
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -31,9 +29,8 @@ class ApiKey:
         except FilesUnusable as error:
             raise CredentialsUnusable(str(error)) from error
 
-    @property
-    def metadata(self) -> Metadata:
-        """What a call brings along."""
+    def current(self) -> Metadata:
+        """What a call brings along now, as the file has it; the same object until it changes."""
         return self._metadata if self._watched is None else self._watched.current()
 
 
@@ -50,10 +47,9 @@ def _metadata(text: str | None, where: str) -> Metadata:
     """Raises CredentialsUnusable, which does not show the text: it may be a secret all the same."""
     if text is None:
         return ()
-    is_visible = text.isascii() and text.isprintable() and " " not in text
-    if not (0 < len(text) <= _MAX_CHARS and is_visible):
+    if not is_credential(text):
         raise CredentialsUnusable(
             f"{where}: is no credential: it has {len(text)} characters; allowed: 1 to"
-            f" {_MAX_CHARS}, of ASCII, without spaces"
+            f" {MAX_CREDENTIAL_CHARS}, of ASCII, without spaces"
         )
     return (("authorization", f"Bearer {text}"),)

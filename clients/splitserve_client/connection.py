@@ -98,7 +98,7 @@ class Connection:
     @property
     def credential(self) -> object:
         """What every call brings along now; the same object until it changes."""
-        return self._api_key.metadata
+        return self._api_key.current()
 
     async def connect(self) -> None:
         """Waits for the first connection. Raises ServerUnreachable as soon as it is refused."""
@@ -145,7 +145,7 @@ class Connection:
     async def identify(self, credential: str | None) -> scheduler_pb2.IdentifyResponse:
         """Whose it is; None: our own. Raises CallerUnknown."""
         if credential is None:
-            credential = bearer_credential(self._api_key.metadata)
+            credential = bearer_credential(self._api_key.current())
         request = scheduler_pb2.IdentifyRequest(credential=credential)
         response: scheduler_pb2.IdentifyResponse
         response = await self.unary(lambda stubs: stubs.scheduler.Identify, request)
@@ -169,7 +169,7 @@ class Connection:
     async def unary(self, method: Method, request: object, metadata: Metadata = ()) -> Any:  # noqa: ANN401
         """The answer to a short call. `metadata`: beside what every call brings along."""
         async with self._channels.call(self._unreachable, self._timeout_s) as stubs:
-            metadata = (*self._api_key.metadata, *metadata)
+            metadata = (*self._api_key.current(), *metadata)
             try:
                 return await method(stubs)(request, timeout=self._timeout_s, metadata=metadata)
             except grpc.aio.AioRpcError as error:
@@ -180,7 +180,7 @@ class Connection:
     ) -> AsyncGenerator[Any, None]:
         """The responses of a call, which ends when this is closed."""
         async with self._channels.call(self._unreachable, self._timeout_s) as stubs:
-            call = method(stubs)(request, timeout=timeout_s, metadata=self._api_key.metadata)
+            call = method(stubs)(request, timeout=timeout_s, metadata=self._api_key.current())
             try:
                 async for response in call:
                     yield response

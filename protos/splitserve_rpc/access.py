@@ -88,7 +88,7 @@ class Access:
         """Before any message is received. Raises CALLER_UNKNOWN or CALLER_NOT_ALLOWED."""
         rule = rule_of(method)
         if self._scopes_of is not None and self._is_about_scopes(rule, metadata):
-            _check_scopes(rule, self._scopes_of(bearer_credential(metadata)))
+            check_scopes(self._scopes_of(bearer_credential(metadata)), rule.scopes)
         elif rule.role is not None and rule.role not in self._believed:
             self._identity.check_token(metadata)
 
@@ -112,15 +112,21 @@ class Access:
         if rule.role is None or rule.role in self._believed or not self._identity.is_proof:
             return True
         try:
-            _check_scopes(rule, self._scopes_of(bearer_credential(metadata)))
+            check_scopes(self._scopes_of(bearer_credential(metadata)), rule.scopes)
         except DomainError:
             return False
         return True
 
 
-def _check_scopes(rule: Rule, scopes: Collection[str]) -> None:
-    if rule.scopes.isdisjoint(scopes):
-        needed, given = " or ".join(sorted(rule.scopes)), ", ".join(sorted(scopes)) or "none"
+def check_scopes(scopes: Collection[str], needed: Collection[str], what: str = "") -> None:
+    """Raises DomainError(CALLER_NOT_ALLOWED) if `scopes` has none of those that are `needed`.
+
+    `what`: for which; to submit a request, say.
+    """
+    if set(needed).isdisjoint(scopes):
+        given, any_of = ", ".join(sorted(scopes)) or "none", " or ".join(sorted(needed))
+        needed_for = f"needed {what}" if what else "needed"
         raise DomainError(
-            "CALLER_NOT_ALLOWED", f"the credential has the scopes: {given}; needed is {needed}"
+            "CALLER_NOT_ALLOWED",
+            f"the credential has the scopes: {given}; {needed_for} is {any_of}",
         )

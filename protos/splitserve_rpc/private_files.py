@@ -1,4 +1,4 @@
-"""Files that only their owner may read."""
+"""Files that only their owner may read, and files that are replaced whole."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import stat
 from pathlib import Path
 
 _MODE = 0o600
+_PUBLIC_MODE = 0o644
+# Nobody else may change a secret, or read it who is not of its group.
+_MOST_ALLOWED = 0o640
 
 
 def open_private(path: str, flags: int) -> int:
@@ -28,3 +31,31 @@ def make_private(file: int | str | Path) -> None:
     mode = os.stat(file).st_mode
     if stat.S_ISREG(mode) and stat.S_IMODE(mode) != _MODE:
         os.chmod(file, _MODE)
+
+
+def replace_file(path: Path, content: bytes, *, is_secret: bool = True) -> None:
+    """Whoever reads finds the old content or the new one, whole; nobody new can read a secret.
+
+    Who could before can still: an operator may be another user than a service. Raises OSError.
+    """
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.unlink(missing_ok=True)
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
+    with os.fdopen(descriptor, "wb") as file:
+        before = path.stat() if path.exists() else None
+        if before is not None:
+            _keep_owner(descriptor, before)
+        if not is_secret:
+            os.fchmod(descriptor, _PUBLIC_MODE)
+        elif before is not None:
+            os.fchmod(descriptor, stat.S_IMODE(before.st_mode) & _MOST_ALLOWED | _MODE)
+        file.write(content)
+        file.flush()
+        os.fsync(descriptor)
+    fresh.replace(path)
+
+
+def _keep_owner(descriptor: int, before: os.stat_result) -> None:
+    now = os.fstat(descriptor)
+    if (before.st_uid, before.st_gid) != (now.st_uid, now.st_gid):
+        os.fchown(descriptor, before.st_uid, before.st_gid)

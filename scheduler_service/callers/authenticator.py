@@ -12,9 +12,8 @@ from scheduler_service.callers.refusals import missing, not_valid
 from scheduler_service.callers.tenants_file import NO_TENANTS, Tenants
 from splitserve_keys.api_key import PREFIX
 from splitserve_keys.key_file import Keys
+from splitserve_rpc.bearer import is_credential
 from splitserve_rpc.watched_files import WatchedFiles
-
-MAX_CREDENTIAL_CHARS = 8192
 
 
 class Authenticator:
@@ -41,7 +40,7 @@ class Authenticator:
     def identify(self, credential: str) -> Caller:
         if not credential:
             raise missing()
-        if len(credential) > MAX_CREDENTIAL_CHARS or not credential.isascii():
+        if not is_credential(credential):
             raise not_valid()
         if self._keys is not None and credential.startswith(PREFIX):
             now = datetime.fromtimestamp(self._now_s(), UTC)

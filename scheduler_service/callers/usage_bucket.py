@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 _MINUTE_NS = 60 * 10**9
-# Where a limit is 0, time does not help.
+# A limit may be so low that whoever waits for it asks again before.
 _MAX_DELAY_S = 86400.0
 _ROUNDING = 1e-6
 
@@ -14,7 +14,7 @@ class UsageBucket:
     """What was used and has not been given time for yet.
 
     It holds a minute's worth, may be overdrawn, and empties by the limit of each moment: there is
-    nothing to convert when that changes. `now_ns` never goes back.
+    nothing to convert when that changes. Limits are above 0. `now_ns` never goes back.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,6 @@ class UsageBucket:
         excess = self.used(per_minute, now_ns) + 1.0 - room
         if excess <= _ROUNDING:
             return 0.0
-        if per_minute <= 0:
-            return _MAX_DELAY_S
         # A millisecond later than the sum says, which is rounded.
-        return min(math.floor(60_000.0 * excess / per_minute + 1) / 1000.0, _MAX_DELAY_S)
+        delay_ms = min(60_000.0 * excess / per_minute + 1, 1000.0 * _MAX_DELAY_S)
+        return math.floor(delay_ms) / 1000.0

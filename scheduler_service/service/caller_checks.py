@@ -8,9 +8,8 @@ from scheduler_service.callers.caller import Caller, Callers, Scope
 from scheduler_service.callers.tenant_limits import check_model, may_use_model
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import scheduler_pb2 as api
-from splitserve_rpc.access import ScopesOf
+from splitserve_rpc.access import ScopesOf, check_scopes
 from splitserve_rpc.bearer import bearer_credential
-from splitserve_rpc.domain_error import DomainError
 
 
 class CallerChecks:
@@ -59,7 +58,7 @@ class CallerChecks:
             knows_callers=self._callers.knows_callers,
             caller=caller.name,
             tenant=caller.tenant,
-            scopes=sorted(scope.value for scope in caller.scopes),
+            scopes=sorted(_names(caller)),
             may_use_model=model is not None and may_use_model(limits, model.name),
         )
 
@@ -68,13 +67,12 @@ def scopes_of(callers: Callers) -> ScopesOf | None:
     """How a server asks what a credential is for; None where nobody needs one."""
     if not callers.knows_callers:
         return None
-    return lambda credential: {scope.value for scope in callers.identify(credential).scopes}
+    return lambda credential: _names(callers.identify(credential))
 
 
 def _check_scope(caller: Caller, scope: Scope, what: str) -> None:
-    if scope not in caller.scopes:
-        given = ", ".join(sorted(one.value for one in caller.scopes)) or "none"
-        raise DomainError(
-            "CALLER_NOT_ALLOWED",
-            f"the credential has the scopes: {given}; needed {what} is {scope.value}",
-        )
+    check_scopes(_names(caller), {scope.value}, what)
+
+
+def _names(caller: Caller) -> set[str]:
+    return {scope.value for scope in caller.scopes}

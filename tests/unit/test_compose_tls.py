@@ -82,7 +82,7 @@ def test_operator_has_what_the_commands_read(made: Path) -> None:
     cluster_flags = {"SPLITSERVE_TLS_CERT", "SPLITSERVE_TLS_KEY", "SPLITSERVE_TLS_CA"}
     assert ours.keys() <= {*CLIENT_ENV, *cluster_flags, "SPLITSERVE_API_KEY_FILE"}
     key = environment("operator", made)["SPLITSERVE_API_KEY_FILE"]
-    assert ApiKey(None, key).metadata[0][1].startswith("Bearer sk-ss-")
+    assert ApiKey(None, key).current()[0][1].startswith("Bearer sk-ss-")
 
 
 def test_image_has_the_folders_as_their_owner() -> None:

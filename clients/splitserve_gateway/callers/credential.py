@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from splitserve_gateway.http.errors import caller_unknown
+from splitserve_rpc.bearer import MAX_CREDENTIAL_CHARS, is_credential, split_bearer
 
 _HEADER = b"authorization"
-_SCHEME = b"bearer"
-# What a scheduler takes.
-_MAX_CHARS = 8192
 
 
 def credential_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
@@ -17,14 +15,12 @@ def credential_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
     given = [value for name, value in headers if name == _HEADER]
     if not given:
         raise caller_unknown("no credential was given; allowed: `Authorization: Bearer CREDENTIAL`")
-    scheme, _, credential = given[0].partition(b" ")
-    credential = credential.strip()
-    if len(given) > 1 or scheme.lower() != _SCHEME or not credential:
+    credential = split_bearer(given[0].decode("latin-1"))
+    if len(given) > 1 or not credential:
         raise caller_unknown("authorization is not usable; allowed: once, `Bearer CREDENTIAL`")
-    # Bytes that are visible, as RFC 6750 has it.
-    if len(credential) > _MAX_CHARS or not all(0x21 <= byte <= 0x7E for byte in credential):
+    if not is_credential(credential):
         raise caller_unknown(
-            f"the credential has {len(credential)} characters; allowed: at most {_MAX_CHARS}, "
-            "visible ones of ASCII"
+            f"the credential has {len(credential)} characters; allowed: at most "
+            f"{MAX_CREDENTIAL_CHARS}, visible ones of ASCII"
         )
-    return credential.decode("ascii")
+    return credential

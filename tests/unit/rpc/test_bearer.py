@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from splitserve_rpc.bearer import bearer_credential
+from splitserve_rpc.bearer import bearer_credential, is_credential
 from splitserve_rpc.domain_error import DomainError
 
 
@@ -14,12 +14,23 @@ from splitserve_rpc.domain_error import DomainError
         ((("authorization", "Bearer a.b-c"),), "a.b-c"),
         ((("authorization", "bearer  x "),), "x"),
         ((("authorization", "Bearer"),), ""),
+        ((("authorization", "Bearer \x85x"),), "\x85x"),
     ],
 )
 def test_credential_is_what_follows_bearer(
     metadata: tuple[tuple[str, str], ...], credential: str
 ) -> None:
     assert bearer_credential(metadata) == credential
+
+
+@pytest.mark.parametrize("text", ["!", "~", "a.b-c", "x" * 8192])
+def test_text_is_a_credential_when_it_is_visible(text: str) -> None:
+    assert is_credential(text)
+
+
+@pytest.mark.parametrize("text", ["", "a b", "a\t", "\x7f", "\x00", "ä", "x" * 8193])
+def test_text_is_no_credential_when_a_header_could_not_have_it(text: str) -> None:
+    assert not is_credential(text)
 
 
 @pytest.mark.parametrize("given", [["Basic abc"], ["abc"], [""], ["Bearer a", "Bearer b"]])

@@ -46,8 +46,11 @@ def test_one_in_two_minutes_is_let_through_when_the_limit_is_half_a_minute() -> 
     assert bucket.delay_s(0.5, 0) == pytest.approx(120, abs=0.01)
 
 
-def test_nothing_is_let_through_when_the_limit_is_none_at_all() -> None:
-    assert UsageBucket().delay_s(0, 10**20) == 86400
+@pytest.mark.parametrize("per_minute", [1e-3, 5e-324])
+def test_nobody_is_told_to_wait_for_more_than_a_day(per_minute: float) -> None:
+    bucket = UsageBucket()
+    bucket.use(1e9, per_minute, 0)
+    assert bucket.delay_s(per_minute, 0) == 86400
 
 
 @given(st.lists(st.tuples(amounts, pauses), max_size=20), rates)
