@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from scheduler_service.audit.events import CallerRefused, ExecutorRefused
+from splitserve_rpc.addresses import peer_host
 
 # Peers that are told apart in one second; all further ones are one.
 MAX_PEERS = 256
@@ -28,7 +29,7 @@ class RefusedPeers:
 
     def add(self, event: Refusal, now_s: float) -> Refusal | None:
         """What is to be written now. Call `take_past` before."""
-        key = (type(event), _host(event.peer))
+        key = (type(event), peer_host(event.peer))
         if key not in self._seconds and len(self._seconds) >= MAX_PEERS:
             key, event = (type(event), OTHERS), replace(event, peer=OTHERS)
         second = self._seconds.get(key)
@@ -47,8 +48,3 @@ class RefusedPeers:
     def take_all(self) -> list[Refusal]:
         """What was counted so far."""
         return self.take_past(-1.0)
-
-
-def _host(peer: str) -> str:
-    """Without the port, which is another for each connection: `ipv4:127.0.0.1:4711`."""
-    return peer.rpartition(":")[0] if peer.startswith(("ipv4:", "ipv6:")) else peer
