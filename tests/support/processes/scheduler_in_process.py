@@ -16,6 +16,7 @@ from scheduler_service.request_limits import most_message_bytes
 from scheduler_service.service.admin import AdminServicer
 from scheduler_service.service.caller_checks import scopes_of
 from scheduler_service.service.executor_addresses import ExecutorAddresses
+from scheduler_service.service.refusal_pause import Sleep
 from scheduler_service.service.registry import RegistryServicer
 from scheduler_service.service.request_log import caller_refusals
 from scheduler_service.service.servicer import SchedulerServicer
@@ -47,6 +48,7 @@ async def scheduler_in_process(
     callers: Callers | None = None,
     now_ns: Callable[[], int] = time.monotonic_ns,
     audit: Audit | None = None,
+    sleep: Sleep = asyncio.sleep,
 ) -> AsyncIterator[SchedulerInProcess]:
     """A scheduler that `executors` have joined. `callers`: None to ask nobody who they are."""
     audit = audit or NoAudit()
@@ -61,7 +63,7 @@ async def scheduler_in_process(
         lambda: cluster.max_message_bytes,
         ServerSecurity(Access(scopes_of=scopes_of(callers)), on_refusal=caller_refusals(audit)),
     )
-    servicer = SchedulerServicer(cluster, callers, audit)
+    servicer = SchedulerServicer(cluster, callers, audit, sleep)
     _add(running, cluster, servicer, audit)
     await running.server.start()
     try:
