@@ -39,3 +39,8 @@ def is_loopback(address: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def peer_host(peer: str) -> str:
+    """A peer without its port, another for each connection: `ipv4:127.0.0.1` of `...:4711`."""
+    return peer.rpartition(":")[0] if peer.startswith(("ipv4:", "ipv6:")) else peer

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from scheduler_service.audit.events import CallerRefused, ExecutorRefused
+from splitserve_rpc.addresses import peer_host
 
 # Refusals that are told apart in one second. Further ones are told apart by what servers say of
 # them, and that is a few names.
@@ -58,15 +59,10 @@ def _key(event: Refusal) -> _Key:
     caller, method = ("", "")
     if isinstance(event, CallerRefused):
         caller, method = event.caller, event.method
-    return type(event), _host(event.peer), caller, method, event.reason
+    return type(event), peer_host(event.peer), caller, method, event.reason
 
 
 def _of_others(event: Refusal) -> Refusal:
     if isinstance(event, CallerRefused):
         return replace(event, peer=OTHERS, caller="")
     return replace(event, peer=OTHERS, address="")
-
-
-def _host(peer: str) -> str:
-    """Without the port, which is another for each connection: `ipv4:127.0.0.1:4711`."""
-    return peer.rpartition(":")[0] if peer.startswith(("ipv4:", "ipv6:")) else peer

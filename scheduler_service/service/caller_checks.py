@@ -9,6 +9,7 @@ from scheduler_service.callers.tenant_limits import check_model, may_use_model
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_rpc.access import ScopesOf, check_scopes
+from splitserve_rpc.addresses import peer_host
 from splitserve_rpc.bearer import bearer_credential
 
 
@@ -27,6 +28,18 @@ class CallerChecks:
     def of_call(self, context: grpc.aio.ServicerContext) -> Caller:
         """Whose call it is. Raises DomainError(CALLER_UNKNOWN)."""
         return self._callers.identify(self.credential_of(context))
+
+    def known_tenant(self, caller: Caller) -> str | None:
+        """None where nobody is asked who they are."""
+        return caller.tenant if self._callers.knows_callers else None
+
+    def owner_of(self, context: grpc.aio.ServicerContext) -> str:
+        """Whom a call is counted for: its tenant, or its host where nobody is asked.
+
+        Raises DomainError(CALLER_UNKNOWN).
+        """
+        tenant = self.known_tenant(self.of_call(context))
+        return peer_host(context.peer()) if tenant is None else f"tenant {tenant!r}"
 
     def of_submit(self, session_credential: str, credential: str) -> Caller:
         """Whose request is submitted with `credential` in a Session of `session_credential`.

@@ -9,10 +9,16 @@ from scheduler_service.audit.events import ExecutorRefused
 from scheduler_service.cluster import Cluster
 from scheduler_service.executors.handshake import check_executor_info
 from scheduler_service.service.executor_addresses import ExecutorAddresses
+from scheduler_service.service.places import Places
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
+from splitserve_rpc.addresses import peer_host
 from splitserve_rpc.contract import CONTRACT_MAJOR, CONTRACT_MINOR
 from splitserve_rpc.domain_error import DomainError
+
+# Of one machine, among all that may wait at a time (`executors/engines`).
+MAX_PENDING_OF_A_HOST = 4
+_BUSY_RETRY_S = 1.0
 
 
 class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
@@ -25,6 +31,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         self._cluster = cluster
         self._addresses = addresses
         self._audit = audit or NoAudit()
+        self._pending = Places(MAX_PENDING_OF_A_HOST, _busy)
 
     async def Register(
         self, request: registry_pb2.RegisterRequest, context: grpc.aio.ServicerContext
@@ -32,8 +39,9 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         """Takes an executor into the cluster once it answers, or refuses it."""
         try:
             check_executor_info(request.executor)
-            target = await self._addresses.target(request.executor.address, context.peer())
-            await self._cluster.join(request.executor, target)
+            with self._pending.taken(peer_host(context.peer())):
+                target = await self._addresses.target(request.executor.address, context.peer())
+                await self._cluster.join(request.executor, target)
         except DomainError as error:
             address = request.executor.address
             self._audit.record(ExecutorRefused(address, context.peer(), error.reason))
@@ -42,3 +50,8 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
             scheduler_epoch=self._cluster.scheduler_epoch,
             contract_version=executor.ContractVersion(major=CONTRACT_MAJOR, minor=CONTRACT_MINOR),
         )
+
+
+def _busy(host: str) -> DomainError:
+    message = f"{MAX_PENDING_OF_A_HOST} registrations from {host} wait, as many as may"
+    return DomainError("REGISTRY_BUSY", message, retry_delay_s=_BUSY_RETRY_S)

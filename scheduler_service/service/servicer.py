@@ -12,12 +12,14 @@ import grpc
 import grpc.aio
 
 from scheduler_service.audit.audit import Audit
-from scheduler_service.callers.caller import Callers, OpenDoor
+from scheduler_service.callers.caller import Callers, OpenDoor, Scope
 from scheduler_service.cluster import Cluster
 from scheduler_service.executors.broken_core import MESSAGE, REASON
 from scheduler_service.service.caller_checks import CallerChecks
 from scheduler_service.service.caller_names import CallerNames
 from scheduler_service.service.intake import Intake
+from scheduler_service.service.open_calls import OpenCalls
+from scheduler_service.service.refusal_pause import RefusalPause, Sleep
 from scheduler_service.service.request_log import RequestLog
 from scheduler_service.streams.client_codec import encode_default_sampling, encode_rejection
 from scheduler_service.streams.sinks import GenerateStream, RequestSink, SessionStream, client_key
@@ -26,17 +28,23 @@ from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve.scheduler.v1 import scheduler_pb2_grpc
 from splitserve_rpc.domain_error import DomainError
 
-_CHUNK_BYTES = 1024 * 1024
+# As much as a call takes whose caller does not read.
+_CHUNK_BYTES = 64 * 1024
+# It has no fields, and a call keeps its message as long as it is open.
+_MAX_TOKENIZER_REQUEST_BYTES = 1024
+# Who has one of them submits for many, of whom none may slow down another.
+_FOR_OTHERS = frozenset({Scope.GATEWAY, Scope.TENANTS})
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Opener:
-    """Who opened a Session: what it showed, and where it is."""
+    """Who opened a Session: what it showed, where it is, and how it is slowed down."""
 
     credential: str
     peer: str
+    pause: RefusalPause
 
 
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
@@ -47,7 +55,11 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     """
 
     def __init__(
-        self, cluster: Cluster, callers: Callers | None = None, audit: Audit | None = None
+        self,
+        cluster: Cluster,
+        callers: Callers | None = None,
+        audit: Audit | None = None,
+        sleep: Sleep = asyncio.sleep,
     ) -> None:
         """`callers`: None to ask nobody who they are; `audit`: None to tell nobody."""
         callers = callers or OpenDoor()
@@ -56,6 +68,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._names = CallerNames(callers)
         self._intake = Intake(cluster, callers)
         self._request_log = RequestLog(audit)
+        self._open_calls = OpenCalls()
+        self._sleep = sleep
 
     async def Generate(
         self, request: api.GenerateRequest, context: grpc.aio.ServicerContext
@@ -63,8 +77,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         """Streams one completion; the end of the call, however it comes, ends the request."""
         self._cluster.check_accepting()
         stream = GenerateStream(self._cluster.delivery.new_outbox())
-        with self._cluster.client_stream(stream):
-            caller = self._checks.of_call(context)
+        caller = self._checks.of_call(context)
+        tenant = self._checks.known_tenant(caller)
+        with self._open_calls.stream(tenant), self._cluster.client_stream(stream):
             with self._request_log.refusals(request, caller):
                 accepted = self._request_log.followed(self._intake.accept(request, caller))
                 accepted.request.client_key = client_key(stream.number, 0)
@@ -81,8 +96,11 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> AsyncGenerator[bytes, None]:
         """Multiplexes requests until the client has half-closed and all have ended."""
         stream = SessionStream(self._cluster.delivery.new_outbox())
-        with self._cluster.client_stream(stream):
-            opener = Opener(self._checks.credential_of(context), context.peer())
+        caller = self._checks.of_call(context)
+        tenant = self._checks.known_tenant(caller)
+        with self._open_calls.stream(tenant), self._cluster.client_stream(stream):
+            pause = RefusalPause(self._sleep, is_patient=bool(caller.scopes & _FOR_OTHERS))
+            opener = Opener(self._checks.credential_of(context), context.peer(), pause)
             reader = asyncio.create_task(self._read_session(request_iterator, stream, opener))
             reader.add_done_callback(partial(self._reading_ended, stream))
             try:
@@ -115,7 +133,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 return
             match message.WhichOneof("action"):
                 case "submit":
-                    self._submit(message.submit, stream, opener)
+                    await opener.pause.after(self._submit(message.submit, stream, opener))
                 case "abort":
                     name = stream.names.get(message.abort.handle)
                     if name is not None:
@@ -125,7 +143,10 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             # Whoever does not read what was refused cannot have more refused.
             await stream.outbox.wait_for_room()
 
-    def _submit(self, submit: api.SessionSubmit, stream: SessionStream, opener: Opener) -> None:
+    def _submit(
+        self, submit: api.SessionSubmit, stream: SessionStream, opener: Opener
+    ) -> str | None:
+        """The reason for which it was refused, if it was."""
         handle = submit.handle
         if handle in stream.names:
             raise DomainError("SESSION_PROTOCOL", f"handle {handle} is in use in this session")
@@ -145,6 +166,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             stream.names.pop(handle, None)
             stream.reject(handle, encode_rejection(error))
             self._cluster.delivery.flush([stream])
+            return error.reason
+        return None
 
     async def Abort(
         self, request: api.AbortRequest, context: grpc.aio.ServicerContext
@@ -192,10 +215,14 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: api.GetTokenizerRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[api.GetTokenizerResponse]:
         """The tokenizer files in chunks."""
+        if (num_bytes := request.ByteSize()) > _MAX_TOKENIZER_REQUEST_BYTES:
+            message = f"it has {num_bytes} bytes; allowed: {_MAX_TOKENIZER_REQUEST_BYTES}"
+            raise DomainError("MESSAGE_TOO_LARGE", message)
         self._model_for(context)
         if not self._cluster.tokenizer_files:
             raise DomainError("TOKENIZER_UNAVAILABLE", "the executors offer no tokenizer")
-        for name, data in self._cluster.tokenizer_files.items():
-            for start in range(0, max(len(data), 1), _CHUNK_BYTES):
-                piece = data[start : start + _CHUNK_BYTES]
-                yield api.GetTokenizerResponse(file_name=name, data=piece)
+        async with self._open_calls.tokenizer(self._checks.owner_of(context)):
+            for name, data in self._cluster.tokenizer_files.items():
+                for start in range(0, max(len(data), 1), _CHUNK_BYTES):
+                    end = start + _CHUNK_BYTES
+                    yield api.GetTokenizerResponse(file_name=name, data=data[start:end])

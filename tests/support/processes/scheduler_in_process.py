@@ -17,6 +17,7 @@ from scheduler_service.service.admin import AdminServicer
 from scheduler_service.service.caller_checks import scopes_of
 from scheduler_service.service.caller_names import CallerNames
 from scheduler_service.service.executor_addresses import ExecutorAddresses
+from scheduler_service.service.refusal_pause import Sleep
 from scheduler_service.service.registry import RegistryServicer
 from scheduler_service.service.request_log import caller_refusals
 from scheduler_service.service.servicer import SchedulerServicer
@@ -48,6 +49,7 @@ async def scheduler_in_process(
     callers: Callers | None = None,
     now_ns: Callable[[], int] = time.monotonic_ns,
     audit: Audit | None = None,
+    sleep: Sleep = asyncio.sleep,
 ) -> AsyncIterator[SchedulerInProcess]:
     """A scheduler that `executors` have joined. `callers`: None to ask nobody who they are."""
     audit = audit or NoAudit()
@@ -65,7 +67,7 @@ async def scheduler_in_process(
             Access(scopes_of=scopes_of(callers)), on_refusal=caller_refusals(audit, names)
         ),
     )
-    servicer = SchedulerServicer(cluster, callers, audit)
+    servicer = SchedulerServicer(cluster, callers, audit, sleep)
     _add(running, cluster, servicer, names, audit)
     await running.server.start()
     try:

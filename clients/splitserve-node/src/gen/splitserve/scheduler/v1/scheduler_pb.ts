@@ -115,6 +115,11 @@
 // whoever submits without reading is kept waiting. A Session has as many unfinished requests as the
 // queues take (QUEUE_FULL).
 //
+// Where callers are known, a tenant has at most 1024 Generate and Session streams open. GetTokenizer
+// goes on for 8 calls of a tenant at a time (of a host, where callers are not known); up to 248 more
+// wait for their turn. Beyond either: QUOTA_EXCEEDED. A Session that submits beyond its tenant's
+// quota is read more slowly, unless its caller submits for others.
+//
 // # Several sequences
 //
 // A request has several sequences if n or best_of is more than 1, or beam_search is given. They
