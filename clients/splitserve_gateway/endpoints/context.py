@@ -52,7 +52,7 @@ class Gateway:
 
         Within the `with` its bytes are counted; after it, what a prompt is made from is gone.
         """
-        with self.bodies.share() as share:
+        with self.bodies.share(self.caller.party) as share:
             body = await read_body(request, schema, self.config.max_body_bytes, share)
             yield body
             body.forget(_PROMPT_FIELDS & schema.model_fields.keys())
