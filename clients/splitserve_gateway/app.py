@@ -30,6 +30,7 @@ from splitserve_gateway.http.body_budget import BodyBudget
 from splitserve_gateway.http.errors import ApiError, invalid, quoted
 from splitserve_gateway.http.guard import Exchanges, Guard
 from splitserve_gateway.sharing.shares import Shares
+from splitserve_gateway.sharing.turn_places import TurnPlaces
 from splitserve_gateway.upstreams.fleet import Fleet
 
 _ROUTERS = (
@@ -43,6 +44,8 @@ _ROUTERS = (
 
 # So many of the largest bodies are read or encoded at a time.
 _NUM_BODIES = 16
+# As many as a tokenizer has threads; so the turns of tenants decide who is next in them.
+_NUM_TOKENIZING = 3
 _CODE_OF_STATUS = {404: "not_found", 405: "method_not_allowed"}
 
 
@@ -62,10 +65,11 @@ def build_app(config: GatewayConfig, client_config: ClientConfig | None = None) 
         checker = GrammarChecker()
         unread = UnreadBudget(config.max_unread_bytes)
         bodies = BodyBudget(_NUM_BODIES * config.max_body_bytes)
+        tokenizing = TurnPlaces(_NUM_TOKENIZING, max_requests)
         try:
             async with Fleet(config.schedulers, unread, to_schedulers) as fleet:
                 app.state.callers = KnownCallers(partial(identify, fleet), time.monotonic)
-                app.state.gateway = Gateway(config, fleet, exchanges, checker, bodies)
+                app.state.gateway = Gateway(config, fleet, exchanges, checker, bodies, tokenizing)
                 yield
         finally:
             await checker.close()

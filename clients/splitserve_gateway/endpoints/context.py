@@ -18,6 +18,7 @@ from splitserve_gateway.http.bodies import read_body
 from splitserve_gateway.http.body_budget import BodyBudget
 from splitserve_gateway.http.guard import Exchanges
 from splitserve_gateway.schemas.base import ApiRequest
+from splitserve_gateway.sharing.turn_places import TurnPlaces
 from splitserve_gateway.upstreams.fleet import Fleet
 
 Schema = TypeVar("Schema", bound=ApiRequest)
@@ -34,6 +35,7 @@ class Gateway:
     exchanges: Exchanges
     checker: GrammarChecker
     bodies: BodyBudget
+    tokenizing: TurnPlaces
     caller: Caller = ANYBODY
 
     @property

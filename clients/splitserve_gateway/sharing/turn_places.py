@@ -26,6 +26,11 @@ class TurnPlaces:
         self._queue = Shares(max_waiting)
         self._waiting: Turns[asyncio.Future[None]] = Turns()
 
+    @property
+    def num_waiting(self) -> int:
+        """How many, of all."""
+        return self._queue.num_held
+
     @asynccontextmanager
     async def place(
         self, party: str | None, patience_s: float | None = None
