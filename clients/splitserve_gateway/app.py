@@ -20,6 +20,7 @@ from splitserve_client import ClientConfig, UnreadBudget
 from splitserve_gateway.callers.door import Door
 from splitserve_gateway.callers.identification import identify
 from splitserve_gateway.callers.known_callers import KnownCallers
+from splitserve_gateway.callers.tenant_places import TenantPlaces
 from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.endpoints import chat, completions, health, models, responses, tokenization
 from splitserve_gateway.endpoints.context import Gateway
@@ -28,6 +29,8 @@ from splitserve_gateway.grammars.checker import GrammarChecker
 from splitserve_gateway.http.body_budget import BodyBudget
 from splitserve_gateway.http.errors import ApiError, invalid, quoted
 from splitserve_gateway.http.guard import Exchanges, Guard
+from splitserve_gateway.sharing.shares import Shares
+from splitserve_gateway.sharing.turn_places import TurnPlaces
 from splitserve_gateway.upstreams.fleet import Fleet
 
 _ROUTERS = (
@@ -41,6 +44,8 @@ _ROUTERS = (
 
 # So many of the largest bodies are read or encoded at a time.
 _NUM_BODIES = 16
+# As many as a tokenizer has threads; so the turns of tenants decide who is next in them.
+_NUM_TOKENIZING = 3
 _CODE_OF_STATUS = {404: "not_found", 405: "method_not_allowed"}
 
 
@@ -51,17 +56,20 @@ def build_app(config: GatewayConfig, client_config: ClientConfig | None = None) 
     `app.state.exchanges`: what it is answering. `app.state.gateway`: its parts, once it runs.
     """
     to_schedulers = _to_schedulers(config, client_config or ClientConfig())
-    exchanges = Exchanges(config.max_concurrent_requests, config.request_timeout_s)
+    knows_callers = config.api_key_file is not None
+    max_requests = config.max_concurrent_requests
+    exchanges = Exchanges(None if knows_callers else max_requests, config.request_timeout_s)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         checker = GrammarChecker()
         unread = UnreadBudget(config.max_unread_bytes)
         bodies = BodyBudget(_NUM_BODIES * config.max_body_bytes)
+        tokenizing = TurnPlaces(_NUM_TOKENIZING, max_requests)
         try:
             async with Fleet(config.schedulers, unread, to_schedulers) as fleet:
                 app.state.callers = KnownCallers(partial(identify, fleet), time.monotonic)
-                app.state.gateway = Gateway(config, fleet, exchanges, checker, bodies)
+                app.state.gateway = Gateway(config, fleet, exchanges, checker, bodies, tokenizing)
                 yield
         finally:
             await checker.close()
@@ -78,11 +86,11 @@ def build_app(config: GatewayConfig, client_config: ClientConfig | None = None) 
     for router in _ROUTERS:
         app.include_router(router)
     app.add_route("/docs", docs_page, include_in_schema=False)
-    knows_callers = config.gateway_key_file is not None
     app.openapi = openapi_of(app, knows_callers=knows_callers)  # type: ignore[method-assign]
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     if knows_callers:
+        app.add_middleware(TenantPlaces, places=Shares(max_requests))
         app.add_middleware(Door, callers=lambda: app.state.callers)
     app.add_middleware(Guard, exchanges=exchanges)
     if config.http_cors_origins:

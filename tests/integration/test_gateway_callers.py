@@ -67,12 +67,18 @@ class Guarded:
 
 
 @asynccontextmanager
-async def guarded(folder: Path, scheduler: KnowingScheduler) -> AsyncIterator[Guarded]:
+async def guarded(
+    folder: Path, scheduler: KnowingScheduler, max_concurrent_requests: int = 4096
+) -> AsyncIterator[Guarded]:
     key_file = folder / "gateway.key"
     key_file.write_text(f"{OWN_KEY}\n")
     access = OneKey(OWN_KEY)
     running = await start(scheduler, security=ServerSecurity(access))
-    config = GatewayConfig(schedulers=(f"127.0.0.1:{running.port}",), gateway_key_file=key_file)
+    config = GatewayConfig(
+        schedulers=(f"127.0.0.1:{running.port}",),
+        gateway_key_file=key_file,
+        max_concurrent_requests=max_concurrent_requests,
+    )
     try:
         async with (
             serving(config) as server,

@@ -23,6 +23,14 @@ class Caller:
     upstreams: frozenset[Upstream] | None = None
     may_generate: bool = True
 
+    @property
+    def party(self) -> str | None:
+        """Whose part of the gateway it uses; None where nobody is known: there are no parts.
+
+        Those who may speak for tenants have one together.
+        """
+        return (self.tenant or "") if self.credential else None
+
 
 ANYBODY = Caller()
 

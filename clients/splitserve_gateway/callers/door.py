@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from splitserve_gateway.callers.address import origin_of
 from splitserve_gateway.callers.credential import credential_of
 from splitserve_gateway.callers.known_callers import KnownCallers
 from splitserve_gateway.http.errors import caller_not_allowed
@@ -25,7 +26,9 @@ class Door:
         Raises ApiError.
         """
         if scope["type"] == "http" and not is_about_health(scope["path"]):
-            caller = await self._callers().identify(credential_of(scope["headers"]))
+            credential = credential_of(scope["headers"])
+            origin = origin_of(scope.get("client"))
+            caller = await self._callers().identify(credential, origin)
             if not caller.may_generate:
                 message = "the credential is not for requests: its scopes lack `generate`"
                 raise caller_not_allowed(message)

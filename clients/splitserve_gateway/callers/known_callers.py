@@ -7,9 +7,11 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 from splitserve_gateway.callers.caller import Caller
 from splitserve_gateway.http.errors import caller_unknown, too_many_strangers
+from splitserve_gateway.sharing.turn_places import TooManyWait, TurnPlaces
 
 # None: no scheduler knows the credential. Raises ApiError if none can be asked.
 Ask = Callable[[str], Awaitable[Caller | None]]
@@ -20,7 +22,8 @@ class Memory:
     """How long answers hold, and how many there may be.
 
     `max_known`, `max_unknown`: credentials of either kind that are remembered. `max_strangers`:
-    that are being asked about and were not known before.
+    that are being asked about and were not known before. `max_waiting`: of these, that wait for
+    that, for `patience_s` at most.
     """
 
     known_s: float = 5.0
@@ -28,13 +31,16 @@ class Memory:
     max_known: int = 8192
     max_unknown: int = 8192
     max_strangers: int = 32
+    max_waiting: int = 256
+    patience_s: float = 2.0
 
 
 class KnownCallers:
     """Asks about each credential once at a time, and remembers the answer for a while.
 
     Credentials themselves are not kept, their SHA-256 is. Those of strangers have bounds of their
-    own: whoever tries out keys delays nobody who is known.
+    own: whoever tries out keys delays nobody who is known. Strangers take turns by where they come
+    from, so that whoever tries out keys delays those of elsewhere by one question at most.
     """
 
     def __init__(self, ask: Ask, clock: Callable[[], float], memory: Memory | None = None) -> None:
@@ -44,10 +50,10 @@ class KnownCallers:
         self._known: OrderedDict[bytes, tuple[float, Caller]] = OrderedDict()
         self._unknown: OrderedDict[bytes, float] = OrderedDict()
         self._asking: dict[bytes, asyncio.Task[Caller | None]] = {}
-        self._num_strangers = 0
+        self._strangers = TurnPlaces(self._memory.max_strangers, self._memory.max_waiting)
 
-    async def identify(self, credential: str) -> Caller:
-        """Whose it is.
+    async def identify(self, credential: str, origin: str = "") -> Caller:
+        """Whose it is. `origin`: from where it comes.
 
         Raises ApiError: 401 if it is nobody's, 503 if it cannot be found out now.
         """
@@ -55,7 +61,7 @@ class KnownCallers:
         caller = self._remembered(digest)
         if caller is None:
             # Whoever asked first may leave; the others still want the answer.
-            caller = await asyncio.shield(self._asked(digest, credential))
+            caller = await asyncio.shield(self._asked(digest, credential, origin))
         if caller is None:
             raise caller_unknown("the credential is not valid")
         return caller
@@ -71,27 +77,31 @@ class KnownCallers:
         self._known.move_to_end(digest)
         return caller if now_s < until_s else None
 
-    def _asked(self, digest: bytes, credential: str) -> asyncio.Task[Caller | None]:
-        """Raises ApiError."""
+    def _asked(self, digest: bytes, credential: str, origin: str) -> asyncio.Task[Caller | None]:
         task = self._asking.get(digest)
         if task is not None:
             return task
-        is_stranger = digest not in self._known
-        if is_stranger and self._num_strangers >= self._memory.max_strangers:
-            raise too_many_strangers()
-        self._num_strangers += is_stranger
-        task = asyncio.create_task(self._find_out(digest, credential))
+        is_known = digest in self._known
+        finds_out = self._find_out if is_known else partial(self._find_out_in_turn, origin)
+        task = asyncio.create_task(finds_out(digest, credential))
         self._asking[digest] = task
 
         def is_over(done: asyncio.Task[Caller | None]) -> None:
             del self._asking[digest]
-            self._num_strangers -= is_stranger
             if not done.cancelled():
                 # Whoever wanted to know it may have left.
                 done.exception()
 
         task.add_done_callback(is_over)
         return task
+
+    async def _find_out_in_turn(self, origin: str, digest: bytes, credential: str) -> Caller | None:
+        """Raises ApiError."""
+        try:
+            async with self._strangers.place(origin, self._memory.patience_s):
+                return await self._find_out(digest, credential)
+        except (TooManyWait, TimeoutError) as error:
+            raise too_many_strangers() from error
 
     async def _find_out(self, digest: bytes, credential: str) -> Caller | None:
         caller = await self._ask(credential)

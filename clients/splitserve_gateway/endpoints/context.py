@@ -18,6 +18,7 @@ from splitserve_gateway.http.bodies import read_body
 from splitserve_gateway.http.body_budget import BodyBudget
 from splitserve_gateway.http.guard import Exchanges
 from splitserve_gateway.schemas.base import ApiRequest
+from splitserve_gateway.sharing.turn_places import TurnPlaces
 from splitserve_gateway.upstreams.fleet import Fleet
 
 Schema = TypeVar("Schema", bound=ApiRequest)
@@ -34,6 +35,7 @@ class Gateway:
     exchanges: Exchanges
     checker: GrammarChecker
     bodies: BodyBudget
+    tokenizing: TurnPlaces
     caller: Caller = ANYBODY
 
     @property
@@ -52,7 +54,7 @@ class Gateway:
 
         Within the `with` its bytes are counted; after it, what a prompt is made from is gone.
         """
-        with self.bodies.share() as share:
+        with self.bodies.share(self.caller.party) as share:
             body = await read_body(request, schema, self.config.max_body_bytes, share)
             yield body
             body.forget(_PROMPT_FIELDS & schema.model_fields.keys())

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 from fastapi import APIRouter
 from pydantic_core import to_json
 from starlette.requests import Request
@@ -11,10 +14,11 @@ from splitserve_gateway.endpoints.context import Gateway, gateway_of
 from splitserve_gateway.endpoints.shapes import with_notes
 from splitserve_gateway.generation.answers import tools_of
 from splitserve_gateway.generation.chat_prompts import encode_chat
-from splitserve_gateway.generation.prompts import beside_the_loop, check_chars
+from splitserve_gateway.generation.prompts import SMALL_SIZE, beside_the_loop, check_chars
 from splitserve_gateway.generation.serving import tokenizer_of
-from splitserve_gateway.http.errors import invalid
+from splitserve_gateway.http.errors import invalid, too_many_requests
 from splitserve_gateway.schemas.tokenization import DetokenizeRequest, TokenizeRequest
+from splitserve_gateway.sharing.turn_places import TooManyWait
 
 router = APIRouter()
 
@@ -24,7 +28,9 @@ async def tokenize(request: Request) -> Response:
     """The token ids of a prompt or a chat."""
     gateway = gateway_of(request)
     async with gateway.reading(request, TokenizeRequest) as body:
-        return await _tokenize(gateway, body)
+        is_small = body.messages is None and len(body.prompt or "") <= SMALL_SIZE
+        async with _turn(gateway, is_small):
+            return await _tokenize(gateway, body)
 
 
 async def _tokenize(gateway: Gateway, body: TokenizeRequest) -> Response:
@@ -59,7 +65,10 @@ async def _tokenize(gateway: Gateway, body: TokenizeRequest) -> Response:
 async def detokenize(request: Request) -> Response:
     """The text of token ids, with that of special tokens unless they are to be skipped."""
     gateway = gateway_of(request)
-    async with gateway.reading(request, DetokenizeRequest) as body:
+    async with (
+        gateway.reading(request, DetokenizeRequest) as body,
+        _turn(gateway, len(body.tokens) <= SMALL_SIZE),
+    ):
         return await _detokenize(gateway, body)
 
 
@@ -76,3 +85,16 @@ async def _detokenize(gateway: Gateway, body: DetokenizeRequest) -> Response:
         return Response(to_json({"prompt": text}), media_type="application/json")
 
     return await beside_the_loop(tokenizer, len(body.tokens), answer)
+
+
+@asynccontextmanager
+async def _turn(gateway: Gateway, is_small: bool) -> AsyncIterator[None]:
+    """The turn of the caller's tenant in the tokenizer's threads; what is small needs none."""
+    if is_small:
+        yield
+        return
+    try:
+        async with gateway.tokenizing.place(gateway.caller.party):
+            yield
+    except TooManyWait as error:
+        raise too_many_requests("too many texts wait for the tokenizer") from error

@@ -15,7 +15,7 @@ from splitserve_gateway.upstreams.upstream import Served
 Result = TypeVar("Result")
 
 # Encoding takes about a millisecond for so many characters, decoding for so many tokens.
-_SMALL_SIZE = 1024
+SMALL_SIZE = 1024
 # What it takes to begin.
 _CHARS_PER_CALL = 16
 # No tokenizer that is in use has longer tokens.
@@ -105,4 +105,4 @@ def truncated(token_ids: list[int], most: int | None, served: Served) -> list[in
 
 async def beside_the_loop(tokenizer: Tokenizer, size: int, work: Callable[[], Result]) -> Result:
     """The result of `work` with `size` characters or tokens; in a thread if that may take long."""
-    return work() if size <= _SMALL_SIZE else await tokenizer.in_thread(work, size)
+    return work() if size <= SMALL_SIZE else await tokenizer.in_thread(work, size)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from splitserve_client.types import Choices, Grammar, JsonSchema, Lark, Regex
 from splitserve_gateway.grammars.check_process import CheckProcess
 from splitserve_gateway.grammars.requested import Gbnf, GrammarRefused, Source, checked_text
-from splitserve_gateway.grammars.turns import Turns
+from splitserve_gateway.sharing.turns import Turns
 from splitserve_grammars.limits import (
     FIRST_TRIAL_CPU_S,
     MAX_ADDRESS_BYTES,

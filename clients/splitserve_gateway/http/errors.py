@@ -115,6 +115,12 @@ def caller_not_allowed(message: str) -> ApiError:
     return ApiError(403, "permission_error", message, code="caller_not_allowed")
 
 
+def too_many_requests(message: str) -> ApiError:
+    """There is no place for one more now."""
+    kind, code = "rate_limit_error", "too_many_requests"
+    return ApiError(429, kind, message, code=code, retry_after_s=_RETRY_AFTER_S)
+
+
 def too_many_strangers() -> ApiError:
     """Whether the credential is valid cannot be looked up now, among so many others."""
     return _unavailable("too many credentials are being looked up; try again", "too_many_callers")

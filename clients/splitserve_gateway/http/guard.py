@@ -6,10 +6,9 @@ import asyncio
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from splitserve_gateway.http.errors import ApiError, draining
+from splitserve_gateway.http.errors import ApiError, draining, too_many_requests
 from splitserve_gateway.http.exchange import Exchange
 
-_RETRY_AFTER_S = 1.0
 _HEALTH = "/health"
 
 
@@ -19,9 +18,12 @@ def is_about_health(path: str) -> bool:
 
 
 class Exchanges:
-    """The requests that are being answered."""
+    """The requests that are being answered.
 
-    def __init__(self, max_open: int, timeout_s: float) -> None:
+    `max_open`: None where callers are known, who have places by their tenants.
+    """
+
+    def __init__(self, max_open: int | None, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self.is_draining = False
         self._max_open = max_open
@@ -38,12 +40,9 @@ class Exchanges:
         """Why no further request is taken now."""
         if self.is_draining:
             return draining()
-        if len(self._open) < self._max_open:
+        if self._max_open is None or len(self._open) < self._max_open:
             return None
-        message = f"the gateway answers {self._max_open} requests already"
-        code = "too_many_requests"
-        kind = "rate_limit_error"
-        return ApiError(429, kind, message, code=code, retry_after_s=_RETRY_AFTER_S)
+        return too_many_requests(f"the gateway answers {self._max_open} requests already")
 
     def add(self, exchange: Exchange) -> None:
         """One more."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 
 import pytest
 from starlette.requests import Request
@@ -20,6 +21,7 @@ from splitserve_gateway.http.errors import ApiError
 from splitserve_gateway.http.guard import Exchanges
 from splitserve_gateway.schemas.chat import ChatRequest
 from splitserve_gateway.schemas.completions import CompletionRequest
+from splitserve_gateway.sharing.turn_places import TurnPlaces
 from splitserve_gateway.upstreams.fleet import Fleet
 
 MAX_BYTES = 16 * 2**20
@@ -38,7 +40,7 @@ def request_with(body: bytes, **headers: str) -> Request:
 
 
 def share() -> BodyShare:
-    return BodyBudget(16 * MAX_BYTES).share()
+    return BodyBudget(16 * MAX_BYTES).share(None)
 
 
 async def refusal_of(body: bytes, schema: type[CompletionRequest] | type[ChatRequest]) -> ApiError:
@@ -100,19 +102,19 @@ def prompt_of(num_bytes: int) -> bytes:
 async def test_bytes_are_given_back_when_the_share_ends_however_it_does() -> None:
     budget = BodyBudget(MAX_BYTES)
     body = prompt_of(MAX_BYTES)
-    with budget.share() as own:
+    with budget.share(None) as own:
         await read_body(request_with(body), CompletionRequest, MAX_BYTES, own)
         assert budget.num_bytes == MAX_BYTES - FREE_BYTES
     assert budget.num_bytes == 0
-    with budget.share() as own, pytest.raises(ApiError):
+    with budget.share(None) as own, pytest.raises(ApiError):
         await read_body(request_with(body[:-1]), CompletionRequest, MAX_BYTES, own)
     assert budget.num_bytes == 0
 
 
 async def test_large_body_waits_for_others_and_small_ones_pass() -> None:
     budget = BodyBudget(MAX_BYTES - FREE_BYTES, patience_s=60.0)
-    with budget.share() as second, budget.share() as third:
-        with budget.share() as first:
+    with budget.share(None) as second, budget.share(None) as third:
+        with budget.share(None) as first:
             await first.grow(MAX_BYTES)
             waiting = asyncio.create_task(second.grow(FREE_BYTES + 1))
             await third.grow(FREE_BYTES)
@@ -123,17 +125,33 @@ async def test_large_body_waits_for_others_and_small_ones_pass() -> None:
 
 async def test_body_is_refused_with_429_when_there_is_no_room_in_time() -> None:
     budget = BodyBudget(MAX_BYTES // 2, patience_s=0.0)
-    with budget.share() as own, pytest.raises(ApiError) as raised:
+    with budget.share(None) as own, pytest.raises(ApiError) as raised:
         await read_body(request_with(prompt_of(MAX_BYTES)), CompletionRequest, MAX_BYTES, own)
     assert (raised.value.status, raised.value.code) == (429, "too_many_body_bytes")
     assert raised.value.retry_after_s
     assert budget.num_bytes == 0
 
 
+async def test_tenant_with_many_bodies_leaves_room_for_others() -> None:
+    budget = BodyBudget(16 * MAX_BYTES, patience_s=0.0)
+    with ExitStack() as held:
+        refused = 0
+        for _ in range(17):
+            try:
+                await held.enter_context(budget.share("greedy")).grow(MAX_BYTES)
+            except ApiError:
+                refused += 1
+        assert refused
+        with budget.share("other") as own:
+            await own.grow(MAX_BYTES // 2)
+    assert budget.num_bytes == 0
+
+
 async def test_prompt_is_kept_no_longer_than_it_is_read() -> None:
     bodies = BodyBudget(MAX_BYTES)
     fleet = Fleet((), UnreadBudget())
-    gateway = Gateway(GatewayConfig(), fleet, Exchanges(1, 1.0), GrammarChecker(), bodies)
+    exchanges = Exchanges(1, 1.0)
+    gateway = Gateway(GatewayConfig(), fleet, exchanges, GrammarChecker(), bodies, TurnPlaces(1, 1))
     request = request_with(prompt_of(2 * FREE_BYTES))
     async with gateway.reading(request, CompletionRequest) as body:
         assert body.prompts

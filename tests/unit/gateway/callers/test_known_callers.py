@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -10,20 +11,22 @@ from splitserve_gateway.callers.caller import Caller
 from splitserve_gateway.callers.known_callers import KnownCallers, Memory
 from splitserve_gateway.http.errors import ApiError, no_scheduler
 
-MEMORY = Memory(known_s=5.0, unknown_s=1.0, max_known=2, max_unknown=2, max_strangers=2)
+MEMORY = Memory(
+    known_s=5.0, unknown_s=1.0, max_known=2, max_unknown=2, max_strangers=2, max_waiting=0
+)
 
 
 class Asked:
     """What schedulers would say, and whom they were asked about; `now_s` is the time."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory: Memory = MEMORY) -> None:
         self.callers: dict[str, Caller | None] = {}
         self.credentials: list[str] = []
         self.now_s = 0.0
         self.answers = asyncio.Event()
         self.answers.set()
         self.is_down = False
-        self.known = KnownCallers(self.ask, lambda: self.now_s, MEMORY)
+        self.known = KnownCallers(self.ask, lambda: self.now_s, memory)
 
     async def ask(self, credential: str) -> Caller | None:
         self.credentials.append(credential)
@@ -32,15 +35,15 @@ class Asked:
             raise no_scheduler()
         return self.callers.get(credential)
 
-    async def status(self, credential: str) -> int:
+    async def status(self, credential: str, origin: str = "") -> int:
         try:
-            await self.known.identify(credential)
+            await self.known.identify(credential, origin)
         except ApiError as error:
             return error.status
         return 200
 
-    def begin(self, credential: str) -> asyncio.Task[int]:
-        return asyncio.create_task(self.status(credential))
+    def begin(self, credential: str, origin: str = "") -> asyncio.Task[int]:
+        return asyncio.create_task(self.status(credential, origin))
 
 
 async def begun(*tasks: asyncio.Task[int]) -> None:
@@ -130,3 +133,35 @@ async def test_few_are_remembered_and_strangers_push_out_nobody_who_is_known(ask
     for name in ("c", "b", "a"):
         await asked.status(name)
     assert asked.credentials == ["c", "a"]
+
+
+async def test_flood_of_one_origin_delays_a_stranger_of_another_by_one_question() -> None:
+    asked = Asked(replace(MEMORY, max_waiting=40, patience_s=60.0))
+    asked.callers = {"genuine": Caller("genuine")}
+    asked.answers.clear()
+    flood = [asked.begin(f"guess {number}", "flood") for number in range(100)]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    refused = [task for task in flood if task.done()]
+    # Two are asked about; those that wait leave places in the queue.
+    assert len(refused) > 100 - 2 - 40
+    assert {task.result() for task in refused} == {503}
+    genuine = asked.begin("genuine", "elsewhere")
+    await begun(genuine)
+    asked.answers.set()
+    assert await genuine == 200
+    assert asked.credentials.index("genuine") <= 3
+    assert {await task for task in flood if task not in refused} == {401}
+
+
+async def test_stranger_waits_no_longer_than_it_has_patience() -> None:
+    asked = Asked(replace(MEMORY, max_strangers=1, max_waiting=40, patience_s=0.01))
+    asked.callers = {"genuine": Caller("genuine")}
+    asked.answers.clear()
+    first = asked.begin("guess", "flood")
+    await begun(first)
+    assert await asked.status("genuine", "elsewhere") == 503
+    assert asked.credentials == ["guess"]
+    asked.answers.set()
+    assert await first == 401
+    assert await asked.status("genuine", "elsewhere") == 200

@@ -24,9 +24,15 @@ class Turns(Generic[_Item]):
 
     async def take(self) -> _Item:
         """Waits for one."""
-        while not self._waiting:
+        while (item := self.take_now()) is None:
             self._some_wait.clear()
             await self._some_wait.wait()
+        return item
+
+    def take_now(self) -> _Item | None:
+        """None if none waits."""
+        if not self._waiting:
+            return None
         tenant, items = self._waiting.popitem(last=False)
         item = next(iter(items))
         del items[item]

@@ -1,0 +1,1 @@
+"""What is bounded, and by which rules those who want it share it."""
