@@ -1,16 +1,16 @@
-"""Refusals of peers, few enough that a flood of them fills no disk and hides nobody else."""
+"""Refusals, few enough that a flood of them fills no disk and hides nobody else."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from scheduler_service.audit.events import CallerRefused, ExecutorRefused
+from scheduler_service.audit.events import CallerRefused, ExecutorRefused, RequestRefused
 
-# Peers that are told apart in one second; all further ones are one.
+# Peers, or callers with a reason, that are told apart in one second; all further ones are one.
 MAX_PEERS = 256
 OTHERS = "others"
 
-Refusal = CallerRefused | ExecutorRefused
+Refusal = CallerRefused | ExecutorRefused | RequestRefused
 
 
 @dataclass(slots=True)
@@ -21,16 +21,19 @@ class _Second:
 
 
 class RefusedPeers:
-    """Lets the first refusal of a peer in a second pass, and counts the rest."""
+    """Lets the first refusal of a peer, or of a caller for a reason, in a second pass.
+
+    Counts the rest.
+    """
 
     def __init__(self) -> None:
-        self._seconds: dict[tuple[type[Refusal], str], _Second] = {}
+        self._seconds: dict[tuple[object, ...], _Second] = {}
 
     def add(self, event: Refusal, now_s: float) -> Refusal | None:
         """What is to be written now. Call `take_past` before."""
-        key = (type(event), _host(event.peer))
+        key = _key(event)
         if key not in self._seconds and len(self._seconds) >= MAX_PEERS:
-            key, event = (type(event), OTHERS), replace(event, peer=OTHERS)
+            key, event = (type(event), OTHERS), _of_others(event)
         second = self._seconds.get(key)
         if second is None:
             self._seconds[key] = _Second(event, int(now_s))
@@ -47,6 +50,18 @@ class RefusedPeers:
     def take_all(self) -> list[Refusal]:
         """What was counted so far."""
         return self.take_past(-1.0)
+
+
+def _key(event: Refusal) -> tuple[object, ...]:
+    if isinstance(event, RequestRefused):
+        return (RequestRefused, event.caller, event.reason, event.limit)
+    return (type(event), _host(event.peer))
+
+
+def _of_others(event: Refusal) -> Refusal:
+    if isinstance(event, RequestRefused):
+        return replace(event, caller=OTHERS, tenant="", request_id="")
+    return replace(event, peer=OTHERS)
 
 
 def _host(peer: str) -> str:

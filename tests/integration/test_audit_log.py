@@ -157,6 +157,7 @@ async def test_refusal_names_the_limit(
             "request_id": "r1",
             "reason": reason,
             "limit": limit,
+            "num_times": 1,
         }
     ]
 
