@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from splitserve_rpc.cluster_identity import Role
 from splitserve_rpc.security import Security, check_exposure
 
 
@@ -48,7 +49,7 @@ class ExecutorConfig:
 
         Raises SecurityUnusable.
         """
-        security = Security.from_options(values)
+        security = Security.from_options(values, Role.EXECUTOR)
         is_protected, insecure = security.protects_cluster, values["insecure"]
         check_exposure("listen", values["listen"], is_protected=is_protected, insecure=insecure)
         named = {key: value for key, value in values.items() if key in cls.__slots__}

@@ -14,7 +14,6 @@ from scheduler_service.audit.audit import Audit
 from scheduler_service.audit.file_audit import AuditUnusable, open_audit
 from scheduler_service.callers.caller import Callers
 from scheduler_service.callers.open_callers import OpenedCallers, open_callers
-from scheduler_service.callers.watched_file import FileUnusable
 from scheduler_service.cluster import Cluster
 from scheduler_service.config import SchedulerServiceConfig
 from scheduler_service.executors.executor_link import ExecutorLink
@@ -34,6 +33,7 @@ from splitserve_rpc.cluster_identity import Role
 from splitserve_rpc.log_lines import start_logging
 from splitserve_rpc.security import SecurityUnusable
 from splitserve_rpc.server import RunningServer, ServerSecurity, bind_server, stop_event
+from splitserve_rpc.watched_files import FilesUnusable
 
 SERVICE = "splitserve.scheduler.v1.SchedulerService"
 _CLUSTER_SERVICES = (
@@ -95,6 +95,9 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
         for_clients.port,
         for_cluster.port,
     )
+    if opened.callers.knows_callers and not config.security.identity.is_proof:
+        # Whoever registers as an executor is sent the prompts of all callers.
+        _log.warning("executors_not_known cluster_listen=%s", config.cluster_listen)
     await stop.wait()
     _log.info("scheduler_draining num_unfinished=%d", cluster.num_unfinished)
     for task in beside:
@@ -155,7 +158,7 @@ def main() -> int:
     try:
         config = SchedulerServiceConfig.from_options(values)
         opened = open_callers(config.callers)
-    except (ValueError, SecurityUnusable, FileUnusable) as error:
+    except (ValueError, SecurityUnusable, FilesUnusable) as error:
         sys.stderr.write(f"splitserve scheduler: {error}\n")
         return 2
     try:

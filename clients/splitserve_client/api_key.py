@@ -27,7 +27,7 @@ class ApiKey:
             raise CredentialsUnusable("api_key and api_key_file are given; allowed: one of them")
         path = Path(file)
         try:
-            self._watched = WatchedFiles("api_key", [path], lambda: _read(path))
+            self._watched = WatchedFiles("api_key_files", [path], lambda: _read(path))
         except FilesUnusable as error:
             raise CredentialsUnusable(str(error)) from error
 

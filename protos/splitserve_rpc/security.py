@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from splitserve_rpc.addresses import is_loopback
-from splitserve_rpc.cluster_identity import ClusterIdentity
+from splitserve_rpc.cluster_identity import ClusterIdentity, Role
+from splitserve_rpc.exposure import exposed
 from splitserve_rpc.tls import Tls, TlsFiles
 from splitserve_rpc.watched_files import FilesUnusable
 
@@ -31,8 +32,11 @@ class Security:
     client_tls: Tls | None
 
     @classmethod
-    def from_options(cls, values: Mapping[str, Any]) -> Security:
-        """From the options of a process, those of them that it has. Raises SecurityUnusable."""
+    def from_options(cls, values: Mapping[str, Any], role: Role | None = None) -> Security:
+        """From the options of a process, those of them that it has. Raises SecurityUnusable.
+
+        `role`: of the process, which its certificate names where roles are checked.
+        """
         cert, key, ca = (values.get(name) for name in ("tls_cert", "tls_key", "tls_ca"))
         client_ca = values.get("tls_client_ca")
         check_pair(cert, key)
@@ -43,7 +47,8 @@ class Security:
         if cert is None:
             return cls(ClusterIdentity(token=token), None)
         try:
-            identity = ClusterIdentity(Tls(_files(cert, key, ca)), token)
+            name = None if role is None or ca is None else role.dns_name
+            identity = ClusterIdentity(Tls(_files(cert, key, ca), name), token)
             return cls(identity, Tls(_files(cert, key, client_ca)))
         except FilesUnusable as error:
             raise SecurityUnusable(str(error)) from error
@@ -69,18 +74,22 @@ def check_pair(cert: object, key: object, prefix: str = "tls") -> None:
         raise SecurityUnusable(f"--{prefix}-{given} is given without --{prefix}-{missing}")
 
 
-def check_exposure(option: str, address: str, *, is_protected: bool, insecure: bool) -> None:
+def check_exposure(
+    option: str,
+    address: str,
+    *,
+    is_protected: bool,
+    insecure: bool,
+    problem: str = "not everything is encrypted and checked",
+) -> None:
     """Raises SecurityUnusable if others could reach `address` without protection, unless told to.
 
-    `insecure`: told to; that is logged.
+    `insecure`: told to; that is logged. `problem`: why it is not protected, if it is not.
     """
     if is_protected or is_loopback(address):
         return
     if not insecure:
-        raise SecurityUnusable(
-            f"--{option} {address}: others can reach it, and not everything is encrypted and "
-            "checked (docs/security.md); --insecure listens there even so"
-        )
+        raise SecurityUnusable(exposed(option, address, problem))
     _log.warning("listening_insecurely option=%s address=%s", option, address)
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ssl
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
 
+from splitserve_rpc.certificate import load_authority, load_pair
 from splitserve_rpc.watched_files import FilesUnusable, WatchedFiles, read_bytes
 
 # What takes a thread some microseconds, with room for a machine that has much else to do.
@@ -33,17 +34,18 @@ class _Contents:
     cert: bytes | None
     key: bytes | None
     ca: bytes | None
-    for_channels: grpc.ChannelCredentials
+    # No two of these are equal.
+    for_channels: grpc.ChannelCredentials = field(compare=False)
 
 
 class Tls:
     """What the files said last that was of use. Its methods may be called in any thread."""
 
-    def __init__(self, files: TlsFiles) -> None:
-        """Raises FilesUnusable."""
+    def __init__(self, files: TlsFiles, name: str | None = None) -> None:
+        """`name`: that our certificate has to have. Raises FilesUnusable."""
         self.files = files
         paths = [path for path in (files.cert, files.key, files.ca) if path is not None]
-        self._watched = WatchedFiles("tls", paths, lambda: _read(files))
+        self._watched = WatchedFiles("tls_files", paths, lambda: _read(files, name))
 
     @property
     def checks_clients(self) -> bool:
@@ -91,23 +93,23 @@ def _configuration(contents: _Contents) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration([(contents.key, contents.cert)], contents.ca)
 
 
-def _read(files: TlsFiles) -> _Contents:
-    """Raises FilesUnusable, also for a key that is not that of the certificate."""
+def load_files(context: ssl.SSLContext, files: TlsFiles, name: str | None = None) -> None:
+    """Loads those that there are. `name`: that the certificate has to have.
+
+    Raises FilesUnusable, also for a key of another certificate, and a certificate that has ended.
+    """
+    if files.cert is not None and files.key is not None:
+        load_pair(context, files.cert, files.key, name)
+    if files.ca is not None:
+        load_authority(context, files.ca)
+
+
+def _read(files: TlsFiles, name: str | None) -> _Contents:
+    """Raises FilesUnusable."""
     if (files.cert is None) != (files.key is None):
         raise FilesUnusable(f"{files.cert or files.key}: certificate and key are given together")
     cert, key, ca = (
         None if path is None else read_bytes(path) for path in (files.cert, files.key, files.ca)
     )
-    if files.cert is not None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        try:
-            context.load_cert_chain(files.cert, files.key, password="")
-        except (ssl.SSLError, OSError, ValueError) as error:
-            problem = getattr(error, "reason", None) or str(error)
-            raise FilesUnusable(f"{files.cert} with {files.key}: {problem}") from error
-    if files.ca is not None:
-        try:
-            ssl.create_default_context(cafile=files.ca)
-        except (ssl.SSLError, OSError) as error:
-            raise FilesUnusable(f"{files.ca}: holds no certificate") from error
+    load_files(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), files, name)
     return _Contents(cert, key, ca, grpc.ssl_channel_credentials(ca, key, cert))

@@ -11,51 +11,71 @@ from typing import Generic, TypeVar
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+_Stamp = tuple[tuple[int, int, int], ...]
 
 
 class FilesUnusable(Exception):
-    """The message names the file and says what is wrong with it."""
+    """The message names the file and says what is wrong with it; one line for people."""
 
 
 class WatchedFiles(Generic[T]):
-    """What the files said last that was of use. `current` may be called in any thread."""
+    """What the files said last that was of use. Its methods may be called in any thread."""
 
-    def __init__(self, kind: str, paths: Sequence[Path], read: Callable[[], T]) -> None:
-        """`kind`: of files, as the log calls them. `read` makes one value of all of them.
+    def __init__(self, name: str, paths: Sequence[Path], read: Callable[[], T]) -> None:
+        """`name`: with which events begin in the log. `read` makes one value of all of them.
 
         Raises FilesUnusable, as `read` does.
         """
-        self._kind = kind
+        self._name = name
         self._paths = tuple(paths)
         self._read = read
         self._lock = threading.Lock()
         self._problem = ""
+        # Looked at before they are read: what changes in between is read again.
         self._stamp = self._look()
         self._value = read()
 
+    @property
+    def value(self) -> T:
+        """As of the last look; another object when it has changed."""
+        return self._value
+
     def current(self) -> T:
-        """Looks at the files, and reads them if they have changed."""
+        """Looks at the files, and reads them if they have changed. Blocks."""
+        self.refresh()
+        return self._value
+
+    def refresh(self) -> bool:
+        """Does the same; whether there is a new value."""
         with self._lock:
             try:
-                stamp = self._look()
-                if stamp != self._stamp:
-                    # Files that are changed one after the other do not fit for a moment.
-                    self._value = self._read()
-                    self._stamp = stamp
-                    paths = ",".join(map(str, self._paths))
-                    _log.info("%s_files_reloaded paths=%s", self._kind, paths)
+                is_new = self._read_again()
                 self._problem = ""
+                return is_new
             except FilesUnusable as error:
                 self._note(str(error))
-            return self._value
+                return False
+
+    def _read_again(self) -> bool:
+        stamp = self._look()
+        if stamp == self._stamp:
+            return False
+        # Files that are changed one after the other do not fit for a moment.
+        value = self._read()
+        self._stamp = stamp
+        if value == self._value:
+            return False
+        self._value = value
+        _log.info("%s_reloaded paths=%s", self._name, ",".join(map(str, self._paths)))
+        return True
 
     def _note(self, problem: str) -> None:
         """Logs it, but not each time that somebody looks."""
         if problem != self._problem:
             self._problem = problem
-            _log.warning("%s_files_unusable problem=%r", self._kind, problem)
+            _log.warning("%s_unusable problem=%r", self._name, problem)
 
-    def _look(self) -> tuple[tuple[int, int, int], ...]:
+    def _look(self) -> _Stamp:
         return tuple(map(_stamp, self._paths))
 
 

@@ -7,20 +7,20 @@ from pathlib import Path
 
 from scheduler_service.callers.caller import Caller
 from scheduler_service.callers.refusals import expired, not_valid
-from scheduler_service.callers.watched_file import FileUnusable
 from splitserve_keys.api_key import ApiKey
 from splitserve_keys.key_file import KeyFileUnusable, Keys, read_keys
+from splitserve_rpc.watched_files import FilesUnusable
 
 # Compared with where there is no such key, so that this takes as long.
 _OF_NO_KEY = "0" * 64
 
 
 def read_key_file(path: Path) -> Keys:
-    """Raises FileUnusable."""
+    """Raises FilesUnusable."""
     try:
         return read_keys(path)
     except KeyFileUnusable as error:
-        raise FileUnusable(str(error)) from error
+        raise FilesUnusable(str(error)) from error
 
 
 def caller_with_key(keys: Keys, text: str, now: datetime) -> Caller:

@@ -10,9 +10,9 @@ from scheduler_service.callers.api_keys import caller_with_key
 from scheduler_service.callers.caller import Caller, TenantLimits
 from scheduler_service.callers.refusals import missing, not_valid
 from scheduler_service.callers.tenants_file import NO_TENANTS, Tenants
-from scheduler_service.callers.watched_file import WatchedFile
 from splitserve_keys.api_key import PREFIX
 from splitserve_keys.key_file import Keys
+from splitserve_rpc.watched_files import WatchedFiles
 
 MAX_CREDENTIAL_CHARS = 8192
 
@@ -27,8 +27,8 @@ class Authenticator:
 
     def __init__(
         self,
-        keys: WatchedFile[Keys] | None,
-        tenants: WatchedFile[Tenants] | None,
+        keys: WatchedFiles[Keys] | None,
+        tenants: WatchedFiles[Tenants] | None,
         identify_token: Callable[[str], Caller] | None = None,
         now_s: Callable[[], float] = time.time,
     ) -> None:

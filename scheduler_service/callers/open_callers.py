@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from scheduler_service.audit.audit import Audit
 from scheduler_service.audit.events import KeysReloaded
@@ -18,9 +18,9 @@ from scheduler_service.callers.fetched import CannotFetch, Fetched
 from scheduler_service.callers.issuer import fetch, fetch_keys_of
 from scheduler_service.callers.refreshed import Refreshed
 from scheduler_service.callers.tenants_file import Tenants, read_tenants
-from scheduler_service.callers.watched_file import WatchedFile
 from scheduler_service.callers_config import CallersConfig, TokensConfig
 from splitserve_keys.key_file import Keys
+from splitserve_rpc.watched_files import WatchedFiles
 
 if TYPE_CHECKING:
     from scheduler_service.callers.token_keys import TokenKeys
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _PERIOD_S = 1.0
+
+T = TypeVar("T")
 
 
 async def _pause() -> None:
@@ -39,8 +41,8 @@ class OpenedCallers:
     """`callers`, and where they come from: what is refreshed here is what they look at."""
 
     callers: Callers
-    keys: WatchedFile[Keys] | None = None
-    tenants: WatchedFile[Tenants] | None = None
+    keys: WatchedFiles[Keys] | None = None
+    tenants: WatchedFiles[Tenants] | None = None
     token_keys: Refreshed[TokenKeys] | None = None
 
     @property
@@ -106,13 +108,17 @@ def _tell_changes(audit: Audit, before: Keys, after: Keys) -> None:
 
 
 def open_callers(config: CallersConfig) -> OpenedCallers:
-    """Raises FileUnusable, and ValueError where a package is missing; one line for people."""
+    """Raises FilesUnusable, and ValueError where a package is missing; one line for people."""
     if config.api_keys is None and config.tokens is None:
         return OpenedCallers(OpenDoor())
-    keys = None if config.api_keys is None else WatchedFile(config.api_keys, read_key_file)
-    tenants = None if config.tenants is None else WatchedFile(config.tenants, read_tenants)
+    keys = None if config.api_keys is None else _watched(config.api_keys, read_key_file)
+    tenants = None if config.tenants is None else _watched(config.tenants, read_tenants)
     token_keys, identify = (None, None) if config.tokens is None else _tokens(config.tokens)
     return OpenedCallers(Authenticator(keys, tenants, identify), keys, tenants, token_keys)
+
+
+def _watched(path: Path, read: Callable[[Path], T]) -> WatchedFiles[T]:
+    return WatchedFiles("callers_file", [path], lambda: read(path))
 
 
 def _tokens(config: TokensConfig) -> tuple[Refreshed[TokenKeys], Callable[[str], Caller]]:
@@ -128,7 +134,7 @@ def _tokens(config: TokensConfig) -> tuple[Refreshed[TokenKeys], Callable[[str],
         raise ValueError(problem) from error
     rules = TokenRules(config.issuer, config.audience, config.tenant_claim)
     if isinstance(config.keys, Path):
-        file = WatchedFile(config.keys, read_token_keys)
+        file = _watched(config.keys, read_token_keys)
         return file, TokenVerifier(rules, file).identify
     keys_url = config.keys
 

@@ -10,8 +10,8 @@ from types import MappingProxyType
 from typing import Any
 
 from scheduler_service.callers.caller import NO_LIMITS, TenantLimits
-from scheduler_service.callers.watched_file import FileUnusable
 from splitserve_keys.tenant_names import TENANT_NAMES, is_tenant_name
+from splitserve_rpc.watched_files import FilesUnusable
 
 _MAX_FILE_BYTES = 16 * 2**20
 _MAX_PRIORITY = 100
@@ -40,7 +40,7 @@ NO_TENANTS = Tenants(NO_LIMITS, {})
 
 
 def read_tenants(path: Path) -> Tenants:
-    """Raises FileUnusable, which names table, field, value and what is allowed."""
+    """Raises FilesUnusable, which names table, field, value and what is allowed."""
     try:
         with path.open("rb") as file:
             content = file.read(_MAX_FILE_BYTES + 1)
@@ -48,9 +48,9 @@ def read_tenants(path: Path) -> Tenants:
             raise ValueError(f"is too large; allowed: {_MAX_FILE_BYTES} bytes")
         return parse_tenants(content.decode("utf-8"))
     except OSError as error:
-        raise FileUnusable(f"{path}: {error.strerror}") from error
+        raise FilesUnusable(f"{path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise FileUnusable(f"{path}: {error}") from error
+        raise FilesUnusable(f"{path}: {error}") from error
 
 
 def parse_tenants(text: str) -> Tenants:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from joserfc.jwk import ECKey, JWKRegistry, OKPKey, RSAKey
 
-from scheduler_service.callers.watched_file import FileUnusable
+from splitserve_rpc.watched_files import FilesUnusable
 
 MAX_SET_BYTES = 2**20
 _MAX_KEYS = 100
@@ -37,14 +37,14 @@ NO_TOKEN_KEYS = TokenKeys(())
 
 
 def read_token_keys(path: Path) -> TokenKeys:
-    """Raises FileUnusable."""
+    """Raises FilesUnusable."""
     try:
         with path.open("rb") as file:
             return parse_token_keys(file.read(MAX_SET_BYTES + 1))
     except OSError as error:
-        raise FileUnusable(f"{path}: {error.strerror}") from error
+        raise FilesUnusable(f"{path}: {error.strerror}") from error
     except ValueError as error:
-        raise FileUnusable(f"{path}: {error}") from error
+        raise FilesUnusable(f"{path}: {error}") from error
 
 
 def parse_token_keys(content: bytes) -> TokenKeys:

@@ -33,7 +33,7 @@ def test_callers_are_known_over_https(tmp_path: Path) -> None:
     files = certificates.files("gateway")
     with Serve(
         f"--api-keys={keys}",
-        f"--api-key-file={own}",
+        f"--gateway-key-file={own}",
         f"--http-tls-cert={files.cert}",
         f"--http-tls-key={files.key}",
     ) as serve:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ssl
 
-from splitserve_rpc.tls import TlsFiles
-from splitserve_rpc.watched_files import FilesUnusable, WatchedFiles
+from splitserve_rpc.tls import TlsFiles, load_files
+from splitserve_rpc.watched_files import WatchedFiles
 
 # Of asyncio it is a minute; whoever does not come to an end with it costs a connection.
 HANDSHAKE_TIMEOUT_S = 15.0
@@ -19,7 +19,7 @@ def https_context(files: TlsFiles) -> ssl.SSLContext:
     `files.ca`: of whom clients need a certificate; None: they need none. Raises FilesUnusable.
     """
     paths = [path for path in (files.cert, files.key, files.ca) if path is not None]
-    watched = WatchedFiles("https", paths, lambda: _read(files))
+    watched = WatchedFiles("https_files", paths, lambda: _read(files))
 
     def choose(connection: ssl.SSLObject, _name: str | None, _first: ssl.SSLContext) -> None:
         connection.context = watched.current()
@@ -31,22 +31,13 @@ def https_context(files: TlsFiles) -> ssl.SSLContext:
 
 
 def _read(files: TlsFiles) -> ssl.SSLContext:
-    """Raises FilesUnusable, also for a key that is not that of the certificate."""
+    """Raises FilesUnusable."""
     assert files.cert is not None, "a server has one"
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        # With an empty password nobody is asked for one.
-        context.load_cert_chain(files.cert, files.key, password="")
-    except (ssl.SSLError, OSError, ValueError) as error:
-        problem = getattr(error, "reason", None) or str(error)
-        raise FilesUnusable(f"{files.cert} with {files.key}: {problem}") from error
+    load_files(context, files)
     if files.ca is None:
         return context
-    try:
-        context.load_verify_locations(files.ca)
-    except (ssl.SSLError, OSError) as error:
-        raise FilesUnusable(f"{files.ca}: holds no certificate") from error
     context.verify_mode = ssl.CERT_REQUIRED
     # A session that is taken up again is not asked for its certificate, whose authority may have
     # been dropped since; before TLS 1.3 that cannot be turned off.

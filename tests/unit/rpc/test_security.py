@@ -55,6 +55,20 @@ def test_roles_and_encryption_protect_what_others_reach(
         read(command, listen, *flags[:2])
 
 
+@pytest.mark.parametrize(
+    ("command", "other"), [("scheduler", "executor"), ("executor", "operator")]
+)
+def test_certificate_of_another_role_is_refused_where_roles_are_checked(
+    command: Command, other: str, certificates: Certificates
+) -> None:
+    flags = certificates.flags(other)
+    needed = f"{other}.crt: .*; needed is {command}.splitserve.internal$"
+    with pytest.raises(SecurityUnusable, match=needed):
+        read(command, *flags)
+    # Nobody looks at the role.
+    read(command, *flags[:2])
+
+
 def test_token_alone_protects_nothing_that_others_reach(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("overheard by whoever listens")
     with pytest.raises(SecurityUnusable):
@@ -92,16 +106,3 @@ def test_token_is_refused_by_name(tmp_path: Path, content: str | None, problem: 
 def test_files_that_do_not_make_sense_together_are_refused(flags: list[str], problem: str) -> None:
     with pytest.raises(SecurityUnusable, match=f"^{re.escape(problem)}$"):
         read("scheduler", *flags)
-
-
-def test_scheduler_says_so_when_it_knows_callers_but_not_its_executors(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    token = tmp_path / "token"
-    token.write_text("a secret of the cluster")
-    with caplog.at_level(logging.WARNING):
-        read("scheduler")
-        read("scheduler", "--api-keys=keys.json", f"--cluster-token-file={token}")
-        assert caplog.text == ""
-        read("scheduler", "--api-keys=keys.json")
-    assert "executors_not_known cluster_listen=127.0.0.1:50050" in caplog.text

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from hypothesis import given, settings
@@ -15,16 +17,18 @@ from scheduler_service.callers.api_keys import read_key_file
 from scheduler_service.callers.authenticator import Authenticator
 from scheduler_service.callers.caller import NO_LIMITS, Caller, Scope, TenantLimits
 from scheduler_service.callers.tenants_file import read_tenants
-from scheduler_service.callers.watched_file import WatchedFile
 from splitserve_keys.api_key import ApiKey
 from splitserve_keys.key_entry import KeyEntry
 from splitserve_keys.key_store import change_keys
 from splitserve_rpc.domain_error import DomainError
+from splitserve_rpc.watched_files import WatchedFiles
 
 NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "300"))
 NOW = datetime(2027, 1, 31, tzinfo=UTC)
 KEY = ApiKey.draw()
 ENTRY = KeyEntry.of(KEY, "a", frozenset({Scope.GENERATE, Scope.TENANTS}), NOW)
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -41,8 +45,12 @@ def _file(folder: Path, *entries: KeyEntry) -> Path:
     return path
 
 
+def _watched(path: Path, read: Callable[[Path], T]) -> WatchedFiles[T]:
+    return WatchedFiles("callers_file", [path], lambda: read(path))
+
+
 def _callers(folder: Path, *entries: KeyEntry, clock: Clock | None = None) -> Authenticator:
-    keys = WatchedFile(_file(folder, *entries), read_key_file)
+    keys = _watched(_file(folder, *entries), read_key_file)
     return Authenticator(keys, None, now_s=clock or Clock())
 
 
@@ -105,7 +113,7 @@ def test_key_is_valid_until_it_expires(tmp_path: Path) -> None:
 
 
 def test_key_is_refused_when_it_was_revoked_since(tmp_path: Path) -> None:
-    keys = WatchedFile(_file(tmp_path, ENTRY), read_key_file)
+    keys = _watched(_file(tmp_path, ENTRY), read_key_file)
     callers = Authenticator(keys, None, now_s=Clock())
     callers.identify(KEY.text)
     _file(tmp_path, replace(ENTRY, revoked=NOW))
@@ -143,7 +151,7 @@ def test_nobody_is_a_caller_who_does_not_have_the_key(
 def test_limits_are_those_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "tenants.toml"
     path.write_text("[tenants.a]\nmax_sequences = 3\n")
-    tenants = WatchedFile(path, read_tenants)
+    tenants = _watched(path, read_tenants)
     callers = Authenticator(None, tenants)
     assert callers.limits("a") == TenantLimits(max_sequences=3)
     assert callers.limits("b") == NO_LIMITS

@@ -14,11 +14,11 @@ import pytest
 from scheduler_service.audit.events import AuditEvent, KeysReloaded
 from scheduler_service.callers.caller import ANYBODY, OpenDoor, TenantLimits
 from scheduler_service.callers.open_callers import OpenedCallers, open_callers
-from scheduler_service.callers.watched_file import FileUnusable
 from scheduler_service.callers_config import CallersConfig, TokensConfig
 from splitserve_cli.main import main as splitserve
 from splitserve_keys.api_key import ApiKey
 from splitserve_rpc.domain_error import DomainError
+from splitserve_rpc.watched_files import FilesUnusable
 from tests.support.security.issuer import AUDIENCE, Issuer, ec_key, http_server
 
 Capture = pytest.CaptureFixture[str]
@@ -130,9 +130,10 @@ async def test_callers_stay_known_when_a_file_cannot_be_used(
     assert opened.tenant_weights == {"a": 5}
     assert [message.partition(" ")[0] for message in caplog.messages] == [
         "callers_file_unusable",
+        "callers_file_reloaded",
         "callers_reloaded",
     ]
-    assert caplog.messages[1] == "callers_reloaded num_keys=1 num_tenants=1 num_token_keys=0"
+    assert caplog.messages[2] == "callers_reloaded num_keys=1 num_tenants=1 num_token_keys=0"
 
 
 @pytest.mark.parametrize("name", ["api_keys", "tenants"])
@@ -141,7 +142,7 @@ def test_file_is_named_when_it_cannot_be_used_at_the_start(
 ) -> None:
     _new_key(tmp_path / "keys.json", capsys)
     files = {"api_keys": tmp_path / "keys.json", name: tmp_path / "none"}
-    with pytest.raises(FileUnusable, match="none: No such file or directory"):
+    with pytest.raises(FilesUnusable, match="none: No such file or directory"):
         open_callers(CallersConfig(files["api_keys"], files.get("tenants")))
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from scheduler_service.callers.caller import NO_LIMITS, TenantLimits
 from scheduler_service.callers.tenants_file import Tenants, parse_tenants, read_tenants
-from scheduler_service.callers.watched_file import FileUnusable
+from splitserve_rpc.watched_files import FilesUnusable
 
 NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "200"))
 EVERYTHING = """
@@ -100,7 +100,7 @@ def test_file_is_refused_by_table_and_field_when_it_is_wrong(
     text: str, problem: str, tmp_path: Path
 ) -> None:
     (tmp_path / "tenants.toml").write_text(text)
-    with pytest.raises(FileUnusable) as raised:
+    with pytest.raises(FilesUnusable) as raised:
         read_tenants(tmp_path / "tenants.toml")
     assert problem in str(raised.value)
     assert str(raised.value).startswith(f"{tmp_path}/tenants.toml: ")
@@ -111,7 +111,7 @@ def test_file_is_refused_with_a_line_when_it_is_no_text_or_without_end(
     content: bytes, tmp_path: Path
 ) -> None:
     (tmp_path / "tenants.toml").write_bytes(content)
-    with pytest.raises(FileUnusable, match=r"^[^\n]*tenants\.toml: [^\n]+\Z"):
+    with pytest.raises(FilesUnusable, match=r"^[^\n]*tenants\.toml: [^\n]+\Z"):
         read_tenants(tmp_path / "tenants.toml")
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler_service.callers.token_keys import parse_token_keys, read_token_keys
-from scheduler_service.callers.watched_file import FileUnusable
+from splitserve_rpc.watched_files import FilesUnusable
 from tests.support.security.issuer import Issuer, ec_key, jwk, rsa_key
 
 GOOD = jwk(ec_key(), kid="good")
@@ -74,13 +74,13 @@ def test_file_is_refused_with_a_line_when_it_is_no_key_set(
 ) -> None:
     path = tmp_path / "keys.json"
     path.write_bytes(content)
-    with pytest.raises(FileUnusable, match=problem) as raised:
+    with pytest.raises(FilesUnusable, match=problem) as raised:
         read_token_keys(path)
     assert str(raised.value).startswith(f"{path}: ")
 
 
 def test_file_is_named_when_it_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(FileUnusable, match=r"none\.json: No such file or directory"):
+    with pytest.raises(FilesUnusable, match=r"none\.json: No such file or directory"):
         read_token_keys(tmp_path / "none.json")
 
 

@@ -1,0 +1,139 @@
+"""The certificate that a process shows, and what it may not be."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import ssl
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from splitserve_rpc.watched_files import FilesUnusable
+
+_log = logging.getLogger(__name__)
+
+_SOON_S = 7 * 86400.0
+# X509_V_FLAG_NO_CHECK_TIME of OpenSSL, for which `ssl` has no name.
+_NO_CHECK_TIME = ssl.VerifyFlags(0x200000)
+_MAX_TURNS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """What it says of itself. `ends_s`: by the clock of the calendar."""
+
+    dns_names: frozenset[str]
+    ends_s: float
+
+
+def load_pair(
+    context: ssl.SSLContext,
+    cert: Path,
+    key: Path,
+    name: str | None = None,
+    now_s: float | None = None,
+) -> None:
+    """Loads both; warns, once, of a certificate that ends soon.
+
+    `name`: that the certificate has to have. `now_s`: by the calendar, None: now.
+    Raises FilesUnusable, also for a key of another certificate, and a certificate that has ended.
+    """
+    try:
+        # With an empty password nobody is asked for one.
+        context.load_cert_chain(cert, key, password="")
+        certificate = read_certificate(cert, key)
+    except (ssl.SSLError, OSError, ValueError) as error:
+        problem = getattr(error, "reason", None) or str(error)
+        raise FilesUnusable(f"{cert} with {key}: {problem}") from error
+    ends = datetime.fromtimestamp(certificate.ends_s, UTC).isoformat()
+    left_s = certificate.ends_s - (time.time() if now_s is None else now_s)
+    if left_s <= 0:
+        raise FilesUnusable(f"{cert}: the certificate has ended at {ends}")
+    if name is not None and name not in certificate.dns_names:
+        names = ", ".join(sorted(certificate.dns_names)) or "none"
+        raise FilesUnusable(f"{cert}: the certificate has the DNS names: {names}; needed is {name}")
+    if left_s < _SOON_S:
+        _warn(cert, ends)
+
+
+def load_authority(context: ssl.SSLContext, ca: Path) -> None:
+    """Loads whom to believe. Raises FilesUnusable."""
+    try:
+        context.load_verify_locations(ca)
+    except (ssl.SSLError, OSError) as error:
+        raise FilesUnusable(f"{ca}: holds no certificate") from error
+
+
+def read_certificate(cert: Path, key: Path) -> Certificate:
+    """Raises ssl.SSLError, OSError.
+
+    `ssl` tells what is in a certificate only of one that a peer has shown and that is believed: so
+    it is shown here to somebody who believes just that one, whenever it ends.
+    """
+    try:
+        said = _shown_by_server(cert, key)
+    except ssl.SSLCertVerificationError:
+        # One that is for clients alone.
+        said = _shown_by_client(cert, key)
+    names = frozenset(value for kind, value in said.get("subjectAltName", ()) if kind == "DNS")
+    return Certificate(names, float(ssl.cert_time_to_seconds(said["notAfter"])))
+
+
+def _shown_by_server(cert: Path, key: Path) -> dict[str, Any]:
+    server, client = _contexts()
+    server.load_cert_chain(cert, key, password="")
+    _believe(client, cert)
+    return _meet(server, client)[1].getpeercert() or {}
+
+
+def _shown_by_client(cert: Path, key: Path) -> dict[str, Any]:
+    server, client = _contexts()
+    # A client that does not ask is shown what it need not believe.
+    for context in (server, client):
+        context.load_cert_chain(cert, key, password="")
+    _believe(server, cert)
+    return _meet(server, client)[0].getpeercert() or {}
+
+
+def _contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    server, client = (
+        ssl.SSLContext(protocol) for protocol in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT)
+    )
+    client.check_hostname = False
+    client.verify_mode = ssl.CERT_NONE
+    return server, client
+
+
+def _believe(context: ssl.SSLContext, cert: Path) -> None:
+    context.load_verify_locations(cert)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME
+
+
+def _meet(server: ssl.SSLContext, client: ssl.SSLContext) -> tuple[ssl.SSLObject, ssl.SSLObject]:
+    """A handshake in memory: the server's end, and the client's."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = (
+        server.wrap_bio(to_server, to_client, server_side=True),
+        client.wrap_bio(to_client, to_server),
+    )
+    unfinished = list(ends)
+    for _ in range(_MAX_TURNS):
+        for end in tuple(unfinished):
+            try:
+                end.do_handshake()
+                unfinished.remove(end)
+            except ssl.SSLWantReadError:
+                continue
+    if unfinished:
+        raise ssl.SSLError("no handshake comes about with it")
+    return ends
+
+
+@functools.cache
+def _warn(cert: Path, ends: str) -> None:
+    """Once in a process, which may show a certificate in several places."""
+    _log.warning("tls_files_expire_soon cert=%s ends=%s", cert, ends)
