@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from splitserve_client.errors import CredentialsUnusable
+from splitserve_rpc.secret_files import warn_if_readable
 from splitserve_rpc.watched_files import FilesUnusable, WatchedFiles, read_bytes
 
 # As much as a header may have with most servers; a JWT is larger than an API key.
@@ -30,6 +31,7 @@ class ApiKey:
             self._watched = WatchedFiles("api_key_files", [path], lambda: _read(path))
         except FilesUnusable as error:
             raise CredentialsUnusable(str(error)) from error
+        warn_if_readable(path)
 
     @property
     def metadata(self) -> Metadata:
