@@ -13,6 +13,7 @@ from splitserve_rpc.cluster_identity import DOMAIN, Role
 
 # Has no role in the cluster: to the scheduler it is a client.
 _GATEWAY = "gateway"
+_SERVERS = (Role.SCHEDULER.value, _GATEWAY)
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _HOST = re.compile(r"(\*\.)?[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
@@ -36,6 +37,12 @@ def _check_names(clients: Sequence[str], hosts: Sequence[str], taken: Collection
         # As whoever compares host names does: without case, and without the dot of the root.
         if name.lower().rstrip(".").endswith(DOMAIN):
             raise ValueError(f"{name!r} would be a role of the cluster")
+
+
+def _host_of(text: str) -> tuple[str | None, str]:
+    """Whose it is, None: all servers', and the host."""
+    name, is_given, host = text.partition("=")
+    return (name, host) if is_given and name in _SERVERS else (None, text)
 
 
 def _is_address(host: str) -> bool:
@@ -73,7 +80,8 @@ def main(argv: Sequence[str]) -> int:
         action="append",
         default=[],
         metavar="NAME",
-        help="a name or address under which clients reach scheduler or gateway; again for more",
+        help="a name or address under which clients reach scheduler and gateway; of one of them"
+        " alone: scheduler=NAME, gateway=NAME; again for more",
     )
     parser.add_argument(
         "--client",
@@ -93,13 +101,15 @@ def main(argv: Sequence[str]) -> int:
         from splitserve_cli import certificates
     except ImportError:
         return _fail("needs cryptography: pip install 'splitserve[security]'")
-    hosts = (*_LOCAL, *arguments.host)
+    hosts = [_host_of(text) for text in arguments.host]
     names = {role.value: [role.dns_name] for role in Role}
-    names[Role.SCHEDULER.value].extend(hosts)
-    names[_GATEWAY] = [*hosts]
+    names[_GATEWAY] = []
+    for name in _SERVERS:
+        named = (host for of, host in hosts if of in {name, None})
+        names[name].extend(dict.fromkeys((*_LOCAL, *named)))
     directory: Path = arguments.directory
     try:
-        _check_names(arguments.client, arguments.host, names)
+        _check_names(arguments.client, [host for _, host in hosts], names)
         names |= {name: [name] for name in arguments.client}
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if (directory / "ca.key").exists():
