@@ -13,6 +13,7 @@ from splitserve_rpc.cluster_identity import DOMAIN, Role
 
 # Has no role in the cluster: to the scheduler it is a client.
 _GATEWAY = "gateway"
+_SERVERS = (Role.SCHEDULER.value, _GATEWAY)
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _HOST = re.compile(r"(\*\.)?[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
@@ -37,6 +38,12 @@ def _check_names(clients: Sequence[str], hosts: Sequence[str], taken: Collection
         # As whoever compares host names does: without case, and without the dot of the root.
         if name.lower().rstrip(".").endswith(DOMAIN):
             raise ValueError(f"{name!r} would be a role of the cluster")
+
+
+def _host_of(text: str) -> tuple[str | None, str]:
+    """Whose it is, None: all servers', and the host."""
+    name, is_given, host = text.partition("=")
+    return (name, host) if is_given and name in _SERVERS else (None, text)
 
 
 def _is_address(host: str) -> bool:
@@ -86,7 +93,8 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME",
-        help="a name or address under which clients reach scheduler or gateway; again for more",
+        help="a name or address under which clients reach scheduler and gateway; of one of them"
+        " alone: scheduler=NAME, gateway=NAME; again for more",
     )
     parser.add_argument(
         "--client",
@@ -104,11 +112,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _names(clients: Sequence[str], hosts: Sequence[str]) -> dict[str, list[str]]:
+def _names(clients: Sequence[str], given: Sequence[str]) -> dict[str, list[str]]:
     """Of each certificate the names that it is for. Raises ValueError."""
-    reached = [*_LOCAL, *hosts]
+    hosts = [_host_of(text) for text in given]
     names = {role.value: [role.dns_name] for role in Role}
-    names[Role.SCHEDULER.value].extend(reached)
-    names[_GATEWAY] = reached
-    _check_names(clients, hosts, names)
+    names[_GATEWAY] = []
+    for name in _SERVERS:
+        named = (host for of, host in hosts if of in {name, None})
+        names[name].extend((*_LOCAL, *named))
+    _check_names(clients, [host for _, host in hosts], names)
     return names | {name: [name] for name in clients}

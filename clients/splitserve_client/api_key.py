@@ -7,6 +7,7 @@ from pathlib import Path
 
 from splitserve_client.errors import CredentialsUnusable
 from splitserve_rpc.bearer import MAX_CREDENTIAL_CHARS, is_credential
+from splitserve_rpc.secret_files import warn_if_readable
 from splitserve_rpc.watched_files import FilesUnusable, WatchedFiles, read_bytes
 
 Metadata = tuple[tuple[str, str], ...]
@@ -28,6 +29,7 @@ class ApiKey:
             self._watched = WatchedFiles("api_key_files", [path], lambda: _read(path))
         except FilesUnusable as error:
             raise CredentialsUnusable(str(error)) from error
+        warn_if_readable(path)
 
     def current(self) -> Metadata:
         """What a call brings along now, as the file has it; the same object until it changes."""

@@ -56,7 +56,7 @@ def build_app(config: GatewayConfig, client_config: ClientConfig | None = None) 
     `app.state.exchanges`: what it is answering. `app.state.gateway`: its parts, once it runs.
     """
     to_schedulers = _to_schedulers(config, client_config or ClientConfig())
-    knows_callers = config.api_key_file is not None
+    knows_callers = config.gateway_key_file is not None
     max_requests = config.max_concurrent_requests
     exchanges = Exchanges(None if knows_callers else max_requests, config.request_timeout_s)
 

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from splitserve_rpc.secret_files import warn_if_readable
 from splitserve_rpc.watched_files import FilesUnusable
 
 _log = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ def load_pair(
     if name is not None and name not in certificate.dns_names:
         names = ", ".join(sorted(certificate.dns_names)) or "none"
         raise FilesUnusable(f"{cert}: the certificate has the DNS names: {names}; needed is {name}")
+    warn_if_readable(key)
     if left_s < _SOON_S:
         _warn(cert, ends)
 

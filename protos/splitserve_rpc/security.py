@@ -11,6 +11,7 @@ from typing import Any
 from splitserve_rpc.addresses import is_loopback
 from splitserve_rpc.cluster_identity import ClusterIdentity, Role
 from splitserve_rpc.exposure import exposed
+from splitserve_rpc.secret_files import warn_if_readable
 from splitserve_rpc.tls import Tls, TlsFiles
 from splitserve_rpc.watched_files import FilesUnusable
 
@@ -107,6 +108,7 @@ def read_token(path: str | Path | None) -> str | None:
     except (OSError, UnicodeDecodeError) as error:
         problem = error.strerror if isinstance(error, OSError) else "it is not ASCII"
         raise SecurityUnusable(f"--cluster-token-file {path}: {problem}") from error
+    warn_if_readable(Path(path))
     if not (_MIN_TOKEN_CHARS <= len(token) <= _MAX_TOKEN_CHARS and token.isprintable()):
         raise SecurityUnusable(
             f"--cluster-token-file {path}: has {len(token)} characters; allowed: "

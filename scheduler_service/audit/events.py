@@ -24,13 +24,18 @@ class RequestAdmitted:
 
 @dataclass(frozen=True, slots=True)
 class RequestRefused:
-    """A request was not taken. `limit`: of the tenant, if that is why; empty otherwise."""
+    """A request was not taken. `limit`: of the tenant, if that is why; empty otherwise.
+
+    Counted as `CallerRefused` is, of one caller for one reason and limit; `tenant` and `request_id`
+    are those of the first.
+    """
 
     caller: str
     tenant: str
     request_id: str
     reason: str
     limit: str
+    num_times: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from typing import Protocol
 
 from scheduler_service.audit.audit import Audit, NoAudit
 from scheduler_service.audit.event_file import EventFile
-from scheduler_service.audit.events import AuditEvent, CallerRefused, EventsDropped, ExecutorRefused
-from scheduler_service.audit.refused_peers import RefusedPeers
+from scheduler_service.audit.events import AuditEvent, EventsDropped, RequestRefused
+from scheduler_service.audit.refused_peers import Refusal, RefusedPeers
 
 # Some seconds of a busy scheduler.
 MAX_QUEUED = 16_384
@@ -62,6 +62,8 @@ class FileAudit:
         self._queue: queue.Queue[tuple[float, AuditEvent] | None] = queue.Queue(max_queued)
         self._lock = threading.Lock()
         self._refused = RefusedPeers()
+        # Of their own: callers who are known cannot make others out of peers.
+        self._refused_requests = RefusedPeers()
         self._num_dropped = 0
         self._is_failing = False
         self._thread = threading.Thread(target=self._run, name="audit-log", daemon=True)
@@ -70,9 +72,11 @@ class FileAudit:
     def record(self, event: AuditEvent) -> None:
         now_s = self._now_s()
         with self._lock:
-            if isinstance(event, CallerRefused | ExecutorRefused):
+            if isinstance(event, Refusal):
                 self._put_past(now_s)
-                first = self._refused.add(event, now_s)
+                is_request = isinstance(event, RequestRefused)
+                refused = self._refused_requests if is_request else self._refused
+                first = refused.add(event, now_s)
                 if first is None:
                     return
                 event = first
@@ -80,14 +84,16 @@ class FileAudit:
 
     def close(self) -> None:
         with self._lock:
-            for event in self._refused.take_all():
-                self._put(self._now_s(), event)
+            for refused in (self._refused, self._refused_requests):
+                for event in refused.take_all():
+                    self._put(self._now_s(), event)
         self._queue.put(None)
         self._thread.join(_CLOSE_S)
 
     def _put_past(self, now_s: float) -> None:
-        for event in self._refused.take_past(now_s):
-            self._put(now_s, event)
+        for refused in (self._refused, self._refused_requests):
+            for event in refused.take_past(now_s):
+                self._put(now_s, event)
 
     def _put(self, now_s: float, event: AuditEvent) -> None:
         try:

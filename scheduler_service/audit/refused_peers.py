@@ -1,11 +1,11 @@
-"""Refusals of peers, few enough that a flood of them fills no disk and hides nobody else."""
+"""Refusals, few enough that a flood of them fills no disk and hides nobody else."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from scheduler_service.audit.events import CallerRefused, ExecutorRefused
+from scheduler_service.audit.events import CallerRefused, ExecutorRefused, RequestRefused
 from splitserve_rpc.addresses import peer_host
 
 # Refusals that are told apart in one second. Further ones are told apart by what servers say of
@@ -13,8 +13,8 @@ from splitserve_rpc.addresses import peer_host
 MAX_PEERS = 256
 OTHERS = "others"
 
-Refusal = CallerRefused | ExecutorRefused
-# Type, host, caller, method and reason.
+Refusal = CallerRefused | ExecutorRefused | RequestRefused
+# Type, host, caller, what was tried, and why it was refused.
 _Key: TypeAlias = tuple[type[Refusal], str, str, str, str]
 
 
@@ -56,13 +56,21 @@ class RefusedPeers:
 
 
 def _key(event: Refusal) -> _Key:
-    caller, method = ("", "")
-    if isinstance(event, CallerRefused):
-        caller, method = event.caller, event.method
-    return type(event), peer_host(event.peer), caller, method, event.reason
+    match event:
+        case CallerRefused():
+            host = peer_host(event.peer)
+            return CallerRefused, host, event.caller, event.method, event.reason
+        case ExecutorRefused():
+            return ExecutorRefused, peer_host(event.peer), "", "", event.reason
+        case RequestRefused():
+            return RequestRefused, "", event.caller, event.limit, event.reason
 
 
 def _of_others(event: Refusal) -> Refusal:
-    if isinstance(event, CallerRefused):
-        return replace(event, peer=OTHERS, caller="")
-    return replace(event, peer=OTHERS, address="")
+    match event:
+        case CallerRefused():
+            return replace(event, peer=OTHERS, caller="")
+        case ExecutorRefused():
+            return replace(event, peer=OTHERS, address="")
+        case RequestRefused():
+            return replace(event, caller=OTHERS, tenant="", request_id="", limit="")

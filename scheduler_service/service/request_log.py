@@ -28,6 +28,7 @@ from splitserve_rpc.interceptors import OnRefusal
 
 # Its client is gone, or the scheduler was stopped, while it ran.
 _ABANDONED = "abandoned"
+_MAX_TEXT_CHARS = 128
 _SUBMIT = "/splitserve.scheduler.v1.SchedulerService/Session"
 
 
@@ -54,10 +55,9 @@ class RequestLog:
             yield
         except DomainError as error:
             tenant = caller.tenant or message.tenant
-            refused = RequestRefused(
-                caller.name, tenant, message.request_id, error.reason, error.limit
-            )
-            self._audit.record(refused)
+            # Nobody has looked yet at how long they are, and they wait to be written.
+            named = map(_shown, (caller.name, tenant, message.request_id))
+            self._audit.record(RequestRefused(*named, error.reason, _shown(error.limit)))
             raise
 
     def followed(self, accepted: Accepted) -> Accepted:
@@ -117,6 +117,10 @@ class _Followed:
 
     def refund(self) -> None:
         self._charge.refund()
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= _MAX_TEXT_CHARS else f"{text[:_MAX_TEXT_CHARS]}..."
 
 
 def _how_it_ended(request: Request) -> str:

@@ -159,6 +159,7 @@ async def test_refusal_names_the_limit(
             "request_id": "r1",
             "reason": reason,
             "limit": limit,
+            "num_times": 1,
         }
     ]
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
 
 from executor_service.config import ExecutorConfig
 from scheduler_service.config import SchedulerServiceConfig
@@ -69,6 +70,20 @@ def test_folders_hold_no_secret_of_others(made: Path) -> None:
     assert (made / "ca.key").stat().st_mode & 0o077 == 0
     for folder in ("gateway", "operator"):
         assert (made / folder / "api.key").stat().st_mode & 0o077 == 0
+
+
+def test_certificate_of_a_service_is_not_valid_for_the_name_of_another(made: Path) -> None:
+    hosts = {
+        service: {
+            str(name.value)
+            for name in x509.load_pem_x509_certificate((made / service / "tls.crt").read_bytes())
+            .extensions.get_extension_for_class(x509.SubjectAlternativeName)
+            .value
+        }
+        for service in SERVICES
+    }
+    for service in ("scheduler", "gateway"):
+        assert [each for each in SERVICES if service in hosts[each]] == [service]
 
 
 def test_keys_are_made_once(made: Path, capsys: pytest.CaptureFixture[str]) -> None:

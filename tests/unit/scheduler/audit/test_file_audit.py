@@ -13,7 +13,7 @@ import pytest
 
 from scheduler_service.audit.audit import NoAudit
 from scheduler_service.audit.event_file import EventFile
-from scheduler_service.audit.events import CallerRefused, ExecutorLost, RequestEnded
+from scheduler_service.audit.events import CallerRefused, ExecutorLost, RequestEnded, RequestRefused
 from scheduler_service.audit.file_audit import AuditUnusable, FileAudit, open_audit
 from scheduler_service.audit.refused_peers import MAX_PEERS
 
@@ -200,6 +200,43 @@ def test_refusals_are_few_and_all_counted_when_every_one_has_an_address_of_its_o
 
     assert len(file.events) <= MAX_PEERS + 2
     assert sum(event["num_times"] for event in file.events) == num_peers
+
+
+def test_refused_requests_are_counted_by_caller_reason_and_limit() -> None:
+    file, clock = HeldFile(), Clock()
+    file.may_write.set()
+    audit = FileAudit(file, clock)
+    for number in range(1000):
+        for why in (("QUOTA_EXCEEDED", "requests"), ("QUOTA_EXCEEDED", "tokens"), ("BAD", "")):
+            audit.record(RequestRefused("key:a", "a", f"r{number}", *why))
+    audit.record(RequestRefused("key:b", "b", "r", "BAD", ""))
+    clock.now_s += 1
+    audit.record(RequestRefused("key:a", "a", "r", "BAD", ""))
+    audit.close()
+
+    seen = [(each["caller"], each["limit"], each["num_times"]) for each in file.events]
+    assert seen == [
+        *(("key:a", limit, 1) for limit in ("requests", "tokens", "")),
+        ("key:b", "", 1),
+        *(("key:a", limit, 999) for limit in ("requests", "tokens", "")),
+        ("key:a", "", 1),
+    ]
+
+
+def test_refused_requests_of_many_callers_are_few_lines_and_hide_no_peer() -> None:
+    file = HeldFile()
+    file.may_write.set()
+    audit = FileAudit(file, Clock())
+    num_callers = 4 * MAX_PEERS
+    for number in range(num_callers):
+        audit.record(RequestRefused(f"key:{number}", "a", "r", "BAD", ""))
+    audit.record(refused("ipv4:10.0.0.1:7"))
+    audit.close()
+
+    assert "ipv4:10.0.0.1:7" in [event.get("peer") for event in file.events]
+    requests = [event for event in file.events if event["event"] == "request_refused"]
+    assert len(requests) <= MAX_PEERS + 2
+    assert sum(event["num_times"] for event in requests) == num_callers
 
 
 def test_flood_of_refusals_hides_no_other_event_when_the_file_is_slow() -> None:
