@@ -98,7 +98,7 @@ class KnownCallers:
         task.add_done_callback(is_over)
         return task
 
-    async def _find_out_in_turn(self, origin: str, digest: bytes, credential: str) -> Caller | None:
+    async def _find_out_in_turn(self, digest: bytes, credential: str, origin: str) -> Caller | None:
         """Raises ApiError."""
         try:
             async with self._strangers.place(origin, self._memory.patience_s):
