@@ -7,7 +7,6 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import partial
 
 from splitserve_gateway.callers.caller import Caller
 from splitserve_gateway.http.errors import caller_unknown, too_many_strangers
@@ -82,8 +81,12 @@ class KnownCallers:
         if task is not None:
             return task
         is_known = digest in self._known
-        finds_out = self._find_out if is_known else partial(self._find_out_in_turn, origin)
-        task = asyncio.create_task(finds_out(digest, credential))
+        finding_out = (
+            self._find_out(digest, credential)
+            if is_known
+            else self._find_out_in_turn(digest, credential, origin)
+        )
+        task = asyncio.create_task(finding_out)
         self._asking[digest] = task
 
         def is_over(done: asyncio.Task[Caller | None]) -> None:
@@ -95,7 +98,7 @@ class KnownCallers:
         task.add_done_callback(is_over)
         return task
 
-    async def _find_out_in_turn(self, origin: str, digest: bytes, credential: str) -> Caller | None:
+    async def _find_out_in_turn(self, digest: bytes, credential: str, origin: str) -> Caller | None:
         """Raises ApiError."""
         try:
             async with self._strangers.place(origin, self._memory.patience_s):
