@@ -147,13 +147,14 @@ def _how_to_call(config: ServeConfig, *, has_tokenizer: bool) -> str:
     body = '{"prompt_token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 8}}'
     setting = f"  export {API_KEY_ENV}=...\n" if config.needs_key else ""
     bearer = f' -H "authorization: Bearer ${API_KEY_ENV}"' if config.needs_key else ""
+    curl = _curl(config, has_tokenizer=has_tokenizer)
     return f"""
 From another terminal:
-{setting}{_curl(config, has_tokenizer=has_tokenizer)}  {_program()} generate{where} {prompt}
+{setting}{curl}  {_program()} generate{where} {prompt}
   {_program()} info{where}
   grpcurl -plaintext{bearer} -d '{body}' \\
     {address} splitserve.scheduler.v1.SchedulerService/Generate
-Ctrl-C stops the server.
+{_what_else_it_takes(config, shows_curl=bool(curl))}Ctrl-C stops the server.
 """
 
 
@@ -166,6 +167,22 @@ def _curl(config: ServeConfig, *, has_tokenizer: bool) -> str:
     if config.needs_key:
         headers = f'{headers} -H "authorization: Bearer ${API_KEY_ENV}"'
     return f"  curl {url}/v1/completions {headers} \\\n    -d '{body}'\n"
+
+
+def _what_else_it_takes(config: ServeConfig, *, shows_curl: bool) -> str:
+    # Lines of their own: a comment behind a command is an argument to some shells.
+    lines = []
+    if shows_curl and config.http_tls is not HttpTls.NONE:
+        lines.append(
+            "curl: --cacert FILE, too, if an authority of your own signed the certificate."
+        )
+    if shows_curl and config.http_tls is HttpTls.MUTUAL:
+        lines.append("curl: --cert FILE and --key FILE, too: clients of HTTP need a certificate.")
+    if config.needs_key:
+        lines.append(
+            "info: with a key of the scope operator (splitserve keys add --scope operator)."
+        )
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _program() -> str:

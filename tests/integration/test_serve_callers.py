@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shlex
+import shutil
+import subprocess
 from pathlib import Path
 
 import openai
@@ -17,6 +21,14 @@ def new_key(file: Path, *arguments: str) -> str:
     done = run_command("keys", "add", str(file), *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
+
+
+def run_curl(arguments: str, key: str) -> str:
+    environment = {**os.environ, "SPLITSERVE_API_KEY": key}
+    command = ["bash", "-c", f"curl --silent --show-error {arguments}"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def ask_until_refused(client: openai.OpenAI, model: str) -> None:
@@ -41,6 +53,11 @@ def test_callers_are_known_over_https(tmp_path: Path) -> None:
         assert "callers need keys" in serve.output
         (curl,) = [line for line in serve.output.splitlines() if "curl https" in line]
         assert "authorization: Bearer $SPLITSERVE_API_KEY" in shlex.split(curl.rstrip("\\"))
+        assert "curl: --cacert FILE, too" in serve.output
+        _, _, shown = serve.output.partition("  curl ")
+        if shutil.which("curl") is not None:
+            line = " ".join(shown.splitlines()[:2]).replace("\\ ", "")
+            assert "usage" in json.loads(run_curl(f"{line} --cacert {files.ca}", alice))
         verify = trusting(files)
         with openai.DefaultHttpxClient(verify=verify, trust_env=False, timeout=60.0) as http:
             base_url = f"https://{serve.http}/v1"

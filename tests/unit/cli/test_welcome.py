@@ -10,7 +10,7 @@ import time
 import pytest
 
 from splitserve_cli.main import main
-from splitserve_cli.serve_config import ServeConfig
+from splitserve_cli.serve_config import HttpTls, ServeConfig
 from splitserve_cli.welcome import welcome
 from tests.support.fakes.fake_generation import expected_tokens
 from tests.support.fakes.scheduler_thread import FakeServer
@@ -26,6 +26,40 @@ def _proposed(text: str, command: str) -> list[str]:
     [line] = [line for line in text.splitlines() if f" {command} " in line]
     words = shlex.split(line)
     return words[words.index(command) :]
+
+
+CACERT = "curl: --cacert FILE, too"
+CLIENT_CERTIFICATE = "curl: --cert FILE and --key FILE, too"
+OPERATOR = "info: with a key of the scope operator"
+
+
+@pytest.mark.parametrize(
+    ("http_tls", "needs_key", "remarks"),
+    [
+        (HttpTls.NONE, False, set()),
+        (HttpTls.NONE, True, {OPERATOR}),
+        (HttpTls.SERVER, True, {CACERT, OPERATOR}),
+        (HttpTls.MUTUAL, False, {CACERT, CLIENT_CERTIFICATE}),
+    ],
+)
+def test_welcome_says_what_else_its_commands_take(
+    server: FakeServer,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    http_tls: HttpTls,
+    needs_key: bool,
+    remarks: set[str],
+) -> None:
+    monkeypatch.delenv("SPLITSERVE_API_KEY", raising=False)
+    http = "127.0.0.1:8443"
+    config = ServeConfig(
+        server.address, http, "model", False, 1.0, time.monotonic(), http_tls, needs_key
+    )
+
+    asyncio.run(welcome(config))
+
+    shown = capsys.readouterr().out
+    assert {text for text in (CACERT, CLIENT_CERTIFICATE, OPERATOR) if text in shown} == remarks
 
 
 @pytest.mark.parametrize(
