@@ -171,7 +171,7 @@ def _secured_stack(folder: Path) -> Iterator[_Stack]:
     ]
     gateway_options = [
         *(f"--http-tls-cert={files.cert}", f"--http-tls-key={files.key}"),
-        *(f"--tls-ca={ca}", f"--api-key-file={folder / 'own'}"),
+        *(f"--tls-ca={ca}", f"--gateway-key-file={folder / 'own'}"),
     ]
     with stack(executor, _NUM_ROWS, scheduler_options, gateway_options, tls) as (http, pids):
         yield _Stack(http, pids, callers.text, tls)

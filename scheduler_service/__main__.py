@@ -95,6 +95,9 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
         for_clients.port,
         for_cluster.port,
     )
+    if opened.callers.knows_callers and not config.security.identity.is_proof:
+        # Whoever registers as an executor is sent the prompts of all callers.
+        _log.warning("executors_not_known cluster_listen=%s", config.cluster_listen)
     await stop.wait()
     _log.info("scheduler_draining num_unfinished=%d", cluster.num_unfinished)
     for task in beside:

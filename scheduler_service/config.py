@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -15,8 +14,6 @@ from splitserve_rpc.cluster_identity import Role
 from splitserve_rpc.security import Security, SecurityUnusable, check_exposure
 
 _MIB = 2**20
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +102,6 @@ def _security(values: Mapping[str, Any], *, knows_callers: bool) -> Security:
     for option, is_protected in protected.items():
         address = values[option.replace("-", "_")]
         check_exposure(option, address, is_protected=is_protected, insecure=insecure)
-    if knows_callers and not security.identity.is_proof:
-        # Whoever registers as an executor is sent the prompts of all callers.
-        _log.warning("executors_not_known cluster_listen=%s", values["cluster_listen"])
     return security
 
 

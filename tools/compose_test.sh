@@ -20,6 +20,7 @@ readonly port=${PORT:-50951}
 readonly http_port=${HTTP_PORT:-8951}
 export SPLITSERVE_TAG=compose-test SPLITSERVE_PORT=$port SPLITSERVE_HTTP_PORT=$http_port
 export TORCH=${TORCH:-torch==2.13.0}
+readonly base_file=.compose-test.yml
 readonly scheduler_image=localhost/splitserve-scheduler:$SPLITSERVE_TAG
 readonly executor_image=localhost/splitserve-executor:$SPLITSERVE_TAG
 readonly gateway_image=localhost/splitserve-gateway:$SPLITSERVE_TAG
@@ -61,7 +62,7 @@ clean_up() {
         podman image prune --force --filter label=org.opencontainers.image.title=splitserve \
             >/dev/null 2>&1 || true
     fi
-    rm -rf "$scratch"
+    rm -rf "$scratch" "$base_file"
     if [ "$code" -eq 0 ]; then say 'compose-test: passed'; else say 'compose-test: failed' >&2; fi
     exit "$code"
 }
@@ -315,7 +316,13 @@ check_stop() {
     say 'all stop on SIGTERM with exit code 0; down leaves nothing'
 }
 
-compose_tls() { compose --file docker-compose.yml --file docker-compose.tls.yml "$@"; }
+compose_tls() { compose --file "$base_file" --file docker-compose.tls.yml "$@"; }
+# podman-compose cannot merge a variable that is only named with one that has a value.
+write_base_file() {
+    local valued
+    valued=$(grep -oE 'SPLITSERVE_[A-Z_]+=' docker-compose.tls.yml | tr -d '=' | sort -u | paste -sd '|')
+    grep -vE "^ +- ($valued)$" docker-compose.yml >"$base_file"
+}
 of_operator() { compose_tls run --rm -T --entrypoint "$1" operator "${@:2}"; }
 
 ask_gateway_securely() { # CURL-OPTION...
@@ -329,6 +336,7 @@ is_ready_securely() {
 
 check_tls() { # docker-compose.tls.yml: who has a key is answered, over TLS alone
     local id key
+    write_base_file
     compose_tls run --rm -T setup >"$scratch/setup.log" 2>&1 ||
         { cat "$scratch/setup.log" >&2; fail 'setup'; }
     SPLITSERVE_THREADS=1 compose_tls up --detach --no-build scheduler executor gateway \

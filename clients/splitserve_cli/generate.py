@@ -24,6 +24,7 @@ from splitserve_cli.request_flags import (
     sampling_params,
     scheduling_params,
 )
+from splitserve_cli.terminal import as_seen_by_people
 from splitserve_client.client import AsyncClient
 from splitserve_client.errors import ChatTemplateFailed, TokenizerUnavailable
 from splitserve_client.prompt import Prompt
@@ -167,6 +168,5 @@ def _output(arguments: argparse.Namespace, num_completions: int) -> Output:
     if arguments.json:
         kind = JsonLinesOutput if arguments.stream else JsonOutput
         return kind(sys.stdout, num_completions)
-    if num_completions > 1:
-        return SeveralTextsOutput(sys.stdout, num_completions)
-    return TextOutput(sys.stdout)
+    file = as_seen_by_people(sys.stdout)
+    return SeveralTextsOutput(file, num_completions) if num_completions > 1 else TextOutput(file)

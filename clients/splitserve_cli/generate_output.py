@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Protocol, TextIO
 
+from splitserve_cli.terminal import TextFile
 from splitserve_client.text_generation import GrowingText
 from splitserve_client.text_stream import End, Piece
 from splitserve_client.types import FinishReason, SequenceFinish, TokenLogprob
@@ -25,7 +26,7 @@ class Output(Protocol):
 class TextOutput:
     """The text as it comes, and a newline."""
 
-    def __init__(self, file: TextIO) -> None:
+    def __init__(self, file: TextFile) -> None:
         self._file = file
 
     def piece(self, piece: Piece) -> None:
@@ -43,7 +44,7 @@ class TextOutput:
 class SeveralTextsOutput:
     """One text after the other, each under a heading; the first that is not whole as it comes."""
 
-    def __init__(self, file: TextIO, num_completions: int) -> None:
+    def __init__(self, file: TextFile, num_completions: int) -> None:
         self._file = file
         self._texts = [""] * num_completions
         self._is_whole = [False] * num_completions

@@ -12,11 +12,15 @@ from typing import Any
 
 from splitserve_cli.command_line import add_address, add_file, add_server, client_config, run
 from splitserve_client.client import AsyncClient
-from splitserve_client.errors import ModelNotReady, SplitserveError
+from splitserve_client.errors import CallerNotAllowed, CallerUnknown, ModelNotReady, SplitserveError
 from splitserve_client.types import Executor, ExecutorList, Model, SamplingParams
 from splitserve_options.option import DEFAULT_CLUSTER_ADDRESS
 from splitserve_rpc.printable import printable
 from splitserve_rpc.security import read_token
+
+# In place of the model.
+_NONE_YET = "none yet; no executor has registered"
+_NOT_SHOWN = "not shown; that takes a credential which may generate or operate"
 
 # The columns of the table, each with what it says of an executor; numbers stand right.
 _TEXTS: Mapping[str, Callable[[Executor], str]] = MappingProxyType(
@@ -62,10 +66,7 @@ async def _show(arguments: argparse.Namespace) -> int:
     token = read_token(arguments.cluster_token_file)
     config = replace(client_config(arguments), cluster_token=token)
     async with AsyncClient(arguments.address, config) as client:
-        try:
-            model: Model | None = await client.get_model()
-        except ModelNotReady:
-            model = None
+        model = await _model(client)
         try:
             executors = await client.list_executors()
         except SplitserveError as error:
@@ -77,14 +78,24 @@ async def _show(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _json(model: Model | None, executors: ExecutorList) -> str:
+async def _model(client: AsyncClient) -> Model | str:
+    """What is served, or why that is not shown: a certificate alone shows the executors."""
+    try:
+        return await client.get_model()
+    except ModelNotReady:
+        return _NONE_YET
+    except (CallerUnknown, CallerNotAllowed):
+        return _NOT_SHOWN
+
+
+def _json(model: Model | str, executors: ExecutorList) -> str:
     entries = []
     for executor in executors.executors:
         entry = asdict(executor)
         entry["connected"] = entry.pop("is_connected")
         entries.append(entry)
     content = {
-        "model": _model_entry(model) if model else None,
+        "model": _model_entry(model) if isinstance(model, Model) else None,
         "executors": entries,
         "num_unassigned_requests": executors.num_unassigned_requests,
     }
@@ -102,9 +113,9 @@ def _recommended(model: Model) -> dict[str, float]:
     return {name: value for name, value in params.items() if value != neutral[name]}
 
 
-def _table(model: Model | None, executors: ExecutorList) -> str:
-    if model is None:
-        lines = ["model: none yet; no executor has registered"]
+def _table(model: Model | str, executors: ExecutorList) -> str:
+    if isinstance(model, str):
+        lines = [f"model: {model}"]
     else:
         lines = [
             printable(f"model: {model.name} ({model.dtype}, digest {model.digest[:12]})"),

@@ -11,6 +11,7 @@ from splitserve_options.model_folder import NoCheckpoint, find_checkpoint
 from splitserve_options.option import BUNDLED_MODEL
 from splitserve_options.options import Value
 from splitserve_rpc.addresses import is_loopback
+from splitserve_rpc.exposure import exposed, missing_for_http
 
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 _EXECUTOR_MODULES = ("torch", "transformers")
@@ -47,33 +48,37 @@ class CannotServe(Exception):
     """Serving is impossible; the message is one line for people."""
 
 
-def check_loopback(option: str, address: Value) -> None:
-    """Raises CannotServe if others could reach `address`."""
+def check_loopback(
+    option: str, address: Value, problem: str = "not everything is encrypted and checked"
+) -> None:
+    """Raises CannotServe if others could reach `address`. `problem`: why they are not to."""
     if address is not None and not is_loopback(str(address)):
-        raise CannotServe(
-            f"--{option} {address}: others can reach it, and not everything is encrypted and "
-            "checked (docs/security.md); --insecure listens there even so"
-        )
+        raise CannotServe(exposed(option, address, problem))
 
 
 def check_http(values: Mapping[str, Value]) -> None:
     """Raises CannotServe if others could reach the gateway, and it is not to know its clients."""
     tls = http_tls(values)
-    knows_clients = tls is HttpTls.MUTUAL or values["api_key_file"] is not None
-    if not values["no_http"] and (tls is HttpTls.NONE or not knows_clients):
-        check_loopback("http", values["http"])
+    missing = missing_for_http(
+        is_encrypted=tls is not HttpTls.NONE,
+        knows_clients=tls is HttpTls.MUTUAL or values["gateway_key_file"] is not None,
+    )
+    if missing and not values["no_http"]:
+        check_loopback("http", values["http"], missing)
 
 
 def check_callers(values: Mapping[str, Value]) -> None:
     """Raises CannotServe if scheduler and gateway would not agree whether callers are known."""
-    has_gateway_key = values["api_key_file"] is not None
+    has_gateway_key = values["gateway_key_file"] is not None
     if values["no_http"] or needs_key(values) == has_gateway_key:
         return
     if has_gateway_key:
-        raise CannotServe("--api-key-file needs --api-keys or --jwt-issuer: nobody asks for a key")
+        raise CannotServe(
+            "--gateway-key-file needs --api-keys or --jwt-issuer: nobody asks for a key"
+        )
     raise CannotServe(
         "callers are known, so the gateway needs a key of its own: splitserve keys add FILE "
-        "--tenant gateway --scope gateway > KEY, and --api-key-file KEY; or --no-http"
+        "--tenant gateways --scope gateway > KEY, and --gateway-key-file KEY; or --no-http"
     )
 
 

@@ -16,6 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from splitserve_cli.command_line import API_KEY_ENV, environment_key
 from splitserve_cli.serve_config import HttpTls, ServeConfig
+from splitserve_cli.terminal import as_seen_by_people
 from splitserve_client.client import AsyncClient
 from splitserve_client.connection import DEFAULT_ADDRESS, ClientConfig
 from splitserve_client.errors import ChatTemplateFailed, SplitserveError, TokenizerUnavailable
@@ -176,5 +177,6 @@ def _program() -> str:
 
 
 def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    file = as_seen_by_people(sys.stdout)
+    file.write(text)
+    file.flush()

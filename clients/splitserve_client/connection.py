@@ -20,6 +20,7 @@ from splitserve.scheduler.v1 import admin_pb2, scheduler_pb2
 from splitserve_client.api_key import ApiKey, Metadata
 from splitserve_client.channels import Channels, Credentials, Stubs
 from splitserve_client.errors import CredentialsUnusable, SplitserveError, error_of_failure
+from splitserve_client.plain_text import warn_of_plain_text
 from splitserve_client.resumption import RetryPolicy, Timing
 from splitserve_rpc.bearer import bearer_credential
 from splitserve_rpc.cluster_identity import ClusterIdentity
@@ -43,6 +44,7 @@ class ClientConfig:
     broke. `tls`: files, read again for each new connection; `TlsFiles()` believes the usual
     authorities. `credentials`: in their place; with neither, plain text. `api_key`: an API key or a
     JWT, sent with every call; `api_key_file` has it in a file, which is read again when it changes.
+    In plain text to another machine either is sent, too, which is warned of.
     `cluster_token`: for `list_executors`, if the server asks for one; nothing else is sent it.
     """
 
@@ -54,6 +56,11 @@ class ClientConfig:
     tls: TlsFiles | None = None
     api_key: str | None = field(default=None, repr=False)
     api_key_file: str | os.PathLike[str] | None = None
+
+    @property
+    def is_plain_text(self) -> bool:
+        """Whether everybody on the way reads what is said."""
+        return self.tls is None and self.credentials is None
 
     @property
     def has_api_key(self) -> bool:
@@ -75,6 +82,8 @@ class Connection:
         self._timeout_s = config.connect_timeout_s
         self._api_key = ApiKey(config.api_key, config.api_key_file)
         self._operator = ClusterIdentity(token=config.cluster_token)
+        if config.has_api_key and config.is_plain_text:
+            warn_of_plain_text(address)
         self._channels = Channels(partial(_open_channel, address, config), _credentials(config))
 
     async def close(self) -> None:
@@ -211,7 +220,7 @@ def _credentials(config: ClientConfig) -> Callable[[], Credentials]:
 
 def _unreachable(address: str, config: ClientConfig) -> str:
     """What is known when there is no connection: gRPC does not say whether somebody was there."""
-    if config.credentials is None and config.tls is None:
+    if config.is_plain_text:
         return f"cannot connect to {address} in plain text: no server answers, or it wants TLS"
     wants = "it wants plain text, or another certificate"
     return f"cannot connect to {address} with TLS: no server answers, or {wants}"

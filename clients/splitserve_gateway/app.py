@@ -78,7 +78,7 @@ def build_app(config: GatewayConfig, client_config: ClientConfig | None = None) 
     for router in _ROUTERS:
         app.include_router(router)
     app.add_route("/docs", docs_page, include_in_schema=False)
-    knows_callers = config.api_key_file is not None
+    knows_callers = config.gateway_key_file is not None
     app.openapi = openapi_of(app, knows_callers=knows_callers)  # type: ignore[method-assign]
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
@@ -99,7 +99,7 @@ def build_app(config: GatewayConfig, client_config: ClientConfig | None = None) 
 
 def _to_schedulers(config: GatewayConfig, patience: ClientConfig) -> ClientConfig:
     """How schedulers are reached. Raises CredentialsUnusable, before anything runs."""
-    made = replace(patience, tls=config.scheduler_tls, api_key_file=config.api_key_file)
+    made = replace(patience, tls=config.scheduler_tls, api_key_file=config.gateway_key_file)
     made.check()
     return made
 

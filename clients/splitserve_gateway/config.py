@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from splitserve_rpc.addresses import is_loopback
+from splitserve_rpc.exposure import missing_for_http
 from splitserve_rpc.security import SecurityUnusable, check_exposure, check_pair
 from splitserve_rpc.tls import TlsFiles
 
@@ -21,8 +23,8 @@ class GatewayConfig:
     """Everything the gateway process reads.
 
     `http_tls`: the files of HTTPS; None: plain HTTP. `schedulers`: addresses, at least one;
-    `scheduler_tls`: the files of TLS to them, None: plain text. `api_key_file`: has the gateway's
-    own credential there; then every request needs one, too.
+    `scheduler_tls`: the files of TLS to them, None: plain text. `gateway_key_file`: has the
+    gateway's own credential there; then every request needs one, too.
     `max_body_bytes`: of one request; 16 times that of all that are not encoded yet.
     `request_timeout_s`: from the arrival of a request to its end.
     `max_concurrent_requests`: that are answered at a time. `max_unread_bytes`: of one request's
@@ -35,7 +37,7 @@ class GatewayConfig:
     http: str = "127.0.0.1:8000"
     http_tls: TlsFiles | None = None
     scheduler_tls: TlsFiles | None = None
-    api_key_file: Path | None = None
+    gateway_key_file: Path | None = None
     schedulers: tuple[str, ...] = ("127.0.0.1:50051",)
     max_body_bytes: int = 16 * _MIB
     request_timeout_s: float = 3600.0
@@ -55,20 +57,29 @@ class GatewayConfig:
         Raises SecurityUnusable.
         """
         http_tls = _http_tls(values)
-        api_key_file = _path(values["api_key_file"])
-        knows_clients = api_key_file is not None or (
-            http_tls is not None and http_tls.ca is not None
+        gateway_key_file = _path(values["gateway_key_file"])
+        missing = missing_for_http(
+            is_encrypted=http_tls is not None,
+            knows_clients=gateway_key_file is not None
+            or (http_tls is not None and http_tls.ca is not None),
         )
-        is_protected = http_tls is not None and knows_clients
         check_exposure(
-            "http", values["http"], is_protected=is_protected, insecure=values["insecure"]
+            "http",
+            values["http"],
+            is_protected=not missing,
+            insecure=values["insecure"],
+            problem=missing,
         )
+        scheduler_tls = _scheduler_tls(values)
+        schedulers = tuple(values["schedulers"].split(","))
+        if gateway_key_file is not None and scheduler_tls is None and not values["insecure"]:
+            _check_plain_text(schedulers)
         return cls(
             http=values["http"],
             http_tls=http_tls,
-            scheduler_tls=_scheduler_tls(values),
-            api_key_file=api_key_file,
-            schedulers=tuple(values["schedulers"].split(",")),
+            scheduler_tls=scheduler_tls,
+            gateway_key_file=gateway_key_file,
+            schedulers=schedulers,
             max_body_bytes=values["max_body_mib"] * _MIB,
             request_timeout_s=values["request_timeout_s"],
             max_concurrent_requests=values["max_concurrent_requests"],
@@ -99,6 +110,17 @@ def _scheduler_tls(values: Mapping[str, Any]) -> TlsFiles | None:
     files = TlsFiles(*(_path(values[name]) for name in ("tls_cert", "tls_key", "tls_ca")))
     check_pair(files.cert, files.key)
     return None if files == TlsFiles() else files
+
+
+def _check_plain_text(schedulers: Sequence[str]) -> None:
+    """Raises SecurityUnusable for one on another machine: who listens on the way reads our key."""
+    for address in schedulers:
+        if not is_loopback(address):
+            raise SecurityUnusable(
+                f"--schedulers {address}: is on another machine, and without --tls-ca it is sent "
+                "the gateway's key and its callers' in plain text (docs/security.md); --insecure "
+                "sends them even so"
+            )
 
 
 def _path(value: str | None) -> Path | None:

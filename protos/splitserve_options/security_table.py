@@ -88,7 +88,7 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
         metavar="FILE",
     ),
     Option(
-        "api-key-file",
+        "gateway-key-file",
         Kind.TEXT,
         "file with the gateway's own API key, of the scope gateway; then every request over HTTP "
         "needs a key, too; read again when it changes",
@@ -189,7 +189,7 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
     Option(
         "insecure",
         Kind.SWITCH,
-        "listen where others reach it although not everything is encrypted and checked",
+        "let others reach, or overhear, what is not all encrypted and checked",
         _SECURITY,
         ("serve", "gateway", *_CLUSTER),
         False,

@@ -32,6 +32,7 @@ class Rule:
 _ANYBODY = Rule()
 _GENERATE = Rule(scopes=frozenset({"generate"}))
 _GENERATE_OR_GATEWAY = Rule(scopes=frozenset({"generate", "gateway"}))
+_SERVED = Rule(scopes=frozenset({"generate", "gateway", "operator"}))
 _CLIENTS = "splitserve.scheduler.v1.SchedulerService"
 
 # By service or by method. What is not here is refused.
@@ -43,7 +44,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         f"{_CLIENTS}/Generate": _GENERATE,
         f"{_CLIENTS}/Abort": _GENERATE,
         f"{_CLIENTS}/Session": _GENERATE_OR_GATEWAY,
-        f"{_CLIENTS}/GetModel": _GENERATE_OR_GATEWAY,
+        f"{_CLIENTS}/GetModel": _SERVED,
         f"{_CLIENTS}/GetTokenizer": _GENERATE_OR_GATEWAY,
         f"{_CLIENTS}/Identify": _GENERATE_OR_GATEWAY,
         "splitserve.scheduler.v1.RegistryService": Rule(Role.EXECUTOR),

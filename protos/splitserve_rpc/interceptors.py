@@ -28,6 +28,9 @@ Tell = Callable[[grpc.aio.ServicerContext, DomainError], None]
 # Method, peer, reason.
 OnRefusal = Callable[[str, str, str], None]
 
+# Anybody may call it, and a call keeps its message as long as it is open.
+_HEALTH = "/grpc.health.v1.Health/"
+_MAX_HEALTH_BYTES = 1024
 _OF_CALLERS = frozenset({"CALLER_UNKNOWN", "CALLER_NOT_ALLOWED"})
 
 
@@ -90,6 +93,8 @@ class BoundaryInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     def _decode(self, name: str, deserialize: Decode, message: bytes) -> Any:  # noqa: ANN401
         limit = self._message_limit()
+        if name.startswith(_HEALTH):
+            limit = min(limit, _MAX_HEALTH_BYTES)
         if len(message) > limit:
             raise DomainError(
                 "MESSAGE_TOO_LARGE",

@@ -10,6 +10,7 @@ from typing import Any
 
 from splitserve_rpc.addresses import is_loopback
 from splitserve_rpc.cluster_identity import ClusterIdentity, Role
+from splitserve_rpc.exposure import exposed
 from splitserve_rpc.tls import Tls, TlsFiles
 from splitserve_rpc.watched_files import FilesUnusable
 
@@ -73,18 +74,22 @@ def check_pair(cert: object, key: object, prefix: str = "tls") -> None:
         raise SecurityUnusable(f"--{prefix}-{given} is given without --{prefix}-{missing}")
 
 
-def check_exposure(option: str, address: str, *, is_protected: bool, insecure: bool) -> None:
+def check_exposure(
+    option: str,
+    address: str,
+    *,
+    is_protected: bool,
+    insecure: bool,
+    problem: str = "not everything is encrypted and checked",
+) -> None:
     """Raises SecurityUnusable if others could reach `address` without protection, unless told to.
 
-    `insecure`: told to; that is logged.
+    `insecure`: told to; that is logged. `problem`: why it is not protected, if it is not.
     """
     if is_protected or is_loopback(address):
         return
     if not insecure:
-        raise SecurityUnusable(
-            f"--{option} {address}: others can reach it, and not everything is encrypted and "
-            "checked (docs/security.md); --insecure listens there even so"
-        )
+        raise SecurityUnusable(exposed(option, address, problem))
     _log.warning("listening_insecurely option=%s address=%s", option, address)
 
 

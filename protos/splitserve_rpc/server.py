@@ -21,7 +21,7 @@ from grpc_reflection.v1alpha import reflection
 from splitserve_rpc.access import Access
 from splitserve_rpc.addresses import CannotListen, claim_address
 from splitserve_rpc.connection_limits import LIMITS, ConnectionLimits
-from splitserve_rpc.domain_error import DomainError
+from splitserve_rpc.health_service import HealthService
 from splitserve_rpc.interceptors import BoundaryInterceptor, OnRefusal, ignore_refusal
 from splitserve_rpc.tls import Tls
 
@@ -120,32 +120,13 @@ def bind_server(
             port = server.add_secure_port(address, security.tls.server_credentials())
     except RuntimeError as error:
         raise CannotListen(f"cannot listen on {address}: {error}") from error
-    servicer = _Health()
+    servicer = HealthService()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     if security.has_reflection:
         reflection.enable_server_reflection(
             [*services, health.SERVICE_NAME, reflection.SERVICE_NAME], server
         )
     return RunningServer(server, servicer, port)
-
-
-class _Health(health.aio.HealthServicer):  # type: ignore[misc]
-    """The standard service, which says NOT_FOUND without a reason."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._known = {""}
-
-    async def set(self, service: str, status: int) -> None:
-        self._known.add(service)
-        await super().set(service, status)
-
-    async def Check(  # noqa: N802
-        self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext
-    ) -> health_pb2.HealthCheckResponse:
-        if request.service not in self._known:
-            raise DomainError("SERVICE_UNKNOWN", f"no service {request.service!r} here")
-        return await super().Check(request, context)
 
 
 def stop_event(exit_on_stdin_eof: bool, drain_s: float) -> asyncio.Event:

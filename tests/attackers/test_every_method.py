@@ -40,7 +40,7 @@ LET_IN: dict[str, set[str]] = {
     f"/{SCHEDULER}/Generate": TENANTS,
     f"/{SCHEDULER}/Abort": TENANTS,
     f"/{SCHEDULER}/Session": {*TENANTS, "gateway"},
-    f"/{SCHEDULER}/GetModel": {*TENANTS, "gateway"},
+    f"/{SCHEDULER}/GetModel": {*TENANTS, "gateway", "operator"},
     f"/{SCHEDULER}/GetTokenizer": {*TENANTS, "gateway"},
     f"/{SCHEDULER}/Identify": {*TENANTS, "gateway"},
     f"/{REGISTRY}/Register": {"an executor"},

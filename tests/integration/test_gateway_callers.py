@@ -72,7 +72,7 @@ async def guarded(folder: Path, scheduler: KnowingScheduler) -> AsyncIterator[Gu
     key_file.write_text(f"{OWN_KEY}\n")
     access = OneKey(OWN_KEY)
     running = await start(scheduler, security=ServerSecurity(access))
-    config = GatewayConfig(schedulers=(f"127.0.0.1:{running.port}",), api_key_file=key_file)
+    config = GatewayConfig(schedulers=(f"127.0.0.1:{running.port}",), gateway_key_file=key_file)
     try:
         async with (
             serving(config) as server,

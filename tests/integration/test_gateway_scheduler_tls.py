@@ -85,4 +85,4 @@ def test_gateway_does_not_start_without_a_key_in_the_file_of_its_key(
     if content is not None:
         path.write_text(content)
     with pytest.raises(CredentialsUnusable, match=r"key\.txt"):
-        Server(GatewayConfig(api_key_file=path), "127.0.0.1:0")
+        Server(GatewayConfig(gateway_key_file=path), "127.0.0.1:0")

@@ -18,6 +18,7 @@ from scheduler_service.core.config import BatchPolicyName, PreemptionMode
 from splitserve_client import Executor, SamplingParams
 from splitserve_options import options
 from tests.support.fakes.fake_executor import FakeExecutor
+from tests.support.processes.addresses import reserve_address
 from tests.support.processes.fake_service import FakeService, StepWatch, fake_service
 
 LONG = SamplingParams(seed=1, max_tokens=60)
@@ -29,6 +30,7 @@ def run_command(*arguments: str, **environ: str) -> subprocess.CompletedProcess[
     return subprocess.run(
         [sys.executable, "-m", "splitserve_cli", *arguments],
         env=kept | {"PYTHONPATH": path} | environ,
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=60,
@@ -195,3 +197,25 @@ async def test_info_shows_swapped_requests_when_the_device_is_too_small() -> Non
         watch.release()
         await asyncio.gather(*running)
         await service.wait_idle()
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_said"),
+    [
+        ([], False),
+        (["--api-keys={keys}"], True),
+        (["--api-keys={keys}", "--cluster-token-file={token}"], False),
+    ],
+)
+def test_scheduler_says_so_when_it_knows_callers_but_not_its_executors(
+    flags: list[str], is_said: bool, tmp_path: Path
+) -> None:
+    names = {name: tmp_path / name for name in ("keys", "token")}
+    names["keys"].write_text('{"version": 1, "keys": []}')
+    names["token"].write_text("a secret of the cluster")
+    addresses = [f"--{name}={reserve_address()}" for name in ("listen", "cluster-listen")]
+    given = [flag.format_map(names) for flag in flags]
+    # Told to stop at once, by its standard input.
+    done = run_command("scheduler", "--exit-on-stdin-eof", *addresses, *given)
+    assert done.returncode == 0, done.stderr
+    assert ("executors_not_known" in done.stderr) == is_said

@@ -28,12 +28,12 @@ def ask_until_refused(client: openai.OpenAI, model: str) -> None:
 def test_callers_are_known_over_https(tmp_path: Path) -> None:
     keys, own = tmp_path / "keys.json", tmp_path / "gateway.txt"
     own.write_text(new_key(keys, "--tenant=gateway", "--scope=gateway"))
-    alice = new_key(keys, "--tenant=alice")
+    alice, bob = (new_key(keys, f"--tenant={tenant}") for tenant in ("alice", "bob"))
     certificates = Certificates.make(tmp_path / "certificates")
     files = certificates.files("gateway")
     with Serve(
         f"--api-keys={keys}",
-        f"--api-key-file={own}",
+        f"--gateway-key-file={own}",
         f"--http-tls-cert={files.cert}",
         f"--http-tls-key={files.key}",
     ) as serve:
@@ -56,3 +56,11 @@ def test_callers_are_known_over_https(tmp_path: Path) -> None:
             assert run_command("keys", "revoke", str(keys), key_id).returncode == 0
             with pytest.raises(openai.AuthenticationError):
                 ask_until_refused(client, model)
+
+            # It is no fault of callers when it is the gateway whom nobody knows any more.
+            client = client.with_options(api_key=bob)
+            gateway_id = own.read_text().split("-")[2]
+            assert run_command("keys", "revoke", str(keys), gateway_id).returncode == 0
+            with pytest.raises(openai.InternalServerError) as refused:
+                ask_until_refused(client, model)
+            assert refused.value.status_code == 503

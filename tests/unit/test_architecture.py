@@ -14,6 +14,8 @@ ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 SOURCES = ("scheduler_service", "executor_service", "protos", "kernels", "clients", "tests")
 STATION = re.compile(r"^\| \d+ \| `([\w.]+)` \| `([\w/]+\.py)` \|", re.MULTILINE)
 ROOM = re.compile(r"^\| `([\w/.]+)` \| [^|]+ \| ((?:`\w+` ?)+)\|$", re.MULTILINE)
+TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
+CELL = re.compile(r"(?<!\\)\|")
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
 
@@ -72,3 +74,25 @@ def test_document_names_files_that_exist(document: Path) -> None:
 
     assert named - known == set()
     assert [link for link in links if not (document.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_rows_of_a_table_have_as_many_cells(document: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
+    tables = [table.splitlines() for table in TABLE.findall(text)]
+
+    assert [
+        row
+        for table in tables
+        for row in table
+        if len(CELL.findall(row)) != len(CELL.findall(table[0]))
+    ] == []
+
+
+def test_stations_of_a_way_are_numbered_without_a_gap() -> None:
+    ways = [
+        re.findall(r"^\| (\d+) \|", table, re.MULTILINE) for table in TABLE.findall(ARCHITECTURE)
+    ]
+
+    assert any(ways)
+    assert [way for way in ways if way != [str(i + 1) for i in range(len(way))]] == []

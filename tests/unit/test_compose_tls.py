@@ -74,7 +74,7 @@ def test_folders_hold_no_secret_of_others(made: Path) -> None:
 def test_keys_are_made_once(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["keys", "list", str(made / "scheduler" / "keys.json")]) == 0
     _, *rows = capsys.readouterr().out.splitlines()
-    assert sorted(row.split()[1] for row in rows) == ["gateway", "operator"]
+    assert sorted(row.split()[1] for row in rows) == ["gateways", "operator"]
 
 
 def test_operator_has_what_the_commands_read(made: Path) -> None:

@@ -107,7 +107,7 @@ async def secured_stack(folder: Path) -> AsyncIterator[SecuredStack]:
         files = certificates.files("gateway")
         running.start_gateway(
             *(f"--http={http}", f"--http-tls-cert={files.cert}", f"--http-tls-key={files.key}"),
-            *(f"--tls-ca={ca}", f"--api-key-file={own}", "--log-level=debug"),
+            *(f"--tls-ca={ca}", f"--gateway-key-file={own}", "--log-level=debug"),
         )
         operator = ClientConfig(credentials=certificates.client("operator"))
         await running.wait_until(lambda executors: len(executors) == 1, cluster, operator)

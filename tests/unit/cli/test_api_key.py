@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,3 +121,14 @@ async def test_welcome_has_the_key_of_the_environment(
     shown = capsys.readouterr()
     assert shown.err == ""
     assert "splitserve is ready" in shown.out
+
+
+def test_command_says_in_one_line_that_others_can_read_the_key() -> None:
+    # An address that is not of loopback, and that is this machine all the same.
+    argv = [sys.executable, "-m", "splitserve_cli", "info", "--address", "0.0.0.0:1"]
+    environment = {**os.environ, "SPLITSERVE_API_KEY": KEY}
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60)
+    warning, *_ = done.stderr.splitlines()
+    assert warning.startswith("credential_in_plain_text address=0.0.0.0:1")
+    assert done.stderr.count("credential_in_plain_text") == 1
+    assert KEY not in done.stderr

@@ -59,24 +59,25 @@ def test_addresses_that_others_reach_are_refused(address: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "is_taken"),
+    ("flags", "missing"),
     [
-        ((), False),
-        (("--no-http",), True),
-        (TLS, False),
-        (("--api-key-file=key",), False),
-        ((*TLS, "--api-key-file=key"), True),
-        ((*TLS, "--http-tls-client-ca=ca.crt"), True),
+        ((), "--http-tls-cert and --http-tls-key it is not encrypted, and without --gateway-key"),
+        (("--no-http",), None),
+        (TLS, "--gateway-key-file or --http-tls-client-ca it knows no caller"),
+        (("--gateway-key-file=key",), "--http-tls-cert and --http-tls-key it is not encrypted"),
+        ((*TLS, "--gateway-key-file=key"), None),
+        ((*TLS, "--http-tls-client-ca=ca.crt"), None),
     ],
 )
 def test_http_that_others_reach_is_taken_when_it_is_encrypted_and_knows_who_calls(
-    flags: tuple[str, ...], is_taken: bool
+    flags: tuple[str, ...], missing: str | None
 ) -> None:
     values = options.parse("serve", ["--http=0.0.0.0:7", *flags], {})
-    if is_taken:
+    if missing is None:
         check_http(values)
     else:
-        with pytest.raises(CannotServe, match=re.escape("--http 0.0.0.0:7: others can reach it")):
+        said = f"--http 0.0.0.0:7: others can reach it, and without {missing}"
+        with pytest.raises(CannotServe, match=re.escape(said)):
             check_http(values)
 
 
@@ -84,11 +85,11 @@ def test_http_that_others_reach_is_taken_when_it_is_encrypted_and_knows_who_call
     ("flags", "problem"),
     [
         ((), None),
-        (("--api-keys=keys.json", "--api-key-file=key"), None),
+        (("--api-keys=keys.json", "--gateway-key-file=key"), None),
         (("--api-keys=keys.json", "--no-http"), None),
         (("--api-keys=keys.json",), "the gateway needs a key of its own"),
         (("--jwt-issuer=https://i", "--jwt-audience=a"), "the gateway needs a key of its own"),
-        (("--api-key-file=key",), "--api-key-file needs --api-keys or --jwt-issuer"),
+        (("--gateway-key-file=key",), "--gateway-key-file needs --api-keys or --jwt-issuer"),
     ],
 )
 def test_scheduler_and_gateway_know_callers_both_or_neither(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -270,3 +271,24 @@ async def test_client_keeps_its_connection_when_files_change(
         _put(new, tmp_path)
         assert (await client.get_model()).name == "fake"
     await running.server.stop(None)
+
+
+@pytest.mark.parametrize(
+    ("address", "config", "num_warnings"),
+    [
+        ("elsewhere.invalid:1", ClientConfig(api_key=KEY), 1),
+        ("127.0.0.1:1", ClientConfig(api_key=KEY), 0),
+        ("elsewhere.invalid:2", ClientConfig(), 0),
+        ("elsewhere.invalid:3", ClientConfig(api_key=KEY, tls=TlsFiles()), 0),
+    ],
+)
+async def test_key_that_others_can_read_on_its_way_is_warned_of_once(
+    address: str, config: ClientConfig, num_warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            async with AsyncClient(address, config):
+                pass
+    warnings = [text for text in caplog.messages if text.startswith("credential_in_plain_text")]
+    assert len(warnings) == num_warnings
+    assert all(f"address={address}" in text and KEY not in text for text in warnings)

@@ -14,6 +14,11 @@ from splitserve_rpc.tls import TlsFiles
 TLS = ("--http-tls-cert=a.crt", "--http-tls-key=a.key")
 CLIENT_CA = "--http-tls-client-ca=ca.crt"
 PUBLIC = "--http=0.0.0.0:8000"
+EXPOSED = "^--http 0.0.0.0:8000: others can reach it, and "
+NOT_ENCRYPTED = "without --http-tls-cert and --http-tls-key it is not encrypted"
+KNOWS_NOBODY = "without --gateway-key-file or --http-tls-client-ca it knows no caller"
+KEY = "--gateway-key-file=key"
+OTHER_MACHINE = "--schedulers=127.0.0.1:50051,scheduler:50051"
 
 
 def config(*flags: str) -> GatewayConfig:
@@ -31,10 +36,11 @@ def test_http_is_plain_when_no_certificate_is_given() -> None:
         (TLS[:1], "--http-tls-cert is given without --http-tls-key"),
         (TLS[1:], "--http-tls-key is given without --http-tls-cert"),
         ((CLIENT_CA,), "--http-tls-client-ca is given without"),
-        ((PUBLIC,), "--http 0.0.0.0:8000: others can reach it"),
-        ((PUBLIC, *TLS), "--http 0.0.0.0:8000: others can reach it"),
-        ((PUBLIC, "--api-key-file=key"), "--http 0.0.0.0:8000: others can reach it"),
+        ((PUBLIC,), f"{EXPOSED}{NOT_ENCRYPTED}, and {KNOWS_NOBODY} "),
+        ((PUBLIC, *TLS), f"{EXPOSED}{KNOWS_NOBODY} "),
+        ((PUBLIC, "--gateway-key-file=key"), f"{EXPOSED}{NOT_ENCRYPTED} "),
         (("--tls-cert=a.crt",), "--tls-cert is given without --tls-key"),
+        ((KEY, OTHER_MACHINE), "--schedulers scheduler:50051: is on another machine, and without"),
     ],
 )
 def test_options_are_refused_that_cannot_be_meant(flags: tuple[str, ...], problem: str) -> None:
@@ -49,7 +55,25 @@ def test_schedulers_are_reached_over_tls_when_there_is_a_file_for_it() -> None:
 
 @pytest.mark.parametrize(
     "flags",
-    [(PUBLIC, *TLS, CLIENT_CA), (PUBLIC, *TLS, "--api-key-file=key"), (PUBLIC, "--insecure")],
+    [(PUBLIC, *TLS, CLIENT_CA), (PUBLIC, *TLS, "--gateway-key-file=key"), (PUBLIC, "--insecure")],
 )
 def test_others_may_reach_what_knows_its_clients_or_is_told_not_to(flags: tuple[str, ...]) -> None:
     assert config(*flags).http == "0.0.0.0:8000"
+
+
+def test_the_callers_key_is_not_taken_for_the_gateways() -> None:
+    values = options.parse("gateway", [], {"SPLITSERVE_API_KEY_FILE": "of-a-caller"})
+    assert GatewayConfig.from_options(values).gateway_key_file is None
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (KEY, OTHER_MACHINE, "--tls-ca=ca.crt"),
+        (KEY, OTHER_MACHINE, "--insecure"),
+        (KEY, "--schedulers=[::1]:1,localhost:2"),
+        (OTHER_MACHINE,),
+    ],
+)
+def test_keys_go_to_other_machines_encrypted_or_when_told_to(flags: tuple[str, ...]) -> None:
+    assert config(*flags).schedulers

@@ -129,7 +129,7 @@ async def test_page_says_where_a_credential_is_needed(tmp_path: Path) -> None:
     """As the door has it, without a scheduler: 401 where one is needed, and none was given."""
     key_file = tmp_path / "key"
     key_file.write_text("the-key-of-the-gateway")
-    app = build_app(GatewayConfig(api_key_file=key_file))
+    app = build_app(GatewayConfig(gateway_key_file=key_file))
     page = app.openapi()
     scheme = page["components"]["securitySchemes"]["bearerAuth"]
     assert (scheme["type"], scheme["scheme"]) == ("http", "bearer")

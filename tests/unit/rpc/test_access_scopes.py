@@ -38,7 +38,8 @@ def opened_by(scope: str, method: str) -> bool:
     service, name = method.removeprefix("/").split("/")
     if service == ADMIN:
         return scope == "operator"
-    return scope == "generate" or (scope == "gateway" and name in FOR_GATEWAYS)
+    allowed = {"gateway": FOR_GATEWAYS, "operator": {"GetModel"}}
+    return scope == "generate" or name in allowed.get(scope, ())
 
 
 async def outcomes(access: Access, metadata: Metadata) -> dict[str, str]:

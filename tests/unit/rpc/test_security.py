@@ -106,16 +106,3 @@ def test_token_is_refused_by_name(tmp_path: Path, content: str | None, problem: 
 def test_files_that_do_not_make_sense_together_are_refused(flags: list[str], problem: str) -> None:
     with pytest.raises(SecurityUnusable, match=f"^{re.escape(problem)}$"):
         read("scheduler", *flags)
-
-
-def test_scheduler_says_so_when_it_knows_callers_but_not_its_executors(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    token = tmp_path / "token"
-    token.write_text("a secret of the cluster")
-    with caplog.at_level(logging.WARNING):
-        read("scheduler")
-        read("scheduler", "--api-keys=keys.json", f"--cluster-token-file={token}")
-        assert caplog.text == ""
-        read("scheduler", "--api-keys=keys.json")
-    assert "executors_not_known cluster_listen=127.0.0.1:50050" in caplog.text

@@ -70,11 +70,11 @@
 // A scheduler with --api-keys or --jwt-issuer knows its callers: a call brings the metadata
 // `authorization: Bearer CREDENTIAL`, an API key or a JWT, and without a valid one nothing but
 // the standard health service answers (CALLER_UNKNOWN). A credential has a tenant and scopes. The
-// scope `generate` is for every method; `gateway` for those that carry other callers' requests: it
-// opens a Session in which each SessionSubmit brings the credential of its own caller, asks for the
-// model and the tokenizer, and calls Identify. Where callers are known, request ids are those of
-// their tenant: to all others an id of it is unknown. Without these options everybody may do
-// everything, and ids are everybody's.
+// scope `generate` is for every method of SchedulerService; `gateway` for those that carry other
+// callers' requests: it opens a Session in which each SessionSubmit brings the credential of its own
+// caller, asks for the model and the tokenizer, and calls Identify; `operator` for AdminService and
+// GetModel. Where callers are known, request ids are those of their tenant: to all others an id of it
+// is unknown. Without these options everybody may do everything, and ids are everybody's.
 //
 // # Lengths
 //
