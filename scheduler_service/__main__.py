@@ -21,6 +21,7 @@ from scheduler_service.journal.journal import JournalUnusable, open_journal
 from scheduler_service.request_limits import most_message_bytes
 from scheduler_service.service.admin import AdminServicer
 from scheduler_service.service.caller_checks import scopes_of
+from scheduler_service.service.caller_names import CallerNames
 from scheduler_service.service.executor_addresses import ExecutorAddresses
 from scheduler_service.service.registry import RegistryServicer
 from scheduler_service.service.request_log import caller_refusals
@@ -72,7 +73,7 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
         for_cluster.server,
     )
     admin_pb2_grpc.add_AdminServiceServicer_to_server(
-        AdminServicer(cluster, audit), for_cluster.server
+        AdminServicer(cluster, CallerNames(opened.callers), audit), for_cluster.server
     )
     servers = list({id(running): running for running in (for_clients, for_cluster)}.values())
 
@@ -121,7 +122,7 @@ def _bind(
     identity = config.security.identity
     believed = (Role.OPERATOR,) if config.no_operator_token else ()
     access = Access(identity, scopes_of(callers), believed)
-    on_refusal = caller_refusals(audit)
+    on_refusal = caller_refusals(audit, CallerNames(callers))
     has_one = config.cluster_listen == config.listen
     services = (SERVICE, *(_CLUSTER_SERVICES if has_one else ()))
     for_clients = bind_server(

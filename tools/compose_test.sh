@@ -316,7 +316,7 @@ check_stop() {
     say 'all stop on SIGTERM with exit code 0; down leaves nothing'
 }
 
-compose_tls() { compose --file "$base_file" --file docker-compose.tls.yml "$@"; }
+compose_tls() { compose --file "$base_file" --file docker-compose.tls.yml --profile setup "$@"; }
 # podman-compose cannot merge a variable that is only named with one that has a value.
 write_base_file() {
     local valued

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -81,9 +81,51 @@ class Authority:
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), True)
             .add_extension(_usage(signs_certificates=False), True)
             .add_extension(usage, False)
-            .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), False)
+            .add_extension(x509.SubjectAlternativeName(dict.fromkeys(map(_host, hosts))), False)
         )
         return Issued(builder.sign(self.issued.key, hashes.SHA256()), key)
+
+    def hosts_of(self, path: Path) -> list[str]:
+        """The host names and addresses in a certificate of ours; none if there is no such.
+
+        Raises OSError, ValueError.
+        """
+        if not path.exists():
+            return []
+        certificate = _read_certificate(path)
+        try:
+            certificate.verify_directly_issued_by(self.issued.certificate)
+            names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+        except (ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound):
+            # Of another authority: what it says is nothing that we said.
+            return []
+        return [str(name.value) for name in names.value]
+
+
+def issue_all(
+    directory: Path, names: Mapping[str, Sequence[str]], days: int, *, in_folders: bool
+) -> None:
+    """Writes a certificate for each of `names`, or renews it, and the authority if there is none.
+
+    `names`: of each the host names and addresses; those of the one that is renewed are kept.
+    `in_folders`: NAME/tls.crt rather than NAME.crt. Raises OSError, ValueError.
+    """
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if (directory / "ca.key").exists():
+        authority = Authority.read(directory)
+    else:
+        authority = Authority.create()
+        authority.issued.write(directory, "ca")
+    places = {
+        name: (directory / name, "tls") if in_folders else (directory, name) for name in names
+    }
+    # All are read before the first is written, so one that cannot be read leaves all as it was.
+    kept = {name: authority.hosts_of(at / f"{file}.crt") for name, (at, file) in places.items()}
+    for name, (folder, file) in places.items():
+        folder.mkdir(mode=0o700, exist_ok=True)
+        authority.issue(name, [*names[name], *kept[name]], days).write(folder, file)
+        if in_folders:
+            authority.issued.write_certificate(folder, "ca")
 
 
 def _read_certificate(path: Path) -> x509.Certificate:

@@ -21,7 +21,8 @@ _MAX_DAYS = 3650
 _HELP = """\
 Makes a certificate authority and certificates for the processes of a cluster: DIR/ca.crt, and
 NAME.crt with NAME.key for scheduler, executor, operator and gateway. Run again, it keeps the
-authority and renews the rest; running processes take the new ones by themselves.
+authority and renews the rest, for the names that they had and those of --host; running processes
+take the new ones by themselves. Who wants a name gone removes NAME.crt first.
 """
 
 
@@ -59,12 +60,6 @@ def _days(text: str) -> int:
     return int(text)
 
 
-def _folder(directory: Path, name: str) -> Path:
-    folder = directory / name
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return folder
-
-
 def _fail(problem: str) -> int:
     """Returns the exit code."""
     sys.stderr.write(f"splitserve certs: {problem}\n")
@@ -73,6 +68,24 @@ def _fail(problem: str) -> int:
 
 def main(argv: Sequence[str]) -> int:
     """Returns the exit code."""
+    arguments = _parser().parse_args(argv)
+    try:
+        from splitserve_cli.certificates import issue_all
+    except ImportError:
+        return _fail("needs cryptography: pip install 'splitserve[security]'")
+    directory: Path = arguments.directory
+    try:
+        names = _names(arguments.client, arguments.host)
+        issue_all(directory, names, arguments.days, in_folders=arguments.folders)
+    except OSError as error:
+        return _fail(f"{error.filename}: {error.strerror}")
+    except ValueError as error:
+        return _fail(str(error))
+    sys.stdout.write(f"{directory}: ca, {', '.join(names)}; keep ca.key where nobody finds it\n")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="splitserve certs", description=_HELP)
     parser.add_argument("directory", metavar="DIR", type=Path, help="where to write them")
     parser.add_argument(
@@ -96,37 +109,15 @@ def main(argv: Sequence[str]) -> int:
         help="NAME/tls.crt and NAME/tls.key beside NAME/ca.crt, for who is to see no other's",
     )
     parser.add_argument("--days", type=_days, default=90, help="how long they live (default: 90)")
-    arguments = parser.parse_args(argv)
-    try:
-        from splitserve_cli import certificates
-    except ImportError:
-        return _fail("needs cryptography: pip install 'splitserve[security]'")
-    hosts = [_host_of(text) for text in arguments.host]
-    names = {role.value: [role.dns_name] for role in Role}
-    names[_GATEWAY] = []
+    return parser
+
+
+def _names(clients: Sequence[str], hosts: Sequence[str]) -> dict[str, list[str]]:
+    """Of each certificate the names that it is for. Raises ValueError."""
+    named = [_host_of(text) for text in hosts]
+    names = {role.value: [role.dns_name] for role in Role} | {_GATEWAY: []}
     for name in _SERVERS:
-        named = (host for of, host in hosts if of in {name, None})
-        names[name].extend(dict.fromkeys((*_LOCAL, *named)))
-    directory: Path = arguments.directory
-    try:
-        _check_names(arguments.client, [host for _, host in hosts], names)
-        names |= {name: [name] for name in arguments.client}
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if (directory / "ca.key").exists():
-            authority = certificates.Authority.read(directory)
-        else:
-            authority = certificates.Authority.create()
-            authority.issued.write(directory, "ca")
-        for name, of_name in names.items():
-            issued = authority.issue(name, of_name, arguments.days)
-            if arguments.folders:
-                issued.write(_folder(directory, name), "tls")
-                authority.issued.write_certificate(directory / name, "ca")
-            else:
-                issued.write(directory, name)
-    except OSError as error:
-        return _fail(f"{error.filename}: {error.strerror}")
-    except ValueError as error:
-        return _fail(str(error))
-    sys.stdout.write(f"{directory}: ca, {', '.join(names)}; keep ca.key where nobody finds it\n")
-    return 0
+        reached = (host for of, host in named if of in {name, None})
+        names[name].extend(dict.fromkeys((*_LOCAL, *reached)))
+    _check_names(clients, [host for _, host in named], names)
+    return names | {name: [name] for name in clients}

@@ -9,12 +9,16 @@ from typing import TypeAlias
 
 import grpc
 import grpc.aio
-from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from splitserve.scheduler.v1 import admin_pb2_grpc, scheduler_pb2_grpc
 from splitserve_client.errors import ServerUnreachable
+from splitserve_rpc.errors import transport_details
 
 Credentials: TypeAlias = grpc.ChannelCredentials | None
+
+# Of a call that finds no connection, and fails at once.
+_DETAILS_TIMEOUT_S = 1.0
 
 
 class Stubs:
@@ -56,8 +60,8 @@ class Channels:
     async def call(self, problem: str, timeout_s: float) -> AsyncGenerator[Stubs, None]:
         """The stubs for one call, which ends with the context.
 
-        Waits for the first connection. Raises ServerUnreachable(`problem`) as soon as it is
-        refused, or after `timeout_s`.
+        Waits for the first connection. Raises ServerUnreachable(`problem`, and what gRPC says) as
+        soon as it is refused, or after `timeout_s`.
         """
         stubs = await self._renewed()
         stubs.num_calls += 1
@@ -91,8 +95,19 @@ async def _wait_for_connection(channel: grpc.aio.Channel, problem: str, timeout_
             state = channel.get_state(try_to_connect=True)
             while state is not grpc.ChannelConnectivity.READY:
                 if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-                    raise ServerUnreachable(problem)
+                    raise ServerUnreachable(problem + await _details(channel))
                 await channel.wait_for_state_change(state)
                 state = channel.get_state(try_to_connect=True)
     except TimeoutError as error:
         raise ServerUnreachable(f"{problem}; waited {timeout_s:g} s") from error
+
+
+async def _details(channel: grpc.aio.Channel) -> str:
+    """Why there is no connection. Only a call is told, so one is made that nobody has to allow."""
+    check = health_pb2_grpc.HealthStub(channel).Check
+    try:
+        await check(health_pb2.HealthCheckRequest(), timeout=_DETAILS_TIMEOUT_S)
+    except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.UNAVAILABLE:
+            return f" ({transport_details(error)})"
+    return ""

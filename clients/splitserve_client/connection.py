@@ -219,7 +219,7 @@ def _credentials(config: ClientConfig) -> Callable[[], Credentials]:
 
 
 def _unreachable(address: str, config: ClientConfig) -> str:
-    """What is known when there is no connection: gRPC does not say whether somebody was there."""
+    """What was tried when there is no connection; what gRPC says of it follows."""
     if config.is_plain_text:
         return f"cannot connect to {address} in plain text: no server answers, or it wants TLS"
     wants = "it wants plain text, or another certificate"

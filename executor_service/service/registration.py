@@ -20,7 +20,7 @@ from executor_service.steps.step_executor import MAX_CLOCK_SKEW_NS
 from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
 from splitserve_rpc.cluster_identity import NOBODY, ClusterIdentity, Role
 from splitserve_rpc.contract import CONTRACT_MAJOR
-from splitserve_rpc.errors import failure_of
+from splitserve_rpc.errors import failure_of, transport_details
 from splitserve_rpc.server import channel_options
 
 _PERIOD_S = 1.0
@@ -33,6 +33,7 @@ _JITTER_RATIO = 0.2
 _CALL_TIMEOUT_S = 5.0
 # The next attempt does not wait for what the last one learnt.
 _CHANNEL_OPTIONS = [*channel_options(), ("grpc.use_local_subchannel_pool", 1)]
+_MAX_SAID = 8
 _UNREACHABLE = "scheduler_unreachable"
 _WILDCARD_HOSTS = ("", "0.0.0.0", "[::]", "::", "*")
 
@@ -96,9 +97,11 @@ class GrpcRegistry:
             return RegistrationFailed(
                 "registration_refused", f"reason={failure.reason} message={failure.message!r}"
             )
-        # The text of a transport error changes from try to try; its code does not.
+        how = "plain_text" if self._identity.tls is None else "tls"
         return RegistrationFailed(
-            _UNREACHABLE, f"scheduler={self._scheduler} code={failure.code.name}"
+            _UNREACHABLE,
+            f"scheduler={self._scheduler} over={how} code={failure.code.name}"
+            f" details={transport_details(error)!r}",
         )
 
 
@@ -139,6 +142,7 @@ class Registrar:
         self._adopt_scheduler_epoch = adopt_scheduler_epoch
         self._pacing = pacing
         self._last_line = ""
+        self._said_of_transport: set[str] = set()
 
     async def run(self) -> None:
         """Registers until cancelled."""
@@ -149,8 +153,10 @@ class Registrar:
                 await self._register()
                 delay_s, retry_s = _PERIOD_S, _FIRST_RETRY_S
             except RegistrationFailed as failure:
-                if failure.event != _UNREACHABLE or retry_s >= _QUIET_BELOW_S:
+                if failure.event != _UNREACHABLE:
                     self._log_change(logging.WARNING, str(failure))
+                elif retry_s >= _QUIET_BELOW_S:
+                    self._log_unreachable(str(failure))
                 delay_s, retry_s = retry_s, min(2 * retry_s, _MAX_RETRY_S)
             await self._pacing.sleep(self._pacing.jittered(delay_s))
 
@@ -174,7 +180,16 @@ class Registrar:
     def _log_change(self, level: int, line: str) -> None:
         if line != self._last_line:
             self._last_line = line
+            self._said_of_transport.clear()
             _log.log(level, "%s", line)
+
+    def _log_unreachable(self, line: str) -> None:
+        """Once each: what a transport says may change from try to try, and back."""
+        if line in self._said_of_transport or len(self._said_of_transport) >= _MAX_SAID:
+            return
+        self._said_of_transport.add(line)
+        self._last_line = line
+        _log.warning("%s", line)
 
 
 async def advertised_address(listen: str, port: int, scheduler: str) -> str:

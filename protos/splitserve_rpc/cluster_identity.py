@@ -76,9 +76,15 @@ class ClusterIdentity:
         """Raises DomainError(CALLER_NOT_ALLOWED) if the caller's certificate is not for `role`."""
         if self.tls is None or not self.tls.checks_clients:
             return
-        if role.dns_name.encode() not in context.auth_context().get("peer_dns", ()):
+        if role not in roles_of(context):
             message = f"the caller's certificate is not for {role.dns_name}"
             raise DomainError("CALLER_NOT_ALLOWED", message)
+
+
+def roles_of(context: grpc.aio.ServicerContext) -> list[Role]:
+    """Those of the caller's certificate; none without one that the server has checked."""
+    names = context.auth_context().get("peer_dns", ())
+    return [role for role in Role if role.dns_name.encode() in names]
 
 
 # Speaks in plain text, and believes everybody.

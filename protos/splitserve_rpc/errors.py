@@ -16,6 +16,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from splitserve_rpc.domain_error import DOMAIN, DomainError
+from splitserve_rpc.printable import printable
 
 CODE_OF_REASON: Mapping[str, grpc.StatusCode] = MappingProxyType(
     {
@@ -56,6 +57,9 @@ CODE_OF_REASON: Mapping[str, grpc.StatusCode] = MappingProxyType(
 # A message quotes what a client sent, and a status has to fit into 8 KiB of headers, where it is
 # said twice and a character may take twelve bytes.
 _MAX_MESSAGE_CHARS = 400
+_MAX_TRANSPORT_CHARS = 300
+# What gRPC puts before the only thing that tells anything.
+_LAST_ERROR = "last error: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +103,12 @@ def failure_of(error: grpc.RpcError) -> RpcFailure:
         elif detail.Unpack(retry):
             retry_delay_s = retry.retry_delay.ToTimedelta().total_seconds()
     return RpcFailure(error.code(), reason, error.details() or "", retry_delay_s)
+
+
+def transport_details(error: grpc.RpcError) -> str:
+    """What gRPC says of a connection that it did not get, on one line and bounded."""
+    details = error.details() or ""
+    return printable(details.rpartition(_LAST_ERROR)[2][:_MAX_TRANSPORT_CHARS])
 
 
 def _packed(message: object) -> any_pb2.Any:

@@ -25,8 +25,8 @@ Decode = Callable[..., Any]
 Call = Callable[[Any, grpc.aio.ServicerContext], Awaitable[Any]]
 Check = Callable[[grpc.aio.ServicerContext], None]
 Tell = Callable[[grpc.aio.ServicerContext, DomainError], None]
-# Method, peer, reason.
-OnRefusal = Callable[[str, str, str], None]
+# Method, call, reason.
+OnRefusal = Callable[[str, grpc.aio.ServicerContext, str], None]
 
 # Anybody may call it, and a call keeps its message as long as it is open.
 _HEALTH = "/grpc.health.v1.Health/"
@@ -34,7 +34,7 @@ _MAX_HEALTH_BYTES = 1024
 _OF_CALLERS = frozenset({"CALLER_UNKNOWN", "CALLER_NOT_ALLOWED"})
 
 
-def ignore_refusal(method: str, peer: str, reason: str) -> None:
+def ignore_refusal(method: str, context: grpc.aio.ServicerContext, reason: str) -> None:
     """Nobody wants to know."""
 
 
@@ -89,7 +89,7 @@ class BoundaryInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     def _tell(self, name: str, context: grpc.aio.ServicerContext, refusal: DomainError) -> None:
         if refusal.reason in _OF_CALLERS:
-            self._on_refusal(name, context.peer(), refusal.reason)
+            self._on_refusal(name, context, refusal.reason)
 
     def _decode(self, name: str, deserialize: Decode, message: bytes) -> Any:  # noqa: ANN401
         limit = self._message_limit()

@@ -52,22 +52,24 @@ class RequestEnded:
 class CallerRefused:
     """Somebody may not do what they tried, `num_times` from that peer.
 
-    The first time is told at once, further ones in the same second together; then `method` and
-    `reason` are those of the first.
+    The first time is told at once, further ones in the same second together, where all but the
+    port of the peer is the same. `caller`: whose credential or certificate it was, if one is known.
     """
 
     method: str
     peer: str
     reason: str
+    caller: str = ""
     num_times: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorCalled:
-    """A method for operators was called, and answered."""
+    """A method for operators was called, and answered. `caller`: as of `CallerRefused`."""
 
     method: str
     peer: str
+    caller: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from scheduler_service.audit.events import CallerRefused, ExecutorRefused, RequestRefused
 
-# Peers, or callers with a reason, that are told apart in one second; all further ones are one.
+# Refusals that are told apart in one second. Further ones are told apart by what servers say of
+# them, and that is a few names.
 MAX_PEERS = 256
 OTHERS = "others"
 
 Refusal = CallerRefused | ExecutorRefused | RequestRefused
+# Type, host, caller, method or limit, and reason.
+_Key: TypeAlias = tuple[type[Refusal], str, str, str, str]
 
 
 @dataclass(slots=True)
@@ -21,19 +25,17 @@ class _Second:
 
 
 class RefusedPeers:
-    """Lets the first refusal of a peer, or of a caller for a reason, in a second pass.
-
-    Counts the rest.
-    """
+    """Lets the first refusal of its kind in a second pass, and counts the rest."""
 
     def __init__(self) -> None:
-        self._seconds: dict[tuple[object, ...], _Second] = {}
+        self._seconds: dict[_Key, _Second] = {}
 
     def add(self, event: Refusal, now_s: float) -> Refusal | None:
         """What is to be written now. Call `take_past` before."""
         key = _key(event)
         if key not in self._seconds and len(self._seconds) >= MAX_PEERS:
-            key, event = (type(event), OTHERS), _of_others(event)
+            event = _of_others(event)
+            key = _key(event)
         second = self._seconds.get(key)
         if second is None:
             self._seconds[key] = _Second(event, int(now_s))
@@ -52,16 +54,21 @@ class RefusedPeers:
         return self.take_past(-1.0)
 
 
-def _key(event: Refusal) -> tuple[object, ...]:
+def _key(event: Refusal) -> _Key:
     if isinstance(event, RequestRefused):
-        return (RequestRefused, event.caller, event.reason, event.limit)
-    return (type(event), _host(event.peer))
+        return type(event), "", event.caller, event.limit, event.reason
+    caller, method = ("", "")
+    if isinstance(event, CallerRefused):
+        caller, method = event.caller, event.method
+    return type(event), _host(event.peer), caller, method, event.reason
 
 
 def _of_others(event: Refusal) -> Refusal:
     if isinstance(event, RequestRefused):
         return replace(event, caller=OTHERS, tenant="", request_id="")
-    return replace(event, peer=OTHERS)
+    if isinstance(event, CallerRefused):
+        return replace(event, peer=OTHERS, caller="")
+    return replace(event, peer=OTHERS, address="")
 
 
 def _host(peer: str) -> str:

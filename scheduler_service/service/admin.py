@@ -7,22 +7,25 @@ import grpc.aio
 from scheduler_service.audit.audit import Audit, NoAudit
 from scheduler_service.audit.events import OperatorCalled
 from scheduler_service.cluster import Cluster
+from scheduler_service.service.caller_names import CallerNames
 from splitserve.scheduler.v1 import admin_pb2, admin_pb2_grpc
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     """ListExecutors."""
 
-    def __init__(self, cluster: Cluster, audit: Audit | None = None) -> None:
-        """`audit`: None to tell nobody."""
+    def __init__(self, cluster: Cluster, names: CallerNames, audit: Audit | None = None) -> None:
+        """`names`: of who calls, for `audit`; None to tell nobody."""
         self._cluster = cluster
+        self._names = names
         self._audit = audit or NoAudit()
 
     async def ListExecutors(
         self, request: admin_pb2.ListExecutorsRequest, context: grpc.aio.ServicerContext
     ) -> admin_pb2.ListExecutorsResponse:
         """The executors known now."""
-        self._audit.record(OperatorCalled("ListExecutors", context.peer()))
+        name = self._names.of_call(context)
+        self._audit.record(OperatorCalled("ListExecutors", context.peer(), name))
         states = [
             admin_pb2.ExecutorState(
                 executor=engine.link.info,

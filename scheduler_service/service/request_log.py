@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+
+import grpc.aio
 
 from scheduler_service.audit.audit import Audit, NoAudit
 from scheduler_service.audit.events import (
@@ -17,6 +19,7 @@ from scheduler_service.callers.admission import Charge
 from scheduler_service.callers.caller import Caller
 from scheduler_service.callers.quotas import num_computed_outputs
 from scheduler_service.core.request import Request
+from scheduler_service.service.caller_names import CallerNames
 from scheduler_service.service.intake import Accepted
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import scheduler_pb2 as api
@@ -29,11 +32,12 @@ _MAX_TEXT_CHARS = 128
 _SUBMIT = "/splitserve.scheduler.v1.SchedulerService/Session"
 
 
-def caller_refusals(audit: Audit) -> OnRefusal:
+def caller_refusals(audit: Audit, names: CallerNames) -> OnRefusal:
     """Tells `audit` of callers that a server refuses."""
 
-    def tell(method: str, peer: str, reason: str) -> None:
-        audit.record(CallerRefused(method, peer, reason))
+    def tell(method: str, context: grpc.aio.ServicerContext, reason: str) -> None:
+        name = names.of_refused(context, reason)
+        audit.record(CallerRefused(method, context.peer(), reason, name))
 
     return tell
 
@@ -64,12 +68,15 @@ class RequestLog:
         return replace(accepted, admission=replace(admission, charge=charge))
 
     @contextmanager
-    def unknown_callers(self, peer: str) -> Iterator[None]:
-        """Whatever is raised within refuses whose request a Session of `peer` brought."""
+    def unknown_callers(self, peer: str, name: Callable[[str], str]) -> Iterator[None]:
+        """Whatever is raised within refuses whose request a Session of `peer` brought.
+
+        `name`: of who was refused, by the reason.
+        """
         try:
             yield
         except DomainError as error:
-            self._audit.record(CallerRefused(_SUBMIT, peer, error.reason))
+            self._audit.record(CallerRefused(_SUBMIT, peer, error.reason, name(error.reason)))
             raise
 
     def admitted(

@@ -16,6 +16,7 @@ from scheduler_service.callers.caller import Callers, OpenDoor
 from scheduler_service.cluster import Cluster
 from scheduler_service.executors.broken_core import MESSAGE, REASON
 from scheduler_service.service.caller_checks import CallerChecks
+from scheduler_service.service.caller_names import CallerNames
 from scheduler_service.service.intake import Intake
 from scheduler_service.service.request_log import RequestLog
 from scheduler_service.streams.client_codec import encode_default_sampling, encode_rejection
@@ -52,6 +53,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         callers = callers or OpenDoor()
         self._cluster = cluster
         self._checks = CallerChecks(callers)
+        self._names = CallerNames(callers)
         self._intake = Intake(cluster, callers)
         self._request_log = RequestLog(audit)
 
@@ -129,7 +131,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             raise DomainError("SESSION_PROTOCOL", f"handle {handle} is in use in this session")
         try:
             self._cluster.check_accepting()
-            with self._request_log.unknown_callers(opener.peer):
+            name = partial(self._names.of_submit, opener.credential, submit.credential)
+            with self._request_log.unknown_callers(opener.peer, name):
                 caller = self._checks.of_submit(opener.credential, submit.credential)
             with self._request_log.refusals(submit.request, caller):
                 accepted = self._request_log.followed(self._intake.accept(submit.request, caller))

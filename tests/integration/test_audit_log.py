@@ -128,6 +128,8 @@ async def test_request_of_a_session_is_told_as_any_other(audited: Audited) -> No
     assert (ended["tenant"], ended["request_id"], ended["reason"]) == ("acme", "r1", "length")
     assert refused["reason"] == "CALLER_UNKNOWN"
     assert refused["method"].endswith("/Session")
+    # Nobody knows whose credential that was: who brought it is told.
+    assert refused["caller"] == "key0"
     assert refused["peer"].startswith("ipv4:127.0.0.1:")
 
 
@@ -187,6 +189,7 @@ async def test_request_is_abandoned_when_its_client_leaves(audited: Audited) -> 
 
 async def test_callers_and_operators_are_told(audited: Audited) -> None:
     await audited.generate("nobody's")
+    audited.keys.add("")
     operator = audited.keys.add("", Scope.OPERATOR)
     stub = admin_pb2_grpc.AdminServiceStub(audited.channel)
     await stub.ListExecutors(admin_pb2.ListExecutorsRequest(), metadata=bearer(operator))
@@ -196,6 +199,18 @@ async def test_callers_and_operators_are_told(audited: Audited) -> None:
     assert (refused["reason"], refused["num_times"]) == ("CALLER_UNKNOWN", 1)
     assert called["method"] == "ListExecutors"
     assert called["peer"].startswith("ipv4:127.0.0.1:")
+    assert (refused["caller"], called["caller"]) == ("", "key1")
+
+
+async def test_refusal_names_the_caller_when_its_credential_is_for_something_else(
+    audited: Audited,
+) -> None:
+    audited.keys.add("acme")
+    operator = audited.keys.add("", Scope.OPERATOR)
+    await audited.generate(operator)
+
+    (refused,) = audited.events("caller_refused")
+    assert (refused["reason"], refused["caller"]) == ("CALLER_NOT_ALLOWED", "key1")
 
 
 async def test_executors_are_told(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import httpx2
@@ -65,6 +66,58 @@ async def test_scheduler_is_reached_by_who_has_a_certificate_and_believes_it(
                 assert set(await readiness(config, 200, num_looks=20)) == {503}
     finally:
         await running.server.stop(None)
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    lines = [record.getMessage() for record in caplog.records]
+    return [line for line in lines if line.startswith("upstream_unreachable ")]
+
+
+async def test_gateway_says_why_when_it_never_reaches_its_scheduler(
+    certificates: Certificates, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    others = Certificates.make(tmp_path / "others").files("gateway")
+    security = ServerSecurity(Access(), Tls(certificates.files("scheduler")))
+    running = await start(FakeScheduler(), security=security)
+    address = f"127.0.0.1:{running.port}"
+
+    async def look() -> tuple[bool, object]:
+        return bool(told(caplog)), caplog.text
+
+    try:
+        for tls, how, why in (
+            (others, "with TLS", "certificate signature failure"),
+            (None, "in plain text", "Socket closed"),
+        ):
+            caplog.clear()
+            async with serving(GatewayConfig(schedulers=(address,), scheduler_tls=tls)):
+                await poll(look, 30.0)
+            (line,) = told(caplog)
+            assert line.startswith(f"upstream_unreachable address={address} error='cannot connect")
+            assert how in line
+            assert why in line
+    finally:
+        await running.server.stop(None)
+
+
+async def test_gateway_says_a_problem_once_when_it_tries_again_and_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    num_connections = 0
+
+    def close(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_connections
+        num_connections += 1
+        writer.close()
+
+    async def look() -> tuple[bool, object]:
+        return num_connections > 8 and bool(told(caplog)), caplog.text
+
+    listener = await asyncio.start_server(close, "127.0.0.1", 0)
+    host, port = listener.sockets[0].getsockname()
+    async with listener, serving(GatewayConfig(schedulers=(f"{host}:{port}",))):
+        await poll(look, 30.0)
+    assert len(told(caplog)) == len(set(told(caplog)))
 
 
 @pytest.mark.parametrize("wrong", ["gateway.crt", "gateway.key", "ca.crt"])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -39,6 +41,12 @@ async def info(*options: str) -> str:
     return out.decode()
 
 
+def operators(stack: SecuredStack) -> list[str]:
+    """Who has called, as the audit log has it."""
+    events = [json.loads(line) for line in (stack.folder / "audit").read_text().splitlines()]
+    return [event["caller"] for event in events if event["event"] == "operator_called"]
+
+
 def key_file(folder: Path, key: str) -> str:
     path = folder / "operator.key"
     path.write_text(key)
@@ -64,8 +72,10 @@ async def test_info_shows_executors_to_an_operators_certificate_alone_and_the_mo
     with_certificate = await info(*flags)
     assert with_certificate.startswith("model: not shown")
     assert stack.executor in with_certificate
+    assert operators(stack)[-1] == "certificate:operator"
 
     with_key = await info(*flags, key_file(tmp_path, stack.keys["operator"]))
     assert with_key.startswith("model: ")
     assert "not shown" not in with_key
     assert stack.executor in with_key
+    assert re.fullmatch(r"key:\w+, certificate:operator", operators(stack)[-1])

@@ -40,6 +40,9 @@ _POLL_S = 1.0
 # Of a gateway whose own key is not, or no longer, valid there.
 _REFUSALS = (CallerUnknown, CallerNotAllowed)
 _GATEWAY = "gateway"
+# Of a scheduler that was reached.
+_KNOWN = (ModelNotReady, *_REFUSALS)
+_MAX_SAID = 8
 _LOSSES = (ServerUnreachable, ModelNotReady, *_REFUSALS)
 
 _log = logging.getLogger(__name__)
@@ -72,6 +75,8 @@ class Upstream:
         self._is_serving = False
         self._digest = ""
         self._refusal = ""
+        # Problems that are in the log, since it was ready the last time.
+        self._said: set[str] = set()
         # Whoever has a key expects that everybody needs one.
         self._is_for_callers = config is not None and config.has_api_key
         self._requests: set[SessionRequest] = set()
@@ -194,10 +199,11 @@ class Upstream:
         self._is_serving = False
         if isinstance(error, _REFUSALS) and str(error) != self._refusal:
             self._refusal = str(error)
-            _log.error("upstream_refused address=%s error=%s", self.address, error)
+            _log.error("upstream_refused address=%s error=%r", self.address, str(error))
         if self.served is not None:
             _log.warning("upstream_lost address=%s error=%r", self.address, str(error))
             self._digest, self.served = self.served.model.digest, None
+            self._said.add(str(error))
         # Asked again and again: the other may come later than this one went.
         if isinstance(error, ServerUnreachable) and self.find_other(self._digest):
             for request in list(self._requests):
@@ -217,9 +223,19 @@ class Upstream:
                 # A single answer that does not come, or makes no sense, is no loss.
                 if num_failures > 1 or isinstance(error, _LOSSES):
                     self._lose(error)
+                # A scheduler that starts with us is not there for a moment.
+                if num_failures > 1 and not isinstance(error, _KNOWN):
+                    self._say_unreachable(str(error))
             with suppress(TimeoutError):
                 async with asyncio.timeout(_POLL_S):
                     await self._is_doubtful.wait()
+
+    def _say_unreachable(self, problem: str) -> None:
+        """Once each: what a transport says may change from try to try, and back."""
+        if problem in self._said or len(self._said) >= _MAX_SAID:
+            return
+        self._said.add(problem)
+        _log.warning("upstream_unreachable address=%s error=%r", self.address, problem)
 
     async def _renew_session(self) -> None:
         """Opens another session if the gateway has another key: an old one may be revoked."""
@@ -265,3 +281,4 @@ class Upstream:
             _log.info("upstream_ready address=%s model=%r", self.address, served.model.name)
         self.served = served
         self._refusal = ""
+        self._said.clear()

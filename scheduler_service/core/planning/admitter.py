@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.placement import Placement
 from scheduler_service.core.planning.lateness import Lateness
+from scheduler_service.core.planning.prompt_limit import PromptLimit
 from scheduler_service.core.planning.room import MAX_BYPASSES, Lack, Room
 from scheduler_service.core.planning.running_rows import RunningRows
 from scheduler_service.core.policies.batch_policy import StepShape
@@ -33,7 +34,7 @@ class Budget:
     """What is left of a step. `is_untouched`: nothing else is in it yet.
 
     `num_reserved`: tokens for running rows that go before whoever is to be admitted. `may_preempt`:
-    others may be preempted for it.
+    others may be preempted for it. `prompts`: how much of it prompts may take, if that is limited.
     """
 
     num_tokens: int
@@ -41,6 +42,7 @@ class Budget:
     is_untouched: bool = True
     num_reserved: int = 0
     may_preempt: bool = True
+    prompts: PromptLimit | None = None
 
     @property
     def num_left(self) -> int:
@@ -245,6 +247,9 @@ class Admitter:
         placement = self._placement
         if (lack := self._what_lacks_at_once(request)) is not None:
             return lack
+        num_most = self._num_prompt_tokens(request, budget)
+        if num_most <= 0:
+            return Lack.SHARE
         leader = request.unfinished[0]
         hit = placement.blocks.prefixes.find(leader)
         lack = self._room.what_lacks(request, leader, hit)
@@ -264,7 +269,9 @@ class Admitter:
             request.num_cached_tokens = min(hit.num_tokens, leader.num_prompt_tokens)
         self._policy.admitted(request, num_pending)
         placement.start(leader, hit)
-        self._spend(leader, budget, admitted)
+        num_tokens = self._spend(leader, budget, admitted, num_most)
+        if budget.prompts is not None:
+            budget.prompts.take(request, num_tokens)
         return None
 
     def _what_lacks_at_once(self, request: Request) -> Lack | None:
@@ -279,23 +286,39 @@ class Admitter:
             return Lack.BYTES
         return None
 
+    def _num_prompt_tokens(self, request: Request, budget: Budget) -> int:
+        """The most that a waiting request may compute in this step."""
+        if budget.prompts is None:
+            return budget.num_left
+        is_overdue = request.num_bypasses >= MAX_BYPASSES
+        return min(budget.num_left, budget.prompts.num_for(request, is_overdue=is_overdue))
+
     def _fits(self, num_pending: int, budget: Budget) -> bool:
         if budget.splits_prompts or num_pending <= budget.num_left:
             return True
         is_alone = budget.is_untouched and budget.num_reserved == 0
         return is_alone and num_pending > self._config.max_num_batched_tokens
 
-    def _spend(self, sequence: Sequence, budget: Budget, admitted: list[tuple[int, int]]) -> None:
+    def _spend(
+        self,
+        sequence: Sequence,
+        budget: Budget,
+        admitted: list[tuple[int, int]],
+        num_most: int | None = None,
+    ) -> int:
+        """Gives a row tokens of the step, `num_most` if there is a limit; returns how many."""
         rows, row_id = self._placement.rows, sequence.row_id
         end = min(rows.num_tokens[row_id], rows.num_slots[row_id])
         if rows.num_computed[row_id] >= rows.run_limit[row_id]:
-            return
-        num_new_tokens = min(budget.num_left, int(end - rows.num_computed[row_id]))
+            return 0
+        num_most = budget.num_left if num_most is None else num_most
+        num_new_tokens = min(num_most, int(end - rows.num_computed[row_id]))
         if num_new_tokens > 0:
             budget.spend(num_new_tokens)
             start = int(rows.num_computed[row_id])
             self._placement.publish_chunk(row_id, start, num_new_tokens)
             admitted.append((row_id, num_new_tokens))
+        return max(num_new_tokens, 0)
 
     def _fail(self, request: Request, reason: str, message: str) -> None:
         self._placement.finish(request, FinishReason.ERROR, (reason, message))

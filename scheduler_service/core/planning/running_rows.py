@@ -27,13 +27,19 @@ class RunningRows:
         self._num_contended = 0
 
     def pick(
-        self, budget: int, *, decodes: bool, without: Items[int] = ()
+        self,
+        budget: int,
+        *,
+        decodes: bool,
+        without: Items[int] = (),
+        num_prompt_tokens: int | None = None,
     ) -> tuple[Int64Array, Int32Array]:
         """Decodes, if wanted, then prefills, most urgent first: row ids, and tokens each computes.
 
         The last prefill may get only a chunk of what it still has to compute. If the budget is too
         small, less urgent decodes yield to more urgent prefills; see `_served`. `without`: rows
-        that have their part of the step.
+        that have their part of the step. `num_prompt_tokens`: for all prefills together, if these
+        are limited.
         """
         order = self._rows.order
         is_turn = self._is_turn
@@ -46,6 +52,12 @@ class RunningRows:
         if num_decodes == num_wanted <= budget:
             return order[is_decode], self._ones[:num_decodes]
         is_prefill = ~is_decode & (wanted > 0)
+        if num_prompt_tokens is not None and num_wanted - num_decodes > num_prompt_tokens:
+            chunks = wanted[is_prefill].astype(np.int32)
+            left = num_prompt_tokens - (np.cumsum(chunks) - chunks)
+            wanted[is_prefill] = np.clip(left, 0, chunks)
+            is_prefill &= wanted > 0
+            num_wanted = int(wanted.sum())
         served = np.concatenate([np.flatnonzero(is_decode), np.flatnonzero(is_prefill)])
         if num_wanted > budget:
             served = self._served(served, is_turn=is_turn)

@@ -15,6 +15,7 @@ from scheduler_service.config import ClusterConfig
 from scheduler_service.request_limits import most_message_bytes
 from scheduler_service.service.admin import AdminServicer
 from scheduler_service.service.caller_checks import scopes_of
+from scheduler_service.service.caller_names import CallerNames
 from scheduler_service.service.executor_addresses import ExecutorAddresses
 from scheduler_service.service.registry import RegistryServicer
 from scheduler_service.service.request_log import caller_refusals
@@ -54,15 +55,18 @@ async def scheduler_in_process(
     changed = asyncio.Event()
     cluster = Cluster(config, 1, changed.set, now_ns=now_ns, audit=audit)
     callers = callers or OpenDoor()
+    names = CallerNames(callers)
     running = bind_server(
         "127.0.0.1:0",
         (),
         most_message_bytes(config.max_model_len),
         lambda: cluster.max_message_bytes,
-        ServerSecurity(Access(scopes_of=scopes_of(callers)), on_refusal=caller_refusals(audit)),
+        ServerSecurity(
+            Access(scopes_of=scopes_of(callers)), on_refusal=caller_refusals(audit, names)
+        ),
     )
     servicer = SchedulerServicer(cluster, callers, audit)
-    _add(running, cluster, servicer, audit)
+    _add(running, cluster, servicer, names, audit)
     await running.server.start()
     try:
         for executor in executors:
@@ -82,10 +86,14 @@ async def scheduler_in_process(
 
 
 def _add(
-    running: RunningServer, cluster: Cluster, servicer: SchedulerServicer, audit: Audit
+    running: RunningServer,
+    cluster: Cluster,
+    servicer: SchedulerServicer,
+    names: CallerNames,
+    audit: Audit,
 ) -> None:
     server = running.server
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(servicer, server)
     registry = RegistryServicer(cluster, ExecutorAddresses(AddressRules()), audit)
     registry_pb2_grpc.add_RegistryServiceServicer_to_server(registry, server)
-    admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(cluster, audit), server)
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(cluster, names, audit), server)

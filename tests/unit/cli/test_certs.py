@@ -24,21 +24,21 @@ def _refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     return line.removeprefix("splitserve certs: ")
 
 
+def _hosts(path: Path) -> list[str]:
+    made = x509.load_pem_x509_certificate(path.read_bytes())
+    names = made.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return [str(name.value) for name in names]
+
+
 def test_certs_name_a_host_of_one_server_alone_when_told_whose_it_is(tmp_path: Path) -> None:
     flags = ["--host=scheduler=inner", "--host=gateway=192.0.2.7", "--host=both"]
 
     assert main(["certs", str(tmp_path), *flags]) == 0
 
-    local = {"localhost", "127.0.0.1", "::1"}
-    scheduler = {*local, "inner", "both", "scheduler.splitserve.internal"}
-    assert _names(tmp_path / "scheduler.crt") == scheduler
-    assert _names(tmp_path / "gateway.crt") == {*local, "192.0.2.7", "both"}
-
-
-def _names(path: Path) -> set[str]:
-    made = x509.load_pem_x509_certificate(path.read_bytes())
-    names = made.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    return {str(name.value) for name in names}
+    local = ["127.0.0.1", "::1", "localhost"]
+    scheduler = sorted([*local, "inner", "both", "scheduler.splitserve.internal"])
+    assert sorted(_hosts(tmp_path / "scheduler.crt")) == scheduler
+    assert sorted(_hosts(tmp_path / "gateway.crt")) == sorted([*local, "192.0.2.7", "both"])
 
 
 def test_certs_name_the_hosts_when_they_are_names_and_addresses(tmp_path: Path) -> None:
@@ -49,8 +49,7 @@ def test_certs_name_the_hosts_when_they_are_names_and_addresses(tmp_path: Path) 
 
     made = x509.load_pem_x509_certificate((tmp_path / "scheduler.crt").read_bytes())
     assert made.not_valid_after_utc - made.not_valid_before_utc > timedelta(days=3650)
-    names = made.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert {str(name.value) for name in names} >= set(hosts)
+    assert set(_hosts(tmp_path / "scheduler.crt")) >= set(hosts)
 
 
 @pytest.mark.parametrize(
@@ -178,3 +177,44 @@ def test_certs_are_in_folders_of_their_own_when_asked_for(tmp_path: Path) -> Non
     assert main(["certs", str(tmp_path), "--folders"]) == 0
     assert (tmp_path / "gateway" / "tls.crt").read_bytes() != first
     assert (tmp_path / "ca.crt").read_bytes() == authority
+
+
+@pytest.mark.parametrize("where", [(), ("--folders",)])
+def test_certs_keep_the_names_when_they_are_renewed(where: tuple[str, ...], tmp_path: Path) -> None:
+    first = ["--host=api.example.org", "--host=2001:DB8::7", "--client=alice"]
+    renewals = (first, ["--host=localhost", "--host=2001:db8::7"], ["--host=new.example.org"])
+    for flags in renewals:
+        assert main(["certs", str(tmp_path), *where, *flags]) == 0
+
+    file = "{}/tls.crt" if where else "{}.crt"
+    local = ["localhost", "127.0.0.1", "::1"]
+    hosts = sorted([*local, "api.example.org", "2001:db8::7", "new.example.org"])
+    role = "{}.splitserve.internal"
+    assert sorted(_hosts(tmp_path / file.format("gateway"))) == hosts
+    scheduler = sorted([*hosts, role.format("scheduler")])
+    assert sorted(_hosts(tmp_path / file.format("scheduler"))) == scheduler
+    assert _hosts(tmp_path / file.format("executor")) == [role.format("executor")]
+    assert _hosts(tmp_path / file.format("alice")) == ["alice"]
+
+
+def test_certs_take_no_names_from_a_certificate_of_another_authority(tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    assert main(["certs", str(ours)]) == 0
+    assert main(["certs", str(theirs), "--host=theirs.example.org"]) == 0
+    shutil.copy(theirs / "scheduler.crt", ours / "gateway.crt")
+
+    assert main(["certs", str(ours)]) == 0
+
+    assert _hosts(ours / "gateway.crt") == ["localhost", "127.0.0.1", "::1"]
+
+
+def test_certs_change_nothing_when_a_certificate_cannot_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["certs", str(tmp_path)]) == 0
+    broken = tmp_path / "gateway.crt"
+    broken.write_text("nothing")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    assert _refusal(capsys, str(tmp_path)) == f"{broken}: is no certificate in PEM"
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -134,6 +134,19 @@ async def test_registrar_logs_once_when_nothing_changes(caplog: pytest.LogCaptur
     ]
 
 
+async def test_registrar_logs_each_problem_once_when_they_take_turns_until_it_is_registered(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    other = RegistrationFailed("scheduler_unreachable", "code=INTERNAL")
+    await _Script([*[UNREACHABLE, other] * 5, 5, *[UNREACHABLE, other] * 5]).run()
+    assert [record.getMessage() for record in caplog.records if "code" in record.getMessage()] == [
+        # The first ones of a moment are no news.
+        *(str(UNREACHABLE), str(other)),
+        *(str(UNREACHABLE), str(other)),
+    ]
+
+
 async def test_registrar_logs_nothing_when_the_scheduler_is_gone_for_a_moment(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -222,5 +235,6 @@ async def test_registry_says_unreachable_when_nobody_listens(
     unused_tcp_port: int,
 ) -> None:
     registry = GrpcRegistry(f"127.0.0.1:{unused_tcp_port}")
-    with pytest.raises(RegistrationFailed, match="scheduler_unreachable"):
+    said = "scheduler_unreachable .* over=plain_text code=UNAVAILABLE details='.*Connection refused"
+    with pytest.raises(RegistrationFailed, match=said):
         await registry.register(INFO)

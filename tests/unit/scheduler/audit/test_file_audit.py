@@ -168,6 +168,27 @@ def test_refusals_are_counted_by_peer_and_second_when_they_are_a_flood() -> None
     ]
 
 
+def test_refusals_of_one_host_in_one_second_are_told_apart_when_they_are_different() -> None:
+    file = HeldFile()
+    file.may_write.set()
+    audit = FileAudit(file, Clock())
+    different = [
+        CallerRefused("/a.B/C", "ipv4:10.0.0.1:1", "CALLER_UNKNOWN"),
+        CallerRefused("/a.B/D", "ipv4:10.0.0.1:2", "CALLER_UNKNOWN"),
+        CallerRefused("/a.B/C", "ipv4:10.0.0.1:3", "CALLER_NOT_ALLOWED", "key:a"),
+        CallerRefused("/a.B/C", "ipv4:10.0.0.1:4", "CALLER_NOT_ALLOWED", "key:b"),
+    ]
+    for event in (*different, *different, *different):
+        audit.record(event)
+    audit.close()
+
+    seen = [
+        (each["method"], each["reason"], each["caller"], each["num_times"]) for each in file.events
+    ]
+    told = [(each.method, each.reason, each.caller) for each in different]
+    assert seen == [(*each, 1) for each in told] + [(*each, 2) for each in told]
+
+
 def test_refusals_are_few_and_all_counted_when_every_one_has_an_address_of_its_own() -> None:
     file = HeldFile()
     file.may_write.set()
