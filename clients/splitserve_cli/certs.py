@@ -112,13 +112,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _names(clients: Sequence[str], given: Sequence[str]) -> dict[str, list[str]]:
+def _names(clients: Sequence[str], hosts: Sequence[str]) -> dict[str, list[str]]:
     """Of each certificate the names that it is for. Raises ValueError."""
-    hosts = [_host_of(text) for text in given]
-    names = {role.value: [role.dns_name] for role in Role}
-    names[_GATEWAY] = []
+    named = [_host_of(text) for text in hosts]
+    names = {role.value: [role.dns_name] for role in Role} | {_GATEWAY: []}
     for name in _SERVERS:
-        named = (host for of, host in hosts if of in {name, None})
-        names[name].extend((*_LOCAL, *named))
-    _check_names(clients, [host for _, host in hosts], names)
+        reached = (host for of, host in named if of in {name, None})
+        names[name].extend(dict.fromkeys((*_LOCAL, *reached)))
+    _check_names(clients, [host for _, host in named], names)
     return names | {name: [name] for name in clients}

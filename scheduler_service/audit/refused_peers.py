@@ -73,4 +73,4 @@ def _of_others(event: Refusal) -> Refusal:
         case ExecutorRefused():
             return replace(event, peer=OTHERS, address="")
         case RequestRefused():
-            return replace(event, caller=OTHERS, tenant="", request_id="", limit="")
+            return replace(event, caller=OTHERS, tenant="", request_id="")
