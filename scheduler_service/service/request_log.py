@@ -56,8 +56,9 @@ class RequestLog:
         except DomainError as error:
             tenant = caller.tenant or message.tenant
             # Nobody has looked yet at how long they are, and they wait to be written.
-            named = map(_shown, (caller.name, tenant, message.request_id))
-            self._audit.record(RequestRefused(*named, error.reason, _shown(error.limit)))
+            name, tenant, request_id = map(_shown, (caller.name, tenant, message.request_id))
+            refused = RequestRefused(name, tenant, request_id, error.reason, _shown(error.limit))
+            self._audit.record(refused)
             raise
 
     def followed(self, accepted: Accepted) -> Accepted:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +33,7 @@ LINES = [
     for line in re.split(r"(?<!\\)\n", block)
     if line.startswith("splitserve ")
 ]
-CONFIGS = {
+CONFIGS: Mapping[str, Any] = {
     "scheduler": SchedulerServiceConfig,
     "executor": ExecutorConfig,
     "gateway": GatewayConfig,
