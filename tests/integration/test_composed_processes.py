@@ -142,7 +142,8 @@ async def test_operator_is_told_of_executors(composed: Composed) -> None:
         f"--cluster-address={composed.environs['operator']['SPLITSERVE_CLUSTER_ADDRESS']}",
         f"--address={composed.environs['operator']['SPLITSERVE_ADDRESS']}",
     ]
-    refused = composed.run("gateway", "splitserve_cli", "info", *flags)
+    own = f"--api-key-file={composed.environs['gateway']['SPLITSERVE_GATEWAY_KEY_FILE']}"
+    refused = composed.run("gateway", "splitserve_cli", "info", own, *flags)
     assert (refused.returncode, "[CALLER_NOT_ALLOWED]" in refused.stderr) == (1, True)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,10 @@ LINES = [
     for line in re.split(r"(?<!\\)\n", block)
     if line.startswith("splitserve ")
 ]
-CONFIGS: Mapping[str, Any] = {
-    "scheduler": SchedulerServiceConfig,
-    "executor": ExecutorConfig,
-    "gateway": GatewayConfig,
+CHECKS: dict[str, Callable[[Mapping[str, Any]], object]] = {
+    "scheduler": SchedulerServiceConfig.from_options,
+    "executor": ExecutorConfig.from_options,
+    "gateway": GatewayConfig.from_options,
 }
 
 
@@ -69,7 +69,7 @@ def test_line_is_what_its_process_takes(line: list[str], made: Path) -> None:
     (known,) = [name for name in COMMANDS if name == command]
     values = options.parse(known, flags, {})
     if known != "serve":
-        CONFIGS[known].from_options(values)
+        CHECKS[known](values)
         return
     check_loopback("listen", values["listen"])
     check_loopback("cluster-listen", values["cluster_listen"])
