@@ -22,6 +22,7 @@ from tests.fuzz.mutations import messages, mutated
 from tests.fuzz.running import Running, fuzzing, running
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.processes.scheduler_in_process import SchedulerInProcess, scheduler_in_process
+from tests.support.security.bearer import bearer
 from tests.support.security.key_ring import KeyRing
 
 _PACKAGE = "/splitserve.scheduler.v1"
@@ -66,9 +67,7 @@ class Attacked:
 
     async def send(self, method: str, sent: list[bytes], credential: str) -> None:
         """Nothing but a reason comes of it, or an answer that says no fault of ours."""
-        call = self.channel.stream_stream(method)(
-            metadata=[("authorization", f"Bearer {credential}")], timeout=_MOST_S
-        )
+        call = self.channel.stream_stream(method)(metadata=bearer(credential), timeout=_MOST_S)
         try:
             for message in sent:
                 await call.write(message)

@@ -25,6 +25,7 @@ from splitserve.scheduler.v1 import (
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.processes.scheduler_in_process import scheduler_in_process
+from tests.support.security.bearer import bearer
 from tests.support.security.key_ring import KeyRing
 
 PROMPT = [31, 41, 59, 26]
@@ -59,10 +60,6 @@ class Audited:
             for event in events
             if event["event"] in kinds
         ]
-
-
-def bearer(credential: str) -> list[tuple[str, str]]:
-    return [("authorization", f"Bearer {credential}")]
 
 
 def request(**fields: Any) -> api.GenerateRequest:  # noqa: ANN401

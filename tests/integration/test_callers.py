@@ -18,6 +18,7 @@ from splitserve_rpc.errors import RpcFailure, failure_of
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.processes.fake_service import StepWatch
 from tests.support.processes.scheduler_in_process import SchedulerInProcess, scheduler_in_process
+from tests.support.security.bearer import bearer
 from tests.support.security.key_ring import KeyRing
 
 SERVICE = "/splitserve.scheduler.v1.SchedulerService"
@@ -72,10 +73,6 @@ async def running() -> AsyncIterator[Running]:
         watch.hold()
         yield Running(keys, scheduler, stub, channel, watch)
         watch.release()
-
-
-def bearer(credential: str) -> list[tuple[str, str]]:
-    return [("authorization", f"Bearer {credential}")] if credential else []
 
 
 def request(params: dict[str, Any] | None = None, **fields: Any) -> api.GenerateRequest:  # noqa: ANN401

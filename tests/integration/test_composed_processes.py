@@ -18,6 +18,7 @@ import pytest
 
 from tests.contract.stranger.process import poll
 from tests.support.processes.addresses import reserve_address
+from tests.support.security.bearer import bearer
 from tests.support.security.composed import ROOT, environment, set_up
 
 START_TIMEOUT_S = 90.0
@@ -57,9 +58,8 @@ class Composed:
     def client(self, key: str | None) -> httpx2.AsyncClient:
         """Of the gateway; it believes the authority alone."""
         context = ssl.create_default_context(cafile=self.folder / "operator" / "ca.crt")
-        headers = {} if key is None else {"authorization": f"Bearer {key}"}
         return httpx2.AsyncClient(
-            base_url=f"https://localhost:{self.http}", verify=context, headers=headers
+            base_url=f"https://localhost:{self.http}", verify=context, headers=dict(bearer(key))
         )
 
     async def num_executors(self) -> int:

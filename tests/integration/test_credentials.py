@@ -15,35 +15,35 @@ import pytest
 
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve.scheduler.v1 import scheduler_pb2_grpc
-from splitserve_cli.main import main as splitserve
 from splitserve_keys.api_key import ApiKey
 from splitserve_rpc.errors import failure_of
+from tests.contract.stranger.process import poll
 from tests.support.processes.processes import START_TIMEOUT_S, processes
+from tests.support.security.bearer import bearer
 from tests.support.security.issuer import AUDIENCE, Issuer, ec_key, http_server
+from tests.support.security.key_file import KeyFile
 
 UNKNOWN = "CALLER_UNKNOWN"
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A scheduler without an executor, its file of keys, and the issuer of its tokens."""
+    """A scheduler without an executor, its file of keys, and the issuer of its tokens.
+
+    `first`: the key that was there at the start.
+    """
 
     stub: scheduler_pb2_grpc.SchedulerServiceStub
-    file: Path
+    keys: KeyFile
+    first: str
     issuer: Issuer
-    capsys: pytest.CaptureFixture[str]
-
-    def new_key(self, *flags: str) -> str:
-        assert splitserve(["keys", "add", str(self.file), *flags]) == 0
-        return self.capsys.readouterr().out.strip()
 
     async def identify(self, credential: str) -> api.IdentifyResponse | str:
         """Whose it is, or the reason why that is not said."""
         try:
-            metadata = [("authorization", f"Bearer {credential}")]
             request = api.IdentifyRequest(credential=credential)
             answer: api.IdentifyResponse = await self.stub.Identify(
-                request, metadata=metadata, wait_for_ready=True
+                request, metadata=bearer(credential), wait_for_ready=True
             )
         except grpc.aio.AioRpcError as error:
             return failure_of(error).reason
@@ -56,16 +56,17 @@ class Running:
 
     async def until(self, credential: str, expected: str) -> None:
         """Returns when that is the tenant, or the reason."""
-        async with asyncio.timeout(START_TIMEOUT_S):
-            while True:
-                if await self.tenant_of(credential) == expected:
-                    return
-                await asyncio.sleep(0.05)
+
+        async def ask() -> tuple[bool, str]:
+            found = await self.tenant_of(credential)
+            return found == expected, found
+
+        await poll(ask, START_TIMEOUT_S)
 
 
 @pytest.fixture
-async def running(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> AsyncIterator[Running]:
-    issuer, file = Issuer(now=int(time.time())), tmp_path / "keys.json"
+async def running(tmp_path: Path) -> AsyncIterator[Running]:
+    issuer, keys = Issuer(now=int(time.time())), KeyFile(tmp_path)
 
     def answer(path: str) -> tuple[int, bytes]:
         if path == "/.well-known/openid-configuration":
@@ -74,20 +75,20 @@ async def running(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> AsyncIt
         return 200, issuer.key_set()
 
     with http_server(answer) as issuer.name, processes(tmp_path) as started:
-        assert splitserve(["keys", "add", str(file), "--tenant=first"]) == 0
+        first = keys.add("first")
         flags = (f"--jwt-issuer={issuer.name}", f"--jwt-audience={AUDIENCE}")
-        started.start_scheduler(f"--api-keys={file}", *flags)
+        started.start_scheduler(f"--api-keys={keys.path}", *flags)
         async with grpc.aio.insecure_channel(started.address) as channel:
             stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
-            yield Running(stub, file, issuer, capsys)
+            yield Running(stub, keys, first, issuer)
 
 
 async def test_keys_come_and_go_while_the_scheduler_runs(running: Running) -> None:
-    first = running.capsys.readouterr().out.strip()
+    first = running.first
     assert await running.tenant_of(first) == "first"
     assert await running.tenant_of(ApiKey.draw().text) == UNKNOWN
 
-    second = running.new_key("--tenant=second", "--scope=generate", "--scope=tenants")
+    second = running.keys.add("second", "--scope=generate", "--scope=tenants")
     await running.until(second, "second")
     answer = await running.identify(second)
     assert isinstance(answer, api.IdentifyResponse)
@@ -95,9 +96,9 @@ async def test_keys_come_and_go_while_the_scheduler_runs(running: Running) -> No
     assert key is not None
     assert (answer.caller, list(answer.scopes)) == (f"key:{key.key_id}", ["generate", "tenants"])
 
-    assert splitserve(["keys", "revoke", str(running.file), key.key_id]) == 0
+    running.keys.revoke(second)
     await running.until(second, UNKNOWN)
-    running.file.write_text("spoiled")
+    running.keys.path.write_text("spoiled")
     await asyncio.gather(*(running.tenant_of(first) for _ in range(20)))
     assert await running.tenant_of(first) == "first"
 

@@ -24,6 +24,7 @@ from tests.support.fakes.fake_generation import VOCAB_SIZE
 from tests.support.fakes.fake_scheduler import start
 from tests.support.models import tiny_tokenizers
 from tests.support.processes.gateway import serving, url_of
+from tests.support.security.bearer import bearer
 from tests.support.security.callers import OneKey
 
 OWN_KEY = "the-key-of-the-gateway"
@@ -55,7 +56,7 @@ class Guarded:
             return answer.choices[0].text
 
     async def status(self, method: str, path: str, api_key: str | None, body: object = None) -> int:
-        headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
+        headers = dict(bearer(api_key))
         return (await self.http.request(method, path, headers=headers, json=body)).status_code
 
     async def wait_ready(self, status: int = 200) -> None:

@@ -17,6 +17,7 @@ from splitserve_rpc.errors import RpcFailure, failure_of
 from tests.contract.stranger.process import poll, running_scheduler
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.processes.fake_service import DIGEST, StepWatch
+from tests.support.security.bearer import bearer
 from tests.support.security.everything import METHODS, outcome
 from tests.support.security.key_file import KeyFile
 
@@ -73,10 +74,6 @@ class Running:
         await poll(ask)
 
 
-def bearer(key: str) -> list[tuple[str, str]]:
-    return [("authorization", f"Bearer {key}")]
-
-
 @pytest.fixture
 async def running(tmp_path: Path) -> AsyncIterator[Running]:
     files, watch = KeyFile(tmp_path), StepWatch()
@@ -109,7 +106,7 @@ async def refused(call: Any) -> RpcFailure:  # noqa: ANN401
 
 async def test_stranger_is_refused_by_all_that_is_for_callers(running: Running) -> None:
     forged = running.operator[:-1] + ("A" if running.operator[-1] != "A" else "B")
-    for metadata in ([], bearer("nonsense"), bearer(forged)):
+    for metadata in ((), bearer("nonsense"), bearer(forged)):
         for method in METHODS:
             if method.split("/")[1].endswith(("SchedulerService", "AdminService")):
                 found = await outcome(running.channel, method, metadata=metadata)

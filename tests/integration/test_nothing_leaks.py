@@ -21,13 +21,14 @@ from splitserve_rpc.log_lines import CONTINUED
 from tests.contract.stranger.process import poll
 from tests.support.processes.addresses import reserve_address
 from tests.support.processes.processes import Processes, processes
+from tests.support.security.bearer import bearer
 
 TIMEOUT_S = 60.0
 SECRET = "canary"
 # Each kind of content has a canary of its own, so that a failure names the way out.
 KEY = f"sk-ss-{SECRET}key-{SECRET}secret"
 HEADERS = {
-    "authorization": f"Bearer {KEY}",
+    **dict(bearer(KEY)),
     "cookie": f"session={SECRET}cookie",
     "x-header": f"{SECRET}header",
 }

@@ -22,6 +22,7 @@ from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.processes.fake_service import StepWatch
 from tests.support.processes.local_call import LocalCall
 from tests.support.processes.scheduler_in_process import SchedulerInProcess, scheduler_in_process
+from tests.support.security.bearer import bearer
 from tests.support.security.key_ring import KeyRing
 
 PROMPT = [3, 4, 5]
@@ -45,8 +46,8 @@ class Running:
         return self.stub.Generate(request or a_request(), metadata=self.metadata)
 
     @property
-    def metadata(self) -> list[tuple[str, str]]:
-        return [("authorization", f"Bearer {self.key}")]
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        return bearer(self.key)
 
     async def begin(self) -> Any:  # noqa: ANN401
         """Its stream, when it has a token."""

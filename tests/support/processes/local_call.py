@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tests.support.security.bearer import bearer
+
 
 class LocalCall:
     """Stands for a grpc.aio.ServicerContext, which cannot be made. `credential`: empty for none."""
@@ -15,4 +17,4 @@ class LocalCall:
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         """What the call brings."""
-        return (("authorization", f"Bearer {self._credential}"),) if self._credential else ()
+        return bearer(self._credential)

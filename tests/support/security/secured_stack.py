@@ -24,6 +24,7 @@ from splitserve_rpc.server import channel_options
 from tests.contract.stranger.process import poll
 from tests.support.processes.addresses import reserve_address
 from tests.support.processes.processes import START_TIMEOUT_S, Processes, processes
+from tests.support.security.bearer import bearer
 from tests.support.security.cluster import Certificates
 
 # Keys by the name of who has them: tenant, scopes, whether it has expired.
@@ -65,8 +66,7 @@ class SecuredStack:
 
     def metadata(self, caller: str) -> tuple[tuple[str, str], ...]:
         """What `caller` brings along with a call."""
-        key = self.key(caller)
-        return () if key is None else (("authorization", f"Bearer {key}"),)
+        return bearer(self.key(caller))
 
     def headers(self, caller: str) -> dict[str, str]:
         """What `caller` brings along over HTTP."""

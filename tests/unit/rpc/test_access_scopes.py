@@ -13,13 +13,14 @@ from splitserve_rpc.access import RULES, Access
 from splitserve_rpc.cluster_identity import ClusterIdentity, Role
 from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.server import ServerSecurity
+from tests.support.security.bearer import bearer
 from tests.support.security.everything import METHODS, outcome, serve_everything
 
 TOKEN = "a secret of all of them"
 HEALTH = "/grpc.health.v1.Health/Check"
 CLIENTS, ADMIN = "splitserve.scheduler.v1.SchedulerService", "splitserve.scheduler.v1.AdminService"
 FOR_GATEWAYS = {"Session", "GetModel", "GetTokenizer", "Identify"}
-Metadata: TypeAlias = list[tuple[str, str]]
+Metadata: TypeAlias = tuple[tuple[str, str], ...]
 SCOPES = [scope.value for scope in Scope]
 
 
@@ -28,10 +29,6 @@ def scopes_of(credential: str) -> Collection[str]:
     if not credential:
         raise DomainError("CALLER_UNKNOWN", "no valid credential")
     return credential.split("+")
-
-
-def bearer(credential: str) -> Metadata:
-    return [("authorization", f"Bearer {credential}")]
 
 
 def opened_by(scope: str, method: str) -> bool:
@@ -80,7 +77,13 @@ async def test_scope_opens_what_it_is_for(scope: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "metadata", [[], bearer(""), [("authorization", "Basic generate")], bearer("generate") * 2]
+    "metadata",
+    [
+        (),
+        (("authorization", "Bearer "),),
+        (("authorization", "Basic generate"),),
+        bearer("generate") * 2,
+    ],
 )
 async def test_nothing_but_health_answers_when_no_usable_credential_is_shown(
     metadata: Metadata,
@@ -106,8 +109,7 @@ async def test_nothing_but_health_answers_when_no_usable_credential_is_shown(
 async def test_operators_come_by_the_cluster_or_by_a_credential(
     credential: str | None, token: str | None, answer: str
 ) -> None:
-    shown = bearer(credential) if credential is not None else []
-    metadata = [*ClusterIdentity(token=token).metadata, *shown]
+    metadata = (*ClusterIdentity(token=token).metadata, *bearer(credential))
     found = await outcomes(Access(ClusterIdentity(token=TOKEN), scopes_of), metadata)
     assert {found[method] for method in METHODS if method.split("/")[1] == ADMIN} == {answer}
 
@@ -136,5 +138,5 @@ async def test_credential_opens_nothing_of_the_cluster() -> None:
 
 
 async def test_credentials_are_not_looked_at_when_nobody_is_known() -> None:
-    found = await outcomes(Access(), [("authorization", "Basic nonsense")])
+    found = await outcomes(Access(), (("authorization", "Basic nonsense"),))
     assert {found[method] for method in METHODS} == {"answered"}
