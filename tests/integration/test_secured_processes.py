@@ -9,7 +9,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from splitserve.executor.v1 import executor_pb2, executor_pb2_grpc
+from splitserve.executor.v1 import executor_pb2
 from splitserve_client import (
     AsyncClient,
     ClientConfig,
@@ -18,12 +18,12 @@ from splitserve_client import (
     SplitserveError,
 )
 from splitserve_rpc.cluster_identity import Role
-from splitserve_rpc.errors import failure_of
 from splitserve_rpc.server import channel_options
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.processes.addresses import reserve_address
 from tests.support.processes.processes import Processes, processes
 from tests.support.security.cluster import Certificates
+from tests.support.security.sent_batch import refusal_of_batch
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 
@@ -95,17 +95,7 @@ async def test_clients_need_a_certificate_of_their_authority_when_there_is_one(
 
 async def batch_refused(certificates: Certificates, caller: str, address: str) -> str:
     """Why `caller`'s batch is refused, if the call is."""
-    identity = certificates.identity(caller)
-    channel = identity.channel(address, Role.EXECUTOR, channel_options())
+    channel = certificates.identity(caller).channel(address, Role.EXECUTOR, channel_options())
     batch = executor_pb2.ScheduleBatch(scheduler_epoch=2**62, executor_epoch=1)
-
-    async def batches() -> AsyncIterator[executor_pb2.ScheduleBatch]:
-        yield batch
-
     async with channel:
-        try:
-            async for _ in executor_pb2_grpc.ExecutorServiceStub(channel).Execute(batches()):
-                return ""
-        except grpc.aio.AioRpcError as error:
-            return failure_of(error).reason
-    return ""
+        return await refusal_of_batch(channel, batch)
