@@ -20,7 +20,7 @@ from scheduler_service.callers.refreshed import Refreshed
 from scheduler_service.callers.tenants_file import Tenants, read_tenants
 from scheduler_service.callers_config import CallersConfig, TokensConfig
 from splitserve_keys.key_file import Keys
-from splitserve_rpc.watched_files import WatchedFiles
+from splitserve_rpc.watched_files import FilesUnusable, WatchedFiles
 
 if TYPE_CHECKING:
     from scheduler_service.callers.token_keys import TokenKeys
@@ -111,14 +111,18 @@ def open_callers(config: CallersConfig) -> OpenedCallers:
     """Raises FilesUnusable, and ValueError where a package is missing; one line for people."""
     if config.api_keys is None and config.tokens is None:
         return OpenedCallers(OpenDoor())
-    keys = None if config.api_keys is None else _watched(config.api_keys, read_key_file)
-    tenants = None if config.tenants is None else _watched(config.tenants, read_tenants)
+    keys = None if config.api_keys is None else _watched("api-keys", config.api_keys, read_key_file)
+    tenants = None if config.tenants is None else _watched("tenants", config.tenants, read_tenants)
     token_keys, identify = (None, None) if config.tokens is None else _tokens(config.tokens)
     return OpenedCallers(Authenticator(keys, tenants, identify), keys, tenants, token_keys)
 
 
-def _watched(path: Path, read: Callable[[Path], T]) -> WatchedFiles[T]:
-    return WatchedFiles("callers_file", [path], lambda: read(path))
+def _watched(option: str, path: Path, read: Callable[[Path], T]) -> WatchedFiles[T]:
+    """Raises FilesUnusable, which names the option."""
+    try:
+        return WatchedFiles("callers_file", [path], lambda: read(path))
+    except FilesUnusable as error:
+        raise FilesUnusable(f"--{option} {error}") from error
 
 
 def _tokens(config: TokensConfig) -> tuple[Refreshed[TokenKeys], Callable[[str], Caller]]:
@@ -134,7 +138,7 @@ def _tokens(config: TokensConfig) -> tuple[Refreshed[TokenKeys], Callable[[str],
         raise ValueError(problem) from error
     rules = TokenRules(config.issuer, config.audience, config.tenant_claim)
     if isinstance(config.keys, Path):
-        file = _watched(config.keys, read_token_keys)
+        file = _watched("jwt-keys", config.keys, read_token_keys)
         return file, TokenVerifier(rules, file).identify
     keys_url = config.keys
 

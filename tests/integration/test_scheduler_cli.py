@@ -88,10 +88,10 @@ def test_scheduler_exits_with_2_and_one_line_when_a_file_cannot_be_written(
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        (["--api-keys=/nowhere"], "/nowhere: No such file or directory"),
-        (["--api-keys={folder}"], "{folder}: Is a directory"),
-        (["--api-keys={bad}"], "{bad}: is not valid JSON: "),
-        (["--api-keys={good}", "--tenants={bad}"], "{bad}: not valid TOML: "),
+        (["--api-keys=/nowhere"], "--api-keys /nowhere: No such file or directory"),
+        (["--api-keys={folder}"], "--api-keys {folder}: Is a directory"),
+        (["--api-keys={bad}"], "--api-keys {bad}: is not valid JSON: "),
+        (["--api-keys={good}", "--tenants={bad}"], "--tenants {bad}: not valid TOML: "),
         (["--tenants={good}"], "--tenants is given without --api-keys and --jwt-issuer"),
         (["--jwt-issuer=https://a.example"], "--jwt-issuer is given without --jwt-audience"),
     ],
