@@ -41,9 +41,11 @@ class EngineOwner:
     """Who hears of engines. `lost`: the engine is closed, and these were its requests.
 
     `joined`: there is one that takes requests, be it new or one that was too slow for a while.
+    `refill`: an engine is about to plan a step.
     """
 
     deliver: Callable[[StepEvents], None]
+    refill: Callable[[EngineLoop], None]
     joined: Callable[[], None]
     lost: Callable[[EngineLoop, list[Request]], None]
 
@@ -190,6 +192,7 @@ class Engines:
             core,
             link,
             self._owner.deliver,
+            self._owner.refill,
             steps,
             scheduler_epoch=self._parts.scheduler_epoch,
             pipeline_depth=self._parts.config.pipeline_depth,

@@ -143,6 +143,7 @@ def a_loop(
         Scheduler(CONFIG) if core is None else core,
         link or LoopLink(CONFIG),  # type: ignore[arg-type]
         clients.deliver,
+        lambda _loop: None,
         steps or a_step_alarm(now_ns),
         scheduler_epoch=1,
         pipeline_depth=2,

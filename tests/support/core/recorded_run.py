@@ -172,6 +172,8 @@ class RandomRun:
             engine.core.abort(f"r{self._random.randint(1, len(self._requests) + 1)}")
         elif what < 0.29:
             self._engines[index] = self._lose(engine)
+        elif what < 0.31:
+            self._withdraw(engine)
         elif engine.fill():
             self._answer(engine)
 
@@ -194,6 +196,12 @@ class RandomRun:
             if not request.is_finished:
                 successor.core.readmit(request)
         return successor
+
+    def _withdraw(self, engine: RecordedEngine) -> None:
+        """Somebody who waits begins elsewhere."""
+        request = engine.core.withdraw(f"r{self._random.randint(1, len(self._requests) + 1)}")
+        if request is not None:
+            self._random.choice(self._engines).core.readmit(request)
 
     def _arrive(self, engine: RecordedEngine) -> None:
         number = len(self._requests) + 1
