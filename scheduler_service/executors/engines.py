@@ -103,6 +103,17 @@ class Engines:
         return [engine for engine in self.known if engine.takes_requests]
 
     @property
+    def num_steps_answered(self) -> int:
+        """By all executors that ever were here."""
+        return self._pulse.num_steps
+
+    @property
+    def step_allowed_s(self) -> float:
+        """How long it may be until some step is answered, if there is something to do."""
+        allowed_s = (member.engine.steps.watch.allowed_s for member in self._members.values())
+        return max(allowed_s, default=0.0) or self._parts.config.step_patience_s
+
+    @property
     def model(self) -> executor.ModelInfo | None:
         """The model clients are served."""
         return self._accepted_model if self._last_config is not None else None
