@@ -113,7 +113,9 @@ async def _serve_engine(
 ) -> None:
     announcement = _Announcement(loaded.info, config, running.port)
     worker = StepWorker(StepExecutor(loaded.info, loaded.runner, grammars=loaded.grammars))
-    servicer.serve(ReadyExecutor(worker, lambda: announcement.info, loaded.tokenizer_files))
+    servicer.serve(
+        ReadyExecutor(worker, lambda: worker.describe(announcement.info), loaded.tokenizer_files)
+    )
     await running.set_serving(_HEALTH_SERVICES, True)
     registry = GrpcRegistry(config.scheduler, config.security.identity)
     registrar = Registrar(

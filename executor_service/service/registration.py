@@ -6,9 +6,8 @@ import asyncio
 import logging
 import random
 import socket
-import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import grpc
@@ -16,6 +15,7 @@ import grpc.aio
 
 from executor_service.service.encode_answer import encode_info
 from executor_service.steps.executor_info import ExecutorInfo
+from executor_service.steps.steady_clock import steady_clock
 from executor_service.steps.step_executor import MAX_CLOCK_SKEW_NS
 from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
 from splitserve_rpc.cluster_identity import NOBODY, ClusterIdentity, Role
@@ -114,7 +114,7 @@ class Pacing:
 
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
     random: Callable[[], float] = random.random
-    now_ns: Callable[[], int] = time.time_ns
+    now_ns: Callable[[], int] = field(default_factory=steady_clock)
 
     def jittered(self, delay_s: float) -> float:
         """`delay_s`, up to a fifth longer or shorter."""
