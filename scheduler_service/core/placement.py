@@ -188,14 +188,20 @@ class Placement:
     ) -> None:
         """Ends a request in whatever state it is."""
         request.finish_reason, request.error = reason, error
-        self.suspects.acquit(request)
         for sequence in request.unfinished:
             sequence.finish_reason = reason
-            self._strip(sequence)
+        self.remove(request)
+        self.ended.append(request)
+
+    def remove(self, request: Request) -> None:
+        """Takes everything from a request, in whatever state it is; nobody is told of it."""
+        self.suspects.acquit(request)
+        for sequence in request.sequences:
+            if sequence.status is not SequenceStatus.FINISHED:
+                self._strip(sequence)
         self._move(request, RequestStatus.ABSENT)
         del self.requests[request.request_id]
         self.params_sets.give_back(request.params_set)
-        self.ended.append(request)
 
     def step_answered(self, step_id: int) -> None:
         """The result of a step was applied: frees what only waited for it."""

@@ -12,7 +12,7 @@ from collections import deque
 
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.outcomes.beams import prepare_search
-from scheduler_service.core.outcomes.evacuation import evacuate, take_back
+from scheduler_service.core.outcomes.evacuation import detach, evacuate, take_back
 from scheduler_service.core.outcomes.losses import Losses
 from scheduler_service.core.outcomes.outcome_checks import OutcomeChecks
 from scheduler_service.core.outcomes.results import Results
@@ -29,7 +29,7 @@ from scheduler_service.core.planning.lateness import Lateness
 from scheduler_service.core.planning.step_planner import StepPlanner
 from scheduler_service.core.policies.queue_policy import make_queue_policy
 from scheduler_service.core.preemption_costs import PreemptionCosts
-from scheduler_service.core.request import FinishReason, Request
+from scheduler_service.core.request import FinishReason, Request, RequestStatus
 from scheduler_service.core.siblings import Siblings
 from splitserve_rpc.domain_error import DomainError
 
@@ -70,6 +70,22 @@ class Scheduler:
     def num_swapped(self) -> int:
         """Requests in the host pool."""
         return len(self.placement.swapped)
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests it has."""
+        return len(self.placement.requests)
+
+    @property
+    def queued_request_ids(self) -> list[str]:
+        """Requests that wait or are swapped, by arrival at this core."""
+        requests = self.placement.requests.values()
+        return [r.request_id for r in requests if r.status is not RequestStatus.RUNNING]
+
+    @property
+    def unfinished_request_ids(self) -> list[str]:
+        """Requests it has, by arrival at this core."""
+        return list(self.placement.requests)
 
     @property
     def num_running(self) -> int:
@@ -202,6 +218,20 @@ class Scheduler:
         if request is not None:
             self.placement.finish(request, FinishReason.ABORTED)
         return request
+
+    def withdraw(self, request_id: str) -> Request | None:
+        """Gives a request away in whatever state it is; None if there is no such request.
+
+        What is returned is a copy as `evacuate` returns them, and nobody is to blame: no loss is
+        counted. What steps in flight bring the request is dropped; it is computed again.
+        """
+        self._check_open()
+        request = self.placement.requests.get(request_id)
+        if request is None:
+            return None
+        moved = detach(request, self.placement)
+        self.placement.remove(request)
+        return moved
 
     def evacuate(self) -> list[Request]:
         """The executor is lost: returns all requests, ready for `readmit` elsewhere.
