@@ -42,7 +42,8 @@ class ClientConfig:
 
     `connect_timeout_s`: for the first connection and for short calls. `retry`: for streams that
     broke. `tls`: files, read again for each new connection; `TlsFiles()` believes the usual
-    authorities. `credentials`: in their place; with neither, plain text. `api_key`: an API key or a
+    authorities. `tls_name`: what the server's certificate is for, None: the host of the address.
+    `credentials`: in place of `tls`; with neither, plain text. `api_key`: an API key or a
     JWT, sent with every call; `api_key_file` has it in a file, which is read again when it changes.
     In plain text to another machine either is sent, too, which is warned of.
     `cluster_token`: for `list_executors`, if the server asks for one; nothing else is sent it.
@@ -54,6 +55,7 @@ class ClientConfig:
     cluster_token: str | None = field(default=None, repr=False)
     timing: Timing = field(default_factory=lambda: Timing(time.monotonic, asyncio.sleep))
     tls: TlsFiles | None = None
+    tls_name: str | None = None
     api_key: str | None = field(default=None, repr=False)
     api_key_file: str | os.PathLike[str] | None = None
 
@@ -192,7 +194,7 @@ class Connection:
 
 def _open_channel(address: str, config: ClientConfig, credentials: Credentials) -> grpc.aio.Channel:
     """A channel that finds a server again soon after it is back."""
-    options = [
+    options: list[tuple[str, int | str]] = [
         *channel_options(),
         # A server that is back is to be found at once, not after gRPC's patience of minutes.
         ("grpc.initial_reconnect_backoff_ms", 100),
@@ -202,6 +204,8 @@ def _open_channel(address: str, config: ClientConfig, credentials: Credentials) 
         ("grpc.enable_http_proxy", 0),
     ]
     if credentials is not None:
+        if config.tls_name is not None:
+            options.append(("grpc.ssl_target_name_override", config.tls_name))
         return grpc.aio.secure_channel(address, credentials, options=options)
     return grpc.aio.insecure_channel(address, options=options)
 
