@@ -132,6 +132,12 @@ def discovery(schedulers: str) -> Discovery:
     return Listed(schedulers.split(","))
 
 
+def names_several(address: str) -> bool:
+    """Whether it has to be looked at here; what else there is, gRPC understands."""
+    is_of_form = _after(_FILE, address) is not None or _after(_DNS, address) is not None
+    return "," in address or (is_of_form and not address.startswith(_DNS + "/"))
+
+
 def check_schedulers(schedulers: str) -> None:
     """Raises ValueError if it is of no form that there is; looks at no file."""
     path = _after(_FILE, schedulers)
