@@ -16,7 +16,7 @@ from tests.support.core.driver import make_config
 from tests.support.core.engine_loops import a_request
 from tests.support.core.recorded_run import RandomRun, RecordedEngine, open_file, run_config
 
-BOUND = 300_000
+BOUND = 400_000
 
 
 def total_bytes(path: Path) -> int:
