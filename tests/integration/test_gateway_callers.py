@@ -76,7 +76,7 @@ async def guarded(
     access = OneKey(OWN_KEY)
     running = await start(scheduler, security=ServerSecurity(access))
     config = GatewayConfig(
-        schedulers=(f"127.0.0.1:{running.port}",),
+        schedulers=f"127.0.0.1:{running.port}",
         gateway_key_file=key_file,
         max_concurrent_requests=max_concurrent_requests,
     )
