@@ -83,6 +83,8 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     # So that the first callers with tokens are known, if their issuer can be reached.
     await opened.refresh_token_keys()
     refreshing = opened.keep_fresh(cluster.weigh_tenants, audit=audit)
+    # So executors know whether to come; whether there are some already is for clients.
+    await for_cluster.set_serving(_CLUSTER_SERVICES, True)
     beside = [asyncio.create_task(readiness.run(changed)), asyncio.create_task(refreshing)]
     for running in servers:
         await running.server.start()
@@ -99,6 +101,7 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     _log.info("scheduler_draining num_unfinished=%d", cluster.num_unfinished)
     for task in beside:
         task.cancel()
+    await for_cluster.set_serving(_CLUSTER_SERVICES, False)
     draining = asyncio.create_task(cluster.drain(config.drain_timeout_s))
     await asyncio.sleep(0)  # so that it has begun
     await readiness.look()

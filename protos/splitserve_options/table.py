@@ -76,11 +76,24 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "scheduler",
-        Kind.ADDRESS,
-        "the scheduler to register with: its cluster-listen",
+        Kind.SCHEDULERS,
+        "the scheduler to register with: its cluster-listen; of several (as for schedulers of the "
+        "gateway) one at a time, the same one as long as it answers",
         _NETWORK,
         ("executor",),
         DEFAULT_CLUSTER_ADDRESS,
+        metavar="HOST:PORT,...",
+    ),
+    Option(
+        "move-after-s",
+        Kind.NUMBER,
+        "seconds for which a scheduler that this executor prefers has to answer before it moves "
+        "there, and at random up to twice that",
+        _NETWORK,
+        ("executor",),
+        30.0,
+        minimum=0,
+        maximum=86400,
     ),
     Option(
         "advertise-address",

@@ -272,14 +272,14 @@ class CoreMachine(RuleBasedStateMachine):
                 self.running.adopt(client.delivery)
 
     def request_is_withdrawn(self, index: int) -> None:
-        """Whoever waits may be given to another core; here it comes back to the same."""
-        if not self.unfinished:
-            return
+        """It comes back at once, while steps of its last stay are in flight."""
         client = self.unfinished[index % len(self.unfinished)]
+        losses = client.request.num_fruitless_losses
         moved = self.running.scheduler.withdraw(client.request.request_id)
-        if moved is not None:
-            client.delivery.request = moved
-            self.running.adopt(client.delivery)
+        assert moved is not None
+        assert moved.num_fruitless_losses == losses
+        client.delivery.request = moved
+        self.running.adopt(client.delivery)
 
     def core_is_restored(self, _index: int) -> None:
         scheduler = load_core(dump_core(self.running.scheduler))

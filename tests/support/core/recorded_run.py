@@ -173,7 +173,7 @@ class RandomRun:
         elif what < 0.29:
             self._engines[index] = self._lose(engine)
         elif what < 0.31:
-            self._withdraw(engine)
+            self._move(engine)
         elif engine.fill():
             self._answer(engine)
 
@@ -188,6 +188,14 @@ class RandomRun:
         else:
             engine.answer()
 
+    def _move(self, engine: RecordedEngine) -> None:
+        """A request goes from `engine` to one that may be another."""
+        request = engine.core.withdraw(f"r{self._random.randint(1, len(self._requests) + 1)}")
+        if request is not None:
+            other = self._random.choice(self._engines)
+            self._tick(other)
+            other.core.readmit(request)
+
     def _lose(self, engine: RecordedEngine) -> RecordedEngine:
         requests = engine.core.evacuate()
         successor = self._start()
@@ -196,12 +204,6 @@ class RandomRun:
             if not request.is_finished:
                 successor.core.readmit(request)
         return successor
-
-    def _withdraw(self, engine: RecordedEngine) -> None:
-        """Somebody who waits begins elsewhere."""
-        request = engine.core.withdraw(f"r{self._random.randint(1, len(self._requests) + 1)}")
-        if request is not None:
-            self._random.choice(self._engines).core.readmit(request)
 
     def _arrive(self, engine: RecordedEngine) -> None:
         number = len(self._requests) + 1
