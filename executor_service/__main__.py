@@ -99,41 +99,6 @@ def _load(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
     return loaded
 
 
-<<<<<<< HEAD
-async def _serve_engine(
-    loaded: LoadedEngine,
-    config: ExecutorConfig,
-    running: RunningServer,
-    servicer: ExecutorServicer,
-    stop: asyncio.Event,
-) -> None:
-    announcement = _Announcement(loaded.info, config, running.port)
-    worker = StepWorker(StepExecutor(loaded.info, loaded.runner, grammars=loaded.grammars))
-    servicer.serve(
-        ReadyExecutor(worker, lambda: worker.describe(announcement.info), loaded.tokenizer_files)
-    )
-    await running.set_serving(_HEALTH_SERVICES, True)
-    registry = GrpcRegistry(config.scheduler, config.security.identity)
-    registrar = Registrar(
-        registry,
-        announcement.describe,
-        servicer.streams.wait_none_open,
-        worker.adopt_scheduler_epoch,
-    )
-    registering = asyncio.create_task(registrar.run())
-    stopping = asyncio.create_task(stop.wait())
-    # Registering ends only by a bug, which is not to leave a process that nobody can find.
-    await asyncio.wait({registering, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    _log.info("executor_draining")
-    await running.set_serving(_HEALTH_SERVICES, False)
-    stopping.cancel()
-    registering.cancel()
-    with suppress(asyncio.CancelledError):
-        await registering
-    await servicer.drain()
-    if loaded.grammars is not None:
-        await asyncio.to_thread(loaded.grammars.close)
-=======
 class _Serving:
     """A loaded engine, from when schedulers may have it until it has drained."""
 
@@ -156,7 +121,11 @@ class _Serving:
     async def run(self, schedulers: Discovery, stop: asyncio.Event) -> None:
         servicer, running, loaded = self._servicer, self._running, self._loaded
         servicer.serve(
-            ReadyExecutor(self._worker, lambda: self._lives.info, loaded.tokenizer_files)
+            ReadyExecutor(
+                self._worker,
+                lambda: self._worker.describe(self._lives.info),
+                loaded.tokenizer_files,
+            )
         )
         await running.set_serving(_HEALTH_SERVICES, True)
         membership = self._membership(schedulers)
@@ -201,7 +170,6 @@ class _Serving:
         if config.advertise_address is not None:
             return config.advertise_address
         return await advertised_address(config.listen, self._running.port, scheduler)
->>>>>>> main
 
 
 async def _run_unless(stop: asyncio.Event, work: Callable[[], _Result]) -> _Result | None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -138,12 +139,8 @@ class Pacing:
 
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
     random: Callable[[], float] = random.random
-<<<<<<< HEAD
     now_ns: Callable[[], int] = field(default_factory=steady_clock)
-=======
-    now_ns: Callable[[], int] = time.time_ns
     clock: Callable[[], float] = time.monotonic
->>>>>>> main
 
     def jittered(self, delay_s: float) -> float:
         """`delay_s`, up to a fifth longer or shorter."""
