@@ -70,7 +70,7 @@ async def test_scheduler_says_that_it_has_no_executor_until_one_comes_back(tmp_p
 
 
 async def test_gateway_says_that_it_reaches_no_scheduler() -> None:
-    config = GatewayConfig(schedulers=(reserve_address(),))
+    config = GatewayConfig(schedulers=reserve_address())
     async with (
         serving(config) as server,
         httpx2.AsyncClient(base_url=url_of(server), timeout=60.0, trust_env=False) as http,
