@@ -237,10 +237,23 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "step-timeout-s",
         Kind.NUMBER,
-        "seconds a step may take before its executor counts as lost",
+        "seconds a step may take at most before its executor counts as lost; the first of a size, "
+        "and those of the last executor that answers, may take so long",
         _ROBUST,
         _SERVE_SCHEDULER,
         300.0,
+        minimum=0,
+        maximum=86400,
+        above=True,
+    ),
+    Option(
+        "step-patience-s",
+        Kind.NUMBER,
+        "seconds a step may take at least before its executor counts as lost; beyond them it may "
+        "take three times what steps of its size took",
+        _ROBUST,
+        _SERVE_SCHEDULER,
+        3.0,
         minimum=0,
         maximum=86400,
         above=True,

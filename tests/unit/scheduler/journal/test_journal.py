@@ -48,7 +48,7 @@ def test_segments_stay_within_the_bound_and_replay_alone_when_the_file_rotates(
     monkeypatch.setattr(journal_module, "SegmentFile", KeptSegments)
     journal = open_file(path, BOUND)
 
-    RandomRun(journal, run_config(queue_policy=queue_policy), seed=1).run(400)
+    RandomRun(journal, run_config(queue_policy=queue_policy), seed=1).run(600)
     journal.close()
 
     assert total_bytes(path) <= BOUND
