@@ -1106,14 +1106,16 @@ export const SessionAbortSchema: GenMessage<SessionAbort> = /*@__PURE__*/
   messageDesc(file_splitserve_scheduler_v1_scheduler, 17);
 
 /**
- * What one step brought to a Session's requests.
+ * What a step brought to a Session's requests, or several steps: a stream that is slower than they
+ * are gets what they brought in one message.
  *
  * @generated from message splitserve.scheduler.v1.SessionResponse
  */
 export type SessionResponse = Message<"splitserve.scheduler.v1.SessionResponse"> & {
   /**
    * Plain tokens: request `handles[i]` got the token `token_ids[i]`. A request that asked for
-   * logprobs, or has several sequences, gets its tokens as events instead.
+   * logprobs, or has several sequences, gets its tokens as events instead. A handle may be there
+   * several times; its tokens are in order.
    *
    * @generated from field: repeated int32 handles = 1;
    */
