@@ -38,6 +38,8 @@ MAX_MODEL_LEN = 256
 # When virtual time begins, in nanoseconds since 1970.
 BEGINNING_NS = 1_800_000_000 * 10**9
 _DRAIN_GRACE_S = 1.0
+# How soon a step notices that its executor is slow, or no longer.
+_SLICE_S = 0.25
 
 # Changes a result before it is sent; it is told which seeds had rows in that step.
 Spoil = Callable[[pb.StepResult, list[int]], None]
@@ -46,13 +48,16 @@ Job = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class ExecutorShape:
-    """What kind of machine it is."""
+    """What kind of machine it is.
+
+    A step takes `step_s`, and `byte_s` for each byte of its batch.
+    """
 
     block_size: int
     num_device_blocks: int
     num_host_blocks: int
     step_s: float
-    token_s: float
+    byte_s: float
     max_inflight_steps: int
     eos_token_ids: tuple[int, ...]
 
@@ -94,8 +99,8 @@ class VirtualWorker:
             self._steps.finish()
 
         num_bytes = batch.ByteSize()
-        shape, mood = self._executor.shape, self._executor.mood
-        self._put((shape.step_s + shape.token_s * num_bytes) * mood.slowness, begin)
+        shape = self._executor.shape
+        self._put(shape.step_s + shape.byte_s * num_bytes, begin)
 
     def adopt_scheduler_epoch(self, scheduler_epoch: int) -> None:
         """See StepWorker."""
@@ -115,14 +120,21 @@ class VirtualWorker:
         while True:
             while self._jobs:
                 entry = self._jobs[0]
-                if entry[0]:
-                    await asyncio.sleep(entry[0])
+                await self._work(entry[0])
                 # Unless it was finished meanwhile.
                 if self._jobs and self._jobs[0] is entry:
                     self._jobs.popleft()[1]()
             self._wakeup.clear()
             if not self._jobs:
                 await self._wakeup.wait()
+
+    async def _work(self, work_s: float) -> None:
+        """What takes so long if nothing is wrong; that may change at any time."""
+        while work_s > 0:
+            slowness = self._executor.mood.slowness
+            slice_s = min(work_s * slowness, _SLICE_S)
+            await asyncio.sleep(slice_s)
+            work_s -= slice_s / slowness + 1e-9
 
 
 @dataclass(slots=True)

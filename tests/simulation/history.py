@@ -143,7 +143,7 @@ class _Story:
             )
             for number in range(random.choice([1, 2, 2, 3]))
         ]
-        wanted = random_requests(random, random.choice([1, 2, 3, 4, 6, 10]), _REQUESTS_S)
+        wanted = random_requests(random, random.choice([2, 3, 4, 6, 8]), _REQUESTS_S)
         num_clients = random.choice([1, 2, 3])
         clients = [
             SimulatedClient(
@@ -183,7 +183,7 @@ class _Story:
         random, world = self._random, self._world
         faults = self._faults
         if faults is None:
-            faults = [random_fault(random) for _ in range(random.choice([0, 1, 2, 4, 8]))]
+            faults = [random_fault(random) for _ in range(random.choice([0, 1, 2, 3, 5, 8]))]
 
         async def happen(fault: Fault, at_s: float, lasting_s: float) -> None:
             await asyncio.sleep(at_s)
@@ -191,7 +191,7 @@ class _Story:
 
         tasks = [
             asyncio.ensure_future(
-                happen(fault, random.random() * 1.5 * _REQUESTS_S, random.choice(_LASTING_S))
+                happen(fault, random.random() * 2 * _REQUESTS_S, random.choice(_LASTING_S))
             )
             for fault in faults
         ]
@@ -241,8 +241,8 @@ def _random_shape(random: Random, num_tokens: int) -> ExecutorShape:
         block_size=block_size,
         num_device_blocks=num_blocks,
         num_host_blocks=random.choice([0, num_blocks // 2, num_blocks]),
-        step_s=random.choice([0.005, 0.02, 0.1]),
-        token_s=random.choice([0.0, 1e-6]),
+        step_s=random.choice([0.02, 0.1, 0.3]),
+        byte_s=random.choice([0.0, 1e-4]),
         max_inflight_steps=random.choice([1, 2, 4]),
         eos_token_ids=EOS,
     )

@@ -8,6 +8,7 @@ or by its own pings, as with keepalive of gRPC.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from tests.simulation.virtual_loop import Process, VirtualLoop
+from tests.simulation.virtual_loop import Process, VirtualLoop, current_process
 
 # As `splitserve_rpc.server` asks of gRPC.
 _PING_AFTER_S = 10.0
@@ -146,6 +147,7 @@ class Network:
         self._silent: set[Process] = set()
         self._listeners: dict[str, tuple[Process, Callable[[End], None]]] = {}
         self._ends: dict[End, None] = {}
+        loop.on_connect = self._knock
 
     # -- connections -----------------------------------------------------------------------------
 
@@ -162,6 +164,22 @@ class Network:
     def connect(self, process: Process, address: str, answer: Callable[[End | str], None]) -> None:
         """Tells `answer` the end of a new connection, or why there is none."""
         Dial(self, process, address, answer)
+
+    async def _knock(self, address: str) -> None:
+        """As connecting a socket: the kernel of the other machine answers. Raises OSError."""
+        here, host = current_process().host, address.rpartition(":")[0]
+        until_s = self.loop.time() + CONNECT_TIMEOUT_S
+        await asyncio.sleep(self.delay_s(here, host) + self.delay_s(host, here))
+        while not self._is_reached(here, host, address):
+            if self.loop.time() >= until_s:
+                raise TimeoutError(f"connection to {address} timed out")
+            await asyncio.sleep(_RETRANSMISSION_S)
+        if address not in self._listeners:
+            raise ConnectionRefusedError(f"connection to {address} refused")
+
+    def _is_reached(self, here: str, host: str, address: str) -> bool:
+        is_cut = self.is_cut(here, host) or self.is_cut(host, here)
+        return not is_cut and self.is_answering(address)
 
     def link(self, process: Process, address: str) -> End | None:
         """Both ends of a connection to who listens at `address`; None if nobody does."""

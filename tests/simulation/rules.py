@@ -41,7 +41,9 @@ def _is_allowed(outcome: Outcome, error: SplitserveError, world: World) -> bool:
         case RequestFailed(reason=reason):
             is_spoiled = not wanted.seeds.isdisjoint(world.spoiled_seeds)
             if reason == "EXECUTOR_LOST_REPEATEDLY":
-                return is_spoiled or world.num_losses >= MAX_FRUITLESS_LOSSES
+                # Where there is no other executor, it may well be lost again and again.
+                is_alone = len(world.executors) == 1
+                return is_alone or is_spoiled or world.num_losses >= MAX_FRUITLESS_LOSSES
             return is_spoiled and reason in _OF_ROWS
         case ServerUnreachable():
             # Who cannot connect at all is told at once, if it asks alone.

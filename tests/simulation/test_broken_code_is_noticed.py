@@ -25,7 +25,7 @@ from tests.simulation.faults import (
 from tests.simulation.history import run_history
 
 # Most histories that it may take, each with so many faults.
-_MOST = 40
+_MOST = 200
 _NUM_FAULTS = 6
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import socket
 import sys
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextvars import Context, ContextVar, copy_context
 from functools import partial
 from typing import Any, TypeVar
@@ -124,6 +125,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def __init__(self) -> None:
         self.errors: list[str] = []
         self.num_calls = 0
+        # Raises OSError if a connection to this address (`host:port`) is not made.
+        self.on_connect: Callable[[str], Awaitable[None]] | None = None
         self._now_s = 0.0
         self._num_calls_now = 0
         self._ready: deque[_Handle] = deque()
@@ -201,6 +204,15 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         except Exception as error:
             future.set_exception(error)
         return future
+
+    async def getaddrinfo(self, host: Any, port: Any, **_rest: Any) -> Any:  # type: ignore[override]  # noqa: ANN401
+        """All hosts are addresses already."""
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, port))]
+
+    async def sock_connect(self, sock: socket.socket, address: Any) -> None:  # noqa: ANN401
+        """Nothing goes through the socket: it only tells whether somebody listens."""
+        assert self.on_connect is not None, "there is a network"
+        await self.on_connect(f"{address[0]}:{address[1]}")
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         self.errors.append(f"{context.get('message')}: {context.get('exception')!r}")

@@ -40,6 +40,8 @@ _KINDS = (
     replace(_PLAIN, beam_search=BeamSearch(2)),
     replace(_PLAIN, n=2, beam_search=BeamSearch(3, 0.0)),
     SamplingParams(grammar=_CHOICES),
+    replace(_PLAIN, temperature=0.0),
+    _PLAIN,
 )
 
 
@@ -93,7 +95,7 @@ def random_requests(random: Random, count: int, within_s: float) -> list[Wanted]
 def _random_request(random: Random, number: int, within_s: float) -> Wanted:
     params = random.choice(_KINDS)
     # Long enough that something can happen to it.
-    max_tokens = random.choice([1, 5, 10, MAX_TOKENS])
+    max_tokens = random.choice([1, 8, MAX_TOKENS, MAX_TOKENS])
     if params.beam_search is not None:
         max_tokens = min(max_tokens, 10)
     params = replace(params, max_tokens=max_tokens, seed=1_000 * (number + 1))
