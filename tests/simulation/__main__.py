@@ -9,6 +9,9 @@ import time
 
 from tests.simulation.history import run_history
 
+_SAY_EVERY = 250
+_SHOWN_CHARS = 500
+
 
 def main() -> int:
     """Ends with 1 if a history has a problem."""
@@ -22,18 +25,32 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.histories == 1:
         history = run_history(arguments.seed, is_verbose=True)
-        print(history.report)  # noqa: T201
+        _say(history.report)
         return bool(history.problems)
-    started_s, bad = time.monotonic(), 0
-    for seed in range(arguments.seed, arguments.seed + arguments.histories):
+    return run_many(range(arguments.seed, arguments.seed + arguments.histories))
+
+
+def run_many(seeds: range) -> int:
+    """Says which histories are bad, and every so often how many there were."""
+    started_s, started_cpu_s, num_bad = time.monotonic(), time.process_time(), 0
+    for count, seed in enumerate(seeds, 1):
         history = run_history(seed)
         if history.problems:
-            bad += 1
-            print(f"seed {seed}: {'; '.join(history.problems)[:500]}", flush=True)  # noqa: T201
-    lasted_s = time.monotonic() - started_s
-    rate = arguments.histories / lasted_s * 60
-    print(f"{arguments.histories} histories in {lasted_s:.1f} s, {rate:.0f} a minute: {bad} bad")  # noqa: T201
-    return bool(bad)
+            num_bad += 1
+            _say(f"seed {seed}: {'; '.join(history.problems)[:_SHOWN_CHARS]}")
+        if count % _SAY_EVERY == 0 or count == len(seeds):
+            lasted_s = time.monotonic() - started_s
+            rate = count / lasted_s * 60
+            cpu_rate = count / (time.process_time() - started_cpu_s) * 60
+            _say(
+                f"{count} histories in {lasted_s:.1f} s: {rate:.0f} a minute, {cpu_rate:.0f} a "
+                f"minute of this process's own time; {num_bad} bad"
+            )
+    return bool(num_bad)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -205,7 +205,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             future.set_exception(error)
         return future
 
-    async def getaddrinfo(self, host: Any, port: Any, **_rest: Any) -> Any:  # type: ignore[override]  # noqa: ANN401
+    async def getaddrinfo(self, host: Any, port: Any, **_rest: Any) -> Any:  # noqa: ANN401
         """All hosts are addresses already."""
         return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, port))]
 
