@@ -24,7 +24,7 @@ MYPY_TARGETS := scheduler_service executor_service protos/splitserve_rpc \
 PIP := -m pip --disable-pip-version-check install --quiet
 
 .PHONY: help setup serve test check node quick-tests lint lint-ruff lint-format lint-types lint-imports buf \
-	check-protos fix protos options bench bench-scheduler bench-peers gpu-check models soak fuzz compose-test \
+	check-protos fix protos options bench bench-scheduler bench-peers gpu-check models soak fuzz simulate compose-test \
 	clean
 
 help:
@@ -42,6 +42,7 @@ help:
 	@echo 'make gpu-check     on a machine with a GPU: is it right there, and how fast'
 	@echo 'make models        every model type of transformers, made small, against Hugging Face'
 	@echo 'make soak          the property tests for an hour or so'
+	@echo 'make simulate      histories of a simulated cluster with faults; HISTORIES=20000 SEED=1 for more'
 	@echo 'make fuzz          hostile messages and requests for an hour or so'
 	@echo 'make compose-test  docker-compose.yml for real, with podman'
 	@echo 'make clean         removes .venv, .tools and caches'
@@ -176,6 +177,12 @@ soak: $(READY)
 FUZZ ?= 20000
 fuzz: $(READY)
 	SPLITSERVE_TEST_EXAMPLES=$(FUZZ) $(BIN)/python -m pytest -q --timeout 7200 tests/fuzz
+
+# A history that has a problem is named; `make simulate SEED=7 HISTORIES=1` tells all of one.
+HISTORIES ?= 2000
+SEED ?= 1
+simulate: $(READY)
+	@PYTHONPATH=.:protos:kernels:clients $(BIN)/python -m tests.simulation $(SEED) --histories $(HISTORIES)
 
 compose-test:
 	tools/compose_test.sh
