@@ -24,7 +24,7 @@ MYPY_TARGETS := scheduler_service executor_service protos/splitserve_rpc \
 PIP := -m pip --disable-pip-version-check install --quiet
 
 .PHONY: help setup serve test check node quick-tests lint lint-ruff lint-format lint-types lint-imports buf \
-	check-protos fix protos options bench bench-scheduler bench-peers gpu-check models soak fuzz compose-test \
+	check-protos fix protos options bench bench-scheduler bench-peers gpu-check models soak fuzz chaos compose-test \
 	clean
 
 help:
@@ -43,6 +43,7 @@ help:
 	@echo 'make models        every model type of transformers, made small, against Hugging Face'
 	@echo 'make soak          the property tests for an hour or so'
 	@echo 'make fuzz          hostile messages and requests for an hour or so'
+	@echo 'make chaos         faults in a real stack under load: MINUTES=30, or SEED=n for one history'
 	@echo 'make compose-test  docker-compose.yml for real, with podman'
 	@echo 'make clean         removes .venv, .tools and caches'
 
@@ -176,6 +177,12 @@ soak: $(READY)
 FUZZ ?= 20000
 fuzz: $(READY)
 	SPLITSERVE_TEST_EXAMPLES=$(FUZZ) $(BIN)/python -m pytest -q --timeout 7200 tests/fuzz
+
+# Faults drawn from seeds; what fails says its seed, and SEED=n alone has it again.
+MINUTES ?= $(if $(SEED),0,30)
+chaos: $(READY)
+	@PYTHONPATH=.:protos:kernels:clients $(BIN)/python -m tests.chaos.run --minutes $(MINUTES) \
+		$(if $(SEED),--seed $(SEED)) $(ARGS)
 
 compose-test:
 	tools/compose_test.sh

@@ -1,0 +1,53 @@
+"""Executor processes that begin at once: forked off one that has imported torch."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+from dataclasses import replace
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_LOADER = "executor_service.engine_loader"
+
+
+def start_executor(options: list[str], log: Path) -> ForkServerProcess:
+    """An executor with `options` and a rigged runner, which appends what it says to `log`."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([_LOADER])
+    process = context.Process(target=_run, args=(options, log), daemon=True)
+    process.start()
+    return process
+
+
+def _run(options: list[str], log: Path) -> None:
+    """What the process does."""
+    os.setsid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    with log.open("ab") as stream:
+        os.dup2(stream.fileno(), sys.stderr.fileno())
+    for name in [name for name in os.environ if name.startswith("SPLITSERVE_")]:
+        del os.environ[name]
+
+    from executor_service import __main__ as executor
+    from executor_service import engine_loader
+    from executor_service.config import ExecutorConfig
+    from executor_service.service import step_worker
+    from executor_service.service.encode_answer import encode_answer
+    from tests.support.chaos.rigged_runner import RiggedRunner
+
+    load = engine_loader.load_engine
+
+    def load_rigged(config: ExecutorConfig, executor_epoch: int) -> engine_loader.LoadedEngine:
+        loaded = load(config, executor_epoch)
+        rigged = RiggedRunner(loaded.runner)
+        step_worker.encode_answer = lambda answer: encode_answer(rigged.answer(answer))
+        return replace(loaded, runner=rigged)  # type: ignore[arg-type]
+
+    engine_loader.load_engine = load_rigged
+    sys.argv = ["executor_service", *options]
+    sys.exit(executor.main())
