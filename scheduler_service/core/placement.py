@@ -70,6 +70,8 @@ class Placement:
         self.now_ns = 0
         self.ended: list[Request] = []
         self.ended_sequences: list[Sequence] = []
+        # Where the policy charges for them: output tokens of tenants, to be told.
+        self.num_sampled = Counter[str]()
         # Tokens of requests that wait or are swapped.
         self.num_queued_tokens = 0
         self.num_preemptions = 0
@@ -188,14 +190,21 @@ class Placement:
     ) -> None:
         """Ends a request in whatever state it is."""
         request.finish_reason, request.error = reason, error
-        self.suspects.acquit(request)
         for sequence in request.unfinished:
             sequence.finish_reason = reason
-            self._strip(sequence)
+        self.remove(request)
+        self.ended.append(request)
+
+    def remove(self, request: Request) -> None:
+        """Takes everything from a request, in whatever state it is; nobody is told of it."""
+        self.suspects.acquit(request)
+        for sequence in request.sequences:
+            if sequence.status is not SequenceStatus.FINISHED:
+                self._strip(sequence)
         self._move(request, RequestStatus.ABSENT)
+        self.waiting.ended(request.request_id)
         del self.requests[request.request_id]
         self.params_sets.give_back(request.params_set)
-        self.ended.append(request)
 
     def step_answered(self, step_id: int) -> None:
         """The result of a step was applied: frees what only waited for it."""
@@ -329,6 +338,7 @@ class Placement:
             self.queued[request] = None
             self.waiting.push(request)
         elif status is RequestStatus.SWAPPED:
+            request.queued_at_ns = self.now_ns
             insort(self.swapped, request, key=_rank)
         elif status is RequestStatus.RUNNING:
             request.rank = self.waiting.rank(request)

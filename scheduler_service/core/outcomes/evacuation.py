@@ -1,4 +1,4 @@
-"""An executor is lost: its requests become what another core can take."""
+"""Requests leave: they become what another core can take."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def evacuate(placement: Placement, in_flight: Collection[Request]) -> list[Reque
     """Copies of all requests; `in_flight`: those that steps without a result were to compute."""
     moved = []
     for request in placement.requests.values():
-        moved.append(_detach(request, placement))
+        moved.append(detach(request, placement))
         if request in in_flight:
             _count_lost_executor(moved[-1], is_alone=len(in_flight) == 1)
     return moved
@@ -67,7 +67,7 @@ def take_back(placement: Placement, plan: StepPlan, events: StepEvents) -> None:
             sequence.token_ids = sequence.token_ids[:length]
 
 
-def _detach(request: Request, placement: Placement) -> Request:
+def detach(request: Request, placement: Placement) -> Request:
     """A copy of a request that another placement may take; `placement` never gets at it."""
     moved = replace(
         request,
