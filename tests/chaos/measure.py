@@ -24,7 +24,6 @@ import numpy as np
 from splitserve_client import AsyncClient, Tokens
 from tests.support.chaos.asks import GREEDY
 from tests.support.chaos.faults import FAULTS, Fault
-from tests.support.chaos.history import STEP_TIMEOUT
 from tests.support.chaos.load import NUM_STREAMS
 from tests.support.chaos.network import proxy_network
 from tests.support.chaos.stack import Stack, running_stack
@@ -135,7 +134,7 @@ async def measure_all(num_times: int) -> str:
     with tempfile.TemporaryDirectory() as folder:
         async with (
             proxy_network(3) as network,
-            running_stack(network, Path(folder), *STEP_TIMEOUT) as stack,
+            running_stack(network, Path(folder)) as stack,
         ):
             undisturbed = _streams()
             await asyncio.gather(*(stream.run(stack.client) for stream in undisturbed))

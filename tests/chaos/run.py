@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.support.chaos.history import STEP_TIMEOUT, HistoryFailed, chaos
+from tests.support.chaos.history import HistoryFailed, chaos
 from tests.support.chaos.network import proxy_network
 from tests.support.chaos.schedule import Schedule
 
@@ -22,7 +22,7 @@ _MAX_SEED = 10**6
 async def run(first_seed: int, num_faults: int, ends_at_s: float) -> None:
     """Lives through histories until the time has come, at least through one."""
     with tempfile.TemporaryDirectory() as folder:
-        async with proxy_network(3) as network, chaos(network, Path(folder), *STEP_TIMEOUT) as here:
+        async with proxy_network(3) as network, chaos(network, Path(folder)) as here:
             seed = first_seed
             while seed == first_seed or time.monotonic() < ends_at_s:
                 schedule = Schedule.drawn(seed, num_faults)

@@ -13,7 +13,7 @@ import pytest
 from splitserve_kernels.cpu.build import BuildFailed
 from splitserve_kernels.cpu.library import load_library
 from tests.support.chaos.faults import FAULTS
-from tests.support.chaos.history import STEP_TIMEOUT, Chaos, chaos
+from tests.support.chaos.history import Chaos, chaos
 from tests.support.chaos.load import NUM_STREAMS
 from tests.support.chaos.network import proxy_network
 from tests.support.chaos.schedule import Schedule
@@ -62,12 +62,12 @@ async def live_through_each(kinds: tuple[str, ...], running: Chaos) -> None:
 async def test_no_stream_notices_more_than_a_pause_when(
     tmp_path: Path, kinds: tuple[str, ...]
 ) -> None:
-    async with proxy_network(3) as network, chaos(network, tmp_path, *STEP_TIMEOUT) as running:
+    async with proxy_network(3) as network, chaos(network, tmp_path) as running:
         await live_through_each(kinds, running)
 
 
 async def test_streams_go_on_when_services_are_lost_or_cannot_write(tmp_path: Path) -> None:
-    async with proxy_network(3) as network, chaos(network, tmp_path, *STEP_TIMEOUT) as running:
+    async with proxy_network(3) as network, chaos(network, tmp_path) as running:
         await live_through_each(OF_SERVICES, running)
         assert " journal_stopped " in running.stack.log("scheduler").read_text()
 
@@ -76,5 +76,5 @@ async def test_streams_go_on_when_services_are_lost_or_cannot_write(tmp_path: Pa
 async def test_streams_are_what_they_are_undisturbed_when_much_goes_wrong(
     tmp_path: Path, seed: int
 ) -> None:
-    async with proxy_network(3) as network, chaos(network, tmp_path, *STEP_TIMEOUT) as running:
+    async with proxy_network(3) as network, chaos(network, tmp_path) as running:
         await running.live_through(Schedule.drawn(seed, 6, MANY))

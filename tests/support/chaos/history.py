@@ -22,8 +22,6 @@ from tests.support.chaos.network import Network
 from tests.support.chaos.schedule import Moment, Schedule
 from tests.support.chaos.stack import PATIENCE_S, Stack, running_stack
 
-# Whoever does not answer is given up after that; by default it takes much longer.
-STEP_TIMEOUT = ("--step-timeout-s", "5")
 # A fault that lets no token through ends by the clock.
 _LONGEST_FAULT_S = 4.0
 
