@@ -178,11 +178,12 @@ FUZZ ?= 20000
 fuzz: $(READY)
 	SPLITSERVE_TEST_EXAMPLES=$(FUZZ) $(BIN)/python -m pytest -q --timeout 7200 tests/fuzz
 
-# Faults drawn from seeds; what fails says its seed, and SEED=n alone has it again.
+# Faults drawn from seeds; what fails says its seed, and SEED=n alone has it again. NETWORK=namespaces
+# has the kernel lose and cut what executors say, where it may.
 MINUTES ?= $(if $(SEED),0,30)
 chaos: $(READY)
 	@PYTHONPATH=.:protos:kernels:clients $(BIN)/python -m tests.chaos.run --minutes $(MINUTES) \
-		$(if $(SEED),--seed $(SEED)) $(ARGS)
+		$(if $(SEED),--seed $(SEED)) $(if $(NETWORK),--network $(NETWORK)) $(ARGS)
 
 compose-test:
 	tools/compose_test.sh

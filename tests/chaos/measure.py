@@ -32,6 +32,8 @@ README = Path(__file__).with_name("README.md")
 BEGIN, END = "<!-- measured:begin -->", "<!-- measured:end -->"
 _PARAMS = replace(GREEDY, max_tokens=200)
 _TOKENS_BEFORE = 20
+# One executor has room for all.
+_NUM_DEVICE_BLOCKS = 1024
 _LONGEST_FAULT_S = 8.0
 # The others concern no stream of the Python client, or none but their own request.
 _KINDS = tuple(
@@ -134,7 +136,7 @@ async def measure_all(num_times: int) -> str:
     with tempfile.TemporaryDirectory() as folder:
         async with (
             proxy_network(3) as network,
-            running_stack(network, Path(folder)) as stack,
+            running_stack(network, Path(folder), num_device_blocks=_NUM_DEVICE_BLOCKS) as stack,
         ):
             undisturbed = _streams()
             await asyncio.gather(*(stream.run(stack.client) for stream in undisturbed))

@@ -6,12 +6,16 @@ by the clock is a fault, never a wait for something that is to happen. More of i
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from splitserve_kernels.cpu.build import BuildFailed
 from splitserve_kernels.cpu.library import load_library
+from tests.support.chaos import namespaces
 from tests.support.chaos.faults import FAULTS
 from tests.support.chaos.history import Chaos, chaos
 from tests.support.chaos.load import NUM_STREAMS
@@ -39,6 +43,8 @@ OF_SERVICES = (
     "gateway paused",
 )
 SEEDS = (1001,)
+# Six kinds of what becomes of executors and networks, without what takes long.
+SEED_OF_NETWORKS = 2174
 # It takes as many executors as a request may take; they begin anew, which takes its time.
 MANY = tuple(kind for kind in FAULTS if kind != "deadly request")
 
@@ -78,3 +84,16 @@ async def test_streams_are_what_they_are_undisturbed_when_much_goes_wrong(
 ) -> None:
     async with proxy_network(3) as network, chaos(network, tmp_path) as running:
         await running.live_through(Schedule.drawn(seed, 6, MANY))
+
+
+@pytest.mark.skipif(not namespaces.is_allowed(), reason="needs namespaces, and nft in them")
+def test_streams_are_what_they_are_undisturbed_when_the_kernel_cuts_and_loses() -> None:
+    command = (sys.executable, "-m", "tests.chaos.run", "--network", "namespaces")
+    history = ("--seed", str(SEED_OF_NETWORKS), "--faults", "6")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    result = subprocess.run(
+        [*command, *history], env=environment, capture_output=True, text=True, check=False
+    )
+
+    assert result.returncode == 0, result.stdout[-10000:] + result.stderr[-5000:]
+    assert "1 histories, nothing lost or changed" in result.stdout

@@ -15,19 +15,27 @@ _PR_SET_PDEATHSIG = 1
 _LOADER = "executor_service.engine_loader"
 
 
-def start_executor(options: list[str], log: Path) -> ForkServerProcess:
-    """An executor with `options` and a rigged runner, which appends what it says to `log`."""
+def start_executor(options: list[str], log: Path, namespace: int | None) -> ForkServerProcess:
+    """An executor with `options` and a rigged runner, which appends what it says to `log`.
+
+    `namespace`: of this process it has the network; None: that which is there.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([_LOADER])
-    process = context.Process(target=_run, args=(options, log), daemon=True)
+    process = context.Process(target=_run, args=(options, log, namespace), daemon=True)
     process.start()
     return process
 
 
-def _run(options: list[str], log: Path) -> None:
+def _run(options: list[str], log: Path, namespace: int | None) -> None:
     """What the process does."""
     os.setsid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if namespace is not None:
+        with open(f"/proc/{namespace}/ns/net", "rb") as network:
+            if libc.setns(network.fileno(), 0):
+                raise OSError(ctypes.get_errno(), "setns")
     with log.open("ab") as stream:
         os.dup2(stream.fileno(), sys.stderr.fileno())
     for name in [name for name in os.environ if name.startswith("SPLITSERVE_")]:

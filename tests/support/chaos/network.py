@@ -24,22 +24,27 @@ BOTH = (Direction.IN, Direction.OUT)
 
 @dataclass(frozen=True, slots=True)
 class ExecutorPlace:
-    """Where an executor is. `prefix`: what its command line begins with, to be started there."""
+    """Where an executor is. `namespace`: of this process it has the network; None: ours."""
 
     listen: str
     advertise: str
     scheduler: str
-    prefix: tuple[str, ...] = ()
+    namespace: int | None = None
     options: tuple[str, ...] = ()
 
 
 class Network(Protocol):
     """Executors by their index. What was made worse is as before after `heal`.
 
-    `cluster_listen`: where the scheduler is to listen for executors.
+    `cluster_listen`: where the scheduler is to listen for executors. `scheduler_options`: what it
+    needs for that.
     """
 
-    cluster_listen: str
+    @property
+    def cluster_listen(self) -> str: ...
+
+    @property
+    def scheduler_options(self) -> tuple[str, ...]: ...
 
     def place(self, index: int) -> ExecutorPlace:
         """Where the executor is."""
@@ -72,6 +77,8 @@ class Network(Protocol):
 
 class ProxyNetwork:
     """A `CutProxy` each way of dialling, for every executor."""
+
+    scheduler_options = ()
 
     def __init__(self, cluster_listen: str) -> None:
         self.cluster_listen = cluster_listen

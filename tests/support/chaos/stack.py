@@ -25,10 +25,11 @@ from tests.support.processes.addresses import reserve_address
 BUNDLED = ROOT / "executor_service" / "bundled_model"
 # As long as a machine may be busy with other things.
 PATIENCE_S = 240.0
+# Few, so that requests preempt each other while an executor is away.
 NUM_DEVICE_BLOCKS, NUM_HOST_BLOCKS = 192, 64
 _EXECUTOR_OPTIONS = (
     *("--model", str(BUNDLED), "--dtype", "float32", "--deterministic", "--log-level", "info"),
-    *("--num-device-blocks", str(NUM_DEVICE_BLOCKS), "--num-host-blocks", str(NUM_HOST_BLOCKS)),
+    *("--num-host-blocks", str(NUM_HOST_BLOCKS)),
 )
 PATIENT = ClientConfig(connect_timeout_s=PATIENCE_S, retry=RetryPolicy(give_up_after_s=PATIENCE_S))
 
@@ -51,6 +52,7 @@ class Stack:
     http: httpx2.AsyncClient
     address: str
     http_address: str
+    num_device_blocks: int = NUM_DEVICE_BLOCKS
     processes: dict[str, Process] = field(default_factory=dict)
     sessions: set[int] = field(default_factory=set)
     # When the life of each executor began; its epoch is later.
@@ -68,7 +70,8 @@ class Stack:
     def start_scheduler(self) -> None:
         listen = ("--listen", self.address, "--cluster-listen", self.network.cluster_listen)
         journal = ("--journal", str(self.folder / "journal"), "--journal-max-mib", "4")
-        self._start("scheduler", "scheduler_service", *listen, *journal, *self.scheduler_options)
+        options = (*self.network.scheduler_options, *self.scheduler_options)
+        self._start("scheduler", "scheduler_service", *listen, *journal, *options)
 
     def start_gateway(self) -> None:
         listen = ("--schedulers", self.address, "--http", self.http_address)
@@ -79,9 +82,10 @@ class Stack:
         if self.is_alive(name):
             return
         where = ("--listen", place.listen, "--advertise-address", place.advertise)
-        options = [*where, "--scheduler", place.scheduler, *_EXECUTOR_OPTIONS, *place.options]
+        where = (*where, "--scheduler", place.scheduler, *place.options)
+        options = [*where, "--num-device-blocks", str(self.num_device_blocks), *_EXECUTOR_OPTIONS]
         self.began_ns[place.advertise] = time.time_ns()
-        process = await asyncio.to_thread(start_executor, options, self.log(name))
+        process = await asyncio.to_thread(start_executor, options, self.log(name), place.namespace)
         self._note(name, process)
         await self.network.executor_began(index)
 
@@ -216,7 +220,11 @@ def exit_code(process: Process) -> int | None:
 
 @asynccontextmanager
 async def running_stack(
-    network: Network, folder: Path, *scheduler_options: str, num_executors: int = 3
+    network: Network,
+    folder: Path,
+    *scheduler_options: str,
+    num_executors: int = 3,
+    num_device_blocks: int = NUM_DEVICE_BLOCKS,
 ) -> AsyncIterator[Stack]:
     """All of it, ready; whoever still lives afterwards is killed."""
     address, http_address = reserve_address(), reserve_address()
@@ -229,7 +237,14 @@ async def running_stack(
     ):
         clients = client, operator, http
         stack = Stack(
-            network, folder, num_executors, scheduler_options, *clients, address, http_address
+            network,
+            folder,
+            num_executors,
+            scheduler_options,
+            *clients,
+            address,
+            http_address,
+            num_device_blocks,
         )
         try:
             await stack.start_missing()
