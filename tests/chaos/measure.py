@@ -1,8 +1,8 @@
 """How long streams pause, fault by fault: `python -m tests.chaos.measure`, `--write` for README.md.
 
-A pause is the time from the fault to the token that ends the longest gap of a stream after it. Of
-64 greedy streams those count that the fault concerned: as many, of those that paused longest, as
-ran on its victims; all, where the victim is the scheduler.
+A pause is the longest time without a token since the fault. Of 64 greedy streams those count that
+the fault concerned: as many, of those that paused longest, as ran on its victims; all, where the
+victim is the scheduler.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _TOKENS_BEFORE = 20
 # One executor has room for all.
 _NUM_DEVICE_BLOCKS = 1024
 _LONGEST_FAULT_S = 8.0
-# The others concern no stream of the Python client, or none but their own request.
+# The others concern no stream of the Python client, or their own request, or last as long as they
+# are told to.
 _KINDS = tuple(
     kind
     for kind in FAULTS
@@ -62,9 +63,9 @@ class TimedStream:
                         self.began.set()
 
     def pause_s(self, since_s: float) -> float:
-        """From then to the end of the longest gap that ends later."""
-        gaps = [(b - a, b) for a, b in pairwise(self.times_s) if b > since_s]
-        return max(gaps)[1] - since_s if gaps else 0.0
+        """The longest gap after that; what is before it does not count."""
+        gaps = (b - max(a, since_s) for a, b in pairwise(self.times_s) if b > since_s)
+        return max(gaps, default=0.0)
 
 
 @dataclass(slots=True)

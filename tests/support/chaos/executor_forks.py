@@ -46,6 +46,8 @@ def _run(options: list[str], log: Path, namespace: int | None) -> None:
     from executor_service.config import ExecutorConfig
     from executor_service.service import step_worker
     from executor_service.service.encode_answer import encode_answer
+    from executor_service.steps.batch import StepAnswer
+    from splitserve.executor.v1 import executor_pb2
     from tests.support.chaos.rigged_runner import RiggedRunner
 
     load = engine_loader.load_engine
@@ -53,7 +55,11 @@ def _run(options: list[str], log: Path, namespace: int | None) -> None:
     def load_rigged(config: ExecutorConfig, executor_epoch: int) -> engine_loader.LoadedEngine:
         loaded = load(config, executor_epoch)
         rigged = RiggedRunner(loaded.runner)
-        step_worker.encode_answer = lambda answer: encode_answer(rigged.answer(answer))
+
+        def tell(answer: StepAnswer) -> executor_pb2.StepResult:
+            return encode_answer(rigged.answer(answer))
+
+        step_worker.encode_answer = tell  # type: ignore[attr-defined]
         return replace(loaded, runner=rigged)  # type: ignore[arg-type]
 
     engine_loader.load_engine = load_rigged

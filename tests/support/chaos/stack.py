@@ -81,8 +81,8 @@ class Stack:
         name, place = self.executor_names[index], self.network.place(index)
         if self.is_alive(name):
             return
-        where = ("--listen", place.listen, "--advertise-address", place.advertise)
-        where = (*where, "--scheduler", place.scheduler, *place.options)
+        where = ["--listen", place.listen, "--advertise-address", place.advertise]
+        where += ["--scheduler", place.scheduler, *place.options]
         options = [*where, "--num-device-blocks", str(self.num_device_blocks), *_EXECUTOR_OPTIONS]
         self.began_ns[place.advertise] = time.time_ns()
         process = await asyncio.to_thread(start_executor, options, self.log(name), place.namespace)
