@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler_service.core.beam_search import BeamSearch
+from scheduler_service.core.config import HashKind
 from scheduler_service.core.params_sets import OF_NO_CORE, ParamsSet
 from scheduler_service.core.sampling_params import SamplingParams
 
@@ -158,7 +159,9 @@ class Request:
     the encoder's keys and values, `host_cross_blocks` the same while it is swapped; `is_encoded`: a
     step was planned that writes them. `search`, `num_forks` and `num_candidates` (logprobs asked
     for in each row) belong to a beam search.
-    `completions`: the result, where tokens are not streamed.
+    `completions`: the result, where tokens are not streamed. `chains`: of a request that no core
+    has, the hashes of blocks of its first unfinished sequence, by their kind, as far as they were
+    needed to choose one.
     """
 
     request_id: str
@@ -192,6 +195,7 @@ class Request:
     num_candidates: int = 0
     num_forks: int = 0
     completions: list[Completion] = field(default_factory=list)
+    chains: dict[HashKind, list[bytes]] = field(default_factory=dict)
 
     @classmethod
     def create(

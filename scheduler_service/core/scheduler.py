@@ -180,6 +180,7 @@ class Scheduler:
         self._check_open()
         placement, config, sequence = self.placement, self._config, request.sequence
         assert request.request_id not in placement.requests, "request id in use"
+        placement.blocks.prefixes.adopt(request)
         request.stop_token_ids = request.params.stop_tokens(config.eos_token_ids)
         request.stop_len = max_len_of(request, config)
         if request.params.max_tokens is not None:

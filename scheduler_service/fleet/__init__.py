@@ -1,0 +1,1 @@
+"""Which of the executors gets which request, and when."""
