@@ -109,9 +109,10 @@ class Sequence:
     `token_ids`: [T] int32, every token known, prompt first, except while RUNNING, when its row has
     them. `num_promised` tokens more are being sampled by steps in flight, and until step
     `settles_at_step` is answered some step in flight may concern it. `block_hashes`: the chain of
-    its full blocks, as far as it was needed. `num_computed` and `host_table` are set while SWAPPED:
-    tokens whose KV is in the host pool, and where. `candidates`: of a beam, the most probable next
-    tokens as (token, logprob), once they are known.
+    its full blocks, as far as it was needed; `chains`: of a sequence that no core has, the same by
+    what names blocks where it was looked for. `num_computed` and `host_table` are set while
+    SWAPPED: tokens whose KV is in the host pool, and where. `candidates`: of a beam, the most
+    probable next tokens as (token, logprob), once they are known.
     """
 
     request: Request
@@ -126,6 +127,7 @@ class Sequence:
     num_computed: int = 0
     host_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
+    chains: dict[HashKind, list[bytes]] = field(default_factory=dict)
     candidates: Tokens[tuple[int, float]] | None = None
     cumulative_logprob: float = 0.0
     scored: list[ScoredToken] = field(default_factory=list)
@@ -159,9 +161,7 @@ class Request:
     the encoder's keys and values, `host_cross_blocks` the same while it is swapped; `is_encoded`: a
     step was planned that writes them. `search`, `num_forks` and `num_candidates` (logprobs asked
     for in each row) belong to a beam search.
-    `completions`: the result, where tokens are not streamed. `chains`: of a request that no core
-    has, the hashes of blocks of its first unfinished sequence, by their kind, as far as they were
-    needed to choose one.
+    `completions`: the result, where tokens are not streamed.
     """
 
     request_id: str
@@ -195,7 +195,6 @@ class Request:
     num_candidates: int = 0
     num_forks: int = 0
     completions: list[Completion] = field(default_factory=list)
-    chains: dict[HashKind, list[bytes]] = field(default_factory=dict)
 
     @classmethod
     def create(
@@ -286,8 +285,16 @@ class Request:
         return self.finish_reason is not None
 
     def abort_unscheduled(self) -> None:
-        """Ends a request that no scheduler has."""
-        self.finish_reason = FinishReason.ABORTED
+        """Ends a request that no core has."""
+        self._end_unscheduled(FinishReason.ABORTED)
+
+    def fail_unscheduled(self, reason: str, message: str) -> None:
+        """Ends a request that no core has, with an error."""
+        self.error = (reason, message)
+        self._end_unscheduled(FinishReason.ERROR)
+
+    def _end_unscheduled(self, reason: FinishReason) -> None:
+        self.finish_reason = reason
         for sequence in self.sequences:
             sequence.status = SequenceStatus.FINISHED
 

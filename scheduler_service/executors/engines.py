@@ -37,9 +37,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EngineOwner:
-    """Who hears of engines. `lost`: the engine is closed, and these were its requests."""
+    """Who hears of engines. `lost`: the engine is closed, and these were its requests.
+
+    `refill`: an engine is about to plan a step.
+    """
 
     deliver: Callable[[StepEvents], None]
+    refill: Callable[[EngineLoop], None]
     joined: Callable[[], None]
     lost: Callable[[EngineLoop, list[Request]], None]
 
@@ -169,6 +173,7 @@ class Engines:
             core,
             link,
             self._owner.deliver,
+            self._owner.refill,
             scheduler_epoch=self._parts.scheduler_epoch,
             pipeline_depth=self._parts.config.pipeline_depth,
             now_ns=self._parts.now_ns,

@@ -1,1 +1,1 @@
-"""Which of the executors gets which request, and when."""
+"""All executors together: who waits, and who gets whom. Pure: no I/O, no clock."""

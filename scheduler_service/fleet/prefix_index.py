@@ -143,7 +143,7 @@ class PrefixIndex:
 
     def _search(self, shelf: _Shelf, request: Request, sequence: Sequence, found: Prefixes) -> None:
         config = shelf.config
-        chain = request.chains.setdefault(config.hash_kind, [])
+        chain = sequence.chains.setdefault(config.hash_kind, [])
         num_blocks = min(num_findable_blocks(config, sequence), MAX_BLOCKS)
         if config.sliding_window is None:
             masks = _masks_ahead(shelf, request, sequence, chain, num_blocks)

@@ -13,7 +13,7 @@ from scheduler_service.core.blocks.block_hashes import (
 )
 from scheduler_service.core.blocks.block_pool import BlockPool
 from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.request import Int32Array, Int64Array, Request, Sequence
+from scheduler_service.core.request import Int32Array, Int64Array, Sequence
 from scheduler_service.core.row_columns import RowColumns
 
 
@@ -64,6 +64,10 @@ class PrefixCache:
         end, blocks = self._find_window(hashes)
         return PrefixHit(end * block_size, end - len(blocks), tuple(blocks))
 
+    def adopt(self, sequence: Sequence) -> None:
+        """Goes on with what is hashed of a sequence that no core has, if it is of use here."""
+        sequence.block_hashes = sequence.chains.setdefault(self._config.hash_kind, [])
+
     def publish(
         self, sequence: Sequence, token_ids: Int32Array, block_ids: list[int], first_index: int
     ) -> list[int]:
@@ -112,13 +116,6 @@ class PrefixCache:
         chain = sequence.block_hashes
         grow_chain(chain, self._config, sequence.request, token_ids, num_blocks)
         return chain
-
-    def adopt(self, request: Request) -> None:
-        """Takes what somebody else has hashed of a request that comes, if it is of use here."""
-        chain = request.chains.pop(self._config.hash_kind, None)
-        if chain is not None:
-            request.unfinished[0].block_hashes = chain
-        request.chains.clear()
 
     def is_used_by(self, sequence: Sequence) -> bool:
         """Whether the blocks of a sequence are to be findable."""

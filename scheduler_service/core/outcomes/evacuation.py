@@ -26,7 +26,7 @@ def evacuate(placement: Placement, in_flight: Collection[Request]) -> list[Reque
     """Copies of all requests; `in_flight`: those that steps without a result were to compute."""
     moved = []
     for request in placement.requests.values():
-        moved.append(_detach(request, placement))
+        moved.append(detach(request, placement))
         if request in in_flight:
             _count_lost_executor(moved[-1], is_alone=len(in_flight) == 1)
     return moved
@@ -67,7 +67,7 @@ def take_back(placement: Placement, plan: StepPlan, events: StepEvents) -> None:
             sequence.token_ids = sequence.token_ids[:length]
 
 
-def _detach(request: Request, placement: Placement) -> Request:
+def detach(request: Request, placement: Placement) -> Request:
     """A copy of a request that another placement may take; `placement` never gets at it."""
     moved = replace(
         request,
@@ -99,6 +99,7 @@ def _detach_sequence(sequence: Sequence, moved: Request, placement: Placement) -
         num_computed=0,
         host_table=[],
         block_hashes=[],
+        chains={},
         candidates=None,
         scored=list(sequence.scored),
     )

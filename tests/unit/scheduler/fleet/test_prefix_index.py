@@ -72,7 +72,7 @@ def test_index_hashes_little_when_nobody_has_the_first_block() -> None:
     add(index, 0, tables)
     asked = request(tables, [7] * 4000)
     index.find(asked)
-    (chain,) = asked.chains.values()
+    (chain,) = asked.sequence.chains.values()
     assert len(chain) < 50
 
 
