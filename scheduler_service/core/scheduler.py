@@ -9,7 +9,9 @@ may build on it.
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Container
 
+from scheduler_service.core.blocks.block_pool import BlockPool
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.outcomes.beams import prepare_search
 from scheduler_service.core.outcomes.evacuation import detach, evacuate, take_back
@@ -63,6 +65,21 @@ class Scheduler:
         self.num_steps = 0
 
     # -- what it holds -------------------------------------------------------------------------
+
+    @property
+    def config(self) -> SchedulerConfig:
+        """What its executor is, and how it schedules."""
+        return self._config
+
+    @property
+    def pools(self) -> tuple[BlockPool, BlockPool]:
+        """The blocks on the device and on the host, to be looked at."""
+        return self.placement.blocks.device, self.placement.blocks.host
+
+    @property
+    def adapters(self) -> Container[str]:
+        """Those that its rows use."""
+        return self.placement.adapters
 
     @property
     def num_waiting(self) -> int:
@@ -164,6 +181,10 @@ class Scheduler:
     def recompute_ns(self, num_tokens: int) -> int:
         """What computing so many tokens again takes here; 0 if that is not known yet."""
         return self._costs.recompute_ns(num_tokens)
+
+    def move_ns(self, num_blocks: int) -> int:
+        """What bringing so many blocks from the host pool takes here, by what is known."""
+        return self._costs.move_ns(num_blocks)
 
     def num_cached_tokens(self, request: Request) -> int:
         """Tokens of `request`, which no core has, that would not be computed if it began now."""

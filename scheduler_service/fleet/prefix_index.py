@@ -44,12 +44,20 @@ class Prefixes:
 
 @dataclass(slots=True)
 class _Member:
-    """An executor in the index. `place`: its bits in the masks of its shelf."""
+    """An executor in the index. `place`: its bits in the masks of its shelf.
+
+    `expected`: what it was given to compute since it was settled last, and before that.
+    """
 
     shelf: _Shelf
     place: int
     device: BlockPool
     host: BlockPool
+    expected: tuple[list[bytes], list[bytes]] = field(default_factory=lambda: ([], []))
+
+    def listener(self, bit: int) -> _PoolBit:
+        """Sets its device bit or its host bit."""
+        return _PoolBit(self.shelf.masks, bit << NUM_BITS * self.place)
 
 
 class _Shelf:
@@ -113,22 +121,51 @@ class PrefixIndex:
         kind = (config.hash_kind, config.sliding_window, config.prefix_caching)
         shelf = self._shelves.setdefault(kind, _Shelf(config))
         place = shelf.enter(number)
-        self._members[number] = _Member(shelf, place, device, host)
-        for pool, bit in ((device, DEVICE_BIT), (host, HOST_BIT)):
-            pool.listen(_PoolBit(shelf.masks, bit << NUM_BITS * place))
+        member = self._members[number] = _Member(shelf, place, device, host)
+        device.listen(member.listener(DEVICE_BIT))
+        host.listen(member.listener(HOST_BIT))
 
     def remove(self, number: int) -> None:
         """Forgets an executor, and all that it held."""
+        for _ in range(2):
+            self.settle(number)
         member = self._members.pop(number)
         shelf = member.shelf
         for pool, bit in ((member.device, DEVICE_BIT), (member.host, HOST_BIT)):
             pool.listen(None)
-            listener = _PoolBit(shelf.masks, bit << NUM_BITS * member.place)
             for block_hash in pool.published_hashes:
-                listener.forgotten(block_hash)
+                member.listener(bit).forgotten(block_hash)
         shelf.leave(member.place)
         if not shelf.numbers:
             self._shelves = {kind: kept for kind, kept in self._shelves.items() if kept.numbers}
+
+    def expect(self, number: int, request: Request) -> None:
+        """An executor is about to get a request: who comes next finds there what that computes."""
+        member, sequence = self._members[number], request.unfinished[0]
+        config = member.shelf.config
+        if not may_skip_prefix(config, sequence):
+            return
+        chain = sequence.chains.setdefault(config.hash_kind, [])
+        num_blocks = min(num_findable_blocks(config, sequence), MAX_BLOCKS)
+        grow_chain(chain, config, request, sequence.token_ids, num_blocks)
+        listener = member.listener(DEVICE_BIT)
+        for block_hash in chain[1 : num_blocks + 1]:
+            if member.device.find(block_hash) is None:
+                listener.published(block_hash)
+                member.expected[0].append(block_hash)
+
+    def settle(self, number: int) -> None:
+        """An executor is about to plan a step: what was expected of the one before is there now.
+
+        Or else it is not: then it was not begun.
+        """
+        member = self._members[number]
+        newer, older = member.expected
+        listener = member.listener(DEVICE_BIT)
+        for block_hash in older:
+            if member.device.find(block_hash) is None:
+                listener.forgotten(block_hash)
+        member.expected = [], newer
 
     def find(self, request: Request) -> Prefixes:
         """What executors hold of the sequence with which a request that waits would begin.

@@ -64,6 +64,11 @@ class BlockPool:
         return len(self._blank) + len(self._evictable) + num_unused
 
     @property
+    def num_blank(self) -> int:
+        """Free blocks that hold nothing that can be found."""
+        return self.num_free - len(self._evictable)
+
+    @property
     def num_published(self) -> int:
         """Blocks that can be found by their contents."""
         return len(self._published)
