@@ -36,7 +36,7 @@ _Trace = Callable[[int], Iterable[Turn]]
 
 def _traces() -> dict[tuple[str, str], _Trace]:
     traces: dict[tuple[str, str], _Trace] = {}
-    for people in (400, 1000, 1600):
+    for people in (100, 250, 400):
         traces["multi-turn chat", f"{people} people"] = lambda _us, n=people: multi_turn_chat(n)  # type: ignore[misc]
     for per_s in (40, 100, 160):
         traces["shared system prompts", f"{per_s} per s"] = lambda us, r=per_s: (  # type: ignore[misc]

@@ -10,6 +10,7 @@ from benchmarks.routing.virtual_fleet import SAMPLED, Turn
 from scheduler_service.core.request import Int32Array
 
 _VOCAB = 2**20
+_THINK_S = 4.0
 _Rng = np.random.Generator
 
 
@@ -37,7 +38,7 @@ class _Conversation:
 
 
 def multi_turn_chat(num_conversations: int, seed: int = 0) -> Iterator[Turn]:
-    """So many people at once, each of whom reads, thinks (20 s on average) and writes again.
+    """So many people at once, each of whom reads, thinks (4 s on average) and writes again.
 
     All have one system prompt of 200 tokens; of a conversation 2 to 11 turns follow each other.
     """
@@ -45,8 +46,8 @@ def multi_turn_chat(num_conversations: int, seed: int = 0) -> Iterator[Turn]:
     system = _text(rng, 200)
     for _ in range(num_conversations):
         own = np.random.default_rng(rng.integers(2**32))
-        conversation = _Conversation(own, system, 20.0)
-        yield conversation.turn(int(rng.uniform(0, 20e6)))
+        conversation = _Conversation(own, system, _THINK_S)
+        yield conversation.turn(int(rng.uniform(0, _THINK_S * 1e6)))
 
 
 def shared_system_prompts(per_s: float, until_us: int, seed: int = 0) -> Iterator[Turn]:

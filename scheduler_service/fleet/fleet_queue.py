@@ -8,7 +8,7 @@ for room; what it passes by meanwhile is bounded by the rules of that core (`pla
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 
 from scheduler_service.core.planning.room import Lack
@@ -128,7 +128,7 @@ class FleetQueue:
         blocked: list[Request] = []
         held: list[Request] = []
         for request in self._policy.candidates(now_ns):
-            if held and self._policy.urgency(request) != self._policy.urgency(held[0]):
+            if held and not self._may_pass(request, held):
                 return
             state = self._choose(request, now_ns)
             if isinstance(state, _Waits):
@@ -142,7 +142,7 @@ class FleetQueue:
                 passed.num_bypasses += 1
             self._holds.passed(held)
             yield self._take(request, state), state.host
-            state.look()
+            self._hosts.look_at(state)
 
     def _take(self, request: Request, state: HostState) -> Request:
         num_known = len(request.unfinished[0].token_ids) if request.unfinished else 0
@@ -182,6 +182,11 @@ class FleetQueue:
             return state is not None
         first = next(self._policy.candidates(now_ns), None)
         return first is not None and host.openings.may_yield_to(first)
+
+    def _may_pass(self, request: Request, held: Sequence[Request]) -> bool:
+        """Whether a request may begin before those that wait for a busy host, though they could."""
+        is_as_urgent = self._policy.urgency(request) == self._policy.urgency(held[0])
+        return is_as_urgent and self._holds.may_be_passed(held)
 
     def _choose(self, request: Request, now_ns: int) -> HostState | _Waits:
         """Who gets a request now, or why it waits."""

@@ -43,6 +43,10 @@ class Holds:
         hold.is_over = hold.is_over or has_waited
         return not hold.is_over
 
+    def may_be_passed(self, held: Iterable[Request]) -> bool:
+        """Whether somebody who came later may begin before these."""
+        return all(self._holds[request.request_id].num_passed < MAX_PASSED for request in held)
+
     def passed(self, held: Iterable[Request]) -> None:
         """Somebody who came later begins before these."""
         for request in held:

@@ -58,15 +58,18 @@ class Host(Protocol):
 _NUM_MEASURED = 1000
 # Who comes to a host shares its steps with every row there for a while: as many tokens for each.
 _ROW_TOKENS = 16
+# While no step of any executor was measured.
+ASSUMED_TOKEN_NS = 50_000.0
+_STRIDE = 0x9E3779B97F4A7C15
 
 
 @dataclass(slots=True, eq=False)
 class HostState:
     """A host, its number in the fleet, and what was seen of it last.
 
-    `is_open`, `is_open_soon`: as its openings say. `token_ns`: 0 if it is not known yet.
-    `num_tokens_ahead`: what it computes before the first token of whoever comes now, and beside.
-    `num_blank_blocks`: free ones that hold nothing.
+    `is_open`, `is_open_soon`: as its openings say. `ahead_ns`: what it computes before the first
+    token of whoever comes now, and beside. `num_blank_blocks`: free ones that hold nothing.
+    `token_ns`: what a token of a prompt takes, `is_measured` if that is known.
     """
 
     host: Host
@@ -74,23 +77,33 @@ class HostState:
     is_open: bool = False
     is_open_soon: bool = False
     num_tokens: int = 0
-    num_tokens_ahead: int = 0
+    ahead_ns: float = 0.0
     num_free_blocks: int = 0
     num_blank_blocks: int = 0
-    token_ns: float = 0.0
+    token_ns: float = ASSUMED_TOKEN_NS
+    is_measured: bool = False
     block_ns: float = 0.0
     block_size: int = 1
 
-    def look(self) -> None:
-        """Sees how the host is now."""
+    @property
+    def salt(self) -> int:
+        """Its own number, far from those of others."""
+        return self.number * _STRIDE
+
+    def look(self, usual_token_ns: float) -> None:
+        """Sees how the host is now; `usual_token_ns`: what a token takes at others."""
         host, openings = self.host, self.host.openings
         device, _ = host.pools
         self.is_open_soon = openings.is_open_soon
         self.is_open = self.is_open_soon and openings.is_open
         self.num_tokens = host.num_unfinished_tokens
-        self.num_tokens_ahead = openings.num_pending_tokens + _ROW_TOKENS * host.num_running
         self.num_free_blocks = device.num_free
         self.num_blank_blocks = device.num_blank
-        self.token_ns = host.recompute_ns(_NUM_MEASURED) / _NUM_MEASURED
-        self.block_size = host.config.block_size
+        token_ns = host.recompute_ns(_NUM_MEASURED) / _NUM_MEASURED
+        self.is_measured = token_ns > 0
+        self.token_ns = token_ns or usual_token_ns
         self.block_ns = host.move_ns(_NUM_MEASURED) / _NUM_MEASURED
+        self.block_size = host.config.block_size
+        self.ahead_ns = self.token_ns * (
+            openings.num_pending_tokens + _ROW_TOKENS * host.num_running
+        )

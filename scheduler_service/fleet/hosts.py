@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from scheduler_service.fleet.host_state import Host, HostState
+from scheduler_service.fleet.host_state import ASSUMED_TOKEN_NS, Host, HostState
 from scheduler_service.fleet.router import Router
 
 
@@ -61,5 +61,14 @@ class Hosts:
         for host in self._noted:
             state = self._states[host]
             self._router.step_begins(state)
-            state.look()
+            self.look_at(state)
         self._noted.clear()
+
+    def look_at(self, state: HostState) -> None:
+        """Sees how one is now."""
+        state.look(ASSUMED_TOKEN_NS if state.is_measured else self._usual_token_ns)
+
+    @property
+    def _usual_token_ns(self) -> float:
+        known = [state.token_ns for state in self._states.values() if state.is_measured]
+        return sum(known) / len(known) if known else ASSUMED_TOKEN_NS

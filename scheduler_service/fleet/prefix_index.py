@@ -148,11 +148,11 @@ class PrefixIndex:
         chain = sequence.chains.setdefault(config.hash_kind, [])
         num_blocks = min(num_findable_blocks(config, sequence), MAX_BLOCKS)
         grow_chain(chain, config, request, sequence.token_ids, num_blocks)
-        listener = member.listener(DEVICE_BIT)
-        for block_hash in chain[1 : num_blocks + 1]:
-            if member.device.find(block_hash) is None:
-                listener.published(block_hash)
-                member.expected[0].append(block_hash)
+        listener, there = member.listener(DEVICE_BIT), member.device.published_hashes
+        new = [name for name in chain[1 : num_blocks + 1] if name not in there]
+        for block_hash in new:
+            listener.published(block_hash)
+        member.expected[0].extend(new)
 
     def settle(self, number: int) -> None:
         """An executor is about to plan a step: what was expected of the one before is there now.
@@ -201,12 +201,11 @@ class PrefixIndex:
 
 def _masks_ahead(
     shelf: _Shelf, request: Request, sequence: Sequence, chain: list[bytes], num_blocks: int
-) -> Iterator[int]:
-    """Who has each block of a request, in their order; hashes no more than are asked for."""
-    start, masks, config = 0, shelf.masks, shelf.config
+) -> Iterator[list[int]]:
+    """Who has the blocks of a request, part by part; hashes no more than are asked for."""
+    start, mask_of, config = 0, shelf.masks.get, shelf.config
     while start < num_blocks:
         end = min(num_blocks, max(len(chain) - 1, start + _NUM_AHEAD))
         grow_chain(chain, config, request, sequence.token_ids, end)
-        for name in chain[start + 1 : end + 1]:
-            yield masks.get(name, 0)
+        yield [mask_of(name, 0) for name in chain[start + 1 : end + 1]]
         start = end

@@ -20,20 +20,18 @@ from scheduler_service.fleet.prefix_index import PrefixIndex
 from scheduler_service.fleet.prefix_walks import CachedPrefix
 from scheduler_service.fleet.router import Choice
 
-# While no step of any executor was measured.
-_ASSUMED_TOKEN_NS = 50_000.0
+# What is computed keeps others waiting, too: a cached token is worth more than one of waiting.
+_NEW_TOKEN_WEIGHT = 1.25
 # The next reuse of what is evicted is not certain, and the least recently used goes first.
 _EVICTED_RATIO = 0.125
 # An adapter that no row uses has to be loaded, as far as anybody knows.
 _ADAPTER_TOKENS = 256
 # Costs that differ by no more than so many tokens, or so much of them, are alike.
-_ALIKE_TOKENS = 16
+_ALIKE_TOKENS = 8
 _ALIKE_RATIO = 1.02
 _WORD = 2**64
-# Odd, without a pattern: consecutive numbers are far apart.
-_STRIDE = 0x9E3779B97F4A7C15
+# Odd, without a pattern: what differs in a bit is far apart afterwards.
 _MIX = 0xBF58476D1CE4E5B9
-_NOTHING = CachedPrefix(0, 0)
 
 
 class PrefixRouter:
@@ -73,32 +71,25 @@ class PrefixRouter:
     def _costs(
         self, request: Request, states: Sequence[HostState], cached: dict[int, CachedPrefix]
     ) -> list[float]:
-        """Of each of `states`. Asked for every request, so it is kept short for most of them."""
+        """Of each of `states`. Asked for every request, so what most have in common comes first."""
         num_tokens = len(request.unfinished[0].token_ids)
-        usual_ns = _usual_token_ns(states)
-        costs_ns = []
-        for state in states:
-            num_cached, num_host_blocks = cached.get(state.number, _NOTHING)
-            num_new = num_tokens - num_cached
-            tokens: float = num_new + state.num_tokens_ahead
-            num_blocks = num_new // state.block_size + num_host_blocks
+        weighed = num_tokens * _NEW_TOKEN_WEIGHT
+        costs_ns = [state.ahead_ns + weighed * state.token_ns for state in states]
+        for index, state in enumerate(states):
+            hit = cached.get(state.number)
+            if hit is None:
+                num_blocks = num_tokens // state.block_size
+            else:
+                costs_ns[index] += hit.num_host_blocks * state.block_ns
+                costs_ns[index] -= hit.num_tokens * _NEW_TOKEN_WEIGHT * state.token_ns
+                num_blocks = (num_tokens - hit.num_tokens) // state.block_size + hit.num_host_blocks
             if num_blocks > state.num_blank_blocks:
-                tokens += _pressure_tokens(state, num_blocks)
-            cost_ns = tokens * (state.token_ns or usual_ns)
-            if num_host_blocks:
-                cost_ns += num_host_blocks * state.block_ns
-            costs_ns.append(cost_ns)
+                costs_ns[index] += _pressure_tokens(state, num_blocks) * state.token_ns
         if adapter := request.scheduling.adapter:
             for index, state in enumerate(states):
                 if adapter not in state.host.adapters:
-                    costs_ns[index] += _ADAPTER_TOKENS * (state.token_ns or usual_ns)
+                    costs_ns[index] += _ADAPTER_TOKENS * state.token_ns
         return costs_ns
-
-
-def _usual_token_ns(states: Sequence[HostState]) -> float:
-    """What a token takes where that is not known yet: as long as elsewhere."""
-    known = [state.token_ns for state in states if state.token_ns]
-    return sum(known) / len(known) if known else _ASSUMED_TOKEN_NS
 
 
 def _pressure_tokens(state: HostState, num_blocks: int) -> float:
@@ -113,14 +104,8 @@ def _first(states: Sequence[HostState], costs_ns: Sequence[float], family: int) 
     """The best one; of those that are alike, the one that a family of requests has in common."""
     least_ns = min(costs_ns)
     least = costs_ns.index(least_ns)
-    alike_ns = _ALIKE_TOKENS * (states[least].token_ns or _ASSUMED_TOKEN_NS)
-    limit_ns = max(least_ns * _ALIKE_RATIO, least_ns + alike_ns)
+    limit_ns = max(least_ns * _ALIKE_RATIO, least_ns + _ALIKE_TOKENS * states[least].token_ns)
     alike = [index for index, cost_ns in enumerate(costs_ns) if cost_ns <= limit_ns]
-    return least if len(alike) == 1 else max(alike, key=lambda i: _draw(family, states[i].number))
-
-
-def _draw(family: int, number: int) -> int:
-    """What a host draws for a family; the largest wins."""
-    word = (family ^ number * _STRIDE) % _WORD
-    word = (word ^ word >> 30) * _MIX % _WORD
-    return word ^ word >> 31
+    if len(alike) == 1:
+        return least
+    return max(alike, key=lambda index: (family ^ states[index].salt) * _MIX % _WORD)

@@ -39,31 +39,44 @@ def places_in(places: int) -> Iterator[int]:
         places ^= lowest
 
 
-def walk_run(masks: Iterable[int], places: int) -> list[Found]:
+def walk_run(parts: Iterable[Sequence[int]], places: int) -> list[Found]:
     """Who has a run of the first blocks, and how long it is; nobody of whom it is empty.
 
-    `masks`: of the blocks, from the first on; they are asked for as long as anybody has all.
+    `parts`: masks of the blocks, from the first on; asked for as long as anybody has all.
     """
     found: list[Found] = []
     # Who has all so far, by how many of them are in its host pool only.
     alive = {0: places}
-    previous, holders, only_host = -1, 0, 0
-    num_blocks = 0
-    for num_blocks, mask in enumerate(masks, 1):
-        if mask != previous:
-            previous = mask
-            holders = (mask | mask >> 1) & places
-            only_host = mask >> 1 & ~mask & places
-            is_cut = any(have & ~holders for have in alive.values())
-            if is_cut:
-                _cut(alive, holders, num_blocks - 1, found)
+    # Blocks in a row that the same executors have, since the `begin`-th.
+    same, begin, end = -1, 0, 0
+    for part in parts:
+        for index, mask in enumerate(part, end):
+            if mask != same:
+                alive = _go_on(alive, same, index - begin)
+                same, begin = mask, index
+                _cut(alive, (mask | mask >> 1) & places, index, found)
                 if not alive:
-                    break
-        if only_host:
-            alive = _count_host(alive, only_host)
-    else:
-        _cut(alive, 0, num_blocks, found)
+                    return found
+        end += len(part)
+    if end:
+        _cut(_go_on(alive, same, end - begin), 0, end, found)
     return found
+
+
+def _go_on(alive: dict[int, int], mask: int, num_blocks: int) -> dict[int, int]:
+    """So many blocks further, all of which have this mask."""
+    only_host = mask >> 1 & ~mask
+    if not num_blocks or not any(have & only_host for have in alive.values()):
+        return alive
+    counted: dict[int, int] = {}
+    for num_host, have in alive.items():
+        for number, part in (
+            (num_host + num_blocks, have & only_host),
+            (num_host, have & ~only_host),
+        ):
+            if part:
+                counted[number] = counted.get(number, 0) | part
+    return counted
 
 
 def _cut(alive: dict[int, int], holders: int, num_blocks: int, found: list[Found]) -> None:
@@ -76,16 +89,6 @@ def _cut(alive: dict[int, int], holders: int, num_blocks: int, found: list[Found
             del alive[num_host]
         else:
             alive[num_host] = have & holders
-
-
-def _count_host(alive: dict[int, int], only_host: int) -> dict[int, int]:
-    """The next block is in the host pool only, of these."""
-    counted: dict[int, int] = {}
-    for num_host, have in alive.items():
-        for number, part in ((num_host + 1, have & only_host), (num_host, have & ~only_host)):
-            if part:
-                counted[number] = counted.get(number, 0) | part
-    return counted
 
 
 def walk_windows(masks: Sequence[int], places: int, config: SchedulerConfig) -> list[Found]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Protocol
 
 
@@ -53,7 +53,7 @@ class BlockPool:
                 listener.published(block_hash)
 
     @property
-    def published_hashes(self) -> Iterable[bytes]:
+    def published_hashes(self) -> Collection[bytes]:
         """What blocks can be found by."""
         return self._published.keys()
 
