@@ -102,6 +102,21 @@ class Cluster:
         return self._engines.known
 
     @property
+    def num_steps_answered(self) -> int:
+        """By all executors that ever were here."""
+        return self._engines.num_steps_answered
+
+    @property
+    def step_allowed_s(self) -> float:
+        """How long it may be until some step is answered, if there is something to do."""
+        return self._engines.step_allowed_s
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether it takes no more requests."""
+        return self._draining
+
+    @property
     def model(self) -> executor.ModelInfo | None:
         """What the executors serve; None before one was connected."""
         return self._engines.model

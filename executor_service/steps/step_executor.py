@@ -8,10 +8,9 @@ it samples is awaited.
 from __future__ import annotations
 
 import logging
-import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -30,6 +29,7 @@ from executor_service.steps.batch import (
 from executor_service.steps.batch_checks import check_batch
 from executor_service.steps.executor_info import ExecutorInfo
 from executor_service.steps.row_table import RowTable
+from executor_service.steps.steady_clock import steady_clock
 from executor_service.steps.step import FailedStep, Int32Array, PendingStep, Runner, StepOutput
 from executor_service.steps.step_input import PreparedStep, prepare_step
 from executor_service.steps.token_masks import RowGrammars
@@ -61,15 +61,15 @@ class StepExecutor:
         self,
         info: ExecutorInfo,
         runner: Runner,
-        now_ns: Callable[[], int] = time.time_ns,
+        now_ns: Callable[[], int] | None = None,
         grammars: RowGrammars | None = None,
     ) -> None:
-        """`now_ns`: nanoseconds since 1970, as epochs are.
+        """`now_ns`: nanoseconds since 1970, as epochs are; None: a `steady_clock`.
 
         `grammars`: what follows the grammars of rows; None if `runner` does, or there are none.
         """
         self._info = info
-        self._now_ns = now_ns
+        self._now_ns = now_ns or steady_clock()
         self._runner = runner
         self._scheduler_epoch = 0
         self._rows = RowTable(info.limits.max_num_rows, info.limits.max_inflight_steps, grammars)
@@ -79,6 +79,11 @@ class StepExecutor:
         self._last_step_id: int | None = None
         self._base_step_id: int | None = None
 
+    @property
+    def scheduler_epoch(self) -> int:
+        """The newest that was adopted, 0 for none."""
+        return self._scheduler_epoch
+
     def adopt_scheduler_epoch(self, scheduler_epoch: int) -> None:
         """Forgets everything said by older schedulers, if `scheduler_epoch` is a newer one.
 
@@ -87,10 +92,19 @@ class StepExecutor:
         if scheduler_epoch > self._scheduler_epoch and not self._is_future(scheduler_epoch):
             self.finish()
             _log.info("scheduler_epoch_adopted scheduler_epoch=%d", scheduler_epoch)
-            self._scheduler_epoch = scheduler_epoch
-            self._rows.clear()
-            self._answers.clear()
-            self._last_step_id = self._base_step_id = None
+            self._forget(scheduler_epoch)
+
+    def begin_life(self, executor_epoch: int) -> None:
+        """Forgets all schedulers and what they said: the next one may be of any epoch."""
+        self.finish()
+        self._info = replace(self._info, executor_epoch=executor_epoch)
+        self._forget(0)
+
+    def _forget(self, scheduler_epoch: int) -> None:
+        self._scheduler_epoch = scheduler_epoch
+        self._rows.clear()
+        self._answers.clear()
+        self._last_step_id = self._base_step_id = None
 
     def _is_future(self, scheduler_epoch: int) -> bool:
         return scheduler_epoch > self._now_ns() + MAX_CLOCK_SKEW_NS

@@ -22,6 +22,7 @@ from splitserve_client import (
     Model,
     ModelChanged,
     ModelNotReady,
+    Readiness,
     SamplingParams,
     SchedulingParams,
     ServerUnreachable,
@@ -37,11 +38,14 @@ from splitserve_gateway.http.errors import UPSTREAM_REFUSED
 from splitserve_gateway.upstreams.upstream_request import UpstreamRequest
 
 _POLL_S = 1.0
+# Nothing of a request has come for so long, from a scheduler that does not serve.
+_STALLED_S = 5.0
 # Of a gateway whose own key is not, or no longer, valid there.
 _REFUSALS = (CallerUnknown, CallerNotAllowed)
 _GATEWAY = "gateway"
 # Of a scheduler that was reached.
 _KNOWN = (ModelNotReady, *_REFUSALS)
+_UNREACHABLE = "UNREACHABLE"
 _MAX_SAID = 8
 _LOSSES = (ServerUnreachable, ModelNotReady, *_REFUSALS)
 
@@ -73,13 +77,15 @@ class Upstream:
         self.served: Served | None = None
         self._find_other = find_other
         self._is_serving = False
+        self._readiness = _UNREACHABLE
         self._digest = ""
         self._refusal = ""
         # Problems that are in the log, since it was ready the last time.
         self._said: set[str] = set()
         # Whoever has a key expects that everybody needs one.
         self._is_for_callers = config is not None and config.has_api_key
-        self._requests: set[SessionRequest] = set()
+        # Those that are read, and when something of them came last.
+        self._requests: dict[SessionRequest, float] = {}
         self._client = AsyncClient(address, config)
         self._unread = unread
         self._credential = self._client.credential
@@ -112,6 +118,11 @@ class Upstream:
     def takes_requests(self) -> bool:
         """Whether it can be reached, has an executor and is not being stopped, as far as known."""
         return self._client.is_connected and self._is_serving
+
+    @property
+    def readiness(self) -> str:
+        """What the scheduler says of itself, as far as known; UNREACHABLE and REFUSED are ours."""
+        return self._readiness
 
     @property
     def num_session_requests(self) -> int:
@@ -159,10 +170,12 @@ class Upstream:
 
     async def read(self, request: SessionRequest) -> AsyncGenerator[Tokens | Finish, None]:
         """The events of `request`, which is over when this is closed."""
-        self._requests.add(request)
+        clock = asyncio.get_running_loop().time
+        self._requests[request] = clock()
         own = self._credential
         try:
             async for event in request:
+                self._requests[request] = clock()
                 yield event
         except ModelChanged:
             self._is_doubtful.set()
@@ -174,7 +187,7 @@ class Upstream:
             self._is_serving = False
             raise
         finally:
-            self._requests.discard(request)
+            del self._requests[request]
             request.close()
 
     async def _check_own_key(self, shown: object) -> None:
@@ -197,6 +210,7 @@ class Upstream:
 
     def _lose(self, error: SplitserveError) -> None:
         self._is_serving = False
+        self._readiness = _readiness_by(error)
         if isinstance(error, _REFUSALS) and str(error) != self._refusal:
             self._refusal = str(error)
             _log.error("upstream_refused address=%s error=%r", self.address, str(error))
@@ -209,6 +223,18 @@ class Upstream:
             for request in list(self._requests):
                 request.close(error)
 
+    def _move_stalled(self) -> None:
+        """Has what waits here go on elsewhere while there is nobody to compute it.
+
+        A scheduler that is being stopped does not serve either, and still brings tokens.
+        """
+        if self._is_serving or self.served is None or not self.find_other(self.served.model.digest):
+            return
+        since_s = asyncio.get_running_loop().time() - _STALLED_S
+        stalled = [request for request, came_s in self._requests.items() if came_s < since_s]
+        for request in stalled:
+            request.close(ServerUnreachable("the scheduler has no executor"))
+
     async def _watch(self) -> None:
         """Keeps `served` true: a scheduler that comes back may serve another model."""
         num_failures = 0
@@ -217,6 +243,7 @@ class Upstream:
             await self._renew_session()
             try:
                 self._note(await self._look())
+                self._move_stalled()
                 num_failures = 0
             except SplitserveError as error:
                 num_failures += 1
@@ -253,6 +280,7 @@ class Upstream:
         if self._is_for_callers:
             await self._check_callers()
         self._is_serving = await self._client.is_serving()
+        self._readiness = model.readiness.value
         if self.served is not None and self.served.model.digest == model.digest:
             return Served(model, self.served.tokenizer)
         return Served(model, await self._read_tokenizer())
@@ -282,3 +310,10 @@ class Upstream:
         self.served = served
         self._refusal = ""
         self._said.clear()
+
+
+def _readiness_by(error: SplitserveError) -> str:
+    """Of a scheduler that did not say which model it serves."""
+    if isinstance(error, _REFUSALS):
+        return "REFUSED"
+    return Readiness.NO_EXECUTOR.value if isinstance(error, ModelNotReady) else _UNREACHABLE

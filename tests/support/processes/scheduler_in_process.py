@@ -28,6 +28,8 @@ from splitserve_rpc.server import RunningServer, ServerSecurity, bind_server
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.processes.fake_service import DIGEST
 
+# Steps that a test holds are not to count as lost.
+PATIENCE_S = 300.0
 TIMEOUT_S = 20.0
 
 
@@ -50,12 +52,13 @@ async def scheduler_in_process(
     now_ns: Callable[[], int] = time.monotonic_ns,
     audit: Audit | None = None,
     sleep: Sleep = asyncio.sleep,
+    scheduler_epoch: int = 1,
 ) -> AsyncIterator[SchedulerInProcess]:
     """A scheduler that `executors` have joined. `callers`: None to ask nobody who they are."""
     audit = audit or NoAudit()
-    config = config or ClusterConfig(reconnect_timeout_s=0.1)
+    config = config or ClusterConfig(reconnect_timeout_s=0.1, step_patience_s=PATIENCE_S)
     changed = asyncio.Event()
-    cluster = Cluster(config, 1, changed.set, now_ns=now_ns, audit=audit)
+    cluster = Cluster(config, scheduler_epoch, changed.set, now_ns=now_ns, audit=audit)
     callers = callers or OpenDoor()
     names = CallerNames(callers)
     running = bind_server(
