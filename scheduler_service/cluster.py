@@ -22,6 +22,8 @@ from scheduler_service.executors.broken_core import MESSAGE, REASON, end_with_fa
 from scheduler_service.executors.engine_loop import EngineLoop
 from scheduler_service.executors.engines import EngineOwner, EngineParts, Engines
 from scheduler_service.executors.executor_link import ExecutorLink, ExecutorLost, Link, LinkConfig
+from scheduler_service.fleet.executor_losses import LossCause
+from scheduler_service.fleet.quarantine import Quarantine, Verdict
 from scheduler_service.journal.journal import Journal, NoJournal
 from scheduler_service.request_limits import message_bytes, most_message_bytes
 from scheduler_service.request_names import RequestName
@@ -70,6 +72,7 @@ class Cluster:
         unread = Unread(max_unread_bytes, _NUM_UNREAD_STREAMS * max_unread_bytes)
         self.delivery = Delivery(unread, self._end_unread)
         self.now_ns = now_ns
+        self._quarantine = Quarantine[EngineLoop](config.max_executor_losses)
         self._draining = False
         self._idle = asyncio.Event()
         self._engines = Engines(
@@ -142,9 +145,10 @@ class Cluster:
         self._on_change()
         self._assign_unassigned()
 
-    def _engine_lost(self, engine: EngineLoop, requests: list[Request]) -> None:
+    def _engine_lost(self, engine: EngineLoop, requests: list[Request], cause: LossCause) -> None:
         """Takes back what a closed engine gave away."""
         self._on_change()
+        self._judge(self._quarantine.executor_lost(requests, cause, self.now_ns()))
         for request in sorted(requests, key=lambda moved: moved.arrival):
             tracked = self._tracked.get(request.request_id)
             if tracked is None or tracked.engine is not engine:
@@ -160,12 +164,28 @@ class Cluster:
             self._end(tracked.request)
         self._assign_unassigned()
 
+    def _judge(self, verdict: Verdict) -> None:
+        for request in verdict.isolated:
+            _log.warning(
+                "request_quarantined request_id=%s num_trials=%d",
+                request.request_id,
+                request.num_trials_left,
+            )
+        for request in verdict.failed:
+            assert request.error is not None
+            _log.error(
+                "request_failed_for_lost_executors request_id=%s reason=%r",
+                request.request_id,
+                request.error[1],
+            )
+
     def _assign_unassigned(self) -> None:
         for request in sorted(self._unassigned.values(), key=lambda waiting: waiting.arrival):
             engine = self._choose(request)
             if engine is not None:
                 del self._unassigned[request.request_id]
                 self._tracked[request.request_id].engine = engine
+                self._quarantine.placed(request, engine)
                 with suppress(ExecutorLost):  # then it gives the request back
                     engine.readmit(request)
 
@@ -176,8 +196,9 @@ class Cluster:
         judges what a new request says.
         """
         taking = self._engines.taking_requests
+        fitting = [engine for engine in taking if engine.scheduler.fits(request)]
         return min(
-            (engine for engine in taking if engine.scheduler.fits(request)),
+            self._quarantine.hosts_for(request, fitting),
             key=lambda engine: (
                 not engine.scheduler.has_place(request),
                 engine.scheduler.num_unfinished_tokens,
@@ -344,6 +365,7 @@ class Cluster:
 
     def _forget(self, request_id: str) -> _Tracked | None:
         tracked = self._tracked.pop(request_id, None)
+        self._quarantine.forget(request_id)
         self.delivery.forget(request_id)
         if not self._tracked:
             self._idle.set()

@@ -20,6 +20,7 @@ from scheduler_service.core.request import Request
 from scheduler_service.executors.engine_loop import EngineLoop
 from scheduler_service.executors.executor_link import ExecutorLost, Link, LinkConfig
 from scheduler_service.executors.handshake import check_model, check_same, core_config
+from scheduler_service.fleet.executor_losses import LossCause
 from scheduler_service.journal.core import Core
 from scheduler_service.journal.journal import Journal, NoJournal
 from splitserve.executor.v1 import executor_pb2 as executor
@@ -37,11 +38,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EngineOwner:
-    """Who hears of engines. `lost`: the engine is closed, and these were its requests."""
+    """Who hears of engines. `lost`: the engine is closed, these were its requests, and why."""
 
     deliver: Callable[[StepEvents], None]
     joined: Callable[[], None]
-    lost: Callable[[EngineLoop, list[Request]], None]
+    lost: Callable[[EngineLoop, list[Request], LossCause], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +223,7 @@ class Engines:
             self._owner.joined()
             await engine.run()
         except ExecutorLost as lost:
-            self._remove(engine, str(lost))
+            self._remove(engine, str(lost), lost.cause)
         except Exception:
             # A fault of ours costs this executor a recompute, not the service its life.
             _log.exception("engine_loop_failed address=%s", info.address)
@@ -230,7 +231,7 @@ class Engines:
         finally:
             await engine.link.close()
 
-    def _remove(self, engine: EngineLoop, why: str) -> None:
+    def _remove(self, engine: EngineLoop, why: str, cause: LossCause = LossCause.DIED) -> None:
         """Closes an engine and ends its call, unless that was done before."""
         info = engine.link.info
         member = self._members.get(info.address)
@@ -249,7 +250,7 @@ class Engines:
             member.task.cancel()
         if self._last_config is None and not self._members:
             self._accepted_model = None  # it never served anybody
-        self._owner.lost(engine, requests)
+        self._owner.lost(engine, requests, cause)
 
     def _remember_last_step(self, engine: EngineLoop) -> None:
         """Should this life of it come back, its steps are numbered on."""

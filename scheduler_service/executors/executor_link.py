@@ -14,6 +14,7 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
+from scheduler_service.fleet.executor_losses import LossCause
 from scheduler_service.step_codec import EncodedBatch
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.executor.v1 import executor_pb2_grpc
@@ -31,6 +32,14 @@ _log = logging.getLogger(__name__)
 
 class ExecutorLost(Exception):
     """The executor died, restarted, or does not answer."""
+
+    cause = LossCause.DIED
+
+
+class ExecutorUnreachable(ExecutorLost):
+    """Nobody answers at the address: it may live, and the network be cut."""
+
+    cause = LossCause.UNREACHABLE
 
 
 class ExecutorRestarted(ExecutorLost):
@@ -242,4 +251,4 @@ class ExecutorLink:
                 raise
             except ExecutorLost as lost:
                 if loop.time() >= deadline:
-                    raise ExecutorLost(f"{problem}; then {lost}") from lost
+                    raise ExecutorUnreachable(f"{problem}; then {lost}") from lost
