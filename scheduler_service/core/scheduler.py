@@ -8,11 +8,11 @@ may build on it.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.outcomes.beams import prepare_search
-from scheduler_service.core.outcomes.evacuation import evacuate, take_back
+from scheduler_service.core.outcomes.evacuation import detach, evacuate, take_back
 from scheduler_service.core.outcomes.losses import Losses
 from scheduler_service.core.outcomes.outcome_checks import OutcomeChecks
 from scheduler_service.core.outcomes.results import Results
@@ -26,6 +26,7 @@ from scheduler_service.core.plan import (
 )
 from scheduler_service.core.planning.arrival_checks import check_request, fits, max_len_of
 from scheduler_service.core.planning.lateness import Lateness
+from scheduler_service.core.planning.openings import Openings
 from scheduler_service.core.planning.step_planner import StepPlanner
 from scheduler_service.core.policies.queue_policy import make_queue_policy
 from scheduler_service.core.preemption_costs import PreemptionCosts
@@ -55,6 +56,8 @@ class Scheduler:
         self._results = Results(config, self.placement, self._losses, siblings)
         self._lateness = Lateness(config, self.placement)
         self._planner = StepPlanner(config, self.placement, self._costs, self._lateness, siblings)
+        # What it could begin, for whoever has requests for several cores.
+        self.openings = Openings(config, self.placement)
         self._needs_snapshot = True
         self._is_closed = False
         self.num_steps = 0
@@ -158,6 +161,18 @@ class Scheduler:
         """Whether `request` could run here, if `check` finds nothing wrong in what it says."""
         return fits(request, self._config)
 
+    def recompute_ns(self, num_tokens: int) -> int:
+        """What computing so many tokens again takes here; 0 if that is not known yet."""
+        return self._costs.recompute_ns(num_tokens)
+
+    def num_cached_tokens(self, request: Request) -> int:
+        """Tokens of `request`, which no core has, that would not be computed if it began now."""
+        if not request.unfinished:
+            return 0
+        prefixes, leader = self.placement.blocks.prefixes, request.unfinished[0]
+        prefixes.adopt(leader)
+        return prefixes.find(leader).num_tokens
+
     def check(self, request: Request) -> None:
         """Raises DomainError if `request` can never run here."""
         check_request(request, self._config)
@@ -189,8 +204,10 @@ class Scheduler:
             prepare_search(request, config.vocab_size)
         request.params_set = placement.params_sets.take(request.row_params)
         self._results.expect(request)
+        placement.blocks.prefixes.adopt(sequence)
         placement.requests[request.request_id] = request
         placement.enqueue(request)
+        self.openings.given(request)
         for resumed in request.unfinished:
             if resumed.num_output_tokens > 0 and request.params.beam is None:
                 self._results.finish_if_stopped(resumed)
@@ -202,6 +219,21 @@ class Scheduler:
         if request is not None:
             self.placement.finish(request, FinishReason.ABORTED)
         return request
+
+    def withdraw(self, request_id: str) -> Request | None:
+        """Gives a request away that waits or is swapped, and that no step in flight concerns.
+
+        Returns a copy with the tokens so far and without any KV, ready for `readmit` elsewhere;
+        None if there is no such request.
+        """
+        self._check_open()
+        placement = self.placement
+        request = placement.requests.get(request_id)
+        if request is None or not self.openings.is_movable(request):
+            return None
+        moved = detach(request, placement)
+        placement.give_away(request)
+        return moved
 
     def evacuate(self) -> list[Request]:
         """The executor is lost: returns all requests, ready for `readmit` elsewhere.
@@ -234,6 +266,7 @@ class Scheduler:
         if self._needs_snapshot and self._in_flight:
             return None
         self._lateness.refuse_overdue()
+        self.openings.step_planned()
         plan = self._schedule_in_turn() if self.placement.suspects else self._schedule()
         if plan is not None:
             self._planner.ask_again_at_ns = None
@@ -306,4 +339,6 @@ class Scheduler:
         placement = self.placement
         events.finished, placement.ended = placement.ended, []
         events.finished_sequences, placement.ended_sequences = placement.ended_sequences, []
+        if placement.num_sampled:
+            events.num_sampled, placement.num_sampled = placement.num_sampled, Counter()
         return events

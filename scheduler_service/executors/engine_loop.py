@@ -30,8 +30,9 @@ _log = logging.getLogger(__name__)
 class EngineLoop:
     """Drives one scheduler core and its executor.
 
-    `evacuate` closes it: a callback, a result or a question that comes later, however it was under
-    way, finds no core. `is_connected`: it may be given requests.
+    `refill` is called before a step is planned: it may `readmit` requests that wait for this core,
+    or for others. `evacuate` closes it: a callback, a result or a question that comes later,
+    however it was under way, finds no core. `is_connected`: it may be given requests.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class EngineLoop:
         core: Core,
         link: Link,
         deliver: Callable[[StepEvents], None],
+        refill: Callable[[EngineLoop], None],
         *,
         scheduler_epoch: int,
         pipeline_depth: int,
@@ -48,6 +50,7 @@ class EngineLoop:
         self.link = link
         self.is_connected = False
         self._deliver = deliver
+        self._refill = refill
         self._codec = step_codec(core, scheduler_epoch, link.info.executor_epoch)
         self._now_ns = now_ns
         self._credits = min(pipeline_depth, link.info.limits.max_inflight_steps)
@@ -80,16 +83,18 @@ class EngineLoop:
 
     # -- what the cluster asks of it -----------------------------------------------------------
 
-    def add(self, request: Request) -> None:
-        """Takes a new request. Raises DomainError if the core refuses it, ExecutorLost."""
-        self._ask("add", lambda: self._core.add(request))
+    def readmit(self, request: Request) -> None:
+        """Takes a request that was accepted and checked. Raises ExecutorLost."""
+        self._ask("readmit", lambda: self._core.readmit(request))
         if not request.is_finished:
             # Long ones take milliseconds, which a step of many would wait for.
             encode_once(request.params_set)
 
-    def readmit(self, request: Request) -> None:
-        """Takes a request that was accepted before. Raises ExecutorLost."""
-        self._ask("readmit", lambda: self._core.readmit(request))
+    def withdraw(self, request_id: str) -> Request | None:
+        """Gives a request back that may as well wait elsewhere, or None. Raises ExecutorLost."""
+        withdrawn: list[Request | None] = []
+        self._ask("withdraw", lambda: withdrawn.append(self._core.withdraw(request_id)))
+        return withdrawn[0]
 
     def abort(self, request_id: str) -> None:
         """Ends a request. Raises ExecutorLost."""
@@ -221,6 +226,7 @@ class EngineLoop:
 
     def _fill_pipeline(self) -> None:
         while self.scheduler.num_in_flight < self._credits:
+            self._refill(self)
             self._core.tick(self._now_ns())
             batch = self.call("schedule", self._next_batch)
             if batch is None:

@@ -38,9 +38,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EngineOwner:
-    """Who hears of engines. `lost`: the engine is closed, these were its requests, and why."""
+    """Who hears of engines. `lost`: the engine is closed, these were its requests, and why.
+
+    `refill`: an engine is about to plan a step.
+    """
 
     deliver: Callable[[StepEvents], None]
+    refill: Callable[[EngineLoop], None]
     joined: Callable[[], None]
     lost: Callable[[EngineLoop, list[Request], LossCause], None]
 
@@ -170,6 +174,7 @@ class Engines:
             core,
             link,
             self._owner.deliver,
+            self._owner.refill,
             scheduler_epoch=self._parts.scheduler_epoch,
             pipeline_depth=self._parts.config.pipeline_depth,
             now_ns=self._parts.now_ns,

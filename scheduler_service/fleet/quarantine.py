@@ -9,9 +9,8 @@ longer. Whoever was alone when one more was lost is failed (docs/adr/0018).
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
 
 from scheduler_service.core.request import Request
 from scheduler_service.fleet.executor_losses import (
@@ -19,10 +18,9 @@ from scheduler_service.fleet.executor_losses import (
     LossCause,
     RequestLosses,
 )
+from scheduler_service.fleet.router import Host
 
 REASON = "EXECUTOR_LOST_REPEATEDLY"
-
-_Host = TypeVar("_Host", bound=Hashable)
 
 
 @dataclass(slots=True)
@@ -33,8 +31,21 @@ class Verdict:
     failed: list[Request] = field(default_factory=list)
 
 
-class Quarantine(Generic[_Host]):
-    """Of all executors of a scheduler; `_Host` is what it takes for one.
+@dataclass(slots=True)
+class _Isolated:
+    """A request that was isolated, and who has it."""
+
+    request: Request
+    host: Host | None = None
+
+    @property
+    def is_on_trial(self) -> bool:
+        """Whether its core has not seen enough of it yet."""
+        return self.request.trial_size > 0
+
+
+class Quarantine:
+    """Of all executors of a scheduler.
 
     `max_executor_losses`: in succession, until a request is isolated.
     """
@@ -43,16 +54,16 @@ class Quarantine(Generic[_Host]):
         self._max_losses = max_executor_losses
         self._losses: dict[str, RequestLosses] = {}
         self._fleet = FleetLosses()
-        # By id: a request that was isolated, and who has it.
-        self._isolated: dict[str, tuple[Request, _Host | None]] = {}
+        self._isolated: dict[str, _Isolated] = {}
 
     def executor_lost(self, requests: Iterable[Request], cause: LossCause, now_ns: int) -> Verdict:
         """Judges what an executor had that was lost. Mutates the requests that it names."""
         verdict = Verdict()
         requests = list(requests)
+        self._release()
         for request in requests:
             if request.request_id in self._isolated:
-                self._isolated[request.request_id] = (request, None)
+                self._isolated[request.request_id] = _Isolated(request)
         if cause is LossCause.BLAMELESS:
             return verdict
         accused = [r for r in requests if r.was_in_flight and not r.is_finished]
@@ -84,7 +95,7 @@ class Quarantine(Generic[_Host]):
             least = losses.num_trials if is_isolated else 2 * losses.num_trials
             losses.num_trials = max(num_gained + 1, least)
             request.trial_size, request.num_trials_left = 1, losses.num_trials
-            self._isolated[request_id] = (request, None)
+            self._isolated[request_id] = _Isolated(request)
             if not is_isolated:
                 verdict.isolated.append(request)
 
@@ -96,34 +107,46 @@ class Quarantine(Generic[_Host]):
         )
         request.fail_unscheduled(REASON, message)
 
-    # -- who may have it -----------------------------------------------------------------------
+    # -- who goes where ------------------------------------------------------------------------
 
-    def hosts_for(self, request: Request, hosts: Sequence[_Host]) -> Sequence[_Host]:
-        """Of `hosts`, on which it fits, those that may have a request."""
-        if not self._is_isolated(request.request_id):
-            return hosts
-        self._release()
-        wards = {host for _, host in self._isolated.values()}
-        # Where it fits on none of them, it need not wait until all others are tried.
-        return [host for host in hosts if host in wards] or hosts
+    def holds(self, request: Request) -> bool:
+        """Whether a request that no host has waits here, and nowhere else."""
+        isolated = self._isolated.get(request.request_id)
+        return isolated is not None and isolated.host is None
 
-    def placed(self, request: Request, host: _Host) -> None:
-        """A request was given to a host."""
-        if request.request_id in self._isolated:
-            self._isolated[request.request_id] = (request, host)
+    @property
+    def num_waiting(self) -> int:
+        """Requests that no host has."""
+        return sum(isolated.host is None for isolated in self._isolated.values())
+
+    def dispatch(self, hosts: Sequence[Host]) -> Iterator[tuple[Request, Host]]:
+        """Those that no host has, and the hosts that get them, whatever these have begun.
+
+        It is one host for all; another only for who does not fit there.
+        """
+        for isolated in sorted(self._isolated.values(), key=lambda each: each.request.arrival):
+            if not self.holds(isolated.request):
+                continue  # it has ended while others were given away
+            self._release()
+            wards = {other.host for other in self._isolated.values()}
+            fitting = [host for host in hosts if host.fits(isolated.request)]
+            isolated.host = min(
+                fitting,
+                key=lambda host: (host not in wards, host.num_unfinished_tokens),
+                default=None,
+            )
+            if isolated.host is not None:
+                yield isolated.request, isolated.host
 
     def _is_isolated(self, request_id: str) -> bool:
         isolated = self._isolated.get(request_id)
-        return isolated is not None and _is_on_trial(isolated[0])
+        return isolated is not None and isolated.is_on_trial
 
     def _release(self) -> None:
         """Forgets those of which their cores have seen enough."""
-        for request_id in [i for i, (r, _) in self._isolated.items() if not _is_on_trial(r)]:
+        released = [name for name, each in self._isolated.items() if not each.is_on_trial]
+        for request_id in released:
             del self._isolated[request_id]
-
-
-def _is_on_trial(request: Request) -> bool:
-    return request.trial_size > 0
 
 
 def _num_output_tokens(request: Request) -> int:

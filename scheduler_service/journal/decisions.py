@@ -57,16 +57,16 @@ def _outputs(request: Request) -> Iterable[Int32Array]:
 
 def describe_evacuated(requests: Iterable[Request]) -> journal.CoreEvacuate:
     """The requests that a core gave away."""
-    return journal.CoreEvacuate(
-        requests=[
-            journal.EvacuatedRequest(
-                request_id=request.request_id,
-                num_tokens=sum(len(sequence.token_ids) for sequence in request.sequences),
-                error_reason="" if request.error is None else request.error[0],
-                state_crc32=crc32(encode_request(request).SerializeToString(deterministic=True)),
-            )
-            for request in requests
-        ]
+    return journal.CoreEvacuate(requests=map(describe_moved, requests))
+
+
+def describe_moved(request: Request) -> journal.EvacuatedRequest:
+    """A request that a core gave away."""
+    return journal.EvacuatedRequest(
+        request_id=request.request_id,
+        num_tokens=sum(len(sequence.token_ids) for sequence in request.sequences),
+        error_reason="" if request.error is None else request.error[0],
+        state_crc32=crc32(encode_request(request).SerializeToString(deterministic=True)),
     )
 
 

@@ -7,7 +7,11 @@ from scheduler_service.core.request import Request
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.journal.call_log import CallLog, Recorder
 from scheduler_service.journal.checkpoint import dump_core
-from scheduler_service.journal.decisions import describe_evacuated, describe_events
+from scheduler_service.journal.decisions import (
+    describe_evacuated,
+    describe_events,
+    describe_moved,
+)
 from scheduler_service.journal.request_codec import encode_request
 from scheduler_service.step_codec import EncodedBatch, decode_result, encode_plan
 from splitserve.executor.v1 import executor_pb2 as executor
@@ -65,6 +69,17 @@ class JournaledCore:
             entry.abort.found = request is not None
 
         return self._calls.record(ask, lambda: self.scheduler.abort(request_id), answer)
+
+    def withdraw(self, request_id: str) -> Request | None:
+
+        def ask(entry: _Entry) -> None:
+            entry.withdraw.request_id = request_id
+
+        def answer(entry: _Entry, request: Request | None) -> None:
+            if request is not None:
+                entry.withdraw.request.CopyFrom(describe_moved(request))
+
+        return self._calls.record(ask, lambda: self.scheduler.withdraw(request_id), answer)
 
     def evacuate(self) -> list[Request]:
         """The last that is recorded."""

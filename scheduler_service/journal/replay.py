@@ -182,6 +182,8 @@ def _prepare(core: JournaledCore, entry: journal.JournalEntry) -> Callable[[], o
             return lambda: core.readmit(readmitted)
         case "abort":
             return lambda: core.abort(entry.abort.request_id)
+        case "withdraw":
+            return lambda: core.withdraw(entry.withdraw.request_id)
         case "evacuate":
             return core.evacuate
         case "schedule":

@@ -24,7 +24,7 @@ def evacuate(placement: Placement, in_flight: Collection[Request]) -> list[Reque
     """Copies of all requests; `in_flight`: those that steps without a result were to compute."""
     moved = []
     for request in placement.requests.values():
-        moved.append(_detach(request, placement))
+        moved.append(detach(request, placement))
         moved[-1].was_in_flight = request in in_flight
     return moved
 
@@ -52,7 +52,7 @@ def take_back(placement: Placement, plan: StepPlan, events: StepEvents) -> None:
             sequence.token_ids = sequence.token_ids[:length]
 
 
-def _detach(request: Request, placement: Placement) -> Request:
+def detach(request: Request, placement: Placement) -> Request:
     """A copy of a request that another placement may take; `placement` never gets at it."""
     moved = replace(
         request,

@@ -127,6 +127,7 @@ def a_loop(
         Scheduler(CONFIG) if core is None else core,
         link or LoopLink(CONFIG),  # type: ignore[arg-type]
         clients.deliver,
+        lambda _loop: None,
         scheduler_epoch=1,
         pipeline_depth=2,
         now_ns=now_ns,

@@ -12,6 +12,7 @@ from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.fleet.executor_losses import LossCause
 from scheduler_service.fleet.quarantine import Quarantine
+from scheduler_service.fleet.router import Host
 from tests.support.core.clients import Client
 from tests.support.core.driver import make_config
 from tests.support.core.engine import CoreEngine
@@ -92,7 +93,7 @@ class PoisonedFleet:
             vocab_size=997,
             eos_token_ids=frozenset(),
         )
-        self.quarantine = Quarantine[int](max_losses)
+        self.quarantine = Quarantine(max_losses)
         self.clients: dict[str, Client] = {}
         self.pauses = Counter[str]()
         self.num_deaths = self.num_isolated = self.num_steps = 0
@@ -120,8 +121,8 @@ class PoisonedFleet:
         number = len(self.clients) + 1
         spec = Spec((number, *range(300, 299 + num_prompt_tokens)), params, seed=number)
         request, truth = self._oracle.make_request(spec, number)
-        host = self._host_for(request)
-        self.clients[request.request_id] = Client(spec, truth, self._engines[host].add(request))
+        delivery = self._least_loaded.add(request)
+        self.clients[request.request_id] = Client(spec, truth, delivery)
         self._latest[request.request_id] = (0, self.num_steps)
         return request
 
@@ -134,12 +135,9 @@ class PoisonedFleet:
         """The names of those that go on."""
         return [name for name, client in self.clients.items() if not client.request.is_finished]
 
-    def _host_for(self, request: Request) -> int:
-        hosts = self.quarantine.hosts_for(request, range(len(self._engines)))
-        loads = {host: self._engines[host].scheduler.num_unfinished_tokens for host in hosts}
-        host = min(loads, key=lambda each: loads[each])
-        self.quarantine.placed(request, host)
-        return host
+    @property
+    def _least_loaded(self) -> CoreEngine[StepPlan]:
+        return min(self._engines, key=lambda engine: engine.scheduler.num_unfinished_tokens)
 
     # -- steps ---------------------------------------------------------------------------------
 
@@ -188,8 +186,11 @@ class PoisonedFleet:
             delivery = self.clients[request.request_id].delivery
             delivery.request = request
             delivery.is_finished = request.is_finished
-            if not request.is_finished:
-                self._engines[self._host_for(request)].adopt(delivery)
+            if not request.is_finished and not self.quarantine.holds(request):
+                self._least_loaded.adopt(delivery)
+        engines: dict[Host, CoreEngine[StepPlan]] = {e.scheduler: e for e in self._engines}
+        for request, new_host in self.quarantine.dispatch(list(engines)):
+            engines[new_host].adopt(self.clients[request.request_id].delivery)
 
     def _check_one_ward(self) -> None:
         """Those that are tried apart are all in one place."""

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class JournalEntry(_message.Message):
-    __slots__ = ("core", "now_ns", "raised", "header", "core_created", "core_checkpoint", "add", "readmit", "abort", "evacuate", "schedule", "apply", "take_ended")
+    __slots__ = ("core", "now_ns", "raised", "header", "core_created", "core_checkpoint", "add", "readmit", "abort", "evacuate", "schedule", "apply", "take_ended", "withdraw")
     CORE_FIELD_NUMBER: _ClassVar[int]
     NOW_NS_FIELD_NUMBER: _ClassVar[int]
     RAISED_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +22,7 @@ class JournalEntry(_message.Message):
     SCHEDULE_FIELD_NUMBER: _ClassVar[int]
     APPLY_FIELD_NUMBER: _ClassVar[int]
     TAKE_ENDED_FIELD_NUMBER: _ClassVar[int]
+    WITHDRAW_FIELD_NUMBER: _ClassVar[int]
     core: int
     now_ns: int
     raised: str
@@ -35,7 +36,8 @@ class JournalEntry(_message.Message):
     schedule: CoreSchedule
     apply: CoreApply
     take_ended: CoreTakeEnded
-    def __init__(self, core: _Optional[int] = ..., now_ns: _Optional[int] = ..., raised: _Optional[str] = ..., header: _Optional[_Union[JournalHeader, _Mapping]] = ..., core_created: _Optional[_Union[CoreCreated, _Mapping]] = ..., core_checkpoint: _Optional[_Union[CoreCheckpoint, _Mapping]] = ..., add: _Optional[_Union[CoreAdd, _Mapping]] = ..., readmit: _Optional[_Union[CoreReadmit, _Mapping]] = ..., abort: _Optional[_Union[CoreAbort, _Mapping]] = ..., evacuate: _Optional[_Union[CoreEvacuate, _Mapping]] = ..., schedule: _Optional[_Union[CoreSchedule, _Mapping]] = ..., apply: _Optional[_Union[CoreApply, _Mapping]] = ..., take_ended: _Optional[_Union[CoreTakeEnded, _Mapping]] = ...) -> None: ...
+    withdraw: CoreWithdraw
+    def __init__(self, core: _Optional[int] = ..., now_ns: _Optional[int] = ..., raised: _Optional[str] = ..., header: _Optional[_Union[JournalHeader, _Mapping]] = ..., core_created: _Optional[_Union[CoreCreated, _Mapping]] = ..., core_checkpoint: _Optional[_Union[CoreCheckpoint, _Mapping]] = ..., add: _Optional[_Union[CoreAdd, _Mapping]] = ..., readmit: _Optional[_Union[CoreReadmit, _Mapping]] = ..., abort: _Optional[_Union[CoreAbort, _Mapping]] = ..., evacuate: _Optional[_Union[CoreEvacuate, _Mapping]] = ..., schedule: _Optional[_Union[CoreSchedule, _Mapping]] = ..., apply: _Optional[_Union[CoreApply, _Mapping]] = ..., take_ended: _Optional[_Union[CoreTakeEnded, _Mapping]] = ..., withdraw: _Optional[_Union[CoreWithdraw, _Mapping]] = ...) -> None: ...
 
 class JournalHeader(_message.Message):
     __slots__ = ("journal_version", "software_version", "first_event")
@@ -159,6 +161,14 @@ class CoreEvacuate(_message.Message):
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     requests: _containers.RepeatedCompositeFieldContainer[EvacuatedRequest]
     def __init__(self, requests: _Optional[_Iterable[_Union[EvacuatedRequest, _Mapping]]] = ...) -> None: ...
+
+class CoreWithdraw(_message.Message):
+    __slots__ = ("request_id", "request")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    request: EvacuatedRequest
+    def __init__(self, request_id: _Optional[str] = ..., request: _Optional[_Union[EvacuatedRequest, _Mapping]] = ...) -> None: ...
 
 class EvacuatedRequest(_message.Message):
     __slots__ = ("request_id", "num_tokens", "error_reason", "state_crc32")

@@ -157,7 +157,7 @@ def test_suspects_take_turns_by_the_token_when_they_come_from_quarantine() -> No
 def test_those_that_run_are_tried_when_the_next_suspect_has_no_room() -> None:
     driver = CoreDriver(num_device_blocks=8)
     for name, num_tokens in (("small", 5), ("large", 28)):
-        request = driver.make_request([5] * num_tokens, name, max_tokens=4)
+        request = driver.make_request([num_tokens] * num_tokens, name, max_tokens=4)
         request.trial_size, request.num_trials_left = 1, 3
         driver.core.readmit(request)
     tried = []

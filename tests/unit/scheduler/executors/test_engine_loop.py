@@ -153,7 +153,7 @@ async def test_run_ends_when_it_is_cancelled() -> None:
 async def test_loop_does_nothing_when_it_was_woken_up_before_it_was_given_up() -> None:
     clients = Clients()
     lost, other = a_loop(clients), a_loop(clients)
-    lost.add(a_request(1))
+    lost.readmit(a_request(1))
     core = lost.scheduler
 
     (moved,) = lost.evacuate()
@@ -164,7 +164,7 @@ async def test_loop_does_nothing_when_it_was_woken_up_before_it_was_given_up() -
     assert core.num_running == 0
     assert moved.status is RequestStatus.WAITING
     with pytest.raises(ExecutorLost):
-        lost.add(a_request(2))
+        lost.readmit(a_request(2))
     with pytest.raises(RuntimeError, match="given its requests away"):
         core.schedule()
 
@@ -220,6 +220,6 @@ async def test_loop_ends_all_overdue_requests_when_there_is_no_step_to_end_them_
 
 async def test_parameters_are_encoded_when_their_request_arrives() -> None:
     loop, request = a_loop(Clients()), a_request(1)
-    loop.add(request)
+    loop.readmit(request)
     assert request.params_set.encoded is not None
     assert not loop.scheduler.num_in_flight
