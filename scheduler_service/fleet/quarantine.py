@@ -101,6 +101,7 @@ class Quarantine:
 
     def _fail(self, request: Request, losses: RequestLosses) -> None:
         self._fleet.explain(request.request_id)
+        self._isolated.pop(request.request_id, None)
         message = (
             f"{losses.num_in_succession} executors were lost while they computed it, "
             f"{losses.num_alone} of them with nothing else to compute"
