@@ -16,7 +16,7 @@ class ExecutorConfig:
 
     `model`: a checkpoint directory, or a model id of the Hugging Face hub. `block_size`: tokens.
     `memory_fraction`: of the device's memory. `num_host_blocks`: 0 for no swapping. `threads`: of
-    the CPU. Addresses are `host:port`.
+    the CPU. Addresses are `host:port`. `scheduler`: as `splitserve_rpc.discovery` understands it.
     """
 
     model: str
@@ -39,6 +39,7 @@ class ExecutorConfig:
     listen: str
     advertise_address: str | None
     scheduler: str
+    move_after_s: float
     log_level: str
     exit_on_stdin_eof: bool
     security: Security

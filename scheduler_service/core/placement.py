@@ -190,19 +190,17 @@ class Placement:
     ) -> None:
         """Ends a request in whatever state it is."""
         request.finish_reason, request.error = reason, error
-        self.suspects.acquit(request)
         for sequence in request.unfinished:
             sequence.finish_reason = reason
-            self._strip(sequence)
-        self._move(request, RequestStatus.ABSENT)
-        del self.requests[request.request_id]
-        self.params_sets.give_back(request.params_set)
+        self.remove(request)
         self.ended.append(request)
 
-    def give_away(self, request: Request) -> None:
-        """Takes everything from a request that another placement has now; nobody is told."""
-        for sequence in request.unfinished:
-            self._strip(sequence)
+    def remove(self, request: Request) -> None:
+        """Takes everything from a request, in whatever state it is; nobody is told of it."""
+        self.suspects.acquit(request)
+        for sequence in request.sequences:
+            if sequence.status is not SequenceStatus.FINISHED:
+                self._strip(sequence)
         self._move(request, RequestStatus.ABSENT)
         self.waiting.ended(request.request_id)
         del self.requests[request.request_id]

@@ -30,7 +30,7 @@ from scheduler_service.core.planning.openings import Openings
 from scheduler_service.core.planning.step_planner import StepPlanner
 from scheduler_service.core.policies.queue_policy import make_queue_policy
 from scheduler_service.core.preemption_costs import PreemptionCosts
-from scheduler_service.core.request import FinishReason, Request
+from scheduler_service.core.request import FinishReason, Request, RequestStatus
 from scheduler_service.core.siblings import Siblings
 from splitserve_rpc.domain_error import DomainError
 
@@ -73,6 +73,22 @@ class Scheduler:
     def num_swapped(self) -> int:
         """Requests in the host pool."""
         return len(self.placement.swapped)
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests it has."""
+        return len(self.placement.requests)
+
+    @property
+    def queued_request_ids(self) -> list[str]:
+        """Requests that wait or are swapped, by arrival at this core."""
+        requests = self.placement.requests.values()
+        return [r.request_id for r in requests if r.status is not RequestStatus.RUNNING]
+
+    @property
+    def unfinished_request_ids(self) -> list[str]:
+        """Requests it has, by arrival at this core."""
+        return list(self.placement.requests)
 
     @property
     def num_running(self) -> int:
@@ -221,18 +237,17 @@ class Scheduler:
         return request
 
     def withdraw(self, request_id: str) -> Request | None:
-        """Gives a request away that waits or is swapped, and that no step in flight concerns.
+        """Gives a request away in whatever state it is; None if there is no such request.
 
-        Returns a copy with the tokens so far and without any KV, ready for `readmit` elsewhere;
-        None if there is no such request.
+        What is returned is a copy as `evacuate` returns them, and nobody is to blame: no loss is
+        counted. What steps in flight bring the request is dropped; it is computed again.
         """
         self._check_open()
-        placement = self.placement
-        request = placement.requests.get(request_id)
-        if request is None or not self.openings.is_movable(request):
+        request = self.placement.requests.get(request_id)
+        if request is None:
             return None
-        moved = detach(request, placement)
-        placement.give_away(request)
+        moved = detach(request, self.placement)
+        self.placement.remove(request)
         return moved
 
     def evacuate(self) -> list[Request]:

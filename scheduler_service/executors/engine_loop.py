@@ -8,11 +8,18 @@ from collections.abc import Callable
 from contextlib import aclosing, suppress
 from typing import TypeVar
 
-from scheduler_service.core.plan import ContractBroken, StepEvents, StepOutcome, StepStatus
+from scheduler_service.core.plan import (
+    ContractBroken,
+    StepEvents,
+    StepOutcome,
+    StepPlan,
+    StepStatus,
+)
 from scheduler_service.core.request import Request
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.executors.broken_core import CoreBroken, rescue
 from scheduler_service.executors.executor_link import ExecutorLost, Link
+from scheduler_service.executors.step_alarm import StepAlarm
 from scheduler_service.journal.core import Core, look_into, step_codec
 from scheduler_service.new_rows_codec import encode_once
 from scheduler_service.step_codec import EncodedBatch, ResultUnusable
@@ -33,6 +40,7 @@ class EngineLoop:
     `refill` is called before a step is planned: it may `readmit` requests that wait for this core,
     or for others. `evacuate` closes it: a callback, a result or a question that comes later,
     however it was under way, finds no core. `is_connected`: it may be given requests.
+    `steps` gives it up when it does not answer.
     """
 
     def __init__(
@@ -41,6 +49,7 @@ class EngineLoop:
         link: Link,
         deliver: Callable[[StepEvents], None],
         refill: Callable[[EngineLoop], None],
+        steps: StepAlarm,
         *,
         scheduler_epoch: int,
         pipeline_depth: int,
@@ -49,6 +58,8 @@ class EngineLoop:
         self._open_core: Core | None = core
         self.link = link
         self.is_connected = False
+        self.steps = steps
+        steps.give_up = self._lose
         self._deliver = deliver
         self._refill = refill
         self._codec = step_codec(core, scheduler_epoch, link.info.executor_epoch)
@@ -59,6 +70,7 @@ class EngineLoop:
         self._wake_up_scheduled = False
         self._alarm: asyncio.TimerHandle | None = None
         self._broken: CoreBroken | None = None
+        self._lost: ExecutorLost | None = None
         self._ended = asyncio.Event()
         self._has_lost_events = False
         self._last_answered_step_id = 0
@@ -78,8 +90,9 @@ class EngineLoop:
 
     @property
     def takes_requests(self) -> bool:
-        """Whether it is connected, and its core sound."""
-        return self.is_connected and self._open_core is not None and self._broken is None
+        """Whether it is connected and answers in time, and its core is sound."""
+        is_sound = self._open_core is not None and self._broken is None and self._lost is None
+        return self.is_connected and is_sound and not self.steps.watch.is_doubtful
 
     # -- what the cluster asks of it -----------------------------------------------------------
 
@@ -127,6 +140,8 @@ class EngineLoop:
             await asyncio.wait({receiving, ending}, return_when=asyncio.FIRST_COMPLETED)
             if self._broken is not None:
                 raise self._broken
+            if self._lost is not None:
+                raise self._lost
             if self._open_core is None:
                 raise ExecutorLost(_GIVEN_UP)
             receiving.result()
@@ -140,8 +155,14 @@ class EngineLoop:
         core, self._open_core = self._core, None
         if self._alarm is not None:
             self._alarm.cancel()
+        self.steps.stop()
         self._ended.set()
         return rescue(core, self._broken, has_lost_events=self._has_lost_events)
+
+    def _lose(self, why: str) -> None:
+        """Gives the executor up: `run` ends."""
+        self._lost = ExecutorLost(why)
+        self._ended.set()
 
     def call(self, name: str, call: Callable[[], _Result]) -> _Result:
         """Calls the core. Raises what a call may raise, else CoreBroken: then `run` ends, too.
@@ -210,7 +231,9 @@ class EngineLoop:
                     outcome.status.value,
                     outcome.error,
                 )
-            return self._apply(core, outcome)
+            events = self._apply(core, outcome)
+            self.steps.answered()
+            return events
         except (ResultUnusable, ContractBroken) as error:
             raise ExecutorLost(f"it broke the step contract: {error}") from error
 
@@ -228,12 +251,14 @@ class EngineLoop:
         while self.scheduler.num_in_flight < self._credits:
             self._refill(self)
             self._core.tick(self._now_ns())
-            batch = self.call("schedule", self._next_batch)
-            if batch is None:
+            planned = self.call("schedule", self._next_batch)
+            if planned is None:
                 self._plan_wake_up()
                 return
+            plan, batch = planned
             if len(batch.data) <= self.link.info.limits.max_message_bytes:
                 self.link.send(batch)
+                self.steps.sent(plan)
             else:
                 self._unsent_step_ids.add(batch.step_id)
                 self._answer_unsent()
@@ -249,12 +274,12 @@ class EngineLoop:
             delay_s = max(0, at_ns - self._now_ns()) / 1e9
             self._alarm = asyncio.get_running_loop().call_later(delay_s, self.wake_up)
 
-    def _next_batch(self) -> EncodedBatch | None:
+    def _next_batch(self) -> tuple[StepPlan, EncodedBatch] | None:
         plan = self._core.schedule()
         if plan is None:
             return None
         self._rows_of_step[plan.step_id] = len(plan.work.row_ids)
-        return self._codec.encode(plan)
+        return plan, self._codec.encode(plan)
 
     def _answer_unsent(self) -> None:
         """Answers batches that were too large to be sent, when it is their turn."""

@@ -56,11 +56,11 @@ def _outputs(request: Request) -> Iterable[Int32Array]:
 
 
 def describe_evacuated(requests: Iterable[Request]) -> journal.CoreEvacuate:
-    """The requests that a core gave away."""
-    return journal.CoreEvacuate(requests=map(describe_moved, requests))
+    """The requests that a core gave away at its end."""
+    return journal.CoreEvacuate(requests=map(describe_given_away, requests))
 
 
-def describe_moved(request: Request) -> journal.EvacuatedRequest:
+def describe_given_away(request: Request) -> journal.EvacuatedRequest:
     """A request that a core gave away."""
     return journal.EvacuatedRequest(
         request_id=request.request_id,

@@ -10,7 +10,7 @@ from scheduler_service.journal.checkpoint import dump_core
 from scheduler_service.journal.decisions import (
     describe_evacuated,
     describe_events,
-    describe_moved,
+    describe_given_away,
 )
 from scheduler_service.journal.request_codec import encode_request
 from scheduler_service.step_codec import EncodedBatch, decode_result, encode_plan
@@ -77,7 +77,7 @@ class JournaledCore:
 
         def answer(entry: _Entry, request: Request | None) -> None:
             if request is not None:
-                entry.withdraw.request.CopyFrom(describe_moved(request))
+                entry.withdraw.request.CopyFrom(describe_given_away(request))
 
         return self._calls.record(ask, lambda: self.scheduler.withdraw(request_id), answer)
 

@@ -55,6 +55,7 @@ class Mishap(Enum):
     GRAMMAR_IS_NEVER_COMPILED = "grammar_is_never_compiled"
     RESULT_BREAKS_CONTRACT = "result_breaks_contract"
     EXECUTOR_IS_LOST = "executor_is_lost"
+    REQUEST_IS_WITHDRAWN = "request_is_withdrawn"
     CORE_IS_RESTORED = "core_is_restored"
 
 
@@ -269,6 +270,16 @@ class CoreMachine(RuleBasedStateMachine):
                 client.delivery.is_finished = True
             else:
                 self.running.adopt(client.delivery)
+
+    def request_is_withdrawn(self, index: int) -> None:
+        """It comes back at once, while steps of its last stay are in flight."""
+        client = self.unfinished[index % len(self.unfinished)]
+        losses = client.request.num_fruitless_losses
+        moved = self.running.scheduler.withdraw(client.request.request_id)
+        assert moved is not None
+        assert moved.num_fruitless_losses == losses
+        client.delivery.request = moved
+        self.running.adopt(client.delivery)
 
     def core_is_restored(self, _index: int) -> None:
         scheduler = load_core(dump_core(self.running.scheduler))

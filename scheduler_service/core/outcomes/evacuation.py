@@ -1,4 +1,4 @@
-"""An executor is lost: its requests become what another core can take."""
+"""Requests leave: they become what another core can take."""
 
 from __future__ import annotations
 

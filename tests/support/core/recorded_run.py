@@ -172,6 +172,8 @@ class RandomRun:
             engine.core.abort(f"r{self._random.randint(1, len(self._requests) + 1)}")
         elif what < 0.29:
             self._engines[index] = self._lose(engine)
+        elif what < 0.31:
+            self._move(engine)
         elif engine.fill():
             self._answer(engine)
 
@@ -185,6 +187,14 @@ class RandomRun:
             engine.refuse()
         else:
             engine.answer()
+
+    def _move(self, engine: RecordedEngine) -> None:
+        """A request goes from `engine` to one that may be another."""
+        request = engine.core.withdraw(f"r{self._random.randint(1, len(self._requests) + 1)}")
+        if request is not None:
+            other = self._random.choice(self._engines)
+            self._tick(other)
+            other.core.readmit(request)
 
     def _lose(self, engine: RecordedEngine) -> RecordedEngine:
         requests = engine.core.evacuate()

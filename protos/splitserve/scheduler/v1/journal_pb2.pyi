@@ -156,12 +156,6 @@ class CoreAbort(_message.Message):
     found: bool
     def __init__(self, request_id: _Optional[str] = ..., found: bool = ...) -> None: ...
 
-class CoreEvacuate(_message.Message):
-    __slots__ = ("requests",)
-    REQUESTS_FIELD_NUMBER: _ClassVar[int]
-    requests: _containers.RepeatedCompositeFieldContainer[EvacuatedRequest]
-    def __init__(self, requests: _Optional[_Iterable[_Union[EvacuatedRequest, _Mapping]]] = ...) -> None: ...
-
 class CoreWithdraw(_message.Message):
     __slots__ = ("request_id", "request")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -169,6 +163,12 @@ class CoreWithdraw(_message.Message):
     request_id: str
     request: EvacuatedRequest
     def __init__(self, request_id: _Optional[str] = ..., request: _Optional[_Union[EvacuatedRequest, _Mapping]] = ...) -> None: ...
+
+class CoreEvacuate(_message.Message):
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[EvacuatedRequest]
+    def __init__(self, requests: _Optional[_Iterable[_Union[EvacuatedRequest, _Mapping]]] = ...) -> None: ...
 
 class EvacuatedRequest(_message.Message):
     __slots__ = ("request_id", "num_tokens", "error_reason", "state_crc32")

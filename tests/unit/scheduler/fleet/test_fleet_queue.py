@@ -253,23 +253,17 @@ def test_waiting_request_moves_when_another_executor_would_begin_it_sooner() -> 
     assert fleet.dispatch() == [(victim.request_id, 0)]
 
 
-def test_request_is_kept_while_a_step_in_flight_concerns_it() -> None:
-    fleet = Fleet(ONE_ROW)
+def test_request_is_not_moved_while_a_step_in_flight_concerns_it() -> None:
+    fleet = Fleet(ONE_ROW, ONE_ROW)
     request = fleet.push("a")
-    fleet.dispatch()
-    core, driver = fleet.drivers[0].core, fleet.drivers[0]
+    ((_, number),) = fleet.dispatch()
+    driver, taker = fleet.drivers[number], fleet.drivers[1 - number].core
     driver.plan()
-    assert core.withdraw("a") is None
     driver.preempt(request)
-    assert core.withdraw("a") is None
+    late_ns, cores = 10**12, [each.core for each in fleet.drivers]
+    assert fleet.queue.to_be_moved(late_ns, taker, cores) is None
     driver.answer()
-    assert core.withdraw("nobody") is None
-    moved = core.withdraw("a")
-    assert moved is not None
-    assert moved is not request
-    assert core.num_unfinished_tokens == 0
-    assert core.num_free_blocks == driver.config.num_device_blocks
-    assert core.withdraw("a") is None
+    assert fleet.queue.to_be_moved(late_ns, taker, cores) == (driver.core, "a")
 
 
 def test_hashes_of_blocks_are_made_anew_where_blocks_are_of_another_size() -> None:
