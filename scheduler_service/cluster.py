@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from itertools import chain
 
 from scheduler_service.audit.audit import Audit, NoAudit
-from scheduler_service.callers.admission import Admission, Charge
+from scheduler_service.audit.events import RequestQuarantined
+from scheduler_service.callers.admission import Admission
 from scheduler_service.config import ClusterConfig
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import StepEvents
@@ -49,7 +50,7 @@ class _Tracked:
     """An unfinished request, its terms, and who runs it (None: nobody yet)."""
 
     request: Request
-    charge: Charge
+    admission: Admission
     engine: EngineLoop | None = None
 
 
@@ -83,9 +84,10 @@ class Cluster:
         self._quarantine = Quarantine(config.max_executor_losses)
         self._draining = False
         self._idle = asyncio.Event()
+        self._audit = audit or NoAudit()
         self._engines = Engines(
             EngineParts(
-                config, scheduler_epoch, now_ns, journal or NoJournal(), audit or NoAudit(), connect
+                config, scheduler_epoch, now_ns, journal or NoJournal(), self._audit, connect
             ),
             EngineOwner(self._deliver, self._refill, self._engine_joined, self._engine_lost),
         )
@@ -160,11 +162,11 @@ class Cluster:
     def _engine_lost(self, engine: EngineLoop, requests: list[Request], cause: LossCause) -> None:
         """Takes back what a closed engine gave away."""
         self._on_change()
-        self._judge(self._quarantine.executor_lost(requests, cause, self.now_ns()))
-        for request in sorted(requests, key=lambda moved: moved.arrival):
-            tracked = self._tracked.get(request.request_id)
-            if tracked is None or tracked.engine is not engine:
-                continue  # its owner is gone
+        # The owners of others are gone.
+        lost = [r for r in requests if self._runs_at(engine, r.request_id)]
+        self._tell(self._quarantine.executor_lost(lost, cause, self.now_ns()))
+        for request in sorted(lost, key=lambda moved: moved.arrival):
+            tracked = self._tracked[request.request_id]
             tracked.request, tracked.engine = request, None
             if request.is_finished:
                 self._end(request)
@@ -176,20 +178,20 @@ class Cluster:
             self._end(tracked.request)
         self._dispatch()
 
-    def _judge(self, verdict: Verdict) -> None:
+    def _runs_at(self, engine: EngineLoop, request_id: str) -> bool:
+        tracked = self._tracked.get(request_id)
+        return tracked is not None and tracked.engine is engine
+
+    def _tell(self, verdict: Verdict) -> None:
+        """Operators learn whom executors died of; `RequestEnded` tells the audit log of an end."""
         for request in verdict.isolated:
-            _log.warning(
-                "request_quarantined request_id=%s num_trials=%d",
-                request.request_id,
-                request.num_trials_left,
-            )
+            own_id = self._tracked[request.request_id].admission.name.own_id
+            num_trials = request.num_trials_left
+            _log.warning("request_quarantined request_id=%r num_trials=%d", own_id, num_trials)
+            self._audit.record(RequestQuarantined(request.scheduling.tenant, own_id))
         for request in verdict.failed:
-            assert request.error is not None
-            _log.error(
-                "request_failed_for_lost_executors request_id=%s reason=%r",
-                request.request_id,
-                request.error[1],
-            )
+            own_id = self._tracked[request.request_id].admission.name.own_id
+            _log.error("request_kills_executors request_id=%r why=%r", own_id, request.error)
 
     def _refill(self, engine: EngineLoop) -> None:
         """An executor plans a step: it may begin what waits."""
@@ -316,7 +318,7 @@ class Cluster:
             )
         self._check(request)
         self.delivery.expect(request.request_id, sink)
-        self._tracked[request.request_id] = _Tracked(request, admission.charge)
+        self._tracked[request.request_id] = _Tracked(request, admission)
         admission.charge.begin()
         self._queue.push(request)
         self._dispatch()
@@ -398,7 +400,7 @@ class Cluster:
         if not self._tracked:
             self._idle.set()
         if tracked is not None:
-            tracked.charge.end(tracked.request)
+            tracked.admission.charge.end(tracked.request)
 
 
 def _draining() -> DomainError:

@@ -38,10 +38,10 @@ class ExecutorLost(Exception):
     cause = LossCause.DIED
 
 
-class ExecutorUnreachable(ExecutorLost):
-    """Nobody answers at the address: it may live, and the network be cut."""
+class ExecutorSilent(ExecutorLost):
+    """It does not answer: it may hang, or live and be out of reach."""
 
-    cause = LossCause.UNREACHABLE
+    cause = LossCause.SILENT
 
 
 class ExecutorGone(ExecutorLost):
@@ -247,4 +247,4 @@ class ExecutorLink:
                 raise
             except ExecutorLost as lost:
                 if loop.time() >= deadline:
-                    raise ExecutorUnreachable(f"{problem}; then {lost}") from lost
+                    raise ExecutorSilent(f"{problem}; then {lost}") from lost

@@ -18,12 +18,12 @@ NUM_ALONE_IN_A_STORM = 3
 class LossCause(Enum):
     """Why an executor is lost, and so what that says against the requests of its steps.
 
-    DIED: it is gone, does not answer a step in time, or breaks the contract. UNREACHABLE: nobody
-    answers there, it may be the network. BLAMELESS: it was asked to leave, or the fault is ours.
+    DIED: it is gone, or breaks the contract. SILENT: it does not answer, and may hang, or be slow,
+    or out of reach. BLAMELESS: it was asked to leave, or the fault is ours.
     """
 
     DIED = "died"
-    UNREACHABLE = "unreachable"
+    SILENT = "silent"
     BLAMELESS = "blameless"
 
 

@@ -4,7 +4,7 @@ An executor that is lost accuses the requests that its steps in flight were to c
 them it was, if any, nobody knows. Whoever is accused too often in succession is isolated: it runs
 in steps of its own, with nothing else in flight there, and so do all others that are isolated, on
 the same executor. Whoever gets as far alone as it got between its latest losses is isolated no
-longer. Whoever was alone when one more was lost is failed (docs/adr/0018).
+longer. Whoever was alone when one more was lost is failed (docs/adr/0021).
 """
 
 from __future__ import annotations

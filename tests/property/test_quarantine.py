@@ -141,7 +141,7 @@ def test_poison_is_failed_when_executors_die_of_other_things_too(seed: int) -> N
 
 
 def test_poison_is_failed_when_its_executors_are_only_out_of_reach() -> None:
-    fleet = PoisonedFleet([EveryStep("r1", 2)], cause=LossCause.UNREACHABLE)
+    fleet = PoisonedFleet([EveryStep("r1", 2)], cause=LossCause.SILENT)
     fill(fleet, 8)
 
     fleet.run()
