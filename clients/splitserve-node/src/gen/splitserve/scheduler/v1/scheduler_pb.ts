@@ -61,7 +61,9 @@
 //                             that may take, or its resumed tokens do not follow it; no
 //   ROW_FAILED                the executor could not compute one of its sequences; its adapter is
 //                             not there, for example, or its grammar was not compiled in a minute
-//   EXECUTOR_LOST_REPEATEDLY  it lost several executors without a token in between
+//   EXECUTOR_LOST_REPEATEDLY  executors were lost while they computed it, the last of them while
+//                             it computed nothing else; or its steps failed again and again. It is
+//                             the request: sent again, it may cost as many executors again; no
 //   KV_CACHE_EXHAUSTED        its several sequences outgrew the KV cache, which they had to
 //                             themselves; with fewer sequences or fewer tokens
 //   DEADLINE_UNREACHABLE      it had no token yet and could not meet its deadline any more; with a
