@@ -73,14 +73,15 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
         for_cluster.server,
     )
     admin_pb2_grpc.add_AdminServiceServicer_to_server(
-        AdminServicer(cluster, CallerNames(opened.callers), audit), for_cluster.server
+        AdminServicer(cluster, CallerNames(opened.callers), audit, config.drain_timeout_s),
+        for_cluster.server,
     )
     servers = list({id(running): running for running in (for_clients, for_cluster)}.values())
 
     async def publish_health() -> None:
         while True:
-            connected = any(engine.is_connected for engine in cluster.engines)
-            await for_clients.set_serving(("", SERVICE), connected)
+            is_serving = any(engine.takes_requests for engine in cluster.engines)
+            await for_clients.set_serving(("", SERVICE), is_serving)
             await changed.wait()
             changed.clear()
 

@@ -19,6 +19,7 @@ from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import MAX_SEQUENCES
 from scheduler_service.core.scheduler import QUEUE_FULL_RETRY_S
 from scheduler_service.executors.broken_core import MESSAGE, REASON, end_with_fault
+from scheduler_service.executors.drains import Drained
 from scheduler_service.executors.engine_loop import EngineLoop
 from scheduler_service.executors.engines import EngineOwner, EngineParts, Engines
 from scheduler_service.executors.executor_link import ExecutorLink, ExecutorLost, Link, LinkConfig
@@ -76,7 +77,9 @@ class Cluster:
             EngineParts(
                 config, scheduler_epoch, now_ns, journal or NoJournal(), audit or NoAudit(), connect
             ),
-            EngineOwner(self._deliver, self._engine_joined, self._engine_lost),
+            EngineOwner(
+                self._deliver, self._engine_joined, self._engine_lost, self._engine_gave_back
+            ),
         )
 
     # -- executors -----------------------------------------------------------------------------
@@ -138,6 +141,14 @@ class Cluster:
         self.check_not_draining()
         await self._engines.join(info, target)
 
+    async def drain_executor(self, address: str, timeout_s: float) -> Drained:
+        """Sends an executor away; returns when it is gone. Raises DomainError."""
+        return await self._engines.drain(address, timeout_s)
+
+    async def leave(self, address: str, executor_epoch: int, timeout_s: float) -> None:
+        """An executor wants to go; returns when it may. Raises DomainError."""
+        await self._engines.leave(address, executor_epoch, timeout_s)
+
     def _engine_joined(self) -> None:
         self._on_change()
         self._assign_unassigned()
@@ -145,6 +156,20 @@ class Cluster:
     def _engine_lost(self, engine: EngineLoop, requests: list[Request]) -> None:
         """Takes back what a closed engine gave away."""
         self._on_change()
+        self._take_back(engine, requests)
+        for tracked in [left for left in self._tracked.values() if left.engine is engine]:
+            # A core so broken that it could not even give this one back.
+            end_with_fault(tracked.request)
+            self._end(tracked.request)
+        self._assign_unassigned()
+
+    def _engine_gave_back(self, engine: EngineLoop, requests: list[Request]) -> None:
+        """Takes back what an engine that drains gave away."""
+        self._on_change()
+        self._take_back(engine, requests)
+        self._assign_unassigned()
+
+    def _take_back(self, engine: EngineLoop, requests: list[Request]) -> None:
         for request in sorted(requests, key=lambda moved: moved.arrival):
             tracked = self._tracked.get(request.request_id)
             if tracked is None or tracked.engine is not engine:
@@ -154,11 +179,6 @@ class Cluster:
                 self._end(request)
             else:
                 self._unassigned[request.request_id] = request
-        for tracked in [left for left in self._tracked.values() if left.engine is engine]:
-            # A core so broken that it could not even give this one back.
-            end_with_fault(tracked.request)
-            self._end(tracked.request)
-        self._assign_unassigned()
 
     def _assign_unassigned(self) -> None:
         for request in sorted(self._unassigned.values(), key=lambda waiting: waiting.arrival):
@@ -345,6 +365,8 @@ class Cluster:
     def _forget(self, request_id: str) -> _Tracked | None:
         tracked = self._tracked.pop(request_id, None)
         self.delivery.forget(request_id)
+        if tracked is not None and tracked.engine is not None:
+            self._engines.request_ended(tracked.engine)
         if not self._tracked:
             self._idle.set()
         return tracked

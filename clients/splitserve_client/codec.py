@@ -220,6 +220,7 @@ def _decode_executor(state: admin_pb2.ExecutorState) -> Executor:
         block_size=info.block_size_tokens,
         num_device_blocks=info.num_device_blocks,
         num_host_blocks=info.num_host_blocks,
+        is_draining=state.draining,
         **{name: getattr(state, name) for name in _EXECUTOR_STATE},
     )
 

@@ -19,12 +19,17 @@ from grpc_health.v1 import health_pb2
 from splitserve.scheduler.v1 import admin_pb2, scheduler_pb2
 from splitserve_client.api_key import ApiKey, Metadata
 from splitserve_client.channels import Channels, Credentials, Stubs
-from splitserve_client.errors import CredentialsUnusable, SplitserveError, error_of_failure
+from splitserve_client.errors import (
+    CredentialsUnusable,
+    InvalidRequest,
+    SplitserveError,
+    error_of_failure,
+)
 from splitserve_client.plain_text import warn_of_plain_text
 from splitserve_client.resumption import RetryPolicy, Timing
 from splitserve_rpc.bearer import bearer_credential
 from splitserve_rpc.cluster_identity import ClusterIdentity
-from splitserve_rpc.errors import failure_of
+from splitserve_rpc.errors import duration_from_s, failure_of
 from splitserve_rpc.server import channel_options
 from splitserve_rpc.tls import Tls, TlsFiles
 from splitserve_rpc.watched_files import FilesUnusable
@@ -45,7 +50,8 @@ class ClientConfig:
     authorities. `credentials`: in their place; with neither, plain text. `api_key`: an API key or a
     JWT, sent with every call; `api_key_file` has it in a file, which is read again when it changes.
     In plain text to another machine either is sent, too, which is warned of.
-    `cluster_token`: for `list_executors`, if the server asks for one; nothing else is sent it.
+    `cluster_token`: for `list_executors` and `drain_executor`, if the server asks for one; nothing
+    else is sent it.
     """
 
     connect_timeout_s: float = 5.0
@@ -158,6 +164,24 @@ class Connection:
         response = await self.unary(
             lambda stubs: stubs.admin.ListExecutors, request, self._operator.metadata
         )
+        return response
+
+    async def drain_executor(
+        self, address: str, timeout_s: float | None
+    ) -> admin_pb2.DrainExecutorResponse:
+        """Sends an executor away; however long that takes."""
+        request = admin_pb2.DrainExecutorRequest(address=address)
+        if timeout_s is not None:
+            if not math.isfinite(timeout_s):
+                raise InvalidRequest(f"timeout_s is {timeout_s}; allowed: 0 to 3600")
+            request.timeout.CopyFrom(duration_from_s(timeout_s))
+        metadata = (*self._api_key.current(), *self._operator.metadata)
+        async with self._channels.call(self._unreachable, self._timeout_s) as stubs:
+            try:
+                response: admin_pb2.DrainExecutorResponse
+                response = await stubs.admin.DrainExecutor(request, metadata=metadata)
+            except grpc.aio.AioRpcError as error:
+                raise error_of_failure(failure_of(error)) from error
         return response
 
     def session(

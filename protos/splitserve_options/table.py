@@ -237,7 +237,7 @@ OPTIONS: tuple[Option, ...] = (
         Kind.NUMBER,
         "seconds that unfinished requests get at shutdown",
         _ROBUST,
-        _STREAMING,
+        (*_STREAMING, "executor"),
         10.0,
         default_of=(("serve", 2.0),),
         minimum=0,

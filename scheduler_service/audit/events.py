@@ -101,6 +101,14 @@ class ExecutorLost:
 
 
 @dataclass(frozen=True, slots=True)
+class ExecutorDrained:
+    """An executor was sent away by an operator, or wanted to go, and is gone."""
+
+    address: str
+    executor_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class KeysReloaded:
     """The file of API keys says something else; ids of keys, `changed`: revoked, for one."""
 
@@ -125,6 +133,7 @@ AuditEvent = (
     | ExecutorRegistered
     | ExecutorRefused
     | ExecutorLost
+    | ExecutorDrained
     | KeysReloaded
     | EventsDropped
 )

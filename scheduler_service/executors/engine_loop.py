@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import TypeVar
 
 from scheduler_service.core.plan import ContractBroken, StepEvents, StepOutcome, StepStatus
@@ -31,7 +32,7 @@ class EngineLoop:
     """Drives one scheduler core and its executor.
 
     `evacuate` closes it: a callback, a result or a question that comes later, however it was under
-    way, finds no core. `is_connected`: it may be given requests.
+    way, finds no core. `is_connected`: it may be given requests, unless `is_draining`.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class EngineLoop:
         self._open_core: Core | None = core
         self.link = link
         self.is_connected = False
+        self.is_draining = False
         self._deliver = deliver
         self._codec = step_codec(core, scheduler_epoch, link.info.executor_epoch)
         self._now_ns = now_ns
@@ -75,8 +77,9 @@ class EngineLoop:
 
     @property
     def takes_requests(self) -> bool:
-        """Whether it is connected, and its core sound."""
-        return self.is_connected and self._open_core is not None and self._broken is None
+        """Whether it is connected, is to stay, and its core is sound."""
+        is_sound = self._open_core is not None and self._broken is None
+        return self.is_connected and not self.is_draining and is_sound
 
     # -- what the cluster asks of it -----------------------------------------------------------
 
@@ -94,6 +97,22 @@ class EngineLoop:
     def abort(self, request_id: str) -> None:
         """Ends a request. Raises ExecutorLost."""
         self._ask("abort", lambda: self._core.abort(request_id))
+
+    def withdraw(self, request_ids: Sequence[str]) -> list[Request]:
+        """Gives requests away, ready for `readmit` elsewhere. Raises ExecutorLost.
+
+        Those that a core cannot give back because it breaks are left to `evacuate`.
+        """
+        self._core.tick(self._now_ns())
+        moved: list[Request] = []
+        with suppress(CoreBroken):  # `run` raises it
+            for request_id in request_ids:
+                request = self.call("withdraw", partial(self._core.withdraw, request_id))
+                if request is not None:
+                    moved.append(request)
+            self._deliver(self.call("take_ended", self._core.take_ended))
+            self.wake_up()
+        return moved
 
     def _ask(self, name: str, question: Callable[[], object]) -> None:
         """Calls the core, and tells what has ended by it."""
