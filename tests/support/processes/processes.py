@@ -77,6 +77,14 @@ class Processes:
     def kill_executor(self, address: str) -> None:
         _kill(self.executors.pop(address))
 
+    async def stop_executor(self, address: str) -> int:
+        """Tells it to stop as supervisors do, and waits for its end; returns the exit code."""
+        process = self.executors[address]
+        process.send_signal(signal.SIGTERM)
+        code = await asyncio.to_thread(process.wait, START_TIMEOUT_S)
+        _kill(self.executors.pop(address))
+        return code
+
     def kill_scheduler(self) -> None:
         assert self.scheduler is not None
         _kill(self.scheduler)
