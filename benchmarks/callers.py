@@ -19,6 +19,8 @@ from scheduler_service.callers.caller import Caller, Callers, OpenDoor, TenantLi
 from scheduler_service.callers.quotas import Quotas
 from scheduler_service.cluster import Cluster
 from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.request import Request
+from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.service.caller_checks import scopes_of
 from scheduler_service.service.intake import Intake
 from splitserve.scheduler.v1 import scheduler_pb2 as api
@@ -106,10 +108,12 @@ def main() -> None:
     metadata = [("authorization", f"Bearer {keys.credential}")]
     access, quotas = Access(scopes_of=scopes_of(keys)), Quotas(keys.limits, time.monotonic_ns)
 
+    ended = Request.create("", [1], SamplingParams(), arrival=1, seed=1)
+
     def account() -> None:
         charge = quotas.charge("acme", arguments.prompt_len, 0)
         charge.begin()
-        charge.refund()
+        charge.end(ended)
 
     def intake(callers: Callers, credential: str) -> Callable[[], object]:
         desk = Intake(cluster, callers)

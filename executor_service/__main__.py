@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -19,21 +20,29 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from executor_service.checkpoint.folder import check_directory
 from executor_service.config import ExecutorConfig
 from executor_service.errors import ExecutorError
-from executor_service.service.departure import depart
-from executor_service.service.registration import GrpcRegistry, Registrar, advertised_address
+from executor_service.service.departure import Departures
+from executor_service.service.executor_lives import ExecutorLives
+from executor_service.service.membership import Membership
+from executor_service.service.registration import (
+    GrpcRegistry,
+    Pacing,
+    Registrar,
+    advertised_address,
+)
 from executor_service.service.servicer import SERVICE, ExecutorServicer, ReadyExecutor
 from executor_service.service.step_worker import StepWorker
-from executor_service.steps.executor_info import ExecutorInfo
 from executor_service.steps.step_executor import StepExecutor
 from splitserve.executor.v1 import executor_pb2_grpc
 from splitserve_options import options
 from splitserve_options.option import BUNDLED_MODEL
 from splitserve_rpc.access import Access
 from splitserve_rpc.addresses import CannotListen, is_loopback
+from splitserve_rpc.discovery import Discovery, discovery
 from splitserve_rpc.log_lines import start_logging
 from splitserve_rpc.printable import printable
 from splitserve_rpc.security import SecurityUnusable
 from splitserve_rpc.server import RunningServer, ServerSecurity, bind_server, stop_event
+from splitserve_rpc.watched_files import FilesUnusable
 
 if TYPE_CHECKING:
     from executor_service.engine_loader import LoadedEngine
@@ -49,27 +58,13 @@ _log = logging.getLogger("executor_service")
 _Result = TypeVar("_Result")
 
 
-class _Announcement:
-    """What the executor says of itself. Its address may become known only with the scheduler's."""
-
-    def __init__(self, info: ExecutorInfo, config: ExecutorConfig, port: int) -> None:
-        self._config = config
-        self._port = port
-        host = config.listen.rpartition(":")[0]
-        self.info = replace(info, address=config.advertise_address or f"{host}:{port}")
-
-    async def describe(self) -> ExecutorInfo:
-        """Raises OSError while the name of the scheduler cannot be resolved."""
-        config = self._config
-        if config.advertise_address is None:
-            address = await advertised_address(config.listen, self._port, config.scheduler)
-            self.info = replace(self.info, address=address)
-        return self.info
-
-
 async def serve(config: ExecutorConfig) -> None:
-    """Serves until told to stop, then drains. Raises CannotListen and ExecutorError."""
+    """Serves until told to stop, then drains.
+
+    Raises CannotListen, ExecutorError, and FilesUnusable for a file of schedulers.
+    """
     executor_epoch = time.time_ns()
+    schedulers = discovery(config.scheduler)
     stop = stop_event(config.exit_on_stdin_eof, config.drain_timeout_s + _STOP_GRACE_S)
     identity = config.security.identity
     has_reflection = is_loopback(config.listen)
@@ -84,7 +79,7 @@ async def serve(config: ExecutorConfig) -> None:
         loaded = await _run_unless(stop, lambda: _load(config, executor_epoch))
         if loaded is not None:
             _log_ready(loaded)
-            await _serve_engine(loaded, config, running, servicer, stop)
+            await _Serving(loaded, config, running, servicer).run(schedulers, stop)
     finally:
         await running.stop(_STOP_GRACE_S)
     _log.info("executor_stopped")
@@ -107,45 +102,84 @@ def _load(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
     return loaded
 
 
-async def _serve_engine(
-    loaded: LoadedEngine,
-    config: ExecutorConfig,
-    running: RunningServer,
-    servicer: ExecutorServicer,
-    stop: asyncio.Event,
-) -> None:
-    announcement = _Announcement(loaded.info, config, running.port)
-    worker = StepWorker(StepExecutor(loaded.info, loaded.runner, grammars=loaded.grammars))
-    servicer.serve(ReadyExecutor(worker, lambda: announcement.info, loaded.tokenizer_files))
-    await running.set_serving(_HEALTH_SERVICES, True)
-    registry = GrpcRegistry(config.scheduler, config.security.identity)
-    registrar = Registrar(
-        registry,
-        announcement.describe,
-        servicer.streams.wait_none_open,
-        worker.adopt_scheduler_epoch,
-    )
-    registering = asyncio.create_task(registrar.run())
-    stopping = asyncio.create_task(stop.wait())
-    # Registering ends only by a bug, which is not to leave a process that nobody can find.
-    await asyncio.wait({registering, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    _log.info("executor_draining")
-    await running.set_serving(_HEALTH_SERVICES, False)
-    stopping.cancel()
-    registering.cancel()
-    with suppress(asyncio.CancelledError):
-        await registering
-    servicer.announce_departure()
-    wait_unwatched = servicer.streams.wait_none_open
-    departing = depart(registry, announcement.info, wait_unwatched, config.drain_timeout_s)
-    await _unless_told_again(_drain(departing, servicer))
-    if loaded.grammars is not None:
-        await asyncio.to_thread(loaded.grammars.close)
+class _Serving:
+    """A loaded engine, from when schedulers may have it until it has drained."""
 
+    def __init__(
+        self,
+        loaded: LoadedEngine,
+        config: ExecutorConfig,
+        running: RunningServer,
+        servicer: ExecutorServicer,
+    ) -> None:
+        host = config.listen.rpartition(":")[0]
+        info = replace(loaded.info, address=config.advertise_address or f"{host}:{running.port}")
+        self._loaded = loaded
+        self._config = config
+        self._running = running
+        self._servicer = servicer
+        self._worker = StepWorker(StepExecutor(info, loaded.runner, grammars=loaded.grammars))
+        departures = Departures(self._door, servicer, config.drain_timeout_s)
+        self._lives = ExecutorLives(
+            info, self._address_for, departures, self._worker, servicer.streams
+        )
 
-async def _drain(departing: Coroutine[None, None, None], servicer: ExecutorServicer) -> None:
-    await departing
-    await servicer.drain()
+    async def run(self, schedulers: Discovery, stop: asyncio.Event) -> None:
+        servicer, running, loaded = self._servicer, self._running, self._loaded
+        servicer.serve(
+            ReadyExecutor(self._worker, lambda: self._lives.info, loaded.tokenizer_files)
+        )
+        await running.set_serving(_HEALTH_SERVICES, True)
+        membership = self._membership(schedulers)
+        registrar = Registrar(
+            membership,
+            membership.describe,
+            membership.wait_unwatched,
+            self._worker.adopt_scheduler_epoch,
+        )
+        registering = [
+            asyncio.create_task(work) for work in (registrar.run(), membership.keep_preferred())
+        ]
+        stopping = asyncio.create_task(stop.wait())
+        # Registering ends only by a bug, which is not to leave a process that nobody can find.
+        await asyncio.wait({*registering, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        _log.info("executor_draining")
+        await running.set_serving(_HEALTH_SERVICES, False)
+        stopping.cancel()
+        for task in registering:
+            task.cancel()
+        for task in registering:
+            with suppress(asyncio.CancelledError):
+                await task
+        await _unless_told_again(self._drain(membership.scheduler))
+        if loaded.grammars is not None:
+            await asyncio.to_thread(loaded.grammars.close)
+
+    async def _drain(self, scheduler: str | None) -> None:
+        if scheduler is not None:
+            await self._lives.leave(scheduler)
+        await self._servicer.drain()
+
+    def _door(self, scheduler: str) -> GrpcRegistry:
+        return GrpcRegistry(scheduler, self._config.security.identity)
+
+    def _membership(self, schedulers: Discovery) -> Membership:
+        config, port = self._config, self._running.port
+        return Membership(
+            schedulers,
+            config.advertise_address or f"{socket.gethostname()}:{port}",
+            self._door,
+            self._lives,
+            self._servicer.streams,
+            Pacing(),
+            move_after_s=config.move_after_s,
+        )
+
+    async def _address_for(self, scheduler: str) -> str:
+        config = self._config
+        if config.advertise_address is not None:
+            return config.advertise_address
+        return await advertised_address(config.listen, self._running.port, scheduler)
 
 
 async def _unless_told_again(work: Coroutine[None, None, None]) -> None:
@@ -217,7 +251,7 @@ def main() -> int:
         config = ExecutorConfig.from_options(values)
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         asyncio.run(serve(config))
-    except (ExecutorError, SecurityUnusable) as error:
+    except (ExecutorError, SecurityUnusable, FilesUnusable) as error:
         # Names that come from files may hold anything.
         line = printable(" ".join(str(error).split()))
         sys.stderr.write(f"splitserve executor: {line}\n")

@@ -17,7 +17,7 @@ class ExecutorConfig:
     `model`: a checkpoint directory, or a model id of the Hugging Face hub. `block_size`: tokens.
     `drain_timeout_s`: that its scheduler gets to let what runs end, or to move it.
     `memory_fraction`: of the device's memory. `num_host_blocks`: 0 for no swapping. `threads`: of
-    the CPU. Addresses are `host:port`.
+    the CPU. Addresses are `host:port`. `scheduler`: as `splitserve_rpc.discovery` understands it.
     """
 
     model: str
@@ -41,6 +41,7 @@ class ExecutorConfig:
     advertise_address: str | None
     scheduler: str
     drain_timeout_s: float
+    move_after_s: float
     log_level: str
     exit_on_stdin_eof: bool
     security: Security

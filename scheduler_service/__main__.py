@@ -88,6 +88,8 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     # So that the first callers with tokens are known, if their issuer can be reached.
     await opened.refresh_token_keys()
     refreshing = opened.keep_fresh(cluster.weigh_tenants, audit=audit)
+    # So executors know whether to come; whether there are some already is for clients.
+    await for_cluster.set_serving(_CLUSTER_SERVICES, True)
     beside = [asyncio.create_task(publish_health()), asyncio.create_task(refreshing)]
     for running in servers:
         await running.server.start()
@@ -105,6 +107,7 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     for task in beside:
         task.cancel()
     await for_clients.set_serving(("", SERVICE), False)
+    await for_cluster.set_serving(_CLUSTER_SERVICES, False)
     await cluster.drain(config.drain_timeout_s)
     await asyncio.gather(*(running.stop(_STOP_GRACE_S) for running in servers))
     journal.close()

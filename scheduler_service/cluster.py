@@ -18,11 +18,13 @@ from scheduler_service.core.planning.arrival_checks import check_request
 from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import MAX_SEQUENCES
 from scheduler_service.core.scheduler import QUEUE_FULL_RETRY_S
-from scheduler_service.executors.broken_core import MESSAGE, REASON, end_with_fault
+from scheduler_service.executors.broken_core import end_with_fault
 from scheduler_service.executors.drains import Drained
 from scheduler_service.executors.engine_loop import EngineLoop
 from scheduler_service.executors.engines import EngineOwner, EngineParts, Engines
 from scheduler_service.executors.executor_link import ExecutorLink, ExecutorLost, Link, LinkConfig
+from scheduler_service.fleet.fleet_queue import FleetQueue
+from scheduler_service.fleet.router import Host
 from scheduler_service.journal.journal import Journal, NoJournal
 from scheduler_service.request_limits import message_bytes, most_message_bytes
 from scheduler_service.request_names import RequestName
@@ -34,6 +36,8 @@ from splitserve_rpc.domain_error import DomainError
 
 # All streams together may hold as much unread as so many may alone.
 _NUM_UNREAD_STREAMS = 16
+# By then the clock is past a deadline.
+_PAST_DEADLINE_S = 0.001
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +69,10 @@ class Cluster:
         self.scheduler_epoch = scheduler_epoch
         self._on_change = on_change
         self._tracked: dict[str, _Tracked] = {}
-        self._unassigned: dict[str, Request] = {}
+        self._queue = FleetQueue(config.policies.queue_policy, config.policies.tenant_weights)
+        # Of a deadline of somebody who waits.
+        self._awaited_ns: int | None = None
+        self._alarm: asyncio.TimerHandle | None = None
         self._last_arrival = 0
         max_unread_bytes = config.max_unread_bytes
         unread = Unread(max_unread_bytes, _NUM_UNREAD_STREAMS * max_unread_bytes)
@@ -78,14 +85,22 @@ class Cluster:
                 config, scheduler_epoch, now_ns, journal or NoJournal(), audit or NoAudit(), connect
             ),
             EngineOwner(
-                self._deliver, self._engine_joined, self._engine_lost, self._engine_gave_back
+                self._deliver,
+                self._refill,
+                self._engine_joined,
+                self._engine_lost,
+                self._engine_gave_back,
             ),
         )
 
     # -- executors -----------------------------------------------------------------------------
 
     def weigh_tenants(self, weights: Mapping[str, float]) -> None:
-        """Gives tenants other shares, under the policy `fair`, at executors that join from now."""
+        """Gives tenants other shares, under the policy `fair`.
+
+        What waits is divided anew at once, rows and blocks by executors that join from now on.
+        """
+        self._queue.weigh_tenants(weights)
         self._engines.weigh_tenants(weights)
 
     @property
@@ -129,7 +144,7 @@ class Cluster:
     @property
     def num_unassigned(self) -> int:
         """Requests no executor has."""
-        return len(self._unassigned)
+        return len(self._queue)
 
     @property
     def num_unfinished(self) -> int:
@@ -151,7 +166,7 @@ class Cluster:
 
     def _engine_joined(self) -> None:
         self._on_change()
-        self._assign_unassigned()
+        self._dispatch()
 
     def _engine_lost(self, engine: EngineLoop, requests: list[Request]) -> None:
         """Takes back what a closed engine gave away."""
@@ -161,13 +176,13 @@ class Cluster:
             # A core so broken that it could not even give this one back.
             end_with_fault(tracked.request)
             self._end(tracked.request)
-        self._assign_unassigned()
+        self._dispatch()
 
     def _engine_gave_back(self, engine: EngineLoop, requests: list[Request]) -> None:
         """Takes back what an engine that drains gave away."""
         self._on_change()
         self._take_back(engine, requests)
-        self._assign_unassigned()
+        self._dispatch()
 
     def _take_back(self, engine: EngineLoop, requests: list[Request]) -> None:
         for request in sorted(requests, key=lambda moved: moved.arrival):
@@ -178,32 +193,66 @@ class Cluster:
             if request.is_finished:
                 self._end(request)
             else:
-                self._unassigned[request.request_id] = request
+                self._queue.push(request)
 
-    def _assign_unassigned(self) -> None:
-        for request in sorted(self._unassigned.values(), key=lambda waiting: waiting.arrival):
-            engine = self._choose(request)
-            if engine is not None:
-                del self._unassigned[request.request_id]
-                self._tracked[request.request_id].engine = engine
-                with suppress(ExecutorLost):  # then it gives the request back
-                    engine.readmit(request)
+    def _refill(self, engine: EngineLoop) -> None:
+        """An executor plans a step: it may begin what waits."""
+        if len(self._queue):
+            self._dispatch(engine)
+        else:
+            self._move_one_to(engine)
 
-    def _choose(self, request: Request) -> EngineLoop | None:
-        """The connected executor with the least load that `request` fits on.
+    def _move_one_to(self, taker: EngineLoop) -> None:
+        """An executor has nobody to begin: perhaps somebody waits at another."""
+        engines: dict[Host, EngineLoop] = {
+            engine.scheduler: engine for engine in self._engines.taking_requests
+        }
+        if not taker.takes_requests or len(engines) < 2:
+            return
+        found = self._queue.to_be_moved(self.now_ns(), taker.scheduler, engines)
+        if found is None:
+            return
+        host, request_id = found
+        with suppress(ExecutorLost):  # it gives all of its requests back
+            moved = engines[host].withdraw(request_id)
+            if moved is not None:
+                tracked = self._tracked[request_id]
+                tracked.request, tracked.engine = moved, None
+                self._queue.push(moved)
+        self._dispatch()
 
-        One with a full queue is chosen only if the others are full too. The core of the one chosen
-        judges what a new request says.
-        """
-        taking = self._engines.taking_requests
-        return min(
-            (engine for engine in taking if engine.scheduler.fits(request)),
-            key=lambda engine: (
-                not engine.scheduler.has_place(request),
-                engine.scheduler.num_unfinished_tokens,
-            ),
-            default=None,
-        )
+    def _dispatch(self, changed: EngineLoop | None = None) -> None:
+        """Gives requests to executors that can begin them; of those only `changed` has changed."""
+        engines: dict[Host, EngineLoop] = {
+            engine.scheduler: engine for engine in self._engines.taking_requests
+        }
+        changed_host = changed.scheduler if changed is not None and changed.takes_requests else None
+        given = self._queue.dispatch(self.now_ns(), list(engines), changed_host)
+        for request, host in given:
+            engine = self._tracked[request.request_id].engine = engines[host]
+            try:
+                engine.readmit(request)
+            except ExecutorLost:  # it gives the request back, and then there is more to do
+                break
+        self._await_deadline()
+
+    def _await_deadline(self) -> None:
+        """Sees to it that whoever waits ends when its deadline is past, if the policy says so."""
+        deadline_ns = self._queue.next_deadline_ns
+        if deadline_ns == self._awaited_ns:
+            return
+        self._awaited_ns = deadline_ns
+        if self._alarm is not None:
+            self._alarm.cancel()
+        if deadline_ns is not None:
+            delay_s = max(deadline_ns - self.now_ns(), 0) / 1e9 + _PAST_DEADLINE_S
+            self._alarm = asyncio.get_running_loop().call_later(delay_s, self._end_overdue)
+
+    def _end_overdue(self) -> None:
+        self._awaited_ns = None
+        for request in self._queue.take_overdue(self.now_ns()):
+            self._end(request)
+        self._await_deadline()
 
     # -- streams of clients ----------------------------------------------------------------------
 
@@ -268,37 +317,31 @@ class Cluster:
             raise DomainError(
                 "REQUEST_ID_IN_USE", f"request_id {admission.name.own_id!r} is unfinished"
             )
-        engine = self._choose(request)
-        if engine is None:
-            self._check_without_executor(request)
+        self._check(request)
         self.delivery.expect(request.request_id, sink)
-        self._tracked[request.request_id] = _Tracked(request, admission.charge, engine)
+        self._tracked[request.request_id] = _Tracked(request, admission.charge)
         admission.charge.begin()
-        if engine is None:
-            self._unassigned[request.request_id] = request
-            return
-        try:
-            engine.add(request)
-        except DomainError:
-            self._refuse(request.request_id)
-            raise
-        except ExecutorLost as lost:
-            self._refuse(request.request_id)
-            raise DomainError(REASON, MESSAGE) from lost
+        self._queue.push(request)
+        self._dispatch()
 
-    def _check_without_executor(self, request: Request) -> None:
-        """Nobody takes it now: says why if that is the request's fault, or that too many wait."""
+    def _check(self, request: Request) -> None:
+        """Raises DomainError if no executor can ever run it, or if too many wait."""
         config = self._engines.config
         assert config is not None
-        for engine in self._engines.taking_requests:
-            engine.scheduler.check(request)
-        check_request(request, config)
-        if len(self._unassigned) >= self._config.max_num_waiting:
-            raise DomainError(
-                "QUEUE_FULL",
-                f"{len(self._unassigned)} requests wait; allowed: {self._config.max_num_waiting}",
-                retry_delay_s=QUEUE_FULL_RETRY_S,
-            )
+        cores = [engine.scheduler for engine in self._engines.taking_requests]
+        fitting = next((core for core in cores if core.fits(request)), None)
+        if fitting is not None:
+            fitting.check(request)
+        else:
+            for core in cores:
+                core.check(request)
+            check_request(request, config)
+        num_places = self._config.max_num_waiting * max(1, len(cores))
+        if not self._queue.has_place(request, num_places):
+            message = f"{len(self._queue)} requests wait; allowed: {num_places}"
+            if len(self._queue) < num_places:
+                message += ", of which some are left to tenants that have fewer"
+            raise DomainError("QUEUE_FULL", message, retry_delay_s=QUEUE_FULL_RETRY_S)
 
     def abort(self, name: RequestName) -> None:
         """Ends a request. Raises DomainError(REQUEST_UNKNOWN)."""
@@ -309,8 +352,6 @@ class Cluster:
             with suppress(ExecutorLost):
                 tracked.engine.abort(name.key)
                 return
-        else:
-            del self._unassigned[name.key]
         tracked.request.abort_unscheduled()
         self._end(tracked.request)
 
@@ -321,9 +362,7 @@ class Cluster:
             return
         self.delivery.forget(request_id)
         try:
-            if tracked.engine is None:
-                del self._unassigned[request_id]
-            else:
+            if tracked.engine is not None:
                 with suppress(ExecutorLost):
                     tracked.engine.abort(request_id)
         finally:  # after it has told what tokens there were
@@ -339,10 +378,13 @@ class Cluster:
         for request_id in list(self._tracked):
             self.delivery.fail(request_id, _draining())
             self._abandon(request_id)
+        if self._alarm is not None:
+            self._alarm.cancel()
         await self._engines.close()
 
     def _deliver(self, events: StepEvents) -> None:
         self.delivery.deliver(events)
+        self._queue.charge(events.num_sampled)
         for request in events.finished:
             self._untrack(request.request_id)
 
@@ -352,24 +394,15 @@ class Cluster:
 
     def _untrack(self, request_id: str) -> None:
         """The one way out for a request that was taken."""
-        tracked = self._forget(request_id)
-        if tracked is not None:
-            tracked.charge.end(tracked.request)
-
-    def _refuse(self, request_id: str) -> None:
-        """The one way out for a request that no engine took after all."""
-        tracked = self._forget(request_id)
-        if tracked is not None:
-            tracked.charge.refund()
-
-    def _forget(self, request_id: str) -> _Tracked | None:
         tracked = self._tracked.pop(request_id, None)
+        self._queue.forget(request_id)
         self.delivery.forget(request_id)
         if tracked is not None and tracked.engine is not None:
             self._engines.request_ended(tracked.engine)
         if not self._tracked:
             self._idle.set()
-        return tracked
+        if tracked is not None:
+            tracked.charge.end(tracked.request)
 
 
 def _draining() -> DomainError:

@@ -27,7 +27,7 @@ _TLS_FILES = {
 
 def add_server(parser: argparse.ArgumentParser) -> None:
     """Adds `--address`, and the options of `client_config`."""
-    add_address(parser, "--address", DEFAULT_ADDRESS, "the server")
+    add_address(parser, "--address", DEFAULT_ADDRESS, "the server, or several")
     for flag, text in _TLS_FILES.items():
         add_file(parser, flag, text)
     text = f"file with our API key or JWT; without it, the key itself is in {API_KEY_ENV}"

@@ -41,8 +41,13 @@ class Channels:
         self,
         open_channel: Callable[[Credentials], grpc.aio.Channel],
         credentials: Callable[[], Credentials],
+        problem: str,
     ) -> None:
-        """`credentials`: for a channel that is opened now; the same object until they change."""
+        """`credentials`: for a channel that is opened now; the same object until they change.
+
+        `problem`: what is said when there is no connection.
+        """
+        self._problem = problem
         self._open_channel = open_channel
         self._credentials = credentials
         self._stubs = self._open()
@@ -52,22 +57,36 @@ class Channels:
         """Whether there is a connection, as far as is known."""
         return self._stubs.channel.get_state() is grpc.ChannelConnectivity.READY
 
+    @property
+    def is_used(self) -> bool:
+        """Whether a call runs."""
+        return self._stubs.num_calls > 0
+
+    @property
+    def elsewhere(self) -> None:
+        """There is no other scheduler."""
+        return None
+
+    def has(self, stubs: Stubs) -> bool:
+        """Whether these are its stubs."""
+        return stubs is self._stubs
+
     async def close(self) -> None:
         """Ends what runs."""
         await self._stubs.channel.close()
 
     @asynccontextmanager
-    async def call(self, problem: str, timeout_s: float) -> AsyncGenerator[Stubs, None]:
+    async def call(self, timeout_s: float) -> AsyncGenerator[Stubs, None]:
         """The stubs for one call, which ends with the context.
 
-        Waits for the first connection. Raises ServerUnreachable(`problem`, and what gRPC says) as
-        soon as it is refused, or after `timeout_s`.
+        Waits for the first connection. Raises ServerUnreachable (the problem, and what gRPC says)
+        as soon as it is refused, or after `timeout_s`.
         """
         stubs = await self._renewed()
         stubs.num_calls += 1
         try:
             if not stubs.has_connected:
-                await _wait_for_connection(stubs.channel, problem, timeout_s)
+                await _wait_for_connection(stubs.channel, self._problem, timeout_s)
                 stubs.has_connected = True
             yield stubs
         finally:

@@ -43,13 +43,17 @@ from splitserve_client.unread import UnreadBudget
 
 
 class AsyncClient:
-    """Talks to one scheduler. Streams survive its death if it comes back at the same address.
+    """Talks to a scheduler. Streams survive its death if it comes back at the same address.
+
+    `address`: `host:port`, or several with commas between, or `dns:host:port` for all addresses of
+    a name, or `file:path` with one address a line. Of several it has one that serves, and streams
+    go on at another when that is lost.
 
     Use it as `async with AsyncClient(address) as client`. Every method raises SplitserveError.
     """
 
     def __init__(self, address: str = DEFAULT_ADDRESS, config: ClientConfig | None = None) -> None:
-        """Raises CredentialsUnusable."""
+        """Raises CredentialsUnusable, and ServerUnreachable for addresses that make no sense."""
         self.address = address
         self._config = config or ClientConfig()
         self._connection = Connection(address, self._config)

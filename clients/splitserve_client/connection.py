@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -22,13 +22,16 @@ from splitserve_client.channels import Channels, Credentials, Stubs
 from splitserve_client.errors import (
     CredentialsUnusable,
     InvalidRequest,
+    ServerUnreachable,
     SplitserveError,
     error_of_failure,
 )
 from splitserve_client.plain_text import warn_of_plain_text
 from splitserve_client.resumption import RetryPolicy, Timing
+from splitserve_client.schedulers import Elsewhere, Schedulers, Target
 from splitserve_rpc.bearer import bearer_credential
 from splitserve_rpc.cluster_identity import ClusterIdentity
+from splitserve_rpc.discovery import discovery, names_several
 from splitserve_rpc.errors import duration_from_s, failure_of
 from splitserve_rpc.server import channel_options
 from splitserve_rpc.tls import Tls, TlsFiles
@@ -37,6 +40,8 @@ from splitserve_rpc.watched_files import FilesUnusable
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 
 _TOKENIZER_TIMEOUT_S = 60.0
+# A stream in which nothing comes for so long may be where nobody computes.
+_SILENCE_S = 5.0
 
 Method = Callable[[Stubs], Callable[..., Any]]
 
@@ -47,7 +52,8 @@ class ClientConfig:
 
     `connect_timeout_s`: for the first connection and for short calls. `retry`: for streams that
     broke. `tls`: files, read again for each new connection; `TlsFiles()` believes the usual
-    authorities. `credentials`: in their place; with neither, plain text. `api_key`: an API key or a
+    authorities. `tls_name`: what the server's certificate is for, None: the host of the address.
+    `credentials`: in place of `tls`; with neither, plain text. `api_key`: an API key or a
     JWT, sent with every call; `api_key_file` has it in a file, which is read again when it changes.
     In plain text to another machine either is sent, too, which is warned of.
     `cluster_token`: for `list_executors` and `drain_executor`, if the server asks for one; nothing
@@ -60,6 +66,7 @@ class ClientConfig:
     cluster_token: str | None = field(default=None, repr=False)
     timing: Timing = field(default_factory=lambda: Timing(time.monotonic, asyncio.sleep))
     tls: TlsFiles | None = None
+    tls_name: str | None = None
     api_key: str | None = field(default=None, repr=False)
     api_key_file: str | os.PathLike[str] | None = None
 
@@ -83,23 +90,20 @@ class Connection:
     """The calls to a scheduler's services. Raises SplitserveError."""
 
     def __init__(self, address: str, config: ClientConfig) -> None:
-        """Raises CredentialsUnusable."""
-        self._unreachable = _unreachable(address, config)
+        """Raises CredentialsUnusable, and ServerUnreachable for addresses that make no sense."""
         self._timeout_s = config.connect_timeout_s
         self._api_key = ApiKey(config.api_key, config.api_key_file)
         self._operator = ClusterIdentity(token=config.cluster_token)
-        if config.has_api_key and config.is_plain_text:
-            warn_of_plain_text(address)
-        self._channels = Channels(partial(_open_channel, address, config), _credentials(config))
+        self._target = _target(address, config)
 
     async def close(self) -> None:
         """Ends what runs."""
-        await self._channels.close()
+        await self._target.close()
 
     @property
     def is_ready(self) -> bool:
         """Whether there is a connection, as far as is known."""
-        return self._channels.is_ready
+        return self._target.is_ready
 
     @property
     def credential(self) -> object:
@@ -108,7 +112,7 @@ class Connection:
 
     async def connect(self) -> None:
         """Waits for the first connection. Raises ServerUnreachable as soon as it is refused."""
-        async with self._channels.call(self._unreachable, self._timeout_s):
+        async with self._target.call(self._timeout_s):
             pass
 
     async def model(self) -> scheduler_pb2.GetModelResponse:
@@ -176,7 +180,7 @@ class Connection:
                 raise InvalidRequest(f"timeout_s is {timeout_s}; allowed: 0 to 3600")
             request.timeout.CopyFrom(duration_from_s(timeout_s))
         metadata = (*self._api_key.current(), *self._operator.metadata)
-        async with self._channels.call(self._unreachable, self._timeout_s) as stubs:
+        async with self._target.call(self._timeout_s) as stubs:
             try:
                 response: admin_pb2.DrainExecutorResponse
                 response = await stubs.admin.DrainExecutor(request, metadata=metadata)
@@ -192,7 +196,7 @@ class Connection:
 
     async def unary(self, method: Method, request: object, metadata: Metadata = ()) -> Any:  # noqa: ANN401
         """The answer to a short call. `metadata`: beside what every call brings along."""
-        async with self._channels.call(self._unreachable, self._timeout_s) as stubs:
+        async with self._target.call(self._timeout_s) as stubs:
             metadata = (*self._api_key.current(), *metadata)
             try:
                 return await method(stubs)(request, timeout=self._timeout_s, metadata=metadata)
@@ -203,10 +207,10 @@ class Connection:
         self, method: Method, request: object, timeout_s: float | None = None
     ) -> AsyncGenerator[Any, None]:
         """The responses of a call, which ends when this is closed."""
-        async with self._channels.call(self._unreachable, self._timeout_s) as stubs:
+        async with self._target.call(self._timeout_s) as stubs:
             call = method(stubs)(request, timeout=timeout_s, metadata=self._api_key.current())
             try:
-                async for response in call:
+                async for response in _responses(call, stubs, self._target.elsewhere):
                     yield response
             except grpc.aio.AioRpcError as error:
                 raise error_of_failure(failure_of(error)) from error
@@ -214,9 +218,57 @@ class Connection:
                 call.cancel()
 
 
+async def _responses(
+    call: Any,  # noqa: ANN401
+    stubs: Stubs,
+    elsewhere: Elsewhere | None,
+) -> AsyncGenerator[Any, None]:
+    """The responses of `call`. Raises ServerUnreachable if it waits where nobody computes.
+
+    A scheduler without an executor keeps what it has; if another has one, that does better.
+    """
+    if elsewhere is None:
+        async for response in call:
+            yield response
+        return
+    while True:
+        reading = asyncio.ensure_future(call.read())
+        try:
+            while not (await asyncio.wait([reading], timeout=_SILENCE_S))[0]:
+                if await elsewhere(stubs):
+                    raise ServerUnreachable("the scheduler does not serve, and another does")
+        finally:
+            reading.cancel()
+        response = reading.result()
+        if response is grpc.aio.EOF:
+            return
+        yield response
+
+
+def _target(address: str, config: ClientConfig) -> Target:
+    """Where calls go. Raises CredentialsUnusable and ServerUnreachable."""
+    if not names_several(address):
+        return _open_channels(config, address)
+    try:
+        found = discovery(address)
+    except (ValueError, FilesUnusable) as error:
+        raise ServerUnreachable(f"the address {address!r} cannot be used: {error}") from error
+    _credentials(config)  # so that it is said now
+    config = replace(config, tls_name=found.host or config.tls_name)
+    return Schedulers(found, partial(_open_channels, config), config.timing.clock)
+
+
+def _open_channels(config: ClientConfig, address: str) -> Channels:
+    """Raises CredentialsUnusable."""
+    if config.has_api_key and config.is_plain_text:
+        warn_of_plain_text(address)
+    open_channel = partial(_open_channel, address, config)
+    return Channels(open_channel, _credentials(config), _unreachable(address, config))
+
+
 def _open_channel(address: str, config: ClientConfig, credentials: Credentials) -> grpc.aio.Channel:
     """A channel that finds a server again soon after it is back."""
-    options = [
+    options: list[tuple[str, int | str]] = [
         *channel_options(),
         # A server that is back is to be found at once, not after gRPC's patience of minutes.
         ("grpc.initial_reconnect_backoff_ms", 100),
@@ -226,6 +278,8 @@ def _open_channel(address: str, config: ClientConfig, credentials: Credentials) 
         ("grpc.enable_http_proxy", 0),
     ]
     if credentials is not None:
+        if config.tls_name is not None:
+            options.append(("grpc.ssl_target_name_override", config.tls_name))
         return grpc.aio.secure_channel(address, credentials, options=options)
     return grpc.aio.insecure_channel(address, options=options)
 

@@ -32,6 +32,7 @@ from splitserve_gateway.http.guard import Exchanges, Guard
 from splitserve_gateway.sharing.shares import Shares
 from splitserve_gateway.sharing.turn_places import TurnPlaces
 from splitserve_gateway.upstreams.fleet import Fleet
+from splitserve_rpc.discovery import discovery
 
 _ROUTERS = (
     chat.router,
@@ -52,10 +53,12 @@ _CODE_OF_STATUS = {404: "not_found", 405: "method_not_allowed"}
 def build_app(config: GatewayConfig, client_config: ClientConfig | None = None) -> FastAPI:
     """An application that connects to the schedulers of `config` while it runs.
 
-    `client_config`: how patiently; who it is there is in `config`. Raises CredentialsUnusable.
+    `client_config`: how patiently; who it is there is in `config`. Raises CredentialsUnusable,
+    and FilesUnusable for a file of schedulers.
     `app.state.exchanges`: what it is answering. `app.state.gateway`: its parts, once it runs.
     """
     to_schedulers = _to_schedulers(config, client_config or ClientConfig())
+    schedulers = discovery(config.schedulers)
     knows_callers = config.gateway_key_file is not None
     max_requests = config.max_concurrent_requests
     exchanges = Exchanges(None if knows_callers else max_requests, config.request_timeout_s)
@@ -67,7 +70,7 @@ def build_app(config: GatewayConfig, client_config: ClientConfig | None = None) 
         bodies = BodyBudget(_NUM_BODIES * config.max_body_bytes)
         tokenizing = TurnPlaces(_NUM_TOKENIZING, max_requests)
         try:
-            async with Fleet(config.schedulers, unread, to_schedulers) as fleet:
+            async with Fleet(schedulers, unread, to_schedulers) as fleet:
                 app.state.callers = KnownCallers(partial(identify, fleet), time.monotonic)
                 app.state.gateway = Gateway(config, fleet, exchanges, checker, bodies, tokenizing)
                 yield

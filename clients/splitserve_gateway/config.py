@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from splitserve_rpc.addresses import is_loopback
+from splitserve_rpc.addresses import is_address, is_loopback
 from splitserve_rpc.exposure import missing_for_http
 from splitserve_rpc.security import SecurityUnusable, check_exposure, check_pair
 from splitserve_rpc.tls import TlsFiles
@@ -22,7 +22,8 @@ _MIB = 2**20
 class GatewayConfig:
     """Everything the gateway process reads.
 
-    `http_tls`: the files of HTTPS; None: plain HTTP. `schedulers`: addresses, at least one;
+    `http_tls`: the files of HTTPS; None: plain HTTP. `schedulers`: as `splitserve_rpc.discovery`
+    understands it;
     `scheduler_tls`: the files of TLS to them, None: plain text. `gateway_key_file`: has the
     gateway's own credential there; then every request needs one, too.
     `max_body_bytes`: of one request; 16 times that of all that are not encoded yet.
@@ -38,7 +39,7 @@ class GatewayConfig:
     http_tls: TlsFiles | None = None
     scheduler_tls: TlsFiles | None = None
     gateway_key_file: Path | None = None
-    schedulers: tuple[str, ...] = ("127.0.0.1:50051",)
+    schedulers: str = "127.0.0.1:50051"
     max_body_bytes: int = 16 * _MIB
     request_timeout_s: float = 3600.0
     max_concurrent_requests: int = 4096
@@ -71,7 +72,7 @@ class GatewayConfig:
             problem=missing,
         )
         scheduler_tls = _scheduler_tls(values)
-        schedulers = tuple(values["schedulers"].split(","))
+        schedulers = values["schedulers"]
         if gateway_key_file is not None and scheduler_tls is None and not values["insecure"]:
             _check_plain_text(schedulers)
         return cls(
@@ -112,14 +113,18 @@ def _scheduler_tls(values: Mapping[str, Any]) -> TlsFiles | None:
     return None if files == TlsFiles() else files
 
 
-def _check_plain_text(schedulers: Sequence[str]) -> None:
-    """Raises SecurityUnusable for one on another machine: who listens on the way reads our key."""
-    for address in schedulers:
+def _check_plain_text(schedulers: str) -> None:
+    """Raises SecurityUnusable for one on another machine: who listens on the way reads our key.
+
+    Whoever is to be discovered may be anywhere.
+    """
+    for address in schedulers.split(","):
         if not is_loopback(address):
+            where = "is" if is_address(address) else "may be"
             raise SecurityUnusable(
-                f"--schedulers {address}: is on another machine, and without --tls-ca it is sent "
-                "the gateway's key and its callers' in plain text (docs/security.md); --insecure "
-                "sends them even so"
+                f"--schedulers {address}: {where} on another machine, and without --tls-ca it is "
+                "sent the gateway's key and its callers' in plain text (docs/security.md); "
+                "--insecure sends them even so"
             )
 
 

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+from executor_service.service.execute_streams import ExecuteStreams
 from executor_service.service.registration import Pacing, RegistrationFailed
 from executor_service.steps.executor_info import ExecutorInfo
 
@@ -27,6 +28,33 @@ class Farewells(Protocol):
     async def leave(self, info: ExecutorInfo, timeout_s: float) -> None:
         """Returns when nothing of the scheduler's is here. Raises RegistrationFailed."""
         ...
+
+
+class Leaver(Protocol):
+    """What an executor shows of itself while it leaves: an ExecutorServicer."""
+
+    is_leaving: bool
+    streams: ExecuteStreams
+
+
+class Departures:
+    """How an executor leaves schedulers, to end or to go to another."""
+
+    def __init__(self, door: Callable[[str], Farewells], leaver: Leaver, timeout_s: float) -> None:
+        """`door`: to the scheduler at an address. `timeout_s`: that leaving may take."""
+        self._door = door
+        self._leaver = leaver
+        self._timeout_s = timeout_s
+
+    async def leave(self, scheduler: str, info: ExecutorInfo) -> None:
+        """Returns when `info`, a life that `scheduler` may know, may end."""
+        leaver = self._leaver
+        leaver.is_leaving = True
+        try:
+            wait_unwatched = leaver.streams.wait_none_open
+            await depart(self._door(scheduler), info, wait_unwatched, self._timeout_s)
+        finally:
+            leaver.is_leaving = False
 
 
 async def depart(

@@ -74,6 +74,11 @@ class ExecuteStreams:
         if not self._open:
             self._none_open.set()
 
+    @property
+    def are_open(self) -> bool:
+        """Whether there is one."""
+        return bool(self._open)
+
     async def wait_none_open(self) -> None:
         """Returns when no stream is open."""
         await self._none_open.wait()

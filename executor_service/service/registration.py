@@ -13,6 +13,7 @@ from typing import Protocol
 
 import grpc
 import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from executor_service.service.encode_answer import encode_info
 from executor_service.steps.executor_info import ExecutorInfo
@@ -31,21 +32,27 @@ _MAX_RETRY_S = 2.0
 _QUIET_BELOW_S = 1.0
 _JITTER_RATIO = 0.2
 _CALL_TIMEOUT_S = 5.0
+_PROBE_TIMEOUT_S = 2.0
 # The next attempt does not wait for what the last one learnt.
 _CHANNEL_OPTIONS = [*channel_options(), ("grpc.use_local_subchannel_pool", 1)]
 _MAX_SAID = 8
-_UNREACHABLE = "scheduler_unreachable"
+REGISTRY_SERVICE = registry_pb2.DESCRIPTOR.services_by_name["RegistryService"].full_name
+UNREACHABLE = "scheduler_unreachable"
 _WILDCARD_HOSTS = ("", "0.0.0.0", "[::]", "::", "*")
 
 _log = logging.getLogger(__name__)
 
 
 class RegistrationFailed(Exception):
-    """One attempt failed. `event`: its name in the log, where `details` follow it."""
+    """One attempt failed. `event`: its name in the log, where `details` follow it.
 
-    def __init__(self, event: str, details: str) -> None:
+    `reason`: of the scheduler, if it refused.
+    """
+
+    def __init__(self, event: str, details: str, reason: str = "") -> None:
         super().__init__(f"{event} {details}")
         self.event = event
+        self.reason = reason
 
 
 class Registry(Protocol):
@@ -75,9 +82,24 @@ class GrpcRegistry:
                 "registration_refused",
                 f"reason=CONTRACT_VERSION_MISMATCH message='the scheduler at {self._scheduler}"
                 f" speaks contract version {major}, this executor {CONTRACT_MAJOR}'",
+                "CONTRACT_VERSION_MISMATCH",
             )
         scheduler_epoch: int = response.scheduler_epoch
         return scheduler_epoch
+
+    async def takes_executors(self) -> bool:
+        """Whether it answers, and is not being stopped."""
+        channel = self._identity.channel(self._scheduler, Role.SCHEDULER, _CHANNEL_OPTIONS)
+        request = health_pb2.HealthCheckRequest(service=REGISTRY_SERVICE)
+        async with channel:
+            try:
+                answer = await health_pb2_grpc.HealthStub(channel).Check(
+                    request, timeout=_PROBE_TIMEOUT_S
+                )
+            except grpc.aio.AioRpcError as error:
+                # An earlier one says nothing of its parts.
+                return failure_of(error).reason == "SERVICE_UNKNOWN"
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     async def _register(
         self, channel: grpc.aio.Channel, info: ExecutorInfo
@@ -110,11 +132,13 @@ class GrpcRegistry:
         failure = failure_of(error)
         if failure.reason:
             return RegistrationFailed(
-                "registration_refused", f"reason={failure.reason} message={failure.message!r}"
+                "registration_refused",
+                f"reason={failure.reason} message={failure.message!r}",
+                failure.reason,
             )
         how = "plain_text" if self._identity.tls is None else "tls"
         return RegistrationFailed(
-            _UNREACHABLE,
+            UNREACHABLE,
             f"scheduler={self._scheduler} over={how} code={failure.code.name}"
             f" details={transport_details(error)!r}",
         )
@@ -124,12 +148,13 @@ class GrpcRegistry:
 class Pacing:
     """How a Registrar waits; tests put a clock of their own here.
 
-    `now_ns`: nanoseconds since 1970, as epochs are.
+    `now_ns`: nanoseconds since 1970, as epochs are. `clock`: monotonic seconds.
     """
 
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
     random: Callable[[], float] = random.random
     now_ns: Callable[[], int] = time.time_ns
+    clock: Callable[[], float] = time.monotonic
 
     def jittered(self, delay_s: float) -> float:
         """`delay_s`, up to a fifth longer or shorter."""
@@ -168,7 +193,7 @@ class Registrar:
                 await self._register()
                 delay_s, retry_s = _PERIOD_S, _FIRST_RETRY_S
             except RegistrationFailed as failure:
-                if failure.event != _UNREACHABLE:
+                if failure.event != UNREACHABLE:
                     self._log_change(logging.WARNING, str(failure))
                 elif retry_s >= _QUIET_BELOW_S:
                     self._log_unreachable(str(failure))
@@ -181,7 +206,7 @@ class Registrar:
             info = await self._describe()
             scheduler_epoch = await self._registry.register(info)
         except OSError as error:
-            raise RegistrationFailed(_UNREACHABLE, f"problem={str(error)!r}") from error
+            raise RegistrationFailed(UNREACHABLE, f"problem={str(error)!r}") from error
         if scheduler_epoch > self._pacing.now_ns() + MAX_CLOCK_SKEW_NS:
             raise RegistrationFailed(
                 "registration_refused",

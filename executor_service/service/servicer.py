@@ -41,17 +41,14 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
 
     def __init__(self) -> None:
         self.streams = ExecuteStreams()
+        # Says so; batches are still executed.
+        self.is_leaving = False
         self._executor: ReadyExecutor | None = None
-        self._is_leaving = False
         self._is_draining = False
 
     def serve(self, executor: ReadyExecutor) -> None:
         """Serves `executor` from now on."""
         self._executor = executor
-
-    def announce_departure(self) -> None:
-        """Says from now on that the executor is about to end; batches are still executed."""
-        self._is_leaving = True
 
     async def drain(self) -> None:
         """Takes no more batches, finishes those received, sends their results, ends the streams."""
@@ -66,7 +63,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
     ) -> pb.GetInfoResponse:
         """Says what this executor is."""
         info = encode_info(self._ready_executor().info())
-        return pb.GetInfoResponse(executor=info, draining=self._is_leaving)
+        return pb.GetInfoResponse(executor=info, draining=self.is_leaving)
 
     async def GetTokenizer(
         self, request: pb.GetTokenizerRequest, context: grpc.aio.ServicerContext

@@ -73,6 +73,10 @@ class StepWorker:
         """Takes its turn after the batches that were submitted before."""
         self._jobs.put(lambda: self._step_executor.adopt_scheduler_epoch(scheduler_epoch))
 
+    def begin_life(self, executor_epoch: int) -> None:
+        """Does that after the batches that were submitted before."""
+        self._jobs.put(lambda: self._step_executor.begin_life(executor_epoch))
+
     def finish(self) -> None:
         """Finishes what was submitted and ends the threads; returns then."""
         self._jobs.put(self._step_executor.finish)

@@ -11,7 +11,7 @@ import logging
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -87,10 +87,19 @@ class StepExecutor:
         if scheduler_epoch > self._scheduler_epoch and not self._is_future(scheduler_epoch):
             self.finish()
             _log.info("scheduler_epoch_adopted scheduler_epoch=%d", scheduler_epoch)
-            self._scheduler_epoch = scheduler_epoch
-            self._rows.clear()
-            self._answers.clear()
-            self._last_step_id = self._base_step_id = None
+            self._forget(scheduler_epoch)
+
+    def begin_life(self, executor_epoch: int) -> None:
+        """Forgets all schedulers and what they said: the next one may be of any epoch."""
+        self.finish()
+        self._info = replace(self._info, executor_epoch=executor_epoch)
+        self._forget(0)
+
+    def _forget(self, scheduler_epoch: int) -> None:
+        self._scheduler_epoch = scheduler_epoch
+        self._rows.clear()
+        self._answers.clear()
+        self._last_step_id = self._base_step_id = None
 
     def _is_future(self, scheduler_epoch: int) -> bool:
         return scheduler_epoch > self._now_ns() + MAX_CLOCK_SKEW_NS

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from splitserve_keys.key_entry import EntryInvalid, KeyEntry, shown
+from splitserve_rpc.whole_files import read_whole
 
 VERSION = 1
 MAX_KEYS = 100_000
@@ -24,12 +25,9 @@ class KeyFileUnusable(Exception):
 def read_keys(path: Path) -> Keys:
     """Raises KeyFileUnusable."""
     try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_BYTES + 1)
+        content = read_whole(path, _MAX_BYTES)
     except OSError as error:
         raise KeyFileUnusable(f"{path}: {error.strerror}") from error
-    if len(content) > _MAX_BYTES:
-        raise KeyFileUnusable(f"{path}: is too large; allowed: {_MAX_BYTES} bytes")
     try:
         return parse_keys(content)
     except ValueError as error:

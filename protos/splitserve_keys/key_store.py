@@ -13,6 +13,8 @@ from splitserve_keys.key_file import MAX_KEYS, KeyFileUnusable, Keys, format_key
 from splitserve_rpc.private_files import replace_file
 
 _OWNER_ONLY = 0o600
+# In a folder of others nobody can have it make a file elsewhere.
+_LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def change_keys(path: Path, change: Callable[[Keys], Mapping[str, KeyEntry]]) -> None:
@@ -32,7 +34,7 @@ def change_keys(path: Path, change: Callable[[Keys], Mapping[str, KeyEntry]]) ->
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     # A file beside it, since the file itself is replaced.
-    descriptor = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, _OWNER_ONLY)
+    descriptor = os.open(path.with_name(f".{path.name}.lock"), _LOCK_FLAGS, _OWNER_ONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield

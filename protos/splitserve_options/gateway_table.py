@@ -27,8 +27,9 @@ GATEWAY_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "schedulers",
-        Kind.ADDRESSES,
-        "the schedulers to send requests to",
+        Kind.SCHEDULERS,
+        "the schedulers to send requests to: a list, dns:HOST:PORT for all addresses of a name, or "
+        "file:PATH for one address a line, read again when it changes",
         _HTTP,
         _GATEWAY,
         DEFAULT_ADDRESS,

@@ -32,7 +32,7 @@ class Kind(enum.Enum):
     NUMBER = "number"
     CHOICE = "choice"
     ADDRESS = "host:port"
-    ADDRESSES = "host:port,..."
+    SCHEDULERS = "host:port,... or dns:host:port or file:path"
     ORIGINS = "origin,..."
     SWITCH = "true or false"
 
@@ -89,8 +89,8 @@ class Option:
                 return f"{'an integer' if self.kind is Kind.INTEGER else 'a number'}{self._range}"
             case Kind.ADDRESS:
                 return "host:port"
-            case Kind.ADDRESSES:
-                return "host:port, or several of them with commas between"
+            case Kind.SCHEDULERS:
+                return "host:port, or up to 64 with commas between, dns:host:port or file:path"
             case Kind.ORIGINS:
                 return "* for any, or one like https://host:port, or several with commas between"
             case Kind.SWITCH:

@@ -26,13 +26,13 @@ from splitserve_options.option import (
     Option,
 )
 from splitserve_options.table import OPTIONS
+from splitserve_rpc.addresses import is_address
+from splitserve_rpc.discovery import check_schedulers
 
 Value = str | int | float | bool | None
 
 # As browsers send it: without a path, in small letters.
 _ORIGIN = re.compile(r"https?://[^\s/,A-Z*@?#]+")
-_ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]/]+):(?P<port>\d{1,5})")
-_MAX_PORT = 65535
 _SWITCH_WORDS = {
     "true": True, "1": True, "yes": True, "on": True,
     "false": False, "0": False, "no": False, "off": False,
@@ -216,9 +216,9 @@ def _checked(option: Option, value: object, where: str) -> Value:
         case Kind.CHOICE:
             fits = value in option.choices
         case Kind.ADDRESS:
-            fits = isinstance(value, str) and _is_address(value)
-        case Kind.ADDRESSES:
-            fits = isinstance(value, str) and all(map(_is_address, value.split(",")))
+            fits = isinstance(value, str) and is_address(value)
+        case Kind.SCHEDULERS:
+            fits = isinstance(value, str) and _are_schedulers(value)
         case Kind.ORIGINS:
             fits = isinstance(value, str) and _are_origins(value)
         case Kind.TEXT:
@@ -235,9 +235,12 @@ def _in_range(option: Option, value: float) -> bool:
     return above and (option.maximum is None or value <= option.maximum)
 
 
-def _is_address(text: str) -> bool:
-    match = _ADDRESS.fullmatch(text)
-    return match is not None and int(match["port"]) <= _MAX_PORT
+def _are_schedulers(text: str) -> bool:
+    try:
+        check_schedulers(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _are_origins(text: str) -> bool:

@@ -76,11 +76,24 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "scheduler",
-        Kind.ADDRESS,
-        "the scheduler to register with: its cluster-listen",
+        Kind.SCHEDULERS,
+        "the scheduler to register with: its cluster-listen; of several (as for schedulers of the "
+        "gateway) one at a time, the same one as long as it answers",
         _NETWORK,
         ("executor",),
         DEFAULT_CLUSTER_ADDRESS,
+        metavar="HOST:PORT,...",
+    ),
+    Option(
+        "move-after-s",
+        Kind.NUMBER,
+        "seconds for which a scheduler that this executor prefers has to answer before it moves "
+        "there, and at random up to twice that",
+        _NETWORK,
+        ("executor",),
+        30.0,
+        minimum=0,
+        maximum=86400,
     ),
     Option(
         "advertise-address",
@@ -224,10 +237,23 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "step-timeout-s",
         Kind.NUMBER,
-        "seconds a step may take before its executor counts as lost",
+        "seconds a step may take at most before its executor counts as lost; the first of a size, "
+        "and those of the last executor that answers, may take so long",
         _ROBUST,
         _SERVE_SCHEDULER,
         300.0,
+        minimum=0,
+        maximum=86400,
+        above=True,
+    ),
+    Option(
+        "step-patience-s",
+        Kind.NUMBER,
+        "seconds a step may take at least before its executor counts as lost; beyond them it may "
+        "take three times what steps of its size took",
+        _ROBUST,
+        _SERVE_SCHEDULER,
+        3.0,
         minimum=0,
         maximum=86400,
         above=True,

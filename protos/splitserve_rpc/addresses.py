@@ -1,10 +1,14 @@
-"""Addresses to listen on; says in one line why one cannot be had, before gRPC fails vaguely."""
+"""Addresses: what one is, and why one cannot be listened on, before gRPC says so vaguely."""
 
 from __future__ import annotations
 
 import errno
 import ipaddress
+import re
 import socket
+
+_ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:,\[\]/]+):(?P<port>\d{1,5})")
+_MAX_PORT = 65535
 
 
 class CannotListen(Exception):
@@ -30,6 +34,12 @@ def claim_address(listen: str) -> str:
             problem = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror
             raise CannotListen(f"cannot listen on {listen}: {problem}") from error
         return f"{host}:{probe.getsockname()[1]}"
+
+
+def is_address(text: str) -> bool:
+    """Whether it is `host:port`."""
+    match = _ADDRESS.fullmatch(text)
+    return match is not None and int(match["port"]) <= _MAX_PORT
 
 
 def is_loopback(address: str) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from splitserve_rpc.secret_files import warn_if_readable
-from splitserve_rpc.watched_files import FilesUnusable
+from splitserve_rpc.watched_files import FilesUnusable, read_bytes
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +42,8 @@ def load_pair(
     `name`: that the certificate has to have. `now_s`: by the calendar, None: now.
     Raises FilesUnusable, also for a key of another certificate, and a certificate that has ended.
     """
+    for path in (cert, key):
+        read_bytes(path)
     try:
         # With an empty password nobody is asked for one.
         context.load_cert_chain(cert, key, password="")
@@ -63,6 +65,7 @@ def load_pair(
 
 def load_authority(context: ssl.SSLContext, ca: Path) -> None:
     """Loads whom to believe. Raises FilesUnusable."""
+    read_bytes(ca)
     try:
         context.load_verify_locations(ca)
     except (ssl.SSLError, OSError) as error:

@@ -8,9 +8,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from splitserve_rpc.whole_files import read_whole
+
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+# A credential, or certificates.
+_MAX_BYTES = 2**20
 _Stamp = tuple[tuple[int, int, int], ...]
 
 
@@ -79,10 +83,10 @@ class WatchedFiles(Generic[T]):
         return tuple(map(_stamp, self._paths))
 
 
-def read_bytes(path: Path) -> bytes:
+def read_bytes(path: Path, max_bytes: int = _MAX_BYTES) -> bytes:
     """The content. Raises FilesUnusable."""
     try:
-        return path.read_bytes()
+        return read_whole(path, max_bytes)
     except OSError as error:
         raise FilesUnusable(f"{path}: {error.strerror}") from error
 

@@ -10,7 +10,7 @@ from scheduler_service.request_names import RequestName
 
 
 class Charge(Protocol):
-    """What a request costs its tenant. After `begin`, exactly one of `end` and `refund` comes."""
+    """What a request costs its tenant. After `begin` comes `end`, once."""
 
     def begin(self) -> None:
         """It is taken."""
@@ -18,10 +18,6 @@ class Charge(Protocol):
 
     def end(self, request: Request) -> None:
         """It has ended, in whatever way; `request` has its tokens."""
-        ...
-
-    def refund(self) -> None:
-        """It was refused after all, and has cost nothing."""
         ...
 
 
@@ -32,9 +28,6 @@ class _Free:
         pass
 
     def end(self, request: Request) -> None:
-        pass
-
-    def refund(self) -> None:
         pass
 
 

@@ -138,10 +138,6 @@ class _Charge:
         num_tokens = max(0, num_computed_outputs(request) - self._num_resumed_tokens)
         self._quotas.use(self._tenant, num_running=-1, num_requests=0, num_tokens=num_tokens)
 
-    def refund(self) -> None:
-        num_tokens = -self._num_first_tokens
-        self._quotas.use(self._tenant, num_running=-1, num_requests=-1, num_tokens=num_tokens)
-
 
 def num_computed_outputs(request: Request) -> int:
     """Output tokens of all sequences that were computed, whether they are returned or not."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from scheduler_service.callers.caller import NO_LIMITS, TenantLimits
 from splitserve_keys.tenant_names import TENANT_NAMES, is_tenant_name
-from splitserve_rpc.watched_files import FilesUnusable
+from splitserve_rpc.watched_files import FilesUnusable, read_bytes
 
 _MAX_FILE_BYTES = 16 * 2**20
 _MAX_PRIORITY = 100
@@ -42,13 +42,7 @@ NO_TENANTS = Tenants(NO_LIMITS, {})
 def read_tenants(path: Path) -> Tenants:
     """Raises FilesUnusable, which names table, field, value and what is allowed."""
     try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_FILE_BYTES + 1)
-        if len(content) > _MAX_FILE_BYTES:
-            raise ValueError(f"is too large; allowed: {_MAX_FILE_BYTES} bytes")
-        return parse_tenants(content.decode("utf-8"))
-    except OSError as error:
-        raise FilesUnusable(f"{path}: {error.strerror}") from error
+        return parse_tenants(read_bytes(path, _MAX_FILE_BYTES).decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise FilesUnusable(f"{path}: {error}") from error
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from joserfc.jwk import ECKey, JWKRegistry, OKPKey, RSAKey
 
-from splitserve_rpc.watched_files import FilesUnusable
+from splitserve_rpc.watched_files import FilesUnusable, read_bytes
 
 MAX_SET_BYTES = 2**20
 _MAX_KEYS = 100
@@ -39,10 +39,7 @@ NO_TOKEN_KEYS = TokenKeys(())
 def read_token_keys(path: Path) -> TokenKeys:
     """Raises FilesUnusable."""
     try:
-        with path.open("rb") as file:
-            return parse_token_keys(file.read(MAX_SET_BYTES + 1))
-    except OSError as error:
-        raise FilesUnusable(f"{path}: {error.strerror}") from error
+        return parse_token_keys(read_bytes(path, MAX_SET_BYTES))
     except ValueError as error:
         raise FilesUnusable(f"{path}: {error}") from error
 

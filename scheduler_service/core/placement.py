@@ -70,6 +70,8 @@ class Placement:
         self.now_ns = 0
         self.ended: list[Request] = []
         self.ended_sequences: list[Sequence] = []
+        # Where the policy charges for them: output tokens of tenants, to be told.
+        self.num_sampled = Counter[str]()
         # Tokens of requests that wait or are swapped.
         self.num_queued_tokens = 0
         self.num_preemptions = 0
@@ -200,6 +202,7 @@ class Placement:
             if sequence.status is not SequenceStatus.FINISHED:
                 self._strip(sequence)
         self._move(request, RequestStatus.ABSENT)
+        self.waiting.ended(request.request_id)
         del self.requests[request.request_id]
         self.params_sets.give_back(request.params_set)
 
@@ -335,6 +338,7 @@ class Placement:
             self.queued[request] = None
             self.waiting.push(request)
         elif status is RequestStatus.SWAPPED:
+            request.queued_at_ns = self.now_ns
             insort(self.swapped, request, key=_rank)
         elif status is RequestStatus.RUNNING:
             request.rank = self.waiting.rank(request)

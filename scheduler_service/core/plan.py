@@ -186,7 +186,8 @@ class StepEvents:
 
     `client_keys[i]` got `token_ids[i]`: requests of one sequence without logprobs. `tokens`: those
     of all others. `prompt_logprobs` come before the tokens, `finished_sequences` (of requests of
-    several) after them, and `finished` last.
+    several) after them, and `finished` last. `num_sampled`: output tokens of each tenant, where the
+    queue policy charges for them.
     """
 
     client_keys: Int64Array = field(default_factory=lambda: _NO_KEYS)
@@ -195,3 +196,4 @@ class StepEvents:
     prompt_logprobs: list[tuple[Request, Items[ScoredToken]]] = field(default_factory=list)
     finished_sequences: list[Sequence] = field(default_factory=list)
     finished: list[Request] = field(default_factory=list)
+    num_sampled: Mapping[str, int] = field(default_factory=dict)

@@ -33,6 +33,10 @@ class PreemptionCosts:
             self.prefill_us = float(compute_us)
             self._us_per_token = _average(self._us_per_token, compute_us / num_tokens)
 
+    def recompute_ns(self, num_tokens: int) -> int:
+        """What computing so many tokens takes; 0 if that is not known yet."""
+        return int(num_tokens * self._us_per_token * 1000)
+
     def prefers_swap(self, *, num_blocks: int, num_tokens: int, num_sequences: int) -> bool:
         """Whether moving `num_blocks` out and back costs less than computing `num_tokens` again.
 

@@ -282,8 +282,16 @@ class Request:
         return self.finish_reason is not None
 
     def abort_unscheduled(self) -> None:
-        """Ends a request that no scheduler has."""
-        self.finish_reason = FinishReason.ABORTED
+        """Ends a request that no core has."""
+        self._end_unscheduled(FinishReason.ABORTED)
+
+    def fail_unscheduled(self, reason: str, message: str) -> None:
+        """Ends a request that no core has, with an error."""
+        self.error = (reason, message)
+        self._end_unscheduled(FinishReason.ERROR)
+
+    def _end_unscheduled(self, reason: FinishReason) -> None:
+        self.finish_reason = reason
         for sequence in self.sequences:
             sequence.status = SequenceStatus.FINISHED
 

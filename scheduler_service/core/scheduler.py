@@ -8,7 +8,7 @@ may build on it.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.outcomes.beams import prepare_search
@@ -26,6 +26,7 @@ from scheduler_service.core.plan import (
 )
 from scheduler_service.core.planning.arrival_checks import check_request, fits, max_len_of
 from scheduler_service.core.planning.lateness import Lateness
+from scheduler_service.core.planning.openings import Openings
 from scheduler_service.core.planning.step_planner import StepPlanner
 from scheduler_service.core.policies.queue_policy import make_queue_policy
 from scheduler_service.core.preemption_costs import PreemptionCosts
@@ -55,6 +56,8 @@ class Scheduler:
         self._results = Results(config, self.placement, self._losses, siblings)
         self._lateness = Lateness(config, self.placement)
         self._planner = StepPlanner(config, self.placement, self._costs, self._lateness, siblings)
+        # What it could begin, for whoever has requests for several cores.
+        self.openings = Openings(config, self.placement)
         self._needs_snapshot = True
         self._is_closed = False
         self.num_steps = 0
@@ -174,6 +177,18 @@ class Scheduler:
         """Whether `request` could run here, if `check` finds nothing wrong in what it says."""
         return fits(request, self._config)
 
+    def recompute_ns(self, num_tokens: int) -> int:
+        """What computing so many tokens again takes here; 0 if that is not known yet."""
+        return self._costs.recompute_ns(num_tokens)
+
+    def num_cached_tokens(self, request: Request) -> int:
+        """Tokens of `request`, which no core has, that would not be computed if it began now."""
+        if not request.unfinished:
+            return 0
+        prefixes, leader = self.placement.blocks.prefixes, request.unfinished[0]
+        prefixes.adopt(leader)
+        return prefixes.find(leader).num_tokens
+
     def check(self, request: Request) -> None:
         """Raises DomainError if `request` can never run here."""
         check_request(request, self._config)
@@ -205,8 +220,10 @@ class Scheduler:
             prepare_search(request, config.vocab_size)
         request.params_set = placement.params_sets.take(request.row_params)
         self._results.expect(request)
+        placement.blocks.prefixes.adopt(sequence)
         placement.requests[request.request_id] = request
         placement.enqueue(request)
+        self.openings.given(request)
         for resumed in request.unfinished:
             if resumed.num_output_tokens > 0 and request.params.beam is None:
                 self._results.finish_if_stopped(resumed)
@@ -265,6 +282,7 @@ class Scheduler:
         if self._needs_snapshot and self._in_flight:
             return None
         self._lateness.refuse_overdue()
+        self.openings.step_planned()
         plan = self._schedule_in_turn() if self.placement.suspects else self._schedule()
         if plan is not None:
             self._planner.ask_again_at_ns = None
@@ -337,4 +355,6 @@ class Scheduler:
         placement = self.placement
         events.finished, placement.ended = placement.ended, []
         events.finished_sequences, placement.ended_sequences = placement.ended_sequences, []
+        if placement.num_sampled:
+            events.num_sampled, placement.num_sampled = placement.num_sampled, Counter()
         return events

@@ -6,10 +6,12 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from scheduler_service.core.request import Request
 from scheduler_service.executors.engine_loop import EngineLoop
+from scheduler_service.executors.executor_link import ExecutorLost
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve_rpc.domain_error import DomainError
 
@@ -122,6 +124,11 @@ class Drains:
             self._remove(engine)
 
     def _move(self, engine: EngineLoop, drain: _Drain, request_ids: Sequence[str]) -> None:
-        requests = engine.withdraw(request_ids)
-        drain.num_moved += len(requests)
-        self._take_back(engine, requests)
+        moved: list[Request] = []
+        with suppress(ExecutorLost):  # its core broke, and all that it has comes back
+            for request_id in request_ids:
+                request = engine.withdraw(request_id)
+                if request is not None:
+                    moved.append(request)
+        drain.num_moved += len(moved)
+        self._take_back(engine, moved)

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import aclosing, suppress
-from functools import partial
 from typing import TypeVar
 
-from scheduler_service.core.plan import ContractBroken, StepEvents, StepOutcome, StepStatus
+from scheduler_service.core.plan import (
+    ContractBroken,
+    StepEvents,
+    StepOutcome,
+    StepPlan,
+    StepStatus,
+)
 from scheduler_service.core.request import Request
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.executors.broken_core import CoreBroken, rescue
 from scheduler_service.executors.executor_link import ExecutorLost, Link
+from scheduler_service.executors.step_alarm import StepAlarm
 from scheduler_service.journal.core import Core, look_into, step_codec
 from scheduler_service.new_rows_codec import encode_once
 from scheduler_service.step_codec import EncodedBatch, ResultUnusable
@@ -31,8 +37,10 @@ _log = logging.getLogger(__name__)
 class EngineLoop:
     """Drives one scheduler core and its executor.
 
-    `evacuate` closes it: a callback, a result or a question that comes later, however it was under
-    way, finds no core. `is_connected`: it may be given requests, unless `is_draining`.
+    `refill` is called before a step is planned: it may `readmit` requests that wait for this core,
+    or for others. `evacuate` closes it: a callback, a result or a question that comes later,
+    however it was under way, finds no core. `is_connected`: it may be given requests, unless
+    `is_draining`. `steps` gives it up when it does not answer.
     """
 
     def __init__(
@@ -40,6 +48,8 @@ class EngineLoop:
         core: Core,
         link: Link,
         deliver: Callable[[StepEvents], None],
+        refill: Callable[[EngineLoop], None],
+        steps: StepAlarm,
         *,
         scheduler_epoch: int,
         pipeline_depth: int,
@@ -49,7 +59,10 @@ class EngineLoop:
         self.link = link
         self.is_connected = False
         self.is_draining = False
+        self.steps = steps
+        steps.give_up = self._lose
         self._deliver = deliver
+        self._refill = refill
         self._codec = step_codec(core, scheduler_epoch, link.info.executor_epoch)
         self._now_ns = now_ns
         self._credits = min(pipeline_depth, link.info.limits.max_inflight_steps)
@@ -58,6 +71,7 @@ class EngineLoop:
         self._wake_up_scheduled = False
         self._alarm: asyncio.TimerHandle | None = None
         self._broken: CoreBroken | None = None
+        self._lost: ExecutorLost | None = None
         self._ended = asyncio.Event()
         self._has_lost_events = False
         self._last_answered_step_id = 0
@@ -77,42 +91,29 @@ class EngineLoop:
 
     @property
     def takes_requests(self) -> bool:
-        """Whether it is connected, is to stay, and its core is sound."""
-        is_sound = self._open_core is not None and self._broken is None
-        return self.is_connected and not self.is_draining and is_sound
+        """Whether it is connected, is to stay and answers in time, and its core is sound."""
+        is_sound = self._open_core is not None and self._broken is None and self._lost is None
+        is_there = self.is_connected and not self.is_draining
+        return is_there and is_sound and not self.steps.watch.is_doubtful
 
     # -- what the cluster asks of it -----------------------------------------------------------
 
-    def add(self, request: Request) -> None:
-        """Takes a new request. Raises DomainError if the core refuses it, ExecutorLost."""
-        self._ask("add", lambda: self._core.add(request))
+    def readmit(self, request: Request) -> None:
+        """Takes a request that was accepted and checked. Raises ExecutorLost."""
+        self._ask("readmit", lambda: self._core.readmit(request))
         if not request.is_finished:
             # Long ones take milliseconds, which a step of many would wait for.
             encode_once(request.params_set)
 
-    def readmit(self, request: Request) -> None:
-        """Takes a request that was accepted before. Raises ExecutorLost."""
-        self._ask("readmit", lambda: self._core.readmit(request))
+    def withdraw(self, request_id: str) -> Request | None:
+        """Gives a request back that may as well wait elsewhere, or None. Raises ExecutorLost."""
+        withdrawn: list[Request | None] = []
+        self._ask("withdraw", lambda: withdrawn.append(self._core.withdraw(request_id)))
+        return withdrawn[0]
 
     def abort(self, request_id: str) -> None:
         """Ends a request. Raises ExecutorLost."""
         self._ask("abort", lambda: self._core.abort(request_id))
-
-    def withdraw(self, request_ids: Sequence[str]) -> list[Request]:
-        """Gives requests away, ready for `readmit` elsewhere. Raises ExecutorLost.
-
-        Those that a core cannot give back because it breaks are left to `evacuate`.
-        """
-        self._core.tick(self._now_ns())
-        moved: list[Request] = []
-        with suppress(CoreBroken):  # `run` raises it
-            for request_id in request_ids:
-                request = self.call("withdraw", partial(self._core.withdraw, request_id))
-                if request is not None:
-                    moved.append(request)
-            self._deliver(self.call("take_ended", self._core.take_ended))
-            self.wake_up()
-        return moved
 
     def _ask(self, name: str, question: Callable[[], object]) -> None:
         """Calls the core, and tells what has ended by it."""
@@ -141,6 +142,8 @@ class EngineLoop:
             await asyncio.wait({receiving, ending}, return_when=asyncio.FIRST_COMPLETED)
             if self._broken is not None:
                 raise self._broken
+            if self._lost is not None:
+                raise self._lost
             if self._open_core is None:
                 raise ExecutorLost(_GIVEN_UP)
             receiving.result()
@@ -154,8 +157,14 @@ class EngineLoop:
         core, self._open_core = self._core, None
         if self._alarm is not None:
             self._alarm.cancel()
+        self.steps.stop()
         self._ended.set()
         return rescue(core, self._broken, has_lost_events=self._has_lost_events)
+
+    def _lose(self, why: str) -> None:
+        """Gives the executor up: `run` ends."""
+        self._lost = ExecutorLost(why)
+        self._ended.set()
 
     def call(self, name: str, call: Callable[[], _Result]) -> _Result:
         """Calls the core. Raises what a call may raise, else CoreBroken: then `run` ends, too.
@@ -224,7 +233,9 @@ class EngineLoop:
                     outcome.status.value,
                     outcome.error,
                 )
-            return self._apply(core, outcome)
+            events = self._apply(core, outcome)
+            self.steps.answered()
+            return events
         except (ResultUnusable, ContractBroken) as error:
             raise ExecutorLost(f"it broke the step contract: {error}") from error
 
@@ -240,13 +251,16 @@ class EngineLoop:
 
     def _fill_pipeline(self) -> None:
         while self.scheduler.num_in_flight < self._credits:
+            self._refill(self)
             self._core.tick(self._now_ns())
-            batch = self.call("schedule", self._next_batch)
-            if batch is None:
+            planned = self.call("schedule", self._next_batch)
+            if planned is None:
                 self._plan_wake_up()
                 return
+            plan, batch = planned
             if len(batch.data) <= self.link.info.limits.max_message_bytes:
                 self.link.send(batch)
+                self.steps.sent(plan)
             else:
                 self._unsent_step_ids.add(batch.step_id)
                 self._answer_unsent()
@@ -262,12 +276,12 @@ class EngineLoop:
             delay_s = max(0, at_ns - self._now_ns()) / 1e9
             self._alarm = asyncio.get_running_loop().call_later(delay_s, self.wake_up)
 
-    def _next_batch(self) -> EncodedBatch | None:
+    def _next_batch(self) -> tuple[StepPlan, EncodedBatch] | None:
         plan = self._core.schedule()
         if plan is None:
             return None
         self._rows_of_step[plan.step_id] = len(plan.work.row_ids)
-        return self._codec.encode(plan)
+        return plan, self._codec.encode(plan)
 
     def _answer_unsent(self) -> None:
         """Answers batches that were too large to be sent, when it is their turn."""

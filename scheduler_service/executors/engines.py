@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from scheduler_service.audit import events as audit_events
@@ -17,10 +17,13 @@ from scheduler_service.config import ClusterConfig
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import StepEvents
 from scheduler_service.core.request import Request
+from scheduler_service.executors.answer_watch import AnswerWatch, FleetPulse
 from scheduler_service.executors.drains import Drained, Drains
 from scheduler_service.executors.engine_loop import EngineLoop
 from scheduler_service.executors.executor_link import ExecutorLost, Link, LinkConfig
 from scheduler_service.executors.handshake import check_model, check_same, core_config
+from scheduler_service.executors.lives import Life, Lives
+from scheduler_service.executors.step_alarm import StepAlarm
 from scheduler_service.journal.core import Core
 from scheduler_service.journal.journal import Journal, NoJournal
 from splitserve.executor.v1 import executor_pb2 as executor
@@ -30,8 +33,6 @@ from splitserve_rpc.domain_error import DomainError
 _VERIFY_TIMEOUT_S = 3.0
 MAX_PENDING_JOINS = 64
 _BUSY_RETRY_S = 1.0
-# Lives of executors whose last step is remembered.
-_MAX_REMEMBERED_LIVES = 4096
 _DRAINED = "it was drained"
 _SHOWN_CHARS = 200
 
@@ -42,10 +43,12 @@ _log = logging.getLogger(__name__)
 class EngineOwner:
     """Who hears of engines. `lost`: the engine is closed, and these were its requests.
 
-    `gave_back`: an engine that drains gave these away.
+    `joined`: there is one that takes requests, be it new or one that was too slow for a while.
+    `refill`: an engine is about to plan a step. `gave_back`: one that drains gave these away.
     """
 
     deliver: Callable[[StepEvents], None]
+    refill: Callable[[EngineLoop], None]
     joined: Callable[[], None]
     lost: Callable[[EngineLoop, list[Request]], None]
     gave_back: Callable[[EngineLoop, list[Request]], None]
@@ -67,6 +70,7 @@ class EngineParts:
 class _Member:
     engine: EngineLoop
     config: SchedulerConfig
+    life: Life
     task: asyncio.Task[None] | None = None
 
 
@@ -83,8 +87,10 @@ class Engines:
         self._members: dict[str, _Member] = {}
         self._pending: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        # By address: the latest life there, and its last step.
-        self._last_steps: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        config = parts.config
+        self._lives = Lives(config.step_patience_s, config.step_timeout_s)
+        self._pulse = FleetPulse()
+        self._asked: set[str] = set()
         self._accepted_model: executor.ModelInfo | None = None
         self._last_config: SchedulerConfig | None = None
         self._is_closed = False
@@ -145,14 +151,19 @@ class Engines:
                 f"allowed: {MAX_PENDING_JOINS}, one for each address",
                 retry_delay_s=_BUSY_RETRY_S,
             )
+        life = self._lives.of(address, info.executor_epoch)
+        steps = self._steps_of(info, life)
         config = LinkConfig(
-            self._parts.config.reconnect_timeout_s, self._parts.config.step_timeout_s, target
+            self._parts.config.reconnect_timeout_s,
+            self._parts.config.step_timeout_s,
+            target,
+            lambda is_cut: steps.connected(is_cut=is_cut),
         )
         link: Link | None = self._parts.connect(info, config)
         self._pending.add(address)
         try:
             if link is not None and await self._is_verified(info, link):
-                self._take(info, link)
+                self._take(info, link, life, steps)
                 link = None
         finally:
             self._pending.discard(address)
@@ -176,13 +187,24 @@ class Engines:
         self._drains.check(info)
         return not self._is_known(info) and not self._is_closed
 
-    def _take(self, info: executor.ExecutorInfo, link: Link) -> None:
+    def _steps_of(self, info: executor.ExecutorInfo, life: Life) -> StepAlarm:
+        return StepAlarm(
+            AnswerWatch(info.address, life.patience, self._pulse),
+            self._parts.now_ns,
+            block_size=info.block_size_tokens,
+            ask_others=lambda: self._ask_idle(info.address),
+            recovered=self._owner.joined,
+        )
+
+    def _take(self, info: executor.ExecutorInfo, link: Link, life: Life, steps: StepAlarm) -> None:
         """Raises DomainError if no core can be made for it; then nothing has changed."""
-        config, core = self._make_core(info)
+        config, core = self._make_core(info, life.last_step_id)
         engine = EngineLoop(
             core,
             link,
             self._owner.deliver,
+            self._owner.refill,
+            steps,
             scheduler_epoch=self._parts.scheduler_epoch,
             pipeline_depth=self._parts.config.pipeline_depth,
             now_ns=self._parts.now_ns,
@@ -191,7 +213,8 @@ class Engines:
         if known is not None:
             self._remove(known.engine, "a new executor answers at its address")
         self._accepted_model = info.model
-        member = self._members[info.address] = _Member(engine, config)
+        self._lives.keep(info.address, life)
+        member = self._members[info.address] = _Member(engine, config, life)
         member.task = asyncio.create_task(self._run(member))
         self._tasks.add(member.task)
         member.task.add_done_callback(self._tasks.discard)
@@ -202,13 +225,14 @@ class Engines:
         policies = replace(config.policies, tenant_weights=weights)
         self._parts = replace(self._parts, config=replace(config, policies=policies))
 
-    def _make_core(self, info: executor.ExecutorInfo) -> tuple[SchedulerConfig, Core]:
-        epoch, last_step_id = self._last_steps.get(info.address, (0, 0))
+    def _make_core(
+        self, info: executor.ExecutorInfo, last_step_id: int
+    ) -> tuple[SchedulerConfig, Core]:
         try:
             config = core_config(info, self._parts.config)
             core = self._parts.journal.core(
                 config,
-                last_step_id if epoch == info.executor_epoch else 0,
+                last_step_id,
                 info.address,
                 info.executor_epoch,
             )
@@ -301,7 +325,9 @@ class Engines:
             return
         del self._members[info.address]
         engine.is_connected = False
-        self._remember_last_step(engine)
+        # Should this life of it come back, its steps are numbered on.
+        member.life.last_step_id = engine.scheduler.last_step_id
+        self._pulse.forget(info.address)
         requests = engine.evacuate()
         self._drains.gone(engine, is_lost=why != _DRAINED)
         self._tell_removal(info, len(requests), why)
@@ -324,13 +350,26 @@ class Engines:
         lost = audit_events.ExecutorLost(info.address, info.executor_epoch, num_requests)
         self._parts.audit.record(lost)
 
-    def _remember_last_step(self, engine: EngineLoop) -> None:
-        """Should this life of it come back, its steps are numbered on."""
+    def _ask_idle(self, doubted: str) -> None:
+        """Lets executors that have nothing to answer say that they are there, for their pulse."""
+        for member in self._members.values():
+            address = member.engine.link.info.address
+            is_idle = member.engine.is_connected and member.engine.steps.watch.is_idle
+            if address != doubted and is_idle and address not in self._asked:
+                self._asked.add(address)
+                task = asyncio.create_task(self._ask(member.engine))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def _ask(self, engine: EngineLoop) -> None:
         info = engine.link.info
-        self._last_steps[info.address] = (info.executor_epoch, engine.scheduler.last_step_id)
-        self._last_steps.move_to_end(info.address)
-        while len(self._last_steps) > _MAX_REMEMBERED_LIVES:
-            self._last_steps.popitem(last=False)
+        try:
+            with suppress(ExecutorLost):  # its stream breaks, too, or it is only busy
+                answer = await engine.link.get_info(_VERIFY_TIMEOUT_S)
+                if answer.executor_epoch == info.executor_epoch and engine in self.known:
+                    self._pulse.show(info.address, self._parts.now_ns())
+        finally:
+            self._asked.discard(info.address)
 
     async def close(self) -> None:
         """Ends all calls, and takes nobody any more."""

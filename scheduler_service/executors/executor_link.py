@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from operator import attrgetter
@@ -14,10 +14,12 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
+from scheduler_service.executors.listening import is_refused
 from scheduler_service.step_codec import EncodedBatch
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.executor.v1 import executor_pb2_grpc
 from splitserve_rpc.cluster_identity import NOBODY, ClusterIdentity, Role
+from splitserve_rpc.errors import failure_of
 from splitserve_rpc.server import channel_options
 
 _RETRY_PAUSE_S = 0.1
@@ -33,20 +35,26 @@ class ExecutorLost(Exception):
     """The executor died, restarted, or does not answer."""
 
 
-class ExecutorRestarted(ExecutorLost):
-    """Another life answers at the address: no use to wait for the old one."""
+class ExecutorGone(ExecutorLost):
+    """Nobody listens at the address, or another life does: no use to wait for the old one."""
+
+
+class ExecutorRestarted(ExecutorGone):
+    """Another life answers at the address."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkConfig:
-    """How patient a link is: with a broken call, and with one step. `target`: where it dials.
+    """How patient a link is with a broken call and with one that streams files, and where it dials.
 
-    `target` None: at the address of the executor's info, which may be a name.
+    `target` None: at the address of the executor's info, which may be a name. `on_cut`: told that
+    the Execute call broke, and that the executor is there again.
     """
 
     reconnect_timeout_s: float
     step_timeout_s: float
     target: str | None = None
+    on_cut: Callable[[bool], None] = lambda _is_cut: None
 
 
 class Link(Protocol):
@@ -103,12 +111,16 @@ class ExecutorLink:
         """`identity`: who we are to the executor."""
         self.info = info
         self._config = config
-        self._waited_for: EncodedBatch | None = None
-        self._waited_since_s = 0.0
         limit = info.limits.max_message_bytes
-        # Shared subchannels would have the next life of an executor wait for the retry of this one.
-        options = [*channel_options(limit), ("grpc.use_local_subchannel_pool", 1)]
-        self._channel = identity.channel(config.target or info.address, Role.EXECUTOR, options)
+        self._target = config.target or info.address
+        options = [
+            *channel_options(limit),
+            # Or the next life of an executor would wait for the retry of this one.
+            ("grpc.use_local_subchannel_pool", 1),
+            # Whoever refuses connections is to be the executor's machine.
+            ("grpc.enable_http_proxy", 0),
+        ]
+        self._channel = identity.channel(self._target, Role.EXECUTOR, options)
         self._metadata = identity.metadata
         self._stub = executor_pb2_grpc.ExecutorServiceStub(self._channel)
         self._execute = execute_method(self._channel)
@@ -136,11 +148,16 @@ class ExecutorLink:
                 executor.GetInfoRequest(), timeout=timeout_s, metadata=self._metadata
             )
         except grpc.aio.AioRpcError as error:
+            if failure_of(error).reason == "MODEL_NOT_READY":
+                raise ExecutorRestarted("a new life of it loads its model") from error
             raise ExecutorLost(f"{error.code().name}: {error.details()}") from error
         return answer
 
     async def check_alive(self) -> None:
-        """Raises ExecutorLost unless the executor answers, in the same life, in time."""
+        """Raises ExecutorLost unless the executor answers, in the same life, in time.
+
+        ExecutorRestarted: it will not, however long one waits.
+        """
         info = await self.get_info(self._config.reconnect_timeout_s)
         if info.executor_epoch != self.info.executor_epoch:
             raise ExecutorRestarted("it has restarted")
@@ -183,7 +200,9 @@ class ExecutorLink:
             except grpc.aio.AioRpcError as error:
                 problem = f"{error.code().name}: {error.details()}"
             _log.warning("execute_stream_cut address=%s problem=%r", self.info.address, problem)
+            self._config.on_cut(True)
             await self._wait_until_alive(problem)
+            self._config.on_cut(False)
         raise ExecutorLost(f"its stream breaks before any result; last: {problem}")
 
     async def close(self) -> None:
@@ -192,14 +211,13 @@ class ExecutorLink:
 
     async def _one_call(self) -> AsyncGenerator[executor.StepResult, None]:
         self._outbox = asyncio.Queue()
-        self._waited_for = None
         for batch in self._unanswered:
             self._outbox.put_nowait(batch)
         call = self._execute(metadata=self._metadata)
         writer = asyncio.create_task(self._write(call, self._outbox))
         try:
             while True:
-                result = await self._read(call)
+                result = await call.read()
                 if result is grpc.aio.EOF:
                     return
                 if self._unanswered and result.step_id == self._unanswered[0].step_id:
@@ -211,31 +229,6 @@ class ExecutorLink:
                 await writer
             call.cancel()
 
-    async def _read(self, call: grpc.aio.StreamStreamCall) -> executor.StepResult:
-        """The next message; a step that takes longer than `step_timeout_s` counts as a loss."""
-        reading = asyncio.ensure_future(call.read())
-        try:
-            while True:
-                patience_s = self._patience_s()
-                done, _ = await asyncio.wait([reading], timeout=patience_s)
-                if done:
-                    result: executor.StepResult = reading.result()
-                    return result
-        finally:
-            reading.cancel()
-
-    def _patience_s(self) -> float:
-        """How long to wait for the oldest batch; messages that answer others do not prolong it."""
-        oldest, now_s = next(iter(self._unanswered), None), asyncio.get_running_loop().time()
-        if oldest is None or oldest is not self._waited_for:
-            self._waited_for, self._waited_since_s = oldest, now_s
-        patience_s = self._waited_since_s + self._config.step_timeout_s - now_s
-        if oldest is not None and patience_s <= 0:
-            raise ExecutorLost(
-                f"step {oldest.step_id} is not answered after {self._config.step_timeout_s:g} s"
-            )
-        return patience_s
-
     @staticmethod
     async def _write(call: grpc.aio.StreamStreamCall, outbox: asyncio.Queue[EncodedBatch]) -> None:
         with suppress(asyncio.InvalidStateError):
@@ -243,14 +236,17 @@ class ExecutorLink:
                 await call.write(await outbox.get())
 
     async def _wait_until_alive(self, problem: str) -> None:
+        """Raises ExecutorLost: at once where it is certain, else after the reconnect timeout."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._config.reconnect_timeout_s
         while True:
+            if await is_refused(self._target):
+                raise ExecutorGone(f"{problem}; nobody listens at its address any more")
             await asyncio.sleep(_RETRY_PAUSE_S)
             try:
                 await self.check_alive()
                 return
-            except ExecutorRestarted:
+            except ExecutorGone:
                 raise
             except ExecutorLost as lost:
                 if loop.time() >= deadline:

@@ -37,11 +37,16 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         """The executors known now."""
         name = self._names.of_call(context)
         self._audit.record(OperatorCalled("ListExecutors", context.peer(), name))
+        cluster = self._cluster
+        engines = cluster.engines
+        taking = [engine for engine in engines if engine.takes_requests]
+        # Of what waits for any of them.
+        parts = dict(zip(taking, _equal_parts(cluster.num_unassigned, len(taking)), strict=True))
         states = [
             admin_pb2.ExecutorState(
                 executor=engine.link.info,
                 connected=engine.is_connected,
-                num_waiting_requests=engine.scheduler.num_waiting,
+                num_waiting_requests=engine.scheduler.num_waiting + parts.get(engine, 0),
                 num_running_requests=engine.scheduler.num_running_requests,
                 num_free_device_blocks=engine.scheduler.num_free_blocks,
                 num_steps=engine.scheduler.num_steps,
@@ -51,10 +56,11 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
                 num_cached_device_blocks=engine.scheduler.num_cached_blocks,
                 draining=engine.is_draining,
             )
-            for engine in self._cluster.engines
+            for engine in engines
         ]
+        num_unassigned = 0 if taking else cluster.num_unassigned
         return admin_pb2.ListExecutorsResponse(
-            executors=states, num_unassigned_requests=self._cluster.num_unassigned
+            executors=states, num_unassigned_requests=num_unassigned
         )
 
     async def DrainExecutor(
@@ -70,3 +76,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         return admin_pb2.DrainExecutorResponse(
             num_moved_requests=drained.num_moved, lost=drained.is_lost
         )
+
+
+def _equal_parts(total: int, num_parts: int) -> list[int]:
+    """Of `total`; the first are larger by one if it cannot be divided."""
+    return [(total + num_parts - 1 - index) // num_parts for index in range(num_parts)]

@@ -116,9 +116,6 @@ class _Followed:
         self._audit.record(RequestEnded(self._tenant, self._request_id, how, num_tokens))
         self._charge.end(request)
 
-    def refund(self) -> None:
-        self._charge.refund()
-
 
 def _shown(text: str) -> str:
     return text if len(text) <= _MAX_TEXT_CHARS else f"{text[:_MAX_TEXT_CHARS]}..."

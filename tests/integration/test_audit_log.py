@@ -23,6 +23,7 @@ from splitserve.scheduler.v1 import (
     scheduler_pb2_grpc,
 )
 from splitserve.scheduler.v1 import scheduler_pb2 as api
+from tests.contract.stranger.process import poll
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.processes.scheduler_in_process import scheduler_in_process
 from tests.support.security.bearer import bearer
@@ -42,14 +43,15 @@ class Audited:
     def stub(self) -> scheduler_pb2_grpc.SchedulerServiceStub:
         return scheduler_pb2_grpc.SchedulerServiceStub(self.channel)
 
-    async def generate(self, credential: str, **fields: Any) -> None:  # noqa: ANN401
-        """To its end, or until it is refused."""
+    async def generate(self, credential: str, **fields: Any) -> bool:  # noqa: ANN401
+        """To its end, or until it is refused; whether it was not."""
         call = self.stub.Generate(request(**fields), metadata=bearer(credential))
         try:
             async for _ in call:
                 pass
         except grpc.aio.AioRpcError:
-            pass
+            return False
+        return True
 
     def events(self, *kinds: str) -> list[dict[str, Any]]:
         """Those of `kinds`, without their times. Ends the log."""
@@ -175,9 +177,13 @@ async def test_request_is_abandoned_when_its_client_leaves(audited: Audited) -> 
     call = audited.stub.Generate(request(max_tokens=1000), metadata=bearer(credential))
     await call.read()
     call.cancel()
-    # Refused for as long as the first is there, so that its end is waited for.
+    # Refused for as long as the first is there.
     audited.keys.limits_of["acme"] = TenantLimits(max_concurrent_requests=1)
-    await audited.generate(credential, request_id="later")
+
+    async def is_over() -> tuple[bool, None]:
+        return await audited.generate(credential, request_id="later"), None
+
+    await poll(is_over)
 
     first = audited.events("request_ended")[0]
     assert first["reason"] in ("abandoned", "aborted")

@@ -5,14 +5,21 @@ from __future__ import annotations
 import pytest
 
 from executor_service.service.encode_answer import encode_info
+from executor_service.service.servicer import SERVICE, ExecutorServicer
 from scheduler_service.executors.executor_link import (
+    ExecutorGone,
     ExecutorLink,
     ExecutorLost,
     ExecutorRestarted,
     LinkConfig,
 )
+from splitserve.executor.v1 import executor_pb2_grpc
+from splitserve_rpc.server import bind_server
 from tests.support.fakes.fake_executor import FakeExecutor
 
+# No test waits for it.
+FOR_EVER_S = 1e6
+FOR_EVER = LinkConfig(reconnect_timeout_s=FOR_EVER_S, step_timeout_s=FOR_EVER_S)
 PATIENCE = LinkConfig(reconnect_timeout_s=5.0, step_timeout_s=5.0)
 
 
@@ -39,3 +46,29 @@ async def test_link_tells_lives_apart_when_an_executor_has_restarted() -> None:
         with pytest.raises(ExecutorRestarted):
             await link.check_alive()
         await link.close()
+
+
+async def test_executor_is_lost_at_once_when_nobody_listens_any_more() -> None:
+    async with FakeExecutor() as executor:
+        link = ExecutorLink(encode_info(executor.info), FOR_EVER)
+        await link.check_alive()
+        await executor.kill()
+        with pytest.raises(ExecutorGone, match="nobody listens"):
+            await anext(link.results())
+        await link.close()
+        await executor.start()
+
+
+async def test_executor_is_lost_at_once_when_a_new_life_still_loads_its_model() -> None:
+    async with FakeExecutor() as executor:
+        info = encode_info(executor.info)
+        await executor.kill()
+        loading = bind_server(info.address, (SERVICE,))
+        executor_pb2_grpc.add_ExecutorServiceServicer_to_server(ExecutorServicer(), loading.server)
+        await loading.server.start()
+        link = ExecutorLink(info, FOR_EVER)
+        with pytest.raises(ExecutorRestarted, match="loads its model"):
+            await anext(link.results())
+        await link.close()
+        await loading.stop(0)
+        await executor.start()

@@ -76,7 +76,7 @@ async def guarded(
     access = OneKey(OWN_KEY)
     running = await start(scheduler, security=ServerSecurity(access))
     config = GatewayConfig(
-        schedulers=(f"127.0.0.1:{running.port}",),
+        schedulers=f"127.0.0.1:{running.port}",
         gateway_key_file=key_file,
         max_concurrent_requests=max_concurrent_requests,
     )
@@ -251,7 +251,7 @@ async def test_stranger_is_told_to_come_again_when_schedulers_look_at_no_more_to
 ) -> None:
     def refuse(credential: str) -> None:
         if credential != OWN_KEY:
-            raise DomainError("QUOTA_EXCEEDED", "too many tokens", retry_delay_s=1.0)
+            raise DomainError("QUOTA_EXCEEDED", "too many tokens", retry_delay_s=0.001)
 
     await gateway.complete(ALICE)
     gateway.scheduler.before_identifying = refuse

@@ -14,6 +14,8 @@ import pytest_asyncio
 from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.http import connection
 from splitserve_gateway.http.body_budget import FREE_BYTES, BodyBudget
+from splitserve_gateway.http.listener import connection_places
+from splitserve_gateway.sharing.shares import Shares
 from tests.contract.stranger.process import poll
 from tests.support.processes.gateway import RunningGateway, running_gateway, text_executor
 from tests.support.security.cluster import Certificates
@@ -218,16 +220,17 @@ async def test_connection_is_cut_when_there_are_too_many_and_others_are_not(
     await gateway.http.aclose()
     open_ones = gateway.server.server_state.connections
     await gateway.until(lambda: not open_ones)
-    monkeypatch.setattr(gateway.server, "max_connections", 1)
+    monkeypatch.setattr(gateway.server, "places", Shares(1))
     live = b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n"
     reader, writer = await gateway.connect()
     writer.write(live)
     assert (await answer(reader))[0] == 200
 
-    further, leaving = await gateway.connect()
+    # Over TLS it comes to no handshake.
     with suppress(ConnectionError):
+        further, leaving = await gateway.connect()
         assert await further.read() == b""
-    leaving.close()
+        leaving.close()
 
     writer.write(live)
     assert (await answer(reader))[0] == 200
@@ -237,3 +240,27 @@ async def test_connection_is_cut_when_there_are_too_many_and_others_are_not(
     writer.write(live)
     assert (await answer(reader))[0] == 200
     writer.close()
+
+
+async def test_connections_of_one_address_leave_places_to_others(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await gateway.http.aclose()
+    open_ones = gateway.server.server_state.connections
+    await gateway.until(lambda: not open_ones)
+    places = connection_places(8)
+    monkeypatch.setattr(gateway.server, "places", places)
+    config = gateway.server.config
+    # They say nothing, so over TLS their handshakes never end.
+    silent = [await asyncio.open_connection(config.host, config.port) for _ in range(12)]
+    await poll_until(lambda: places.num_held, 8)
+    await gateway.until(lambda: sum(reader.at_eof() for reader, _ in silent) >= 4)
+
+    reader, writer = await asyncio.open_connection(
+        config.host, config.port, ssl=gateway.client_tls, local_addr=("127.0.0.2", 0)
+    )
+    writer.write(b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert (await answer(reader))[0] == 200
+    for _, each in (*silent, (reader, writer)):
+        each.close()
+    await poll_until(lambda: places.num_held, 0)

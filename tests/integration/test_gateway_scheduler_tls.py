@@ -59,7 +59,7 @@ async def test_scheduler_is_reached_by_who_has_a_certificate_and_believes_it(
             (TlsFiles(files.cert, files.key, others.ca), 503),
             (None, 503),
         ):
-            config = GatewayConfig(schedulers=(address,), scheduler_tls=tls)
+            config = GatewayConfig(schedulers=address, scheduler_tls=tls)
             if wanted == 200:
                 assert (await readiness(config, wanted))[-1] == 200
             else:
@@ -90,7 +90,7 @@ async def test_gateway_says_why_when_it_never_reaches_its_scheduler(
             (None, "in plain text", "Socket closed"),
         ):
             caplog.clear()
-            async with serving(GatewayConfig(schedulers=(address,), scheduler_tls=tls)):
+            async with serving(GatewayConfig(schedulers=address, scheduler_tls=tls)):
                 await poll(look, 30.0)
             (line,) = told(caplog)
             assert line.startswith(f"upstream_unreachable address={address} error='cannot connect")
@@ -115,7 +115,7 @@ async def test_gateway_says_a_problem_once_when_it_tries_again_and_again(
 
     listener = await asyncio.start_server(close, "127.0.0.1", 0)
     host, port = listener.sockets[0].getsockname()
-    async with listener, serving(GatewayConfig(schedulers=(f"{host}:{port}",))):
+    async with listener, serving(GatewayConfig(schedulers=f"{host}:{port}")):
         await poll(look, 30.0)
     assert len(told(caplog)) == len(set(told(caplog)))
 

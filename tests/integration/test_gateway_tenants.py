@@ -57,7 +57,7 @@ async def running(tmp_path: Path) -> AsyncIterator[Running]:
     own.write_text(keys.add("the gateway", Scope.GATEWAY))
     executor = text_executor(tmp_path, fault=watch)
     async with scheduler_in_process(executor, callers=keys) as scheduler:
-        config = GatewayConfig(schedulers=(scheduler.address,), gateway_key_file=own)
+        config = GatewayConfig(schedulers=scheduler.address, gateway_key_file=own)
         async with (
             serving(config) as server,
             httpx2.AsyncClient(base_url=url_of(server), trust_env=False) as http,

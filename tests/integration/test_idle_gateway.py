@@ -49,7 +49,7 @@ async def test_ready_gateway_leaves_no_refusal_in_the_audit_log(tmp_path: Path) 
     keys, audit, key_file = CountingKeyRing(), ListedAudit(), tmp_path / "key"
     key_file.write_text(keys.add("gateways", Scope.GATEWAY))
     async with scheduler_in_process(FakeExecutor(), callers=keys, audit=audit) as scheduler:
-        config = GatewayConfig(schedulers=(scheduler.address,), gateway_key_file=key_file)
+        config = GatewayConfig(schedulers=scheduler.address, gateway_key_file=key_file)
         async with (
             serving(config) as server,
             httpx2.AsyncClient(base_url=url_of(server), trust_env=False) as http,

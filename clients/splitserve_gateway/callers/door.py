@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from splitserve_gateway.callers.address import origin_of
 from splitserve_gateway.callers.credential import credential_of
 from splitserve_gateway.callers.known_callers import KnownCallers
+from splitserve_gateway.http.address import origin_of
 from splitserve_gateway.http.errors import caller_not_allowed
 from splitserve_gateway.http.guard import is_about_health
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from splitserve_client import CallerUnknown, Identity, QuotaExceeded, SplitserveError
 from splitserve_gateway.callers.caller import Caller
+from splitserve_gateway.callers.known_callers import AskAgain
 from splitserve_gateway.http.errors import (
     UPSTREAM_REFUSED,
     no_scheduler,
-    too_many_strangers,
     upstream_refused,
 )
 from splitserve_gateway.upstreams.fleet import Fleet
@@ -18,13 +18,14 @@ from splitserve_gateway.upstreams.upstream import Upstream
 
 _GENERATE = "generate"
 _TENANTS = "tenants"
+_RETRY_DELAY_S = 1.0
 
 
 async def identify(fleet: Fleet, credential: str) -> Caller | None:
     """Whose `credential` is; None if all who can be asked say: nobody's.
 
     A scheduler that knows no callers is not believed: the gateway was told that there are some.
-    Raises ApiError if that cannot be found out.
+    Raises ApiError if that cannot be found out, and AskAgain if it can be later.
     """
     upstreams = fleet.reachable()
     answers = await asyncio.gather(*(_ask(upstream, credential) for upstream in upstreams))
@@ -37,8 +38,9 @@ async def identify(fleet: Fleet, credential: str) -> Caller | None:
         return _caller(credential, known)
     if any(getattr(answer, "reason", "") == UPSTREAM_REFUSED for answer in answers):
         raise upstream_refused()
-    if any(isinstance(answer, QuotaExceeded) for answer in answers):
-        raise too_many_strangers()
+    for answer in answers:
+        if isinstance(answer, QuotaExceeded):
+            raise AskAgain(answer.retry_delay_s or _RETRY_DELAY_S)
     if not answers or any(not isinstance(answer, CallerUnknown) for answer in answers):
         raise no_scheduler()
     return None

@@ -12,8 +12,16 @@ from splitserve_gateway.callers.caller import Caller
 from splitserve_gateway.http.errors import caller_unknown, too_many_strangers
 from splitserve_gateway.sharing.turn_places import TooManyWait, TurnPlaces
 
-# None: no scheduler knows the credential. Raises ApiError if none can be asked.
+# None: no scheduler knows the credential. Raises ApiError if none can be asked, and AskAgain.
 Ask = Callable[[str], Awaitable[Caller | None]]
+
+
+class AskAgain(Exception):
+    """Schedulers were shown too much that is nobody's: they say something in `delay_s`."""
+
+    def __init__(self, delay_s: float) -> None:
+        super().__init__(f"in {delay_s:g} s")
+        self.delay_s = delay_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +30,8 @@ class Memory:
 
     `max_known`, `max_unknown`: credentials of either kind that are remembered. `max_strangers`:
     that are being asked about and were not known before. `max_waiting`: of these, that wait for
-    that, for `patience_s` at most.
+    that, for `patience_s` at most. `most_asks`: how often it is asked about one, if schedulers
+    say that they were asked about too many.
     """
 
     known_s: float = 5.0
@@ -32,6 +41,7 @@ class Memory:
     max_strangers: int = 32
     max_waiting: int = 256
     patience_s: float = 2.0
+    most_asks: int = 3
 
 
 class KnownCallers:
@@ -39,12 +49,21 @@ class KnownCallers:
 
     Credentials themselves are not kept, their SHA-256 is. Those of strangers have bounds of their
     own: whoever tries out keys delays nobody who is known. Strangers take turns by where they come
-    from, so that whoever tries out keys delays those of elsewhere by one question at most.
+    from, so that whoever tries out keys delays those of elsewhere by one question at most. Where
+    schedulers have enough of that, those whose turn it is keep it and ask again: so a flood comes
+    no faster than schedulers bear, and whose turn it is decides who is answered, not luck.
     """
 
-    def __init__(self, ask: Ask, clock: Callable[[], float], memory: Memory | None = None) -> None:
+    def __init__(
+        self,
+        ask: Ask,
+        clock: Callable[[], float],
+        memory: Memory | None = None,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
         self._ask = ask
         self._clock = clock
+        self._sleep = sleep
         self._memory = memory or Memory()
         self._known: OrderedDict[bytes, tuple[float, Caller]] = OrderedDict()
         self._unknown: OrderedDict[bytes, float] = OrderedDict()
@@ -106,8 +125,20 @@ class KnownCallers:
         except (TooManyWait, TimeoutError) as error:
             raise too_many_strangers() from error
 
+    async def _ask_patiently(self, credential: str) -> Caller | None:
+        """Raises ApiError."""
+        for _ in range(self._memory.most_asks - 1):
+            try:
+                return await self._ask(credential)
+            except AskAgain as again:
+                await self._sleep(again.delay_s)
+        try:
+            return await self._ask(credential)
+        except AskAgain as error:
+            raise too_many_strangers() from error
+
     async def _find_out(self, digest: bytes, credential: str) -> Caller | None:
-        caller = await self._ask(credential)
+        caller = await self._ask_patiently(credential)
         now_s = self._clock()
         if caller is None:
             self._known.pop(digest, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 from typing import Any
 
 from pydantic_core import to_json
@@ -39,12 +40,13 @@ class Connection(HttpToolsProtocol):
     one that sends too much ahead is cut instead. What is no HTTP is refused in OpenAI's shape. An
     answer that does not wait for the whole body is the connection's last.
 
-    One that comes when there are `max_connections` is cut at once; set it before.
+    `leave` is called when it is over, if it was made at all.
 
     `scope["state"]["cut"]()` ends the connection of a request at once.
     """
 
-    max_connections = 1
+    leave: Callable[[], None]
+    is_made = False
     _running: RequestResponseCycle | None = None
     _head_timer: asyncio.TimerHandle | None = None
     _linger_timer: asyncio.TimerHandle | None = None
@@ -56,10 +58,8 @@ class Connection(HttpToolsProtocol):
     _is_last = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self.is_made = True
         super().connection_made(transport)
-        if len(self.connections) > self.max_connections:
-            self._cut()
-            return
         # Over TLS it would be more, besides what the kernel keeps.
         transport.set_write_buffer_limits(_UNWRITTEN_BYTES)
         self.parser = RequestParser(self)  # type: ignore[assignment]
@@ -72,6 +72,7 @@ class Connection(HttpToolsProtocol):
         self._begin_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.leave()
         self._end_head()
         for timer in (self._linger_timer, self._silence_timer):
             if timer is not None:

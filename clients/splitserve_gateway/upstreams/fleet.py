@@ -2,42 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from contextlib import AsyncExitStack
+import asyncio
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import replace
 from typing import Self
 
 from splitserve_client import ClientConfig, Model, UnreadBudget
 from splitserve_gateway.http.errors import caller_not_allowed, model_unknown, no_scheduler
 from splitserve_gateway.upstreams.upstream import Served, Upstream
+from splitserve_rpc.discovery import Discovery
+
+# How often it asks which schedulers there are.
+_LOOK_S = 1.0
 
 
 class Fleet:
-    """Use it as `async with Fleet(addresses) as fleet`."""
+    """Use it as `async with Fleet(discovery) as fleet`."""
 
     def __init__(
         self,
-        addresses: Sequence[str],
+        schedulers: Discovery,
         unread: UnreadBudget,
         config: ClientConfig | None = None,
     ) -> None:
         self.unread = unread
-        self._upstreams = [
-            Upstream(address, config, unread, self._find_other) for address in addresses
-        ]
-        self._stack = AsyncExitStack()
+        self._schedulers = schedulers
+        config = config or ClientConfig()
+        self._config = replace(config, tls_name=schedulers.host or config.tls_name)
+        self._upstreams: list[Upstream] = []
+        # Of schedulers that are not named any more: what they have begun goes on.
+        self._retired: list[Upstream] = []
+        self._watcher: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        for upstream in self._upstreams:
-            await self._stack.enter_async_context(upstream)
+        await self._renew()
+        self._watcher = asyncio.create_task(self._watch())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._stack.aclose()
+        assert self._watcher is not None, "entered"
+        self._watcher.cancel()
+        await asyncio.gather(self._watcher, return_exceptions=True)
+        for upstream in (*self._retired, *self._upstreams):
+            await upstream.__aexit__(None, None, None)
 
     @property
     def num_session_requests(self) -> int:
         """Requests that schedulers may still have."""
-        return sum(upstream.num_session_requests for upstream in self._upstreams)
+        known = (*self._retired, *self._upstreams)
+        return sum(upstream.num_session_requests for upstream in known)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            await self._renew()
+
+    async def _renew(self) -> None:
+        """Comes to know the schedulers that there are by now."""
+        with suppress(OSError):  # it is in the log; those that are known stay
+            addresses = await self._schedulers.addresses()
+            gone = [upstream for upstream in self._upstreams if upstream.address not in addresses]
+            known = {upstream.address for upstream in self._upstreams}
+            self._upstreams = [upstream for upstream in self._upstreams if upstream not in gone]
+            self._retired += gone
+            for address in addresses:
+                if address not in known:
+                    upstream = Upstream(address, self._config, self.unread, self._find_other)
+                    self._upstreams.append(await upstream.__aenter__())
+        for upstream in [retired for retired in self._retired if not retired.num_session_requests]:
+            self._retired.remove(upstream)
+            await upstream.__aexit__(None, None, None)
 
     def reachable(self, allowed: Collection[Upstream] | None = None) -> list[Upstream]:
         """Schedulers that serve something now; `allowed`: of these, None: of all."""

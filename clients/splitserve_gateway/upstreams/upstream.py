@@ -37,6 +37,8 @@ from splitserve_gateway.http.errors import UPSTREAM_REFUSED
 from splitserve_gateway.upstreams.upstream_request import UpstreamRequest
 
 _POLL_S = 1.0
+# Nothing of a request has come for so long, from a scheduler that does not serve.
+_STALLED_S = 5.0
 # Of a gateway whose own key is not, or no longer, valid there.
 _REFUSALS = (CallerUnknown, CallerNotAllowed)
 _GATEWAY = "gateway"
@@ -79,7 +81,8 @@ class Upstream:
         self._said: set[str] = set()
         # Whoever has a key expects that everybody needs one.
         self._is_for_callers = config is not None and config.has_api_key
-        self._requests: set[SessionRequest] = set()
+        # Those that are read, and when something of them came last.
+        self._requests: dict[SessionRequest, float] = {}
         self._client = AsyncClient(address, config)
         self._unread = unread
         self._credential = self._client.credential
@@ -159,10 +162,12 @@ class Upstream:
 
     async def read(self, request: SessionRequest) -> AsyncGenerator[Tokens | Finish, None]:
         """The events of `request`, which is over when this is closed."""
-        self._requests.add(request)
+        clock = asyncio.get_running_loop().time
+        self._requests[request] = clock()
         own = self._credential
         try:
             async for event in request:
+                self._requests[request] = clock()
                 yield event
         except ModelChanged:
             self._is_doubtful.set()
@@ -174,7 +179,7 @@ class Upstream:
             self._is_serving = False
             raise
         finally:
-            self._requests.discard(request)
+            del self._requests[request]
             request.close()
 
     async def _check_own_key(self, shown: object) -> None:
@@ -209,6 +214,18 @@ class Upstream:
             for request in list(self._requests):
                 request.close(error)
 
+    def _move_stalled(self) -> None:
+        """Has what waits here go on elsewhere while there is nobody to compute it.
+
+        A scheduler that is being stopped does not serve either, and still brings tokens.
+        """
+        if self._is_serving or self.served is None or not self.find_other(self.served.model.digest):
+            return
+        since_s = asyncio.get_running_loop().time() - _STALLED_S
+        stalled = [request for request, came_s in self._requests.items() if came_s < since_s]
+        for request in stalled:
+            request.close(ServerUnreachable("the scheduler has no executor"))
+
     async def _watch(self) -> None:
         """Keeps `served` true: a scheduler that comes back may serve another model."""
         num_failures = 0
@@ -217,6 +234,7 @@ class Upstream:
             await self._renew_session()
             try:
                 self._note(await self._look())
+                self._move_stalled()
                 num_failures = 0
             except SplitserveError as error:
                 num_failures += 1

@@ -56,6 +56,8 @@ def boundary_of(config: SchedulerConfig, request: Request) -> Boundary:
 def root_hash(config: SchedulerConfig, request: Request) -> bytes:
     """The parent of the first block: everything but tokens that tells contexts apart.
 
+    The size of blocks is no part of a context, but chains of other sizes are no use to each other.
+
     That of a public block is told apart from that of the tenant without a name.
     """
     encoder, scheduling = request.encoder_token_ids, request.scheduling
@@ -63,6 +65,7 @@ def root_hash(config: SchedulerConfig, request: Request) -> bytes:
     is_separate = config.separates_tenants and not is_public
     fields = (
         config.model_digest.encode(),
+        config.block_size.to_bytes(_LENGTH_BYTES, "little"),
         scheduling.tenant.encode() if is_separate else b"",
         scheduling.adapter.encode(),
         scheduling.cache_salt.encode(),

@@ -65,6 +65,12 @@ class PrefixCache:
         end, blocks = self._find_window(hashes)
         return PrefixHit(end * block_size, end - len(blocks), tuple(blocks))
 
+    def adopt(self, sequence: Sequence) -> None:
+        """Keeps the hashes of a sequence that comes from elsewhere if they are those of here."""
+        chain = sequence.block_hashes
+        if chain and chain[0] != root_hash(self._config, sequence.request):
+            sequence.block_hashes = []
+
     def publish(
         self, sequence: Sequence, token_ids: Int32Array, block_ids: list[int], first_index: int
     ) -> list[int]:

@@ -149,7 +149,7 @@ class Results:
             sequence.token_ids = np.append(sequence.token_ids, token_id)
             # The first one by a grammar was not promised.
             sequence.num_promised = max(sequence.num_promised - 1, 0)
-            self._placement.waiting.sampled(sequence.request.scheduling.tenant, 1)
+            self._charge_tenant(sequence.request.scheduling.tenant, 1)
             self._add_event(sequence, index, outcome, events)
             self.finish_if_stopped(sequence)
         self._advance_beams(departed.values())
@@ -177,7 +177,12 @@ class Results:
         sequences = map(self._rows.sequence, row_ids.tolist())
         tokens_of = Counter(sequence.request.scheduling.tenant for sequence in sequences)
         for tenant, num_tokens in tokens_of.items():
+            self._charge_tenant(tenant, num_tokens)
+
+    def _charge_tenant(self, tenant: str, num_tokens: int) -> None:
+        if self._placement.waiting.charges_outputs:
             self._placement.waiting.sampled(tenant, num_tokens)
+            self._placement.num_sampled[tenant] += num_tokens
 
     # -- ends ----------------------------------------------------------------------------------
 

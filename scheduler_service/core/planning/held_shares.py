@@ -6,6 +6,7 @@ from collections import Counter
 
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.placement import Placement, num_rows_wanted
+from scheduler_service.core.planning.beside import NOBODY, Beside
 from scheduler_service.core.policies.tenant_shares import HELD_PER_LEFT
 from scheduler_service.core.request import Request
 
@@ -33,7 +34,7 @@ class HeldShares:
         """Whoever exceeds its share from now on does for the rest of the step."""
         self._exceeding.clear()
 
-    def exceeds(self, request: Request, num_blocks: int) -> bool:
+    def exceeds(self, request: Request, num_blocks: int, beside: Beside = NOBODY) -> bool:
         """Whether rows and `num_blocks` free blocks for `request` leave too few to other tenants.
 
         The others of its tenant do not pass it then, in this step.
@@ -42,7 +43,9 @@ class HeldShares:
         if shares is None or tenant in self._exceeding:
             return shares is not None
         num_rows = len(self._placement.rows_of_tenants.get(tenant, ()))
+        num_rows += beside.rows_of_tenants[tenant]
         num_rows_left = self._placement.num_unreserved_rows - num_rows_wanted(request)
+        num_rows_left -= beside.num_rows
         num_blocks_left = (self._blocks.device.num_free - num_blocks) // _ROOM_TO_GROW
         if shares.may_take(tenant, num_rows, num_rows_left) and self._may_take_blocks(
             tenant, num_blocks_left

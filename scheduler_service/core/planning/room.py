@@ -11,6 +11,7 @@ from scheduler_service.core.blocks.prefix_cache import PrefixHit
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.params_sets import ParamsSet
 from scheduler_service.core.placement import Placement, num_rows_wanted
+from scheduler_service.core.planning.beside import NOBODY, Beside
 from scheduler_service.core.planning.held_shares import HeldShares
 from scheduler_service.core.request import Request, Sequence
 
@@ -140,21 +141,24 @@ class Room:
         num_blocks = self._placement.blocks.num_swap_in_blocks(request)
         return self.has_yielded(request) or self._shares.exceeds(request, num_blocks)
 
-    def what_lacks(self, request: Request, leader: Sequence, hit: PrefixHit) -> Lack | None:
+    def what_lacks(
+        self, request: Request, leader: Sequence, hit: PrefixHit, beside: Beside = NOBODY
+    ) -> Lack | None:
         """What a waiting request lacks besides a slot, if `hit` of its first sequence exists."""
         placement, blocks = self._placement, self._placement.blocks
-        if placement.num_unreserved_rows < num_rows_wanted(request):
+        if placement.num_unreserved_rows - beside.num_rows < num_rows_wanted(request):
             return Lack.ROWS
         if self.num_bytes_over(request) > 0:
             return Lack.BYTES
-        num_more = self._num_more_blocks(request, leader)
+        num_more = self._num_more_blocks(request, leader) + beside.num_blocks
+        others_run = len(placement.rows) > 0 or beside.num_rows > 0
         allocation = blocks.can_allocate(
-            leader, hit, others_run=len(placement.rows) > 0, num_more_blocks=num_more
+            leader, hit, others_run=others_run, num_more_blocks=num_more
         )
         # Whoever was passed often enough goes before everybody's shares.
         if allocation is Allocation.OK and request.num_bypasses < MAX_BYPASSES:
             num_taken = blocks.num_lacking(leader, hit) + blocks.device.num_free + num_more
-            if self._shares.exceeds(request, num_taken):
+            if self._shares.exceeds(request, num_taken, beside):
                 return Lack.SHARE
         return _LACKS[allocation]
 

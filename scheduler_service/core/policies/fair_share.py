@@ -76,7 +76,7 @@ class FairSharePolicy:
         self._stale: dict[_Account, None] = {}
         self._last_to_leave: _Account | None = None
         # Unfinished requests that were admitted before; and finished ones, for a while.
-        self._paid: set[Request] = set()
+        self._paid: dict[str, Request] = {}
         self._max_paid = 16
         self._max_idle_tenants = max_idle_tenants
         self._max_accounts = max_idle_tenants
@@ -87,6 +87,11 @@ class FairSharePolicy:
     def __iter__(self) -> Iterator[Request]:
         for account in self._accounts.values():
             yield from account.waiting
+
+    def weigh_tenants(self, weights: Mapping[str, float]) -> None:
+        self.shares.weigh(weights)
+        for account in self._accounts.values():
+            account.price = self.shares.price(account.tenant)
 
     def has_place(self, tenant: str, num_places: int) -> bool:
         """No tenant fills all places: whoever was refused would never become known."""
@@ -102,7 +107,10 @@ class FairSharePolicy:
             account.counter = max(account.counter, self._level())
         account.waiting.add(request, {request.scheduling.adapter: (request.arrival,)})
         self._num_waiting += 1
-        if request not in self._paid:
+        if self._has_paid(request):
+            # It may be another object that came back.
+            self._paid[request.request_id] = request
+        else:
             self._new.add(request)
             account.num_new += 1
         self._stale[account] = None
@@ -128,13 +136,20 @@ class FairSharePolicy:
     def overdue(self, now_ns: int) -> Request | None:
         return None
 
+    @property
+    def next_deadline_ns(self) -> int | None:
+        return None
+
+    def ended(self, request_id: str) -> None:
+        self._paid.pop(request_id, None)
+
     def admitted(self, request: Request, num_uncached_tokens: int) -> None:
         """Charges the tenant, unless the request was admitted before."""
-        if request in self._paid:
+        if self._has_paid(request):
             return
         if len(self._paid) >= self._max_paid:
             self._forget_finished()
-        self._paid.add(request)
+        self._paid[request.request_id] = request
         self._charge(self._account(request.scheduling.tenant), INPUT_WEIGHT * num_uncached_tokens)
 
     def sampled(self, tenant: str, num_tokens: int) -> None:
@@ -229,8 +244,17 @@ class FairSharePolicy:
         if account.waiting:
             self._stale[account] = None
 
+    def _has_paid(self, request: Request) -> bool:
+        """Whether it was admitted before; not if that was another request with the same id."""
+        paid = self._paid.get(request.request_id)
+        return paid is not None and not paid.is_finished
+
     def _forget_finished(self) -> None:
-        self._paid = {request for request in self._paid if not request.is_finished}
+        self._paid = {
+            request_id: request
+            for request_id, request in self._paid.items()
+            if not request.is_finished
+        }
         self._max_paid = 2 * len(self._paid) + 16
 
     def forget_idle_tenants(self) -> None:
@@ -240,7 +264,7 @@ class FairSharePolicy:
         forgotten as are too many, the lowest first: they gain what they were above the level.
         """
         self._forget_finished()
-        busy = {request.scheduling.tenant for request in self._paid}
+        busy = {request.scheduling.tenant for request in self._paid.values()}
         level = self._level()
         idle = [
             account

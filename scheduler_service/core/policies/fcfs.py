@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from scheduler_service.core.policies.request_queue import (
     BEFORE_ALL,
@@ -31,6 +31,9 @@ class FcfsPolicy:
     def __iter__(self) -> Iterator[Request]:
         return iter(self._waiting)
 
+    def weigh_tenants(self, weights: Mapping[str, float]) -> None:
+        pass
+
     def has_place(self, tenant: str, num_places: int) -> bool:
         return len(self) < num_places
 
@@ -47,6 +50,13 @@ class FcfsPolicy:
         while (entry := self._waiting.after(key, open_lanes())) is not None:
             key, request = entry
             yield request
+
+    @property
+    def next_deadline_ns(self) -> int | None:
+        return None
+
+    def ended(self, request_id: str) -> None:
+        pass
 
     def overdue(self, now_ns: int) -> Request | None:
         return None

@@ -46,6 +46,9 @@ class QueuePolicy(Protocol):
     def __iter__(self) -> Iterator[Request]:
         """All waiting requests, in a stable order of no meaning."""
 
+    def weigh_tenants(self, weights: Mapping[str, float]) -> None:
+        """Tenants have other weights from now on; where there are shares."""
+
     def has_place(self, tenant: str, num_places: int) -> bool:
         """Whether the queue, if it has so many places, takes one more new request of `tenant`."""
 
@@ -75,6 +78,13 @@ class QueuePolicy(Protocol):
         `num_uncached_tokens`: those of its tokens that have to be computed. May set
         `request.is_protected`.
         """
+
+    @property
+    def next_deadline_ns(self) -> int | None:
+        """When `overdue` returns somebody, if nothing is pushed before; None for never."""
+
+    def ended(self, request_id: str) -> None:
+        """Takes note that a request, which does not wait here, has ended. Nobody needs to tell."""
 
     def sampled(self, tenant: str, num_tokens: int) -> None:
         """Takes note of `num_tokens` output tokens of requests of `tenant`."""

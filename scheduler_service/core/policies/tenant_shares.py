@@ -25,11 +25,16 @@ class TenantShares:
     """The weights of tenants. `is_shared`: whether more than one is known; else all is its own."""
 
     def __init__(self, tenant_weights: Mapping[str, float]) -> None:
+        self._prices: dict[str, int] = {}
+        self.weigh(tenant_weights)
+        self.is_shared = False
+
+    def weigh(self, tenant_weights: Mapping[str, float]) -> None:
+        """Gives tenants these weights, and all others 1."""
         self._prices = {
             tenant: max(1, round(UNIT / Fraction(weight)))
             for tenant, weight in tenant_weights.items()
         }
-        self.is_shared = False
 
     def price(self, tenant: str) -> int:
         """What one of anything counts for `tenant`; less for one of more weight."""

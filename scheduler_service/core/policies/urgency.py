@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from scheduler_service.core.policies.request_queue import (
     BEFORE_ALL,
@@ -52,6 +52,9 @@ class UrgencyPolicy:
             return iter(self._lasting)
         return iter(sorted([*self._lasting, *self._expiring], key=self.rank))
 
+    def weigh_tenants(self, weights: Mapping[str, float]) -> None:
+        pass
+
     def has_place(self, tenant: str, num_places: int) -> bool:
         return len(self) < num_places
 
@@ -97,6 +100,14 @@ class UrgencyPolicy:
             if request is not None and self._is_overdue(request, now_ns):
                 return request
         return None
+
+    @property
+    def next_deadline_ns(self) -> int | None:
+        first = self._by_deadline.first()
+        return None if first is None else first.scheduling.deadline_ns
+
+    def ended(self, request_id: str) -> None:
+        pass
 
     def admitted(self, request: Request, num_uncached_tokens: int) -> None:
         """Counts, and protects `request` if it has the turn."""

@@ -21,6 +21,8 @@ from tests.support.processes.addresses import reserve_address
 
 T = TypeVar("T")
 _PAUSE_S = 0.005
+# Tests hold steps for as long as it takes to look at what others do meanwhile.
+_PATIENT: dict[str, object] = {"step_patience_s": 300}
 ROOT = Path(__file__).resolve().parents[3]
 SOURCE_ROOTS = (".", "protos", "kernels", "clients")
 
@@ -63,7 +65,7 @@ async def running_scheduler(**options: object) -> AsyncIterator[Scheduler]:
     """A scheduler process that listens. Options are its long flags; True is one without a value."""
     address = str(options.pop("listen", None) or reserve_address())
     with tempfile.TemporaryFile() as log:
-        process = _spawn(address, {"drain_timeout_s": 0, **options}, log.fileno())
+        process = _spawn(address, {"drain_timeout_s": 0, **_PATIENT, **options}, log.fileno())
         try:
             async with grpc.aio.insecure_channel(address, _FAST_RETRY) as channel:
                 await _wait_ready(channel, log)

@@ -17,8 +17,11 @@ from scheduler_service.core.plan import StepEvents
 from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.core.scheduler import Scheduler
+from scheduler_service.executors.answer_watch import AnswerWatch, FleetPulse
 from scheduler_service.executors.engine_loop import EngineLoop
 from scheduler_service.executors.executor_link import ExecutorLost
+from scheduler_service.executors.step_alarm import StepAlarm
+from scheduler_service.executors.step_patience import StepPatience
 from scheduler_service.journal.core import Core
 from scheduler_service.step_codec import EncodedBatch
 from splitserve.executor.v1 import executor_pb2 as pb
@@ -116,17 +119,32 @@ def a_request(number: int, **params: object) -> Request:
     return request
 
 
+def a_step_alarm(now_ns: Callable[[], int]) -> StepAlarm:
+    """Of the only executor there is."""
+    watch = AnswerWatch(ADDRESS, StepPatience(PATIENCE_S, PATIENCE_S), FleetPulse())
+    return StepAlarm(
+        watch, now_ns, block_size=CONFIG.block_size, ask_others=nothing, recovered=nothing
+    )
+
+
+def nothing() -> None:
+    """Is done."""
+
+
 def a_loop(
     clients: Clients,
     core: Core | None = None,
     link: LoopLink | None = None,
     now_ns: Callable[[], int] = lambda: 0,
+    steps: StepAlarm | None = None,
 ) -> EngineLoop:
     """A loop with an executor; `core` may be recorded."""
     return EngineLoop(
         Scheduler(CONFIG) if core is None else core,
         link or LoopLink(CONFIG),  # type: ignore[arg-type]
         clients.deliver,
+        lambda _loop: None,
+        steps or a_step_alarm(now_ns),
         scheduler_epoch=1,
         pipeline_depth=2,
         now_ns=now_ns,

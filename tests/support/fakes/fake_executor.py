@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
-from executor_service.service.departure import depart
+from executor_service.service.departure import Departures
 from executor_service.service.registration import GrpcRegistry, Pacing, Registrar
 from executor_service.steps.executor_info import (
     SAMPLING_FEATURES,
@@ -138,9 +138,8 @@ class FakeExecutor:
         """Ends the life as SIGTERM does, with so much time for what runs."""
         life = self._present
         await self._stop_registering(life)
-        servicer = life.server.servicer
-        servicer.announce_departure()
-        await depart(life.registry, self.info, servicer.streams.wait_none_open, timeout_s)
+        departures = Departures(lambda _: life.registry, life.server.servicer, timeout_s)
+        await departures.leave(self.scheduler_address or "", self.info)
         await self.stop()
 
     async def stop(self) -> None:

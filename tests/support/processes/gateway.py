@@ -149,7 +149,7 @@ async def running_gateway(
     Where `config` has TLS, clients believe the authority that lies beside the certificate.
     """
     async with fake_service(*executors, **options) as service:
-        config = replace(config or GatewayConfig(), schedulers=(service.scheduler.address,))
+        config = replace(config or GatewayConfig(), schedulers=service.scheduler.address)
         client_tls = None if config.http_tls is None else trusting(config.http_tls)
         async with (
             serving(config) as server,

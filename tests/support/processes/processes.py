@@ -85,6 +85,13 @@ class Processes:
         _kill(self.executors.pop(address))
         return code
 
+    def pause_executor(self, address: str) -> None:
+        """Stops it in whatever it does, until `resume_executor`."""
+        self.executors[address].send_signal(signal.SIGSTOP)
+
+    def resume_executor(self, address: str) -> None:
+        self.executors[address].send_signal(signal.SIGCONT)
+
     def kill_scheduler(self) -> None:
         assert self.scheduler is not None
         _kill(self.scheduler)

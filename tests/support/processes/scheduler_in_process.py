@@ -28,6 +28,8 @@ from splitserve_rpc.server import RunningServer, ServerSecurity, bind_server
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.processes.fake_service import DIGEST
 
+# Steps that a test holds are not to count as lost.
+PATIENCE_S = 300.0
 TIMEOUT_S = 20.0
 
 
@@ -53,7 +55,7 @@ async def scheduler_in_process(
 ) -> AsyncIterator[SchedulerInProcess]:
     """A scheduler that `executors` have joined. `callers`: None to ask nobody who they are."""
     audit = audit or NoAudit()
-    config = config or ClusterConfig(reconnect_timeout_s=0.1)
+    config = config or ClusterConfig(reconnect_timeout_s=0.1, step_patience_s=PATIENCE_S)
     changed = asyncio.Event()
     cluster = Cluster(config, 1, changed.set, now_ns=now_ns, audit=audit)
     callers = callers or OpenDoor()

@@ -23,6 +23,7 @@ from splitserve_gateway.schemas.chat import ChatRequest
 from splitserve_gateway.schemas.completions import CompletionRequest
 from splitserve_gateway.sharing.turn_places import TurnPlaces
 from splitserve_gateway.upstreams.fleet import Fleet
+from splitserve_rpc.discovery import Listed
 
 MAX_BYTES = 16 * 2**20
 
@@ -149,7 +150,7 @@ async def test_tenant_with_many_bodies_leaves_room_for_others() -> None:
 
 async def test_prompt_is_kept_no_longer_than_it_is_read() -> None:
     bodies = BodyBudget(MAX_BYTES)
-    fleet = Fleet((), UnreadBudget())
+    fleet = Fleet(Listed(["127.0.0.1:1"]), UnreadBudget())
     exchanges = Exchanges(1, 1.0)
     gateway = Gateway(GatewayConfig(), fleet, exchanges, GrammarChecker(), bodies, TurnPlaces(1, 1))
     request = request_with(prompt_of(2 * FREE_BYTES))

@@ -40,6 +40,7 @@ def test_http_is_plain_when_no_certificate_is_given() -> None:
         ((PUBLIC, *TLS), f"{EXPOSED}{KNOWS_NOBODY} "),
         ((PUBLIC, "--gateway-key-file=key"), f"{EXPOSED}{NOT_ENCRYPTED} "),
         (("--tls-cert=a.crt",), "--tls-cert is given without --tls-key"),
+        ((KEY, "--schedulers=dns:here:1"), "--schedulers dns:here:1: may be on another machine"),
         ((KEY, OTHER_MACHINE), "--schedulers scheduler:50051: is on another machine, and without"),
     ],
 )

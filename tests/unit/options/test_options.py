@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from splitserve_options import options
-from splitserve_options.option import COMMANDS
+from splitserve_options.option import COMMANDS, Command
 from splitserve_options.options import OptionError, resolve
 from splitserve_options.table import OPTIONS
 
@@ -210,9 +210,24 @@ def test_resolve_takes_origins(origins: str) -> None:
 
 @pytest.mark.parametrize("schedulers", ["nonsense", "a:1,", "a:1,b", "a:1 b:2", "a:65536"])
 def test_resolve_refuses_a_list_when_one_of_it_is_no_address(schedulers: str) -> None:
-    with pytest.raises(OptionError, match="several of them with commas between"):
+    with pytest.raises(OptionError, match="or up to 64 with commas between"):
         resolve("gateway", [f"--schedulers={schedulers}"], {})
 
 
 def test_resolve_takes_several_addresses_when_commas_part_them() -> None:
     assert resolve("gateway", ["--schedulers=a:1,[::1]:2"], {})["schedulers"] == "a:1,[::1]:2"
+
+
+@pytest.mark.parametrize("command", ["executor", "gateway"])
+@pytest.mark.parametrize("schedulers", ["a:1,b:2", "dns:schedulers:1", "file:/etc/schedulers"])
+def test_resolve_takes_schedulers_when_they_are_to_be_discovered(
+    command: Command, schedulers: str
+) -> None:
+    name = "scheduler" if command == "executor" else "schedulers"
+    assert resolve(command, [f"--{name}={schedulers}"], {})[name] == schedulers
+
+
+@pytest.mark.parametrize("schedulers", ["dns:schedulers", "file:", "dns:a:1,b:2"])
+def test_resolve_refuses_schedulers_when_they_could_not_be_discovered(schedulers: str) -> None:
+    with pytest.raises(OptionError, match="dns:host:port or file:path"):
+        resolve("executor", [f"--scheduler={schedulers}"], {})

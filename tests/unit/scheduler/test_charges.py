@@ -76,28 +76,30 @@ async def test_charge_ends_when_no_executor_has_the_request() -> None:
 
 
 @pytest.mark.parametrize("is_connected", [True, False])
-async def test_charge_is_refunded_when_the_queue_is_full(is_connected: bool) -> None:
-    setting, refused = Setting(), CountedCharge()
+async def test_nothing_is_charged_when_the_queue_is_full(is_connected: bool) -> None:
+    setting = Setting()
     await setting.join()
     if not is_connected:
         assert setting.machine.link is not None
         setting.machine.link.break_off()
         await turns()
-    for handle in range(NUM_WAITING):
-        setting.submit(handle, CountedCharge())
-    with pytest.raises(DomainError) as caught:
-        setting.submit(NUM_WAITING, refused)
+    num_taken, refused = 0, CountedCharge()
+    while setting.cluster.num_unassigned < NUM_WAITING:
+        setting.submit(num_taken, CountedCharge())
+        num_taken += 1
+    with pytest.raises(DomainError, match=f"{NUM_WAITING} requests wait") as caught:
+        setting.submit(num_taken, refused)
     assert caught.value.reason == "QUEUE_FULL"
-    assert refused.num_begun == refused.num_refunded
-    assert refused.num_outputs == []
+    assert setting.cluster.num_unfinished == num_taken
+    assert (refused.num_begun, refused.num_outputs) == (0, [])
     await setting.cluster.drain(0)
 
 
-async def test_charge_is_refunded_when_a_core_refuses_the_request() -> None:
+async def test_nothing_is_charged_when_no_core_can_run_the_request() -> None:
     setting, charge = Setting(), CountedCharge()
     await setting.join()
     with pytest.raises(DomainError):
         setting.submit(1, charge, prompt=(10**6,))
-    assert (charge.num_begun, charge.num_refunded, charge.num_outputs) == (1, 1, [])
+    assert (charge.num_begun, charge.num_outputs) == (0, [])
     assert setting.cluster.num_unfinished == 0
     await setting.cluster.drain(0)

@@ -92,7 +92,7 @@ class ExecutorServiceServicer(object):
         RESOURCE_EXHAUSTED  a message is larger than the executor reads. A scheduler keeps to
         ExecutorLimits.max_message_bytes, so it never sees this;
         ABORTED             superseded by a newer stream;
-        UNAVAILABLE         the executor is shutting down.
+        UNAVAILABLE         the executor is shutting down, or went to another scheduler.
         After any of them the scheduler opens a new stream and repeats what has no result yet; it gives
         the executor up when that goes on without any result, and its requests move.
 

@@ -14,6 +14,7 @@ from executor_service.steps.batch import StepAnswer, StepErrorReason, StepStatus
 from executor_service.steps.executor_info import ExecutorInfo, Feature, ModelInfo
 from executor_service.steps.step import FinishedStep, PendingStep, StepInput, StepOutput
 from executor_service.steps.step_executor import StepExecutor
+from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.fakes.fake_runner import FakeRunner, expected_tokens
 from tests.support.steps.batches import NewRow, Sender, WorkRow
 
@@ -163,3 +164,24 @@ def test_history_holds_sampled_tokens_when_runner_is_asked() -> None:
     ):
         step_executor.execute(decode_batch(batch))
     assert histories == [[[5, 6]], [[5, 6, *expected_tokens([5, 6], 1, 0, 128)]]]
+
+
+def _prompt(sender: Sender, step_id: int) -> pb.ScheduleBatch:
+    return sender.batch(step_id, new=[NewRow(0, (0, 1))], work=[WorkRow(0, 0, [5, 6])])
+
+
+def test_older_scheduler_is_taken_and_the_last_one_refused_when_another_life_has_begun() -> None:
+    step_executor = StepExecutor(INFO, FakeRunner(block_size=4, num_device_blocks=16))
+    taken = step_executor.execute(decode_batch(_prompt(Sender(9, 1), step_id=1)))
+    assert taken.status is StepStatus.OK
+    step_executor.begin_life(2)
+
+    late = step_executor.execute(decode_batch(_prompt(Sender(9, 1), step_id=2)))
+    assert late.error is not None
+    assert late.error.reason is StepErrorReason.WRONG_EXECUTOR_EPOCH
+
+    # Nothing is left of the last one: neither its epoch nor its steps nor its rows.
+    delta = step_executor.execute(decode_batch(Sender(3, 2).batch(2, base=1)))
+    assert delta.status is StepStatus.NEED_SNAPSHOT
+    taken = step_executor.execute(decode_batch(_prompt(Sender(3, 2), step_id=1)))
+    assert taken.status is StepStatus.OK

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from splitserve_gateway.callers.caller import Caller
-from splitserve_gateway.callers.known_callers import KnownCallers, Memory
+from splitserve_gateway.callers.known_callers import AskAgain, KnownCallers, Memory
 from splitserve_gateway.http.errors import ApiError, no_scheduler
 
 MEMORY = Memory(
@@ -26,11 +26,22 @@ class Asked:
         self.answers = asyncio.Event()
         self.answers.set()
         self.is_down = False
-        self.known = KnownCallers(self.ask, lambda: self.now_s, memory)
+        self.delays_s: list[float] = []
+        self.num_answers = 1000
+        self.known = KnownCallers(self.ask, lambda: self.now_s, memory, self.sleep)
+
+    async def sleep(self, delay_s: float) -> None:
+        """Schedulers answer two more after each pause."""
+        self.delays_s.append(delay_s)
+        await asyncio.sleep(0)
+        self.num_answers = 2
 
     async def ask(self, credential: str) -> Caller | None:
         self.credentials.append(credential)
         await self.answers.wait()
+        if not self.num_answers:
+            raise AskAgain(0.5)
+        self.num_answers -= 1
         if self.is_down:
             raise no_scheduler()
         return self.callers.get(credential)
@@ -165,3 +176,26 @@ async def test_stranger_waits_no_longer_than_it_has_patience() -> None:
     asked.answers.set()
     assert await first == 401
     assert await asked.status("genuine", "elsewhere") == 200
+
+
+async def test_stranger_whose_turn_it_is_is_asked_about_again_when_schedulers_have_enough() -> None:
+    asked = Asked(replace(MEMORY, max_waiting=40, patience_s=60.0))
+    asked.callers = {"genuine": Caller("genuine")}
+    asked.num_answers = 0
+    flood = [asked.begin(f"guess {number}", "flood") for number in range(20)]
+    assert await asked.status("genuine", "elsewhere") == 200
+    assert asked.delays_s[0] == 0.5
+    assert {await task for task in flood} == {401}
+
+
+async def test_stranger_is_refused_when_schedulers_never_have_room() -> None:
+    asked = Asked()
+
+    async def ask(credential: str) -> Caller | None:
+        asked.credentials.append(credential)
+        raise AskAgain(0.25)
+
+    asked.known = KnownCallers(ask, lambda: 0.0, MEMORY, asked.sleep)
+    assert await asked.status("a") == 503
+    assert asked.credentials == ["a"] * MEMORY.most_asks
+    assert asked.delays_s == [0.25] * (MEMORY.most_asks - 1)

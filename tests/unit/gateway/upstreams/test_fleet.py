@@ -22,8 +22,10 @@ from splitserve_client import (
     UnreadBudget,
 )
 from splitserve_gateway.http.errors import error_of
+from splitserve_gateway.upstreams import fleet as fleet_module
 from splitserve_gateway.upstreams import upstream as upstream_module
 from splitserve_gateway.upstreams.fleet import Fleet
+from splitserve_rpc.discovery import Listed
 from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.server import RunningServer
 from tests.contract.stranger.process import poll
@@ -90,7 +92,7 @@ async def schedulers(
         for server in servers:
             stack.push_async_callback(server.server.stop, None)
         addresses = [f"127.0.0.1:{server.port}" for server in servers]
-        fleet = await stack.enter_async_context(Fleet(addresses, UnreadBudget(), config))
+        fleet = await stack.enter_async_context(Fleet(Listed(addresses), UnreadBudget(), config))
         running = Schedulers(fleet, fakes, servers)
         await running.until(lambda: running.addresses_taking() == addresses)
         yield running
@@ -195,3 +197,59 @@ async def test_stream_ends_with_a_clear_error_when_only_another_model_is_served_
         told = error_of(raised.value)
         assert (told.status, told.code) == (503, "server_unreachable")
         assert "127.0.0.1" not in told.message
+
+
+class _Named:
+    """A name whose meaning changes."""
+
+    host: str | None = None
+
+    def __init__(self) -> None:
+        self.known: tuple[str, ...] = ()
+
+    async def addresses(self) -> tuple[str, ...]:
+        if not self.known:
+            raise OSError("no such name")
+        return self.known
+
+
+@pytest.mark.usefixtures("_asked_often")
+async def test_schedulers_come_and_go_as_discovery_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_module, "_LOOK_S", 0.01)
+    named = _Named()
+    async with AsyncExitStack() as stack:
+        fakes = [FakeScheduler(), FakeScheduler()]
+        servers = [await start(fake) for fake in fakes]
+        for server in servers:
+            stack.push_async_callback(server.server.stop, None)
+        addresses = [f"127.0.0.1:{server.port}" for server in servers]
+        # Nothing is known at first.
+        fleet = await stack.enter_async_context(Fleet(named, UnreadBudget()))
+        running = Schedulers(fleet, fakes, servers)
+        assert not fleet.is_ready
+
+        named.known = (addresses[0],)
+        await running.until(lambda: running.addresses_taking() == addresses[:1])
+        assert await running.generate() == EXPECTED
+        named.known = (addresses[1],)
+        await running.until(lambda: running.addresses_taking() == addresses[1:])
+        assert await running.generate() == EXPECTED
+        assert running.num_requests == [1, 1]
+        named.known = ()
+        assert await running.generate() == EXPECTED
+
+
+@pytest.mark.usefixtures("_asked_often")
+async def test_request_goes_to_another_scheduler_when_it_waits_where_nobody_computes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(upstream_module, "_STALLED_S", 0.02)
+    async with schedulers(2) as running:
+        first = running.addresses_taking()[0]
+        running.fakes[0].hold = asyncio.Event()
+        generating = asyncio.create_task(running.generate())
+        await running.until(lambda: running.num_requests == [1, 0])
+        await running.servers[0].set_serving(("",), False)
+        assert await generating == EXPECTED
+        assert running.num_requests == [1, 1]
+        assert first not in running.addresses_taking()

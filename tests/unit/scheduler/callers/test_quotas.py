@@ -93,13 +93,6 @@ def test_outputs_are_charged_when_the_request_ends() -> None:
     setting.begin()
 
 
-def test_nothing_is_charged_when_the_request_was_refused_after_all() -> None:
-    limits = TenantLimits(requests_per_minute=1, tokens_per_minute=10, max_concurrent_requests=1)
-    setting = Setting({"a": limits})
-    setting.begin(num_prompt=1000).refund()
-    setting.begin()
-
-
 def test_resumed_request_is_charged_and_refused_only_at_a_debt_of_a_minute() -> None:
     setting = Setting({"a": TenantLimits(tokens_per_minute=100)})
     setting.begin(num_prompt=150)
@@ -160,9 +153,8 @@ class QuotaMachine(RuleBasedStateMachine):
         tenant=st.sampled_from(TENANTS),
         num_prompt=st.integers(1, 400),
         num_resumed=st.sampled_from([0, 0, 5]),
-        is_taken=st.sampled_from([True, True, False]),
     )
-    def submit(self, tenant: str, num_prompt: int, num_resumed: int, is_taken: bool) -> None:
+    def submit(self, tenant: str, num_prompt: int, num_resumed: int) -> None:
         used = self.used[tenant]
         times = 2 if num_resumed else 1
         num_running = sum(name == tenant for name, _, _ in self.open)
@@ -176,9 +168,6 @@ class QuotaMachine(RuleBasedStateMachine):
             return
         charge = self.setting.quotas.charge(tenant, num_prompt, num_resumed)
         charge.begin()
-        if not is_taken:
-            charge.refund()
-            return
         used[0] += 1
         used[1] += num_prompt + num_resumed
         self.open.append((tenant, num_resumed, charge))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +12,11 @@ from scheduler_service.core.planning.lateness import MAX_REFUSALS
 from scheduler_service.core.request import RequestStatus, SchedulingParams
 from scheduler_service.core.row_columns import RowColumns
 from scheduler_service.core.scheduler import Scheduler
+from scheduler_service.executors.answer_watch import AnswerWatch, FleetPulse
 from scheduler_service.executors.broken_core import CoreBroken
 from scheduler_service.executors.executor_link import ExecutorLost
+from scheduler_service.executors.step_alarm import StepAlarm
+from scheduler_service.executors.step_patience import StepPatience
 from scheduler_service.journal.journal import FileJournal
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve_rpc.domain_error import DomainError
@@ -23,6 +27,7 @@ from tests.support.core.engine_loops import (
     VOCAB_SIZE,
     Broken,
     Clients,
+    LoopLink,
     a_loop,
     a_request,
     finish_elsewhere,
@@ -153,7 +158,7 @@ async def test_run_ends_when_it_is_cancelled() -> None:
 async def test_loop_does_nothing_when_it_was_woken_up_before_it_was_given_up() -> None:
     clients = Clients()
     lost, other = a_loop(clients), a_loop(clients)
-    lost.add(a_request(1))
+    lost.readmit(a_request(1))
     core = lost.scheduler
 
     (moved,) = lost.evacuate()
@@ -164,7 +169,7 @@ async def test_loop_does_nothing_when_it_was_woken_up_before_it_was_given_up() -
     assert core.num_running == 0
     assert moved.status is RequestStatus.WAITING
     with pytest.raises(ExecutorLost):
-        lost.add(a_request(2))
+        lost.readmit(a_request(2))
     with pytest.raises(RuntimeError, match="given its requests away"):
         core.schedule()
 
@@ -220,6 +225,36 @@ async def test_loop_ends_all_overdue_requests_when_there_is_no_step_to_end_them_
 
 async def test_parameters_are_encoded_when_their_request_arrives() -> None:
     loop, request = a_loop(Clients()), a_request(1)
-    loop.add(request)
+    loop.readmit(request)
     assert request.params_set.encoded is not None
     assert not loop.scheduler.num_in_flight
+
+
+class SilentLink(LoopLink):
+    """Its executor answers nothing."""
+
+    def answer(self, result: pb.StepResult) -> None:
+        pass
+
+
+async def test_loop_gives_its_executor_up_when_a_step_is_not_answered() -> None:
+    clients = Clients()
+    watch = AnswerWatch(ADDRESS, StepPatience(0.01, 0.02), FleetPulse())
+    alarm = StepAlarm(
+        watch,
+        time.monotonic_ns,
+        block_size=CONFIG.block_size,
+        ask_others=lambda: None,
+        recovered=lambda: None,
+    )
+    loop = a_loop(clients, link=SilentLink(CONFIG), now_ns=time.monotonic_ns, steps=alarm)
+    loop.is_connected = True
+    loop.scheduler.add(a_request(1))
+
+    error = await run_until_lost(loop)
+
+    assert "its oldest step is not answered after" in str(error)
+    assert not loop.takes_requests
+    (moved,) = loop.evacuate()
+    await finish_elsewhere([moved], clients)
+    assert clients.tokens[1] == expected_tokens([1, 2, 3], 10, 1, VOCAB_SIZE)

@@ -54,9 +54,9 @@ async def test_newcomer_is_served_at_once_when_the_loop_waits_to_ask_again() -> 
     # No time passes: the row would never be asked alone again.
     loop = a_loop(clients, Scheduler(CONFIG), link)
     running = asyncio.ensure_future(loop.run())
-    loop.add(a_request(1, grammar=SCHEMA))
+    loop.readmit(a_request(1, grammar=SCHEMA))
     await until(clients, lambda: bool(link.num_steps and loop.scheduler.ask_again_at_ns))
-    loop.add(a_request(2, max_tokens=1))
+    loop.readmit(a_request(2, max_tokens=1))
     await until(clients, lambda: clients.finished == ["r2"])
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
@@ -67,7 +67,7 @@ async def test_row_is_asked_again_when_its_time_has_come() -> None:
     clients, link, now_ns = Clients(), NeverCompiles(CONFIG), [0]
     loop = a_loop(clients, Scheduler(CONFIG), link, now_ns=lambda: now_ns[0])
     running = asyncio.ensure_future(loop.run())
-    loop.add(a_request(1, grammar=SCHEMA))
+    loop.readmit(a_request(1, grammar=SCHEMA))
     await until(clients, lambda: bool(link.num_steps and loop.scheduler.ask_again_at_ns))
     assert link.num_steps == 1
     now_ns[0] = loop.scheduler.ask_again_at_ns or 0
@@ -82,7 +82,7 @@ async def test_request_ends_when_its_grammar_is_never_compiled() -> None:
     loop = a_loop(clients, Scheduler(CONFIG), link, now_ns=lambda: next(seconds) * 10**9)
     running = asyncio.ensure_future(loop.run())
     request = a_request(1, grammar=SCHEMA)
-    loop.add(request)
+    loop.readmit(request)
     await until(clients, lambda: clients.finished == ["r1"])
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)

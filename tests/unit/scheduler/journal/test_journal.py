@@ -16,7 +16,7 @@ from tests.support.core.driver import make_config
 from tests.support.core.engine_loops import a_request
 from tests.support.core.recorded_run import RandomRun, RecordedEngine, open_file, run_config
 
-BOUND = 300_000
+BOUND = 400_000
 
 
 def total_bytes(path: Path) -> int:
@@ -48,7 +48,7 @@ def test_segments_stay_within_the_bound_and_replay_alone_when_the_file_rotates(
     monkeypatch.setattr(journal_module, "SegmentFile", KeptSegments)
     journal = open_file(path, BOUND)
 
-    RandomRun(journal, run_config(queue_policy=queue_policy), seed=1).run(400)
+    RandomRun(journal, run_config(queue_policy=queue_policy), seed=1).run(600)
     journal.close()
 
     assert total_bytes(path) <= BOUND

@@ -196,7 +196,8 @@ export type ExecutorInfo = Message<"splitserve.executor.v1.ExecutorInfo"> & {
 
   /**
    * Names this life of the executor: nanoseconds since 1970 when the process started. A restarted
-   * executor has a larger one, and its KV blocks are gone.
+   * executor has a larger one, and its KV blocks are gone. So has one that went from one scheduler to
+   * another: of the lives before it knows nothing, the scheduler epochs that it had adopted included.
    *
    * @generated from field: int64 executor_epoch = 2;
    */
@@ -1773,7 +1774,7 @@ export const ExecutorService: GenService<{
    *   RESOURCE_EXHAUSTED  a message is larger than the executor reads. A scheduler keeps to
    *                       ExecutorLimits.max_message_bytes, so it never sees this;
    *   ABORTED             superseded by a newer stream;
-   *   UNAVAILABLE         the executor is shutting down.
+   *   UNAVAILABLE         the executor is shutting down, or went to another scheduler.
    * After any of them the scheduler opens a new stream and repeats what has no result yet; it gives
    * the executor up when that goes on without any result, and its requests move.
    *

@@ -140,7 +140,9 @@ export type ExecutorState = Message<"splitserve.scheduler.v1.ExecutorState"> & {
   connected: boolean;
 
   /**
-   * Requests in its waiting queue.
+   * Requests that wait for it: those that were given to it and have no row, and an equal part of
+   * those that wait for whichever connected executor can begin them first. So over all executors
+   * the sum is what waits.
    *
    * @generated from field: int32 num_waiting_requests = 3;
    */

@@ -37,9 +37,11 @@
 //   NOT_FOUND            REQUEST_UNKNOWN          no unfinished request has this id; no
 //                        TOKENIZER_UNAVAILABLE    the executors offer no tokenizer; no
 //                        SERVICE_UNKNOWN          health of a service that is not here; no
-//   RESOURCE_EXHAUSTED   QUEUE_FULL               too many requests wait; after RetryInfo
-//                        QUOTA_EXCEEDED           a limit of the caller's tenant, named, or too many
-//                                                 tokens that are nobody's; after RetryInfo
+//   RESOURCE_EXHAUSTED   QUEUE_FULL               too many requests wait, or calls of Health.Watch
+//                                                 are open; after RetryInfo
+//                        QUOTA_EXCEEDED           a limit of the caller's tenant, named; too many of
+//                                                 its streams or GetTokenizer calls (Sizes); too
+//                                                 many tokens that are nobody's; after RetryInfo
 //                        MESSAGE_TOO_LARGE        see Sizes; no
 //                        STREAM_NOT_READ          see Sizes; as after a broken stream
 //   UNIMPLEMENTED        METHOD_UNKNOWN           no such method here; no
@@ -994,7 +996,7 @@ export type RequestError = Message<"splitserve.scheduler.v1.RequestError"> & {
   message: string;
 
   /**
-   * With QUEUE_FULL: when to try again.
+   * With QUEUE_FULL and QUOTA_EXCEEDED: when to try again.
    *
    * @generated from field: google.protobuf.Duration retry_delay = 3;
    */

@@ -1,0 +1,110 @@
+"""Who connects is counted by where they come from, before a byte is read and before TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from splitserve_gateway.http import tls as tls_bounds
+from splitserve_gateway.http.address import origin_of
+from splitserve_gateway.http.connection import Connection
+from splitserve_gateway.sharing.shares import HELD_PER_LEFT, Shares
+
+# What is out then, say open files, may be there again.
+_PAUSE_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+def connection_places(most_of_an_address: int) -> Shares:
+    """Places for connections: so many for one address, and a sixteenth more for all others."""
+    return Shares(most_of_an_address + -(-most_of_an_address // HELD_PER_LEFT))
+
+
+class Listener:
+    """Hands who connects to `listening` over to a connection; who has no place is cut.
+
+    A handshake of TLS has a place like any other connection, since it costs as much. A server of
+    asyncio's own shakes hands with whoever comes. Its methods are those of `asyncio.Server` that
+    uvicorn calls.
+    """
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        places: Callable[[], Shares],
+        new_connection: Callable[[], Connection],
+        tls: ssl.SSLContext | None,
+    ) -> None:
+        """`tls`: None for plain text."""
+        self._listening = listening
+        self._listening.setblocking(False)
+        self._places = places
+        self._new_connection = new_connection
+        self._options: dict[str, Any] = {}
+        if tls is not None:
+            self._options = {
+                "ssl": tls,
+                "ssl_handshake_timeout": tls_bounds.HANDSHAKE_TIMEOUT_S,
+                "ssl_shutdown_timeout": tls_bounds.SHUTDOWN_TIMEOUT_S,
+            }
+        self._tasks = {asyncio.create_task(self._accept())}
+
+    def close(self) -> None:
+        """Takes nobody any more; what is open goes on."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def wait_closed(self) -> None:
+        """Until nobody is being met."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        with self._listening:
+            while True:
+                try:
+                    client, address = await loop.sock_accept(self._listening)
+                except ConnectionError:
+                    # It has left already.
+                    continue
+                except OSError as error:
+                    _log.error("connections_not_taken problem=%r", error.strerror)
+                    await asyncio.sleep(_PAUSE_S)
+                    continue
+                self._take(client, origin_of(address))
+                # Where many wait, nothing of it would be a pause for others.
+                await asyncio.sleep(0)
+
+    def _take(self, client: socket.socket, origin: str) -> None:
+        places = self._places()
+        if not places.may_take(origin, 1):
+            client.close()
+            return
+        places.take(origin, 1)
+        task = asyncio.create_task(self._meet(client, partial(places.give_back, origin, 1)))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _meet(self, client: socket.socket, leave: Callable[[], None]) -> None:
+        connection = self._new_connection()
+        connection.leave = leave
+        try:
+            if client.family in (socket.AF_INET, socket.AF_INET6):
+                # Whatever asyncio knows of it.
+                client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # Whatever is wrong, of TLS too: nobody is there to be told.
+            with suppress(OSError):
+                loop = asyncio.get_running_loop()
+                await loop.connect_accepted_socket(lambda: connection, client, **self._options)
+        finally:
+            if not connection.is_made:
+                client.close()
+                leave()

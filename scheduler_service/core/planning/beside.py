@@ -1,0 +1,20 @@
+"""What others are about to take of a core that somebody is compared with."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Beside:
+    """Requests that are to begin in the same step: how many, and what they take together."""
+
+    num_requests: int = 0
+    num_tokens: int = 0
+    num_rows: int = 0
+    num_blocks: int = 0
+    rows_of_tenants: Counter[str] = field(default_factory=Counter)
+
+
+NOBODY = Beside()

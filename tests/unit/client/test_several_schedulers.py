@@ -1,0 +1,171 @@
+"""A client that knows several schedulers: it has one that serves, and goes on at another."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from splitserve_client import AsyncClient, InvalidRequest, SamplingParams, ServerUnreachable
+from splitserve_client import connection as connection_module
+from splitserve_rpc.domain_error import DomainError
+from splitserve_rpc.server import RunningServer
+from tests.contract.stranger.process import poll
+from tests.support.fakes.fake_generation import expected_tokens
+from tests.support.fakes.fake_scheduler import Cut, FakeScheduler, start
+
+PROMPT = [3, 4, 5]
+PARAMS = SamplingParams(seed=7, max_tokens=6)
+EXPECTED = expected_tokens(PROMPT, 7, 6)
+
+
+class Several:
+    """Two schedulers, and a client with both addresses."""
+
+    def __init__(self, fakes: list[FakeScheduler], servers: list[RunningServer]) -> None:
+        self.fakes = fakes
+        self.servers = servers
+        self.addresses = [f"127.0.0.1:{server.port}" for server in servers]
+        self.stopping: asyncio.Task[None] | None = None
+        self.client = AsyncClient(",".join(self.addresses))
+
+    @property
+    def num_requests(self) -> list[int]:
+        return [len(fake.requests) for fake in self.fakes]
+
+    async def complete(self) -> list[int]:
+        return list((await self.client.complete(PROMPT, PARAMS)).token_ids)
+
+    async def begin(self) -> int:
+        """Which one the client has, after a request."""
+        assert await self.complete() == EXPECTED
+        return self.num_requests.index(1)
+
+
+@pytest.fixture
+async def several() -> AsyncIterator[Several]:
+    async with AsyncExitStack() as stack:
+        fakes = [FakeScheduler(), FakeScheduler()]
+        servers = [await start(fake) for fake in fakes]
+        for server in servers:
+            stack.push_async_callback(server.server.stop, None)
+        running = Several(fakes, servers)
+        stack.push_async_callback(running.client.close)
+        yield running
+
+
+async def test_client_stays_with_the_scheduler_that_it_has(several: Several) -> None:
+    first = await several.begin()
+    for _ in range(5):
+        assert await several.complete() == EXPECTED
+    assert several.num_requests[first] == 6
+
+
+async def test_stream_goes_on_at_the_other_when_its_scheduler_dies(several: Several) -> None:
+    first = await several.begin()
+
+    def die(number: int) -> None:
+        if number == 9:  # of the second request
+            several.stopping = asyncio.create_task(several.servers[first].set_serving(("",), False))
+            raise Cut
+
+    several.fakes[first].before_token = die
+    assert await several.complete() == EXPECTED
+    assert several.num_requests[1 - first] == 1
+    resumed = several.fakes[1 - first].requests[-1]
+    assert 0 < len(resumed.resume_token_ids) < len(EXPECTED)
+    assert list(resumed.resume_token_ids) == EXPECTED[: len(resumed.resume_token_ids)]
+
+
+async def test_session_goes_on_at_the_other_when_its_scheduler_is_gone(several: Several) -> None:
+    first = await several.begin()
+    several.fakes[first].hold = asyncio.Event()
+    async with several.client.session() as session:
+        requests = [session.submit(PROMPT, PARAMS) for _ in range(3)]
+        await _until(lambda: several.num_requests[first] == 4)
+        await several.servers[first].server.stop(None)
+        for request in requests:
+            tokens = [token async for event in request for token in getattr(event, "token_ids", ())]
+            assert tokens == EXPECTED
+    assert several.num_requests[1 - first] == 3
+
+
+async def test_request_goes_to_the_other_when_one_does_not_serve(several: Several) -> None:
+    await several.servers[0].set_serving(("",), False)
+    assert await several.begin() == 1
+
+
+async def test_one_that_does_not_serve_is_asked_when_there_is_no_other(several: Several) -> None:
+    await several.servers[0].server.stop(None)
+    await several.servers[1].set_serving(("",), False)
+    assert await several.begin() == 1
+
+
+async def test_request_goes_on_at_the_other_when_it_waits_where_nobody_computes(
+    several: Several, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "_SILENCE_S", 0.01)
+    first = await several.begin()
+    several.fakes[first].hold = asyncio.Event()
+    completing = asyncio.create_task(several.complete())
+    await _until(lambda: several.num_requests[first] == 2)
+    await several.servers[first].set_serving(("",), False)
+    assert await completing == EXPECTED
+    assert several.num_requests[1 - first] == 1
+
+
+async def test_problem_is_told_when_none_can_be_reached(several: Several) -> None:
+    for server in several.servers:
+        await server.server.stop(None)
+    with pytest.raises(ServerUnreachable, match=r"cannot connect to 127\.0\.0\.1:"):
+        await several.client.get_model()
+
+
+async def test_schedulers_come_and_go_when_they_are_in_a_file(
+    several: Several, tmp_path: Path
+) -> None:
+    path = tmp_path / "schedulers"
+    path.write_text(several.addresses[0])
+    async with AsyncClient(f"file:{path}") as client:
+        await client.complete(PROMPT, PARAMS)
+        path.write_text(f"{several.addresses[1]}\n")
+        await client.complete(PROMPT, PARAMS)
+    assert several.num_requests == [1, 1]
+
+
+@pytest.mark.parametrize("address", ["a:1,b", "a:1,", "dns:a", "file:/nowhere/at/all"])
+def test_address_is_refused_when_it_makes_no_sense(address: str) -> None:
+    with pytest.raises(ServerUnreachable, match="cannot be used"):
+        AsyncClient(address)
+
+
+async def test_refusal_is_told_when_a_scheduler_refuses(several: Several) -> None:
+    first = await several.begin()
+
+    def refuse(_: object) -> None:
+        raise DomainError("PROMPT_TOO_LONG", "no")
+
+    several.fakes[first].before_request = refuse
+    with pytest.raises(InvalidRequest):
+        await several.complete()
+    assert several.num_requests[1 - first] == 0
+
+
+async def test_clients_are_spread_when_there_are_many(several: Several) -> None:
+    random.seed(0)
+    for _ in range(10):
+        async with AsyncClient(",".join(several.addresses)) as client:
+            await client.complete(PROMPT, PARAMS)
+    assert sum(several.num_requests) == 10
+    assert min(several.num_requests) >= 2
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    async def look() -> tuple[bool, object]:
+        return holds(), None
+
+    await poll(look)

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from splitserve_rpc.discovery import MAX_SCHEDULERS, InFile, Listed, Named, discovery
+from splitserve_rpc.watched_files import FilesUnusable
+
+
+async def test_list_has_each_address_once_when_it_is_named_twice() -> None:
+    assert await discovery("b:2,a:1,b:2").addresses() == ("b:2", "a:1")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a", "a:1,", "a:b", "a:99999", "dns:", "dns:a", "dns:a:1,b:2"]
+)
+def test_discovery_is_refused_when_something_is_no_address(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is not allowed; it takes host:port"):
+        discovery(text)
+
+
+def test_discovery_is_refused_when_it_names_too_many() -> None:
+    text = ",".join(f"s{number}:1" for number in range(MAX_SCHEDULERS + 1))
+    with pytest.raises(ValueError, match=f"65 schedulers; allowed: 1 to {MAX_SCHEDULERS}"):
+        discovery(text)
+
+
+@pytest.mark.parametrize("host", ["dns", "file"])
+async def test_address_is_one_when_its_host_has_the_name_of_a_form(host: str) -> None:
+    found = discovery(f"{host}:50050")
+    assert isinstance(found, Listed)
+    assert await found.addresses() == (f"{host}:50050",)
+
+
+async def test_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
+    path = tmp_path / "schedulers"
+    path.write_text("# ours\nb:2\n\na:1  # the first\n")
+    found = discovery(f"file:{path}")
+    assert isinstance(found, InFile)
+    assert await found.addresses() == ("b:2", "a:1")
+    path.write_text("c:3\n")
+    assert await found.addresses() == ("c:3",)
+
+
+@pytest.mark.parametrize("content", ["", "# none\n", "a:1\nb\n", "\0"])
+async def test_file_holds_what_it_said_when_it_becomes_unusable(
+    tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "schedulers"
+    path.write_text("a:1\nb:2\n")
+    found = discovery(f"file:{path}")
+    path.write_text(content)
+    assert await found.addresses() == ("a:1", "b:2")
+    assert "schedulers_file_unusable" in caplog.text
+
+
+def test_file_is_refused_when_it_is_unusable_at_first(tmp_path: Path) -> None:
+    path = tmp_path / "schedulers"
+    with pytest.raises(FilesUnusable, match="No such file"):
+        discovery(f"file:{path}")
+    path.write_text("a:1\n" * 20_000)
+    with pytest.raises(FilesUnusable, match="has 80000 bytes; allowed: 65536"):
+        discovery(f"file:{path}")
+
+
+class _Names:
+    """A name server that answers from a list, and a clock."""
+
+    def __init__(self, *answers: Sequence[str] | OSError) -> None:
+        self.answers = list(answers)
+        self.now_s = 0.0
+        self.named = Named("schedulers:50050", self.look_up, lambda: self.now_s)
+
+    async def look_up(self, host: str, port: int) -> Sequence[str]:
+        assert (host, port) == ("schedulers", 50050)
+        answer = self.answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+
+async def test_name_stands_for_all_its_addresses() -> None:
+    names = _Names(["10.0.0.2", "10.0.0.1", "fd00::1", "10.0.0.2"])
+    assert names.named.host == "schedulers"
+    assert await names.named.addresses() == ("10.0.0.1:50050", "10.0.0.2:50050", "[fd00::1]:50050")
+
+
+async def test_name_is_looked_up_again_when_the_answer_is_old() -> None:
+    names = _Names(["10.0.0.1"], ["10.0.0.2"])
+    assert await names.named.addresses() == ("10.0.0.1:50050",)
+    names.now_s = 4.9
+    assert await names.named.addresses() == ("10.0.0.1:50050",)
+    names.now_s = 5.0
+    assert await names.named.addresses() == ("10.0.0.2:50050",)
+
+
+async def test_name_means_what_it_meant_when_it_cannot_be_resolved(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    names = _Names(["10.0.0.1"], OSError("gone"), OSError("gone"), [])
+    for _ in range(4):
+        assert await names.named.addresses() == ("10.0.0.1:50050",)
+        names.now_s += 5
+    logged = [record.getMessage() for record in caplog.records]
+    assert logged == [
+        "schedulers_not_resolved host=schedulers problem='gone'",
+        "schedulers_not_resolved host=schedulers problem='0 schedulers; allowed: 1 to 64'",
+    ]
+
+
+async def test_name_is_asked_again_at_once_when_nothing_is_known() -> None:
+    caught = _Names(OSError("gone"), ["10.0.0.1"])
+    with pytest.raises(OSError, match="dns:schedulers: gone"):
+        await caught.named.addresses()
+    assert await caught.named.addresses() == ("10.0.0.1:50050",)
+
+
+async def test_name_server_is_asked_once_when_many_wait_for_it() -> None:
+    answer: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+    asked: list[str] = []
+
+    async def look_up(host: str, _: int) -> Sequence[str]:
+        asked.append(host)
+        return await answer
+
+    named = Named("schedulers:1", look_up)
+    waiting = [asyncio.create_task(named.addresses()) for _ in range(10)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    answer.set_result(["10.0.0.1"])
+    assert await asyncio.gather(*waiting) == [("10.0.0.1:1",)] * 10
+    assert asked == ["schedulers"]
+
+
+async def test_name_of_this_machine_is_found_by_the_system() -> None:
+    assert "127.0.0.1:7" in await discovery("dns:localhost:7").addresses()

@@ -1,0 +1,279 @@
+"""One queue for all executors: policies hold across them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from scheduler_service.core.request import Request, SchedulingParams
+from scheduler_service.fleet.fleet_queue import FleetQueue
+from tests.support.core.driver import CoreDriver
+
+
+class Fleet:
+    """Some cores, a queue before them, and a clock."""
+
+    def __init__(
+        self,
+        *cores: Mapping[str, object],
+        policy: str = "fcfs",
+        weights: Mapping[str, float] | None = None,
+    ) -> None:
+        named: dict[str, Any] = {"queue_policy": policy, "tenant_weights": weights or {}}
+        self.drivers = [CoreDriver(**(named | dict(core))) for core in cores]
+        self.queue = FleetQueue(policy, weights or {})
+        self.now_ns = 0
+        self.num_requests = 0
+
+    def push(
+        self, name: str, prompt: int = 3, *, max_tokens: int = 50, **scheduling: object
+    ) -> Request:
+        """A request waits for an executor."""
+        self.num_requests += 1
+        request = Request.create(
+            name,
+            [1 + at % 90 for at in range(prompt)],
+            self.drivers[0].make_request(1, max_tokens=max_tokens, ignore_eos=True).params,
+            arrival=self.num_requests,
+            seed=0,
+            scheduling=SchedulingParams(**scheduling),  # type: ignore[arg-type]
+        )
+        self.queue.push(request)
+        return request
+
+    def dispatch(self) -> list[tuple[str, int]]:
+        """What goes where now, by the number of the core."""
+        cores = [driver.core for driver in self.drivers]
+        given = []
+        for request, host in self.queue.dispatch(self.now_ns, cores):
+            number = next(i for i, core in enumerate(cores) if core is host)
+            cores[number].readmit(request)
+            given.append((request.request_id, number))
+        return given
+
+    def step(self) -> list[tuple[str, int]]:
+        """Every core makes a step, whose tokens are charged; then what goes where."""
+        for driver in self.drivers:
+            if driver.plan() is not None:
+                events = driver.answer()
+                self.queue.charge(events.num_sampled)
+        return self.dispatch()
+
+    def end(self, name: str) -> None:
+        """A request ends, wherever it runs."""
+        ended = [driver.core.abort(name) for driver in self.drivers]
+        assert any(ended)
+        self.queue.forget(name)
+
+
+ONE_ROW = {"max_num_seqs": 1}
+
+
+def test_requests_wait_for_whichever_executor_is_free_first() -> None:
+    fleet = Fleet(ONE_ROW, ONE_ROW)
+    for name in "abcd":
+        fleet.push(name)
+    assert {name for name, _ in fleet.dispatch()} == {"a", "b"}
+    assert fleet.step() == []
+    assert len(fleet.queue) == 2
+    at_second = next(iter(fleet.drivers[1].core.placement.requests))
+    fleet.end(at_second)
+    assert fleet.step() == [("c", 1)]
+
+
+def test_first_come_is_first_served_across_executors() -> None:
+    fleet = Fleet(ONE_ROW, ONE_ROW, ONE_ROW)
+    for number in range(9):
+        fleet.push(f"r{number}")
+    served = [name for name, _ in fleet.dispatch()]
+    while len(served) < 9:
+        fleet.step()
+        fleet.end(served[len(served) - 3])
+        served += [name for name, _ in fleet.dispatch()]
+    assert served == [f"r{number}" for number in range(9)]
+
+
+def test_urgent_request_goes_before_all_that_wait_wherever_there_is_room() -> None:
+    fleet = Fleet(ONE_ROW, ONE_ROW, policy="priority")
+    fleet.push("a", priority=-1)
+    fleet.push("b", priority=-1)
+    fleet.dispatch()
+    fleet.step()
+    fleet.push("later")
+    fleet.push("urgent", priority=-1)
+    assert fleet.step() == []
+    fleet.end("a")
+    assert [name for name, _ in fleet.step()] == ["urgent"]
+
+
+def test_urgent_request_goes_where_somebody_less_urgent_makes_way() -> None:
+    fleet = Fleet(ONE_ROW, ONE_ROW, policy="priority")
+    fleet.push("important", priority=-5)
+    fleet.push("ordinary")
+    where = dict(fleet.dispatch())
+    fleet.step()
+    fleet.push("urgent", priority=-3)
+    assert fleet.dispatch() == [("urgent", where["ordinary"])]
+    fleet.step()
+    placement = fleet.drivers[where["ordinary"]].core.placement
+    assert [s.request.request_id for s in placement.rows.running] == ["urgent"]
+
+
+def test_tenant_has_its_share_of_all_executors_together() -> None:
+    fleet = Fleet(ONE_ROW, ONE_ROW, policy="fair")
+    for number in range(20):
+        fleet.push(f"flood{number}", tenant="flood", max_tokens=4)
+    for number in range(5):
+        fleet.push(f"few{number}", tenant="few", max_tokens=4)
+    order = [name for name, _ in fleet.dispatch()]
+    while len(order) < 12:
+        order += [name for name, _ in fleet.step()]
+    # Both tenants ask for more than half: they get as much as the other.
+    assert sum(name.startswith("few") for name in order[:10]) == 5
+
+
+def test_tokens_count_for_a_tenant_whatever_executor_they_come_from() -> None:
+    fleet = Fleet(ONE_ROW, ONE_ROW, policy="fair")
+    fleet.push("a", tenant="one")
+    fleet.dispatch()
+    fleet.push("b", tenant="other")
+    fleet.dispatch()
+    fleet.push("a2", tenant="one")
+    fleet.push("b2", tenant="other")
+    fleet.step()
+    # Only the executor of `a` goes on.
+    first = next(d for d in fleet.drivers if "a" in d.core.placement.requests)
+    for _ in range(5):
+        first.plan()
+        fleet.queue.charge(first.answer().num_sampled)
+    fleet.end("a")
+    assert fleet.step() == [("b2", fleet.drivers.index(first))]
+
+
+def test_weights_of_tenants_may_change_while_requests_wait() -> None:
+    fleet = Fleet(ONE_ROW, policy="fair")
+    fleet.push("now", tenant="z")
+    fleet.dispatch()
+    for number in range(8):
+        fleet.push(f"a{number}", 8, tenant="a", max_tokens=1)
+        fleet.push(f"b{number}", 8, tenant="b", max_tokens=1)
+    fleet.queue.weigh_tenants({"a": 3.0})
+    fleet.end("now")
+    order: list[str] = []
+    while len(order) < 8:
+        order += [name for name, _ in fleet.step()]
+    assert sum(name.startswith("a") for name in order) == 6
+
+
+def test_large_request_holds_up_one_executor_and_not_the_fleet() -> None:
+    small_pool = {"num_device_blocks": 16}
+    fleet = Fleet(small_pool, small_pool)
+    fleet.push("x", 30, max_tokens=30)
+    fleet.push("y", 30, max_tokens=30)
+    fleet.dispatch()
+    fleet.step()
+    fleet.push("large", 40, max_tokens=5)
+    for number in range(3):
+        fleet.push(f"small{number}", max_tokens=5)
+    given = dict(fleet.dispatch())
+    for _ in range(10):
+        given.update(fleet.step())
+    # It waits at one of them, where no later one begins before it, and those go elsewhere.
+    assert set(given) == {"large", "small0", "small1", "small2"}
+    assert {given[f"small{number}"] for number in range(3)} == {1 - given["large"]}
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "fair", "deadline"])
+def test_all_requests_end_whatever_their_size(policy: str) -> None:
+    fleet = Fleet({"num_device_blocks": 12}, {"num_device_blocks": 40}, ONE_ROW, policy=policy)
+    for number in range(40):
+        length = (3, 3, 30, 90)[number % 4]
+        fleet.push(f"r{number}", length, max_tokens=4, tenant=f"t{number % 3}", priority=number % 2)
+    ended: set[str] = set()
+    fleet.dispatch()
+    for _ in range(600):
+        for driver in fleet.drivers:
+            if driver.plan() is not None:
+                ended.update(r.request_id for r in driver.answer().finished)
+        fleet.dispatch()
+    assert ended == {f"r{number}" for number in range(40)}
+    assert len(fleet.queue) == 0
+
+
+def test_request_ends_when_its_deadline_is_past_and_no_executor_is_there() -> None:
+    fleet = Fleet(ONE_ROW, policy="deadline")
+    late, lasting = fleet.push("late", deadline_ns=1_000), fleet.push("lasting")
+    assert fleet.queue.next_deadline_ns == 1_000
+    assert list(fleet.queue.take_overdue(1_000)) == []
+    assert list(fleet.queue.dispatch(2_000, [])) == []
+    for request in fleet.queue.take_overdue(2_000):
+        fleet.queue.forget(request.request_id)
+    assert late.error is not None
+    assert late.error[0] == "DEADLINE_UNREACHABLE"
+    assert not lasting.is_finished
+    assert len(fleet.queue) == 1
+    assert fleet.queue.next_deadline_ns is None
+
+
+def test_request_that_was_admitted_before_pays_once() -> None:
+    fleet = Fleet(ONE_ROW, ONE_ROW, policy="fair")
+    fleet.push("a", 60, tenant="a")
+    ((_, number),) = fleet.dispatch()
+    (moved,) = fleet.drivers[number].core.evacuate()
+    fleet.drivers.pop(number)
+    fleet.queue.push(moved)
+    fleet.push("later", tenant="a")
+    fleet.push("b", tenant="b")
+    assert fleet.dispatch() == [("a", 0)]
+    fleet.end("a")
+    fleet.drivers[0].plan()
+    # Tenant b was put level with a, which did not pay again.
+    assert fleet.dispatch() == [("later", 0)]
+
+
+def test_waiting_request_moves_when_another_executor_would_begin_it_sooner() -> None:
+    fleet = Fleet({"num_device_blocks": 16}, {"num_device_blocks": 16})
+    fleet.push("a", 20, max_tokens=30)
+    fleet.push("b", 20, max_tokens=30)
+    fleet.dispatch()
+    fleet.step()
+    victim = fleet.drivers[0].core.placement.rows.sequence(0).request
+    fleet.drivers[0].preempt(victim)
+    cores = [driver.core for driver in fleet.drivers]
+    assert fleet.queue.to_be_moved(1_000, cores[1], cores) is None
+    found = fleet.queue.to_be_moved(20_000_000, cores[1], cores)
+    assert found == (cores[0], victim.request_id)
+    moved = cores[0].withdraw(victim.request_id)
+    assert moved is not None
+    assert len(moved.sequence.token_ids) == 21
+    fleet.queue.push(moved)
+    del fleet.drivers[0]
+    assert fleet.dispatch() == [(victim.request_id, 0)]
+
+
+def test_request_is_not_moved_while_a_step_in_flight_concerns_it() -> None:
+    fleet = Fleet(ONE_ROW, ONE_ROW)
+    request = fleet.push("a")
+    ((_, number),) = fleet.dispatch()
+    driver, taker = fleet.drivers[number], fleet.drivers[1 - number].core
+    driver.plan()
+    driver.preempt(request)
+    late_ns, cores = 10**12, [each.core for each in fleet.drivers]
+    assert fleet.queue.to_be_moved(late_ns, taker, cores) is None
+    driver.answer()
+    assert fleet.queue.to_be_moved(late_ns, taker, cores) == (driver.core, "a")
+
+
+def test_hashes_of_blocks_are_made_anew_where_blocks_are_of_another_size() -> None:
+    fleet = Fleet({"block_size": 4}, {"block_size": 8})
+    request = fleet.push("a", 33)
+    cores = [driver.core for driver in fleet.drivers]
+    for core in cores:
+        assert core.num_cached_tokens(request) == 0
+    cores[0].readmit(request)
+    fleet.drivers[0].step()
+    again = fleet.push("b", 33)
+    assert [core.num_cached_tokens(again) for core in cores] == [32, 0]
+    assert [core.num_cached_tokens(again) for core in reversed(cores)] == [0, 32]
