@@ -31,6 +31,7 @@ from splitserve_options import options
 from splitserve_rpc.access import Access
 from splitserve_rpc.addresses import CannotListen, is_loopback
 from splitserve_rpc.cluster_identity import Role
+from splitserve_rpc.discovery import Discovery, discovery
 from splitserve_rpc.log_lines import start_logging
 from splitserve_rpc.security import SecurityUnusable
 from splitserve_rpc.server import RunningServer, ServerSecurity, bind_server, stop_event
@@ -52,6 +53,7 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     Raises CannotListen, JournalUnusable and AuditUnusable.
     """
     stop = stop_event(config.exit_on_stdin_eof, config.drain_timeout_s)
+    peers = None if config.peers is None else discovery(config.peers)
     audit = open_audit(config.audit_log)
     for_clients, for_cluster = _bind(
         config, opened.callers, audit, lambda: cluster.max_message_bytes
@@ -108,11 +110,20 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
         task.cancel()
     await for_clients.set_serving(("", SERVICE), False)
     await for_cluster.set_serving(_CLUSTER_SERVICES, False)
-    await cluster.drain(config.drain_timeout_s)
+    await cluster.drain(config.drain_timeout_s, await _addresses(peers))
     await asyncio.gather(*(running.stop(_STOP_GRACE_S) for running in servers))
     journal.close()
     await asyncio.to_thread(audit.close)
     _log.info("scheduler_stopped")
+
+
+async def _addresses(peers: Discovery | None) -> tuple[str, ...]:
+    """Of other schedulers, as far as is known."""
+    try:
+        return () if peers is None else await peers.addresses()
+    except OSError as error:
+        _log.warning("peers_not_known problem=%r", str(error))
+        return ()
 
 
 def _bind(

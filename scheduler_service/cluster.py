@@ -78,7 +78,7 @@ class Cluster:
         unread = Unread(max_unread_bytes, _NUM_UNREAD_STREAMS * max_unread_bytes)
         self.delivery = Delivery(unread, self._end_unread)
         self.now_ns = now_ns
-        self._draining = False
+        self._draining: DomainError | None = None
         self._idle = asyncio.Event()
         self._engines = Engines(
             EngineParts(
@@ -297,8 +297,8 @@ class Cluster:
 
     def check_not_draining(self) -> None:
         """Raises DomainError(DRAINING)."""
-        if self._draining:
-            raise _draining()
+        if self._draining is not None:
+            raise _draining(self._draining.schedulers)
 
     def check_accepting(self) -> None:
         """Raises DomainError DRAINING or MODEL_NOT_READY."""
@@ -368,19 +368,33 @@ class Cluster:
         finally:  # after it has told what tokens there were
             self._untrack(request_id)
 
-    async def drain(self, timeout_s: float) -> None:
-        """Refuses new requests, lets those here finish for `timeout_s`, then ends the rest."""
-        self._draining = True
+    async def drain(self, timeout_s: float, peers: tuple[str, ...] = ()) -> None:
+        """Refuses new requests, lets those here finish for `timeout_s`, then ends the rest.
+
+        `peers`: schedulers that may take over. Then what waits ends at once: nothing of it has been
+        computed here. What runs would have to be computed again, and may be over before that.
+        """
+        self._draining = _draining(peers)
+        if peers:
+            self._end_waiting()
         if self._tracked:
             self._idle.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), timeout_s)
+        for stream in list(self.delivery.streams.values()):
+            self.fail_stream(stream, _draining(peers))
         for request_id in list(self._tracked):
-            self.delivery.fail(request_id, _draining())
             self._abandon(request_id)
         if self._alarm is not None:
             self._alarm.cancel()
         await self._engines.close()
+
+    def _end_waiting(self) -> None:
+        """Ends streams of which no request runs."""
+        for stream in list(self.delivery.streams.values()):
+            tracked = [self._tracked.get(name) for name in self.delivery.requests_of(stream)]
+            if tracked and all(each is not None and each.engine is None for each in tracked):
+                self.fail_stream(stream, self._draining or _draining())
 
     def _deliver(self, events: StepEvents) -> None:
         self.delivery.deliver(events)
@@ -405,5 +419,5 @@ class Cluster:
             tracked.charge.end(tracked.request)
 
 
-def _draining() -> DomainError:
-    return DomainError("DRAINING", "the scheduler is shutting down")
+def _draining(peers: tuple[str, ...] = ()) -> DomainError:
+    return DomainError("DRAINING", "the scheduler is shutting down", schedulers=peers)

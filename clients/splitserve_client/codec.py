@@ -165,7 +165,8 @@ def decode_error(error: scheduler_pb2.RequestError) -> SplitserveError:
     delay_s = None
     if error.HasField("retry_delay"):
         delay_s = error.retry_delay.ToTimedelta().total_seconds()
-    return error_of_reason(error.reason, error.message or "the request failed", delay_s)
+    message, schedulers = error.message or "the request failed", tuple(error.schedulers)
+    return error_of_reason(error.reason, message, delay_s, schedulers)
 
 
 def decode_model(model: scheduler_pb2.GetModelResponse) -> Model:
