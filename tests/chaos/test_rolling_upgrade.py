@@ -61,7 +61,7 @@ def tokens_of(generation: Generation) -> list[tuple[int, ...]]:
     return [completion.token_ids for completion in generation.completions]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 async def test_no_stream_notices_when_all_executors_are_replaced_one_by_one(tmp_path: Path) -> None:
     model = make_tiny_model("llama", tmp_path / "llama", seed=2)
     log = tmp_path / "log"
@@ -75,8 +75,9 @@ async def test_no_stream_notices_when_all_executors_are_replaced_one_by_one(tmp_
             async with asyncio.TaskGroup() as tasks:
                 for number in numbers:
                     tasks.create_task(load.run(number))
-                for address in old:
+                for _ in old:
                     running.start_executor("--drain-timeout-s", "30")
+                for address in old:
                     await running.wait_until(lambda executors: len(executors) > NUM_EXECUTORS)
                     # Nothing is left to wait for once its own streams are over.
                     assert await running.stop_executor(address) == 0

@@ -113,7 +113,7 @@ async def test_what_a_session_submits_too_late_goes_on_elsewhere_when_its_stream
         late = asyncio.create_task(tokens_of(session.submit(PROMPT, PARAMS)))
         stack.watch.release()
         expected = list(expected_completions(PROMPT, PARAMS)[0].token_ids)
-        assert await asyncio.gather(running, late) == [expected, expected]
+        assert list(await asyncio.gather(running, late)) == [expected, expected]
 
 
 @pytest.mark.parametrize(

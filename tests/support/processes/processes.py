@@ -15,7 +15,7 @@ from splitserve_client import AsyncClient, ClientConfig, Executor, SplitserveErr
 from tests.support.processes.addresses import reserve_address
 
 ROOT = Path(__file__).parents[3]
-START_TIMEOUT_S = 90.0
+START_TIMEOUT_S = 300.0
 
 
 class Processes:
