@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -26,8 +26,8 @@ from scheduler_service.executors.engines import EngineOwner, EngineParts, Engine
 from scheduler_service.executors.executor_link import ExecutorLink, ExecutorLost, Link, LinkConfig
 from scheduler_service.fleet.executor_losses import LossCause
 from scheduler_service.fleet.fleet_queue import FleetQueue
+from scheduler_service.fleet.host_state import Host
 from scheduler_service.fleet.quarantine import Quarantine, Verdict
-from scheduler_service.fleet.router import Host
 from scheduler_service.journal.journal import Journal, NoJournal
 from scheduler_service.request_limits import message_bytes, most_message_bytes
 from scheduler_service.request_names import RequestName
@@ -106,6 +106,21 @@ class Cluster:
     def engines(self) -> list[EngineLoop]:
         """The executors that answered, in order of registration."""
         return self._engines.known
+
+    @property
+    def num_steps_answered(self) -> int:
+        """By all executors that ever were here."""
+        return self._engines.num_steps_answered
+
+    @property
+    def step_allowed_s(self) -> float:
+        """How long it may be until some step is answered, if there is something to do."""
+        return self._engines.step_allowed_s
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether it takes no more requests."""
+        return self._draining
 
     @property
     def model(self) -> executor.ModelInfo | None:
@@ -196,8 +211,9 @@ class Cluster:
     def _refill(self, engine: EngineLoop) -> None:
         """An executor plans a step: it may begin what waits."""
         if len(self._queue):
-            self._dispatch(engine)
-        else:
+            self._dispatch([engine])
+        elif engine.takes_requests:
+            self._queue.note(engine.scheduler)
             self._move_one_to(engine)
 
     def _move_one_to(self, taker: EngineLoop) -> None:
@@ -219,14 +235,16 @@ class Cluster:
                 self._queue.push(moved)
         self._dispatch()
 
-    def _dispatch(self, changed: EngineLoop | None = None) -> None:
-        """Gives requests to executors that can begin them; of those only `changed` has changed."""
+    def _dispatch(self, changed: Collection[EngineLoop] | None = None) -> None:
+        """Gives requests to executors that can begin them; `changed`: of these, None for all."""
         engines: dict[Host, EngineLoop] = {
             engine.scheduler: engine for engine in self._engines.taking_requests
         }
-        changed_host = changed.scheduler if changed is not None and changed.takes_requests else None
+        changed_hosts: list[Host] | None = None
+        if changed is not None:
+            changed_hosts = [engine.scheduler for engine in changed if engine.takes_requests]
         isolated = self._quarantine.dispatch(list(engines))
-        given = self._queue.dispatch(self.now_ns(), list(engines), changed_host)
+        given = self._queue.dispatch(self.now_ns(), engines.keys(), changed_hosts)
         for request, host in chain(isolated, given):
             engine = self._tracked[request.request_id].engine = engines[host]
             try:
@@ -321,7 +339,7 @@ class Cluster:
         self._tracked[request.request_id] = _Tracked(request, admission)
         admission.charge.begin()
         self._queue.push(request)
-        self._dispatch()
+        self._dispatch([])
 
     def _check(self, request: Request) -> None:
         """Raises DomainError if no executor can ever run it, or if too many wait."""

@@ -18,7 +18,7 @@ from scheduler_service.fleet.executor_losses import (
     LossCause,
     RequestLosses,
 )
-from scheduler_service.fleet.router import Host
+from scheduler_service.fleet.host_state import Host
 
 REASON = "EXECUTOR_LOST_REPEATEDLY"
 
