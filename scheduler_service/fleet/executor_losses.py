@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -31,12 +32,13 @@ class LossCause(Enum):
 class RequestLosses:
     """The executors that were lost while a step of one request was in flight.
 
-    `num_in_succession`: without enough tokens in between to forgive the one before; `num_alone` of
-    them with nothing else in flight. `num_trials`: how many were asked of it when it was isolated
-    last, 0 if it never was. `num_tokens`: of its longest sequence, at the latest loss.
+    `in_succession`: the numbers of those without enough tokens in between to forgive the one
+    before; `num_alone` of them with nothing else in flight. `num_trials`: how many were asked of it
+    when it was isolated last, 0 if it never was. `num_tokens`: of its longest sequence, at the
+    latest loss.
     """
 
-    num_in_succession: int = 0
+    in_succession: list[int] = field(default_factory=list)
     num_ever: int = 0
     num_alone: int = 0
     num_trials: int = 0
@@ -47,28 +49,38 @@ class RequestLosses:
         least = NUM_ALONE_IN_A_STORM - 1 if is_storm else 0
         return least + (max(0, self.num_trials - 1) // FORGIVING_TOKENS).bit_length()
 
-    def add(self, num_tokens: int, *, is_alone: bool) -> int:
-        """One more, when it has `num_tokens`; how many of them it has got since the one before."""
+    def add(self, number: int, num_tokens: int, *, is_alone: bool) -> int:
+        """Loss `number`, when it has `num_tokens`; how many of them it got since the one before."""
         num_gained = max(0, num_tokens - self.num_tokens)
         if num_gained >= FORGIVING_TOKENS << max(0, self.num_ever - 1):
-            self.num_in_succession = self.num_alone = 0
-        self.num_in_succession += 1
+            self.in_succession.clear()
+            self.num_alone = 0
+        self.in_succession.append(number)
         self.num_ever += 1
         self.num_alone += is_alone
         self.num_tokens = num_tokens
         return num_gained
 
+    def explain(self, numbers: Collection[int]) -> None:
+        """These losses were somebody else's fault."""
+        self.in_succession = [number for number in self.in_succession if number not in numbers]
+
 
 @dataclass(slots=True)
 class FleetLosses:
-    """The latest losses of all executors: when, and which requests were in flight."""
+    """The latest losses of all executors: when, and which requests were in flight.
 
+    `num_losses`: of all there ever were, the number of the latest.
+    """
+
+    num_losses: int = 0
     _latest: deque[tuple[int, frozenset[str]]] = field(
         default_factory=lambda: deque(maxlen=_MAX_REMEMBERED)
     )
 
     def add(self, now_ns: int, in_flight: frozenset[str]) -> None:
         """One more."""
+        self.num_losses += 1
         self._latest.append((now_ns, in_flight))
 
     def explain(self, request_id: str) -> None:

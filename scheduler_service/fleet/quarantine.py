@@ -9,7 +9,7 @@ longer. Whoever was alone when one more was lost is failed (docs/adr/0021).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from scheduler_service.core.request import Request
@@ -85,13 +85,15 @@ class Quarantine:
         is_isolated = self._is_isolated(request_id)
         if not is_isolated:
             losses.num_alone = 0  # it came through, or has not been tried
-        num_gained = losses.add(_num_output_tokens(request), is_alone=is_alone)
+        num_gained = losses.add(
+            self._fleet.num_losses, _num_output_tokens(request), is_alone=is_alone
+        )
         is_storm = cause is not LossCause.DIED or self._fleet.is_storm(now_ns, request_id)
         is_chance = losses.num_alone <= losses.num_alone_allowed(is_storm=is_storm)
-        if losses.num_in_succession > self._max_losses and not is_chance:
+        if len(losses.in_succession) > self._max_losses and not is_chance:
             self._fail(request, losses)
             verdict.failed.append(request)
-        elif losses.num_in_succession >= self._max_losses:
+        elif len(losses.in_succession) >= self._max_losses:
             least = losses.num_trials if is_isolated else 2 * losses.num_trials
             losses.num_trials = max(num_gained + 1, least)
             request.trial_size, request.num_trials_left = 1, losses.num_trials
@@ -103,10 +105,21 @@ class Quarantine:
         self._fleet.explain(request.request_id)
         self._isolated.pop(request.request_id, None)
         message = (
-            f"{losses.num_in_succession} executors were lost while they computed it, "
+            f"{len(losses.in_succession)} executors were lost while they computed it, "
             f"{losses.num_alone} of them with nothing else to compute"
         )
         request.fail_unscheduled(REASON, message)
+        self._excuse_others(losses.in_succession)
+
+    def _excuse_others(self, numbers: Collection[int]) -> None:
+        """These losses are explained: who was isolated for them need not be tried any more."""
+        for request_id, losses in self._losses.items():
+            losses.explain(numbers)
+            isolated = self._isolated.get(request_id)
+            is_waiting = isolated is not None and isolated.host is None
+            if isolated is not None and is_waiting and len(losses.in_succession) < self._max_losses:
+                isolated.request.trial_size = isolated.request.num_trials_left = 0
+        self._release()
 
     # -- who goes where ------------------------------------------------------------------------
 

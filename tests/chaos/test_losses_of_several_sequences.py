@@ -117,7 +117,9 @@ async def check_all(generating: list[asyncio.Task[Generation]]) -> int:
 async def test_all_kinds_go_on_when_something_is_lost_again_and_again(pipeline_depth: int) -> None:
     watch = StepWatch()
     executor = FakeExecutor(num_device_blocks=512, fault=watch)
-    async with fake_service(executor, pipeline_depth=pipeline_depth) as service:
+    # Whom executors are lost with so often in succession would be taken for the cause.
+    options = {"pipeline_depth": pipeline_depth, "max_executor_losses": 64}
+    async with fake_service(executor, **options) as service:
         for disturb in DISTURBANCES:
             generating = start_all(service)
             for num_steps in (0, 6, 1, 11):

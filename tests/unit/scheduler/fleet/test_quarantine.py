@@ -125,6 +125,22 @@ def test_silence_alone_fails_nobody_when_it_is_not_repeated() -> None:
     assert not any(failed for _, failed in verdicts[:-1])
 
 
+def test_others_are_tried_no_more_when_their_losses_are_explained() -> None:
+    quarantine, poison = Quarantine(2), make("r1")
+    innocent, unlucky = make("r2"), make("r3")
+    lose(quarantine, unlucky)
+    isolate(quarantine, poison, innocent, unlucky)
+    innocent.was_in_flight = unlucky.was_in_flight = False
+    for _ in range(NUM_ALONE_IN_A_STORM):
+        _, failed = lose(quarantine, poison, innocent, unlucky)
+    assert failed == ["r1"]
+    assert not any(map(quarantine.holds, (innocent, unlucky)))
+    assert (innocent.trial_size, unlucky.trial_size) == (0, 0)
+    innocent.was_in_flight = unlucky.was_in_flight = True
+    # One of its losses is not explained.
+    assert lose(quarantine, innocent, unlucky) == (["r3"], [])
+
+
 def isolate(quarantine: Quarantine, *requests: Request) -> None:
     for _ in range(2):
         lose(quarantine, *requests)
