@@ -34,9 +34,9 @@ class Processes:
         listen = ("--listen", self.address, "--cluster-listen", self.address)
         self.scheduler = self._start("scheduler_service", *listen, *options)
 
-    def start_executor(self, *options: str) -> str:
+    def start_executor(self, *options: str, address: str = "") -> str:
         """Starts an executor and returns its address."""
-        address = reserve_address()
+        address = address or reserve_address()
         self.executors[address] = self._start(
             "executor_service",
             *("--model", str(self.model), "--scheduler", self.address, "--listen", address),
