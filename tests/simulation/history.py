@@ -101,8 +101,9 @@ def _logged(note: Note, history: History, *, is_verbose: bool) -> Iterator[None]
         root.setLevel(level)
 
 
-# What services log as errors when faults that the simulation asks for happen.
-_EXPECTED = ("step_failed",)
+# What services log as errors when faults that the simulation asks for happen. Whether a request may
+# have failed is told by its client.
+_EXPECTED = ("step_failed", "request_kills_executors")
 
 
 class _Handler(logging.Handler):
