@@ -174,13 +174,14 @@ class Engines:
             target,
             lambda is_cut: steps.connected(is_cut=is_cut),
         )
-        link: Link | None = self._parts.connect(info, config)
+        opened = self._parts.connect(info, config)
+        link: Link | None = opened
         self._pending.add(address)
         try:
-            answer = await self._verified(info, link)
+            answer = await self._verified(info, opened)
             if answer is not None:
                 epoch = epoch_for(answer, self._parts.scheduler_epoch)
-                self._take(info, link, _Speech(life, steps, epoch))
+                self._take(info, opened, _Speech(life, steps, epoch))
                 link = None
         finally:
             self._pending.discard(address)
