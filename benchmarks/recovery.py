@@ -3,7 +3,8 @@
 `make bench BENCH=recovery ARGS="--losses 20"`. Real processes: a scheduler, two executors without a
 model, whose steps take 10 ms, and some streams. One executor is killed (SIGKILL) or stopped
 (SIGSTOP), and another one started in its place, again and again. A pause is counted for each stream
-that ran there: from the loss to its next token, which is computed again. `step_ms`: what a token took before.
+that ran there: from the loss to its next token, which is computed again. `step_ms`: what a token
+took before.
 """
 
 from __future__ import annotations

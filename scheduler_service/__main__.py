@@ -31,6 +31,7 @@ from splitserve.scheduler.v1 import admin_pb2_grpc, registry_pb2_grpc, scheduler
 from splitserve_options import options
 from splitserve_rpc.access import Access
 from splitserve_rpc.addresses import CannotListen, is_loopback
+from splitserve_rpc.certificate_ends import CertificateEnds
 from splitserve_rpc.cluster_identity import Role
 from splitserve_rpc.log_lines import start_logging
 from splitserve_rpc.security import SecurityUnusable
@@ -85,7 +86,11 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     refreshing = opened.keep_fresh(cluster.weigh_tenants, audit=audit)
     # So executors know whether to come; whether there are some already is for clients.
     await for_cluster.set_serving(_CLUSTER_SERVICES, True)
-    beside = [asyncio.create_task(readiness.run(changed)), asyncio.create_task(refreshing)]
+    ends = CertificateEnds(config.security.shown)
+    beside = [
+        asyncio.create_task(work)
+        for work in (readiness.run(changed), refreshing, ends.keep_looking())
+    ]
     for running in servers:
         await running.server.start()
     _log.info(

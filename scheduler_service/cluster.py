@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 
 from scheduler_service.audit.audit import Audit, NoAudit
-from scheduler_service.callers.admission import Admission, Charge
+from scheduler_service.audit.events import RequestQuarantined
+from scheduler_service.callers.admission import Admission
 from scheduler_service.config import ClusterConfig
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import StepEvents
@@ -22,8 +24,10 @@ from scheduler_service.executors.broken_core import end_with_fault
 from scheduler_service.executors.engine_loop import EngineLoop
 from scheduler_service.executors.engines import EngineOwner, EngineParts, Engines
 from scheduler_service.executors.executor_link import ExecutorLink, ExecutorLost, Link, LinkConfig
+from scheduler_service.fleet.executor_losses import LossCause
 from scheduler_service.fleet.fleet_queue import FleetQueue
-from scheduler_service.fleet.router import Host
+from scheduler_service.fleet.host_state import Host
+from scheduler_service.fleet.quarantine import Quarantine, Verdict
 from scheduler_service.journal.journal import Journal, NoJournal
 from scheduler_service.request_limits import message_bytes, most_message_bytes
 from scheduler_service.request_names import RequestName
@@ -46,7 +50,7 @@ class _Tracked:
     """An unfinished request, its terms, and who runs it (None: nobody yet)."""
 
     request: Request
-    charge: Charge
+    admission: Admission
     engine: EngineLoop | None = None
 
 
@@ -77,11 +81,13 @@ class Cluster:
         unread = Unread(max_unread_bytes, _NUM_UNREAD_STREAMS * max_unread_bytes)
         self.delivery = Delivery(unread, self._end_unread)
         self.now_ns = now_ns
+        self._quarantine = Quarantine(config.max_executor_losses)
         self._draining = False
         self._idle = asyncio.Event()
+        self._audit = audit or NoAudit()
         self._engines = Engines(
             EngineParts(
-                config, scheduler_epoch, now_ns, journal or NoJournal(), audit or NoAudit(), connect
+                config, scheduler_epoch, now_ns, journal or NoJournal(), self._audit, connect
             ),
             EngineOwner(self._deliver, self._refill, self._engine_joined, self._engine_lost),
         )
@@ -152,7 +158,7 @@ class Cluster:
     @property
     def num_unassigned(self) -> int:
         """Requests no executor has."""
-        return len(self._queue)
+        return len(self._queue) + self._quarantine.num_waiting
 
     @property
     def num_unfinished(self) -> int:
@@ -168,17 +174,18 @@ class Cluster:
         self._on_change()
         self._dispatch()
 
-    def _engine_lost(self, engine: EngineLoop, requests: list[Request]) -> None:
+    def _engine_lost(self, engine: EngineLoop, requests: list[Request], cause: LossCause) -> None:
         """Takes back what a closed engine gave away."""
         self._on_change()
-        for request in sorted(requests, key=lambda moved: moved.arrival):
-            tracked = self._tracked.get(request.request_id)
-            if tracked is None or tracked.engine is not engine:
-                continue  # its owner is gone
+        # The owners of others are gone.
+        lost = [r for r in requests if self._runs_at(engine, r.request_id)]
+        self._tell(self._quarantine.executor_lost(lost, cause, self.now_ns()))
+        for request in sorted(lost, key=lambda moved: moved.arrival):
+            tracked = self._tracked[request.request_id]
             tracked.request, tracked.engine = request, None
             if request.is_finished:
                 self._end(request)
-            else:
+            elif not self._quarantine.holds(request):
                 self._queue.push(request)
         for tracked in [left for left in self._tracked.values() if left.engine is engine]:
             # A core so broken that it could not even give this one back.
@@ -186,11 +193,27 @@ class Cluster:
             self._end(tracked.request)
         self._dispatch()
 
+    def _runs_at(self, engine: EngineLoop, request_id: str) -> bool:
+        tracked = self._tracked.get(request_id)
+        return tracked is not None and tracked.engine is engine
+
+    def _tell(self, verdict: Verdict) -> None:
+        """Operators learn whom executors died of; `RequestEnded` tells the audit log of an end."""
+        for request in verdict.isolated:
+            own_id = self._tracked[request.request_id].admission.name.own_id
+            num_trials = request.num_trials_left
+            _log.warning("request_quarantined request_id=%r num_trials=%d", own_id, num_trials)
+            self._audit.record(RequestQuarantined(request.scheduling.tenant, own_id))
+        for request in verdict.failed:
+            own_id = self._tracked[request.request_id].admission.name.own_id
+            _log.error("request_kills_executors request_id=%r why=%r", own_id, request.error)
+
     def _refill(self, engine: EngineLoop) -> None:
         """An executor plans a step: it may begin what waits."""
         if len(self._queue):
-            self._dispatch(engine)
-        else:
+            self._dispatch([engine])
+        elif engine.takes_requests:
+            self._queue.note(engine.scheduler)
             self._move_one_to(engine)
 
     def _move_one_to(self, taker: EngineLoop) -> None:
@@ -212,14 +235,17 @@ class Cluster:
                 self._queue.push(moved)
         self._dispatch()
 
-    def _dispatch(self, changed: EngineLoop | None = None) -> None:
-        """Gives requests to executors that can begin them; of those only `changed` has changed."""
+    def _dispatch(self, changed: Collection[EngineLoop] | None = None) -> None:
+        """Gives requests to executors that can begin them; `changed`: of these, None for all."""
         engines: dict[Host, EngineLoop] = {
             engine.scheduler: engine for engine in self._engines.taking_requests
         }
-        changed_host = changed.scheduler if changed is not None and changed.takes_requests else None
-        given = self._queue.dispatch(self.now_ns(), list(engines), changed_host)
-        for request, host in given:
+        changed_hosts: list[Host] | None = None
+        if changed is not None:
+            changed_hosts = [engine.scheduler for engine in changed if engine.takes_requests]
+        isolated = self._quarantine.dispatch(list(engines))
+        given = self._queue.dispatch(self.now_ns(), engines.keys(), changed_hosts)
+        for request, host in chain(isolated, given):
             engine = self._tracked[request.request_id].engine = engines[host]
             try:
                 engine.readmit(request)
@@ -310,10 +336,10 @@ class Cluster:
             )
         self._check(request)
         self.delivery.expect(request.request_id, sink)
-        self._tracked[request.request_id] = _Tracked(request, admission.charge)
+        self._tracked[request.request_id] = _Tracked(request, admission)
         admission.charge.begin()
         self._queue.push(request)
-        self._dispatch()
+        self._dispatch([])
 
     def _check(self, request: Request) -> None:
         """Raises DomainError if no executor can ever run it, or if too many wait."""
@@ -387,11 +413,12 @@ class Cluster:
         """The one way out for a request that was taken."""
         tracked = self._tracked.pop(request_id, None)
         self._queue.forget(request_id)
+        self._quarantine.forget(request_id)
         self.delivery.forget(request_id)
         if not self._tracked:
             self._idle.set()
         if tracked is not None:
-            tracked.charge.end(tracked.request)
+            tracked.admission.charge.end(tracked.request)
 
 
 def _draining() -> DomainError:

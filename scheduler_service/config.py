@@ -31,6 +31,7 @@ class ClusterConfig:
     reconnect_timeout_s: float = 2.0
     step_timeout_s: float = 300.0
     step_patience_s: float = 3.0
+    max_executor_losses: int = 2
     max_adapters: int = 8
     max_unread_bytes: int = 16 * _MIB
     policies: PolicyConfig = field(default_factory=PolicyConfig)

@@ -259,6 +259,17 @@ OPTIONS: tuple[Option, ...] = (
         above=True,
     ),
     Option(
+        "max-executor-losses",
+        Kind.INTEGER,
+        "executors lost in succession during steps of a request until it is tried alone; one more "
+        "fails it",
+        _ROBUST,
+        _SERVE_SCHEDULER,
+        2,
+        minimum=1,
+        maximum=64,
+    ),
+    Option(
         "drain-timeout-s",
         Kind.NUMBER,
         "seconds that unfinished requests get at shutdown",

@@ -101,6 +101,17 @@ class ExecutorLost:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestQuarantined:
+    """Executors were lost during steps of a request, and it is tried alone from now on.
+
+    If one more is, it is over: `RequestEnded` has the reason EXECUTOR_LOST_REPEATEDLY.
+    """
+
+    tenant: str
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class KeysReloaded:
     """The file of API keys says something else; ids of keys, `changed`: revoked, for one."""
 
@@ -125,6 +136,7 @@ AuditEvent = (
     | ExecutorRegistered
     | ExecutorRefused
     | ExecutorLost
+    | RequestQuarantined
     | KeysReloaded
     | EventsDropped
 )

@@ -18,7 +18,7 @@ from scheduler_service.core.plan import (
 from scheduler_service.core.request import Request
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.executors.broken_core import CoreBroken, rescue
-from scheduler_service.executors.executor_link import ExecutorLost, Link
+from scheduler_service.executors.executor_link import ExecutorLost, ExecutorSilent, Link
 from scheduler_service.executors.step_alarm import StepAlarm
 from scheduler_service.journal.core import Core, look_into, step_codec
 from scheduler_service.new_rows_codec import encode_once
@@ -161,7 +161,7 @@ class EngineLoop:
 
     def _lose(self, why: str) -> None:
         """Gives the executor up: `run` ends."""
-        self._lost = ExecutorLost(why)
+        self._lost = ExecutorSilent(why)
         self._ended.set()
 
     def call(self, name: str, call: Callable[[], _Result]) -> _Result:

@@ -28,6 +28,7 @@ from scheduler_service.executors.handshake import (
 )
 from scheduler_service.executors.lives import Life, Lives
 from scheduler_service.executors.step_alarm import StepAlarm
+from scheduler_service.fleet.executor_losses import LossCause
 from scheduler_service.journal.core import Core
 from scheduler_service.journal.journal import Journal, NoJournal
 from splitserve.executor.v1 import executor_pb2 as executor
@@ -43,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EngineOwner:
-    """Who hears of engines. `lost`: the engine is closed, and these were its requests.
+    """Who hears of engines. `lost`: the engine is closed, these were its requests, and why.
 
     `joined`: there is one that takes requests, be it new or one that was too slow for a while.
     `refill`: an engine is about to plan a step.
@@ -52,7 +53,7 @@ class EngineOwner:
     deliver: Callable[[StepEvents], None]
     refill: Callable[[EngineLoop], None]
     joined: Callable[[], None]
-    lost: Callable[[EngineLoop, list[Request]], None]
+    lost: Callable[[EngineLoop, list[Request], LossCause], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,18 +175,17 @@ class Engines:
             target,
             lambda is_cut: steps.connected(is_cut=is_cut),
         )
-        opened = self._parts.connect(info, config)
-        link: Link | None = opened
+        link, is_taken = self._parts.connect(info, config), False
         self._pending.add(address)
         try:
-            answer = await self._verified(info, opened)
+            answer = await self._verified(info, link)
             if answer is not None:
                 epoch = epoch_for(answer, self._parts.scheduler_epoch)
-                self._take(info, opened, _Speech(life, steps, epoch))
-                link = None
+                self._take(info, link, _Speech(life, steps, epoch))
+                is_taken = True
         finally:
             self._pending.discard(address)
-            if link is not None:
+            if not is_taken:
                 await link.close()
 
     def _is_known(self, info: executor.ExecutorInfo) -> bool:
@@ -291,7 +291,7 @@ class Engines:
             self._owner.joined()
             await engine.run()
         except ExecutorLost as lost:
-            self._remove(engine, str(lost))
+            self._remove(engine, str(lost), lost.cause)
         except Exception:
             # A fault of ours costs this executor a recompute, not the service its life.
             _log.exception("engine_loop_failed address=%s", info.address)
@@ -299,7 +299,7 @@ class Engines:
         finally:
             await engine.link.close()
 
-    def _remove(self, engine: EngineLoop, why: str) -> None:
+    def _remove(self, engine: EngineLoop, why: str, cause: LossCause = LossCause.DIED) -> None:
         """Closes an engine and ends its call, unless that was done before."""
         info = engine.link.info
         member = self._members.get(info.address)
@@ -320,7 +320,7 @@ class Engines:
             member.task.cancel()
         if self._last_config is None and not self._members:
             self._accepted_model = None  # it never served anybody
-        self._owner.lost(engine, requests)
+        self._owner.lost(engine, requests, cause)
 
     def _ask_idle(self, doubted: str) -> None:
         """Lets executors that have nothing to answer say that they are there, for their pulse."""

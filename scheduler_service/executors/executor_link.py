@@ -15,6 +15,7 @@ import grpc
 import grpc.aio
 
 from scheduler_service.executors.listening import is_refused
+from scheduler_service.fleet.executor_losses import LossCause
 from scheduler_service.step_codec import EncodedBatch
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.executor.v1 import executor_pb2_grpc
@@ -33,6 +34,14 @@ _log = logging.getLogger(__name__)
 
 class ExecutorLost(Exception):
     """The executor died, restarted, or does not answer."""
+
+    cause = LossCause.DIED
+
+
+class ExecutorSilent(ExecutorLost):
+    """It does not answer: it may hang, or live and be out of reach."""
+
+    cause = LossCause.SILENT
 
 
 class ExecutorGone(ExecutorLost):
@@ -238,4 +247,4 @@ class ExecutorLink:
                 raise
             except ExecutorLost as lost:
                 if loop.time() >= deadline:
-                    raise ExecutorLost(f"{problem}; then {lost}") from lost
+                    raise ExecutorSilent(f"{problem}; then {lost}") from lost

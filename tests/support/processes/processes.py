@@ -21,6 +21,9 @@ START_TIMEOUT_S = 90.0
 class Processes:
     """A scheduler, executors, perhaps a gateway; whatever still runs at the end is killed."""
 
+    # The module that is run as an executor.
+    executor_module = "executor_service"
+
     def __init__(self, model: Path, log: Path | None = None) -> None:
         """`log`: gets what all of them write to standard error."""
         self.model = model
@@ -34,11 +37,11 @@ class Processes:
         listen = ("--listen", self.address, "--cluster-listen", self.address)
         self.scheduler = self._start("scheduler_service", *listen, *options)
 
-    def start_executor(self, *options: str) -> str:
+    def start_executor(self, *options: str, address: str = "") -> str:
         """Starts an executor and returns its address."""
-        address = reserve_address()
+        address = address or reserve_address()
         self.executors[address] = self._start(
-            "executor_service",
+            self.executor_module,
             *("--model", str(self.model), "--scheduler", self.address, "--listen", address),
             *("--num-device-blocks", "256", "--num-host-blocks", "0"),
             *options,

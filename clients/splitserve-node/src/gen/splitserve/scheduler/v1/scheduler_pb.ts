@@ -61,7 +61,9 @@
 //                             that may take, or its resumed tokens do not follow it; no
 //   ROW_FAILED                the executor could not compute one of its sequences; its adapter is
 //                             not there, for example, or its grammar was not compiled in a minute
-//   EXECUTOR_LOST_REPEATEDLY  it lost several executors without a token in between
+//   EXECUTOR_LOST_REPEATEDLY  executors were lost while they computed it, the last of them while
+//                             it computed nothing else; or its steps failed again and again. It is
+//                             the request: sent again, it may cost as many executors again; no
 //   KV_CACHE_EXHAUSTED        its several sequences outgrew the KV cache, which they had to
 //                             themselves; with fewer sequences or fewer tokens
 //   DEADLINE_UNREACHABLE      it had no token yet and could not meet its deadline any more; with a
@@ -1106,14 +1108,16 @@ export const SessionAbortSchema: GenMessage<SessionAbort> = /*@__PURE__*/
   messageDesc(file_splitserve_scheduler_v1_scheduler, 17);
 
 /**
- * What one step brought to a Session's requests.
+ * What a step brought to a Session's requests, or several steps: a stream that is slower than they
+ * are gets what they brought in one message.
  *
  * @generated from message splitserve.scheduler.v1.SessionResponse
  */
 export type SessionResponse = Message<"splitserve.scheduler.v1.SessionResponse"> & {
   /**
    * Plain tokens: request `handles[i]` got the token `token_ids[i]`. A request that asked for
-   * logprobs, or has several sequences, gets its tokens as events instead.
+   * logprobs, or has several sequences, gets its tokens as events instead. A handle may be there
+   * several times; its tokens are in order.
    *
    * @generated from field: repeated int32 handles = 1;
    */
