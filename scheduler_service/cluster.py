@@ -21,6 +21,7 @@ from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import MAX_SEQUENCES
 from scheduler_service.core.scheduler import QUEUE_FULL_RETRY_S
 from scheduler_service.executors.broken_core import end_with_fault
+from scheduler_service.executors.drains import Drained
 from scheduler_service.executors.engine_loop import EngineLoop
 from scheduler_service.executors.engines import EngineOwner, EngineParts, Engines
 from scheduler_service.executors.executor_link import ExecutorLink, ExecutorLost, Link, LinkConfig
@@ -82,14 +83,20 @@ class Cluster:
         self.delivery = Delivery(unread, self._end_unread)
         self.now_ns = now_ns
         self._quarantine = Quarantine(config.max_executor_losses)
-        self._draining = False
+        self._draining: DomainError | None = None
         self._idle = asyncio.Event()
         self._audit = audit or NoAudit()
         self._engines = Engines(
             EngineParts(
                 config, scheduler_epoch, now_ns, journal or NoJournal(), self._audit, connect
             ),
-            EngineOwner(self._deliver, self._refill, self._engine_joined, self._engine_lost),
+            EngineOwner(
+                self._deliver,
+                self._refill,
+                self._engine_joined,
+                self._engine_lost,
+                self._engine_gave_back,
+            ),
         )
 
     # -- executors -----------------------------------------------------------------------------
@@ -120,7 +127,7 @@ class Cluster:
     @property
     def is_draining(self) -> bool:
         """Whether it takes no more requests."""
-        return self._draining
+        return self._draining is not None
 
     @property
     def model(self) -> executor.ModelInfo | None:
@@ -170,6 +177,14 @@ class Cluster:
         self.check_not_draining()
         await self._engines.join(info, target)
 
+    async def drain_executor(self, address: str, timeout_s: float) -> Drained:
+        """Sends an executor away; returns when it is gone. Raises DomainError."""
+        return await self._engines.drain(address, timeout_s)
+
+    async def leave(self, address: str, executor_epoch: int, timeout_s: float) -> None:
+        """An executor wants to go; returns when it may. Raises DomainError."""
+        await self._engines.leave(address, executor_epoch, timeout_s)
+
     def _engine_joined(self) -> None:
         self._on_change()
         self._dispatch()
@@ -178,20 +193,32 @@ class Cluster:
         """Takes back what a closed engine gave away."""
         self._on_change()
         # The owners of others are gone.
-        lost = [r for r in requests if self._runs_at(engine, r.request_id)]
+        lost = [request for request in requests if self._runs_at(engine, request.request_id)]
         self._tell(self._quarantine.executor_lost(lost, cause, self.now_ns()))
-        for request in sorted(lost, key=lambda moved: moved.arrival):
+        self._take_back(engine, lost)
+        for tracked in [left for left in self._tracked.values() if left.engine is engine]:
+            # A core so broken that it could not even give this one back.
+            end_with_fault(tracked.request)
+            self._end(tracked.request)
+        self._dispatch()
+
+    def _engine_gave_back(self, engine: EngineLoop, requests: list[Request]) -> None:
+        """Takes back what an engine that drains gave away."""
+        self._on_change()
+        self._quarantine.executor_lost(requests, LossCause.BLAMELESS, self.now_ns())
+        self._take_back(engine, requests)
+        self._dispatch()
+
+    def _take_back(self, engine: EngineLoop, requests: list[Request]) -> None:
+        for request in sorted(requests, key=lambda moved: moved.arrival):
+            if not self._runs_at(engine, request.request_id):
+                continue  # its owner is gone
             tracked = self._tracked[request.request_id]
             tracked.request, tracked.engine = request, None
             if request.is_finished:
                 self._end(request)
             elif not self._quarantine.holds(request):
                 self._queue.push(request)
-        for tracked in [left for left in self._tracked.values() if left.engine is engine]:
-            # A core so broken that it could not even give this one back.
-            end_with_fault(tracked.request)
-            self._end(tracked.request)
-        self._dispatch()
 
     def _runs_at(self, engine: EngineLoop, request_id: str) -> bool:
         tracked = self._tracked.get(request_id)
@@ -314,8 +341,8 @@ class Cluster:
 
     def check_not_draining(self) -> None:
         """Raises DomainError(DRAINING)."""
-        if self._draining:
-            raise _draining()
+        if self._draining is not None:
+            raise _draining(self._draining.schedulers)
 
     def check_accepting(self) -> None:
         """Raises DomainError DRAINING or MODEL_NOT_READY."""
@@ -385,19 +412,33 @@ class Cluster:
         finally:  # after it has told what tokens there were
             self._untrack(request_id)
 
-    async def drain(self, timeout_s: float) -> None:
-        """Refuses new requests, lets those here finish for `timeout_s`, then ends the rest."""
-        self._draining = True
+    async def drain(self, timeout_s: float, peers: tuple[str, ...] = ()) -> None:
+        """Refuses new requests, lets those here finish for `timeout_s`, then ends the rest.
+
+        `peers`: schedulers that may take over. Then what waits ends at once: nothing of it has been
+        computed here. What runs would have to be computed again, and may be over before that.
+        """
+        self._draining = _draining(peers)
+        if peers:
+            self._end_waiting()
         if self._tracked:
             self._idle.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), timeout_s)
+        for stream in list(self.delivery.streams.values()):
+            self.fail_stream(stream, _draining(peers))
         for request_id in list(self._tracked):
-            self.delivery.fail(request_id, _draining())
             self._abandon(request_id)
         if self._alarm is not None:
             self._alarm.cancel()
         await self._engines.close()
+
+    def _end_waiting(self) -> None:
+        """Ends streams of which no request runs."""
+        for stream in list(self.delivery.streams.values()):
+            tracked = [self._tracked.get(name) for name in self.delivery.requests_of(stream)]
+            if tracked and all(each is not None and each.engine is None for each in tracked):
+                self.fail_stream(stream, self._draining or _draining())
 
     def _deliver(self, events: StepEvents) -> None:
         self.delivery.deliver(events)
@@ -415,11 +456,13 @@ class Cluster:
         self._queue.forget(request_id)
         self._quarantine.forget(request_id)
         self.delivery.forget(request_id)
+        if tracked is not None and tracked.engine is not None:
+            self._engines.request_ended(tracked.engine)
         if not self._tracked:
             self._idle.set()
         if tracked is not None:
             tracked.admission.charge.end(tracked.request)
 
 
-def _draining() -> DomainError:
-    return DomainError("DRAINING", "the scheduler is shutting down")
+def _draining(peers: tuple[str, ...] = ()) -> DomainError:
+    return DomainError("DRAINING", "the scheduler is shutting down", schedulers=peers)

@@ -39,7 +39,10 @@ class ClusterConfig:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerServiceConfig:
-    """Everything the scheduler process reads. `journal`: the file to record in, None for none."""
+    """Everything the scheduler process reads. `journal`: the file to record in, None for none.
+
+    `peers`: other schedulers, as `splitserve_rpc.discovery` understands it.
+    """
 
     listen: str
     cluster_listen: str
@@ -54,6 +57,7 @@ class SchedulerServiceConfig:
     callers: CallersConfig = field(default_factory=CallersConfig)
     audit_log: str | None = None
     no_operator_token: bool = False
+    peers: str | None = None
 
     @classmethod
     def from_options(cls, values: Mapping[str, Any]) -> SchedulerServiceConfig:
@@ -85,6 +89,7 @@ class SchedulerServiceConfig:
             callers,
             values["audit_log"],
             values["no_operator_token"],
+            values["peers"],
         )
 
 

@@ -112,6 +112,14 @@ class RequestQuarantined:
 
 
 @dataclass(frozen=True, slots=True)
+class ExecutorDrained:
+    """An executor was sent away by an operator, or wanted to go, and is gone."""
+
+    address: str
+    executor_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class KeysReloaded:
     """The file of API keys says something else; ids of keys, `changed`: revoked, for one."""
 
@@ -137,6 +145,7 @@ AuditEvent = (
     | ExecutorRefused
     | ExecutorLost
     | RequestQuarantined
+    | ExecutorDrained
     | KeysReloaded
     | EventsDropped
 )

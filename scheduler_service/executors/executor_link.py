@@ -80,6 +80,10 @@ class Link(Protocol):
         """What answers there says of itself. Raises ExecutorLost."""
         ...
 
+    async def is_draining(self, timeout_s: float) -> bool:
+        """Whether what answers there says that it is about to end. Raises ExecutorLost."""
+        ...
+
     async def tokenizer_files(self) -> dict[str, bytes]:
         """The tokenizer files, empty if the executor has none. Raises ExecutorLost."""
         ...
@@ -139,16 +143,24 @@ class ExecutorLink:
 
     async def get_info(self, timeout_s: float) -> executor.ExecutorInfo:
         """What answers at the address says of itself. Raises ExecutorLost."""
+        return (await self._get_info(timeout_s)).executor
+
+    async def is_draining(self, timeout_s: float) -> bool:
+        """Whether it says, in the same life, that it is about to end. Raises ExecutorLost."""
+        answer = await self._get_info(timeout_s)
+        is_same = answer.executor.executor_epoch == self.info.executor_epoch
+        return is_same and answer.draining
+
+    async def _get_info(self, timeout_s: float) -> executor.GetInfoResponse:
         try:
-            answer = await self._stub.GetInfo(
+            answer: executor.GetInfoResponse = await self._stub.GetInfo(
                 executor.GetInfoRequest(), timeout=timeout_s, metadata=self._metadata
             )
         except grpc.aio.AioRpcError as error:
             if failure_of(error).reason == "MODEL_NOT_READY":
                 raise ExecutorRestarted("a new life of it loads its model") from error
             raise ExecutorLost(f"{error.code().name}: {error.details()}") from error
-        info: executor.ExecutorInfo = answer.executor
-        return info
+        return answer
 
     async def check_alive(self) -> None:
         """Raises ExecutorLost unless the executor answers, in the same life, in time.

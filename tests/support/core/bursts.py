@@ -127,6 +127,10 @@ class BurstLink:
         """See Link."""
         return self._machine.info
 
+    async def is_draining(self, timeout_s: float) -> bool:
+        """See Link."""
+        return False
+
     async def tokenizer_files(self) -> dict[str, bytes]:
         """See Link."""
         return {"tokenizer.json": b"{}"}

@@ -15,7 +15,7 @@ from splitserve_client import AsyncClient, ClientConfig, Executor, SplitserveErr
 from tests.support.processes.addresses import reserve_address
 
 ROOT = Path(__file__).parents[3]
-START_TIMEOUT_S = 90.0
+START_TIMEOUT_S = 300.0
 
 
 class Processes:
@@ -79,6 +79,14 @@ class Processes:
 
     def kill_executor(self, address: str) -> None:
         _kill(self.executors.pop(address))
+
+    async def stop_executor(self, address: str) -> int:
+        """Tells it to stop as supervisors do, and waits for its end; returns the exit code."""
+        process = self.executors[address]
+        process.send_signal(signal.SIGTERM)
+        code = await asyncio.to_thread(process.wait, START_TIMEOUT_S)
+        _kill(self.executors.pop(address))
+        return code
 
     def pause_executor(self, address: str) -> None:
         """Stops it in whatever it does, until `resume_executor`."""
