@@ -1,15 +1,18 @@
 """What streams see of an executor that is lost: the pause until their next token.
 
-`make bench BENCH=recovery ARGS="--losses 20"`. Real processes with a tiny model: a scheduler, two
-executors and some streams. One executor is killed (SIGKILL) or stopped (SIGSTOP), and another one
-started in its place, again and again. A pause is counted for each stream that ran there: from the
-loss to its next token, which is computed again. `step_ms`: what a token took before.
+`make bench BENCH=recovery ARGS="--losses 20"`. Real processes: a scheduler, two executors without a
+model, whose steps take 10 ms, and some streams. One executor is killed (SIGKILL) or stopped
+(SIGSTOP), and another one started in its place, again and again. A pause is counted for each stream
+that ran there: from the loss to its next token, which is computed again. `step_ms`: what a token
+took before.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import subprocess
+import sys
 import tempfile
 import time
 from itertools import pairwise
@@ -17,10 +20,10 @@ from pathlib import Path
 
 from benchmarks.report import emit, percentile
 from splitserve_client import AsyncClient, SamplingParams, Tokens
-from tests.support.models.tiny_models import make_tiny_model
 from tests.support.processes.processes import Processes, processes
 
-_PARAMS = SamplingParams(temperature=0.0, max_tokens=1000, ignore_eos=True)
+_PARAMS = SamplingParams(temperature=1.0, seed=1, max_tokens=1000, ignore_eos=True)
+_STEP_S = 0.01
 _NUM_TOKENS_BEFORE = 30
 
 
@@ -53,6 +56,20 @@ class _Streams:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
+def _start(command: list[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+
+
+async def add_executor(running: Processes) -> None:
+    """Starts one more, and waits for it."""
+    known = running.executors.keys()
+    command = [sys.executable, "-m", "benchmarks.letters_executor", running.address, str(_STEP_S)]
+    process = _start(command)
+    found = await running.wait_until(lambda all_: len({e.address for e in all_} - known) == 1)
+    [address] = {executor.address for executor in found} - known
+    running.executors[address] = process
+
+
 async def lose(running: Processes, streams: _Streams, loss: str) -> tuple[list[float], float]:
     """The pauses of the streams that were hit by a loss, and what a token took before it."""
     await streams.all_got(_NUM_TOKENS_BEFORE, time.perf_counter())
@@ -75,7 +92,7 @@ async def lose(running: Processes, streams: _Streams, loss: str) -> tuple[list[f
         pauses_s.append(max(gaps))
     if loss == "stop":
         running.kill_executor(victim)
-    running.start_executor()
+    await add_executor(running)
     return pauses_s, sum(steps_s) / len(steps_s)
 
 
@@ -83,10 +100,11 @@ async def measure(loss: str, num_losses: int, num_streams: int) -> None:
     """Prints what all pauses were."""
     with (
         tempfile.TemporaryDirectory() as folder,
-        processes(make_tiny_model("llama", Path(folder), seed=2)) as running,
+        processes(Path(folder)) as running,
     ):
         running.start_scheduler()
-        await running.run_executors(2)
+        for _ in range(2):
+            await add_executor(running)
         async with AsyncClient(running.address) as client:
             streams = _Streams(client, num_streams)
             pauses_ms: list[float] = []

@@ -42,8 +42,9 @@ def not_ready(word: str) -> dict[str, object]:
 
 
 async def test_scheduler_says_that_nothing_goes_on_while_a_step_hangs(tmp_path: Path) -> None:
-    options = {"step_patience_s": 0.2, "step_timeout_s": 3600}
-    async with held_gateway(tmp_path, after=NUM_STEPS, **options) as (gateway, watch):
+    async with held_gateway(
+        tmp_path, after=NUM_STEPS, step_patience_s=0.2, step_timeout_s=3600
+    ) as (gateway, watch):
         client = gateway.service.client
         assert (await client.get_model()).readiness is Readiness.READY
         completing = asyncio.create_task(gateway.http.post(PATH, json=COMPLETION))
