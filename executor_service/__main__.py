@@ -35,6 +35,7 @@ from splitserve_options import options
 from splitserve_options.option import BUNDLED_MODEL
 from splitserve_rpc.access import Access
 from splitserve_rpc.addresses import CannotListen, is_loopback
+from splitserve_rpc.certificate_ends import CertificateEnds
 from splitserve_rpc.discovery import Discovery, discovery
 from splitserve_rpc.log_lines import start_logging
 from splitserve_rpc.printable import printable
@@ -72,12 +73,14 @@ async def serve(config: ExecutorConfig) -> None:
     await running.set_serving(_HEALTH_SERVICES, False)
     await running.server.start()
     _log.info("model_loading model=%s port=%d", config.model, running.port)
+    looking = asyncio.create_task(CertificateEnds(config.security.shown).keep_looking())
     try:
         loaded = await _run_unless(stop, lambda: _load(config, executor_epoch))
         if loaded is not None:
             _log_ready(loaded)
             await _Serving(loaded, config, running, servicer).run(schedulers, stop)
     finally:
+        looking.cancel()
         await running.stop(_STOP_GRACE_S)
     _log.info("executor_stopped")
 
@@ -121,7 +124,11 @@ class _Serving:
     async def run(self, schedulers: Discovery, stop: asyncio.Event) -> None:
         servicer, running, loaded = self._servicer, self._running, self._loaded
         servicer.serve(
-            ReadyExecutor(self._worker, lambda: self._lives.info, loaded.tokenizer_files)
+            ReadyExecutor(
+                self._worker,
+                lambda: self._worker.describe(self._lives.info),
+                loaded.tokenizer_files,
+            )
         )
         await running.set_serving(_HEALTH_SERVICES, True)
         membership = self._membership(schedulers)

@@ -23,6 +23,7 @@ from scheduler_service.service.admin import AdminServicer
 from scheduler_service.service.caller_checks import scopes_of
 from scheduler_service.service.caller_names import CallerNames
 from scheduler_service.service.executor_addresses import ExecutorAddresses
+from scheduler_service.service.readiness_watch import ReadinessWatch
 from scheduler_service.service.registry import RegistryServicer
 from scheduler_service.service.request_log import caller_refusals
 from scheduler_service.service.servicer import SchedulerServicer
@@ -30,6 +31,7 @@ from splitserve.scheduler.v1 import admin_pb2_grpc, registry_pb2_grpc, scheduler
 from splitserve_options import options
 from splitserve_rpc.access import Access
 from splitserve_rpc.addresses import CannotListen, is_loopback
+from splitserve_rpc.certificate_ends import CertificateEnds
 from splitserve_rpc.cluster_identity import Role
 from splitserve_rpc.log_lines import start_logging
 from splitserve_rpc.security import SecurityUnusable
@@ -65,8 +67,10 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     )
     if opened.tenants is not None:
         cluster.weigh_tenants(opened.tenant_weights)
+    readiness = ReadinessWatch(cluster, partial(for_clients.set_serving, ("", SERVICE)))
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(
-        SchedulerServicer(cluster, opened.callers, audit), for_clients.server
+        SchedulerServicer(cluster, opened.callers, audit, readiness=lambda: readiness.current),
+        for_clients.server,
     )
     registry_pb2_grpc.add_RegistryServiceServicer_to_server(
         RegistryServicer(cluster, ExecutorAddresses(config.executor_addresses), audit),
@@ -77,19 +81,16 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     )
     servers = list({id(running): running for running in (for_clients, for_cluster)}.values())
 
-    async def publish_health() -> None:
-        while True:
-            connected = any(engine.is_connected for engine in cluster.engines)
-            await for_clients.set_serving(("", SERVICE), connected)
-            await changed.wait()
-            changed.clear()
-
     # So that the first callers with tokens are known, if their issuer can be reached.
     await opened.refresh_token_keys()
     refreshing = opened.keep_fresh(cluster.weigh_tenants, audit=audit)
     # So executors know whether to come; whether there are some already is for clients.
     await for_cluster.set_serving(_CLUSTER_SERVICES, True)
-    beside = [asyncio.create_task(publish_health()), asyncio.create_task(refreshing)]
+    ends = CertificateEnds(config.security.shown)
+    beside = [
+        asyncio.create_task(work)
+        for work in (readiness.run(changed), refreshing, ends.keep_looking())
+    ]
     for running in servers:
         await running.server.start()
     _log.info(
@@ -105,9 +106,11 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     _log.info("scheduler_draining num_unfinished=%d", cluster.num_unfinished)
     for task in beside:
         task.cancel()
-    await for_clients.set_serving(("", SERVICE), False)
     await for_cluster.set_serving(_CLUSTER_SERVICES, False)
-    await cluster.drain(config.drain_timeout_s)
+    draining = asyncio.create_task(cluster.drain(config.drain_timeout_s))
+    await asyncio.sleep(0)  # so that it has begun
+    await readiness.look()
+    await draining
     await asyncio.gather(*(running.stop(_STOP_GRACE_S) for running in servers))
     journal.close()
     await asyncio.to_thread(audit.close)

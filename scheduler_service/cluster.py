@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ from scheduler_service.executors.engine_loop import EngineLoop
 from scheduler_service.executors.engines import EngineOwner, EngineParts, Engines
 from scheduler_service.executors.executor_link import ExecutorLink, ExecutorLost, Link, LinkConfig
 from scheduler_service.fleet.fleet_queue import FleetQueue
-from scheduler_service.fleet.router import Host
+from scheduler_service.fleet.host_state import Host
 from scheduler_service.journal.journal import Journal, NoJournal
 from scheduler_service.request_limits import message_bytes, most_message_bytes
 from scheduler_service.request_names import RequestName
@@ -102,6 +102,21 @@ class Cluster:
         return self._engines.known
 
     @property
+    def num_steps_answered(self) -> int:
+        """By all executors that ever were here."""
+        return self._engines.num_steps_answered
+
+    @property
+    def step_allowed_s(self) -> float:
+        """How long it may be until some step is answered, if there is something to do."""
+        return self._engines.step_allowed_s
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether it takes no more requests."""
+        return self._draining
+
+    @property
     def model(self) -> executor.ModelInfo | None:
         """What the executors serve; None before one was connected."""
         return self._engines.model
@@ -174,8 +189,9 @@ class Cluster:
     def _refill(self, engine: EngineLoop) -> None:
         """An executor plans a step: it may begin what waits."""
         if len(self._queue):
-            self._dispatch(engine)
-        else:
+            self._dispatch([engine])
+        elif engine.takes_requests:
+            self._queue.note(engine.scheduler)
             self._move_one_to(engine)
 
     def _move_one_to(self, taker: EngineLoop) -> None:
@@ -197,13 +213,15 @@ class Cluster:
                 self._queue.push(moved)
         self._dispatch()
 
-    def _dispatch(self, changed: EngineLoop | None = None) -> None:
-        """Gives requests to executors that can begin them; of those only `changed` has changed."""
+    def _dispatch(self, changed: Collection[EngineLoop] | None = None) -> None:
+        """Gives requests to executors that can begin them; `changed`: of these, None for all."""
         engines: dict[Host, EngineLoop] = {
             engine.scheduler: engine for engine in self._engines.taking_requests
         }
-        changed_host = changed.scheduler if changed is not None and changed.takes_requests else None
-        given = self._queue.dispatch(self.now_ns(), list(engines), changed_host)
+        changed_hosts: list[Host] | None = None
+        if changed is not None:
+            changed_hosts = [engine.scheduler for engine in changed if engine.takes_requests]
+        given = self._queue.dispatch(self.now_ns(), engines.keys(), changed_hosts)
         for request, host in given:
             engine = self._tracked[request.request_id].engine = engines[host]
             try:
@@ -298,7 +316,7 @@ class Cluster:
         self._tracked[request.request_id] = _Tracked(request, admission.charge)
         admission.charge.begin()
         self._queue.push(request)
-        self._dispatch()
+        self._dispatch([])
 
     def _check(self, request: Request) -> None:
         """Raises DomainError if no executor can ever run it, or if too many wait."""

@@ -103,7 +103,11 @@ def _json(model: Model | str, executors: ExecutorList) -> str:
 
 
 def _model_entry(model: Model) -> dict[str, Any]:
-    return {**asdict(model), "default_sampling_params": _recommended(model)}
+    return {
+        **asdict(model),
+        "default_sampling_params": _recommended(model),
+        "readiness": model.readiness.value,
+    }
 
 
 def _recommended(model: Model) -> dict[str, float]:

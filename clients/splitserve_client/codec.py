@@ -20,6 +20,7 @@ from splitserve_client.types import (
     JsonSchema,
     Lark,
     Model,
+    Readiness,
     Regex,
     SamplingParams,
     SchedulingParams,
@@ -41,6 +42,12 @@ _FINISH_REASONS = {
     scheduler_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
     scheduler_pb2.FINISH_REASON_MODEL_LENGTH: FinishReason.MODEL_LENGTH,
     scheduler_pb2.FINISH_REASON_ABORTED: FinishReason.ABORTED,
+}
+_READINESS = {
+    scheduler_pb2.READINESS_READY: Readiness.READY,
+    scheduler_pb2.READINESS_NO_EXECUTOR: Readiness.NO_EXECUTOR,
+    scheduler_pb2.READINESS_NO_PROGRESS: Readiness.NO_PROGRESS,
+    scheduler_pb2.READINESS_DRAINING: Readiness.DRAINING,
 }
 # What is said of an executor under the same name on both sides.
 _EXECUTOR_STATE = frozenset(admin_pb2.ExecutorState.DESCRIPTOR.fields_by_name) & {
@@ -178,6 +185,7 @@ def decode_model(model: scheduler_pb2.GetModelResponse) -> Model:
         model.max_model_len_tokens,
         tuple(model.eos_token_ids),
         _decode_default_sampling(model.default_sampling_params),
+        _READINESS.get(model.readiness, Readiness.UNKNOWN),
     )
 
 

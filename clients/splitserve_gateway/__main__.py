@@ -14,6 +14,7 @@ from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.server import Server
 from splitserve_options import options
 from splitserve_rpc.addresses import CannotListen, claim_address
+from splitserve_rpc.certificate_ends import CertificateEnds
 from splitserve_rpc.log_lines import start_logging
 from splitserve_rpc.security import SecurityUnusable
 from splitserve_rpc.server import stop_event
@@ -49,12 +50,15 @@ async def serve(config: GatewayConfig, server: Server, address: str) -> None:
     stop = stop_event(config.exit_on_stdin_eof, config.drain_timeout_s)
     serving = asyncio.create_task(server.serve())
     stopping = asyncio.create_task(stop.wait())
+    ends = CertificateEnds((config.http_tls, config.scheduler_tls))
+    looking = asyncio.create_task(ends.keep_looking())
     _log.info("gateway_serving address=%s", address)
     # What is there now stays: the collector need not look at it again and again.
     gc.collect()
     gc.freeze()
     await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
+    looking.cancel()
     exchanges = server.exchanges
     _log.info("gateway_draining num_requests=%d", exchanges.num_open)
     loop = asyncio.get_running_loop()

@@ -8,7 +8,7 @@ import random
 import socket
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import grpc
@@ -17,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from executor_service.service.encode_answer import encode_info
 from executor_service.steps.executor_info import ExecutorInfo
+from executor_service.steps.steady_clock import steady_clock
 from executor_service.steps.step_executor import MAX_CLOCK_SKEW_NS
 from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
 from splitserve_rpc.cluster_identity import NOBODY, ClusterIdentity, Role
@@ -138,7 +139,7 @@ class Pacing:
 
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
     random: Callable[[], float] = random.random
-    now_ns: Callable[[], int] = time.time_ns
+    now_ns: Callable[[], int] = field(default_factory=steady_clock)
     clock: Callable[[], float] = time.monotonic
 
     def jittered(self, delay_s: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import ssl
 import time
 from dataclasses import dataclass
@@ -16,7 +17,10 @@ from splitserve_rpc.watched_files import FilesUnusable, read_bytes
 
 _log = logging.getLogger(__name__)
 
-_SOON_S = 7 * 86400.0
+_DAY_S = 86400.0
+# Who renews by hand has two weeks; what a program renews is renewed in the last third of its time.
+_SOON_S = 14 * _DAY_S
+_LAST_PART = 1 / 3
 # X509_V_FLAG_NO_CHECK_TIME of OpenSSL, for which `ssl` has no name.
 _NO_CHECK_TIME = ssl.VerifyFlags(0x200000)
 _MAX_TURNS = 10
@@ -24,10 +28,21 @@ _MAX_TURNS = 10
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What it says of itself. `ends_s`: by the clock of the calendar."""
+    """What it says of itself. `begins_s`, `ends_s`: by the clock of the calendar."""
 
     dns_names: frozenset[str]
+    begins_s: float
     ends_s: float
+
+    @property
+    def ends(self) -> str:
+        """The same for people."""
+        return datetime.fromtimestamp(self.ends_s, UTC).isoformat()
+
+    @property
+    def soon_s(self) -> float:
+        """How long before its end it is time for another."""
+        return min(_SOON_S, _LAST_PART * (self.ends_s - self.begins_s))
 
 
 def load_pair(
@@ -36,8 +51,8 @@ def load_pair(
     key: Path,
     name: str | None = None,
     now_s: float | None = None,
-) -> None:
-    """Loads both; warns, once, of a certificate that ends soon.
+) -> Certificate:
+    """Loads both; warns of a certificate that ends soon.
 
     `name`: that the certificate has to have. `now_s`: by the calendar, None: now.
     Raises FilesUnusable, also for a key of another certificate, and a certificate that has ended.
@@ -51,16 +66,22 @@ def load_pair(
     except (ssl.SSLError, OSError, ValueError) as error:
         problem = getattr(error, "reason", None) or str(error)
         raise FilesUnusable(f"{cert} with {key}: {problem}") from error
-    ends = datetime.fromtimestamp(certificate.ends_s, UTC).isoformat()
-    left_s = certificate.ends_s - (time.time() if now_s is None else now_s)
-    if left_s <= 0:
-        raise FilesUnusable(f"{cert}: the certificate has ended at {ends}")
+    now_s = time.time() if now_s is None else now_s
+    if certificate.ends_s <= now_s:
+        raise FilesUnusable(f"{cert}: the certificate has ended at {certificate.ends}")
     if name is not None and name not in certificate.dns_names:
         names = ", ".join(sorted(certificate.dns_names)) or "none"
         raise FilesUnusable(f"{cert}: the certificate has the DNS names: {names}; needed is {name}")
     warn_if_readable(key)
-    if left_s < _SOON_S:
-        _warn(cert, ends)
+    warn_of_end(cert, certificate, now_s)
+    return certificate
+
+
+def warn_of_end(cert: Path, certificate: Certificate, now_s: float) -> None:
+    """Tells of a certificate in use that ends soon, or has, once for each day."""
+    left_s = certificate.ends_s - now_s
+    if left_s < certificate.soon_s:
+        _warn(cert, certificate.ends, math.ceil(left_s / _DAY_S) - 1)
 
 
 def load_authority(context: ssl.SSLContext, ca: Path) -> None:
@@ -84,7 +105,10 @@ def read_certificate(cert: Path, key: Path) -> Certificate:
         # One that is for clients alone.
         said = _shown_by_client(cert, key)
     names = frozenset(value for kind, value in said.get("subjectAltName", ()) if kind == "DNS")
-    return Certificate(names, float(ssl.cert_time_to_seconds(said["notAfter"])))
+    begins_s, ends_s = (
+        float(ssl.cert_time_to_seconds(said[end])) for end in ("notBefore", "notAfter")
+    )
+    return Certificate(names, begins_s, ends_s)
 
 
 def _shown_by_server(cert: Path, key: Path) -> dict[str, Any]:
@@ -138,7 +162,10 @@ def _meet(server: ssl.SSLContext, client: ssl.SSLContext) -> tuple[ssl.SSLObject
     return ends
 
 
-@functools.cache
-def _warn(cert: Path, ends: str) -> None:
-    """Once in a process, which may show a certificate in several places."""
-    _log.warning("tls_files_expire_soon cert=%s ends=%s", cert, ends)
+@functools.lru_cache(maxsize=256)
+def _warn(cert: Path, ends: str, days_left: int) -> None:
+    """Once in a process, which may show a certificate in several places. Below 0: it has ended."""
+    if days_left < 0:
+        _log.error("tls_files_expired cert=%s ends=%s", cert, ends)
+    else:
+        _log.warning("tls_files_expire_soon cert=%s ends=%s days_left=%d", cert, ends, days_left)

@@ -55,6 +55,11 @@ class Security:
             raise SecurityUnusable(str(error)) from error
 
     @property
+    def shown(self) -> tuple[TlsFiles, ...]:
+        """The files of what this process shows to others."""
+        return tuple(tls.files for tls in (self.identity.tls, self.client_tls) if tls is not None)
+
+    @property
     def protects_cluster(self) -> bool:
         """Whether those of the cluster are known, and overheard by nobody."""
         return self.identity.tls is not None and self.identity.is_proof

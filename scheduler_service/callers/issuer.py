@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import http.client
 import json
-import time
 import urllib.error
-import urllib.request
-from email.message import Message
-from typing import IO
 
 from scheduler_service.callers.fetched import CannotFetch
+from scheduler_service.callers.hurried_http import hurried_opener
 from scheduler_service.callers_config import SAFE_URLS, is_safe_url
 
 _MAX_BYTES = 2**20
@@ -35,44 +32,18 @@ def fetch_keys_of(issuer: str) -> bytes:
 
 def fetch(url: str) -> bytes:
     """What is there, within seconds and 1 MiB; no redirects. Raises CannotFetch."""
-    ends_at = time.monotonic() + _TIMEOUT_S
     try:
-        with _OPENER.open(url, timeout=_TIMEOUT_S) as response:
-            content = bytearray()
-            while chunk := response.read1(2**16):
-                content += chunk
-                if len(content) > _MAX_BYTES:
-                    raise CannotFetch(f"{url}: is too large; allowed: {_MAX_BYTES} bytes")
-                if time.monotonic() > ends_at:
-                    raise CannotFetch(f"{url}: takes too long; allowed: {_TIMEOUT_S:g} s")
-            return bytes(content)
+        with hurried_opener(_TIMEOUT_S).open(url, timeout=_TIMEOUT_S) as response:
+            content: bytes = response.read(_MAX_BYTES + 1)
     except urllib.error.HTTPError as error:
         error.close()
         raise CannotFetch(f"{url}: answers {error.code}") from error
+    except TimeoutError as error:
+        raise CannotFetch(f"{url}: takes too long; allowed: {_TIMEOUT_S:g} s") from error
     except urllib.error.URLError as error:
         raise CannotFetch(f"{url}: {error.reason}") from error
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise CannotFetch(f"{url}: {error or type(error).__name__}") from error
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A redirect could lead to where nobody has looked whether it is safe."""
-
-    def redirect_request(
-        self,
-        req: urllib.request.Request,
-        fp: IO[bytes],
-        code: int,
-        msg: str,
-        headers: Message,
-        newurl: str,
-    ) -> None:
-        return None
-
-
-def _proxies() -> dict[str, str]:
-    """Those of the environment, but for this machine itself."""
-    return {kind: url for kind, url in urllib.request.getproxies().items() if kind == "https"}
-
-
-_OPENER = urllib.request.build_opener(_NoRedirects, urllib.request.ProxyHandler(_proxies()))
+    if len(content) > _MAX_BYTES:
+        raise CannotFetch(f"{url}: is too large; allowed: {_MAX_BYTES} bytes")
+    return content

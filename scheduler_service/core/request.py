@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler_service.core.beam_search import BeamSearch
+from scheduler_service.core.config import HashKind
 from scheduler_service.core.params_sets import OF_NO_CORE, ParamsSet
 from scheduler_service.core.sampling_params import SamplingParams
 
@@ -108,9 +109,10 @@ class Sequence:
     `token_ids`: [T] int32, every token known, prompt first, except while RUNNING, when its row has
     them. `num_promised` tokens more are being sampled by steps in flight, and until step
     `settles_at_step` is answered some step in flight may concern it. `block_hashes`: the chain of
-    its full blocks, as far as it was needed. `num_computed` and `host_table` are set while SWAPPED:
-    tokens whose KV is in the host pool, and where. `candidates`: of a beam, the most probable next
-    tokens as (token, logprob), once they are known.
+    its full blocks, as far as it was needed; `chains`: of a sequence that no core has, the same by
+    what names blocks where it was looked for. `num_computed` and `host_table` are set while
+    SWAPPED: tokens whose KV is in the host pool, and where. `candidates`: of a beam, the most
+    probable next tokens as (token, logprob), once they are known.
     """
 
     request: Request
@@ -125,6 +127,7 @@ class Sequence:
     num_computed: int = 0
     host_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
+    chains: dict[HashKind, list[bytes]] = field(default_factory=dict)
     candidates: Tokens[tuple[int, float]] | None = None
     cumulative_logprob: float = 0.0
     scored: list[ScoredToken] = field(default_factory=list)

@@ -9,7 +9,9 @@ may build on it.
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Container
 
+from scheduler_service.core.blocks.block_pool import BlockPool
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.outcomes.beams import prepare_search
 from scheduler_service.core.outcomes.evacuation import detach, evacuate, take_back
@@ -63,6 +65,21 @@ class Scheduler:
         self.num_steps = 0
 
     # -- what it holds -------------------------------------------------------------------------
+
+    @property
+    def config(self) -> SchedulerConfig:
+        """What its executor is, and how it schedules."""
+        return self._config
+
+    @property
+    def pools(self) -> tuple[BlockPool, BlockPool]:
+        """The blocks on the device and on the host, to be looked at."""
+        return self.placement.blocks.device, self.placement.blocks.host
+
+    @property
+    def adapters(self) -> Container[str]:
+        """Those that its rows use."""
+        return self.placement.adapters
 
     @property
     def num_waiting(self) -> int:
@@ -181,6 +198,10 @@ class Scheduler:
         """What computing so many tokens again takes here; 0 if that is not known yet."""
         return self._costs.recompute_ns(num_tokens)
 
+    def move_ns(self, num_blocks: int) -> int:
+        """What bringing so many blocks from the host pool takes here, by what is known."""
+        return self._costs.move_ns(num_blocks)
+
     def num_cached_tokens(self, request: Request) -> int:
         """Tokens of `request`, which no core has, that would not be computed if it began now."""
         if not request.unfinished:
@@ -220,7 +241,10 @@ class Scheduler:
             prepare_search(request, config.vocab_size)
         request.params_set = placement.params_sets.take(request.row_params)
         self._results.expect(request)
-        placement.blocks.prefixes.adopt(sequence)
+        if request.unfinished:
+            placement.blocks.prefixes.adopt(request.unfinished[0])
+        for resumed in request.sequences:
+            resumed.chains = {}
         placement.requests[request.request_id] = request
         placement.enqueue(request)
         self.openings.given(request)

@@ -20,7 +20,12 @@ from scheduler_service.core.request import Request
 from scheduler_service.executors.answer_watch import AnswerWatch, FleetPulse
 from scheduler_service.executors.engine_loop import EngineLoop
 from scheduler_service.executors.executor_link import ExecutorLost, Link, LinkConfig
-from scheduler_service.executors.handshake import check_model, check_same, core_config
+from scheduler_service.executors.handshake import (
+    check_model,
+    check_same,
+    core_config,
+    epoch_for,
+)
 from scheduler_service.executors.lives import Life, Lives
 from scheduler_service.executors.step_alarm import StepAlarm
 from scheduler_service.journal.core import Core
@@ -62,6 +67,15 @@ class EngineParts:
     connect: Callable[[executor.ExecutorInfo, LinkConfig], Link]
 
 
+@dataclass(frozen=True, slots=True)
+class _Speech:
+    """With an executor: the life that is spoken to, its steps, and as whom."""
+
+    life: Life
+    steps: StepAlarm
+    scheduler_epoch: int
+
+
 @dataclass(slots=True)
 class _Member:
     engine: EngineLoop
@@ -101,6 +115,17 @@ class Engines:
     def taking_requests(self) -> list[EngineLoop]:
         """Those that may be given requests."""
         return [engine for engine in self.known if engine.takes_requests]
+
+    @property
+    def num_steps_answered(self) -> int:
+        """By all executors that ever were here."""
+        return self._pulse.num_steps
+
+    @property
+    def step_allowed_s(self) -> float:
+        """How long it may be until some step is answered, if there is something to do."""
+        allowed_s = (member.engine.steps.watch.allowed_s for member in self._members.values())
+        return max(allowed_s, default=0.0) or self._parts.config.step_patience_s
 
     @property
     def model(self) -> executor.ModelInfo | None:
@@ -152,8 +177,10 @@ class Engines:
         link: Link | None = self._parts.connect(info, config)
         self._pending.add(address)
         try:
-            if link is not None and await self._is_verified(info, link):
-                self._take(info, link, life, steps)
+            answer = await self._verified(info, link)
+            if answer is not None:
+                epoch = epoch_for(answer, self._parts.scheduler_epoch)
+                self._take(info, link, _Speech(life, steps, epoch))
                 link = None
         finally:
             self._pending.discard(address)
@@ -165,16 +192,29 @@ class Engines:
         epoch = info.executor_epoch
         return member is not None and member.engine.link.info.executor_epoch == epoch
 
-    async def _is_verified(self, info: executor.ExecutorInfo, link: Link) -> bool:
-        """Whether it answers, and is not known by then. Raises DomainError if it is another."""
+    async def _verified(
+        self, info: executor.ExecutorInfo, link: Link
+    ) -> executor.ExecutorInfo | None:
+        """What it answers; None if it does not, is not done with a step, or is known by then.
+
+        Raises DomainError if it is another.
+        """
         try:
             answer = await link.get_info(_VERIFY_TIMEOUT_S)
         except ExecutorLost as lost:
             _log.warning("executor_unreachable address=%s reason=%r", info.address, str(lost))
-            return False
+            return None
         check_same(info, answer)
         check_model(info, self._accepted_model)
-        return not self._is_known(info) and not self._is_closed
+        if answer.step_running_ms > self._parts.config.step_patience_s * 1000:
+            _log.warning(
+                "executor_still_busy address=%s step_running_ms=%d",
+                info.address,
+                answer.step_running_ms,
+            )
+            return None
+        is_new = not self._is_known(info) and not self._is_closed
+        return answer if is_new else None
 
     def _steps_of(self, info: executor.ExecutorInfo, life: Life) -> StepAlarm:
         return StepAlarm(
@@ -185,16 +225,16 @@ class Engines:
             recovered=self._owner.joined,
         )
 
-    def _take(self, info: executor.ExecutorInfo, link: Link, life: Life, steps: StepAlarm) -> None:
+    def _take(self, info: executor.ExecutorInfo, link: Link, speech: _Speech) -> None:
         """Raises DomainError if no core can be made for it; then nothing has changed."""
-        config, core = self._make_core(info, life.last_step_id)
+        config, core = self._make_core(info, speech)
         engine = EngineLoop(
             core,
             link,
             self._owner.deliver,
             self._owner.refill,
-            steps,
-            scheduler_epoch=self._parts.scheduler_epoch,
+            speech.steps,
+            scheduler_epoch=speech.scheduler_epoch,
             pipeline_depth=self._parts.config.pipeline_depth,
             now_ns=self._parts.now_ns,
         )
@@ -202,8 +242,8 @@ class Engines:
         if known is not None:
             self._remove(known.engine, "a new executor answers at its address")
         self._accepted_model = info.model
-        self._lives.keep(info.address, life)
-        member = self._members[info.address] = _Member(engine, config, life)
+        self._lives.keep(info.address, speech.life)
+        member = self._members[info.address] = _Member(engine, config, speech.life)
         member.task = asyncio.create_task(self._run(member))
         self._tasks.add(member.task)
         member.task.add_done_callback(self._tasks.discard)
@@ -215,15 +255,16 @@ class Engines:
         self._parts = replace(self._parts, config=replace(config, policies=policies))
 
     def _make_core(
-        self, info: executor.ExecutorInfo, last_step_id: int
+        self, info: executor.ExecutorInfo, speech: _Speech
     ) -> tuple[SchedulerConfig, Core]:
         try:
             config = core_config(info, self._parts.config)
             core = self._parts.journal.core(
                 config,
-                last_step_id,
+                speech.life.last_step_id,
                 info.address,
                 info.executor_epoch,
+                speech.scheduler_epoch,
             )
         except (ValueError, OverflowError, MemoryError, OSError) as error:
             message = f"no scheduler can be made for it: {error}"

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
 
+from scheduler_service.config import ClusterConfig
+from scheduler_service.core.config import PolicyConfig
 from splitserve_client import (
+    AsyncClient,
     DeadlineUnreachable,
     Finish,
     SamplingParams,
@@ -21,6 +23,7 @@ from splitserve_client import (
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.fakes.fake_truth import expected_completions
 from tests.support.processes.fake_service import FakeService, StepWatch, fake_service
+from tests.support.processes.scheduler_in_process import PATIENCE_S, scheduler_in_process
 
 PROMPT = [1, 2, 3, 4, 5]
 SHORT = SamplingParams(seed=6, max_tokens=6, ignore_eos=True)
@@ -177,15 +180,20 @@ async def test_request_ends_early_when_it_cannot_meet_its_deadline() -> None:
 async def test_request_goes_on_when_its_deadline_passes_among_its_tokens() -> None:
     watch = StepWatch()
     executor = FakeExecutor(us_per_token=1000, fault=watch)
-    async with fake_service(executor, queue_policy="deadline") as service:
-        await service.client.complete(PROMPT, SHORT)
+    policies = PolicyConfig(queue_policy="deadline")
+    config = ClusterConfig(step_patience_s=PATIENCE_S, policies=policies)
+    now_ns = 10**18
+    async with (
+        scheduler_in_process(executor, config=config, now_ns=lambda: now_ns) as scheduler,
+        AsyncClient(scheduler.address) as client,
+    ):
+        await client.complete(PROMPT, SHORT)
         watch.hold(after=5)
-        deadline = time.monotonic() + 2.0
         completing = asyncio.create_task(
-            service.client.complete(PROMPT, LONG, scheduling=SchedulingParams(deadline_s=2.0))
+            client.complete(PROMPT, LONG, scheduling=SchedulingParams(deadline_s=2.0))
         )
         await watch.wait_held()
-        await service.wait_for(lambda _: time.monotonic() > deadline)
+        now_ns += 3 * 10**9
         watch.release()
         assert (await completing).completions == expected_completions(PROMPT, LONG)
 

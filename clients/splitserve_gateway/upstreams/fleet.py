@@ -92,6 +92,11 @@ class Fleet:
         """Whether some scheduler takes requests."""
         return any(upstream.served and upstream.takes_requests for upstream in self._upstreams)
 
+    @property
+    def readiness(self) -> list[str]:
+        """What is known of each scheduler, by one word."""
+        return [upstream.readiness for upstream in self._upstreams]
+
     def choose(
         self, model: str | None, allowed: Collection[Upstream] | None = None
     ) -> tuple[Upstream, Served]:

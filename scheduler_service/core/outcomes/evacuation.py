@@ -99,6 +99,7 @@ def _detach_sequence(sequence: Sequence, moved: Request, placement: Placement) -
         num_computed=0,
         host_table=[],
         block_hashes=[],
+        chains={},
         candidates=None,
         scored=list(sequence.scored),
     )

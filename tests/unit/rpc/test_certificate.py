@@ -18,16 +18,12 @@ from splitserve_rpc.tls import Tls
 from splitserve_rpc.watched_files import FilesUnusable
 from tests.support.security.cluster import Certificates
 
-DAY_S = 86400.0
+BEGINS = datetime(2001, 2, 3, tzinfo=UTC)
 Key = ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey | rsa.RSAPrivateKey
 
 
 def _context() -> ssl.SSLContext:
     return ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-
-
-def _ends_s(cert: Path) -> float:
-    return x509.load_pem_x509_certificate(cert.read_bytes()).not_valid_after_utc.timestamp()
 
 
 def _write(
@@ -41,7 +37,7 @@ def _write(
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(1)
-        .not_valid_before(datetime(2001, 2, 3, tzinfo=UTC))
+        .not_valid_before(BEGINS)
         .not_valid_after(ends)
         .add_extension(x509.SubjectAlternativeName([x509.DNSName("a.test")]), critical=True)
     )
@@ -75,31 +71,14 @@ def test_certificate_is_read_whatever_it_is_for_and_whenever_it_ends(
 ) -> None:
     ends = datetime(year, 3, 4, 5, 6, 7, tzinfo=UTC)
     certificate = read_certificate(*_write(tmp_path, key, ends, usage))
-    assert certificate == Certificate(frozenset({"a.test"}), ends.timestamp())
+    begins_s = BEGINS.timestamp()
+    assert certificate == Certificate(frozenset({"a.test"}), begins_s, ends.timestamp())
 
 
 def test_certificate_is_refused_with_the_date_when_it_has_ended(tmp_path: Path) -> None:
     files = _write(tmp_path, ec.generate_private_key(ec.SECP256R1()), datetime(2002, 3, 4), [])
     with pytest.raises(FilesUnusable, match=r"a\.crt: .* ended at 2002-03-04T00:00:00\+00:00$"):
         load_pair(_context(), *files)
-
-
-def test_certificate_is_warned_of_once_when_it_ends_in_less_than_a_week(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    files = Certificates.make(tmp_path, "--days=30").files("executor")
-    assert files.cert is not None
-    assert files.key is not None
-    ends_s = _ends_s(files.cert)
-    with caplog.at_level(logging.WARNING):
-        load_pair(_context(), files.cert, files.key, now_s=ends_s - 7 * DAY_S)
-        assert caplog.messages == []
-        for left_s in (7 * DAY_S - 1, DAY_S, 1):
-            load_pair(_context(), files.cert, files.key, now_s=ends_s - left_s)
-    ends = datetime.fromtimestamp(ends_s, UTC).isoformat()
-    assert caplog.messages == [f"tls_files_expire_soon cert={files.cert} ends={ends}"]
-    with pytest.raises(FilesUnusable, match="has ended"):
-        load_pair(_context(), files.cert, files.key, now_s=ends_s)
 
 
 def test_new_certificate_is_not_taken_when_it_is_of_another_role(
