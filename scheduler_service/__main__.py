@@ -33,6 +33,7 @@ from splitserve_rpc.access import Access
 from splitserve_rpc.addresses import CannotListen, is_loopback
 from splitserve_rpc.certificate_ends import CertificateEnds
 from splitserve_rpc.cluster_identity import Role
+from splitserve_rpc.discovery import Discovery, discovery
 from splitserve_rpc.log_lines import start_logging
 from splitserve_rpc.security import SecurityUnusable
 from splitserve_rpc.server import RunningServer, ServerSecurity, bind_server, stop_event
@@ -54,6 +55,7 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     Raises CannotListen, JournalUnusable and AuditUnusable.
     """
     stop = stop_event(config.exit_on_stdin_eof, config.drain_timeout_s)
+    peers = None if config.peers is None else discovery(config.peers)
     audit = open_audit(config.audit_log)
     for_clients, for_cluster = _bind(
         config, opened.callers, audit, lambda: cluster.max_message_bytes
@@ -77,7 +79,8 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
         for_cluster.server,
     )
     admin_pb2_grpc.add_AdminServiceServicer_to_server(
-        AdminServicer(cluster, CallerNames(opened.callers), audit), for_cluster.server
+        AdminServicer(cluster, CallerNames(opened.callers), audit, config.drain_timeout_s),
+        for_cluster.server,
     )
     servers = list({id(running): running for running in (for_clients, for_cluster)}.values())
 
@@ -107,7 +110,7 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     for task in beside:
         task.cancel()
     await for_cluster.set_serving(_CLUSTER_SERVICES, False)
-    draining = asyncio.create_task(cluster.drain(config.drain_timeout_s))
+    draining = asyncio.create_task(cluster.drain(config.drain_timeout_s, await _addresses(peers)))
     await asyncio.sleep(0)  # so that it has begun
     await readiness.look()
     await draining
@@ -115,6 +118,15 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     journal.close()
     await asyncio.to_thread(audit.close)
     _log.info("scheduler_stopped")
+
+
+async def _addresses(peers: Discovery | None) -> tuple[str, ...]:
+    """Of other schedulers, as far as is known."""
+    try:
+        return () if peers is None else await peers.addresses()
+    except OSError as error:
+        _log.warning("peers_not_known problem=%r", str(error))
+        return ()
 
 
 def _bind(

@@ -48,6 +48,7 @@ from splitserve_client.tokenizer import Tokenizer
 from splitserve_client.types import (
     BeamSearch,
     Choices,
+    DrainedExecutor,
     EarlyStopping,
     Executor,
     ExecutorList,
@@ -86,6 +87,7 @@ __all__ = [
     "DeadlineExceeded",
     "DeadlineUnreachable",
     "Detokenizer",
+    "DrainedExecutor",
     "Draining",
     "EarlyStopping",
     "End",

@@ -172,7 +172,8 @@ def decode_error(error: scheduler_pb2.RequestError) -> SplitserveError:
     delay_s = None
     if error.HasField("retry_delay"):
         delay_s = error.retry_delay.ToTimedelta().total_seconds()
-    return error_of_reason(error.reason, error.message or "the request failed", delay_s)
+    message, schedulers = error.message or "the request failed", tuple(error.schedulers)
+    return error_of_reason(error.reason, message, delay_s, schedulers)
 
 
 def decode_model(model: scheduler_pb2.GetModelResponse) -> Model:
@@ -228,6 +229,7 @@ def _decode_executor(state: admin_pb2.ExecutorState) -> Executor:
         block_size=info.block_size_tokens,
         num_device_blocks=info.num_device_blocks,
         num_host_blocks=info.num_host_blocks,
+        is_draining=state.draining,
         **{name: getattr(state, name) for name in _EXECUTOR_STATE},
     )
 

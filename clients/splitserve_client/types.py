@@ -249,7 +249,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Executor:
-    """One executor as the scheduler sees it."""
+    """One executor as the scheduler sees it. `is_draining`: it is on its way out."""
 
     address: str
     executor_epoch: int
@@ -267,6 +267,18 @@ class Executor:
     num_swapped_requests: int
     num_free_host_blocks: int
     num_cached_device_blocks: int
+    is_draining: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DrainedExecutor:
+    """An executor that was sent away is gone; `is_lost`: before all was done.
+
+    `num_moved_requests`: those that go on elsewhere, or wait for that.
+    """
+
+    num_moved_requests: int
+    is_lost: bool
 
 
 @dataclass(frozen=True, slots=True)

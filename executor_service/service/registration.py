@@ -22,7 +22,7 @@ from executor_service.steps.step_executor import MAX_CLOCK_SKEW_NS
 from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
 from splitserve_rpc.cluster_identity import NOBODY, ClusterIdentity, Role
 from splitserve_rpc.contract import CONTRACT_MAJOR
-from splitserve_rpc.errors import failure_of, transport_details
+from splitserve_rpc.errors import duration_from_s, failure_of, transport_details
 from splitserve_rpc.server import channel_options
 
 _PERIOD_S = 1.0
@@ -113,6 +113,21 @@ class GrpcRegistry:
         except grpc.aio.AioRpcError as error:
             raise self._failed(error) from error
         return response
+
+    async def leave(self, info: ExecutorInfo, timeout_s: float) -> None:
+        """Returns when nothing of the scheduler's is here. Raises RegistrationFailed."""
+        request = registry_pb2.LeaveRequest(
+            address=info.address,
+            executor_epoch=info.executor_epoch,
+            timeout=duration_from_s(timeout_s),
+        )
+        channel = self._identity.channel(self._scheduler, Role.SCHEDULER, _CHANNEL_OPTIONS)
+        async with channel:
+            stub = registry_pb2_grpc.RegistryServiceStub(channel)
+            try:
+                await stub.Leave(request, metadata=self._identity.metadata)
+            except grpc.aio.AioRpcError as error:
+                raise self._failed(error) from error
 
     def _failed(self, error: grpc.aio.AioRpcError) -> RegistrationFailed:
         failure = failure_of(error)

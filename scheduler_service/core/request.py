@@ -152,8 +152,10 @@ class Request:
     `client_key` is the owner's own name for it, returned with its tokens. `stop_len` is the number
     of tokens at which its sequences end and `stop_token_ids` what else ends them; both are set when
     a core accepts it, as is `params_set`: what its rows are sampled with. `num_fruitless_losses`
-    counts the steps and executors it lost since it had `num_tokens_at_loss` tokens. `trial_size`:
-    of a suspect, how many may share a step with it; else 0 (see `suspects.py`). `num_bypasses`
+    counts the steps and cores it lost since it had `num_tokens_at_loss` tokens. `trial_size`:
+    of a suspect, how many may share a step with it; else 0 (see `suspects.py`). `num_trials_left`:
+    of one from quarantine, trials that must yet bring it a token. `was_in_flight`: when the latest
+    executor that it ran on was lost, some step with it had no result. `num_bypasses`
     counts the requests that were admitted while it was the first in line but could not run.
     `is_protected`: it was admitted out of turn because it had waited longest, and is preempted
     last. `rank` orders it among those running, smaller first. `queued_at_ns` and
@@ -181,6 +183,8 @@ class Request:
     num_fruitless_losses: int = 0
     num_tokens_at_loss: int = -1
     trial_size: int = 0
+    num_trials_left: int = 0
+    was_in_flight: bool = False
     num_prompt_logprobs_sent: int = 0
     num_bypasses: int = 0
     is_protected: bool = False

@@ -278,8 +278,7 @@ class Scheduler:
         """The executor is lost: returns all requests, ready for `readmit` elsewhere.
 
         They are copies with the tokens so far and without any KV, and this scheduler is closed:
-        whatever it is asked from now on raises. A request that was lost too often without a new
-        token in between is returned finished, with an error.
+        whatever it is asked from now on raises. `was_in_flight` says during whose steps it was.
         """
         self._check_open()
         self._is_closed = True
@@ -317,13 +316,13 @@ class Scheduler:
         suspects = self.placement.suspects
         if suspects.is_trial_in_flight:
             return None
-        for is_trial in suspects.turns:
-            if is_trial and self._in_flight:
+        for turn in suspects.turns:
+            if turn.is_trial and self._in_flight:
                 return None
-            with suspects.turn(is_trial=is_trial):
+            with suspects.turn(turn):
                 plan = self._schedule()
             if plan is not None:
-                suspects.step_planned(plan.step_id, is_trial=is_trial)
+                suspects.step_planned(plan.step_id, is_trial=turn.is_trial)
                 return plan
         return None
 
@@ -357,7 +356,7 @@ class Scheduler:
             )
             self._lateness.observe(plan, outcome.compute_us)
             if placement.suspects:
-                self._losses.acquit(plan, outcome.token_ids)
+                self._losses.survive(plan, outcome.token_ids)
             try:
                 self._results.take(plan, outcome, events)
             except Exception:

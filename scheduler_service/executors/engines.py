@@ -18,6 +18,7 @@ from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import StepEvents
 from scheduler_service.core.request import Request
 from scheduler_service.executors.answer_watch import AnswerWatch, FleetPulse
+from scheduler_service.executors.drains import Drained, Drains
 from scheduler_service.executors.engine_loop import EngineLoop
 from scheduler_service.executors.executor_link import ExecutorLost, Link, LinkConfig
 from scheduler_service.executors.handshake import (
@@ -28,6 +29,7 @@ from scheduler_service.executors.handshake import (
 )
 from scheduler_service.executors.lives import Life, Lives
 from scheduler_service.executors.step_alarm import StepAlarm
+from scheduler_service.fleet.executor_losses import LossCause
 from scheduler_service.journal.core import Core
 from scheduler_service.journal.journal import Journal, NoJournal
 from splitserve.executor.v1 import executor_pb2 as executor
@@ -37,22 +39,25 @@ from splitserve_rpc.domain_error import DomainError
 _VERIFY_TIMEOUT_S = 3.0
 MAX_PENDING_JOINS = 64
 _BUSY_RETRY_S = 1.0
+_DRAINED = "it was drained"
+_SHOWN_CHARS = 200
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOwner:
-    """Who hears of engines. `lost`: the engine is closed, and these were its requests.
+    """Who hears of engines. `lost`: the engine is closed, these were its requests, and why.
 
     `joined`: there is one that takes requests, be it new or one that was too slow for a while.
-    `refill`: an engine is about to plan a step.
+    `refill`: an engine is about to plan a step. `gave_back`: one that drains gave these away.
     """
 
     deliver: Callable[[StepEvents], None]
     refill: Callable[[EngineLoop], None]
     joined: Callable[[], None]
-    lost: Callable[[EngineLoop, list[Request]], None]
+    lost: Callable[[EngineLoop, list[Request], LossCause], None]
+    gave_back: Callable[[EngineLoop, list[Request]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +109,7 @@ class Engines:
         self._accepted_model: executor.ModelInfo | None = None
         self._last_config: SchedulerConfig | None = None
         self._is_closed = False
+        self._drains = Drains(owner.gave_back, self._remove_drained)
         self.tokenizer_files: dict[str, bytes] = {}
 
     @property
@@ -134,18 +140,22 @@ class Engines:
 
     @property
     def config(self) -> SchedulerConfig | None:
-        """Of the connected core that takes the longest sequences, or of the last there was."""
+        """Of the connected core that takes the longest sequences, or of the last that joined."""
         return max(self._connected, key=lambda config: config.max_len, default=self._last_config)
 
     @property
     def max_num_seqs(self) -> int:
-        """Most sequences side by side that a connected core takes, or the last there was."""
+        """Most sequences side by side that a connected core takes, or the last that joined."""
         last = 0 if self._last_config is None else self._last_config.max_num_seqs
         return max((config.max_num_seqs for config in self._connected), default=last)
 
     @property
     def _connected(self) -> list[SchedulerConfig]:
-        return [member.config for member in self._members.values() if member.engine.is_connected]
+        return [
+            member.config
+            for member in self._members.values()
+            if member.engine.is_connected and not member.engine.is_draining
+        ]
 
     # -- joining -------------------------------------------------------------------------------
 
@@ -158,6 +168,7 @@ class Engines:
         check_model(info, self._accepted_model)
         if self._is_known(info):
             return
+        self._drains.check(info)
         address = info.address
         if address in self._pending or len(self._pending) >= MAX_PENDING_JOINS:
             raise DomainError(
@@ -174,17 +185,17 @@ class Engines:
             target,
             lambda is_cut: steps.connected(is_cut=is_cut),
         )
-        link: Link | None = self._parts.connect(info, config)
+        link, is_taken = self._parts.connect(info, config), False
         self._pending.add(address)
         try:
             answer = await self._verified(info, link)
             if answer is not None:
                 epoch = epoch_for(answer, self._parts.scheduler_epoch)
                 self._take(info, link, _Speech(life, steps, epoch))
-                link = None
+                is_taken = True
         finally:
             self._pending.discard(address)
-            if link is not None:
+            if not is_taken:
                 await link.close()
 
     def _is_known(self, info: executor.ExecutorInfo) -> bool:
@@ -206,6 +217,7 @@ class Engines:
             return None
         check_same(info, answer)
         check_model(info, self._accepted_model)
+        self._drains.check(info)
         if answer.step_running_ms > self._parts.config.step_patience_s * 1000:
             _log.warning(
                 "executor_still_busy address=%s step_running_ms=%d",
@@ -271,6 +283,52 @@ class Engines:
             raise DomainError("EXECUTOR_INFO_INVALID", message) from error
         return config, core
 
+    # -- leaving -------------------------------------------------------------------------------
+
+    async def drain(self, address: str, timeout_s: float) -> Drained:
+        """Sends an executor away, and returns when it is gone. Raises DomainError.
+
+        Cancelling this changes nothing.
+        """
+        member = self._members.get(address)
+        if member is not None:
+            return await self._drain(member, timeout_s)
+        if not self._drains.is_over(address):
+            known = ", ".join(self._members)[:_SHOWN_CHARS] or "none"
+            raise DomainError(
+                "EXECUTOR_UNKNOWN",
+                f"no executor at {address[:_SHOWN_CHARS]!r}; known: {known}",
+            )
+        return Drained()
+
+    async def leave(self, address: str, executor_epoch: int, timeout_s: float) -> None:
+        """As `drain`, for an executor that wants it, and says so when it is asked.
+
+        Nothing to do for one that is gone. Raises DomainError.
+        """
+        member = self._members.get(address)
+        if member is None or member.engine.link.info.executor_epoch != executor_epoch:
+            return
+        try:
+            is_draining = await member.engine.link.is_draining(_VERIFY_TIMEOUT_S)
+        except ExecutorLost as lost:
+            raise DomainError("EXECUTOR_UNREACHABLE", f"{address}: {lost}") from lost
+        if not is_draining:
+            message = f"GetInfo at {address} does not say that it drains"
+            raise DomainError("EXECUTOR_MISMATCH", message)
+        if self._members.get(address) is member:
+            await self._drain(member, timeout_s)
+
+    async def _drain(self, member: _Member, timeout_s: float) -> Drained:
+        drained = await self._drains.begin(member.engine, timeout_s)
+        if member.task is not None:
+            await asyncio.wait({member.task})
+        return drained
+
+    def request_ended(self, engine: EngineLoop) -> None:
+        """One that `engine` had is over."""
+        self._drains.request_ended(engine)
+
     # -- its life ------------------------------------------------------------------------------
 
     async def _run(self, member: _Member) -> None:
@@ -290,7 +348,7 @@ class Engines:
             self._owner.joined()
             await engine.run()
         except ExecutorLost as lost:
-            self._remove(engine, str(lost))
+            self._remove(engine, str(lost), lost.cause)
         except Exception:
             # A fault of ours costs this executor a recompute, not the service its life.
             _log.exception("engine_loop_failed address=%s", info.address)
@@ -298,7 +356,10 @@ class Engines:
         finally:
             await engine.link.close()
 
-    def _remove(self, engine: EngineLoop, why: str) -> None:
+    def _remove_drained(self, engine: EngineLoop) -> None:
+        self._remove(engine, _DRAINED, LossCause.BLAMELESS)
+
+    def _remove(self, engine: EngineLoop, why: str, cause: LossCause = LossCause.DIED) -> None:
         """Closes an engine and ends its call, unless that was done before."""
         info = engine.link.info
         member = self._members.get(info.address)
@@ -310,16 +371,26 @@ class Engines:
         member.life.last_step_id = engine.scheduler.last_step_id
         self._pulse.forget(info.address)
         requests = engine.evacuate()
-        _log.warning(
-            "executor_lost address=%s num_requests=%d reason=%r", info.address, len(requests), why
-        )
-        gone = audit_events.ExecutorLost(info.address, info.executor_epoch, len(requests))
-        self._parts.audit.record(gone)
+        self._drains.gone(engine, is_lost=why != _DRAINED)
+        self._tell_removal(info, len(requests), why)
         if member.task is not None and member.task is not asyncio.current_task():
             member.task.cancel()
         if self._last_config is None and not self._members:
             self._accepted_model = None  # it never served anybody
-        self._owner.lost(engine, requests)
+        self._owner.lost(engine, requests, cause)
+
+    def _tell_removal(self, info: executor.ExecutorInfo, num_requests: int, why: str) -> None:
+        if why == _DRAINED:
+            _log.info("executor_drained address=%s", info.address)
+            self._parts.audit.record(
+                audit_events.ExecutorDrained(info.address, info.executor_epoch)
+            )
+            return
+        _log.warning(
+            "executor_lost address=%s num_requests=%d reason=%r", info.address, num_requests, why
+        )
+        lost = audit_events.ExecutorLost(info.address, info.executor_epoch, num_requests)
+        self._parts.audit.record(lost)
 
     def _ask_idle(self, doubted: str) -> None:
         """Lets executors that have nothing to answer say that they are there, for their pulse."""

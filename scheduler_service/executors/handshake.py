@@ -105,6 +105,12 @@ def check_executor_info(info: executor.ExecutorInfo) -> None:
     _check_optional(info)
 
 
+def check_address(address: str) -> None:
+    """Whether it may be one that registered."""
+    if (length := len(address)) > (most := _MAX_LENGTHS["address"]):
+        raise _invalid("address", f"{length} long", f"{most} at most")
+
+
 def check_model(info: executor.ExecutorInfo, model: executor.ModelInfo | None) -> None:
     """Whether it has the model that the others serve, if any."""
     for path in ("digest", "dtype", "kv_cache_dtype"):

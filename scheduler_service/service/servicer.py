@@ -196,7 +196,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 model.default_sampling_params, model.vocab_size
             ),
             max_message_bytes=self._cluster.max_message_bytes,
-            readiness=api.Readiness.Value(f"READINESS_{self._readiness().value}"),
+            readiness=f"READINESS_{self._readiness().value}",
             max_num_sequences=self._cluster.max_num_sequences,
         )
 

@@ -98,10 +98,12 @@ class GetInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetInfoResponse(_message.Message):
-    __slots__ = ("executor",)
+    __slots__ = ("executor", "draining")
     EXECUTOR_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     executor: ExecutorInfo
-    def __init__(self, executor: _Optional[_Union[ExecutorInfo, _Mapping]] = ...) -> None: ...
+    draining: bool
+    def __init__(self, executor: _Optional[_Union[ExecutorInfo, _Mapping]] = ..., draining: bool = ...) -> None: ...
 
 class GetTokenizerRequest(_message.Message):
     __slots__ = ()
