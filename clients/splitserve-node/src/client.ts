@@ -38,7 +38,8 @@ export interface ClientOptions {
 }
 
 /**
- * Talks to one scheduler. Streams survive its death if it comes back at the same address.
+ * Talks to a scheduler. Streams survive its death if it comes back at the same address, or if there
+ * is another: `10.0.0.1:50051,10.0.0.2:50051`, or `dns:name:50051` for all addresses of a name.
  *
  * Every method throws SplitserveError, or the reason of the caller's signal.
  */
@@ -47,7 +48,7 @@ export class Client {
   readonly #retry: RetryPolicy;
   readonly #timing: Timing;
 
-  /** Throws InvalidRequest if `apiKey` cannot be one. */
+  /** Throws InvalidRequest if `apiKey` cannot be one, or the addresses make no sense. */
   constructor(address = "127.0.0.1:50051", options: ClientOptions = {}) {
     const { connectTimeoutMs = 5000, credentials, apiKey } = options;
     this.#connection = new Connection(address, { connectTimeoutMs, credentials, apiKey });

@@ -13,7 +13,7 @@ import * as grpc from "@grpc/grpc-js";
 
 import { metadataOf, type ApiKey } from "./api-key.js";
 import { encode } from "./encoding.js";
-import { ClientClosed, errorOfCall, ServerUnreachable } from "./errors.js";
+import { ClientClosed, errorOfCall, InvalidRequest, ServerUnreachable } from "./errors.js";
 
 const MIB = 1024 * 1024;
 const CHANNEL_OPTIONS: grpc.ChannelOptions = {
@@ -31,7 +31,12 @@ const CHANNEL_OPTIONS: grpc.ChannelOptions = {
   "grpc.enable_retries": 0,
   // What one client closes is not kept open by another.
   "grpc.use_local_subchannel_pool": 1,
+  // Of several schedulers any is the first, so that clients are spread.
+  "grpc.service_config": JSON.stringify({
+    loadBalancingConfig: [{ pick_first: { shuffleAddressList: true } }],
+  }),
 };
+const SEVERAL = /^(\d{1,3}\.){3}\d{1,3}:\d{1,5}(,(\d{1,3}\.){3}\d{1,3}:\d{1,5})+$/;
 
 type Responses<O extends DescMessage> = AsyncGenerator<MessageShape<O>, void, void>;
 
@@ -69,7 +74,7 @@ export class Connection {
   #hasConnected = false;
   #isClosed = false;
 
-  /** Throws InvalidRequest if the API key cannot be one. */
+  /** Throws InvalidRequest if the API key cannot be one, or the addresses make no sense. */
   constructor(address: string, options: ConnectionOptions) {
     const { connectTimeoutMs, credentials, apiKey } = options;
     metadataOf(apiKey);
@@ -77,7 +82,7 @@ export class Connection {
     this.#connectTimeoutMs = connectTimeoutMs;
     this.#apiKey = apiKey;
     const given = credentials ?? grpc.credentials.createInsecure();
-    this.#client = new grpc.Client(address, given, CHANNEL_OPTIONS);
+    this.#client = new grpc.Client(targetOf(address), given, CHANNEL_OPTIONS);
   }
 
   /** Ends what is open with ClientClosed. */
@@ -226,6 +231,16 @@ export class Connection {
 interface ResponseStream {
   cancel(): void;
   on(event: "error", listener: () => void): unknown;
+}
+
+/** As gRPC names it. Throws InvalidRequest. */
+function targetOf(address: string): string {
+  if (!address.includes(",") || address.startsWith("ipv4:")) return address;
+  if (SEVERAL.test(address)) return `ipv4:${address}`;
+  throw new InvalidRequest(
+    `the address ${address} cannot be used: of several each is an IPv4 address with a port; ` +
+      "dns:name:port is all addresses of a name",
+  );
 }
 
 /** What is known when there is no connection: gRPC does not say whether somebody was there. */
