@@ -39,7 +39,7 @@ class ReadinessWatch:
         cluster = self._cluster
         facts = Facts(
             cluster.is_draining,
-            sum(engine.is_connected for engine in cluster.engines),
+            sum(engine.is_connected and not engine.is_draining for engine in cluster.engines),
             cluster.num_unfinished,
             cluster.num_steps_answered,
             cluster.step_allowed_s,
