@@ -19,6 +19,7 @@ from splitserve_options import options
 from splitserve_options.option import COMMANDS
 from splitserve_options.table import OPTIONS
 from tests.support.processes.addresses import reserve_address
+from tests.support.security.cluster import Certificates
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = (ROOT / "docs" / "security.md").read_text()
@@ -54,9 +55,7 @@ def test_security_doc_names_tests_and_options_that_exist() -> None:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with certificates."""
-    folder = tmp_path_factory.mktemp("splitserve")
-    assert main(["certs", str(folder)]) == 0
-    return folder
+    return Certificates.make(tmp_path_factory.mktemp("splitserve")).directory
 
 
 def test_every_line_is_one_that_is_tried_here() -> None:
