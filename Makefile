@@ -24,7 +24,8 @@ MYPY_TARGETS := scheduler_service executor_service protos/splitserve_rpc \
 PIP := -m pip --disable-pip-version-check install --quiet
 
 .PHONY: help setup serve test check node quick-tests lint lint-ruff lint-format lint-types lint-imports buf \
-	check-protos fix protos options bench bench-scheduler bench-peers gpu-check models soak fuzz compose-test \
+	check-protos fix protos options bench bench-scheduler bench-peers gpu-check models soak fuzz simulate chaos \
+	compose-test \
 	clean
 
 help:
@@ -42,7 +43,9 @@ help:
 	@echo 'make gpu-check     on a machine with a GPU: is it right there, and how fast'
 	@echo 'make models        every model type of transformers, made small, against Hugging Face'
 	@echo 'make soak          the property tests for an hour or so'
+	@echo 'make simulate      histories of a simulated cluster with faults; HISTORIES=20000 SEED=1 for more'
 	@echo 'make fuzz          hostile messages and requests for an hour or so'
+	@echo 'make chaos         faults in a real stack under load: MINUTES=30, or SEED=n for one history'
 	@echo 'make compose-test  docker-compose.yml for real, with podman'
 	@echo 'make clean         removes .venv, .tools and caches'
 
@@ -176,6 +179,18 @@ soak: $(READY)
 FUZZ ?= 20000
 fuzz: $(READY)
 	SPLITSERVE_TEST_EXAMPLES=$(FUZZ) $(BIN)/python -m pytest -q --timeout 7200 tests/fuzz
+
+# A history that has a problem is named; `make simulate SEED=7 HISTORIES=1` tells all of one.
+HISTORIES ?= 2000
+simulate: $(READY)
+	@PYTHONPATH=.:protos:kernels:clients $(BIN)/python -m tests.simulation $(or $(SEED),1) --histories $(HISTORIES)
+
+# Faults drawn from seeds; what fails says its seed, and SEED=n alone has it again. NETWORK=namespaces
+# has the kernel lose and cut what executors say, where it may.
+MINUTES ?= $(if $(SEED),0,30)
+chaos: $(READY)
+	@PYTHONPATH=.:protos:kernels:clients $(BIN)/python -m tests.chaos.run --minutes $(MINUTES) \
+		$(if $(SEED),--seed $(SEED)) $(if $(NETWORK),--network $(NETWORK)) $(ARGS)
 
 compose-test:
 	tools/compose_test.sh

@@ -6,11 +6,12 @@ import asyncio
 import gc
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import replace
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from executor_service.checkpoint.folder import check_directory
 from executor_service.config import ExecutorConfig
 from executor_service.errors import ExecutorError
+from executor_service.service.departure import Departures
 from executor_service.service.executor_lives import ExecutorLives
 from executor_service.service.membership import Membership
 from executor_service.service.registration import (
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 
 _HEALTH_SERVICES = ("", SERVICE)
 _STOP_GRACE_S = 1.0
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # Torch gives up the interpreter lock at every operation; with 5 ms, the default, the thread that
 # computes then waits for the one that talks. Measured between two steps: 0.44 ms instead of 0.58.
 _SWITCH_INTERVAL_S = 0.0002
@@ -63,7 +66,7 @@ async def serve(config: ExecutorConfig) -> None:
     """
     executor_epoch = time.time_ns()
     schedulers = discovery(config.scheduler)
-    stop = stop_event(config.exit_on_stdin_eof, _STOP_GRACE_S)
+    stop = stop_event(config.exit_on_stdin_eof, config.drain_timeout_s + _STOP_GRACE_S)
     identity = config.security.identity
     has_reflection = is_loopback(config.listen)
     security = ServerSecurity(Access(identity), identity.tls, has_reflection=has_reflection)
@@ -119,12 +122,19 @@ class _Serving:
         self._running = running
         self._servicer = servicer
         self._worker = StepWorker(StepExecutor(info, loaded.runner, grammars=loaded.grammars))
-        self._lives = ExecutorLives(info, self._address_for, self._worker, servicer.streams)
+        departures = Departures(self._door, servicer, config.drain_timeout_s)
+        self._lives = ExecutorLives(
+            info, self._address_for, departures, self._worker, servicer.streams
+        )
 
     async def run(self, schedulers: Discovery, stop: asyncio.Event) -> None:
         servicer, running, loaded = self._servicer, self._running, self._loaded
         servicer.serve(
-            ReadyExecutor(self._worker, lambda: self._lives.info, loaded.tokenizer_files)
+            ReadyExecutor(
+                self._worker,
+                lambda: self._worker.describe(self._lives.info),
+                loaded.tokenizer_files,
+            )
         )
         await running.set_serving(_HEALTH_SERVICES, True)
         membership = self._membership(schedulers)
@@ -148,16 +158,24 @@ class _Serving:
         for task in registering:
             with suppress(asyncio.CancelledError):
                 await task
-        await servicer.drain()
+        await _unless_told_again(self._drain(membership.scheduler))
         if loaded.grammars is not None:
             await asyncio.to_thread(loaded.grammars.close)
+
+    async def _drain(self, scheduler: str | None) -> None:
+        if scheduler is not None:
+            await self._lives.leave(scheduler)
+        await self._servicer.drain()
+
+    def _door(self, scheduler: str) -> GrpcRegistry:
+        return GrpcRegistry(scheduler, self._config.security.identity)
 
     def _membership(self, schedulers: Discovery) -> Membership:
         config, port = self._config, self._running.port
         return Membership(
             schedulers,
             config.advertise_address or f"{socket.gethostname()}:{port}",
-            lambda scheduler: GrpcRegistry(scheduler, config.security.identity),
+            self._door,
             self._lives,
             self._servicer.streams,
             Pacing(),
@@ -169,6 +187,25 @@ class _Serving:
         if config.advertise_address is not None:
             return config.advertise_address
         return await advertised_address(config.listen, self._running.port, scheduler)
+
+
+async def _unless_told_again(work: Coroutine[None, None, None]) -> None:
+    """Does `work`, but ends it at once if the process is told to stop once more.
+
+    Told a third time, when a step that hangs is in the way, say, the process is killed.
+    """
+    working = asyncio.ensure_future(work)
+    loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        working.cancel()
+        for number in _STOP_SIGNALS:
+            loop.remove_signal_handler(number)
+
+    for number in _STOP_SIGNALS:
+        loop.add_signal_handler(number, end)
+    with suppress(asyncio.CancelledError):
+        await working
 
 
 async def _run_unless(stop: asyncio.Event, work: Callable[[], _Result]) -> _Result | None:

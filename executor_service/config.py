@@ -15,6 +15,7 @@ class ExecutorConfig:
     """Everything the executor process reads. None: the executor's own choice.
 
     `model`: a checkpoint directory, or a model id of the Hugging Face hub. `block_size`: tokens.
+    `drain_timeout_s`: that its scheduler gets to let what runs end, or to move it.
     `memory_fraction`: of the device's memory. `num_host_blocks`: 0 for no swapping. `threads`: of
     the CPU. Addresses are `host:port`. `scheduler`: as `splitserve_rpc.discovery` understands it.
     """
@@ -39,6 +40,7 @@ class ExecutorConfig:
     listen: str
     advertise_address: str | None
     scheduler: str
+    drain_timeout_s: float
     move_after_s: float
     log_level: str
     exit_on_stdin_eof: bool

@@ -23,6 +23,7 @@ from scheduler_service.service.admin import AdminServicer
 from scheduler_service.service.caller_checks import scopes_of
 from scheduler_service.service.caller_names import CallerNames
 from scheduler_service.service.executor_addresses import ExecutorAddresses
+from scheduler_service.service.readiness_watch import ReadinessWatch
 from scheduler_service.service.registry import RegistryServicer
 from scheduler_service.service.request_log import caller_refusals
 from scheduler_service.service.servicer import SchedulerServicer
@@ -32,6 +33,7 @@ from splitserve_rpc.access import Access
 from splitserve_rpc.addresses import CannotListen, is_loopback
 from splitserve_rpc.certificate_ends import CertificateEnds
 from splitserve_rpc.cluster_identity import Role
+from splitserve_rpc.discovery import Discovery, discovery
 from splitserve_rpc.log_lines import start_logging
 from splitserve_rpc.security import SecurityUnusable
 from splitserve_rpc.server import RunningServer, ServerSecurity, bind_server, stop_event
@@ -53,6 +55,7 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     Raises CannotListen, JournalUnusable and AuditUnusable.
     """
     stop = stop_event(config.exit_on_stdin_eof, config.drain_timeout_s)
+    peers = None if config.peers is None else discovery(config.peers)
     audit = open_audit(config.audit_log)
     for_clients, for_cluster = _bind(
         config, opened.callers, audit, lambda: cluster.max_message_bytes
@@ -66,24 +69,20 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     )
     if opened.tenants is not None:
         cluster.weigh_tenants(opened.tenant_weights)
+    readiness = ReadinessWatch(cluster, partial(for_clients.set_serving, ("", SERVICE)))
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(
-        SchedulerServicer(cluster, opened.callers, audit), for_clients.server
+        SchedulerServicer(cluster, opened.callers, audit, readiness=lambda: readiness.current),
+        for_clients.server,
     )
     registry_pb2_grpc.add_RegistryServiceServicer_to_server(
         RegistryServicer(cluster, ExecutorAddresses(config.executor_addresses), audit),
         for_cluster.server,
     )
     admin_pb2_grpc.add_AdminServiceServicer_to_server(
-        AdminServicer(cluster, CallerNames(opened.callers), audit), for_cluster.server
+        AdminServicer(cluster, CallerNames(opened.callers), audit, config.drain_timeout_s),
+        for_cluster.server,
     )
     servers = list({id(running): running for running in (for_clients, for_cluster)}.values())
-
-    async def publish_health() -> None:
-        while True:
-            connected = any(engine.is_connected for engine in cluster.engines)
-            await for_clients.set_serving(("", SERVICE), connected)
-            await changed.wait()
-            changed.clear()
 
     # So that the first callers with tokens are known, if their issuer can be reached.
     await opened.refresh_token_keys()
@@ -92,7 +91,8 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     await for_cluster.set_serving(_CLUSTER_SERVICES, True)
     ends = CertificateEnds(config.security.shown)
     beside = [
-        asyncio.create_task(work) for work in (publish_health(), refreshing, ends.keep_looking())
+        asyncio.create_task(work)
+        for work in (readiness.run(changed), refreshing, ends.keep_looking())
     ]
     for running in servers:
         await running.server.start()
@@ -109,13 +109,24 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     _log.info("scheduler_draining num_unfinished=%d", cluster.num_unfinished)
     for task in beside:
         task.cancel()
-    await for_clients.set_serving(("", SERVICE), False)
     await for_cluster.set_serving(_CLUSTER_SERVICES, False)
-    await cluster.drain(config.drain_timeout_s)
+    draining = asyncio.create_task(cluster.drain(config.drain_timeout_s, await _addresses(peers)))
+    await asyncio.sleep(0)  # so that it has begun
+    await readiness.look()
+    await draining
     await asyncio.gather(*(running.stop(_STOP_GRACE_S) for running in servers))
     journal.close()
     await asyncio.to_thread(audit.close)
     _log.info("scheduler_stopped")
+
+
+async def _addresses(peers: Discovery | None) -> tuple[str, ...]:
+    """Of other schedulers, as far as is known."""
+    try:
+        return () if peers is None else await peers.addresses()
+    except OSError as error:
+        _log.warning("peers_not_known problem=%r", str(error))
+        return ()
 
 
 def _bind(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 
 from scheduler_service.audit.audit import Audit, NoAudit
-from scheduler_service.callers.admission import Admission, Charge
+from scheduler_service.audit.events import RequestQuarantined
+from scheduler_service.callers.admission import Admission
 from scheduler_service.config import ClusterConfig
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import StepEvents
@@ -19,11 +21,14 @@ from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import MAX_SEQUENCES
 from scheduler_service.core.scheduler import QUEUE_FULL_RETRY_S
 from scheduler_service.executors.broken_core import end_with_fault
+from scheduler_service.executors.drains import Drained
 from scheduler_service.executors.engine_loop import EngineLoop
 from scheduler_service.executors.engines import EngineOwner, EngineParts, Engines
 from scheduler_service.executors.executor_link import ExecutorLink, ExecutorLost, Link, LinkConfig
+from scheduler_service.fleet.executor_losses import LossCause
 from scheduler_service.fleet.fleet_queue import FleetQueue
-from scheduler_service.fleet.router import Host
+from scheduler_service.fleet.host_state import Host
+from scheduler_service.fleet.quarantine import Quarantine, Verdict
 from scheduler_service.journal.journal import Journal, NoJournal
 from scheduler_service.request_limits import message_bytes, most_message_bytes
 from scheduler_service.request_names import RequestName
@@ -46,7 +51,7 @@ class _Tracked:
     """An unfinished request, its terms, and who runs it (None: nobody yet)."""
 
     request: Request
-    charge: Charge
+    admission: Admission
     engine: EngineLoop | None = None
 
 
@@ -77,13 +82,21 @@ class Cluster:
         unread = Unread(max_unread_bytes, _NUM_UNREAD_STREAMS * max_unread_bytes)
         self.delivery = Delivery(unread, self._end_unread)
         self.now_ns = now_ns
-        self._draining = False
+        self._quarantine = Quarantine(config.max_executor_losses)
+        self._draining: DomainError | None = None
         self._idle = asyncio.Event()
+        self._audit = audit or NoAudit()
         self._engines = Engines(
             EngineParts(
-                config, scheduler_epoch, now_ns, journal or NoJournal(), audit or NoAudit(), connect
+                config, scheduler_epoch, now_ns, journal or NoJournal(), self._audit, connect
             ),
-            EngineOwner(self._deliver, self._refill, self._engine_joined, self._engine_lost),
+            EngineOwner(
+                self._deliver,
+                self._refill,
+                self._engine_joined,
+                self._engine_lost,
+                self._engine_gave_back,
+            ),
         )
 
     # -- executors -----------------------------------------------------------------------------
@@ -100,6 +113,21 @@ class Cluster:
     def engines(self) -> list[EngineLoop]:
         """The executors that answered, in order of registration."""
         return self._engines.known
+
+    @property
+    def num_steps_answered(self) -> int:
+        """By all executors that ever were here."""
+        return self._engines.num_steps_answered
+
+    @property
+    def step_allowed_s(self) -> float:
+        """How long it may be until some step is answered, if there is something to do."""
+        return self._engines.step_allowed_s
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether it takes no more requests."""
+        return self._draining is not None
 
     @property
     def model(self) -> executor.ModelInfo | None:
@@ -137,7 +165,7 @@ class Cluster:
     @property
     def num_unassigned(self) -> int:
         """Requests no executor has."""
-        return len(self._queue)
+        return len(self._queue) + self._quarantine.num_waiting
 
     @property
     def num_unfinished(self) -> int:
@@ -149,33 +177,70 @@ class Cluster:
         self.check_not_draining()
         await self._engines.join(info, target)
 
+    async def drain_executor(self, address: str, timeout_s: float) -> Drained:
+        """Sends an executor away; returns when it is gone. Raises DomainError."""
+        return await self._engines.drain(address, timeout_s)
+
+    async def leave(self, address: str, executor_epoch: int, timeout_s: float) -> None:
+        """An executor wants to go; returns when it may. Raises DomainError."""
+        await self._engines.leave(address, executor_epoch, timeout_s)
+
     def _engine_joined(self) -> None:
         self._on_change()
         self._dispatch()
 
-    def _engine_lost(self, engine: EngineLoop, requests: list[Request]) -> None:
+    def _engine_lost(self, engine: EngineLoop, requests: list[Request], cause: LossCause) -> None:
         """Takes back what a closed engine gave away."""
         self._on_change()
-        for request in sorted(requests, key=lambda moved: moved.arrival):
-            tracked = self._tracked.get(request.request_id)
-            if tracked is None or tracked.engine is not engine:
-                continue  # its owner is gone
-            tracked.request, tracked.engine = request, None
-            if request.is_finished:
-                self._end(request)
-            else:
-                self._queue.push(request)
+        # The owners of others are gone.
+        lost = [request for request in requests if self._runs_at(engine, request.request_id)]
+        self._tell(self._quarantine.executor_lost(lost, cause, self.now_ns()))
+        self._take_back(engine, lost)
         for tracked in [left for left in self._tracked.values() if left.engine is engine]:
             # A core so broken that it could not even give this one back.
             end_with_fault(tracked.request)
             self._end(tracked.request)
         self._dispatch()
 
+    def _engine_gave_back(self, engine: EngineLoop, requests: list[Request]) -> None:
+        """Takes back what an engine that drains gave away."""
+        self._on_change()
+        self._quarantine.executor_lost(requests, LossCause.BLAMELESS, self.now_ns())
+        self._take_back(engine, requests)
+        self._dispatch()
+
+    def _take_back(self, engine: EngineLoop, requests: list[Request]) -> None:
+        for request in sorted(requests, key=lambda moved: moved.arrival):
+            if not self._runs_at(engine, request.request_id):
+                continue  # its owner is gone
+            tracked = self._tracked[request.request_id]
+            tracked.request, tracked.engine = request, None
+            if request.is_finished:
+                self._end(request)
+            elif not self._quarantine.holds(request):
+                self._queue.push(request)
+
+    def _runs_at(self, engine: EngineLoop, request_id: str) -> bool:
+        tracked = self._tracked.get(request_id)
+        return tracked is not None and tracked.engine is engine
+
+    def _tell(self, verdict: Verdict) -> None:
+        """Operators learn whom executors died of; `RequestEnded` tells the audit log of an end."""
+        for request in verdict.isolated:
+            own_id = self._tracked[request.request_id].admission.name.own_id
+            num_trials = request.num_trials_left
+            _log.warning("request_quarantined request_id=%r num_trials=%d", own_id, num_trials)
+            self._audit.record(RequestQuarantined(request.scheduling.tenant, own_id))
+        for request in verdict.failed:
+            own_id = self._tracked[request.request_id].admission.name.own_id
+            _log.error("request_kills_executors request_id=%r why=%r", own_id, request.error)
+
     def _refill(self, engine: EngineLoop) -> None:
         """An executor plans a step: it may begin what waits."""
         if len(self._queue):
-            self._dispatch(engine)
-        else:
+            self._dispatch([engine])
+        elif engine.takes_requests:
+            self._queue.note(engine.scheduler)
             self._move_one_to(engine)
 
     def _move_one_to(self, taker: EngineLoop) -> None:
@@ -197,14 +262,17 @@ class Cluster:
                 self._queue.push(moved)
         self._dispatch()
 
-    def _dispatch(self, changed: EngineLoop | None = None) -> None:
-        """Gives requests to executors that can begin them; of those only `changed` has changed."""
+    def _dispatch(self, changed: Collection[EngineLoop] | None = None) -> None:
+        """Gives requests to executors that can begin them; `changed`: of these, None for all."""
         engines: dict[Host, EngineLoop] = {
             engine.scheduler: engine for engine in self._engines.taking_requests
         }
-        changed_host = changed.scheduler if changed is not None and changed.takes_requests else None
-        given = self._queue.dispatch(self.now_ns(), list(engines), changed_host)
-        for request, host in given:
+        changed_hosts: list[Host] | None = None
+        if changed is not None:
+            changed_hosts = [engine.scheduler for engine in changed if engine.takes_requests]
+        isolated = self._quarantine.dispatch(list(engines))
+        given = self._queue.dispatch(self.now_ns(), engines.keys(), changed_hosts)
+        for request, host in chain(isolated, given):
             engine = self._tracked[request.request_id].engine = engines[host]
             try:
                 engine.readmit(request)
@@ -273,8 +341,8 @@ class Cluster:
 
     def check_not_draining(self) -> None:
         """Raises DomainError(DRAINING)."""
-        if self._draining:
-            raise _draining()
+        if self._draining is not None:
+            raise _draining(self._draining.schedulers)
 
     def check_accepting(self) -> None:
         """Raises DomainError DRAINING or MODEL_NOT_READY."""
@@ -295,10 +363,10 @@ class Cluster:
             )
         self._check(request)
         self.delivery.expect(request.request_id, sink)
-        self._tracked[request.request_id] = _Tracked(request, admission.charge)
+        self._tracked[request.request_id] = _Tracked(request, admission)
         admission.charge.begin()
         self._queue.push(request)
-        self._dispatch()
+        self._dispatch([])
 
     def _check(self, request: Request) -> None:
         """Raises DomainError if no executor can ever run it, or if too many wait."""
@@ -344,19 +412,33 @@ class Cluster:
         finally:  # after it has told what tokens there were
             self._untrack(request_id)
 
-    async def drain(self, timeout_s: float) -> None:
-        """Refuses new requests, lets those here finish for `timeout_s`, then ends the rest."""
-        self._draining = True
+    async def drain(self, timeout_s: float, peers: tuple[str, ...] = ()) -> None:
+        """Refuses new requests, lets those here finish for `timeout_s`, then ends the rest.
+
+        `peers`: schedulers that may take over. Then what waits ends at once: nothing of it has been
+        computed here. What runs would have to be computed again, and may be over before that.
+        """
+        self._draining = _draining(peers)
+        if peers:
+            self._end_waiting()
         if self._tracked:
             self._idle.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), timeout_s)
+        for stream in list(self.delivery.streams.values()):
+            self.fail_stream(stream, _draining(peers))
         for request_id in list(self._tracked):
-            self.delivery.fail(request_id, _draining())
             self._abandon(request_id)
         if self._alarm is not None:
             self._alarm.cancel()
         await self._engines.close()
+
+    def _end_waiting(self) -> None:
+        """Ends streams of which no request runs."""
+        for stream in list(self.delivery.streams.values()):
+            tracked = [self._tracked.get(name) for name in self.delivery.requests_of(stream)]
+            if tracked and all(each is not None and each.engine is None for each in tracked):
+                self.fail_stream(stream, self._draining or _draining())
 
     def _deliver(self, events: StepEvents) -> None:
         self.delivery.deliver(events)
@@ -372,12 +454,15 @@ class Cluster:
         """The one way out for a request that was taken."""
         tracked = self._tracked.pop(request_id, None)
         self._queue.forget(request_id)
+        self._quarantine.forget(request_id)
         self.delivery.forget(request_id)
+        if tracked is not None and tracked.engine is not None:
+            self._engines.request_ended(tracked.engine)
         if not self._tracked:
             self._idle.set()
         if tracked is not None:
-            tracked.charge.end(tracked.request)
+            tracked.admission.charge.end(tracked.request)
 
 
-def _draining() -> DomainError:
-    return DomainError("DRAINING", "the scheduler is shutting down")
+def _draining(peers: tuple[str, ...] = ()) -> DomainError:
+    return DomainError("DRAINING", "the scheduler is shutting down", schedulers=peers)

@@ -31,6 +31,7 @@ class ClusterConfig:
     reconnect_timeout_s: float = 2.0
     step_timeout_s: float = 300.0
     step_patience_s: float = 3.0
+    max_executor_losses: int = 2
     max_adapters: int = 8
     max_unread_bytes: int = 16 * _MIB
     policies: PolicyConfig = field(default_factory=PolicyConfig)
@@ -38,7 +39,10 @@ class ClusterConfig:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerServiceConfig:
-    """Everything the scheduler process reads. `journal`: the file to record in, None for none."""
+    """Everything the scheduler process reads. `journal`: the file to record in, None for none.
+
+    `peers`: other schedulers, as `splitserve_rpc.discovery` understands it.
+    """
 
     listen: str
     cluster_listen: str
@@ -53,6 +57,7 @@ class SchedulerServiceConfig:
     callers: CallersConfig = field(default_factory=CallersConfig)
     audit_log: str | None = None
     no_operator_token: bool = False
+    peers: str | None = None
 
     @classmethod
     def from_options(cls, values: Mapping[str, Any]) -> SchedulerServiceConfig:
@@ -84,6 +89,7 @@ class SchedulerServiceConfig:
             callers,
             values["audit_log"],
             values["no_operator_token"],
+            values["peers"],
         )
 
 

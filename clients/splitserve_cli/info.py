@@ -6,27 +6,34 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
 
-from splitserve_cli.command_line import add_address, add_file, add_server, client_config, run
+from splitserve_cli.command_line import run
+from splitserve_cli.operators import add_operators_server, ask, operators_config
 from splitserve_client.client import AsyncClient
-from splitserve_client.errors import CallerNotAllowed, CallerUnknown, ModelNotReady, SplitserveError
+from splitserve_client.errors import CallerNotAllowed, CallerUnknown, ModelNotReady
 from splitserve_client.types import Executor, ExecutorList, Model, SamplingParams
-from splitserve_options.option import DEFAULT_CLUSTER_ADDRESS
 from splitserve_rpc.printable import printable
-from splitserve_rpc.security import read_token
 
 # In place of the model.
 _NONE_YET = "none yet; no executor has registered"
 _NOT_SHOWN = "not shown; that takes a credential which may generate or operate"
 
+
+def state_of(executor: Executor) -> str:
+    """In a word."""
+    if not executor.is_connected:
+        return "lost"
+    return "draining" if executor.is_draining else "connected"
+
+
 # The columns of the table, each with what it says of an executor; numbers stand right.
 _TEXTS: Mapping[str, Callable[[Executor], str]] = MappingProxyType(
     {
         "EXECUTOR": lambda executor: printable(executor.address),
-        "STATE": lambda executor: "connected" if executor.is_connected else "lost",
+        "STATE": state_of,
     }
 )
 _NUMBERS: Mapping[str, Callable[[Executor], object]] = MappingProxyType(
@@ -53,27 +60,17 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="splitserve info", description="Shows the model, the executors and their KV pools."
     )
-    add_server(parser)
-    text = "for operators, where the server has no such address itself"
-    add_address(parser, "--cluster-address", DEFAULT_CLUSTER_ADDRESS, text)
-    add_file(parser, "--cluster-token-file", "secret of the cluster, if it has one")
+    add_operators_server(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object")
     arguments = parser.parse_args(argv)
     return run("info", lambda: _show(arguments))
 
 
 async def _show(arguments: argparse.Namespace) -> int:
-    token = read_token(arguments.cluster_token_file)
-    config = replace(client_config(arguments), cluster_token=token)
+    config = operators_config(arguments)
     async with AsyncClient(arguments.address, config) as client:
         model = await _model(client)
-        try:
-            executors = await client.list_executors()
-        except SplitserveError as error:
-            if error.reason != "METHOD_UNKNOWN":
-                raise
-            async with AsyncClient(arguments.cluster_address, config) as operators:
-                executors = await operators.list_executors()
+    executors = await ask(arguments, config, lambda operators: operators.list_executors())
     sys.stdout.write(_json(model, executors) if arguments.json else _table(model, executors))
     return 0
 
@@ -93,6 +90,7 @@ def _json(model: Model | str, executors: ExecutorList) -> str:
     for executor in executors.executors:
         entry = asdict(executor)
         entry["connected"] = entry.pop("is_connected")
+        entry["draining"] = entry.pop("is_draining")
         entries.append(entry)
     content = {
         "model": _model_entry(model) if isinstance(model, Model) else None,
@@ -103,7 +101,11 @@ def _json(model: Model | str, executors: ExecutorList) -> str:
 
 
 def _model_entry(model: Model) -> dict[str, Any]:
-    return {**asdict(model), "default_sampling_params": _recommended(model)}
+    return {
+        **asdict(model),
+        "default_sampling_params": _recommended(model),
+        "readiness": model.readiness.value,
+    }
 
 
 def _recommended(model: Model) -> dict[str, float]:

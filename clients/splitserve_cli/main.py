@@ -16,6 +16,7 @@ commands:
   serve      start a scheduler and executors on this machine; Ctrl-C stops them
   generate   stream a completion from a running server
   info       show the model, the executors and their KV pools
+  drain      send executors away, so that they can be stopped
   scheduler  run one scheduler process
   executor   run one executor process
   gateway    run one gateway process: OpenAI's HTTP API
@@ -69,6 +70,10 @@ def _run(command: str, arguments: list[str]) -> int:
         from splitserve_cli.info import main as run_info
 
         return run_info(arguments)
+    if command == "drain":
+        from splitserve_cli.drain import main as run_drain
+
+        return run_drain(arguments)
     if command == "certs":
         from splitserve_cli.certs import main as run_certs
 
@@ -94,7 +99,7 @@ def _refuse(command: str) -> int:
         return 2
     import difflib
 
-    known = ["serve", "generate", "info", "certs", "keys", *_PROGRAMS]
+    known = ["serve", "generate", "info", "drain", "certs", "keys", *_PROGRAMS]
     match = difflib.get_close_matches(command, known, n=1)
     hint = f"did you mean {match[0]!r}?" if match else "see splitserve --help"
     sys.stderr.write(f"splitserve: unknown command {command!r}; {hint}\n")

@@ -29,6 +29,7 @@ from splitserve_client.text_map import MapConfig, MapResult, map_prompts
 from splitserve_client.text_stream import End, Piece
 from splitserve_client.tokenizer import Tokenizer
 from splitserve_client.types import (
+    DrainedExecutor,
     ExecutorList,
     Finish,
     Identity,
@@ -208,6 +209,7 @@ class AsyncClient:
             self._config.retry,
             self._config.timing,
             unread or UnreadBudget(),
+            lambda refusal: bool(self._connection.places_named(refusal)),
         )
 
     @property
@@ -261,3 +263,12 @@ class AsyncClient:
     async def list_executors(self) -> ExecutorList:
         """The executors the scheduler knows."""
         return decode_executors(await self._connection.executors())
+
+    async def drain_executor(self, address: str, timeout_s: float | None = None) -> DrainedExecutor:
+        """Sends an executor away, and returns when it is gone; no stream notices but by a pause.
+
+        What runs there may end within `timeout_s` (None: as the scheduler is told at its start),
+        then it goes on elsewhere; what waits does so at once. A cancelled call changes nothing.
+        """
+        drained = await self._connection.drain_executor(address, timeout_s)
+        return DrainedExecutor(drained.num_moved_requests, drained.lost)

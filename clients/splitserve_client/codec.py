@@ -20,6 +20,7 @@ from splitserve_client.types import (
     JsonSchema,
     Lark,
     Model,
+    Readiness,
     Regex,
     SamplingParams,
     SchedulingParams,
@@ -41,6 +42,12 @@ _FINISH_REASONS = {
     scheduler_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
     scheduler_pb2.FINISH_REASON_MODEL_LENGTH: FinishReason.MODEL_LENGTH,
     scheduler_pb2.FINISH_REASON_ABORTED: FinishReason.ABORTED,
+}
+_READINESS = {
+    scheduler_pb2.READINESS_READY: Readiness.READY,
+    scheduler_pb2.READINESS_NO_EXECUTOR: Readiness.NO_EXECUTOR,
+    scheduler_pb2.READINESS_NO_PROGRESS: Readiness.NO_PROGRESS,
+    scheduler_pb2.READINESS_DRAINING: Readiness.DRAINING,
 }
 # What is said of an executor under the same name on both sides.
 _EXECUTOR_STATE = frozenset(admin_pb2.ExecutorState.DESCRIPTOR.fields_by_name) & {
@@ -165,7 +172,8 @@ def decode_error(error: scheduler_pb2.RequestError) -> SplitserveError:
     delay_s = None
     if error.HasField("retry_delay"):
         delay_s = error.retry_delay.ToTimedelta().total_seconds()
-    return error_of_reason(error.reason, error.message or "the request failed", delay_s)
+    message, schedulers = error.message or "the request failed", tuple(error.schedulers)
+    return error_of_reason(error.reason, message, delay_s, schedulers)
 
 
 def decode_model(model: scheduler_pb2.GetModelResponse) -> Model:
@@ -178,6 +186,7 @@ def decode_model(model: scheduler_pb2.GetModelResponse) -> Model:
         model.max_model_len_tokens,
         tuple(model.eos_token_ids),
         _decode_default_sampling(model.default_sampling_params),
+        _READINESS.get(model.readiness, Readiness.UNKNOWN),
     )
 
 
@@ -220,6 +229,7 @@ def _decode_executor(state: admin_pb2.ExecutorState) -> Executor:
         block_size=info.block_size_tokens,
         num_device_blocks=info.num_device_blocks,
         num_host_blocks=info.num_host_blocks,
+        is_draining=state.draining,
         **{name: getattr(state, name) for name in _EXECUTOR_STATE},
     )
 

@@ -21,17 +21,20 @@ from splitserve_client.api_key import ApiKey, Metadata
 from splitserve_client.channels import Channels, Credentials, Stubs
 from splitserve_client.errors import (
     CredentialsUnusable,
+    Draining,
+    InvalidRequest,
     ServerUnreachable,
     SplitserveError,
     error_of_failure,
 )
+from splitserve_client.following import MAX_HOPS, allowed
 from splitserve_client.plain_text import warn_of_plain_text
 from splitserve_client.resumption import RetryPolicy, Timing
 from splitserve_client.schedulers import Elsewhere, Schedulers, Target
 from splitserve_rpc.bearer import bearer_credential
 from splitserve_rpc.cluster_identity import ClusterIdentity
-from splitserve_rpc.discovery import discovery, names_several
-from splitserve_rpc.errors import failure_of
+from splitserve_rpc.discovery import Listed, discovery, names_several
+from splitserve_rpc.errors import duration_from_s, failure_of
 from splitserve_rpc.server import channel_options
 from splitserve_rpc.tls import Tls, TlsFiles
 from splitserve_rpc.watched_files import FilesUnusable
@@ -55,7 +58,9 @@ class ClientConfig:
     `credentials`: in place of `tls`; with neither, plain text. `api_key`: an API key or a
     JWT, sent with every call; `api_key_file` has it in a file, which is read again when it changes.
     In plain text to another machine either is sent, too, which is warned of.
-    `cluster_token`: for `list_executors`, if the server asks for one; nothing else is sent it.
+    `cluster_token`: for `list_executors` and `drain_executor`, if the server asks for one; nothing
+    else is sent it. `follows_peers`: whether a scheduler that stops may name others where streams
+    go on, with the same security; docs/security.md says which are believed.
     """
 
     connect_timeout_s: float = 5.0
@@ -67,6 +72,7 @@ class ClientConfig:
     tls_name: str | None = None
     api_key: str | None = field(default=None, repr=False)
     api_key_file: str | os.PathLike[str] | None = None
+    follows_peers: bool = True
 
     @property
     def is_plain_text(self) -> bool:
@@ -92,11 +98,16 @@ class Connection:
         self._timeout_s = config.connect_timeout_s
         self._api_key = ApiKey(config.api_key, config.api_key_file)
         self._operator = ClusterIdentity(token=config.cluster_token)
+        self._address = address
+        self._config = config
         self._target = _target(address, config)
+        # What may still run is where we came from.
+        self._left: list[Target] = []
 
     async def close(self) -> None:
         """Ends what runs."""
-        await self._target.close()
+        for target in (*self._left, self._target):
+            await target.close()
 
     @property
     def is_ready(self) -> bool:
@@ -168,6 +179,24 @@ class Connection:
         )
         return response
 
+    async def drain_executor(
+        self, address: str, timeout_s: float | None
+    ) -> admin_pb2.DrainExecutorResponse:
+        """Sends an executor away; however long that takes."""
+        request = admin_pb2.DrainExecutorRequest(address=address)
+        if timeout_s is not None:
+            if not math.isfinite(timeout_s):
+                raise InvalidRequest(f"timeout_s is {timeout_s}; allowed: 0 to 3600")
+            request.timeout.CopyFrom(duration_from_s(timeout_s))
+        metadata = (*self._api_key.current(), *self._operator.metadata)
+        async with self._target.call(self._timeout_s) as stubs:
+            try:
+                response: admin_pb2.DrainExecutorResponse
+                response = await stubs.admin.DrainExecutor(request, metadata=metadata)
+            except grpc.aio.AioRpcError as error:
+                raise error_of_failure(failure_of(error)) from error
+        return response
+
     def session(
         self, requests: AsyncIterator[scheduler_pb2.SessionRequest]
     ) -> AsyncGenerator[scheduler_pb2.SessionResponse, None]:
@@ -193,9 +222,32 @@ class Connection:
                 async for response in _responses(call, stubs, self._target.elsewhere):
                     yield response
             except grpc.aio.AioRpcError as error:
-                raise error_of_failure(failure_of(error)) from error
+                raise self._followed(error_of_failure(failure_of(error))) from error
             finally:
                 call.cancel()
+
+    def places_named(self, error: SplitserveError) -> list[str]:
+        """Where calls may go on after `error`; empty if nowhere but here."""
+        config, address = self._config, self._address
+        if not isinstance(error, Draining) or not config.follows_peers or names_several(address):
+            return []
+        if len(self._left) >= MAX_HOPS:
+            return []
+        is_vouched = config.tls is not None and config.tls.ca is not None
+        return allowed(
+            address, error.schedulers, has_credential=config.has_api_key, is_vouched=is_vouched
+        )
+
+    def _followed(self, error: SplitserveError) -> SplitserveError:
+        """`error`, or that the stream broke, if it goes on at schedulers that `error` names."""
+        named = self.places_named(error)
+        if not named:
+            return error
+        self._left.append(self._target)
+        found = Listed([*dict.fromkeys((self._address, *named))])
+        open_channels = partial(_open_channels, self._config)
+        self._target = Schedulers(found, open_channels, self._config.timing.clock)
+        return ServerUnreachable(error.message, error.reason)
 
 
 async def _responses(

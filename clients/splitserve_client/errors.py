@@ -95,7 +95,9 @@ class ModelChanged(SplitserveError):
 
 
 class Draining(SplitserveError):
-    """The server is shutting down."""
+    """The server is shutting down. `schedulers`: addresses of others, if it names some."""
+
+    schedulers: tuple[str, ...] = ()
 
 
 class RequestFailed(SplitserveError):
@@ -156,14 +158,17 @@ _ERROR_OF_CODE: Mapping[grpc.StatusCode, type[SplitserveError]] = MappingProxyTy
 
 
 def error_of_reason(
-    reason: str, message: str, retry_delay_s: float | None = None
+    reason: str,
+    message: str,
+    retry_delay_s: float | None = None,
+    schedulers: tuple[str, ...] = (),
 ) -> SplitserveError:
     """The error for what a server says in-band; an unknown reason gives RequestFailed."""
     error = _ERROR_OF_REASON.get(reason)
     if error is None:
         code = CODE_OF_REASON.get(reason)
         error = InvalidRequest if code is grpc.StatusCode.INVALID_ARGUMENT else RequestFailed
-    return error(message, reason, retry_delay_s)
+    return _naming(error(message, reason, retry_delay_s), schedulers)
 
 
 def error_of_failure(failure: RpcFailure) -> SplitserveError:
@@ -175,4 +180,11 @@ def error_of_failure(failure: RpcFailure) -> SplitserveError:
     error = _ERROR_OF_REASON.get(failure.reason, ServerFault)
     if failure.code is grpc.StatusCode.INVALID_ARGUMENT:
         error = InvalidRequest
-    return error(failure.message, failure.reason, failure.retry_delay_s)
+    refusal = error(failure.message, failure.reason, failure.retry_delay_s)
+    return _naming(refusal, failure.schedulers)
+
+
+def _naming(error: SplitserveError, schedulers: tuple[str, ...]) -> SplitserveError:
+    if isinstance(error, Draining):
+        error.schedulers = schedulers
+    return error

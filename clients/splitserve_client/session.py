@@ -40,7 +40,10 @@ class Session:
         policy: RetryPolicy,
         timing: Timing,
         unread: UnreadBudget,
+        goes_elsewhere: Callable[[SplitserveError], bool] = lambda _error: False,
     ) -> None:
+        """`goes_elsewhere`: whether a refusal says where to go on, once this stream has ended."""
+        self._goes_elsewhere = goes_elsewhere
         self._connect = connect
         self._max_message_bytes = max_message_bytes
         self._policy = policy
@@ -240,6 +243,8 @@ class Session:
 
     def _receive_refusal(self, handle: int, opened: OpenRequest, refusal: SplitserveError) -> None:
         opened.sent_over = None
+        if self._goes_elsewhere(refusal):
+            refusal = ServerUnreachable(refusal.message, refusal.reason)
         if handle not in self._open.wanted:
             self._end_aborted(handle)
         elif opened.request.may_go_on(refusal):

@@ -18,7 +18,14 @@ from splitserve_client.text_generation import TextGeneration
 from splitserve_client.text_map import MapResult
 from splitserve_client.text_stream import End, Piece
 from splitserve_client.tokenizer import Tokenizer
-from splitserve_client.types import ExecutorList, Finish, Model, SamplingParams, Tokens
+from splitserve_client.types import (
+    DrainedExecutor,
+    ExecutorList,
+    Finish,
+    Model,
+    SamplingParams,
+    Tokens,
+)
 
 T = TypeVar("T")
 
@@ -146,6 +153,10 @@ class Client:
     def list_executors(self) -> ExecutorList:
         """The executors the scheduler knows."""
         return self._wait(self._client.list_executors())
+
+    def drain_executor(self, address: str, timeout_s: float | None = None) -> DrainedExecutor:
+        """Sends an executor away, and returns when it is gone."""
+        return self._wait(self._client.drain_executor(address, timeout_s))
 
     def _iterate(self, events: AsyncGenerator[T, None]) -> Iterator[T]:
         try:

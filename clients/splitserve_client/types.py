@@ -217,13 +217,24 @@ class Finish:
     usage: Usage
 
 
+class Readiness(enum.Enum):
+    """Whether a scheduler serves, and if not, why. UNKNOWN: it does not say, or a later reason."""
+
+    UNKNOWN = "UNKNOWN"
+    READY = "READY"
+    NO_EXECUTOR = "NO_EXECUTOR"
+    NO_PROGRESS = "NO_PROGRESS"
+    DRAINING = "DRAINING"
+
+
 @dataclass(frozen=True, slots=True)
 class Model:
     """The model that is served. Token ids are 0 .. vocab_size-1.
 
     `default_sampling_params`: what its authors recommend, as far as they do. Requests do not get
     them by themselves: `replace(model.default_sampling_params, max_tokens=100)` and
-    `params.with_defaults(model.default_sampling_params)` do.
+    `params.with_defaults(model.default_sampling_params)` do. `readiness`: of the scheduler, when it
+    was asked.
     """
 
     name: str
@@ -233,11 +244,12 @@ class Model:
     max_model_len: int
     eos_token_ids: tuple[int, ...]
     default_sampling_params: SamplingParams = field(default_factory=SamplingParams)
+    readiness: Readiness = field(default=Readiness.UNKNOWN, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Executor:
-    """One executor as the scheduler sees it."""
+    """One executor as the scheduler sees it. `is_draining`: it is on its way out."""
 
     address: str
     executor_epoch: int
@@ -255,6 +267,18 @@ class Executor:
     num_swapped_requests: int
     num_free_host_blocks: int
     num_cached_device_blocks: int
+    is_draining: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DrainedExecutor:
+    """An executor that was sent away is gone; `is_lost`: before all was done.
+
+    `num_moved_requests`: those that go on elsewhere, or wait for that.
+    """
+
+    num_moved_requests: int
+    is_lost: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,6 +148,8 @@ def encode_info(info: ExecutorInfo) -> pb.ExecutorInfo:
         ),
         features=[_FEATURES[feature] for feature in sorted(info.features)],
         software_version=info.software_version,
+        newest_scheduler_epoch=info.newest_scheduler_epoch,
+        step_running_ms=info.step_running_ms,
     )
 
 

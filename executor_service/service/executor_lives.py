@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+from executor_service.service.departure import Departures
 from executor_service.service.execute_streams import ExecuteStreams
 from executor_service.service.step_worker import StepWorker
 from executor_service.steps.executor_info import ExecutorInfo
@@ -25,12 +26,14 @@ class ExecutorLives:
         self,
         info: ExecutorInfo,
         address_for: AddressFor,
+        departures: Departures,
         worker: StepWorker,
         streams: ExecuteStreams,
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self.info = info
         self._address_for = address_for
+        self._departures = departures
         self._worker = worker
         self._streams = streams
         self._now_ns = now_ns
@@ -41,7 +44,8 @@ class ExecutorLives:
         return self.info
 
     async def leave(self, scheduler: str) -> None:
-        """Leaves with what runs: `scheduler` has it computed again elsewhere."""
+        """Has `scheduler` let what runs end, or move it; returns when the present life may end."""
+        await self._departures.leave(scheduler, self.info)
 
     def begin_anew(self) -> None:
         """Begins another life, with a newer epoch, and ends the streams of the last one."""

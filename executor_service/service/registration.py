@@ -8,7 +8,7 @@ import random
 import socket
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import grpc
@@ -17,11 +17,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from executor_service.service.encode_answer import encode_info
 from executor_service.steps.executor_info import ExecutorInfo
+from executor_service.steps.steady_clock import steady_clock
 from executor_service.steps.step_executor import MAX_CLOCK_SKEW_NS
 from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
 from splitserve_rpc.cluster_identity import NOBODY, ClusterIdentity, Role
 from splitserve_rpc.contract import CONTRACT_MAJOR
-from splitserve_rpc.errors import failure_of, transport_details
+from splitserve_rpc.errors import duration_from_s, failure_of, transport_details
 from splitserve_rpc.server import channel_options
 
 _PERIOD_S = 1.0
@@ -113,6 +114,21 @@ class GrpcRegistry:
             raise self._failed(error) from error
         return response
 
+    async def leave(self, info: ExecutorInfo, timeout_s: float) -> None:
+        """Returns when nothing of the scheduler's is here. Raises RegistrationFailed."""
+        request = registry_pb2.LeaveRequest(
+            address=info.address,
+            executor_epoch=info.executor_epoch,
+            timeout=duration_from_s(timeout_s),
+        )
+        channel = self._identity.channel(self._scheduler, Role.SCHEDULER, _CHANNEL_OPTIONS)
+        async with channel:
+            stub = registry_pb2_grpc.RegistryServiceStub(channel)
+            try:
+                await stub.Leave(request, metadata=self._identity.metadata)
+            except grpc.aio.AioRpcError as error:
+                raise self._failed(error) from error
+
     def _failed(self, error: grpc.aio.AioRpcError) -> RegistrationFailed:
         failure = failure_of(error)
         if failure.reason:
@@ -138,7 +154,7 @@ class Pacing:
 
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
     random: Callable[[], float] = random.random
-    now_ns: Callable[[], int] = time.time_ns
+    now_ns: Callable[[], int] = field(default_factory=steady_clock)
     clock: Callable[[], float] = time.monotonic
 
     def jittered(self, delay_s: float) -> float:

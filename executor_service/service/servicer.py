@@ -41,6 +41,8 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
 
     def __init__(self) -> None:
         self.streams = ExecuteStreams()
+        # Says so; batches are still executed.
+        self.is_leaving = False
         self._executor: ReadyExecutor | None = None
         self._is_draining = False
 
@@ -60,7 +62,8 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         self, request: pb.GetInfoRequest, context: grpc.aio.ServicerContext
     ) -> pb.GetInfoResponse:
         """Says what this executor is."""
-        return pb.GetInfoResponse(executor=encode_info(self._ready_executor().info()))
+        info = encode_info(self._ready_executor().info())
+        return pb.GetInfoResponse(executor=info, draining=self.is_leaving)
 
     async def GetTokenizer(
         self, request: pb.GetTokenizerRequest, context: grpc.aio.ServicerContext

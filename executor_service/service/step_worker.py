@@ -9,13 +9,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
 
 from executor_service.service.decode_batch import decode_batch
 from executor_service.service.encode_answer import encode_answer, encode_internal_error
 from executor_service.steps.batch import StepAnswer
+from executor_service.steps.executor_info import ExecutorInfo
 from executor_service.steps.step_executor import RunningStep, StepExecutor
 from splitserve.executor.v1 import executor_pb2 as pb
 
@@ -29,12 +32,26 @@ class StepWorker:
 
     def __init__(self, step_executor: StepExecutor) -> None:
         self._step_executor = step_executor
+        # When each of the batches was received that are not answered, in their order.
+        self._received_ns: deque[int] = deque()
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         # Begun steps in their order, for the thread that waits; it starts with the first.
         self._pending: SimpleQueue[RunningStep | None] = SimpleQueue()
         self._waiter: threading.Thread | None = None
         self._thread = threading.Thread(target=self._work, name="step-worker", daemon=True)
         self._thread.start()
+
+    def describe(self, info: ExecutorInfo) -> ExecutorInfo:
+        """`info`, with what is so at the moment."""
+        try:
+            running_ns = time.monotonic_ns() - self._received_ns[0]
+        except IndexError:
+            running_ns = 0
+        return replace(
+            info,
+            newest_scheduler_epoch=self._step_executor.scheduler_epoch,
+            step_running_ms=running_ns // 1_000_000,
+        )
 
     def submit(self, batch: pb.ScheduleBatch, then: Callable[[Encode], None]) -> None:
         """Executes `batch`, whatever becomes of the caller.
@@ -44,9 +61,11 @@ class StepWorker:
         here.
         """
         received_ns = time.monotonic_ns()
+        self._received_ns.append(received_ns)
         decoded = decode_batch(batch)
 
         def deliver(encode: Encode) -> None:
+            self._received_ns.popleft()
             try:
                 then(encode)
             except Exception:

@@ -76,7 +76,10 @@ class ExecutorLimits:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorInfo:
-    """What an executor registers with. `address` is empty until it is known."""
+    """What an executor registers with. `address` is empty until it is known.
+
+    `newest_scheduler_epoch`, `step_running_ms`: what is so at the moment; see the proto.
+    """
 
     executor_epoch: int
     model: ModelInfo
@@ -88,3 +91,5 @@ class ExecutorInfo:
     features: frozenset[Feature] = SAMPLING_FEATURES
     software_version: str = ""
     address: str = ""
+    newest_scheduler_epoch: int = 0
+    step_running_ms: int = 0

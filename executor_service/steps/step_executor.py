@@ -8,7 +8,6 @@ it samples is awaited.
 from __future__ import annotations
 
 import logging
-import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -30,6 +29,7 @@ from executor_service.steps.batch import (
 from executor_service.steps.batch_checks import check_batch
 from executor_service.steps.executor_info import ExecutorInfo
 from executor_service.steps.row_table import RowTable
+from executor_service.steps.steady_clock import steady_clock
 from executor_service.steps.step import FailedStep, Int32Array, PendingStep, Runner, StepOutput
 from executor_service.steps.step_input import PreparedStep, prepare_step
 from executor_service.steps.token_masks import RowGrammars
@@ -61,15 +61,15 @@ class StepExecutor:
         self,
         info: ExecutorInfo,
         runner: Runner,
-        now_ns: Callable[[], int] = time.time_ns,
+        now_ns: Callable[[], int] | None = None,
         grammars: RowGrammars | None = None,
     ) -> None:
-        """`now_ns`: nanoseconds since 1970, as epochs are.
+        """`now_ns`: nanoseconds since 1970, as epochs are; None: a `steady_clock`.
 
         `grammars`: what follows the grammars of rows; None if `runner` does, or there are none.
         """
         self._info = info
-        self._now_ns = now_ns
+        self._now_ns = now_ns or steady_clock()
         self._runner = runner
         self._scheduler_epoch = 0
         self._rows = RowTable(info.limits.max_num_rows, info.limits.max_inflight_steps, grammars)
@@ -78,6 +78,11 @@ class StepExecutor:
         # L of the identity rules; the row table is what step `_base_step_id` left.
         self._last_step_id: int | None = None
         self._base_step_id: int | None = None
+
+    @property
+    def scheduler_epoch(self) -> int:
+        """The newest that was adopted, 0 for none."""
+        return self._scheduler_epoch
 
     def adopt_scheduler_epoch(self, scheduler_epoch: int) -> None:
         """Forgets everything said by older schedulers, if `scheduler_epoch` is a newer one.

@@ -85,6 +85,16 @@ OPTIONS: tuple[Option, ...] = (
         metavar="HOST:PORT,...",
     ),
     Option(
+        "peers",
+        Kind.SCHEDULERS,
+        "other schedulers of the same model that clients are sent to when this one is stopped: "
+        "their listen, as for schedulers of the gateway",
+        _NETWORK,
+        ("scheduler",),
+        default_text="clients wait for this one to come back",
+        metavar="HOST:PORT,...",
+    ),
+    Option(
         "move-after-s",
         Kind.NUMBER,
         "seconds for which a scheduler that this executor prefers has to answer before it moves "
@@ -259,11 +269,22 @@ OPTIONS: tuple[Option, ...] = (
         above=True,
     ),
     Option(
+        "max-executor-losses",
+        Kind.INTEGER,
+        "executors lost in succession during steps of a request until it is tried alone; one more "
+        "fails it",
+        _ROBUST,
+        _SERVE_SCHEDULER,
+        2,
+        minimum=1,
+        maximum=64,
+    ),
+    Option(
         "drain-timeout-s",
         Kind.NUMBER,
         "seconds that unfinished requests get at shutdown",
         _ROBUST,
-        _STREAMING,
+        (*_STREAMING, "executor"),
         10.0,
         default_of=(("serve", 2.0),),
         minimum=0,

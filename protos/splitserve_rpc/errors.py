@@ -30,12 +30,14 @@ CODE_OF_REASON: Mapping[str, grpc.StatusCode] = MappingProxyType(
         "REQUEST_ID_INVALID": grpc.StatusCode.INVALID_ARGUMENT,
         "SESSION_PROTOCOL": grpc.StatusCode.INVALID_ARGUMENT,
         "EXECUTOR_INFO_INVALID": grpc.StatusCode.INVALID_ARGUMENT,
+        "DRAIN_TIMEOUT_INVALID": grpc.StatusCode.INVALID_ARGUMENT,
         "MESSAGE_UNDECODABLE": grpc.StatusCode.INVALID_ARGUMENT,
         "CALLER_UNKNOWN": grpc.StatusCode.UNAUTHENTICATED,
         "CALLER_NOT_ALLOWED": grpc.StatusCode.PERMISSION_DENIED,
         "REQUEST_ID_IN_USE": grpc.StatusCode.ALREADY_EXISTS,
         "REQUEST_UNKNOWN": grpc.StatusCode.NOT_FOUND,
         "TOKENIZER_UNAVAILABLE": grpc.StatusCode.NOT_FOUND,
+        "EXECUTOR_UNKNOWN": grpc.StatusCode.NOT_FOUND,
         "SERVICE_UNKNOWN": grpc.StatusCode.NOT_FOUND,
         "METHOD_UNKNOWN": grpc.StatusCode.UNIMPLEMENTED,
         "REGISTRY_BUSY": grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -47,6 +49,7 @@ CODE_OF_REASON: Mapping[str, grpc.StatusCode] = MappingProxyType(
         "MODEL_NOT_READY": grpc.StatusCode.FAILED_PRECONDITION,
         "CONTRACT_VERSION_MISMATCH": grpc.StatusCode.FAILED_PRECONDITION,
         "EXECUTOR_MISMATCH": grpc.StatusCode.FAILED_PRECONDITION,
+        "EXECUTOR_DRAINED": grpc.StatusCode.FAILED_PRECONDITION,
         "MODEL_MISMATCH": grpc.StatusCode.FAILED_PRECONDITION,
         "STREAM_SUPERSEDED": grpc.StatusCode.ABORTED,
         "EXECUTOR_UNREACHABLE": grpc.StatusCode.UNAVAILABLE,
@@ -58,18 +61,25 @@ CODE_OF_REASON: Mapping[str, grpc.StatusCode] = MappingProxyType(
 # said twice and a character may take twelve bytes.
 _MAX_MESSAGE_CHARS = 400
 _MAX_TRANSPORT_CHARS = 300
+# Schedulers that an error names, as metadata of its ErrorInfo.
+MAX_NAMED = 8
+_SCHEDULERS = "schedulers"
 # What gRPC puts before the only thing that tells anything.
 _LAST_ERROR = "last error: "
 
 
 @dataclass(frozen=True, slots=True)
 class RpcFailure:
-    """What a failed call said. `reason` is empty where the server gave none (transport)."""
+    """What a failed call said. `reason` is empty where the server gave none (transport).
+
+    `schedulers`: what it names as addresses of others.
+    """
 
     code: grpc.StatusCode
     reason: str
     message: str
     retry_delay_s: float | None
+    schedulers: tuple[str, ...] = ()
 
 
 def duration_from_s(seconds: float) -> duration_pb2.Duration:
@@ -80,7 +90,10 @@ def duration_from_s(seconds: float) -> duration_pb2.Duration:
 
 def status_of(error: DomainError) -> grpc.Status:
     """The gRPC status that carries `error`, with ErrorInfo and, if it may be retried, RetryInfo."""
-    details = [_packed(error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN))]
+    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN)
+    if error.schedulers:
+        info.metadata[_SCHEDULERS] = ",".join(error.schedulers[:MAX_NAMED])
+    details = [_packed(info)]
     if error.retry_delay_s is not None:
         delay = duration_from_s(error.retry_delay_s)
         details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
@@ -94,15 +107,16 @@ def status_of(error: DomainError) -> grpc.Status:
 
 def failure_of(error: grpc.RpcError) -> RpcFailure:
     """What a failed call said; understands any gRPC server, ours gives a reason."""
-    reason, retry_delay_s = "", None
+    reason, retry_delay_s, schedulers = "", None, ""
     status = rpc_status.from_call(error)
     for detail in status.details if status else ():
         info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
         if detail.Unpack(info) and info.domain == DOMAIN:
-            reason = info.reason
+            reason, schedulers = info.reason, info.metadata.get(_SCHEDULERS, "")
         elif detail.Unpack(retry):
             retry_delay_s = retry.retry_delay.ToTimedelta().total_seconds()
-    return RpcFailure(error.code(), reason, error.details() or "", retry_delay_s)
+    named = tuple(filter(None, schedulers.split(",")[:MAX_NAMED]))
+    return RpcFailure(error.code(), reason, error.details() or "", retry_delay_s, named)
 
 
 def transport_details(error: grpc.RpcError) -> str:

@@ -101,6 +101,25 @@ class ExecutorLost:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestQuarantined:
+    """Executors were lost during steps of a request, and it is tried alone from now on.
+
+    If one more is, it is over: `RequestEnded` has the reason EXECUTOR_LOST_REPEATEDLY.
+    """
+
+    tenant: str
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorDrained:
+    """An executor was sent away by an operator, or wanted to go, and is gone."""
+
+    address: str
+    executor_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class KeysReloaded:
     """The file of API keys says something else; ids of keys, `changed`: revoked, for one."""
 
@@ -125,6 +144,8 @@ AuditEvent = (
     | ExecutorRegistered
     | ExecutorRefused
     | ExecutorLost
+    | RequestQuarantined
+    | ExecutorDrained
     | KeysReloaded
     | EventsDropped
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 
 class Feature(Enum):
@@ -53,6 +54,14 @@ class PolicyConfig:
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
 
 
+class HashKind(NamedTuple):
+    """What blocks are named by, of all that a configuration says."""
+
+    block_size: int
+    model_digest: str
+    separates_tenants: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig(PolicyConfig):
     """The executor's pools, the model's numbers, the limits of a step and of the queue, policies.
@@ -93,6 +102,11 @@ class SchedulerConfig(PolicyConfig):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"{name} is {value}; allowed: {least} or more")
+
+    @property
+    def hash_kind(self) -> HashKind:
+        """Cores of one kind give blocks that hold the same the same name."""
+        return HashKind(self.block_size, self.model_digest, self.separates_tenants)
 
     @property
     def num_device_slots(self) -> int:

@@ -37,6 +37,10 @@ class PreemptionCosts:
         """What computing so many tokens takes; 0 if that is not known yet."""
         return int(num_tokens * self._us_per_token * 1000)
 
+    def move_ns(self, num_blocks: int) -> int:
+        """What moving so many blocks over the host link takes; assumed until it was measured."""
+        return int(num_blocks * self._us_per_block * 1000)
+
     def prefers_swap(self, *, num_blocks: int, num_tokens: int, num_sequences: int) -> bool:
         """Whether moving `num_blocks` out and back costs less than computing `num_tokens` again.
 

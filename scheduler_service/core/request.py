@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler_service.core.beam_search import BeamSearch
+from scheduler_service.core.config import HashKind
 from scheduler_service.core.params_sets import OF_NO_CORE, ParamsSet
 from scheduler_service.core.sampling_params import SamplingParams
 
@@ -108,9 +109,10 @@ class Sequence:
     `token_ids`: [T] int32, every token known, prompt first, except while RUNNING, when its row has
     them. `num_promised` tokens more are being sampled by steps in flight, and until step
     `settles_at_step` is answered some step in flight may concern it. `block_hashes`: the chain of
-    its full blocks, as far as it was needed. `num_computed` and `host_table` are set while SWAPPED:
-    tokens whose KV is in the host pool, and where. `candidates`: of a beam, the most probable next
-    tokens as (token, logprob), once they are known.
+    its full blocks, as far as it was needed; `chains`: of a sequence that no core has, the same by
+    what names blocks where it was looked for. `num_computed` and `host_table` are set while
+    SWAPPED: tokens whose KV is in the host pool, and where. `candidates`: of a beam, the most
+    probable next tokens as (token, logprob), once they are known.
     """
 
     request: Request
@@ -125,6 +127,7 @@ class Sequence:
     num_computed: int = 0
     host_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
+    chains: dict[HashKind, list[bytes]] = field(default_factory=dict)
     candidates: Tokens[tuple[int, float]] | None = None
     cumulative_logprob: float = 0.0
     scored: list[ScoredToken] = field(default_factory=list)
@@ -149,8 +152,10 @@ class Request:
     `client_key` is the owner's own name for it, returned with its tokens. `stop_len` is the number
     of tokens at which its sequences end and `stop_token_ids` what else ends them; both are set when
     a core accepts it, as is `params_set`: what its rows are sampled with. `num_fruitless_losses`
-    counts the steps and executors it lost since it had `num_tokens_at_loss` tokens. `trial_size`:
-    of a suspect, how many may share a step with it; else 0 (see `suspects.py`). `num_bypasses`
+    counts the steps and cores it lost since it had `num_tokens_at_loss` tokens. `trial_size`:
+    of a suspect, how many may share a step with it; else 0 (see `suspects.py`). `num_trials_left`:
+    of one from quarantine, trials that must yet bring it a token. `was_in_flight`: when the latest
+    executor that it ran on was lost, some step with it had no result. `num_bypasses`
     counts the requests that were admitted while it was the first in line but could not run.
     `is_protected`: it was admitted out of turn because it had waited longest, and is preempted
     last. `rank` orders it among those running, smaller first. `queued_at_ns` and
@@ -178,6 +183,8 @@ class Request:
     num_fruitless_losses: int = 0
     num_tokens_at_loss: int = -1
     trial_size: int = 0
+    num_trials_left: int = 0
+    was_in_flight: bool = False
     num_prompt_logprobs_sent: int = 0
     num_bypasses: int = 0
     is_protected: bool = False

@@ -9,7 +9,9 @@ may build on it.
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Container
 
+from scheduler_service.core.blocks.block_pool import BlockPool
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.outcomes.beams import prepare_search
 from scheduler_service.core.outcomes.evacuation import detach, evacuate, take_back
@@ -63,6 +65,21 @@ class Scheduler:
         self.num_steps = 0
 
     # -- what it holds -------------------------------------------------------------------------
+
+    @property
+    def config(self) -> SchedulerConfig:
+        """What its executor is, and how it schedules."""
+        return self._config
+
+    @property
+    def pools(self) -> tuple[BlockPool, BlockPool]:
+        """The blocks on the device and on the host, to be looked at."""
+        return self.placement.blocks.device, self.placement.blocks.host
+
+    @property
+    def adapters(self) -> Container[str]:
+        """Those that its rows use."""
+        return self.placement.adapters
 
     @property
     def num_waiting(self) -> int:
@@ -181,6 +198,10 @@ class Scheduler:
         """What computing so many tokens again takes here; 0 if that is not known yet."""
         return self._costs.recompute_ns(num_tokens)
 
+    def move_ns(self, num_blocks: int) -> int:
+        """What bringing so many blocks from the host pool takes here, by what is known."""
+        return self._costs.move_ns(num_blocks)
+
     def num_cached_tokens(self, request: Request) -> int:
         """Tokens of `request`, which no core has, that would not be computed if it began now."""
         if not request.unfinished:
@@ -220,7 +241,10 @@ class Scheduler:
             prepare_search(request, config.vocab_size)
         request.params_set = placement.params_sets.take(request.row_params)
         self._results.expect(request)
-        placement.blocks.prefixes.adopt(sequence)
+        if request.unfinished:
+            placement.blocks.prefixes.adopt(request.unfinished[0])
+        for resumed in request.sequences:
+            resumed.chains = {}
         placement.requests[request.request_id] = request
         placement.enqueue(request)
         self.openings.given(request)
@@ -254,8 +278,7 @@ class Scheduler:
         """The executor is lost: returns all requests, ready for `readmit` elsewhere.
 
         They are copies with the tokens so far and without any KV, and this scheduler is closed:
-        whatever it is asked from now on raises. A request that was lost too often without a new
-        token in between is returned finished, with an error.
+        whatever it is asked from now on raises. `was_in_flight` says during whose steps it was.
         """
         self._check_open()
         self._is_closed = True
@@ -293,13 +316,13 @@ class Scheduler:
         suspects = self.placement.suspects
         if suspects.is_trial_in_flight:
             return None
-        for is_trial in suspects.turns:
-            if is_trial and self._in_flight:
+        for turn in suspects.turns:
+            if turn.is_trial and self._in_flight:
                 return None
-            with suspects.turn(is_trial=is_trial):
+            with suspects.turn(turn):
                 plan = self._schedule()
             if plan is not None:
-                suspects.step_planned(plan.step_id, is_trial=is_trial)
+                suspects.step_planned(plan.step_id, is_trial=turn.is_trial)
                 return plan
         return None
 
@@ -333,7 +356,7 @@ class Scheduler:
             )
             self._lateness.observe(plan, outcome.compute_us)
             if placement.suspects:
-                self._losses.acquit(plan, outcome.token_ids)
+                self._losses.survive(plan, outcome.token_ids)
             try:
                 self._results.take(plan, outcome, events)
             except Exception:

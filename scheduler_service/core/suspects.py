@@ -1,17 +1,20 @@
 """Requests whose steps failed as a whole are tried apart, until the guilty one is alone.
 
-When a step of several requests is refused or fails, or the executor is lost with it a second time,
-nobody knows whose fault that was. From then on these requests run in *trials*: steps of a few of
-them and nobody else, with no other step in flight, so that only they can be to blame. If a trial
-fails, its requests are tried in smaller groups yet. Whoever gets a token out of a trial is a
-suspect no longer. Trials and other steps take turns. A trial may lack what others hold; after a
-number of their steps nobody else begins to run until there was a trial, so that it gets that.
+When a step of several requests is refused or fails, nobody knows whose fault that was. From then on
+these requests run in *trials*: steps of a few of them and nobody else, with no other step in
+flight, so that only they can be to blame. If a trial fails, its requests are tried in smaller
+groups yet. Whoever gets a token out of a trial is a suspect no longer; a request that comes from
+quarantine, because executors were lost during its steps, is tried alone and may need more than one.
+Suspects take turns by the token. Trials and other steps take turns, too. A trial may lack what
+others hold; after a number of their steps nobody else begins to run until there was a trial, so
+that it gets that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from enum import Enum
 
 from scheduler_service.core.request import Request, RequestStatus
 
@@ -21,10 +24,24 @@ _NUM_GROUPS = 4
 MAX_STEPS_OF_OTHERS = 8
 
 
+class Turn(Enum):
+    """A kind of step: a trial of whoever has waited longest, one of those that run, all others."""
+
+    TRIAL = "trial"
+    TRIAL_OF_RUNNING = "trial_of_running"
+    OTHERS = "others"
+
+    @property
+    def is_trial(self) -> bool:
+        """Whether suspects run in it, and nobody else."""
+        return self is not Turn.OTHERS
+
+
 class Suspects:
     """The suspects of a core; `request.trial_size` says how many may share a trial with each."""
 
     def __init__(self) -> None:
+        # In the order in which they are tried.
         self._requests: dict[str, Request] = {}
         # Those that may run in the step that is being planned; None: all but suspects.
         self._on_trial: frozenset[str] | None = None
@@ -51,10 +68,20 @@ class Suspects:
                 request.trial_size = min(size, request.trial_size or size)
                 self.add(request)
 
+    def survive(self, request: Request) -> None:
+        """The request got a token: it is acquitted, or others are tried before it is again."""
+        if self._requests.get(request.request_id) is None:
+            return
+        if request.num_trials_left <= 1:
+            self.acquit(request)
+        else:
+            request.num_trials_left -= 1
+            self._requests[request.request_id] = self._requests.pop(request.request_id)
+
     def acquit(self, request: Request) -> None:
-        """The request got a token, or has ended."""
+        """The request is a suspect no longer, or has ended."""
         if self._requests.pop(request.request_id, None) is not None:
-            request.trial_size = 0
+            request.trial_size = request.num_trials_left = 0
             if not self._requests:
                 self._num_others = 0
 
@@ -66,15 +93,17 @@ class Suspects:
         return self._trial_step_id is not None
 
     @property
-    def turns(self) -> tuple[bool, bool]:
-        """Kinds of step to try to plan, in this order; true for a trial."""
-        is_trial_first = self._num_others > 0
-        return is_trial_first, not is_trial_first
+    def turns(self) -> tuple[Turn, ...]:
+        """Kinds of step to try to plan, in this order."""
+        first, *others = self._requests.values()
+        is_choice = not _is_running(first) and any(map(_is_running, others))
+        trials = (Turn.TRIAL, Turn.TRIAL_OF_RUNNING) if is_choice else (Turn.TRIAL,)
+        return (*trials, Turn.OTHERS) if self._num_others > 0 else (Turn.OTHERS, *trials)
 
     @contextmanager
-    def turn(self, *, is_trial: bool) -> Iterator[None]:
+    def turn(self, turn: Turn) -> Iterator[None]:
         """A step of this kind is planned; `may_run` says who may be in it."""
-        self._on_trial = self._choose() if is_trial else None
+        self._on_trial = self._choose(turn) if turn.is_trial else None
         try:
             yield
         finally:
@@ -103,13 +132,17 @@ class Suspects:
         if step_id == self._trial_step_id:
             self._trial_step_id = None
 
-    def _choose(self) -> frozenset[str]:
-        """Those of the next trial: what is running goes on before others begin."""
-        suspects = sorted(self._requests.values(), key=lambda request: request.arrival)
-        begun = [request for request in suspects if request.status is RequestStatus.RUNNING]
+    def _choose(self, turn: Turn) -> frozenset[str]:
+        """Those of the next trial: who began goes on until it has a token, then others begin."""
+        suspects = list(self._requests.values())
+        is_of_running = turn is Turn.TRIAL_OF_RUNNING or _is_running(suspects[0])
         chosen: list[Request] = []
-        for request in begun or suspects:
+        for request in (r for r in suspects if _is_running(r) is is_of_running):
             if len(chosen) >= min(r.trial_size for r in (*chosen, request)):
                 break
             chosen.append(request)
         return frozenset(request.request_id for request in chosen)
+
+
+def _is_running(request: Request) -> bool:
+    return request.status is RequestStatus.RUNNING

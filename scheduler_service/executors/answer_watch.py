@@ -15,10 +15,14 @@ _S = 1_000_000_000
 
 
 class FleetPulse:
-    """When each executor last answered: steps, or, while it has none, that it is there."""
+    """When each executor last answered: steps, or, while it has none, that it is there.
+
+    `num_steps`: how many all of them answered.
+    """
 
     def __init__(self) -> None:
         self._latest_ns: dict[Hashable, int] = {}
+        self.num_steps = 0
 
     def show(self, executor: Hashable, now_ns: int) -> None:
         """`executor` lives."""
@@ -87,8 +91,8 @@ class AnswerWatch:
 
     @property
     def allowed_s(self) -> float:
-        """How long the oldest step may take; what any may take if there is none."""
-        return 2 * self._half_ns / _S if self._in_flight else self.patience.ceiling_s
+        """How long the oldest step may take; 0 if there is none."""
+        return 2 * self._half_ns / _S if self._in_flight else 0.0
 
     @property
     def _ceiling_ns(self) -> int:
@@ -109,6 +113,7 @@ class AnswerWatch:
         size = self._in_flight.popleft()
         self.patience.observe(size, self.waited_s(now_ns))
         self._pulse.show(self._executor, now_ns)
+        self._pulse.num_steps += 1
         self._is_late = False
         self._start(now_ns)
 

@@ -8,6 +8,7 @@ from scheduler_service.core.outcomes.losses import is_lost_too_often
 from scheduler_service.core.plan import StepEvents
 from scheduler_service.core.request import FinishReason, Request
 from scheduler_service.executors.executor_link import ExecutorLost
+from scheduler_service.fleet.executor_losses import LossCause
 from scheduler_service.journal.core import Core
 
 REASON = "INVARIANT_BROKEN"
@@ -18,6 +19,9 @@ _log = logging.getLogger(__name__)
 
 class CoreBroken(ExecutorLost):
     """A call of the core raised: it is given up, and its executor with it."""
+
+    # `rescue` counts these, and for those that saw it happen it is not about their executors.
+    cause = LossCause.BLAMELESS
 
     def __init__(self, call: str, error: Exception) -> None:
         super().__init__(f"its core failed in {call}: {type(error).__name__}")

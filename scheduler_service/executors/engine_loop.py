@@ -18,7 +18,7 @@ from scheduler_service.core.plan import (
 from scheduler_service.core.request import Request
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.executors.broken_core import CoreBroken, rescue
-from scheduler_service.executors.executor_link import ExecutorLost, Link
+from scheduler_service.executors.executor_link import ExecutorLost, ExecutorSilent, Link
 from scheduler_service.executors.step_alarm import StepAlarm
 from scheduler_service.journal.core import Core, look_into, step_codec
 from scheduler_service.new_rows_codec import encode_once
@@ -39,8 +39,8 @@ class EngineLoop:
 
     `refill` is called before a step is planned: it may `readmit` requests that wait for this core,
     or for others. `evacuate` closes it: a callback, a result or a question that comes later,
-    however it was under way, finds no core. `is_connected`: it may be given requests.
-    `steps` gives it up when it does not answer.
+    however it was under way, finds no core. `is_connected`: it may be given requests, unless
+    `is_draining`. `steps` gives it up when it does not answer.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class EngineLoop:
         self._open_core: Core | None = core
         self.link = link
         self.is_connected = False
+        self.is_draining = False
         self.steps = steps
         steps.give_up = self._lose
         self._deliver = deliver
@@ -90,9 +91,10 @@ class EngineLoop:
 
     @property
     def takes_requests(self) -> bool:
-        """Whether it is connected and answers in time, and its core is sound."""
+        """Whether it is connected, is to stay and answers in time, and its core is sound."""
         is_sound = self._open_core is not None and self._broken is None and self._lost is None
-        return self.is_connected and is_sound and not self.steps.watch.is_doubtful
+        is_there = self.is_connected and not self.is_draining
+        return is_there and is_sound and not self.steps.watch.is_doubtful
 
     # -- what the cluster asks of it -----------------------------------------------------------
 
@@ -161,7 +163,7 @@ class EngineLoop:
 
     def _lose(self, why: str) -> None:
         """Gives the executor up: `run` ends."""
-        self._lost = ExecutorLost(why)
+        self._lost = ExecutorSilent(why)
         self._ended.set()
 
     def call(self, name: str, call: Callable[[], _Result]) -> _Result:

@@ -18,11 +18,18 @@ from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import StepEvents
 from scheduler_service.core.request import Request
 from scheduler_service.executors.answer_watch import AnswerWatch, FleetPulse
+from scheduler_service.executors.drains import Drained, Drains
 from scheduler_service.executors.engine_loop import EngineLoop
 from scheduler_service.executors.executor_link import ExecutorLost, Link, LinkConfig
-from scheduler_service.executors.handshake import check_model, check_same, core_config
+from scheduler_service.executors.handshake import (
+    check_model,
+    check_same,
+    core_config,
+    epoch_for,
+)
 from scheduler_service.executors.lives import Life, Lives
 from scheduler_service.executors.step_alarm import StepAlarm
+from scheduler_service.fleet.executor_losses import LossCause
 from scheduler_service.journal.core import Core
 from scheduler_service.journal.journal import Journal, NoJournal
 from splitserve.executor.v1 import executor_pb2 as executor
@@ -32,22 +39,25 @@ from splitserve_rpc.domain_error import DomainError
 _VERIFY_TIMEOUT_S = 3.0
 MAX_PENDING_JOINS = 64
 _BUSY_RETRY_S = 1.0
+_DRAINED = "it was drained"
+_SHOWN_CHARS = 200
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOwner:
-    """Who hears of engines. `lost`: the engine is closed, and these were its requests.
+    """Who hears of engines. `lost`: the engine is closed, these were its requests, and why.
 
     `joined`: there is one that takes requests, be it new or one that was too slow for a while.
-    `refill`: an engine is about to plan a step.
+    `refill`: an engine is about to plan a step. `gave_back`: one that drains gave these away.
     """
 
     deliver: Callable[[StepEvents], None]
     refill: Callable[[EngineLoop], None]
     joined: Callable[[], None]
-    lost: Callable[[EngineLoop, list[Request]], None]
+    lost: Callable[[EngineLoop, list[Request], LossCause], None]
+    gave_back: Callable[[EngineLoop, list[Request]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +70,15 @@ class EngineParts:
     journal: Journal | NoJournal
     audit: Audit
     connect: Callable[[executor.ExecutorInfo, LinkConfig], Link]
+
+
+@dataclass(frozen=True, slots=True)
+class _Speech:
+    """With an executor: the life that is spoken to, its steps, and as whom."""
+
+    life: Life
+    steps: StepAlarm
+    scheduler_epoch: int
 
 
 @dataclass(slots=True)
@@ -90,6 +109,7 @@ class Engines:
         self._accepted_model: executor.ModelInfo | None = None
         self._last_config: SchedulerConfig | None = None
         self._is_closed = False
+        self._drains = Drains(owner.gave_back, self._remove_drained)
         self.tokenizer_files: dict[str, bytes] = {}
 
     @property
@@ -103,24 +123,39 @@ class Engines:
         return [engine for engine in self.known if engine.takes_requests]
 
     @property
+    def num_steps_answered(self) -> int:
+        """By all executors that ever were here."""
+        return self._pulse.num_steps
+
+    @property
+    def step_allowed_s(self) -> float:
+        """How long it may be until some step is answered, if there is something to do."""
+        allowed_s = (member.engine.steps.watch.allowed_s for member in self._members.values())
+        return max(allowed_s, default=0.0) or self._parts.config.step_patience_s
+
+    @property
     def model(self) -> executor.ModelInfo | None:
         """The model clients are served."""
         return self._accepted_model if self._last_config is not None else None
 
     @property
     def config(self) -> SchedulerConfig | None:
-        """Of the connected core that takes the longest sequences, or of the last there was."""
+        """Of the connected core that takes the longest sequences, or of the last that joined."""
         return max(self._connected, key=lambda config: config.max_len, default=self._last_config)
 
     @property
     def max_num_seqs(self) -> int:
-        """Most sequences side by side that a connected core takes, or the last there was."""
+        """Most sequences side by side that a connected core takes, or the last that joined."""
         last = 0 if self._last_config is None else self._last_config.max_num_seqs
         return max((config.max_num_seqs for config in self._connected), default=last)
 
     @property
     def _connected(self) -> list[SchedulerConfig]:
-        return [member.config for member in self._members.values() if member.engine.is_connected]
+        return [
+            member.config
+            for member in self._members.values()
+            if member.engine.is_connected and not member.engine.is_draining
+        ]
 
     # -- joining -------------------------------------------------------------------------------
 
@@ -133,6 +168,7 @@ class Engines:
         check_model(info, self._accepted_model)
         if self._is_known(info):
             return
+        self._drains.check(info)
         address = info.address
         if address in self._pending or len(self._pending) >= MAX_PENDING_JOINS:
             raise DomainError(
@@ -149,15 +185,17 @@ class Engines:
             target,
             lambda is_cut: steps.connected(is_cut=is_cut),
         )
-        link: Link | None = self._parts.connect(info, config)
+        link, is_taken = self._parts.connect(info, config), False
         self._pending.add(address)
         try:
-            if link is not None and await self._is_verified(info, link):
-                self._take(info, link, life, steps)
-                link = None
+            answer = await self._verified(info, link)
+            if answer is not None:
+                epoch = epoch_for(answer, self._parts.scheduler_epoch)
+                self._take(info, link, _Speech(life, steps, epoch))
+                is_taken = True
         finally:
             self._pending.discard(address)
-            if link is not None:
+            if not is_taken:
                 await link.close()
 
     def _is_known(self, info: executor.ExecutorInfo) -> bool:
@@ -165,16 +203,30 @@ class Engines:
         epoch = info.executor_epoch
         return member is not None and member.engine.link.info.executor_epoch == epoch
 
-    async def _is_verified(self, info: executor.ExecutorInfo, link: Link) -> bool:
-        """Whether it answers, and is not known by then. Raises DomainError if it is another."""
+    async def _verified(
+        self, info: executor.ExecutorInfo, link: Link
+    ) -> executor.ExecutorInfo | None:
+        """What it answers; None if it does not, is not done with a step, or is known by then.
+
+        Raises DomainError if it is another.
+        """
         try:
             answer = await link.get_info(_VERIFY_TIMEOUT_S)
         except ExecutorLost as lost:
             _log.warning("executor_unreachable address=%s reason=%r", info.address, str(lost))
-            return False
+            return None
         check_same(info, answer)
         check_model(info, self._accepted_model)
-        return not self._is_known(info) and not self._is_closed
+        self._drains.check(info)
+        if answer.step_running_ms > self._parts.config.step_patience_s * 1000:
+            _log.warning(
+                "executor_still_busy address=%s step_running_ms=%d",
+                info.address,
+                answer.step_running_ms,
+            )
+            return None
+        is_new = not self._is_known(info) and not self._is_closed
+        return answer if is_new else None
 
     def _steps_of(self, info: executor.ExecutorInfo, life: Life) -> StepAlarm:
         return StepAlarm(
@@ -185,16 +237,16 @@ class Engines:
             recovered=self._owner.joined,
         )
 
-    def _take(self, info: executor.ExecutorInfo, link: Link, life: Life, steps: StepAlarm) -> None:
+    def _take(self, info: executor.ExecutorInfo, link: Link, speech: _Speech) -> None:
         """Raises DomainError if no core can be made for it; then nothing has changed."""
-        config, core = self._make_core(info, life.last_step_id)
+        config, core = self._make_core(info, speech)
         engine = EngineLoop(
             core,
             link,
             self._owner.deliver,
             self._owner.refill,
-            steps,
-            scheduler_epoch=self._parts.scheduler_epoch,
+            speech.steps,
+            scheduler_epoch=speech.scheduler_epoch,
             pipeline_depth=self._parts.config.pipeline_depth,
             now_ns=self._parts.now_ns,
         )
@@ -202,8 +254,8 @@ class Engines:
         if known is not None:
             self._remove(known.engine, "a new executor answers at its address")
         self._accepted_model = info.model
-        self._lives.keep(info.address, life)
-        member = self._members[info.address] = _Member(engine, config, life)
+        self._lives.keep(info.address, speech.life)
+        member = self._members[info.address] = _Member(engine, config, speech.life)
         member.task = asyncio.create_task(self._run(member))
         self._tasks.add(member.task)
         member.task.add_done_callback(self._tasks.discard)
@@ -215,20 +267,67 @@ class Engines:
         self._parts = replace(self._parts, config=replace(config, policies=policies))
 
     def _make_core(
-        self, info: executor.ExecutorInfo, last_step_id: int
+        self, info: executor.ExecutorInfo, speech: _Speech
     ) -> tuple[SchedulerConfig, Core]:
         try:
             config = core_config(info, self._parts.config)
             core = self._parts.journal.core(
                 config,
-                last_step_id,
+                speech.life.last_step_id,
                 info.address,
                 info.executor_epoch,
+                speech.scheduler_epoch,
             )
         except (ValueError, OverflowError, MemoryError, OSError) as error:
             message = f"no scheduler can be made for it: {error}"
             raise DomainError("EXECUTOR_INFO_INVALID", message) from error
         return config, core
+
+    # -- leaving -------------------------------------------------------------------------------
+
+    async def drain(self, address: str, timeout_s: float) -> Drained:
+        """Sends an executor away, and returns when it is gone. Raises DomainError.
+
+        Cancelling this changes nothing.
+        """
+        member = self._members.get(address)
+        if member is not None:
+            return await self._drain(member, timeout_s)
+        if not self._drains.is_over(address):
+            known = ", ".join(self._members)[:_SHOWN_CHARS] or "none"
+            raise DomainError(
+                "EXECUTOR_UNKNOWN",
+                f"no executor at {address[:_SHOWN_CHARS]!r}; known: {known}",
+            )
+        return Drained()
+
+    async def leave(self, address: str, executor_epoch: int, timeout_s: float) -> None:
+        """As `drain`, for an executor that wants it, and says so when it is asked.
+
+        Nothing to do for one that is gone. Raises DomainError.
+        """
+        member = self._members.get(address)
+        if member is None or member.engine.link.info.executor_epoch != executor_epoch:
+            return
+        try:
+            is_draining = await member.engine.link.is_draining(_VERIFY_TIMEOUT_S)
+        except ExecutorLost as lost:
+            raise DomainError("EXECUTOR_UNREACHABLE", f"{address}: {lost}") from lost
+        if not is_draining:
+            message = f"GetInfo at {address} does not say that it drains"
+            raise DomainError("EXECUTOR_MISMATCH", message)
+        if self._members.get(address) is member:
+            await self._drain(member, timeout_s)
+
+    async def _drain(self, member: _Member, timeout_s: float) -> Drained:
+        drained = await self._drains.begin(member.engine, timeout_s)
+        if member.task is not None:
+            await asyncio.wait({member.task})
+        return drained
+
+    def request_ended(self, engine: EngineLoop) -> None:
+        """One that `engine` had is over."""
+        self._drains.request_ended(engine)
 
     # -- its life ------------------------------------------------------------------------------
 
@@ -249,7 +348,7 @@ class Engines:
             self._owner.joined()
             await engine.run()
         except ExecutorLost as lost:
-            self._remove(engine, str(lost))
+            self._remove(engine, str(lost), lost.cause)
         except Exception:
             # A fault of ours costs this executor a recompute, not the service its life.
             _log.exception("engine_loop_failed address=%s", info.address)
@@ -257,7 +356,10 @@ class Engines:
         finally:
             await engine.link.close()
 
-    def _remove(self, engine: EngineLoop, why: str) -> None:
+    def _remove_drained(self, engine: EngineLoop) -> None:
+        self._remove(engine, _DRAINED, LossCause.BLAMELESS)
+
+    def _remove(self, engine: EngineLoop, why: str, cause: LossCause = LossCause.DIED) -> None:
         """Closes an engine and ends its call, unless that was done before."""
         info = engine.link.info
         member = self._members.get(info.address)
@@ -269,16 +371,26 @@ class Engines:
         member.life.last_step_id = engine.scheduler.last_step_id
         self._pulse.forget(info.address)
         requests = engine.evacuate()
-        _log.warning(
-            "executor_lost address=%s num_requests=%d reason=%r", info.address, len(requests), why
-        )
-        gone = audit_events.ExecutorLost(info.address, info.executor_epoch, len(requests))
-        self._parts.audit.record(gone)
+        self._drains.gone(engine, is_lost=why != _DRAINED)
+        self._tell_removal(info, len(requests), why)
         if member.task is not None and member.task is not asyncio.current_task():
             member.task.cancel()
         if self._last_config is None and not self._members:
             self._accepted_model = None  # it never served anybody
-        self._owner.lost(engine, requests)
+        self._owner.lost(engine, requests, cause)
+
+    def _tell_removal(self, info: executor.ExecutorInfo, num_requests: int, why: str) -> None:
+        if why == _DRAINED:
+            _log.info("executor_drained address=%s", info.address)
+            self._parts.audit.record(
+                audit_events.ExecutorDrained(info.address, info.executor_epoch)
+            )
+            return
+        _log.warning(
+            "executor_lost address=%s num_requests=%d reason=%r", info.address, num_requests, why
+        )
+        lost = audit_events.ExecutorLost(info.address, info.executor_epoch, num_requests)
+        self._parts.audit.record(lost)
 
     def _ask_idle(self, doubted: str) -> None:
         """Lets executors that have nothing to answer say that they are there, for their pulse."""

@@ -15,6 +15,7 @@ import grpc
 import grpc.aio
 
 from scheduler_service.executors.listening import is_refused
+from scheduler_service.fleet.executor_losses import LossCause
 from scheduler_service.step_codec import EncodedBatch
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.executor.v1 import executor_pb2_grpc
@@ -33,6 +34,14 @@ _log = logging.getLogger(__name__)
 
 class ExecutorLost(Exception):
     """The executor died, restarted, or does not answer."""
+
+    cause = LossCause.DIED
+
+
+class ExecutorSilent(ExecutorLost):
+    """It does not answer: it may hang, or live and be out of reach."""
+
+    cause = LossCause.SILENT
 
 
 class ExecutorGone(ExecutorLost):
@@ -69,6 +78,10 @@ class Link(Protocol):
 
     async def get_info(self, timeout_s: float) -> executor.ExecutorInfo:
         """What answers there says of itself. Raises ExecutorLost."""
+        ...
+
+    async def is_draining(self, timeout_s: float) -> bool:
+        """Whether what answers there says that it is about to end. Raises ExecutorLost."""
         ...
 
     async def tokenizer_files(self) -> dict[str, bytes]:
@@ -130,16 +143,24 @@ class ExecutorLink:
 
     async def get_info(self, timeout_s: float) -> executor.ExecutorInfo:
         """What answers at the address says of itself. Raises ExecutorLost."""
+        return (await self._get_info(timeout_s)).executor
+
+    async def is_draining(self, timeout_s: float) -> bool:
+        """Whether it says, in the same life, that it is about to end. Raises ExecutorLost."""
+        answer = await self._get_info(timeout_s)
+        is_same = answer.executor.executor_epoch == self.info.executor_epoch
+        return is_same and answer.draining
+
+    async def _get_info(self, timeout_s: float) -> executor.GetInfoResponse:
         try:
-            answer = await self._stub.GetInfo(
+            answer: executor.GetInfoResponse = await self._stub.GetInfo(
                 executor.GetInfoRequest(), timeout=timeout_s, metadata=self._metadata
             )
         except grpc.aio.AioRpcError as error:
             if failure_of(error).reason == "MODEL_NOT_READY":
                 raise ExecutorRestarted("a new life of it loads its model") from error
             raise ExecutorLost(f"{error.code().name}: {error.details()}") from error
-        info: executor.ExecutorInfo = answer.executor
-        return info
+        return answer
 
     async def check_alive(self) -> None:
         """Raises ExecutorLost unless the executor answers, in the same life, in time.
@@ -238,4 +259,4 @@ class ExecutorLink:
                 raise
             except ExecutorLost as lost:
                 if loop.time() >= deadline:
-                    raise ExecutorLost(f"{problem}; then {lost}") from lost
+                    raise ExecutorSilent(f"{problem}; then {lost}") from lost

@@ -37,6 +37,9 @@ _INT64_MAX = 2**63 - 1
 _RANGES = MappingProxyType(
     {
         "executor_epoch": (1, _INT64_MAX),
+        # There must be newer ones.
+        "newest_scheduler_epoch": (0, _INT64_MAX // 2),
+        "step_running_ms": (0, _INT64_MAX),
         "block_size_tokens": (1, 2**16),
         "num_device_blocks": (1, 2**24),
         "num_host_blocks": (0, 2**24),
@@ -71,8 +74,10 @@ _TEXTS = MappingProxyType(
     }
 )
 _SHOWN_CHARS = 100
-# The same executor may be reached under several addresses.
-_NOT_COMPARED = frozenset({"address", "software_version"})
+# The same executor may be reached under several addresses; and what is so at one moment.
+_NOT_COMPARED = frozenset(
+    {"address", "software_version", "newest_scheduler_epoch", "step_running_ms"}
+)
 
 _log = logging.getLogger(__name__)
 
@@ -98,6 +103,12 @@ def check_executor_info(info: executor.ExecutorInfo) -> None:
         if not 0 <= token_id < info.model.vocab_size:
             raise _invalid("model.eos_token_ids", token_id, f"0 to {info.model.vocab_size - 1}")
     _check_optional(info)
+
+
+def check_address(address: str) -> None:
+    """Whether it may be one that registered."""
+    if (length := len(address)) > (most := _MAX_LENGTHS["address"]):
+        raise _invalid("address", f"{length} long", f"{most} at most")
 
 
 def check_model(info: executor.ExecutorInfo, model: executor.ModelInfo | None) -> None:
@@ -156,6 +167,17 @@ def _invalid(path: str, value: object, allowed: str) -> DomainError:
 
 def _get(info: executor.ExecutorInfo, path: str) -> Any:  # noqa: ANN401
     return reduce(getattr, path.split("."), info)
+
+
+def epoch_for(answer: executor.ExecutorInfo, own_epoch: int) -> int:
+    """The scheduler_epoch under which an executor is spoken to: newer than any that it knows.
+
+    `own_epoch` is, unless the clock was set back before this scheduler started.
+    """
+    newest, (least, most) = answer.newest_scheduler_epoch, _RANGES["newest_scheduler_epoch"]
+    if not least <= newest <= most:
+        raise _invalid("newest_scheduler_epoch", newest, f"{least} to {most}")
+    return own_epoch if newest <= own_epoch else newest + 1
 
 
 def core_config(info: executor.ExecutorInfo, config: ClusterConfig) -> SchedulerConfig:

@@ -8,12 +8,17 @@ for room; what it passes by meanwhile is bounded by the rules of that core (`pla
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
 
 from scheduler_service.core.planning.room import Lack
 from scheduler_service.core.policies.queue_policy import make_queue_policy
 from scheduler_service.core.request import Request
-from scheduler_service.fleet.router import Host, LeastLoaded, Router
+from scheduler_service.fleet.holds import Holds
+from scheduler_service.fleet.host_state import Host, HostState
+from scheduler_service.fleet.hosts import Hosts
+from scheduler_service.fleet.prefix_router import PrefixRouter
+from scheduler_service.fleet.router import Choice, Router
 
 # How many that can begin nowhere are passed in one go; bounds the work.
 _MAX_BLOCKED = 16
@@ -25,6 +30,13 @@ _LEAST_PATIENCE_NS = 10_000_000
 _AWAITED_AT_A_HOST = frozenset({Lack.BLOCKS, Lack.ROWS, Lack.BYTES, Lack.ADAPTER_SLOT})
 
 
+class _Waits(Enum):
+    """Why nobody gets a request now."""
+
+    FOR_ROOM = "for room"
+    FOR_ONE_THAT_IS_BUSY = "for one that is busy"
+
+
 class FleetQueue:
     """The requests that no executor has, in the order of a queue policy."""
 
@@ -33,11 +45,18 @@ class FleetQueue:
     ) -> None:
         """`policy`: its name. Raises ValueError as `make_queue_policy`."""
         self._policy = make_queue_policy(policy, tenant_weights)
-        self._router = router or LeastLoaded()
+        self.router: Router = router or PrefixRouter()
+        self._hosts = Hosts(self.router)
+        self._holds = Holds()
         self._waiting: dict[str, Request] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    @property
+    def host_states(self) -> list[HostState]:
+        """What was seen last of each host."""
+        return list(self._hosts.all)
 
     def has_place(self, request: Request, num_places: int) -> bool:
         """Whether the queue, if it has so many places, takes `request`, a new one."""
@@ -51,6 +70,7 @@ class FleetQueue:
     def forget(self, request_id: str) -> None:
         """A request has ended, wherever it was."""
         request = self._waiting.pop(request_id, None)
+        self._holds.forget(request_id)
         if request is not None:
             self._policy.remove(request)
         self._policy.ended(request_id)
@@ -84,35 +104,55 @@ class FleetQueue:
 
     # -- who goes where ------------------------------------------------------------------------
 
+    def note(self, host: Host) -> None:
+        """Something has changed at a host while nobody waited."""
+        self._hosts.note(host)
+
     def dispatch(
-        self, now_ns: int, hosts: Sequence[Host], changed: Host | None = None
+        self, now_ns: int, hosts: Collection[Host], changed: Collection[Host] | None = None
     ) -> Iterator[tuple[Request, Host]]:
         """Requests, and the hosts that get them, in order.
 
-        The caller gives each to its host before it asks for the next. `changed`: nothing has
-        changed since the last time but there.
+        The caller gives each to its host before it asks for the next. `hosts`: all that take
+        requests. `changed`: where something has changed since the last time, or was noted; None for
+        everywhere.
         """
-        if not self._waiting or (changed is not None and not self._may_take(changed, now_ns)):
+        self._hosts.keep(hosts)
+        for host in hosts if changed is None else changed:
+            self._hosts.note(host)
+        if not self._waiting:
             return
-        openings = [host for host in hosts if host.openings.is_open]
+        self._hosts.look()
+        if changed and not (self._holds or any(self._may_take(h, now_ns) for h in changed)):
+            return
         blocked: list[Request] = []
+        held: list[Request] = []
         for request in self._policy.candidates(now_ns):
-            host = self._host_for(request, openings, hosts)
-            if host is None:
-                blocked.append(request)
-                is_end = not openings or not self._policy.allows_bypasses
-                if is_end or len(blocked) == _MAX_BLOCKED:
+            if held and not self._may_pass(request, held):
+                return
+            state = self._choose(request, now_ns)
+            if isinstance(state, _Waits):
+                is_held = state is _Waits.FOR_ONE_THAT_IS_BUSY
+                (held if is_held else blocked).append(request)
+                is_end = not (is_held or self._policy.allows_bypasses)
+                if is_end or not self._hosts.has_open or len(blocked) + len(held) >= _MAX_BLOCKED:
                     return
                 continue
-            num_known = len(request.unfinished[0].token_ids) if request.unfinished else 0
-            self._policy.admitted(request, max(0, num_known - host.num_cached_tokens(request)))
-            self._policy.remove(request)
-            del self._waiting[request.request_id]
             for passed in blocked:
                 passed.num_bypasses += 1
-            yield request, host
-            if host in openings and not host.openings.is_open:
-                openings.remove(host)
+            self._holds.passed(held)
+            yield self._take(request, state), state.host
+            self._hosts.look_at(state)
+
+    def _take(self, request: Request, state: HostState) -> Request:
+        num_known = len(request.unfinished[0].token_ids) if request.unfinished else 0
+        num_cached = state.host.num_cached_tokens(request)
+        self._policy.admitted(request, max(0, num_known - num_cached))
+        self._policy.remove(request)
+        self._holds.forget(request.request_id)
+        del self._waiting[request.request_id]
+        self.router.given(state, request)
+        return request
 
     def to_be_moved(
         self, now_ns: int, taker: Host, others: Iterable[Host]
@@ -137,27 +177,44 @@ class FleetQueue:
         return None
 
     def _may_take(self, host: Host, now_ns: int) -> bool:
-        if host.openings.is_open:
-            return True
+        state = self._hosts.state_of(host)
+        if state is None or state.is_open:
+            return state is not None
         first = next(self._policy.candidates(now_ns), None)
         return first is not None and host.openings.may_yield_to(first)
 
-    def _host_for(
-        self, request: Request, openings: Sequence[Host], hosts: Iterable[Host]
-    ) -> Host | None:
-        lacks = {host: host.openings.what_lacks(request) for host in openings if host.fits(request)}
-        host = self._router.choose(request, (h for h, lack in lacks.items() if lack is None))
-        if host is not None:
-            return host
-        yielding = (h for h in hosts if h.openings.may_yield_to(request) and h.fits(request))
-        host = self._router.choose(request, yielding)
-        if host is not None:
-            host.openings.yields_to(request)
-            return host
-        awaited = (
-            h for h, lack in lacks.items() if lack in _AWAITED_AT_A_HOST and h.openings.nobody_waits
-        )
-        return self._router.choose(request, awaited)
+    def _may_pass(self, request: Request, held: Sequence[Request]) -> bool:
+        """Whether a request may begin before those that wait for a busy host, though they could."""
+        is_as_urgent = self._policy.urgency(request) == self._policy.urgency(held[0])
+        return is_as_urgent and self._holds.may_be_passed(held)
+
+    def _choose(self, request: Request, now_ns: int) -> HostState | _Waits:
+        """Who gets a request now, or why it waits."""
+        awaited: HostState | None = None
+        better: Choice | None = None
+        for choice in self.router.rank(request, self._hosts.worth_a_look):
+            state, host = choice.state, choice.state.host
+            if not host.fits(request):
+                continue
+            if not state.is_open:
+                better = better or choice
+                continue
+            lack = host.openings.what_lacks(request)
+            if lack is None:
+                if better and self._holds.begins(request, choice.cost_ns, better.cost_ns, now_ns):
+                    return _Waits.FOR_ONE_THAT_IS_BUSY
+                return state
+            if lack in _AWAITED_AT_A_HOST and host.openings.nobody_waits:
+                awaited = awaited or state
+        return self._where_others_yield(request) or awaited or _Waits.FOR_ROOM
+
+    def _where_others_yield(self, request: Request) -> HostState | None:
+        yielding = [s for s in self._hosts.all if s.host.openings.may_yield_to(request)]
+        for state, _ in self.router.rank(request, yielding):
+            if state.host.fits(request):
+                state.host.openings.yields_to(request)
+                return state
+        return None
 
 
 def _can_begin(request: Request, host: Host) -> bool:

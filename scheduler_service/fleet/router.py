@@ -1,46 +1,58 @@
-"""Which executor gets a request, of those that could begin it now."""
+"""Which executor gets a request, of those that could begin it now or soon."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
 
-from scheduler_service.core.planning.openings import Openings
 from scheduler_service.core.request import Request
+from scheduler_service.fleet.host_state import HostState
 
 
-class Host(Protocol):
-    """An executor as the fleet sees it: its core."""
+class Choice(NamedTuple):
+    """A host for a request, and what it costs there: least is best, if the router knows that."""
 
-    openings: Openings
-
-    @property
-    def num_unfinished_tokens(self) -> int:
-        """Tokens of all its unfinished sequences."""
-
-    def fits(self, request: Request) -> bool:
-        """Whether the request could ever run there."""
-
-    def recompute_ns(self, num_tokens: int) -> int:
-        """What computing so many tokens again takes there; 0 if that is not known yet."""
-
-    def num_cached_tokens(self, request: Request) -> int:
-        """Tokens of the request that need not be computed there."""
+    state: HostState
+    cost_ns: float = 0.0
 
 
 class Router(Protocol):
-    """Chooses among hosts."""
+    """Compares hosts."""
 
-    def choose(self, request: Request, hosts: Iterable[Host]) -> Host | None:
-        """The best of `hosts` for a request; None if there are none."""
+    def add(self, state: HostState) -> None:
+        """There is another host."""
+
+    def remove(self, state: HostState) -> None:
+        """A host is gone, or takes nobody any more."""
+
+    def given(self, state: HostState, request: Request) -> None:
+        """A host is about to get a request."""
+
+    def step_begins(self, state: HostState) -> None:
+        """A host is about to plan a step, or is looked at for another reason."""
+
+    def rank(self, request: Request, states: Sequence[HostState]) -> Iterator[Choice]:
+        """Hosts for a request, the best one first."""
 
 
 class LeastLoaded:
     """The host with the fewest tokens."""
 
-    def choose(self, request: Request, hosts: Iterable[Host]) -> Host | None:
-        return min(hosts, key=_load, default=None)
+    def add(self, state: HostState) -> None:
+        pass
+
+    def remove(self, state: HostState) -> None:
+        pass
+
+    def given(self, state: HostState, request: Request) -> None:
+        pass
+
+    def step_begins(self, state: HostState) -> None:
+        pass
+
+    def rank(self, request: Request, states: Sequence[HostState]) -> Iterator[Choice]:
+        return map(Choice, sorted(states, key=_load))
 
 
-def _load(host: Host) -> int:
-    return host.num_unfinished_tokens
+def _load(state: HostState) -> int:
+    return state.num_tokens

@@ -29,9 +29,17 @@ class Journal(Protocol):
     """Makes the cores of a scheduler."""
 
     def core(
-        self, config: SchedulerConfig, last_step_id: int, address: str, executor_epoch: int
+        self,
+        config: SchedulerConfig,
+        last_step_id: int,
+        address: str,
+        executor_epoch: int,
+        scheduler_epoch: int | None = None,
     ) -> Core:
-        """The core of one life of the executor at `address`. Raises ValueError as Scheduler."""
+        """The core of one life of the executor at `address`. Raises ValueError as Scheduler.
+
+        `scheduler_epoch`: of its batches, if that is not the scheduler's own.
+        """
 
     def close(self) -> None:
         """Writes what is left."""
@@ -41,7 +49,12 @@ class NoJournal:
     """Nothing is recorded."""
 
     def core(
-        self, config: SchedulerConfig, last_step_id: int, address: str, executor_epoch: int
+        self,
+        config: SchedulerConfig,
+        last_step_id: int,
+        address: str,
+        executor_epoch: int,
+        scheduler_epoch: int | None = None,
     ) -> Core:
         return Scheduler(config, last_step_id)
 
@@ -79,7 +92,12 @@ class FileJournal:
     # -- cores ---------------------------------------------------------------------------------
 
     def core(
-        self, config: SchedulerConfig, last_step_id: int, address: str, executor_epoch: int
+        self,
+        config: SchedulerConfig,
+        last_step_id: int,
+        address: str,
+        executor_epoch: int,
+        scheduler_epoch: int | None = None,
     ) -> Core:
         scheduler = Scheduler(config, last_step_id)
         if not self._is_recording:
@@ -87,7 +105,9 @@ class FileJournal:
         self._num_cores += 1
         number = self._num_cores
         identity = journal.CoreIdentity(
-            address=address, executor_epoch=executor_epoch, scheduler_epoch=self._scheduler_epoch
+            address=address,
+            executor_epoch=executor_epoch,
+            scheduler_epoch=scheduler_epoch or self._scheduler_epoch,
         )
         core = self._live[number] = JournaledCore(scheduler, number, identity, self)
 

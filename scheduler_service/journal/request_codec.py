@@ -30,6 +30,8 @@ PLAIN_FIELDS = (
     "num_fruitless_losses",
     "num_tokens_at_loss",
     "trial_size",
+    "num_trials_left",
+    "was_in_flight",
     "num_prompt_logprobs_sent",
     "num_bypasses",
     "is_protected",

@@ -1,4 +1,4 @@
-"""Looking into a running scheduler."""
+"""Looking into a running scheduler, and sending executors away from it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,26 @@ from scheduler_service.audit.audit import Audit, NoAudit
 from scheduler_service.audit.events import OperatorCalled
 from scheduler_service.cluster import Cluster
 from scheduler_service.service.caller_names import CallerNames
+from scheduler_service.service.drain_timeout import read_timeout_s
 from splitserve.scheduler.v1 import admin_pb2, admin_pb2_grpc
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
-    """ListExecutors."""
+    """ListExecutors, DrainExecutor."""
 
-    def __init__(self, cluster: Cluster, names: CallerNames, audit: Audit | None = None) -> None:
-        """`names`: of who calls, for `audit`; None to tell nobody."""
+    def __init__(
+        self,
+        cluster: Cluster,
+        names: CallerNames,
+        audit: Audit | None = None,
+        drain_timeout_s: float = 10.0,
+    ) -> None:
+        """`names`: of who calls, for `audit`; None to tell nobody.
+
+        `drain_timeout_s`: of executors, for which an operator names none.
+        """
         self._cluster = cluster
+        self._drain_timeout_s = drain_timeout_s
         self._names = names
         self._audit = audit or NoAudit()
 
@@ -43,12 +54,27 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
                 num_swapped_requests=engine.scheduler.num_swapped,
                 num_free_host_blocks=engine.scheduler.num_free_host_blocks,
                 num_cached_device_blocks=engine.scheduler.num_cached_blocks,
+                draining=engine.is_draining,
             )
             for engine in engines
         ]
         num_unassigned = 0 if taking else cluster.num_unassigned
         return admin_pb2.ListExecutorsResponse(
             executors=states, num_unassigned_requests=num_unassigned
+        )
+
+    async def DrainExecutor(
+        self, request: admin_pb2.DrainExecutorRequest, context: grpc.aio.ServicerContext
+    ) -> admin_pb2.DrainExecutorResponse:
+        """Answers when the executor is gone."""
+        name = self._names.of_call(context)
+        self._audit.record(OperatorCalled("DrainExecutor", context.peer(), name))
+        timeout_s = self._drain_timeout_s
+        if request.HasField("timeout"):
+            timeout_s = read_timeout_s(request.timeout)
+        drained = await self._cluster.drain_executor(request.address, timeout_s)
+        return admin_pb2.DrainExecutorResponse(
+            num_moved_requests=drained.num_moved, lost=drained.is_lost
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,6 +19,7 @@ from scheduler_service.service.caller_checks import CallerChecks
 from scheduler_service.service.caller_names import CallerNames
 from scheduler_service.service.intake import Intake
 from scheduler_service.service.open_calls import OpenCalls
+from scheduler_service.service.readiness import Readiness
 from scheduler_service.service.refusal_pause import RefusalPause, RefusalPauses, Sleep
 from scheduler_service.service.request_log import RequestLog
 from scheduler_service.streams.client_codec import encode_default_sampling, encode_rejection
@@ -60,6 +61,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         callers: Callers | None = None,
         audit: Audit | None = None,
         sleep: Sleep = asyncio.sleep,
+        readiness: Callable[[], Readiness] = lambda: Readiness.READY,
     ) -> None:
         """`callers`: None to ask nobody who they are; `audit`: None to tell nobody."""
         callers = callers or OpenDoor()
@@ -70,6 +72,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._request_log = RequestLog(audit)
         self._open_calls = OpenCalls()
         self._pauses = RefusalPauses(sleep)
+        self._readiness = readiness
 
     async def Generate(
         self, request: api.GenerateRequest, context: grpc.aio.ServicerContext
@@ -193,6 +196,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 model.default_sampling_params, model.vocab_size
             ),
             max_message_bytes=self._cluster.max_message_bytes,
+            readiness=f"READINESS_{self._readiness().value}",
             max_num_sequences=self._cluster.max_num_sequences,
         )
 

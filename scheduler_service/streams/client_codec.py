@@ -30,7 +30,7 @@ from scheduler_service.grammar_codec import decode_grammar
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_rpc.domain_error import DomainError
-from splitserve_rpc.errors import duration_from_s
+from splitserve_rpc.errors import MAX_NAMED, duration_from_s
 
 _FINISH_REASONS: Mapping[FinishReason, api.FinishReason] = MappingProxyType(
     {
@@ -294,6 +294,7 @@ def _num_output_tokens(request: Request) -> int:
 def encode_rejection(error: DomainError) -> api.RequestError:
     """A refused request, in-band."""
     message = api.RequestError(reason=error.reason, message=error.message)
+    message.schedulers.extend(error.schedulers[:MAX_NAMED])
     if error.retry_delay_s is not None:
         message.retry_delay.CopyFrom(duration_from_s(error.retry_delay_s))
     return message

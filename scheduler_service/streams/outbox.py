@@ -11,6 +11,8 @@ from splitserve_rpc.domain_error import DomainError
 
 # What a queued message takes beside its bytes.
 _ENTRY_BYTES = 64
+# Messages that are joined are not more than this, but for the last of them.
+_MAX_JOINED_BYTES = 64 * 1024
 
 
 class Unread:
@@ -36,7 +38,8 @@ class Outbox:
 
     def __init__(self, unread: Unread) -> None:
         self._unread = unread
-        self._messages: deque[bytes] = deque()
+        # Each, and whether what follows may be joined to it.
+        self._messages: deque[tuple[bytes, bool]] = deque()
         self._num_taken_bytes = 0
         self._num_fresh_bytes = 0
         self.has_ended = False
@@ -46,12 +49,16 @@ class Outbox:
         self._has_room.set()
         self.num_bytes = 0
 
-    def put(self, message: Message) -> None:
-        """Queues a message."""
+    def put(self, message: Message, *, joins_next: bool = False) -> None:
+        """Queues a message.
+
+        `joins_next`: that it and the next one, merged as protobuf does, say the same as both. It is
+        sent so where several wait: a stream that is slower than steps gets fewer, larger messages.
+        """
         if self.has_ended:
             return
         data = message.SerializeToString()
-        self._messages.append(data)
+        self._messages.append((data, joins_next))
         self._num_fresh_bytes += len(data) + _ENTRY_BYTES
         self._count(len(data) + _ENTRY_BYTES)
         self._changed.set()
@@ -88,7 +95,7 @@ class Outbox:
         await self._has_room.wait()
 
     async def get(self) -> bytes | None:
-        """The next message, None at the end. Raises the error that ended the stream."""
+        """The next messages as one, None at the end. Raises the error that ended the stream."""
         self._take(0)
         while not self._messages:
             if self._error is not None:
@@ -97,9 +104,15 @@ class Outbox:
                 return None
             self._changed.clear()
             await self._changed.wait()
-        data = self._messages.popleft()
-        self._take(len(data) + _ENTRY_BYTES)
-        return data
+        data, joins_next = self._messages.popleft()
+        parts, num_bytes = [data], len(data) + _ENTRY_BYTES
+        while joins_next and self._messages and num_bytes < _MAX_JOINED_BYTES:
+            data, joins_next = self._messages.popleft()
+            parts.append(data)
+            num_bytes += len(data) + _ENTRY_BYTES
+        self._take(num_bytes)
+        # Encoded messages that follow each other are their merger.
+        return b"".join(parts)
 
     def _take(self, num_bytes: int) -> None:
         """What was taken before has been written."""

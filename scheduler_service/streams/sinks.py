@@ -201,7 +201,8 @@ class SessionStream:
 
     def flush(self) -> None:
         if self._pending.handles or self._pending.events:
-            self.outbox.put(self._pending)
+            # Of what came with events nothing may follow in one message, where tokens are first.
+            self.outbox.put(self._pending, joins_next=not self._pending.events)
             self._pending = api.SessionResponse()
         self._end_if_done()
 

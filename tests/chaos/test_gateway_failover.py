@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from splitserve_client import Executor
 from tests.support.processes.addresses import reserve_address
 from tests.support.processes.gateway_process import GatewayProcess, gateway_process
+from tests.support.processes.http_answers import HttpAnswer
 from tests.support.processes.mortal_scheduler import mortal_scheduler
 from tests.support.processes.processes import ROOT, Processes, processes
 
@@ -38,64 +37,19 @@ STORIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/responses", {"input": "Tell me a story.", "temperature": 0, "stream": True}),
     ("/v1/chat/completions", {**STORY, "seed": 4, "n": 2}),
 )
-# Different in every answer; how much of a prompt was cached is another matter.
-OWN = {
-    "id",
-    "model",
-    "created",
-    "created_at",
-    "completed_at",
-    "item_id",
-    "cached_tokens",
-    "sequence_number",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What an answer says, however it was divided into events. `last`: its last event, or all."""
-
-    texts: dict[int, str]
-    tokens: dict[int, list[str]]
-    ends: dict[int, str]
-    last: Any
-
-    @classmethod
-    def of(cls, stream: str) -> Answer:
-        lines = [line for line in stream.split("\n") if line.startswith("data: {")]
-        events = [json.loads(line.removeprefix("data: ")) for line in lines]
-        answer = cls({}, {}, {}, without_own(events[-1]))
-        for event in events:
-            if isinstance(event.get("delta"), str):
-                answer.texts[0] = answer.texts.get(0, "") + event["delta"]
-            for choice in event.get("choices", ()):
-                index = choice["index"]
-                text = choice["text"] if "text" in choice else choice["delta"].get("content", "")
-                answer.texts[index] = answer.texts.get(index, "") + text
-                tokens = (choice["logprobs"] or {}).get("tokens", [])
-                answer.tokens.setdefault(index, []).extend(tokens)
-                if choice["finish_reason"] is not None:
-                    answer.ends[index] = choice["finish_reason"]
-        return answer
-
-
-def without_own(value: Any) -> Any:  # noqa: ANN401
-    if isinstance(value, dict):
-        return {name: without_own(part) for name, part in value.items() if name not in OWN}
-    return [without_own(part) for part in value] if isinstance(value, list) else value
 
 
 async def ask(
     gateway: GatewayProcess, path: str, body: dict[str, Any], model: str = "fake"
-) -> Answer:
+) -> HttpAnswer:
     length = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
     answer = await gateway.http.post(
         path, json={"model": model, length: 60, "ignore_eos": True, **body}
     )
     assert answer.status_code == 200, answer.text
     if not body.get("stream"):
-        return Answer({}, {}, {}, without_own(answer.json()))
-    return Answer.of(answer.text)
+        return HttpAnswer.whole(answer.json())
+    return HttpAnswer.of(answer.text)
 
 
 async def test_answers_are_the_same_when_they_go_on_at_another_scheduler(tmp_path: Path) -> None:
@@ -185,7 +139,7 @@ def num_requests(executors: list[Executor]) -> int:
     return sum(e.num_running_requests + e.num_waiting_requests for e in executors)
 
 
-async def read_and_kill(gateway: GatewayProcess, running: Processes) -> Answer:
+async def read_and_kill(gateway: GatewayProcess, running: Processes) -> HttpAnswer:
     """The answer to the first of STORIES; kills the scheduler of `running` in its middle."""
     path, body = STORIES[0]
     body = {"model": "here", "max_tokens": 60, "ignore_eos": True, **body}
@@ -197,7 +151,7 @@ async def read_and_kill(gateway: GatewayProcess, running: Processes) -> Answer:
                 signal_executor(running, signal.SIGSTOP)
                 assert "[DONE]" not in text
                 running.kill_scheduler()
-    return Answer.of(text)
+    return HttpAnswer.of(text)
 
 
 def signal_executor(running: Processes, number: signal.Signals) -> None:

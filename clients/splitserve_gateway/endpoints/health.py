@@ -23,10 +23,14 @@ async def live() -> dict[str, str]:
 @router.get("/health")
 @router.get("/health/ready")
 async def ready(request: Request) -> Response:
-    """200 while a scheduler takes requests and the gateway is not being stopped, 503 otherwise."""
+    """200 while a scheduler takes requests and the gateway is not being stopped, 503 otherwise.
+
+    Then it says a word of each scheduler, and not which one that is: anybody may ask.
+    """
     gateway = gateway_of(request)
     if gateway.exchanges.is_draining:
         return JSONResponse({"status": "draining"}, 503)
     if not gateway.fleet.is_ready:
-        return JSONResponse({"status": "no scheduler is ready"}, 503)
+        words = gateway.fleet.readiness
+        return JSONResponse({"status": "no scheduler is ready", "schedulers": words}, 503)
     return JSONResponse({"status": "ready"})

@@ -188,11 +188,18 @@ def api_error(error: SplitserveError) -> ApiError:
         case ModelChanged():
             return _unavailable(error.message, "model_changed")
         case RequestFailed():
-            return ApiError(500, "server_error", error.message, code=code)
+            return _failed(error, code)
         case _:
             _log.error("request_failed", exc_info=error)
             message = "the service failed; its log says why"
             return ApiError(500, "server_error", message, code=code or "internal")
+
+
+def _failed(error: RequestFailed, code: str | None) -> ApiError:
+    if error.reason == "EXECUTOR_LOST_REPEATEDLY":
+        # Not 500, which OpenAI's clients send again by themselves: that may cost as many more.
+        return ApiError(422, "invalid_request_error", error.message, code=code)
+    return ApiError(500, "server_error", error.message, code=code)
 
 
 def _unreachable(error: ServerUnreachable) -> ApiError:

@@ -29,7 +29,10 @@ class Fleet:
         self.unread = unread
         self._schedulers = schedulers
         config = config or ClientConfig()
-        self._config = replace(config, tls_name=schedulers.host or config.tls_name)
+        # What callers show us goes to schedulers that we were told of, not to whom these name.
+        self._config = replace(
+            config, tls_name=schedulers.host or config.tls_name, follows_peers=False
+        )
         self._upstreams: list[Upstream] = []
         # Of schedulers that are not named any more: what they have begun goes on.
         self._retired: list[Upstream] = []
@@ -91,6 +94,11 @@ class Fleet:
     def is_ready(self) -> bool:
         """Whether some scheduler takes requests."""
         return any(upstream.served and upstream.takes_requests for upstream in self._upstreams)
+
+    @property
+    def readiness(self) -> list[str]:
+        """What is known of each scheduler, by one word."""
+        return [upstream.readiness for upstream in self._upstreams]
 
     def choose(
         self, model: str | None, allowed: Collection[Upstream] | None = None

@@ -22,6 +22,7 @@ from splitserve_client import (
     Model,
     ModelChanged,
     ModelNotReady,
+    Readiness,
     SamplingParams,
     SchedulingParams,
     ServerUnreachable,
@@ -44,6 +45,7 @@ _REFUSALS = (CallerUnknown, CallerNotAllowed)
 _GATEWAY = "gateway"
 # Of a scheduler that was reached.
 _KNOWN = (ModelNotReady, *_REFUSALS)
+_UNREACHABLE = "UNREACHABLE"
 _MAX_SAID = 8
 _LOSSES = (ServerUnreachable, ModelNotReady, *_REFUSALS)
 
@@ -75,6 +77,7 @@ class Upstream:
         self.served: Served | None = None
         self._find_other = find_other
         self._is_serving = False
+        self._readiness = _UNREACHABLE
         self._digest = ""
         self._refusal = ""
         # Problems that are in the log, since it was ready the last time.
@@ -115,6 +118,11 @@ class Upstream:
     def takes_requests(self) -> bool:
         """Whether it can be reached, has an executor and is not being stopped, as far as known."""
         return self._client.is_connected and self._is_serving
+
+    @property
+    def readiness(self) -> str:
+        """What the scheduler says of itself, as far as known; UNREACHABLE and REFUSED are ours."""
+        return self._readiness
 
     @property
     def num_session_requests(self) -> int:
@@ -202,6 +210,7 @@ class Upstream:
 
     def _lose(self, error: SplitserveError) -> None:
         self._is_serving = False
+        self._readiness = _readiness_by(error)
         if isinstance(error, _REFUSALS) and str(error) != self._refusal:
             self._refusal = str(error)
             _log.error("upstream_refused address=%s error=%r", self.address, str(error))
@@ -271,6 +280,7 @@ class Upstream:
         if self._is_for_callers:
             await self._check_callers()
         self._is_serving = await self._client.is_serving()
+        self._readiness = model.readiness.value
         if self.served is not None and self.served.model.digest == model.digest:
             return Served(model, self.served.tokenizer)
         return Served(model, await self._read_tokenizer())
@@ -300,3 +310,10 @@ class Upstream:
         self.served = served
         self._refusal = ""
         self._said.clear()
+
+
+def _readiness_by(error: SplitserveError) -> str:
+    """Of a scheduler that did not say which model it serves."""
+    if isinstance(error, _REFUSALS):
+        return "REFUSED"
+    return Readiness.NO_EXECUTOR.value if isinstance(error, ModelNotReady) else _UNREACHABLE

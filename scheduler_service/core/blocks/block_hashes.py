@@ -101,6 +101,21 @@ def extend_chain(
             parent = boundary.parent(chain)
 
 
+def grow_chain(
+    chain: list[bytes],
+    config: SchedulerConfig,
+    request: Request,
+    token_ids: Int32Array,
+    num_blocks: int,
+) -> None:
+    """Extends the chain of a request, which may be empty, to its root and `num_blocks` blocks."""
+    if not chain:
+        chain.append(root_hash(config, request))
+    if len(chain) <= num_blocks:
+        boundary = boundary_of(config, request)
+        extend_chain(chain, token_ids, num_blocks, config.block_size, boundary)
+
+
 def hash_block(parent: bytes, token_data: bytes) -> bytes:
     """The name of the block that holds `token_data` after the block named `parent`."""
     return blake2b(parent + token_data).digest()

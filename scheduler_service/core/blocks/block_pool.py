@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, Protocol
+
+
+class ContentsListener(Protocol):
+    """Is told what can be found in a pool. It is no part of a core, nor of its checkpoints."""
+
+    def published(self, block_hash: bytes) -> None:
+        """A block can be found by what it holds."""
+        ...
+
+    def forgotten(self, block_hash: bytes) -> None:
+        """It cannot any more."""
+        ...
 
 
 class BlockPool:
@@ -14,6 +27,8 @@ class BlockPool:
     kept of a block begins with its first use, so a pool of any size costs what was used of it.
     `on_evict(block_id, block_hash)` is told of each of these, when its contents are still there.
     """
+
+    _listener: ContentsListener | None = None
 
     def __init__(
         self, num_blocks: int, on_evict: Callable[[int, bytes], None] | None = None
@@ -27,11 +42,31 @@ class BlockPool:
         self._hashes: list[bytes | None] = []
         self._published: dict[bytes, int] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_listener"}
+
+    def listen(self, listener: ContentsListener | None) -> None:
+        """Tells `listener`, and nobody else, what can be found from now on; None: nobody."""
+        self._listener = listener
+        if listener is not None:
+            for block_hash in self._published:
+                listener.published(block_hash)
+
+    @property
+    def published_hashes(self) -> Collection[bytes]:
+        """What blocks can be found by."""
+        return self._published.keys()
+
     @property
     def num_free(self) -> int:
         """Blocks nobody refers to."""
         num_unused = self.num_blocks - len(self._reference_counts)
         return len(self._blank) + len(self._evictable) + num_unused
+
+    @property
+    def num_blank(self) -> int:
+        """Free blocks that hold nothing that can be found."""
+        return self.num_free - len(self._evictable)
 
     @property
     def num_published(self) -> int:
@@ -107,6 +142,8 @@ class BlockPool:
         if self._published.setdefault(block_hash, block_id) != block_id:
             return False
         self._hashes[block_id] = block_hash
+        if self._listener is not None:
+            self._listener.published(block_hash)
         return True
 
     def unpublish(self, block_id: int) -> None:
@@ -136,4 +173,6 @@ class BlockPool:
         assert block_hash is not None
         self._hashes[block_id] = None
         del self._published[block_hash]
+        if self._listener is not None:
+            self._listener.forgotten(block_hash)
         return block_hash

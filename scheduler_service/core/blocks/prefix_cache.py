@@ -8,9 +8,8 @@ import numpy as np
 
 from scheduler_service.core.blocks.block_hashes import (
     boundary_of,
-    extend_chain,
+    grow_chain,
     hash_block,
-    root_hash,
 )
 from scheduler_service.core.blocks.block_pool import BlockPool
 from scheduler_service.core.config import SchedulerConfig
@@ -54,10 +53,10 @@ class PrefixCache:
 
     def find(self, sequence: Sequence) -> PrefixHit:
         """The longest prefix of a sequence that exists. At least one token stays to be computed."""
-        if not self._may_skip_prefix(sequence):
+        if not may_skip_prefix(self._config, sequence):
             return NO_HIT
         block_size = self._config.block_size
-        num_blocks = (len(sequence.token_ids) - 1) // block_size
+        num_blocks = num_findable_blocks(self._config, sequence)
         hashes = self.chain(sequence, sequence.token_ids, num_blocks)[1 : num_blocks + 1]
         if self._config.sliding_window is None:
             blocks = self._find_run(hashes)
@@ -66,10 +65,8 @@ class PrefixCache:
         return PrefixHit(end * block_size, end - len(blocks), tuple(blocks))
 
     def adopt(self, sequence: Sequence) -> None:
-        """Keeps the hashes of a sequence that comes from elsewhere if they are those of here."""
-        chain = sequence.block_hashes
-        if chain and chain[0] != root_hash(self._config, sequence.request):
-            sequence.block_hashes = []
+        """Goes on with what is hashed of a sequence that no core has, if it is of use here."""
+        sequence.block_hashes = sequence.chains.setdefault(self._config.hash_kind, [])
 
     def publish(
         self, sequence: Sequence, token_ids: Int32Array, block_ids: list[int], first_index: int
@@ -116,25 +113,13 @@ class PrefixCache:
 
     def chain(self, sequence: Sequence, token_ids: Int32Array, num_blocks: int) -> list[bytes]:
         """The hashes of a sequence: its root, and those of `num_blocks` blocks or more."""
-        config, request, chain = self._config, sequence.request, sequence.block_hashes
-        if not chain:
-            chain.append(root_hash(config, request))
-        boundary = boundary_of(config, request)
-        extend_chain(chain, token_ids, num_blocks, config.block_size, boundary)
+        chain = sequence.block_hashes
+        grow_chain(chain, self._config, sequence.request, token_ids, num_blocks)
         return chain
 
     def is_used_by(self, sequence: Sequence) -> bool:
         """Whether the blocks of a sequence are to be findable."""
-        return self._config.prefix_caching and sequence.request.scheduling.uses_prefix_cache
-
-    def _may_skip_prefix(self, sequence: Sequence) -> bool:
-        # Logprobs of prompt tokens come from computing them.
-        request = sequence.request
-        wants_all = (
-            request.params.num_prompt_logprobs is not None
-            and request.num_prompt_logprobs_sent < sequence.num_prompt_tokens - 1
-        )
-        return self.is_used_by(sequence) and not wants_all
+        return _uses_cache(self._config, sequence)
 
     def _find_run(self, hashes: list[bytes]) -> list[int]:
         """The blocks of the first hashes, up to one that is nowhere."""
@@ -171,7 +156,30 @@ class PrefixCache:
 
     def first_block_needed(self, num_computed: int) -> int:
         """The first logical block that a token at position `num_computed` attends to."""
-        window = self._config.sliding_window
-        if window is None:
-            return 0
-        return max(0, num_computed - window + 1) // self._config.block_size
+        return first_block_needed(self._config, num_computed)
+
+
+def may_skip_prefix(config: SchedulerConfig, sequence: Sequence) -> bool:
+    """Whether a sequence may begin behind a prefix that exists."""
+    # Logprobs of prompt tokens come from computing them.
+    request = sequence.request
+    wants_all = (
+        request.params.num_prompt_logprobs is not None
+        and request.num_prompt_logprobs_sent < sequence.num_prompt_tokens - 1
+    )
+    return _uses_cache(config, sequence) and not wants_all
+
+
+def num_findable_blocks(config: SchedulerConfig, sequence: Sequence) -> int:
+    """How many blocks of a sequence without a row are of use: not that of its last token."""
+    return (len(sequence.token_ids) - 1) // config.block_size
+
+
+def first_block_needed(config: SchedulerConfig, num_computed: int) -> int:
+    """The first logical block that a token at position `num_computed` attends to."""
+    window = config.sliding_window
+    return 0 if window is None else max(0, num_computed - window + 1) // config.block_size
+
+
+def _uses_cache(config: SchedulerConfig, sequence: Sequence) -> bool:
+    return config.prefix_caching and sequence.request.scheduling.uses_prefix_cache

@@ -8,13 +8,11 @@ from dataclasses import replace
 import numpy as np
 
 from scheduler_service.core.beam_search import BeamSearch
-from scheduler_service.core.outcomes.losses import is_lost_too_often, loss_error
 from scheduler_service.core.params_sets import OF_NO_CORE
 from scheduler_service.core.placement import Placement
 from scheduler_service.core.plan import StepEvents, StepPlan
 from scheduler_service.core.request import (
     NO_ROW,
-    FinishReason,
     Request,
     RequestStatus,
     Sequence,
@@ -27,21 +25,8 @@ def evacuate(placement: Placement, in_flight: Collection[Request]) -> list[Reque
     moved = []
     for request in placement.requests.values():
         moved.append(detach(request, placement))
-        if request in in_flight:
-            _count_lost_executor(moved[-1], is_alone=len(in_flight) == 1)
+        moved[-1].was_in_flight = request in in_flight
     return moved
-
-
-def _count_lost_executor(request: Request, *, is_alone: bool) -> None:
-    """The executor was lost while a step of the request was in flight; `is_alone`: of no other.
-
-    The second time in a row it becomes a suspect. Ends it if that was too often.
-    """
-    num_tokens = sum(len(sequence.token_ids) for sequence in request.sequences)
-    if is_lost_too_often(request, num_tokens):
-        request.finish_reason, request.error = FinishReason.ERROR, loss_error(request)
-    elif request.num_fruitless_losses > 1 and not is_alone:
-        request.trial_size = 1
 
 
 def take_back(placement: Placement, plan: StepPlan, events: StepEvents) -> None:
@@ -99,6 +84,7 @@ def _detach_sequence(sequence: Sequence, moved: Request, placement: Placement) -
         num_computed=0,
         host_table=[],
         block_hashes=[],
+        chains={},
         candidates=None,
         scored=list(sequence.scored),
     )

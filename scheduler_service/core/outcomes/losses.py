@@ -56,13 +56,16 @@ class Losses:
                 self.lose_request(request)
         self._placement.suspects.step_failed(concerned)
 
-    def acquit(self, plan: StepPlan, token_ids: Int32Array) -> None:
-        """Whoever gets a token from a step that had it is a suspect no longer."""
+    def survive(self, plan: StepPlan, token_ids: Int32Array) -> None:
+        """Suspects that get a token from a step that had them did it no harm."""
+        survivors: dict[Request, None] = {}
         for index in np.flatnonzero(token_ids >= 0).tolist():
             row_id, stay_id = int(plan.work.row_ids[index]), int(plan.work.stay_ids[index])
             sequence = self._placement.sequence_of(row_id, stay_id)
             if sequence is not None:
-                self._placement.suspects.acquit(sequence.request)
+                survivors[sequence.request] = None
+        for request in survivors:
+            self._placement.suspects.survive(request)
 
     def requests_of(self, plan: StepPlan) -> dict[Request, None]:
         """Requests that were to compute in a step, and that its result still concerns."""

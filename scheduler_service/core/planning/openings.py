@@ -41,25 +41,37 @@ class Openings:
 
     def given(self, request: Request) -> None:
         """A request waits for the next step."""
-        tokens = request.unfinished[0].token_ids if request.unfinished else ()
         num_rows = num_rows_wanted(request)
         self._beside.num_requests += 1
-        self._beside.num_tokens += len(tokens)
         self._beside.num_rows += num_rows
-        self._beside.num_blocks += num_rows * self._config.num_blocks_for(len(tokens))
+        if request.unfinished:
+            leader = request.unfinished[0]
+            hit, num_tokens = self._placement.blocks.prefixes.find(leader), len(leader.token_ids)
+            self._beside.num_tokens += num_tokens - hit.num_tokens
+            self._beside.num_blocks += num_rows * self._config.num_blocks_for(num_tokens)
         self._beside.rows_of_tenants[request.scheduling.tenant] += num_rows
 
     @property
     def is_open(self) -> bool:
         """Whether some request could begin; the look that costs least."""
+        return self._beside.num_tokens < self._tokens_left and self.is_open_soon
+
+    @property
+    def is_open_soon(self) -> bool:
+        """Whether some request could begin once prompts are computed that keep others waiting."""
         placement, beside = self._placement, self._beside
         num_blocks = placement.blocks.device.num_free - beside.num_blocks
         return (
             self._takes_others
-            and beside.num_tokens < self._tokens_left
             and placement.num_unreserved_rows > beside.num_rows
             and num_blocks > (placement.blocks.watermark if len(placement.rows) else 0)
         )
+
+    @property
+    def num_pending_tokens(self) -> int:
+        """Tokens that are to be computed before somebody who comes now: of prompts, and of rows."""
+        num_prompt_tokens = self._config.max_num_batched_tokens - self._tokens_left
+        return num_prompt_tokens + self._beside.num_tokens
 
     @property
     def nobody_waits(self) -> bool:

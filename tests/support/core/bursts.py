@@ -127,6 +127,10 @@ class BurstLink:
         """See Link."""
         return self._machine.info
 
+    async def is_draining(self, timeout_s: float) -> bool:
+        """See Link."""
+        return False
+
     async def tokenizer_files(self) -> dict[str, bytes]:
         """See Link."""
         return {"tokenizer.json": b"{}"}
@@ -239,7 +243,13 @@ class Burst:
     def make_cluster(self) -> Cluster:
         """A cluster whose links lead to the machines."""
         depth = self.random.randint(1, 3)
-        config = ClusterConfig(max_num_seqs=4, pipeline_depth=depth, max_num_waiting=100)
+        config = ClusterConfig(
+            max_num_seqs=4,
+            pipeline_depth=depth,
+            max_num_waiting=100,
+            # So many are lost here that it would be somebody's fault.
+            max_executor_losses=1000,
+        )
         return Cluster(
             config, SCHEDULER_EPOCH, lambda: None, now_ns=lambda: 0, connect=self.connect
         )

@@ -50,7 +50,7 @@ async def start_executor(
     servicer = ExecutorServicer()
     executor_pb2_grpc.add_ExecutorServiceServicer_to_server(servicer, running.server)
     worker = CountingWorker(StepExecutor(info, runner))
-    servicer.serve(ReadyExecutor(worker, lambda: info, tokenizer_files or {}))
+    servicer.serve(ReadyExecutor(worker, lambda: worker.describe(info), tokenizer_files or {}))
     await running.server.start()
     return ExecutorServer(info, servicer, worker, running)
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
+from executor_service.service.departure import Departures
 from executor_service.service.registration import GrpcRegistry, Pacing, Registrar
 from executor_service.steps.executor_info import (
     SAMPLING_FEATURES,
@@ -133,8 +134,16 @@ class FakeExecutor:
         error = DomainError("STREAM_SUPERSEDED", "the test cuts the stream")
         self._present.server.servicer.streams.fail_all(error)
 
+    async def leave(self, timeout_s: float) -> None:
+        """Ends the life as SIGTERM does, with so much time for what runs."""
+        life = self._present
+        await self._stop_registering(life)
+        departures = Departures(lambda _: life.registry, life.server.servicer, timeout_s)
+        await departures.leave(self.scheduler_address or "", self.info)
+        await self.stop()
+
     async def stop(self) -> None:
-        """Ends the life as SIGTERM does: what was received is finished first."""
+        """Ends the life without a word; what was received is finished first."""
         await self._end(grace_s=1.0, drain=True)
 
     @property
@@ -144,14 +153,17 @@ class FakeExecutor:
 
     async def _end(self, *, grace_s: float | None, drain: bool) -> None:
         life, self._life = self._present, None
-        life.registering.cancel()
-        with suppress(asyncio.CancelledError):
-            await life.registering
+        await self._stop_registering(life)
         if drain:
             await life.server.servicer.drain()
         await life.server.running.server.stop(grace_s)
         if not drain:
             await life.server.servicer.drain()
+
+    async def _stop_registering(self, life: _Life) -> None:
+        life.registering.cancel()
+        with suppress(asyncio.CancelledError):
+            await life.registering
 
     async def _register(self, server: ExecutorServer, registry: GrpcRegistry) -> None:
         if self.scheduler_address is None:

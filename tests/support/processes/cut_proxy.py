@@ -1,12 +1,66 @@
-"""A TCP proxy whose connections can be cut, as a network does it."""
+"""A TCP proxy that breaks, holds and slows what goes through it, as a network does it."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+from tests.support.processes.addresses import reserve_address
 
 _CHUNK_BYTES = 65536
+# What a lost segment costs a connection: Linux sends it again after that, or later.
+_RETRANSMISSION_S = 0.2
+
+
+@dataclass(slots=True)
+class Way:
+    """What becomes of bytes in one direction. As it is made: nothing.
+
+    `delay_s`, `bytes_per_s`: of each chunk. `loss_ratio`: how many chunks come late by a
+    retransmission, drawn from `rng`. `cut_after_bytes`: so many go through, and then every
+    connection is reset, in the middle of a message or not; None: never.
+    """
+
+    delay_s: float = 0.0
+    bytes_per_s: float = float("inf")
+    loss_ratio: float = 0.0
+    cut_after_bytes: int | None = None
+    rng: random.Random = field(default_factory=lambda: random.Random(0))
+    _is_open: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self._is_open.set()
+
+    def hold(self) -> None:
+        """Lets nothing through; what comes meanwhile goes on with `release`."""
+        self._is_open.clear()
+
+    def release(self) -> None:
+        """Lets what is held, and what comes, through again."""
+        self._is_open.set()
+
+    async def travel(self, data: bytes) -> None:
+        """Returns when `data` would be there."""
+        delay_s = self.delay_s + len(data) / self.bytes_per_s
+        if self.loss_ratio and self.rng.random() < self.loss_ratio:
+            delay_s += _RETRANSMISSION_S
+        if delay_s:
+            await asyncio.sleep(delay_s)
+        await self._is_open.wait()
+
+    def share_before_cut(self, data: bytes) -> tuple[bytes, bool]:
+        """What of `data` still goes through, and whether that is the end."""
+        if self.cut_after_bytes is None:
+            return data, False
+        passed = data[: self.cut_after_bytes]
+        self.cut_after_bytes -= len(passed)
+        if self.cut_after_bytes:
+            return passed, False
+        self.cut_after_bytes = None
+        return passed, True
 
 
 class CutProxy:
@@ -17,13 +71,29 @@ class CutProxy:
         self._port = int(port)
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
         self.address = ""
         self.num_cuts = 0
+        self.to_target = Way()
+        self.to_clients = Way()
 
     @property
     def is_idle(self) -> bool:
         """Whether nobody is connected."""
         return not self._tasks
+
+    async def listen(self) -> None:
+        """Takes connections, always at one address."""
+        if self._server is None or not self._server.is_serving():
+            self.address = self.address or reserve_address()
+            host, _, port = self.address.rpartition(":")
+            self._server = await asyncio.start_server(self.serve, host, int(port))
+
+    def refuse(self) -> None:
+        """Resets every connection, and takes no more: nobody is there."""
+        assert self._server is not None, "it listens"
+        self._server.close()
+        self.cut()
 
     def cut(self) -> None:
         """Resets every connection; new ones are taken at once."""
@@ -38,21 +108,31 @@ class CutProxy:
         self, client_reader: asyncio.StreamReader, client_writer: asyncio.StreamWriter
     ) -> None:
         """Serves one connection."""
-        target_reader, target_writer = await asyncio.open_connection(self._host, self._port)
-        for reader, writer in (
-            (client_reader, target_writer),
-            (target_reader, client_writer),
+        try:
+            target_reader, target_writer = await asyncio.open_connection(self._host, self._port)
+        except OSError:
+            client_writer.transport.abort()
+            return
+        for way, reader, writer in (
+            (self.to_target, client_reader, target_writer),
+            (self.to_clients, target_reader, client_writer),
         ):
             self._writers.add(writer)
-            task = asyncio.create_task(self._pump(reader, writer))
+            task = asyncio.create_task(self._pump(way, reader, writer))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pump(
+        self, way: Way, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         with suppress(OSError):
             while data := await reader.read(_CHUNK_BYTES):
+                await way.travel(data)
+                data, is_cut = way.share_before_cut(data)
                 writer.write(data)
                 await writer.drain()
+                if is_cut:
+                    self.cut()
         writer.close()
         self._writers.discard(writer)
         with suppress(OSError):
@@ -60,7 +140,11 @@ class CutProxy:
 
     async def close(self) -> None:
         """Cuts what is open, and waits for its end."""
+        if self._server is not None:
+            self._server.close()
         self.cut()
+        self.to_target.release()
+        self.to_clients.release()
         await asyncio.gather(*self._tasks)
 
 
@@ -68,10 +152,8 @@ class CutProxy:
 async def cut_proxy(target: str) -> AsyncIterator[CutProxy]:
     """A proxy for `target` on a free port."""
     proxy = CutProxy(target)
-    server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
-    proxy.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    await proxy.listen()
     try:
         yield proxy
     finally:
-        server.close()
         await proxy.close()

@@ -18,7 +18,8 @@ import httpx2
 from tests.contract.stranger.process import ROOT, SOURCE_ROOTS, poll
 from tests.support.processes.addresses import reserve_address
 
-TIMEOUT_S = 60.0
+# Executors that load a model are waited for, on a machine with much other work.
+TIMEOUT_S = 240.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,14 @@ from splitserve_client import AsyncClient, ClientConfig, Executor, SplitserveErr
 from tests.support.processes.addresses import reserve_address
 
 ROOT = Path(__file__).parents[3]
-START_TIMEOUT_S = 90.0
+START_TIMEOUT_S = 300.0
 
 
 class Processes:
     """A scheduler, executors, perhaps a gateway; whatever still runs at the end is killed."""
+
+    # The module that is run as an executor.
+    executor_module = "executor_service"
 
     def __init__(self, model: Path, log: Path | None = None) -> None:
         """`log`: gets what all of them write to standard error."""
@@ -34,11 +37,11 @@ class Processes:
         listen = ("--listen", self.address, "--cluster-listen", self.address)
         self.scheduler = self._start("scheduler_service", *listen, *options)
 
-    def start_executor(self, *options: str) -> str:
+    def start_executor(self, *options: str, address: str = "") -> str:
         """Starts an executor and returns its address."""
-        address = reserve_address()
+        address = address or reserve_address()
         self.executors[address] = self._start(
-            "executor_service",
+            self.executor_module,
             *("--model", str(self.model), "--scheduler", self.address, "--listen", address),
             *("--num-device-blocks", "256", "--num-host-blocks", "0"),
             *options,
@@ -76,6 +79,14 @@ class Processes:
 
     def kill_executor(self, address: str) -> None:
         _kill(self.executors.pop(address))
+
+    async def stop_executor(self, address: str) -> int:
+        """Tells it to stop as supervisors do, and waits for its end; returns the exit code."""
+        process = self.executors[address]
+        process.send_signal(signal.SIGTERM)
+        code = await asyncio.to_thread(process.wait, START_TIMEOUT_S)
+        _kill(self.executors.pop(address))
+        return code
 
     def pause_executor(self, address: str) -> None:
         """Stops it in whatever it does, until `resume_executor`."""

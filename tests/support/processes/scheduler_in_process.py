@@ -52,12 +52,13 @@ async def scheduler_in_process(
     now_ns: Callable[[], int] = time.monotonic_ns,
     audit: Audit | None = None,
     sleep: Sleep = asyncio.sleep,
+    scheduler_epoch: int = 1,
 ) -> AsyncIterator[SchedulerInProcess]:
     """A scheduler that `executors` have joined. `callers`: None to ask nobody who they are."""
     audit = audit or NoAudit()
     config = config or ClusterConfig(reconnect_timeout_s=0.1, step_patience_s=PATIENCE_S)
     changed = asyncio.Event()
-    cluster = Cluster(config, 1, changed.set, now_ns=now_ns, audit=audit)
+    cluster = Cluster(config, scheduler_epoch, changed.set, now_ns=now_ns, audit=audit)
     callers = callers or OpenDoor()
     names = CallerNames(callers)
     running = bind_server(

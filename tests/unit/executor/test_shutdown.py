@@ -35,6 +35,9 @@ async def test_nothing_compiles_grammars_when_the_executor_has_stopped(
             stop.set()
             return await asyncio.Event().wait()
 
+        async def leave(self, _: ExecutorInfo, timeout_s: float) -> None:
+            assert timeout_s < config.drain_timeout_s
+
     def load(*_: object) -> LoadedEngine:
         grammars = CompiledGrammars(byte_level_texts().vocabulary)
         grammars.add(0, Grammar("regex", ("a",)), [1, 2], 2)

@@ -98,10 +98,12 @@ class GetInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetInfoResponse(_message.Message):
-    __slots__ = ("executor",)
+    __slots__ = ("executor", "draining")
     EXECUTOR_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     executor: ExecutorInfo
-    def __init__(self, executor: _Optional[_Union[ExecutorInfo, _Mapping]] = ...) -> None: ...
+    draining: bool
+    def __init__(self, executor: _Optional[_Union[ExecutorInfo, _Mapping]] = ..., draining: bool = ...) -> None: ...
 
 class GetTokenizerRequest(_message.Message):
     __slots__ = ()
@@ -124,7 +126,7 @@ class ContractVersion(_message.Message):
     def __init__(self, major: _Optional[int] = ..., minor: _Optional[int] = ...) -> None: ...
 
 class ExecutorInfo(_message.Message):
-    __slots__ = ("contract_version", "executor_epoch", "address", "model", "block_size_tokens", "num_device_blocks", "num_host_blocks", "block_bytes", "limits", "features", "software_version")
+    __slots__ = ("contract_version", "executor_epoch", "address", "model", "block_size_tokens", "num_device_blocks", "num_host_blocks", "block_bytes", "limits", "features", "software_version", "newest_scheduler_epoch", "step_running_ms")
     CONTRACT_VERSION_FIELD_NUMBER: _ClassVar[int]
     EXECUTOR_EPOCH_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -136,6 +138,8 @@ class ExecutorInfo(_message.Message):
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_SCHEDULER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STEP_RUNNING_MS_FIELD_NUMBER: _ClassVar[int]
     contract_version: ContractVersion
     executor_epoch: int
     address: str
@@ -147,7 +151,9 @@ class ExecutorInfo(_message.Message):
     limits: ExecutorLimits
     features: _containers.RepeatedScalarFieldContainer[Feature]
     software_version: str
-    def __init__(self, contract_version: _Optional[_Union[ContractVersion, _Mapping]] = ..., executor_epoch: _Optional[int] = ..., address: _Optional[str] = ..., model: _Optional[_Union[ModelInfo, _Mapping]] = ..., block_size_tokens: _Optional[int] = ..., num_device_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., limits: _Optional[_Union[ExecutorLimits, _Mapping]] = ..., features: _Optional[_Iterable[_Union[Feature, str]]] = ..., software_version: _Optional[str] = ...) -> None: ...
+    newest_scheduler_epoch: int
+    step_running_ms: int
+    def __init__(self, contract_version: _Optional[_Union[ContractVersion, _Mapping]] = ..., executor_epoch: _Optional[int] = ..., address: _Optional[str] = ..., model: _Optional[_Union[ModelInfo, _Mapping]] = ..., block_size_tokens: _Optional[int] = ..., num_device_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., limits: _Optional[_Union[ExecutorLimits, _Mapping]] = ..., features: _Optional[_Iterable[_Union[Feature, str]]] = ..., software_version: _Optional[str] = ..., newest_scheduler_epoch: _Optional[int] = ..., step_running_ms: _Optional[int] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
     __slots__ = ("name", "digest", "dtype", "kv_cache_dtype", "vocab_size", "max_model_len_tokens", "eos_token_ids", "sliding_window_tokens", "default_sampling_params")

@@ -40,6 +40,11 @@ class AdminServiceStub(object):
                 request_serializer=splitserve_dot_scheduler_dot_v1_dot_admin__pb2.ListExecutorsRequest.SerializeToString,
                 response_deserializer=splitserve_dot_scheduler_dot_v1_dot_admin__pb2.ListExecutorsResponse.FromString,
                 _registered_method=True)
+        self.DrainExecutor = channel.unary_unary(
+                '/splitserve.scheduler.v1.AdminService/DrainExecutor',
+                request_serializer=splitserve_dot_scheduler_dot_v1_dot_admin__pb2.DrainExecutorRequest.SerializeToString,
+                response_deserializer=splitserve_dot_scheduler_dot_v1_dot_admin__pb2.DrainExecutorResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -54,6 +59,29 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DrainExecutor(self, request, context):
+        """Sends an executor away: it gets no new requests; those that wait there move to others at once,
+        those that run there may end within `timeout`; what is left then moves, too. What moves is
+        computed again elsewhere, its tokens stay what they are; without another executor it waits for
+        one. Then the scheduler closes its stream and forgets it. No client notices more than a pause.
+
+        The answer comes when that is done; a caller that does not wait for it changes nothing. One who
+        drains an executor wants to stop its process next. Until it is stopped it may ask to be taken
+        again and is refused (EXECUTOR_DRAINED); the next process at this address is another
+        executor and is welcome. A scheduler that restarts remembers nothing of it, so the drained
+        executor joins that one.
+
+        Idempotency: while it drains, a second call waits for the same end, which the shorter of the
+        timeouts decides; after it, until another executor joins at that address, the answer comes at
+        once. An executor that is lost meanwhile, as any may be, is gone sooner.
+        Errors: NOT_FOUND EXECUTOR_UNKNOWN, nobody is known at the address;
+        INVALID_ARGUMENT DRAIN_TIMEOUT_INVALID, see DrainExecutorRequest.timeout;
+        and what scheduler.proto says of every method.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -61,6 +89,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListExecutors,
                     request_deserializer=splitserve_dot_scheduler_dot_v1_dot_admin__pb2.ListExecutorsRequest.FromString,
                     response_serializer=splitserve_dot_scheduler_dot_v1_dot_admin__pb2.ListExecutorsResponse.SerializeToString,
+            ),
+            'DrainExecutor': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainExecutor,
+                    request_deserializer=splitserve_dot_scheduler_dot_v1_dot_admin__pb2.DrainExecutorRequest.FromString,
+                    response_serializer=splitserve_dot_scheduler_dot_v1_dot_admin__pb2.DrainExecutorResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -91,6 +124,33 @@ class AdminService(object):
             '/splitserve.scheduler.v1.AdminService/ListExecutors',
             splitserve_dot_scheduler_dot_v1_dot_admin__pb2.ListExecutorsRequest.SerializeToString,
             splitserve_dot_scheduler_dot_v1_dot_admin__pb2.ListExecutorsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainExecutor(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/splitserve.scheduler.v1.AdminService/DrainExecutor',
+            splitserve_dot_scheduler_dot_v1_dot_admin__pb2.DrainExecutorRequest.SerializeToString,
+            splitserve_dot_scheduler_dot_v1_dot_admin__pb2.DrainExecutorResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -22,20 +22,25 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from splitserve.executor.v1 import executor_pb2 as splitserve_dot_executor_dot_v1_dot_executor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&splitserve/scheduler/v1/registry.proto\x12\x17splitserve.scheduler.v1\x1a%splitserve/executor/v1/executor.proto\"I\n\x0fRegisterRequest\x12\x36\n\x08\x65xecutor\x18\x01 \x01(\x0b\x32$.splitserve.executor.v1.ExecutorInfo\"n\n\x10RegisterResponse\x12\x17\n\x0fscheduler_epoch\x18\x01 \x01(\x03\x12\x41\n\x10\x63ontract_version\x18\x02 \x01(\x0b\x32\'.splitserve.executor.v1.ContractVersion2r\n\x0fRegistryService\x12_\n\x08Register\x12(.splitserve.scheduler.v1.RegisterRequest\x1a).splitserve.scheduler.v1.RegisterResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&splitserve/scheduler/v1/registry.proto\x12\x17splitserve.scheduler.v1\x1a\x1egoogle/protobuf/duration.proto\x1a%splitserve/executor/v1/executor.proto\"c\n\x0cLeaveRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x16\n\x0e\x65xecutor_epoch\x18\x02 \x01(\x03\x12*\n\x07timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x0f\n\rLeaveResponse\"I\n\x0fRegisterRequest\x12\x36\n\x08\x65xecutor\x18\x01 \x01(\x0b\x32$.splitserve.executor.v1.ExecutorInfo\"n\n\x10RegisterResponse\x12\x17\n\x0fscheduler_epoch\x18\x01 \x01(\x03\x12\x41\n\x10\x63ontract_version\x18\x02 \x01(\x0b\x32\'.splitserve.executor.v1.ContractVersion2\xca\x01\n\x0fRegistryService\x12_\n\x08Register\x12(.splitserve.scheduler.v1.RegisterRequest\x1a).splitserve.scheduler.v1.RegisterResponse\x12V\n\x05Leave\x12%.splitserve.scheduler.v1.LeaveRequest\x1a&.splitserve.scheduler.v1.LeaveResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'splitserve.scheduler.v1.registry_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REGISTERREQUEST']._serialized_start=106
-  _globals['_REGISTERREQUEST']._serialized_end=179
-  _globals['_REGISTERRESPONSE']._serialized_start=181
-  _globals['_REGISTERRESPONSE']._serialized_end=291
-  _globals['_REGISTRYSERVICE']._serialized_start=293
-  _globals['_REGISTRYSERVICE']._serialized_end=407
+  _globals['_LEAVEREQUEST']._serialized_start=138
+  _globals['_LEAVEREQUEST']._serialized_end=237
+  _globals['_LEAVERESPONSE']._serialized_start=239
+  _globals['_LEAVERESPONSE']._serialized_end=254
+  _globals['_REGISTERREQUEST']._serialized_start=256
+  _globals['_REGISTERREQUEST']._serialized_end=329
+  _globals['_REGISTERRESPONSE']._serialized_start=331
+  _globals['_REGISTERRESPONSE']._serialized_end=441
+  _globals['_REGISTRYSERVICE']._serialized_start=444
+  _globals['_REGISTRYSERVICE']._serialized_end=646
 # @@protoc_insertion_point(module_scope)

@@ -1,3 +1,4 @@
+from google.protobuf import duration_pb2 as _duration_pb2
 from splitserve.executor.v1 import executor_pb2 as _executor_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -5,6 +6,20 @@ from collections.abc import Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class LeaveRequest(_message.Message):
+    __slots__ = ("address", "executor_epoch", "timeout")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    EXECUTOR_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    executor_epoch: int
+    timeout: _duration_pb2.Duration
+    def __init__(self, address: _Optional[str] = ..., executor_epoch: _Optional[int] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class LeaveResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class RegisterRequest(_message.Message):
     __slots__ = ("executor",)

@@ -40,6 +40,11 @@ class RegistryServiceStub(object):
                 request_serializer=splitserve_dot_scheduler_dot_v1_dot_registry__pb2.RegisterRequest.SerializeToString,
                 response_deserializer=splitserve_dot_scheduler_dot_v1_dot_registry__pb2.RegisterResponse.FromString,
                 _registered_method=True)
+        self.Leave = channel.unary_unary(
+                '/splitserve.scheduler.v1.RegistryService/Leave',
+                request_serializer=splitserve_dot_scheduler_dot_v1_dot_registry__pb2.LeaveRequest.SerializeToString,
+                response_deserializer=splitserve_dot_scheduler_dot_v1_dot_registry__pb2.LeaveResponse.FromString,
+                _registered_method=True)
 
 
 class RegistryServiceServicer(object):
@@ -67,11 +72,35 @@ class RegistryServiceServicer(object):
         address that may not be dialled: without
         --executor-addresses any but the one that the
         call comes from;
+        EXECUTOR_DRAINED           this life of it (executor_epoch) was drained,
+        by an operator or by itself;
         RESOURCE_EXHAUSTED   REGISTRY_BUSY              64 registrations wait for GetInfo, or one at
         this address;
         UNAVAILABLE          DRAINING                   the scheduler is shutting down;
         and what scheduler.proto says of every method: MESSAGE_UNDECODABLE, MESSAGE_TOO_LARGE.
         After an error the executor may try again, at a pace of seconds.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Leave(self, request, context):
+        """An executor wants to go: it is drained as by AdminService.DrainExecutor, and the answer comes
+        when nothing of the scheduler's is there any more. Nothing that is said here counts before the
+        executor, asked GetInfo where it is connected, has said the same (GetInfoResponse.draining).
+
+        Idempotency: a second call waits for the same end. For an executor_epoch that is not known at
+        the address (any more) there is nothing to do, and the answer comes at once. A call that is cut
+        changes nothing: the drain goes on.
+        Errors:
+        FAILED_PRECONDITION  EXECUTOR_MISMATCH      the executor does not say that it drains;
+        INVALID_ARGUMENT     EXECUTOR_INFO_INVALID  the address is longer than 300 characters;
+        DRAIN_TIMEOUT_INVALID  see LeaveRequest.timeout;
+        RESOURCE_EXHAUSTED   REGISTRY_BUSY          64 calls from this host wait for their end;
+        UNAVAILABLE          EXECUTOR_UNREACHABLE   it does not answer GetInfo within 3 seconds;
+        and what scheduler.proto says of every method.
+        After an error the executor may try again, at a pace of seconds, or go: it is lost then, as if
+        it had been killed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -84,6 +113,11 @@ def add_RegistryServiceServicer_to_server(servicer, server):
                     servicer.Register,
                     request_deserializer=splitserve_dot_scheduler_dot_v1_dot_registry__pb2.RegisterRequest.FromString,
                     response_serializer=splitserve_dot_scheduler_dot_v1_dot_registry__pb2.RegisterResponse.SerializeToString,
+            ),
+            'Leave': grpc.unary_unary_rpc_method_handler(
+                    servicer.Leave,
+                    request_deserializer=splitserve_dot_scheduler_dot_v1_dot_registry__pb2.LeaveRequest.FromString,
+                    response_serializer=splitserve_dot_scheduler_dot_v1_dot_registry__pb2.LeaveResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -114,6 +148,33 @@ class RegistryService(object):
             '/splitserve.scheduler.v1.RegistryService/Register',
             splitserve_dot_scheduler_dot_v1_dot_registry__pb2.RegisterRequest.SerializeToString,
             splitserve_dot_scheduler_dot_v1_dot_registry__pb2.RegisterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Leave(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/splitserve.scheduler.v1.RegistryService/Leave',
+            splitserve_dot_scheduler_dot_v1_dot_registry__pb2.LeaveRequest.SerializeToString,
+            splitserve_dot_scheduler_dot_v1_dot_registry__pb2.LeaveResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -23,6 +23,14 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_MODEL_LENGTH: _ClassVar[FinishReason]
     FINISH_REASON_ABORTED: _ClassVar[FinishReason]
     FINISH_REASON_ERROR: _ClassVar[FinishReason]
+
+class Readiness(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    READINESS_UNSPECIFIED: _ClassVar[Readiness]
+    READINESS_READY: _ClassVar[Readiness]
+    READINESS_NO_EXECUTOR: _ClassVar[Readiness]
+    READINESS_NO_PROGRESS: _ClassVar[Readiness]
+    READINESS_DRAINING: _ClassVar[Readiness]
 BEAM_EARLY_STOPPING_UNSPECIFIED: BeamEarlyStopping
 BEAM_EARLY_STOPPING_HEURISTIC: BeamEarlyStopping
 BEAM_EARLY_STOPPING_ALWAYS: BeamEarlyStopping
@@ -33,6 +41,11 @@ FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_MODEL_LENGTH: FinishReason
 FINISH_REASON_ABORTED: FinishReason
 FINISH_REASON_ERROR: FinishReason
+READINESS_UNSPECIFIED: Readiness
+READINESS_READY: Readiness
+READINESS_NO_EXECUTOR: Readiness
+READINESS_NO_PROGRESS: Readiness
+READINESS_DRAINING: Readiness
 
 class GenerateRequest(_message.Message):
     __slots__ = ("request_id", "prompt_token_ids", "resume_token_ids", "sampling_params", "priority", "tenant", "deadline", "adapter", "cache_salt", "bypass_prefix_cache", "encoder_token_ids", "resume_sequences", "model_digest", "num_public_prefix_tokens")
@@ -246,14 +259,16 @@ class Usage(_message.Message):
     def __init__(self, num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ...) -> None: ...
 
 class RequestError(_message.Message):
-    __slots__ = ("reason", "message", "retry_delay")
+    __slots__ = ("reason", "message", "retry_delay", "schedulers")
     REASON_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     RETRY_DELAY_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULERS_FIELD_NUMBER: _ClassVar[int]
     reason: str
     message: str
     retry_delay: _duration_pb2.Duration
-    def __init__(self, reason: _Optional[str] = ..., message: _Optional[str] = ..., retry_delay: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    schedulers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, reason: _Optional[str] = ..., message: _Optional[str] = ..., retry_delay: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., schedulers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SessionRequest(_message.Message):
     __slots__ = ("submit", "abort")
@@ -318,7 +333,7 @@ class GetModelRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelResponse(_message.Message):
-    __slots__ = ("name", "digest", "dtype", "vocab_size", "max_model_len_tokens", "eos_token_ids", "max_num_sequences", "max_message_bytes", "default_sampling_params")
+    __slots__ = ("name", "digest", "dtype", "vocab_size", "max_model_len_tokens", "eos_token_ids", "max_num_sequences", "max_message_bytes", "default_sampling_params", "readiness")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -328,6 +343,7 @@ class GetModelResponse(_message.Message):
     MAX_NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_SAMPLING_PARAMS_FIELD_NUMBER: _ClassVar[int]
+    READINESS_FIELD_NUMBER: _ClassVar[int]
     name: str
     digest: str
     dtype: str
@@ -337,7 +353,8 @@ class GetModelResponse(_message.Message):
     max_num_sequences: int
     max_message_bytes: int
     default_sampling_params: SamplingParams
-    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_num_sequences: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., default_sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ...) -> None: ...
+    readiness: Readiness
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_num_sequences: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., default_sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., readiness: _Optional[_Union[Readiness, str]] = ...) -> None: ...
 
 class IdentifyRequest(_message.Message):
     __slots__ = ("credential",)

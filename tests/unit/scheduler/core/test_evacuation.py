@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler_service.core.outcomes.losses import MAX_FRUITLESS_LOSSES
 from scheduler_service.core.outcomes.results import Results
-from scheduler_service.core.request import FinishReason
 from scheduler_service.core.sampling_params import BeamParams
 from tests.support.core.checked_engine import CheckedEngine
 from tests.support.core.driver import CoreDriver
@@ -43,26 +41,29 @@ def test_evacuate_gives_tokens_back_when_the_result_that_brought_them_was_not_ta
     assert [request.sequence.num_output_tokens for request in moved] == [0, 0]
 
 
-def test_evacuate_ends_a_request_when_every_executor_dies_of_it() -> None:
-    driver = CoreDriver()
-    request = driver.add(3)
-    for _ in range(MAX_FRUITLESS_LOSSES):
-        assert request.finish_reason is None
-        driver.plan()
-        (request,) = driver.core.evacuate()
-        driver = CoreDriver()
-        driver.core.readmit(request)
-    assert request.finish_reason is FinishReason.ERROR
+def test_evacuate_names_those_in_flight_when_the_executor_is_lost() -> None:
+    driver = CoreDriver(max_num_seqs=2)
+    for name in ("in flight", "answered", "waiting"):
+        driver.add(3, name, max_tokens=1 + (name == "in flight"))
+    driver.step()
+    driver.add(3, "arrived")
+    driver.core.abort("waiting")
+    driver.plan()
+    driver.add(3, "late")
+    in_flight = {r.request_id: r.was_in_flight for r in driver.core.evacuate()}
+    assert in_flight == {"in flight": True, "arrived": True, "late": False}
 
 
-def test_evacuate_blames_nobody_when_a_request_only_waited() -> None:
+def test_evacuate_names_nobody_when_no_step_is_in_flight() -> None:
     driver = CoreDriver()
     request = driver.add(3)
-    for _ in range(2 * MAX_FRUITLESS_LOSSES):
-        (request,) = driver.core.evacuate()
-        driver = CoreDriver()
-        driver.core.readmit(request)
-    assert request.finish_reason is None
+    driver.plan()
+    (request,) = driver.core.evacuate()
+    assert request.was_in_flight
+    driver = CoreDriver()
+    driver.core.readmit(request)
+    (request,) = driver.core.evacuate()
+    assert not request.was_in_flight
 
 
 def test_evacuate_forgets_what_may_follow_when_other_beams_are_not_that_far() -> None:

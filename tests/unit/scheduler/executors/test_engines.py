@@ -17,7 +17,7 @@ from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.executors.engines import MAX_PENDING_JOINS
 from scheduler_service.executors.executor_link import ExecutorLost, LinkConfig
-from scheduler_service.executors.handshake import check_executor_info, core_config
+from scheduler_service.executors.handshake import check_executor_info, core_config, epoch_for
 from scheduler_service.request_names import RequestName
 from scheduler_service.streams.sinks import GenerateStream, RequestSink
 from splitserve.executor.v1 import executor_pb2 as pb
@@ -34,6 +34,8 @@ class Network:
         self.machines = {machine.address: machine for machine in machines}
         self.links: list[NetworkLink] = []
         self.held: asyncio.Event | None = None
+        # For how long executors have been in a step.
+        self.step_running_ms = 0
         self.cluster = Cluster(
             ClusterConfig(), 7, lambda: None, now_ns=lambda: 0, connect=self.connect
         )
@@ -57,7 +59,9 @@ class NetworkLink(BurstLink):
             await self._network.held.wait()
         if self.info.address not in self._network.machines:
             raise ExecutorLost("UNAVAILABLE: nobody there")
-        return await super().get_info(timeout_s)
+        info = await super().get_info(timeout_s)
+        info.step_running_ms = self._network.step_running_ms
+        return info
 
     async def close(self) -> None:
         self.is_closed = True
@@ -265,3 +269,28 @@ async def test_tenants_have_other_weights_at_executors_that_join_from_then_on() 
     note()
     assert weights == [{"a": 2.0}, {"a": 2.0}, {"a": 3.0}]
     await network.cluster.drain(0)
+
+
+async def test_executor_is_not_taken_while_it_hangs_in_a_step() -> None:
+    machine = Machine(ADDRESS)
+    network = Network(machine)
+    network.step_running_ms = 60_000
+    await network.cluster.join(machine.info)
+    assert network.cluster.engines == []
+    network.step_running_ms = 0
+    await network.cluster.join(machine.info)
+    await turns()
+    assert [engine.link.info.address for engine in network.cluster.engines] == [ADDRESS]
+    await network.cluster.drain(0)
+
+
+@pytest.mark.parametrize(("newest", "epoch"), [(0, 7), (6, 7), (7, 7), (8, 9), (2**62 - 1, 2**62)])
+def test_scheduler_speaks_with_an_epoch_that_is_not_older_than_any_the_executor_knows(
+    newest: int, epoch: int
+) -> None:
+    assert epoch_for(pb.ExecutorInfo(newest_scheduler_epoch=newest), 7) == epoch
+
+
+def test_executor_is_refused_when_no_epoch_would_be_newer_than_what_it_knows() -> None:
+    with pytest.raises(DomainError, match="newest_scheduler_epoch"):
+        epoch_for(pb.ExecutorInfo(newest_scheduler_epoch=2**63 - 1), 7)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import resource
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from tests.support.core.engine_loops import a_request
 from tests.support.core.recorded_run import RandomRun, RecordedEngine, open_file, run_config
 
 BOUND = 400_000
+DISK_BYTES = 70_001
 
 
 def total_bytes(path: Path) -> int:
@@ -102,6 +104,24 @@ def test_recording_ends_and_serving_goes_on_when_the_disk_is_full(
     ]
     monkeypatch.undo()
     assert replay(path).difference is None
+
+
+def test_recording_ends_and_serving_goes_on_when_the_disk_is_full_in_the_middle_of_a_record(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (DISK_BYTES, limits[1]))
+    try:
+        journal = open_file(path)
+        RandomRun(journal, run_config(), seed=1).run(400)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    assert not journal.is_recording
+    assert sum(r.message.startswith("journal_stopped") for r in caplog.records) == 1
+    assert path.stat().st_size == DISK_BYTES
+    report = replay(path)
+    assert (report.is_cut, report.difference) == (True, None)
 
 
 def test_recording_ends_when_the_state_of_the_cores_takes_most_of_a_segment(path: Path) -> None:

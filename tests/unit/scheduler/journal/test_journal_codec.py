@@ -84,7 +84,7 @@ SET_BY_READMIT = {
 OF_A_CORE = {"cross_blocks", "host_cross_blocks", "is_encoded", "status"}
 OF_AN_END = {"finish_reason", "error", "completions"}
 OF_A_ROW = {"request", "row_id", "num_promised", "num_computed", "host_table", "candidates"}
-DERIVED = {"block_hashes"}
+DERIVED = {"block_hashes", "chains"}
 
 
 def field_names(message: type) -> set[str]:

@@ -70,3 +70,46 @@ async def test_outbox_has_room_again_when_half_of_it_was_read() -> None:
     assert not waiting.done()
     await outbox.get()
     await waiting
+
+
+def plain(*tokens: tuple[int, int]) -> api.SessionResponse:
+    handles, token_ids = zip(*tokens, strict=True)
+    return api.SessionResponse(handles=handles, token_ids=token_ids)
+
+
+def ended(handle: int) -> api.SessionEvent:
+    return api.SessionEvent(handle=handle, finish=api.Finish())
+
+
+async def test_outbox_joins_what_waits_up_to_what_must_stay_apart() -> None:
+    outbox = Outbox(unread := Unread(3000, 10_000))
+    outbox.put(plain((1, 5), (2, 6)), joins_next=True)
+    outbox.put(plain((1, 7)), joins_next=True)
+    last = plain((2, 8))
+    last.events.append(ended(2))
+    outbox.put(last)
+    # The handle is free again: what comes now must not be before that end.
+    outbox.put(plain((2, 9)), joins_next=True)
+
+    first = api.SessionResponse.FromString(await outbox.get() or b"")
+    assert list(zip(first.handles, first.token_ids, strict=True)) == [
+        (1, 5),
+        (2, 6),
+        (1, 7),
+        (2, 8),
+    ]
+    assert list(first.events) == [ended(2)]
+    assert api.SessionResponse.FromString(await outbox.get() or b"") == plain((2, 9))
+    outbox.end()
+    assert await outbox.get() is None
+    assert unread.num_bytes == outbox.num_bytes == 0
+
+
+async def test_outbox_joins_no_more_than_a_bounded_number_of_bytes() -> None:
+    outbox = Outbox(Unread(10_000_000, 10_000_000))
+    large = plain(*((handle, 1) for handle in range(20_000)))
+    for _ in range(4):
+        outbox.put(large, joins_next=True)
+    num_bytes = [len(await outbox.get() or b"") for _ in range(2)]
+    assert num_bytes == [2 * large.ByteSize()] * 2
+    assert large.ByteSize() < 80_000

@@ -1,0 +1,200 @@
+"""What one scheduler process carries: executors, streams and tokens, until its core is full.
+
+A real scheduler; executors in another process compute nothing and take `--step-ms` for a step; this
+process has one Session with as many requests as there are rows, and looks at no more than their
+number. `full`: tokens/s by that of executors that never wait. `period_ms`: from one step of an
+executor to its next, which is `--step-ms` where the scheduler is no hindrance. `scheduler_cpu`: of
+a core; near 1 the scheduler is what limits. `us_per_step`, `us_per_token`: the time of a core that
+these cost it, on a busy machine too. One JSON object for each number of executors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+
+import grpc.aio
+import psutil
+
+from benchmarks.report import emit, percentile
+from benchmarks.serving import START_TIMEOUT_S
+from splitserve.scheduler.v1 import scheduler_pb2 as api
+from splitserve.scheduler.v1 import scheduler_pb2_grpc
+from splitserve_client import AsyncClient, SplitserveError
+from splitserve_rpc.server import channel_options
+from tests.support.processes.addresses import reserve_address
+
+_NUM_PROMPT_TOKENS = 32
+_MAX_TOKENS = 256
+_WARM_UP_S = 5.0
+
+
+class Load:
+    """Keeps `num_requests` running over one Session, and counts their tokens."""
+
+    def __init__(self, address: str, num_requests: int) -> None:
+        self._address = address
+        self._num_requests = num_requests
+        self._to_send: asyncio.Queue[int] = asyncio.Queue()
+        self.num_tokens = 0
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        for handle in range(1, self._num_requests + 1):
+            self._to_send.put_nowait(handle)
+        async with grpc.aio.insecure_channel(self._address, channel_options()) as channel:
+            stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+            async for response in stub.Session(self._requests()):
+                self.num_tokens += len(response.token_ids)
+                for event in response.events:
+                    if event.HasField("finish"):
+                        self._to_send.put_nowait(event.handle + self._num_requests)
+                    elif event.HasField("rejected"):
+                        raise RuntimeError(f"a request was refused: {event.rejected}")
+
+    async def _requests(self) -> AsyncIterator[api.SessionRequest]:
+        while True:
+            handle = await self._to_send.get()
+            # Ends are spread, so that not all begin anew at once.
+            num_tokens = _MAX_TOKENS - handle % self._num_requests % (_MAX_TOKENS // 2)
+            yield api.SessionRequest(submit=_submit(handle, num_tokens))
+
+
+def _submit(handle: int, num_tokens: int) -> api.SessionSubmit:
+    params = api.SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+    prompt = [handle % 30_000 + 3] * _NUM_PROMPT_TOKENS
+    request = api.GenerateRequest(
+        request_id=str(handle), prompt_token_ids=prompt, sampling_params=params
+    )
+    return api.SessionSubmit(handle=handle, request=request)
+
+
+@contextmanager
+def _process(module: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", module, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+async def _wait_connected(address: str, num_executors: int) -> None:
+    async with asyncio.timeout(START_TIMEOUT_S), AsyncClient(address) as client:
+        while True:
+            try:
+                known = (await client.list_executors()).executors
+                if sum(executor.is_connected for executor in known) == num_executors:
+                    return
+            except SplitserveError:
+                pass
+            await asyncio.sleep(0.2)
+
+
+async def measure(
+    num_executors: int, num_rows: int, step_s: float, seconds: float, hold: str | None = None
+) -> None:
+    """Prints the figures of so many executors. `hold`: a command that is run meanwhile."""
+    address = reserve_address()
+    listen = ("--listen", address, "--cluster-listen", address, "--log-level", "error")
+    rows = ("--max-num-seqs", str(num_rows), "--max-num-batched-tokens", str(16 * num_rows))
+    waiting = ("--max-num-waiting", str(max(1024, num_executors * num_rows)))
+    executors = (address, str(num_executors), str(num_rows), str(step_s))
+    with (
+        _process("scheduler_service", *listen, *rows, *waiting) as scheduler,
+        _process("benchmarks.many_executors", *executors) as many,
+    ):
+        await _wait_connected(address, num_executors)
+        load = Load(address, num_executors * num_rows)
+        running = asyncio.create_task(load.run())
+        await asyncio.sleep(_WARM_UP_S)
+        await asyncio.to_thread(_periods_ms, many)
+        used = psutil.Process(scheduler.pid)
+        others = [psutil.Process(many.pid), psutil.Process()]
+        before = [_cpu_s(each) for each in (used, *others)]
+        num_before, start_s = load.num_tokens, time.perf_counter()
+        if hold is not None:
+            profiler = await asyncio.create_subprocess_shell(hold.format(pid=scheduler.pid))
+            await profiler.wait()
+        else:
+            await asyncio.sleep(seconds)
+        elapsed_s = time.perf_counter() - start_s
+        if running.done():
+            running.result()
+        after = [_cpu_s(each) for each in (used, *others)]
+        num_tokens = load.num_tokens - num_before
+        tokens_per_s = num_tokens / elapsed_s
+        periods_ms = await asyncio.to_thread(_periods_ms, many)
+        cpu = [round((b - a) / elapsed_s, 2) for a, b in zip(before, after, strict=True)]
+        emit(
+            "ceiling",
+            executors=num_executors,
+            rows=num_rows,
+            streams=num_executors * num_rows,
+            step_ms=step_s * 1e3,
+            tokens_per_s=round(tokens_per_s),
+            full=round(tokens_per_s * step_s / (num_executors * num_rows), 3),
+            steps_per_s=round(len(periods_ms) / elapsed_s),
+            period_ms_p50=percentile(periods_ms, 50),
+            period_ms_p99=percentile(periods_ms, 99),
+            us_per_step=round(1e6 * (after[0] - before[0]) / max(len(periods_ms), 1)),
+            us_per_token=round(1e6 * (after[0] - before[0]) / max(num_tokens, 1), 2),
+            scheduler_cpu=cpu[0],
+            executors_cpu=cpu[1],
+            load_cpu=cpu[2],
+            scheduler_mib=round(used.memory_info().rss / 2**20),
+            load_average=round(os.getloadavg()[0], 1),
+        )
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+def _periods_ms(many: subprocess.Popen[str]) -> list[float]:
+    """Of the steps since the last time."""
+    assert many.stdin is not None
+    assert many.stdout is not None
+    many.stdin.write("\n")
+    many.stdin.flush()
+    return [1e3 * period_s for period_s in json.loads(many.stdout.readline())]
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--executors", default="1,4,16,64")
+    parser.add_argument("--rows", type=int, default=64, help="of each executor")
+    parser.add_argument("--step-ms", type=float, default=25.0)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--profiler", help="a command in place of the seconds; {pid}: whom")
+    arguments = parser.parse_args()
+    for num_executors in map(int, arguments.executors.split(",")):
+        asyncio.run(
+            measure(
+                num_executors,
+                arguments.rows,
+                arguments.step_ms / 1e3,
+                arguments.seconds,
+                arguments.profiler,
+            )
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Routing compared on traces, in virtual time, and what a decision costs."""

@@ -1,0 +1,58 @@
+"""`splitserve drain`: sends executors away, so that they can be stopped."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+
+from splitserve_cli.command_line import run
+from splitserve_cli.operators import add_operators_server, ask, operators_config
+from splitserve_client.errors import SplitserveError
+from splitserve_rpc.printable import printable
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit code: 0 once all are gone."""
+    parser = argparse.ArgumentParser(
+        prog="splitserve drain",
+        description="Sends executors away: what they run ends or moves, and then they are gone.",
+    )
+    text = "of an executor, as splitserve info shows it"
+    parser.add_argument("executors", nargs="+", metavar="EXECUTOR", help=f"address {text}")
+    parser.add_argument(
+        "--timeout-s",
+        type=float,
+        metavar="SECONDS",
+        help="that running requests get before they move; 0: none (default: the scheduler's"
+        " --drain-timeout-s)",
+    )
+    add_operators_server(parser)
+    arguments = parser.parse_args(argv)
+    return run("drain", lambda: _drain_all(arguments))
+
+
+async def _drain_all(arguments: argparse.Namespace) -> int:
+    codes = await asyncio.gather(
+        *(_drain(arguments, address) for address in dict.fromkeys(arguments.executors))
+    )
+    return max(codes)
+
+
+async def _drain(arguments: argparse.Namespace, address: str) -> int:
+    shown = printable(address)
+    try:
+        drained = await ask(
+            arguments,
+            operators_config(arguments),
+            lambda operators: operators.drain_executor(address, arguments.timeout_s),
+        )
+    except SplitserveError as error:
+        reason = f" [{error.reason}]" if error.reason else ""
+        problem = printable(" ".join(error.message.split()))
+        sys.stderr.write(f"splitserve drain: {shown}: {problem}{reason}\n")
+        return 1
+    how = "lost while it drained" if drained.is_lost else "drained"
+    sys.stdout.write(f"{shown} {how}, {drained.num_moved_requests} requests moved\n")
+    return 0

@@ -1,0 +1,57 @@
+"""Requests that wait for a busy executor that has their prefix, though another could begin them.
+
+Delay scheduling (Zaharia 2010), with the rule of ski rental for how long: nobody waits longer than
+what that may save, so it costs at most twice what whoever knew the future would pay. And nobody is
+passed by more than a few who came later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from scheduler_service.core.request import Request
+
+MAX_PASSED = 8
+# What may be saved, of what it costs at once; less is not worth an executor that could begin.
+_LEAST_SAVED_RATIO = 0.2
+
+
+@dataclass(slots=True)
+class _Hold:
+    since_ns: int
+    num_passed: int = 0
+    is_over: bool = False
+
+
+class Holds:
+    """Since when each of them waits, and by how many it was passed."""
+
+    def __init__(self) -> None:
+        self._holds: dict[str, _Hold] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._holds)
+
+    def begins(self, request: Request, now_cost_ns: float, cost_ns: float, now_ns: int) -> bool:
+        """Whether a request waits, or goes on waiting, because that costs so much less."""
+        saved_ns = now_cost_ns - cost_ns
+        if saved_ns <= _LEAST_SAVED_RATIO * now_cost_ns:
+            return False
+        hold = self._holds.setdefault(request.request_id, _Hold(now_ns))
+        has_waited = now_ns - hold.since_ns >= saved_ns or hold.num_passed >= MAX_PASSED
+        hold.is_over = hold.is_over or has_waited
+        return not hold.is_over
+
+    def may_be_passed(self, held: Iterable[Request]) -> bool:
+        """Whether somebody who came later may begin before these."""
+        return all(self._holds[request.request_id].num_passed < MAX_PASSED for request in held)
+
+    def passed(self, held: Iterable[Request]) -> None:
+        """Somebody who came later begins before these."""
+        for request in held:
+            self._holds[request.request_id].num_passed += 1
+
+    def forget(self, request_id: str) -> None:
+        """It does not wait any more."""
+        self._holds.pop(request_id, None)

@@ -1,0 +1,109 @@
+"""What the fleet remembers of a host between two looks at it.
+
+To look costs more than to compare, and a host changes only when it is given a request or goes on
+with a step; so many requests are compared with what one look has seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass
+from typing import Protocol
+
+from scheduler_service.core.blocks.block_pool import BlockPool
+from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.planning.openings import Openings
+from scheduler_service.core.request import Request
+
+
+class Host(Protocol):
+    """An executor as the fleet sees it: its core."""
+
+    openings: Openings
+
+    @property
+    def config(self) -> SchedulerConfig:
+        """What its executor is."""
+
+    @property
+    def pools(self) -> tuple[BlockPool, BlockPool]:
+        """Its blocks, on the device and on the host."""
+
+    @property
+    def num_running(self) -> int:
+        """Sequences with a row."""
+
+    @property
+    def num_unfinished_tokens(self) -> int:
+        """Tokens of all its unfinished sequences."""
+
+    @property
+    def adapters(self) -> Container[str]:
+        """Those that its rows use."""
+
+    def fits(self, request: Request) -> bool:
+        """Whether the request could ever run there."""
+
+    def recompute_ns(self, num_tokens: int) -> int:
+        """What computing so many tokens again takes there; 0 if that is not known yet."""
+
+    def move_ns(self, num_blocks: int) -> int:
+        """What bringing so many blocks to the device takes there, by what is known."""
+
+    def num_cached_tokens(self, request: Request) -> int:
+        """Tokens of the request that need not be computed there."""
+
+
+# Costs are those of so many at once, so that little is lost by whole nanoseconds.
+_NUM_MEASURED = 1000
+# Who comes to a host shares its steps with every row there for a while: as many tokens for each.
+_ROW_TOKENS = 16
+# While no step of any executor was measured.
+ASSUMED_TOKEN_NS = 50_000.0
+_STRIDE = 0x9E3779B97F4A7C15
+
+
+@dataclass(slots=True, eq=False)
+class HostState:
+    """A host, its number in the fleet, and what was seen of it last.
+
+    `is_open`, `is_open_soon`: as its openings say. `ahead_ns`: what it computes before the first
+    token of whoever comes now, and beside. `num_blank_blocks`: free ones that hold nothing.
+    `token_ns`: what a token of a prompt takes, `is_measured` if that is known.
+    """
+
+    host: Host
+    number: int
+    is_open: bool = False
+    is_open_soon: bool = False
+    num_tokens: int = 0
+    ahead_ns: float = 0.0
+    num_free_blocks: int = 0
+    num_blank_blocks: int = 0
+    token_ns: float = ASSUMED_TOKEN_NS
+    is_measured: bool = False
+    block_ns: float = 0.0
+    block_size: int = 1
+
+    @property
+    def salt(self) -> int:
+        """Its own number, far from those of others."""
+        return self.number * _STRIDE
+
+    def look(self, usual_token_ns: float) -> None:
+        """Sees how the host is now; `usual_token_ns`: what a token takes at others."""
+        host, openings = self.host, self.host.openings
+        device, _ = host.pools
+        self.is_open_soon = openings.is_open_soon
+        self.is_open = self.is_open_soon and openings.is_open
+        self.num_tokens = host.num_unfinished_tokens
+        self.num_free_blocks = device.num_free
+        self.num_blank_blocks = device.num_blank
+        token_ns = host.recompute_ns(_NUM_MEASURED) / _NUM_MEASURED
+        self.is_measured = token_ns > 0
+        self.token_ns = token_ns or usual_token_ns
+        self.block_ns = host.move_ns(_NUM_MEASURED) / _NUM_MEASURED
+        self.block_size = host.config.block_size
+        self.ahead_ns = self.token_ns * (
+            openings.num_pending_tokens + _ROW_TOKENS * host.num_running
+        )

@@ -1,0 +1,211 @@
+"""Which executors hold the prefix of a request: one walk along its hashes answers for all.
+
+Fed by the pools themselves when a block becomes findable and when it ceases to be, so that it says
+of each executor what `PrefixCache.find` of its core would. It is no part of any core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from scheduler_service.core.blocks.block_hashes import grow_chain
+from scheduler_service.core.blocks.block_pool import BlockPool
+from scheduler_service.core.blocks.prefix_cache import may_skip_prefix, num_findable_blocks
+from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.request import Request, Sequence
+from scheduler_service.fleet.prefix_walks import (
+    DEVICE_BIT,
+    HOST_BIT,
+    NUM_BITS,
+    CachedPrefix,
+    places_in,
+    walk_run,
+    walk_windows,
+)
+
+# Of longer prompts no more blocks are looked for: what is found is less than what there is.
+MAX_BLOCKS = 8192
+# So many are hashed ahead where it is not known yet whether anybody has them.
+_NUM_AHEAD = 32
+
+
+@dataclass(slots=True)
+class Prefixes:
+    """What is cached of one request: by the numbers of those executors that have some of it.
+
+    `family`: a number that prompts have in common which go on alike where the cached part ends; 0
+    if there is no block to tell them by.
+    """
+
+    cached: dict[int, CachedPrefix] = field(default_factory=dict)
+    family: int = 0
+
+
+@dataclass(slots=True)
+class _Member:
+    """An executor in the index. `place`: its bits in the masks of its shelf.
+
+    `expected`: what it was given to compute since it was settled last, and before that.
+    """
+
+    shelf: _Shelf
+    place: int
+    device: BlockPool
+    host: BlockPool
+    expected: tuple[list[bytes], list[bytes]] = field(default_factory=lambda: ([], []))
+
+    def listener(self, bit: int) -> _PoolBit:
+        """Sets its device bit or its host bit."""
+        return _PoolBit(self.shelf.masks, bit << NUM_BITS * self.place)
+
+
+class _Shelf:
+    """Executors whose blocks have the same names, and are found in the same way.
+
+    `masks`: by hash, a bit for each pool that has a block of that name.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.masks: dict[bytes, int] = {}
+        self.numbers: dict[int, int] = {}
+        self.places = 0
+
+    def enter(self, number: int) -> int:
+        """A place for an executor, the first that is free."""
+        place = next(at for at in range(len(self.numbers) + 1) if at not in self.numbers)
+        self.numbers[place] = number
+        self.places |= DEVICE_BIT << NUM_BITS * place
+        return place
+
+    def leave(self, place: int) -> None:
+        """Somebody else may have the place."""
+        del self.numbers[place]
+        self.places &= ~(DEVICE_BIT << NUM_BITS * place)
+
+
+@dataclass(frozen=True, slots=True)
+class _PoolBit:
+    """Listens to one pool."""
+
+    masks: dict[bytes, int]
+    bit: int
+
+    def published(self, block_hash: bytes) -> None:
+        self.masks[block_hash] = self.masks.get(block_hash, 0) | self.bit
+
+    def forgotten(self, block_hash: bytes) -> None:
+        left = self.masks.get(block_hash, 0) & ~self.bit
+        if left:
+            self.masks[block_hash] = left
+        else:
+            self.masks.pop(block_hash, None)
+
+
+class PrefixIndex:
+    """What the caches of all executors hold. Executors are numbered by who adds them."""
+
+    def __init__(self) -> None:
+        self._shelves: dict[object, _Shelf] = {}
+        self._members: dict[int, _Member] = {}
+
+    @property
+    def num_hashes(self) -> int:
+        """Different blocks that some executor holds, by kinds of executors."""
+        return sum(len(shelf.masks) for shelf in self._shelves.values())
+
+    def add(self, number: int, config: SchedulerConfig, device: BlockPool, host: BlockPool) -> None:
+        """Listens to the pools of an executor from now on. `number` is not in use."""
+        assert number not in self._members, f"executor {number} is in the index already"
+        kind = (config.hash_kind, config.sliding_window, config.prefix_caching)
+        shelf = self._shelves.setdefault(kind, _Shelf(config))
+        place = shelf.enter(number)
+        member = self._members[number] = _Member(shelf, place, device, host)
+        device.listen(member.listener(DEVICE_BIT))
+        host.listen(member.listener(HOST_BIT))
+
+    def remove(self, number: int) -> None:
+        """Forgets an executor, and all that it held."""
+        for _ in range(2):
+            self.settle(number)
+        member = self._members.pop(number)
+        shelf = member.shelf
+        for pool, bit in ((member.device, DEVICE_BIT), (member.host, HOST_BIT)):
+            pool.listen(None)
+            for block_hash in pool.published_hashes:
+                member.listener(bit).forgotten(block_hash)
+        shelf.leave(member.place)
+        if not shelf.numbers:
+            self._shelves = {kind: kept for kind, kept in self._shelves.items() if kept.numbers}
+
+    def expect(self, number: int, request: Request) -> None:
+        """An executor is about to get a request: who comes next finds there what that computes."""
+        member, sequence = self._members[number], request.unfinished[0]
+        config = member.shelf.config
+        if not may_skip_prefix(config, sequence):
+            return
+        chain = sequence.chains.setdefault(config.hash_kind, [])
+        num_blocks = min(num_findable_blocks(config, sequence), MAX_BLOCKS)
+        grow_chain(chain, config, request, sequence.token_ids, num_blocks)
+        listener, there = member.listener(DEVICE_BIT), member.device.published_hashes
+        new = [name for name in chain[1 : num_blocks + 1] if name not in there]
+        for block_hash in new:
+            listener.published(block_hash)
+        member.expected[0].extend(new)
+
+    def settle(self, number: int) -> None:
+        """An executor is about to plan a step: what was expected of the one before is there now.
+
+        Or else it is not: then it was not begun.
+        """
+        member = self._members[number]
+        newer, older = member.expected
+        listener = member.listener(DEVICE_BIT)
+        for block_hash in older:
+            if member.device.find(block_hash) is None:
+                listener.forgotten(block_hash)
+        member.expected = [], newer
+
+    def find(self, request: Request) -> Prefixes:
+        """What executors hold of the sequence with which a request that waits would begin.
+
+        The hashes stay with the request, for the next time and for the core that gets it.
+        """
+        found, sequence = Prefixes(), request.unfinished[0]
+        for shelf in self._shelves.values():
+            if may_skip_prefix(shelf.config, sequence):
+                self._search(shelf, request, sequence, found)
+        return found
+
+    def _search(self, shelf: _Shelf, request: Request, sequence: Sequence, found: Prefixes) -> None:
+        config = shelf.config
+        chain = sequence.chains.setdefault(config.hash_kind, [])
+        num_blocks = min(num_findable_blocks(config, sequence), MAX_BLOCKS)
+        if config.sliding_window is None:
+            masks = _masks_ahead(shelf, request, sequence, chain, num_blocks)
+            hits = walk_run(masks, shelf.places)
+        else:
+            grow_chain(chain, config, request, sequence.token_ids, num_blocks)
+            known = [shelf.masks.get(name, 0) for name in chain[1 : num_blocks + 1]]
+            hits = walk_windows(known, shelf.places, config)
+        longest = 0
+        for places, num_found, num_from_host in hits:
+            longest = max(longest, num_found)
+            cached = CachedPrefix(num_found * config.block_size, num_from_host)
+            for place in places_in(places):
+                found.cached[shelf.numbers[place]] = cached
+        if longest + 1 < len(chain):
+            found.family = int.from_bytes(chain[longest + 1][:8], "little")
+
+
+def _masks_ahead(
+    shelf: _Shelf, request: Request, sequence: Sequence, chain: list[bytes], num_blocks: int
+) -> Iterator[list[int]]:
+    """Who has the blocks of a request, part by part; hashes no more than are asked for."""
+    start, mask_of, config = 0, shelf.masks.get, shelf.config
+    while start < num_blocks:
+        end = min(num_blocks, max(len(chain) - 1, start + _NUM_AHEAD))
+        grow_chain(chain, config, request, sequence.token_ids, end)
+        yield [mask_of(name, 0) for name in chain[start + 1 : end + 1]]
+        start = end

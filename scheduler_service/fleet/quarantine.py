@@ -1,0 +1,155 @@
+"""Requests during whose steps executors were lost: tried alone on one executor, then failed.
+
+An executor that is lost accuses the requests that its steps in flight were to compute; which of
+them it was, if any, nobody knows. Whoever is accused too often in succession is isolated: it runs
+in steps of its own, with nothing else in flight there, and so do all others that are isolated, on
+the same executor. Whoever gets as far alone as it got between its latest losses is isolated no
+longer. Whoever was alone when one more was lost is failed (docs/adr/0021).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from scheduler_service.core.request import Request
+from scheduler_service.fleet.executor_losses import (
+    FleetLosses,
+    LossCause,
+    RequestLosses,
+)
+from scheduler_service.fleet.host_state import Host
+
+REASON = "EXECUTOR_LOST_REPEATEDLY"
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What follows from a loss: requests that are isolated from now on, and that have failed."""
+
+    isolated: list[Request] = field(default_factory=list)
+    failed: list[Request] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Isolated:
+    """A request that was isolated, and who has it."""
+
+    request: Request
+    host: Host | None = None
+
+    @property
+    def is_on_trial(self) -> bool:
+        """Whether its core has not seen enough of it yet."""
+        return self.request.trial_size > 0
+
+
+class Quarantine:
+    """Of all executors of a scheduler.
+
+    `max_executor_losses`: in succession, until a request is isolated.
+    """
+
+    def __init__(self, max_executor_losses: int) -> None:
+        self._max_losses = max_executor_losses
+        self._losses: dict[str, RequestLosses] = {}
+        self._fleet = FleetLosses()
+        self._isolated: dict[str, _Isolated] = {}
+
+    def executor_lost(self, requests: Iterable[Request], cause: LossCause, now_ns: int) -> Verdict:
+        """Judges what an executor had that was lost. Mutates the requests that it names."""
+        verdict = Verdict()
+        requests = list(requests)
+        self._release()
+        for request in requests:
+            if request.request_id in self._isolated:
+                self._isolated[request.request_id] = _Isolated(request)
+        if cause is LossCause.BLAMELESS:
+            return verdict
+        accused = [r for r in requests if r.was_in_flight and not r.is_finished]
+        self._fleet.add(now_ns, frozenset(request.request_id for request in accused))
+        for request in accused:
+            self._accuse(request, verdict, cause, now_ns, is_alone=len(accused) == 1)
+        return verdict
+
+    def forget(self, request_id: str) -> None:
+        """A request has ended."""
+        self._losses.pop(request_id, None)
+        self._isolated.pop(request_id, None)
+
+    def _accuse(
+        self, request: Request, verdict: Verdict, cause: LossCause, now_ns: int, *, is_alone: bool
+    ) -> None:
+        request_id = request.request_id
+        losses = self._losses.setdefault(request_id, RequestLosses())
+        is_isolated = self._is_isolated(request_id)
+        if not is_isolated:
+            losses.num_alone = 0  # it came through, or has not been tried
+        num_gained = losses.add(_num_output_tokens(request), is_alone=is_alone)
+        is_storm = cause is not LossCause.DIED or self._fleet.is_storm(now_ns, request_id)
+        is_chance = losses.num_alone <= losses.num_alone_allowed(is_storm=is_storm)
+        if losses.num_in_succession > self._max_losses and not is_chance:
+            self._fail(request, losses)
+            verdict.failed.append(request)
+        elif losses.num_in_succession >= self._max_losses:
+            least = losses.num_trials if is_isolated else 2 * losses.num_trials
+            losses.num_trials = max(num_gained + 1, least)
+            request.trial_size, request.num_trials_left = 1, losses.num_trials
+            self._isolated[request_id] = _Isolated(request)
+            if not is_isolated:
+                verdict.isolated.append(request)
+
+    def _fail(self, request: Request, losses: RequestLosses) -> None:
+        self._fleet.explain(request.request_id)
+        self._isolated.pop(request.request_id, None)
+        message = (
+            f"{losses.num_in_succession} executors were lost while they computed it, "
+            f"{losses.num_alone} of them with nothing else to compute"
+        )
+        request.fail_unscheduled(REASON, message)
+
+    # -- who goes where ------------------------------------------------------------------------
+
+    def holds(self, request: Request) -> bool:
+        """Whether a request that no host has waits here, and nowhere else."""
+        isolated = self._isolated.get(request.request_id)
+        return isolated is not None and isolated.host is None
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that no host has."""
+        return sum(isolated.host is None for isolated in self._isolated.values())
+
+    def dispatch(self, hosts: Sequence[Host]) -> Iterator[tuple[Request, Host]]:
+        """Those that no host has, and the hosts that get them, whatever these have begun.
+
+        It is one host for all; another only for who does not fit there.
+        """
+        for isolated in sorted(self._isolated.values(), key=lambda each: each.request.arrival):
+            if not self.holds(isolated.request):
+                continue  # it has ended while others were given away
+            self._release()
+            wards = {other.host for other in self._isolated.values()}
+            fitting = [host for host in hosts if host.fits(isolated.request)]
+            isolated.host = min(
+                fitting,
+                key=lambda host: (host not in wards, host.num_unfinished_tokens),
+                default=None,
+            )
+            if isolated.host is not None:
+                yield isolated.request, isolated.host
+
+    def _is_isolated(self, request_id: str) -> bool:
+        isolated = self._isolated.get(request_id)
+        return isolated is not None and isolated.is_on_trial
+
+    def _release(self) -> None:
+        """Forgets those of which their cores have seen enough."""
+        released = [name for name, each in self._isolated.items() if not each.is_on_trial]
+        for request_id in released:
+            del self._isolated[request_id]
+
+
+def _num_output_tokens(request: Request) -> int:
+    """Of its longest sequence that goes on."""
+    return max((s.num_output_tokens for s in request.unfinished), default=0)

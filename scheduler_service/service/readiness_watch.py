@@ -1,0 +1,60 @@
+"""Looks again and again whether the scheduler serves, and publishes it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from scheduler_service.cluster import Cluster
+from scheduler_service.service.readiness import Facts, Readiness, ReadinessJudge
+
+_PERIOD_S = 0.5
+
+_log = logging.getLogger(__name__)
+
+
+class ReadinessWatch:
+    """`current`: what was published last."""
+
+    def __init__(self, cluster: Cluster, publish: Callable[[bool], Awaitable[None]]) -> None:
+        """`publish`: is told whether requests are served now, where that has changed."""
+        self._cluster = cluster
+        self._publish = publish
+        self._judge = ReadinessJudge()
+        self.current = Readiness.NO_EXECUTOR
+
+    async def run(self, changed: asyncio.Event) -> None:
+        """Looks when `changed` is set, and each half second. Until cancelled."""
+        await self._publish(False)
+        while True:
+            await self.look()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), _PERIOD_S)
+            changed.clear()
+
+    async def look(self) -> None:
+        """Publishes what is the case now."""
+        cluster = self._cluster
+        facts = Facts(
+            cluster.is_draining,
+            sum(engine.is_connected for engine in cluster.engines),
+            cluster.num_unfinished,
+            cluster.num_steps_answered,
+            cluster.step_allowed_s,
+        )
+        readiness = self._judge.judge(facts, cluster.now_ns())
+        if readiness is self.current:
+            return
+        level = logging.INFO if readiness is Readiness.READY else logging.WARNING
+        _log.log(
+            level,
+            "readiness_changed readiness=%s before=%s num_connected=%d num_unfinished=%d",
+            readiness.value,
+            self.current.value,
+            facts.num_connected,
+            facts.num_unfinished,
+        )
+        self.current = readiness
+        await self._publish(readiness is Readiness.READY)

@@ -1,0 +1,148 @@
+"""A scheduler that stops names others, and its clients go on there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+
+import pytest
+
+from splitserve_client import (
+    AsyncClient,
+    ClientConfig,
+    Draining,
+    Finish,
+    RetryPolicy,
+    SamplingParams,
+)
+from tests.support.fakes.fake_executor import FakeExecutor
+from tests.support.fakes.fake_truth import expected_completions
+from tests.support.processes.fake_service import FakeService, StepWatch, fake_service
+
+PROMPT = [4, 7, 9]
+PARAMS = SamplingParams(seed=3, max_tokens=40)
+KINDS = (PARAMS, replace(PARAMS, n=3), replace(PARAMS, n=2, best_of=3))
+
+
+@dataclass(slots=True)
+class Two:
+    """A scheduler that names another, and the steps of its executor."""
+
+    going: FakeService
+    staying: FakeService
+    watch: StepWatch
+
+
+@asynccontextmanager
+async def two(drain_timeout_s: float, **options: object) -> AsyncIterator[Two]:
+    async with AsyncExitStack() as stack:
+        staying = await stack.enter_async_context(fake_service(FakeExecutor()))
+        watch = StepWatch()
+        options = {"peers": staying.scheduler.address, "drain_timeout_s": drain_timeout_s} | options
+        going = await stack.enter_async_context(fake_service(FakeExecutor(fault=watch), **options))
+        stack.callback(watch.release)
+        yield Two(going, staying, watch)
+
+
+async def complete(client: AsyncClient, params: SamplingParams) -> None:
+    generation = await client.complete(PROMPT, params)
+    assert generation.completions == expected_completions(PROMPT, params)
+
+
+async def test_streams_go_on_at_the_other_scheduler_when_theirs_stops() -> None:
+    async with two(0) as stack:
+        stack.watch.hold(after=10)
+        client = stack.going.client
+        completing = [asyncio.create_task(complete(client, params)) for params in KINDS]
+        await stack.watch.wait_held()
+        stack.going.scheduler.terminate()
+        await asyncio.gather(*completing)
+        assert stack.going.scheduler.address != stack.staying.scheduler.address
+        # And so does what begins now, over the same client.
+        await complete(client, PARAMS)
+
+
+async def test_session_goes_on_at_the_other_scheduler_when_theirs_stops() -> None:
+    async with two(0) as stack, stack.going.client.session() as session:
+        stack.watch.hold(after=10)
+        requests = [session.submit(PROMPT, PARAMS) for _ in range(3)]
+        reading = [asyncio.create_task(tokens_of(request)) for request in requests]
+        await stack.watch.wait_held()
+        stack.going.scheduler.terminate()
+        expected = list(expected_completions(PROMPT, PARAMS)[0].token_ids)
+        assert await asyncio.gather(*reading) == [expected] * len(requests)
+
+
+async def tokens_of(request) -> list[int]:  # type: ignore[no-untyped-def]  # noqa: ANN001
+    tokens: list[int] = []
+    async for event in request:
+        if not isinstance(event, Finish):
+            tokens += event.token_ids
+    return tokens
+
+
+async def test_what_waits_and_what_is_new_goes_at_once_and_what_runs_ends_where_it_is() -> None:
+    async with two(3600, max_num_seqs=1) as stack:
+        client = stack.going.client
+        stack.watch.hold(after=3)
+        running = asyncio.create_task(complete(client, PARAMS))
+        await stack.watch.wait_held()
+        waiting = asyncio.create_task(complete(client, KINDS[0]))
+        await stack.going.wait_until_queued(1)
+        stack.going.scheduler.terminate()
+        # Both while the first is held.
+        await waiting
+        async with AsyncClient(stack.going.scheduler.address) as another:
+            await complete(another, PARAMS)
+        num_steps = len(stack.watch.steps)
+        assert not running.done()
+        stack.watch.release()
+        await running
+        assert len(stack.watch.steps) > num_steps
+
+
+async def test_what_a_session_submits_too_late_goes_on_elsewhere_when_its_stream_ends() -> None:
+    async with two(3600) as stack, stack.going.client.session() as session:
+        stack.watch.hold(after=3)
+        running = asyncio.create_task(tokens_of(session.submit(PROMPT, PARAMS)))
+        await stack.watch.wait_held()
+        stack.going.scheduler.terminate()
+        await until_draining(stack.going.client)
+        late = asyncio.create_task(tokens_of(session.submit(PROMPT, PARAMS)))
+        stack.watch.release()
+        expected = list(expected_completions(PROMPT, PARAMS)[0].token_ids)
+        assert list(await asyncio.gather(running, late)) == [expected, expected]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        ClientConfig(follows_peers=False),
+        # Where it is sent is another host by name, and nobody vouches for it.
+        ClientConfig(api_key="ss-0123456789ab-" + "a" * 43),
+    ],
+    ids=["told not to", "would send its key"],
+)
+async def test_client_does_not_follow(config: ClientConfig) -> None:
+    async with two(3600) as stack:
+        stack.watch.hold()
+        client = stack.going.client
+        running = asyncio.create_task(complete(client, PARAMS))
+        await stack.watch.wait_held()
+        stack.going.scheduler.terminate()
+        await until_draining(client)
+        address = stack.going.scheduler.address.replace("127.0.0.1", "localhost")
+        impatient = replace(config, retry=RetryPolicy(give_up_after_s=0.0))
+        async with AsyncClient(address, impatient) as stubborn:
+            with pytest.raises(Draining) as refused:
+                await stubborn.complete(PROMPT, PARAMS)
+        assert refused.value.schedulers == (stack.staying.scheduler.address,)
+        stack.watch.release()
+        await running
+
+
+async def until_draining(client: AsyncClient) -> None:
+    while await client.is_serving():
+        pass

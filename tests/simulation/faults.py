@@ -1,0 +1,236 @@
+"""What goes wrong in a history: each fault happens, lasts, and is over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from types import MappingProxyType
+
+from executor_service.errors import ExecutorError
+from executor_service.steps.step import RowStatus, StepInput
+from splitserve.executor.v1 import executor_pb2 as pb
+from tests.simulation.client_process import SimulatedClient
+from tests.simulation.executor_process import Mood, SimulatedExecutor
+from tests.simulation.network import Delays, Network
+from tests.simulation.scheduler_process import SimulatedScheduler
+from tests.support.core import result_mutations as mutations
+from tests.support.fakes.fake_runner import StepFault
+
+# Changes of results that a scheduler can notice; a wrong token that is one is believed.
+_NOTICED = (
+    mutations.status_of_the_step,
+    mutations.status_of_a_row,
+    mutations.sampled_token_out_of_range,
+    mutations.missing_scores,
+    mutations.timings,
+    mutations.row_error,
+    mutations.number_of_the_step,
+)
+
+
+@dataclass(slots=True)
+class World:
+    """Everything there is. `spoiled_seeds`: of rows that may fail by name.
+
+    `num_losses`: faults that may cost an executor its requests. `has_failed_steps`: what rows were
+    to write is not there.
+    """
+
+    network: Network
+    random: Random
+    scheduler: SimulatedScheduler
+    executors: list[SimulatedExecutor]
+    clients: Sequence[SimulatedClient]
+    log: Callable[[str], None]
+    spoiled_seeds: set[int] = field(default_factory=set)
+    num_losses: int = 0
+    has_failed_steps: bool = False
+
+    @property
+    def hosts(self) -> list[tuple[str, str]]:
+        """Pairs of hosts that speak to each other."""
+        here = self.scheduler.host
+        others = [executor.host for executor in self.executors]
+        others += [client.process.host for client in self.clients]
+        return [(here, other) for other in others]
+
+    def calm(self) -> None:
+        """All faults are over, and who died lives again."""
+        self.log("all is well again")
+        self.network.heal_all()
+        for executor in self.executors:
+            executor.mood = Mood()
+            if executor.process is not None:
+                executor.process.resume()
+            executor.start()
+        if self.scheduler.process is not None:
+            self.scheduler.process.resume()
+        self.scheduler.start()
+
+
+Fault = Callable[[World, Random, float], Awaitable[None]]
+
+
+async def kill_executor(world: World, random: Random, lasting_s: float) -> None:
+    executor, is_silent = random.choice(world.executors), random.random() < 0.3
+    world.log(f"kill {executor.host} is_silent={is_silent}")
+    world.num_losses += 1
+    executor.kill(is_silent=is_silent)
+    await asyncio.sleep(lasting_s)
+    world.log(f"start {executor.host}")
+    executor.start()
+
+
+async def stop_executor(world: World, random: Random, lasting_s: float) -> None:
+    executor = random.choice(world.executors)
+    world.log(f"stop {executor.host}, as by SIGTERM")
+    world.num_losses += 1
+    executor.stop()
+    await asyncio.sleep(lasting_s)
+    world.log(f"start {executor.host}")
+    executor.start()
+
+
+async def pause_executor(world: World, random: Random, lasting_s: float) -> None:
+    executor = random.choice(world.executors)
+    process = executor.process
+    if process is not None:
+        world.log(f"pause {executor.host}")
+        world.num_losses += 1
+        process.pause()
+        await asyncio.sleep(lasting_s)
+        world.log(f"resume {executor.host}")
+        process.resume()
+
+
+async def crawl(world: World, random: Random, lasting_s: float) -> None:
+    executor = random.choice(world.executors)
+    mood, slowness = executor.mood, random.choice([10.0, 100.0, 1000.0])
+    world.log(f"slow {executor.host} by {slowness:g}")
+    world.num_losses += 1
+    mood.slowness = slowness
+    await asyncio.sleep(lasting_s)
+    world.log(f"fast {executor.host}")
+    mood.slowness = 1.0
+
+
+async def spoil_results(world: World, random: Random, lasting_s: float) -> None:
+    executor = random.choice(world.executors)
+    mood, mutation, ratio = executor.mood, random.choice(_NOTICED), random.choice([0.1, 1.0])
+    world.log(f"{executor.host} spoils results: {mutation.__name__}, {ratio:g} of them")
+    world.num_losses += 1
+
+    def spoil(result: pb.StepResult, seeds: list[int]) -> None:
+        if random.random() < ratio:
+            world.spoiled_seeds.update(seeds)
+            mutation(random, result)
+
+    mood.spoil = spoil
+    await asyncio.sleep(lasting_s / 4)
+    world.log(f"{executor.host} spoils no more")
+    mood.spoil = lambda _result, _seeds: None
+
+
+async def fail_rows(world: World, random: Random, lasting_s: float) -> None:
+    executor, status = (
+        random.choice(world.executors),
+        random.choice([RowStatus.FAILED, RowStatus.INVALID_LOGITS]),
+    )
+    mood, is_whole_step = executor.mood, random.random() < 0.3
+    world.log(f"{executor.host}: a {'step' if is_whole_step else 'row'} fails, {status.name}")
+    world.num_losses += 1
+    world.has_failed_steps = True
+
+    def fault(step: StepInput) -> StepFault:
+        if not step.num_rows:
+            return StepFault()
+        mood.fault = lambda _step: StepFault()
+        if is_whole_step:
+            return StepFault(error=ExecutorError("the simulation asked for it"))
+        row = random.randrange(step.num_rows)
+        world.spoiled_seeds.add(int(step.seeds[row]))
+        return StepFault(rows={int(step.row_ids[row]): status})
+
+    mood.fault = fault
+    await asyncio.sleep(lasting_s)
+
+
+async def cut(world: World, random: Random, lasting_s: float) -> None:
+    here, other = random.choice(world.hosts)
+    ways = random.choice([[(here, other)], [(other, here)], [(here, other), (other, here)]])
+    world.log(f"cut {' and '.join(f'{sender} -> {receiver}' for sender, receiver in ways)}")
+    world.num_losses += 1
+    for sender, receiver in ways:
+        world.network.cut(sender, receiver)
+    await asyncio.sleep(lasting_s)
+    world.log(f"heal {here} {other}")
+    for sender, receiver in ways:
+        world.network.heal(sender, receiver)
+
+
+async def delay(world: World, random: Random, lasting_s: float) -> None:
+    here, other = random.choice(world.hosts)
+    delays = Delays(random.choice([0.01, 0.3]), random.choice([0.0, 0.05, 1.0]))
+    world.log(f"delay between {here} and {other}: {delays.least_s:g} to +{delays.jitter_s:g} s")
+    world.num_losses += 1
+    for way in ((here, other), (other, here)):
+        world.network.delays[way] = delays
+    await asyncio.sleep(lasting_s)
+    for way in ((here, other), (other, here)):
+        world.network.delays.pop(way, None)
+
+
+async def reset(world: World, random: Random, lasting_s: float) -> None:
+    here, other = random.choice(world.hosts)
+    if random.random() < 0.5:
+        here, other = other, here
+    is_told = random.random() < 0.5
+    count = world.network.reset(here, other, is_told=is_told)
+    world.log(f"reset {count} connections of {here} with {other}, is_told={is_told}")
+    world.num_losses += 1
+
+
+async def kill_scheduler(world: World, random: Random, lasting_s: float) -> None:
+    is_silent = random.random() < 0.2
+    world.log(f"kill the scheduler, is_silent={is_silent}")
+    world.num_losses += 1
+    world.scheduler.kill(is_silent=is_silent)
+    await asyncio.sleep(lasting_s)
+    world.log("start the scheduler")
+    world.scheduler.start()
+
+
+async def pause_scheduler(world: World, random: Random, lasting_s: float) -> None:
+    process = world.scheduler.process
+    if process is not None:
+        world.log("pause the scheduler")
+        world.num_losses += 1
+        process.pause()
+        await asyncio.sleep(lasting_s)
+        world.log("resume the scheduler")
+        process.resume()
+
+
+# How often each is drawn.
+FAULTS: Mapping[Fault, int] = MappingProxyType(
+    {
+        kill_executor: 5,
+        stop_executor: 2,
+        pause_executor: 3,
+        crawl: 2,
+        spoil_results: 2,
+        fail_rows: 2,
+        cut: 4,
+        delay: 2,
+        reset: 3,
+        kill_scheduler: 2,
+        pause_scheduler: 1,
+    }
+)
+
+
+def random_fault(random: Random) -> Fault:
+    """One of them."""
+    return random.choices(list(FAULTS), list(FAULTS.values()))[0]

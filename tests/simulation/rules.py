@@ -1,0 +1,88 @@
+"""What must hold of any history, whatever went wrong in it."""
+
+from __future__ import annotations
+
+from scheduler_service.core.outcomes.losses import MAX_FRUITLESS_LOSSES
+from splitserve_client import (
+    DeadlineUnreachable,
+    Draining,
+    ModelNotReady,
+    QueueFull,
+    RequestFailed,
+    ServerUnreachable,
+    SplitserveError,
+)
+from tests.simulation.client_process import Outcome
+from tests.simulation.faults import World
+
+# What a request may be told before anything of it has come.
+_REFUSALS = (QueueFull, ModelNotReady, Draining)
+_OF_ROWS = frozenset({"ROW_FAILED", "INVALID_LOGITS", "RESULT_INVALID"})
+
+
+def problems_of_outcomes(world: World) -> list[str]:
+    """Every client got the truth, or was told by name why not, where that may be."""
+    problems = []
+    for outcome in (outcome for client in world.clients for outcome in client.outcomes):
+        name = outcome.wanted.request_id
+        if outcome.wrong is not None:
+            problems.append(f"{name}: {outcome.wrong}")
+        elif outcome.error is not None and not _is_allowed(outcome, outcome.error, world):
+            problems.append(f"{name} failed: {outcome.error!r} {outcome.error.reason}")
+    return problems
+
+
+def _is_allowed(outcome: Outcome, error: SplitserveError, world: World) -> bool:
+    wanted = outcome.wanted
+    match error:
+        case DeadlineUnreachable():
+            is_asked_for = wanted.scheduling.deadline_s is not None
+            return is_asked_for and world.scheduler.config.policies.queue_policy == "deadline"
+        case RequestFailed(reason=reason):
+            is_spoiled = not wanted.seeds.isdisjoint(world.spoiled_seeds)
+            if reason == "EXECUTOR_LOST_REPEATEDLY":
+                # Where there is no other executor, it may well be lost again and again.
+                is_alone = len(world.executors) == 1
+                return is_alone or is_spoiled or world.num_losses >= MAX_FRUITLESS_LOSSES
+            return is_spoiled and reason in _OF_ROWS
+        case ServerUnreachable():
+            # Who cannot connect at all is told at once, if it asks alone.
+            return not wanted.in_session and not outcome.events
+    return isinstance(error, _REFUSALS) and not outcome.events
+
+
+def problems_of_rest(world: World) -> list[str]:
+    """When nothing is to be done, nothing is held."""
+    cluster = world.scheduler.cluster
+    if cluster is None or len(cluster.engines) != len(world.executors):
+        num_engines = None if cluster is None else len(cluster.engines)
+        return [f"{num_engines} executors are connected; expected: {len(world.executors)}"]
+    held = {
+        "requests": cluster.num_unfinished,
+        "unassigned requests": cluster.num_unassigned,
+        "streams": len(cluster.delivery.streams),
+        "sinks": len(cluster.delivery.sinks),
+        "unread bytes": cluster.delivery.unread.num_bytes,
+    }
+    for engine in cluster.engines:
+        core = engine.scheduler
+        address = engine.link.info.address
+        held[f"blocks of {address}"] = engine.link.info.num_device_blocks - core.num_free_blocks
+        held[f"host blocks of {address}"] = (
+            engine.link.info.num_host_blocks - core.num_free_host_blocks
+        )
+        held[f"steps in flight of {address}"] = core.num_in_flight
+    problems = [f"{count} {what} are held" for what, count in held.items() if count]
+    if not world.has_failed_steps:  # after which steps that are under way read what is not there
+        for executor in world.executors:
+            problems += [f"{executor.host}: {violation}" for violation in executor.violations[:3]]
+    return problems
+
+
+def problems_of_end(world: World) -> list[str]:
+    """When all have ended, no task is left in any process there ever was."""
+    processes = [client.process for client in world.clients]
+    processes += world.scheduler.processes
+    processes += [process for executor in world.executors for process in executor.processes]
+    left = [(process, task) for process in processes for task in process.tasks]
+    return [f"{process.host}: {task!r} is left" for process, task in left]

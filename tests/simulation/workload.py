@@ -1,0 +1,125 @@
+"""Random requests of every kind, as clients of the library ask for them, and what they must get."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from random import Random
+
+from scheduler_service.core.request import sequence_seed
+from splitserve_client import BeamSearch, Choices, Completion, SamplingParams, SchedulingParams
+from tests.support.fakes.fake_chain import expected_reads
+from tests.support.fakes.fake_logprobs import fake_prompt_logprob
+from tests.support.fakes.fake_truth import VOCAB_SIZE, expected_completions
+
+EOS = (0,)
+_MAX_STEM = 24
+_MAX_OWN = 12
+MAX_TOKENS = 16
+# The most tokens of all sequences of a request together.
+MOST_TOKENS = 4 * (_MAX_STEM + _MAX_OWN + MAX_TOKENS)
+# Prompts begin with one of these, so that they share prefixes.
+_STEMS = [Random(stem).choices(range(1, VOCAB_SIZE), k=_MAX_STEM) for stem in range(3)]
+_CHOICES = Choices(("5 9 12 13 14 5 5 5 5 5 5 5", "5 9", "30 31 32 33"))
+_PLAIN = SamplingParams(ignore_eos=True)
+_KINDS = (
+    _PLAIN,
+    _PLAIN,
+    replace(_PLAIN, temperature=0.0),
+    replace(_PLAIN, temperature=0.0),
+    replace(_PLAIN, num_logprobs=2),
+    replace(_PLAIN, num_prompt_logprobs=1),
+    replace(_PLAIN, frequency_penalty=0.5, repetition_penalty=1.2),
+    replace(_PLAIN, stop_token_ids=(7, 9, 60, 61, 62)),
+    replace(_PLAIN, n=2),
+    replace(_PLAIN, n=3, num_logprobs=0),
+    replace(_PLAIN, n=4, stop_token_ids=(7, 9, 60, 61)),
+    replace(_PLAIN, n=1, best_of=3),
+    replace(_PLAIN, n=2, best_of=4),
+    replace(_PLAIN, beam_search=BeamSearch(2)),
+    replace(_PLAIN, n=2, beam_search=BeamSearch(3, 0.0)),
+    SamplingParams(grammar=_CHOICES),
+    replace(_PLAIN, temperature=0.0),
+    _PLAIN,
+)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A request, and how its client behaves.
+
+    `at_s`: when it comes. `abort_after`: events after which the client ends it. `read_pause_s`:
+    how long it takes over each event.
+    """
+
+    number: int
+    at_s: float
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    scheduling: SchedulingParams
+    in_session: bool
+    abort_after: int | None = None
+    read_pause_s: float = 0.0
+
+    @property
+    def request_id(self) -> str:
+        """Its name at the scheduler."""
+        return f"r{self.number}"
+
+    @cached_property
+    def seeds(self) -> frozenset[int]:
+        """Those of its sequences."""
+        assert self.params.seed is not None
+        return frozenset(sequence_seed(self.params.seed, index) for index in range(4))
+
+    @cached_property
+    def completions(self) -> tuple[Completion, ...]:
+        """What it must get."""
+        return expected_completions(self.prompt, self.params, eos_token_ids=EOS)
+
+    @cached_property
+    def prompt_logprobs(self) -> list[float]:
+        """Of all prompt tokens but the first; empty if it does not ask."""
+        if self.params.num_prompt_logprobs is None:
+            return []
+        reads = expected_reads(self.prompt[:-1], adapter="", encoder=(), window=None)
+        return list(map(fake_prompt_logprob, self.prompt[1:], reads))
+
+
+def random_requests(random: Random, count: int, within_s: float) -> list[Wanted]:
+    """Requests that come within so many seconds."""
+    return [_random_request(random, number, within_s) for number in range(count)]
+
+
+def _random_request(random: Random, number: int, within_s: float) -> Wanted:
+    params = random.choice(_KINDS)
+    # Long enough that something can happen to it.
+    max_tokens = random.choice([1, 8, MAX_TOKENS, MAX_TOKENS])
+    if params.beam_search is not None:
+        max_tokens = min(max_tokens, 10)
+    params = replace(params, max_tokens=max_tokens, seed=1_000 * (number + 1))
+    scheduling = SchedulingParams(
+        priority=random.choice([0, 0, -1, 1]),
+        tenant=random.choice(["", "heavy", "light"]),
+        deadline_s=random.choice([None] * 6 + [0.5, 30.0]),
+        cache_salt=random.choice(["", "", "", "salt"]),
+        bypass_prefix_cache=random.random() < 0.1,
+        num_public_prefix_tokens=random.choice([0, 0, 8, 100]),
+    )
+    return Wanted(
+        number,
+        random.random() * within_s if random.random() < 0.7 else 0.5,
+        _random_prompt(random),
+        params,
+        scheduling,
+        in_session=random.random() < 0.6,
+        abort_after=random.choice([None] * 8 + [0, 1, 5]),
+        read_pause_s=random.choice([0.0] * 8 + [0.01, 0.3]),
+    )
+
+
+def _random_prompt(random: Random) -> tuple[int, ...]:
+    stem: Sequence[int] = random.choice(_STEMS)[: random.choice([1, 8, 12, _MAX_STEM, _MAX_STEM])]
+    num_own = random.choice([0, 0, 1, 5, _MAX_OWN])
+    return (*stem, *random.choices(range(1, VOCAB_SIZE), k=num_own))

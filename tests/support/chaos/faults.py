@@ -1,0 +1,216 @@
+"""What can go wrong, each with a beginning and an end: `FAULTS`."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import resource
+import signal
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from splitserve_client import RequestFailed, SamplingParams
+from tests.support.chaos.network import BOTH, Direction
+from tests.support.chaos.rigged_runner import DEADLY_SEED, NOT_A_NUMBER_SEED, OUT_OF_RANGE_SEED
+from tests.support.chaos.stack import Stack
+
+# Of the time that a crawling process has: it runs so long, and stands so long.
+_CRAWL_RUN_S, _CRAWL_STAND_S = 0.01, 0.15
+_SLOW_BYTES_PER_S = 40_000
+_LOG_BYTES = 65536
+_HARMFUL_PROMPT = [1, 4, 700, 701]
+_SUPERVISION_S = 0.2
+
+
+class Fault(Protocol):
+    """`victims`: the processes that it takes; no two faults have one at the same time."""
+
+    @property
+    def victims(self) -> tuple[str, ...]: ...
+
+    async def begin(self, stack: Stack) -> None:
+        """It happens."""
+
+    async def end(self, stack: Stack) -> None:
+        """What it was is over."""
+
+
+def _executor(index: int) -> str:
+    return f"executor-{index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """SIGKILL, of several at once if there are several; then others begin in their places."""
+
+    victims: tuple[str, ...]
+
+    async def begin(self, stack: Stack) -> None:
+        await asyncio.gather(*(stack.kill(name) for name in self.victims))
+
+    async def end(self, stack: Stack) -> None:
+        await stack.start_missing()
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """SIGSTOP, and SIGCONT: whoever was given up meanwhile has late results to tell."""
+
+    victims: tuple[str, ...]
+
+    async def begin(self, stack: Stack) -> None:
+        for name in self.victims:
+            stack.signal(name, signal.SIGSTOP)
+
+    async def end(self, stack: Stack) -> None:
+        for name in self.victims:
+            stack.signal(name, signal.SIGCONT)
+
+
+@dataclass(slots=True)
+class Crawl:
+    """A process that has a sixteenth of its time."""
+
+    victims: tuple[str, ...]
+    _task: asyncio.Task[None] | None = None
+
+    async def begin(self, stack: Stack) -> None:
+        self._task = asyncio.create_task(self._crawl(stack))
+
+    async def _crawl(self, stack: Stack) -> None:
+        (name,) = self.victims
+        while True:
+            stack.signal(name, signal.SIGSTOP)
+            await asyncio.sleep(_CRAWL_STAND_S)
+            stack.signal(name, signal.SIGCONT)
+            await asyncio.sleep(_CRAWL_RUN_S)
+
+    async def end(self, stack: Stack) -> None:
+        assert self._task is not None, "it began"
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+        stack.signal(self.victims[0], signal.SIGCONT)
+
+
+@dataclass(frozen=True, slots=True)
+class BadNetwork:
+    """Between the scheduler and one executor. `kind`: a method of the network."""
+
+    index: int
+    kind: str
+    directions: tuple[Direction, ...] = BOTH
+    amount: float = 0.0
+
+    @property
+    def victims(self) -> tuple[str, ...]:
+        return (_executor(self.index),)
+
+    async def begin(self, stack: Stack) -> None:
+        network, index = stack.network, self.index
+        match self.kind:
+            case "hold":
+                network.hold(index, self.directions)
+            case "delay":
+                network.delay(index, self.amount)
+            case "lose":
+                network.lose(index, self.amount)
+            case "throttle":
+                network.throttle(index, int(self.amount))
+            case "reset":
+                network.reset(index, int(self.amount))
+
+    async def end(self, stack: Stack) -> None:
+        stack.network.heal(self.index)
+
+
+@dataclass(frozen=True, slots=True)
+class FullDisk:
+    """The scheduler can write no more to a file than its journal has now, in all of this life."""
+
+    victims: tuple[str, ...] = ("scheduler",)
+
+    async def begin(self, stack: Stack) -> None:
+        # Of what it says of that there is to be room.
+        room = stack.log("scheduler").stat().st_size + _LOG_BYTES
+        num_bytes = max(room, (stack.folder / "journal").stat().st_size)
+        _, most = resource.prlimit(stack.pid("scheduler"), resource.RLIMIT_FSIZE)
+        resource.prlimit(stack.pid("scheduler"), resource.RLIMIT_FSIZE, (num_bytes, most))
+
+    async def end(self, stack: Stack) -> None:
+        pass
+
+
+@dataclass(slots=True)
+class Harm:
+    """A request that harms the executor it runs on, and has to fail for one of `reasons`."""
+
+    seed: int
+    reasons: frozenset[str]
+    victims: tuple[str, ...] = ()
+    _asking: asyncio.Task[str] | None = None
+
+    async def begin(self, stack: Stack) -> None:
+        self._asking = asyncio.create_task(self._ask(stack))
+
+    async def _ask(self, stack: Stack) -> str:
+        params = SamplingParams(seed=self.seed, max_tokens=100, ignore_eos=True)
+        try:
+            await stack.client.complete(_HARMFUL_PROMPT, params)
+        except RequestFailed as failed:
+            return failed.reason
+        return ""
+
+    async def end(self, stack: Stack) -> None:
+        assert self._asking is not None, "it began"
+        while not self._asking.done():
+            # As whoever runs containers does.
+            await stack.start_missing()
+            await asyncio.wait([self._asking], timeout=_SUPERVISION_S)
+        assert self._asking.result() in self.reasons, self._asking.result()
+
+
+Draw = Callable[[random.Random], Fault]
+
+
+def _one(rng: random.Random) -> tuple[str, ...]:
+    return (_executor(rng.randrange(3)),)
+
+
+def _bad_network(kind: str, least: float = 0.0, most: float = 0.0) -> Draw:
+    return lambda rng: BadNetwork(rng.randrange(3), kind, amount=rng.uniform(least, most))
+
+
+def _one_way(direction: Direction) -> Draw:
+    return lambda rng: BadNetwork(rng.randrange(3), "hold", (direction,))
+
+
+# How each is drawn. Of two that are killed the third has to do everything.
+FAULTS: Mapping[str, Draw] = {
+    "executor killed": lambda rng: Kill(_one(rng)),
+    "two executors killed": lambda rng: Kill(
+        tuple(map(_executor, sorted(rng.sample(range(3), 2))))
+    ),
+    "all executors killed": lambda _: Kill(tuple(map(_executor, range(3)))),
+    "executor paused": lambda rng: Pause(_one(rng)),
+    "executor crawls": lambda rng: Crawl(_one(rng)),
+    "network cut": _bad_network("hold"),
+    "network cut: no steps arrive": _one_way(Direction.IN),
+    "network cut: no results arrive": _one_way(Direction.OUT),
+    "network delays": _bad_network("delay", 0.02, 0.1),
+    "network loses": _bad_network("lose", 0.02, 0.2),
+    "network slow": _bad_network("throttle", _SLOW_BYTES_PER_S, 10 * _SLOW_BYTES_PER_S),
+    "stream reset in mid-message": _bad_network("reset", 1, 3000),
+    "scheduler killed": lambda _: Kill(("scheduler",)),
+    "scheduler paused": lambda _: Pause(("scheduler",)),
+    "gateway killed": lambda _: Kill(("gateway",)),
+    "gateway paused": lambda _: Pause(("gateway",)),
+    "disk full": lambda _: FullDisk(),
+    "garbage: no numbers": lambda _: Harm(NOT_A_NUMBER_SEED, frozenset({"INVALID_LOGITS"})),
+    "garbage: no token": lambda _: Harm(OUT_OF_RANGE_SEED, frozenset({"ROW_FAILED"})),
+    "deadly request": lambda _: Harm(
+        DEADLY_SEED, frozenset({"EXECUTOR_LOST_REPEATEDLY"}), tuple(map(_executor, range(3)))
+    ),
+}

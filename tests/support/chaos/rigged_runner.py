@@ -1,0 +1,77 @@
+"""A runner that some requests harm, told by their seeds: what a bad kernel or device would do."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from executor_service.steps.batch import StepAnswer
+from executor_service.steps.step import PendingStep, RowStatus, Runner, StepInput, StepOutput
+
+Rows = npt.NDArray[np.intp]
+# One of its rows has tokens that no vocabulary has; its process dies; its logits are no numbers.
+OUT_OF_RANGE_SEED, DEADLY_SEED, NOT_A_NUMBER_SEED = 701, 702, 703
+HARMFUL_SEEDS = (OUT_OF_RANGE_SEED, DEADLY_SEED, NOT_A_NUMBER_SEED)
+# Output tokens that such a row gets before the harm is done.
+NUM_HARMLESS_TOKENS = 8
+_NO_TOKEN_OF_ANY = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class RiggedRunner:
+    """Computes as `runner` does, as long as no row is harmful.
+
+    `garbled`: rows, by step, whose answer is to have a token that there is not.
+    """
+
+    runner: Runner
+    garbled: dict[int, Rows] = field(default_factory=dict)
+
+    def begin(self, step: StepInput) -> PendingStep | None:
+        harmful = _rows_that_harm(step)
+        if DEADLY_SEED in step.seeds[harmful]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        pending = self.runner.begin(step)
+        if pending is None or not harmful.size:
+            return pending
+        self.garbled[step.step_id] = harmful[step.seeds[harmful] == OUT_OF_RANGE_SEED]
+        return _WithoutNumbers(pending, harmful[step.seeds[harmful] == NOT_A_NUMBER_SEED])
+
+    def answer(self, answer: StepAnswer) -> StepAnswer:
+        """What the scheduler is told in its place; the executor itself goes on with the truth."""
+        if answer.output is None or answer.step_id not in self.garbled:
+            return answer
+        tokens = answer.output.sampled_token_ids.copy()
+        tokens[self.garbled[answer.step_id]] = _NO_TOKEN_OF_ANY
+        return replace(answer, output=replace(answer.output, sampled_token_ids=tokens))
+
+
+def _rows_that_harm(step: StepInput) -> Rows:
+    num_tokens = step.num_computed_tokens + step.num_new_tokens
+    is_due = num_tokens >= step.num_prompt_tokens + NUM_HARMLESS_TOKENS
+    return np.flatnonzero(np.isin(step.seeds, HARMFUL_SEEDS) & is_due & step.samples)
+
+
+@dataclass(frozen=True, slots=True)
+class _WithoutNumbers:
+    """The logits of `rows` are NaN."""
+
+    pending: PendingStep
+    rows: Rows
+
+    @property
+    def is_done(self) -> bool:
+        return self.pending.is_done
+
+    def wait(self) -> None:
+        self.pending.wait()
+
+    def finish(self) -> StepOutput:
+        output = self.pending.finish()
+        statuses, tokens = output.row_statuses.copy(), output.sampled_token_ids.copy()
+        statuses[self.rows], tokens[self.rows] = RowStatus.INVALID_LOGITS, -1
+        return replace(output, row_statuses=statuses, sampled_token_ids=tokens)

@@ -1,0 +1,256 @@
+"""A real stack whose parts can die: a scheduler, executors over a bad network, a gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+import httpx2
+
+from splitserve_client import AsyncClient, ClientConfig, ExecutorList, RetryPolicy, SplitserveError
+from tests.contract.stranger.process import ROOT, poll
+from tests.support.chaos.executor_forks import start_executor
+from tests.support.chaos.network import Network
+from tests.support.processes.addresses import reserve_address
+
+BUNDLED = ROOT / "executor_service" / "bundled_model"
+# As long as a machine may be busy with other things.
+PATIENCE_S = 240.0
+# Few, so that requests preempt each other while an executor is away.
+NUM_DEVICE_BLOCKS, NUM_HOST_BLOCKS = 192, 64
+_EXECUTOR_OPTIONS = (
+    *("--model", str(BUNDLED), "--dtype", "float32", "--deterministic", "--log-level", "info"),
+    *("--num-host-blocks", str(NUM_HOST_BLOCKS)),
+)
+PATIENT = ClientConfig(connect_timeout_s=PATIENCE_S, retry=RetryPolicy(give_up_after_s=PATIENCE_S))
+
+Process = subprocess.Popen[bytes] | ForkServerProcess
+
+
+@dataclass
+class Stack:
+    """What runs. Whatever is started or ended twice stays as it is.
+
+    `sessions`: of all processes that ever began, whose descendants are in them.
+    """
+
+    network: Network
+    folder: Path
+    num_executors: int
+    scheduler_options: Sequence[str]
+    client: AsyncClient
+    operator: AsyncClient
+    http: httpx2.AsyncClient
+    address: str
+    http_address: str
+    num_device_blocks: int = NUM_DEVICE_BLOCKS
+    processes: dict[str, Process] = field(default_factory=dict)
+    sessions: set[int] = field(default_factory=set)
+    # When the life of each executor began; its epoch is later.
+    began_ns: dict[str, int] = field(default_factory=dict)
+    # Of whoever ended while this was not looking, by any other way than SIGKILL.
+    crashes: list[str] = field(default_factory=list)
+
+    # -- who lives ---------------------------------------------------------------------------------
+
+    @property
+    def executor_names(self) -> list[str]:
+        """Of all that there are to be."""
+        return [f"executor-{index}" for index in range(self.num_executors)]
+
+    def start_scheduler(self) -> None:
+        listen = ("--listen", self.address, "--cluster-listen", self.network.cluster_listen)
+        journal = ("--journal", str(self.folder / "journal"), "--journal-max-mib", "4")
+        options = (*self.network.scheduler_options, *self.scheduler_options)
+        self._start("scheduler", "scheduler_service", *listen, *journal, *options)
+
+    def start_gateway(self) -> None:
+        listen = ("--schedulers", self.address, "--http", self.http_address)
+        self._start("gateway", "splitserve_gateway", *listen, "--log-level", "info")
+
+    async def start_executor(self, index: int) -> None:
+        name, place = self.executor_names[index], self.network.place(index)
+        if self.is_alive(name):
+            return
+        where = ["--listen", place.listen, "--advertise-address", place.advertise]
+        where += ["--scheduler", place.scheduler, *place.options]
+        options = [*where, "--num-device-blocks", str(self.num_device_blocks), *_EXECUTOR_OPTIONS]
+        self.began_ns[place.advertise] = time.time_ns()
+        process = await asyncio.to_thread(start_executor, options, self.log(name), place.namespace)
+        self._note(name, process)
+        await self.network.executor_began(index)
+
+    def _start(self, name: str, package: str, *options: str) -> None:
+        if self.is_alive(name):
+            return
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("SPLITSERVE_")}
+        with self.log(name).open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", package, *options],
+                stdin=subprocess.DEVNULL,
+                stderr=log,
+                cwd=ROOT,
+                env=environment,
+                start_new_session=True,
+            )
+        self._note(name, process)
+
+    def _note(self, name: str, process: Process) -> None:
+        assert process.pid is not None
+        before = self.processes.get(name)
+        if before is not None and exit_code(before) != -signal.SIGKILL:
+            self.crashes.append(f"{name} ended with {exit_code(before)}")
+        self.processes[name] = process
+        self.sessions.add(process.pid)
+
+    def log(self, name: str) -> Path:
+        """What it writes to standard error, in all its lives."""
+        return self.folder / f"{name}.log"
+
+    def is_alive(self, name: str) -> bool:
+        process = self.processes.get(name)
+        return process is not None and exit_code(process) is None
+
+    def pid(self, name: str) -> int:
+        """Of its present or last life."""
+        pid = self.processes[name].pid
+        assert pid is not None
+        return pid
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """Harmless if it has ended."""
+        if self.is_alive(name):
+            with suppress(ProcessLookupError):
+                os.kill(self.pid(name), number)
+
+    async def kill(self, name: str) -> None:
+        """Ends a life by SIGKILL."""
+        self.signal(name, signal.SIGKILL)
+        await self.wait_ended(name)
+        if name in self.executor_names:
+            self.network.executor_ended(self.executor_names.index(name))
+
+    async def wait_ended(self, name: str) -> int:
+        """Its exit code, negative for a signal."""
+
+        async def look() -> tuple[bool, int | None]:
+            code = exit_code(self.processes[name])
+            return code is not None, code
+
+        code = await poll(look, PATIENCE_S)
+        assert code is not None
+        return code
+
+    async def start_missing(self) -> None:
+        """Starts whoever does not live."""
+        self.start_scheduler()
+        self.start_gateway()
+        for index in range(self.num_executors):
+            await self.start_executor(index)
+
+    # -- how they are ------------------------------------------------------------------------------
+
+    async def wait_for(self, holds: Callable[[ExecutorList], bool]) -> ExecutorList:
+        """Asks the scheduler until `holds` of its executors. Raises TimeoutError."""
+
+        async def ask() -> tuple[bool, object]:
+            try:
+                listed = await self.operator.list_executors()
+            except SplitserveError as error:
+                return False, error
+            return holds(listed), listed
+
+        listed = await poll(ask, PATIENCE_S)
+        assert isinstance(listed, ExecutorList)
+        return listed
+
+    async def wait_ready(self) -> None:
+        """Waits until everybody serves, in the present life."""
+        await self.wait_for(self._are_all_connected)
+
+        async def ask() -> tuple[bool, object]:
+            try:
+                answer = await self.http.get("/health/ready")
+            except httpx2.HTTPError as error:
+                return False, error
+            return answer.status_code == 200, answer.text
+
+        await poll(ask, PATIENCE_S)
+
+    def _are_all_connected(self, listed: ExecutorList) -> bool:
+        epochs = {e.address: e.executor_epoch for e in listed.executors if e.is_connected}
+        return all(epochs.get(at, 0) >= began_ns for at, began_ns in self.began_ns.items())
+
+    async def wait_idle(self) -> None:
+        """Waits until no request is anywhere and every block of every executor is free."""
+        await self.wait_for(
+            lambda listed: (
+                listed.num_unassigned_requests == 0
+                and self._are_all_connected(listed)
+                and all(
+                    e.num_running_requests == e.num_waiting_requests == e.num_swapped_requests == 0
+                    and e.num_free_device_blocks == e.num_device_blocks
+                    and e.num_free_host_blocks == e.num_host_blocks
+                    for e in listed.executors
+                    if e.is_connected
+                )
+            )
+        )
+
+    async def stop(self) -> dict[str, int]:
+        """Asks all to end, as an operator does; what each ends with."""
+        for name in ("gateway", *self.executor_names, "scheduler"):
+            self.signal(name, signal.SIGTERM)
+        return {name: await self.wait_ended(name) for name in self.processes}
+
+
+def exit_code(process: Process) -> int | None:
+    """None: it lives."""
+    return process.exitcode if isinstance(process, ForkServerProcess) else process.poll()
+
+
+@asynccontextmanager
+async def running_stack(
+    network: Network,
+    folder: Path,
+    *scheduler_options: str,
+    num_executors: int = 3,
+    num_device_blocks: int = NUM_DEVICE_BLOCKS,
+) -> AsyncIterator[Stack]:
+    """All of it, ready; whoever still lives afterwards is killed."""
+    address, http_address = reserve_address(), reserve_address()
+    async with (
+        AsyncClient(address, PATIENT) as client,
+        AsyncClient(network.cluster_listen, PATIENT) as operator,
+        httpx2.AsyncClient(
+            base_url=f"http://{http_address}", timeout=PATIENCE_S, trust_env=False
+        ) as http,
+    ):
+        clients = client, operator, http
+        stack = Stack(
+            network,
+            folder,
+            num_executors,
+            scheduler_options,
+            *clients,
+            address,
+            http_address,
+            num_device_blocks,
+        )
+        try:
+            await stack.start_missing()
+            await stack.wait_ready()
+            yield stack
+        finally:
+            for name in stack.processes:
+                stack.signal(name, signal.SIGKILL)
+                await stack.wait_ended(name)

@@ -1,0 +1,163 @@
+"""Executors on their way out, step by step: which of their requests go, and when."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from scheduler_service.callers.admission import Admission
+from scheduler_service.cluster import Cluster
+from scheduler_service.config import ClusterConfig
+from scheduler_service.core.request import Request
+from scheduler_service.core.sampling_params import SamplingParams
+from scheduler_service.executors.drains import Drained
+from scheduler_service.executors.executor_link import LinkConfig
+from scheduler_service.request_names import RequestName
+from scheduler_service.streams.sinks import RequestSink, SessionStream
+from splitserve.executor.v1 import executor_pb2 as pb
+from splitserve_rpc.domain_error import DomainError
+from tests.support.core.bursts import BurstLink, Machine
+
+FOREVER_S = 3600.0
+MAX_TOKENS = 5
+CONFIG = ClusterConfig()
+
+
+async def turns() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+class Fleet:
+    """Executors that answer when they are told to, and a session with requests."""
+
+    def __init__(self, config: ClusterConfig = CONFIG) -> None:
+        self.machines: dict[str, Machine] = {}
+        self.cluster = Cluster(config, 1, lambda: None, now_ns=lambda: 0, connect=self.connect)
+        self.stream = SessionStream(self.cluster.delivery.new_outbox())
+        self.cluster.delivery.open_stream(self.stream)
+
+    def connect(self, info: pb.ExecutorInfo, _config: LinkConfig) -> BurstLink:
+        return BurstLink(self.machines[info.address], info)
+
+    async def join(self, machine: Machine) -> None:
+        self.machines[machine.address] = machine
+        await self.cluster.join(machine.info)
+        await turns()
+
+    def submit(self, *handles: int) -> None:
+        for handle in handles:
+            name = RequestName(f"r{handle}")
+            params = SamplingParams(max_tokens=MAX_TOKENS)
+            request = Request.create(name.key, [handle], params, arrival=handle, seed=handle)
+            self.stream.names[handle] = name
+            self.cluster.submit(request, RequestSink(self.stream, handle), Admission(name))
+
+    def drain(self, machine: Machine, timeout_s: float = FOREVER_S) -> asyncio.Task[Drained]:
+        return asyncio.create_task(self.cluster.drain_executor(machine.address, timeout_s))
+
+    def requests_at(self, machine: Machine) -> list[str]:
+        engines = {engine.link.info.address: engine for engine in self.cluster.engines}
+        return sorted(engines[machine.address].scheduler.unfinished_request_ids)
+
+    async def finish(self, machine: Machine) -> None:
+        """Lets all steps of an executor be answered."""
+        for _ in range(2 * MAX_TOKENS):
+            if machine.link is not None:
+                machine.link.release()
+            await turns()
+
+
+async def test_requests_that_wait_go_at_once_and_those_that_run_stay() -> None:
+    fleet = Fleet(ClusterConfig(max_num_seqs=1))
+    going, staying = Machine("going:1"), Machine("staying:1")
+    await fleet.join(going)
+    fleet.submit(1, 2, 3)
+    await turns()
+    # Nobody's, so that it waits where otherwise only what was preempted does.
+    waiting = Request.create("waits", [9], SamplingParams(max_tokens=1), arrival=9, seed=9)
+    fleet.cluster.engines[0].readmit(waiting)
+    assert fleet.requests_at(going) == ["r1", "waits"]
+    draining = fleet.drain(going)
+    await turns()
+    assert fleet.requests_at(going) == ["r1"]
+    assert fleet.cluster.num_unassigned == 2
+
+    fleet.submit(4)
+    await fleet.join(staying)
+    assert fleet.requests_at(going) == ["r1"]
+    await fleet.finish(going)
+    assert await draining == Drained(num_moved=1)
+    assert [engine.link.info.address for engine in fleet.cluster.engines] == ["staying:1"]
+    await fleet.finish(staying)
+    await fleet.finish(staying)
+    await fleet.finish(staying)
+    assert fleet.cluster.num_unfinished == 0
+    await fleet.cluster.drain(0)
+
+
+async def test_what_still_runs_goes_when_the_time_is_up() -> None:
+    fleet, going, staying = Fleet(), Machine("going:1"), Machine("staying:1")
+    await fleet.join(going)
+    fleet.submit(1, 2)
+    await turns()
+    await fleet.join(staying)
+    # Of two calls the shorter time counts.
+    first, second = fleet.drain(going), fleet.drain(going, 0)
+    assert await first == await second == Drained(num_moved=2)
+    assert fleet.requests_at(staying) == ["r1", "r2"]
+    # The time of the first is no alarm for anybody any more.
+    await fleet.finish(staying)
+    assert fleet.cluster.num_unfinished == 0
+    assert await fleet.drain(going) == Drained()
+    await fleet.cluster.drain(0)
+
+
+async def test_new_life_at_the_address_is_served_when_the_old_one_drains() -> None:
+    fleet, machine = Fleet(), Machine("executor:1")
+    await fleet.join(machine)
+    fleet.submit(1)
+    await turns()
+    draining = fleet.drain(machine)
+    await turns()
+    machine.restart()
+    await fleet.join(machine)
+    assert (await draining).is_lost
+    (engine,) = fleet.cluster.engines
+    assert (engine.link.info.executor_epoch, engine.is_draining) == (machine.epoch, False)
+    await fleet.finish(machine)
+    assert fleet.cluster.num_unfinished == 0
+    await fleet.cluster.drain(0)
+
+
+async def test_requests_go_on_elsewhere_when_the_executor_is_lost_while_it_drains() -> None:
+    fleet, going, staying = Fleet(), Machine("going:1"), Machine("staying:1")
+    await fleet.join(going)
+    fleet.submit(1)
+    await turns()
+    draining = fleet.drain(going)
+    await fleet.join(staying)
+    assert going.link is not None
+    going.link.break_off()
+    assert await draining == Drained(is_lost=True)
+    assert fleet.requests_at(staying) == ["r1"]
+    with pytest.raises(DomainError) as refused:
+        await fleet.join(going)
+    assert refused.value.reason == "EXECUTOR_DRAINED"
+    await fleet.cluster.drain(0)
+
+
+async def test_executor_without_requests_goes_at_once_and_aborted_ones_hold_nobody_up() -> None:
+    fleet, idle, busy = Fleet(), Machine("idle:1"), Machine("busy:1")
+    await fleet.join(idle)
+    assert await fleet.drain(idle) == Drained()
+    await fleet.join(busy)
+    fleet.submit(1)
+    await turns()
+    draining = fleet.drain(busy)
+    await turns()
+    assert not draining.done()
+    fleet.cluster.abort(RequestName("r1"))
+    assert await draining == Drained()
+    await fleet.cluster.drain(0)

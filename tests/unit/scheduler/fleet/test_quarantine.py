@@ -1,0 +1,193 @@
+"""Who is isolated, where, and who is failed for executors that were lost."""
+
+from __future__ import annotations
+
+from scheduler_service.core.request import Request, RequestStatus, SequenceStatus
+from scheduler_service.core.sampling_params import SamplingParams
+from scheduler_service.fleet.executor_losses import (
+    FORGIVING_TOKENS,
+    NUM_ALONE_IN_A_STORM,
+    STORM_NS,
+    LossCause,
+)
+from scheduler_service.fleet.quarantine import REASON, Quarantine, Verdict
+from tests.support.core.driver import CoreDriver
+
+
+def make(name: str, num_output_tokens: int = 0, max_tokens: int = 190) -> Request:
+    """A request that came from a lost executor."""
+    request = Request.create(
+        name,
+        [1, 2, 3],
+        SamplingParams(max_tokens=max_tokens),
+        arrival=100 + int(name[1:]),
+        seed=0,
+        resume_token_ids=[[7] * num_output_tokens],
+    )
+    request.was_in_flight = True
+    return request
+
+
+def grown(request: Request, num_output_tokens: int) -> Request:
+    """The same with so many output tokens, as its next executor gives it back."""
+    other = make(request.request_id, num_output_tokens)
+    other.trial_size, other.num_trials_left = request.trial_size, request.num_trials_left
+    return other
+
+
+def lose(
+    quarantine: Quarantine,
+    *requests: Request,
+    cause: LossCause = LossCause.DIED,
+    now_ns: int = 0,
+) -> tuple[list[str], list[str]]:
+    """Names of those that are isolated, and of those that have failed."""
+    verdict: Verdict = quarantine.executor_lost(requests, cause, now_ns)
+    return [r.request_id for r in verdict.isolated], [r.request_id for r in verdict.failed]
+
+
+def test_executor_lost_isolates_and_then_fails_when_it_is_alone() -> None:
+    quarantine, poison, other = Quarantine(2), make("r1"), make("r2")
+    assert lose(quarantine, poison, other) == ([], [])
+    assert lose(quarantine, poison) == (["r1"], [])
+    assert (poison.trial_size, poison.num_trials_left) == (1, 1)
+
+    assert lose(quarantine, poison) == ([], ["r1"])
+
+    assert poison.error is not None
+    assert poison.error[0] == REASON
+    assert all(s.status is SequenceStatus.FINISHED for s in poison.sequences)
+    assert not quarantine.holds(poison)
+
+
+def test_executor_lost_accuses_nobody_when_they_only_waited_or_it_was_asked_to_leave() -> None:
+    quarantine, request = Quarantine(1), make("r1")
+    assert lose(quarantine, request, cause=LossCause.BLAMELESS) == ([], [])
+    request.was_in_flight = False
+    assert lose(quarantine, request) == ([], [])
+    request.was_in_flight = True
+    assert lose(quarantine, request) == (["r1"], [])
+
+
+def test_losses_are_forgiven_when_there_were_enough_tokens_in_between() -> None:
+    for num_tokens, is_isolated in [(FORGIVING_TOKENS - 1, True), (FORGIVING_TOKENS, False)]:
+        quarantine, request = Quarantine(2), make("r1")
+        lose(quarantine, request)
+        request = grown(request, num_tokens)
+        assert lose(quarantine, request)[0] == ["r1"] * is_isolated
+        # As many as came in between, and one.
+        assert request.num_trials_left == FORGIVING_TOKENS * is_isolated
+    # Next time it takes twice as many.
+    request = grown(request, FORGIVING_TOKENS + 2 * FORGIVING_TOKENS - 1)
+    assert lose(quarantine, request)[0] == ["r1"]
+
+
+def test_trials_are_doubled_when_a_request_came_through_and_executors_are_lost_again() -> None:
+    quarantine, request = Quarantine(2), make("r1")
+    lose(quarantine, request)
+    lose(quarantine, grown(request, 4))
+    request = grown(request, 9)  # its core has acquitted it
+    request.trial_size = request.num_trials_left = 0
+
+    assert lose(quarantine, request, make("r2")) == (["r1"], [])
+
+    assert request.num_trials_left == 10
+
+
+def test_one_loss_alone_fails_nobody_when_it_may_be_chance() -> None:
+    quarantine, request = Quarantine(2), make("r1")
+    lose(quarantine, make("r2"))  # executors die of other things, too
+    for _ in range(2):
+        lose(quarantine, request, make("r3"))
+    for _ in range(NUM_ALONE_IN_A_STORM - 1):
+        assert lose(quarantine, request) == ([], [])
+    assert lose(quarantine, request) == ([], ["r1"])
+
+
+def test_one_loss_alone_is_proof_when_the_others_are_long_ago_or_explained() -> None:
+    quarantine = Quarantine(2)
+    lose(quarantine, make("r9"))
+    for name in ("r1", "r2"):
+        request = make(name)
+        verdicts = [lose(quarantine, request, now_ns=STORM_NS) for _ in range(3)]
+        assert verdicts[-1] == ([], [name])
+
+
+def test_silence_alone_fails_nobody_when_it_is_not_repeated() -> None:
+    quarantine, request = Quarantine(2), make("r1")
+    for _ in range(2 + NUM_ALONE_IN_A_STORM - 1):
+        lose(quarantine, request, make("r2"), cause=LossCause.SILENT)
+        assert request.error is None
+    verdicts = [
+        lose(quarantine, request, cause=LossCause.SILENT) for _ in range(NUM_ALONE_IN_A_STORM)
+    ]
+    assert verdicts[-1] == ([], ["r1"])
+    assert not any(failed for _, failed in verdicts[:-1])
+
+
+def isolate(quarantine: Quarantine, *requests: Request) -> None:
+    for _ in range(2):
+        lose(quarantine, *requests)
+
+
+def test_dispatch_gives_all_to_the_executor_with_the_least_other_work() -> None:
+    busy, idle = CoreDriver(), CoreDriver()
+    busy.add(50)
+    quarantine, requests = Quarantine(2), [make("r1"), make("r2"), make("r3")]
+    isolate(quarantine, *requests)
+    assert quarantine.num_waiting == 3
+
+    given = []
+    for request, host in quarantine.dispatch([busy.core, idle.core]):
+        assert host is idle.core
+        idle.core.readmit(request)
+        idle.add(60, f"other {request.request_id}")
+        given.append(request.request_id)
+
+    assert given == ["r1", "r2", "r3"]
+    assert quarantine.num_waiting == 0
+    assert list(quarantine.dispatch([busy.core, idle.core])) == []
+
+
+def test_dispatch_gives_to_another_when_one_does_not_fit_with_the_rest() -> None:
+    small, large = CoreDriver(num_device_blocks=8), CoreDriver()
+    large.add(50)
+    quarantine, requests = Quarantine(2), [make("r1", max_tokens=5), make("r2")]
+    isolate(quarantine, *requests)
+    given = {r.request_id: host for r, host in quarantine.dispatch([small.core, large.core])}
+    assert given == {"r1": small.core, "r2": large.core}
+
+
+def test_dispatch_waits_when_there_is_no_executor() -> None:
+    quarantine, request = Quarantine(2), make("r1")
+    isolate(quarantine, request)
+    assert list(quarantine.dispatch([])) == []
+    assert quarantine.holds(request)
+    driver = CoreDriver()
+    assert list(quarantine.dispatch([driver.core])) == [(request, driver.core)]
+
+
+def test_quarantine_forgets_when_a_request_has_ended() -> None:
+    quarantine, driver = Quarantine(2), CoreDriver()
+    ended, other = make("r1"), make("r2")
+    isolate(quarantine, ended, other)
+    given = []
+    for request, _ in quarantine.dispatch([driver.core]):
+        given.append(request.request_id)
+        quarantine.forget("r2")
+    assert given == ["r1"]
+    assert quarantine.num_waiting == 0
+    assert lose(quarantine, other) == ([], []), "the name is another's by now"
+
+
+def test_next_one_may_go_anywhere_when_those_before_came_through() -> None:
+    quarantine, first, second = Quarantine(2), CoreDriver(), CoreDriver()
+    request = make("r1")
+    isolate(quarantine, request)
+    for given, _ in quarantine.dispatch([first.core]):
+        first.core.readmit(given)
+    first.step()
+    assert (request.status, request.trial_size) == (RequestStatus.RUNNING, 0)
+    other = make("r2")
+    isolate(quarantine, other)
+    assert list(quarantine.dispatch([first.core, second.core])) == [(other, second.core)]
