@@ -11,8 +11,8 @@ from scheduler_service.core.plan import StepPlan
 from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.fleet.executor_losses import LossCause
+from scheduler_service.fleet.host_state import Host
 from scheduler_service.fleet.quarantine import Quarantine
-from scheduler_service.fleet.router import Host
 from tests.support.core.clients import Client
 from tests.support.core.driver import make_config
 from tests.support.core.engine import CoreEngine
