@@ -25,7 +25,7 @@ from scheduler_service.executors.drains import Drained
 from scheduler_service.executors.engine_loop import EngineLoop
 from scheduler_service.executors.engines import EngineOwner, EngineParts, Engines
 from scheduler_service.executors.executor_link import ExecutorLink, ExecutorLost, Link, LinkConfig
-from scheduler_service.fleet.executor_losses import LossCause
+from scheduler_service.fleet.executor_losses import Loss, LossCause
 from scheduler_service.fleet.fleet_queue import FleetQueue
 from scheduler_service.fleet.host_state import Host
 from scheduler_service.fleet.quarantine import Quarantine, Verdict
@@ -194,7 +194,7 @@ class Cluster:
         self._on_change()
         # The owners of others are gone.
         lost = [request for request in requests if self._runs_at(engine, request.request_id)]
-        self._tell(self._quarantine.executor_lost(lost, cause, self.now_ns()))
+        self._tell(self._quarantine.executor_lost(lost, self._loss(engine, cause)))
         self._take_back(engine, lost)
         for tracked in [left for left in self._tracked.values() if left.engine is engine]:
             # A core so broken that it could not even give this one back.
@@ -205,9 +205,12 @@ class Cluster:
     def _engine_gave_back(self, engine: EngineLoop, requests: list[Request]) -> None:
         """Takes back what an engine that drains gave away."""
         self._on_change()
-        self._quarantine.executor_lost(requests, LossCause.BLAMELESS, self.now_ns())
+        self._quarantine.executor_lost(requests, self._loss(engine, LossCause.BLAMELESS))
         self._take_back(engine, requests)
         self._dispatch()
+
+    def _loss(self, engine: EngineLoop, cause: LossCause) -> Loss:
+        return Loss(cause, engine.life, self.now_ns(), engine.has_answered)
 
     def _take_back(self, engine: EngineLoop, requests: list[Request]) -> None:
         for request in sorted(requests, key=lambda moved: moved.arrival):

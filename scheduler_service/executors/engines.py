@@ -188,7 +188,7 @@ class Engines:
         link, is_taken = self._parts.connect(info, config), False
         self._pending.add(address)
         try:
-            answer = await self._verified(info, link)
+            answer = await self._verified(info, link, life)
             if answer is not None:
                 epoch = epoch_for(answer, self._parts.scheduler_epoch)
                 self._take(info, link, _Speech(life, steps, epoch))
@@ -204,10 +204,12 @@ class Engines:
         return member is not None and member.engine.link.info.executor_epoch == epoch
 
     async def _verified(
-        self, info: executor.ExecutorInfo, link: Link
+        self, info: executor.ExecutorInfo, link: Link, life: Life
     ) -> executor.ExecutorInfo | None:
         """What it answers; None if it does not, is not done with a step, or is known by then.
 
+        A life that was lost has to be done with all: else what it is given waits for what nobody
+        wants, and should it be lost again, that would say nothing of those who waited.
         Raises DomainError if it is another.
         """
         try:
@@ -218,7 +220,9 @@ class Engines:
         check_same(info, answer)
         check_model(info, self._accepted_model)
         self._drains.check(info)
-        if answer.step_running_ms > self._parts.config.step_patience_s * 1000:
+        was_lost = life.last_step_id > 0
+        allowed_ms = 0 if was_lost else self._parts.config.step_patience_s * 1000
+        if answer.step_running_ms > allowed_ms:
             _log.warning(
                 "executor_still_busy address=%s step_running_ms=%d",
                 info.address,
