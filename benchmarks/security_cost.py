@@ -23,7 +23,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 import uvloop
@@ -35,14 +34,11 @@ from benchmarks.wire import Link, running_core
 from scheduler_service.executors.executor_link import execute_method
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.executor.v1 import executor_pb2_grpc
-from splitserve_keys.api_key import ApiKey
-from splitserve_keys.key_entry import KeyEntry
-from splitserve_keys.key_store import change_keys
-from splitserve_keys.scope import Scope
 from splitserve_rpc.addresses import claim_address
 from splitserve_rpc.cluster_identity import NOBODY, ClusterIdentity, Role
 from splitserve_rpc.server import channel_options
 from tests.support.security.cluster import Certificates
+from tests.support.security.key_file import KeyFile
 
 _NUM_WARM_UPS = 20
 _KINDS = ("plain", "secured")
@@ -154,19 +150,15 @@ def _plain_stack() -> Iterator[_Stack]:
 
 @contextmanager
 def _secured_stack(folder: Path) -> Iterator[_Stack]:
-    certificates, keys = Certificates.make(folder / "certs"), folder / "keys.json"
-    own, callers = (ApiKey.draw() for _ in range(2))
-    scopes = {own: frozenset({Scope.GATEWAY}), callers: frozenset({Scope.GENERATE})}
-    now = datetime.now(UTC)
-    entries = {key.key_id: KeyEntry.of(key, "t", scope, now) for key, scope in scopes.items()}
-    change_keys(keys, lambda _: entries)
-    (folder / "own").write_text(own.text)
+    certificates, keys = Certificates.make(folder / "certs"), KeyFile(folder)
+    (folder / "own").write_text(keys.add("t", "--scope=gateway"))
+    caller = keys.add("t")
     cluster, files = claim_address("127.0.0.1:0"), certificates.files("gateway")
     ca = certificates.directory / "ca.crt"
     tls = ssl.create_default_context(cafile=str(ca))
     executor = ["benchmarks.letters_executor", cluster, _STEP_S, str(certificates.directory)]
     scheduler_options = [
-        *(f"--cluster-listen={cluster}", f"--api-keys={keys}"),
+        *(f"--cluster-listen={cluster}", f"--api-keys={keys.path}"),
         *certificates.flags("scheduler"),
     ]
     gateway_options = [
@@ -174,7 +166,7 @@ def _secured_stack(folder: Path) -> Iterator[_Stack]:
         *(f"--tls-ca={ca}", f"--gateway-key-file={folder / 'own'}"),
     ]
     with stack(executor, _NUM_ROWS, scheduler_options, gateway_options, tls) as (http, pids):
-        yield _Stack(http, pids, callers.text, tls)
+        yield _Stack(http, pids, caller, tls)
 
 
 def measure_gateway(arguments: argparse.Namespace) -> None:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from itertools import chain
 
 from scheduler_service.audit.audit import Audit, NoAudit
-from scheduler_service.audit.events import RequestQuarantined
 from scheduler_service.callers.admission import Admission
 from scheduler_service.config import ClusterConfig
 from scheduler_service.core.config import SchedulerConfig
@@ -19,16 +16,12 @@ from scheduler_service.core.plan import StepEvents
 from scheduler_service.core.planning.arrival_checks import check_request
 from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import MAX_SEQUENCES
-from scheduler_service.core.scheduler import QUEUE_FULL_RETRY_S
-from scheduler_service.executors.broken_core import end_with_fault
+from scheduler_service.dispatcher import Dispatcher, DispatcherOwner
 from scheduler_service.executors.drains import Drained
 from scheduler_service.executors.engine_loop import EngineLoop
 from scheduler_service.executors.engines import EngineOwner, EngineParts, Engines
 from scheduler_service.executors.executor_link import ExecutorLink, ExecutorLost, Link, LinkConfig
-from scheduler_service.fleet.executor_losses import Loss, LossCause
-from scheduler_service.fleet.fleet_queue import FleetQueue
-from scheduler_service.fleet.host_state import Host
-from scheduler_service.fleet.quarantine import Quarantine, Verdict
+from scheduler_service.fleet.executor_losses import LossCause
 from scheduler_service.journal.journal import Journal, NoJournal
 from scheduler_service.request_limits import message_bytes, most_message_bytes
 from scheduler_service.request_names import RequestName
@@ -40,19 +33,8 @@ from splitserve_rpc.domain_error import DomainError
 
 # All streams together may hold as much unread as so many may alone.
 _NUM_UNREAD_STREAMS = 16
-# By then the clock is past a deadline.
-_PAST_DEADLINE_S = 0.001
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Tracked:
-    """An unfinished request, its terms, and who runs it (None: nobody yet)."""
-
-    request: Request
-    admission: Admission
-    engine: EngineLoop | None = None
 
 
 class Cluster:
@@ -72,27 +54,22 @@ class Cluster:
         self._config = config
         self.scheduler_epoch = scheduler_epoch
         self._on_change = on_change
-        self._tracked: dict[str, _Tracked] = {}
-        self._queue = FleetQueue(config.policies.queue_policy, config.policies.tenant_weights)
-        # Of a deadline of somebody who waits.
-        self._awaited_ns: int | None = None
-        self._alarm: asyncio.TimerHandle | None = None
         self._last_arrival = 0
         max_unread_bytes = config.max_unread_bytes
         unread = Unread(max_unread_bytes, _NUM_UNREAD_STREAMS * max_unread_bytes)
         self.delivery = Delivery(unread, self._end_unread)
         self.now_ns = now_ns
-        self._quarantine = Quarantine(config.max_executor_losses)
         self._draining: DomainError | None = None
         self._idle = asyncio.Event()
-        self._audit = audit or NoAudit()
+        audit = audit or NoAudit()
+        owner = DispatcherOwner(lambda: self._engines.taking_requests, self._end)
+        self._dispatcher = Dispatcher(config, now_ns, audit, owner)
+        self._tracked = self._dispatcher.tracked
         self._engines = Engines(
-            EngineParts(
-                config, scheduler_epoch, now_ns, journal or NoJournal(), self._audit, connect
-            ),
+            EngineParts(config, scheduler_epoch, now_ns, journal or NoJournal(), audit, connect),
             EngineOwner(
                 self._deliver,
-                self._refill,
+                self._dispatcher.refill,
                 self._engine_joined,
                 self._engine_lost,
                 self._engine_gave_back,
@@ -106,7 +83,7 @@ class Cluster:
 
         What waits is divided anew at once, rows and blocks by executors that join from now on.
         """
-        self._queue.weigh_tenants(weights)
+        self._dispatcher.weigh_tenants(weights)
         self._engines.weigh_tenants(weights)
 
     @property
@@ -165,7 +142,7 @@ class Cluster:
     @property
     def num_unassigned(self) -> int:
         """Requests no executor has."""
-        return len(self._queue) + self._quarantine.num_waiting
+        return self._dispatcher.num_waiting
 
     @property
     def num_unfinished(self) -> int:
@@ -187,119 +164,15 @@ class Cluster:
 
     def _engine_joined(self) -> None:
         self._on_change()
-        self._dispatch()
+        self._dispatcher.engine_joined()
 
     def _engine_lost(self, engine: EngineLoop, requests: list[Request], cause: LossCause) -> None:
-        """Takes back what a closed engine gave away."""
         self._on_change()
-        # The owners of others are gone.
-        lost = [request for request in requests if self._runs_at(engine, request.request_id)]
-        self._tell(self._quarantine.executor_lost(lost, self._loss(engine, cause)))
-        self._take_back(engine, lost)
-        for tracked in [left for left in self._tracked.values() if left.engine is engine]:
-            # A core so broken that it could not even give this one back.
-            end_with_fault(tracked.request)
-            self._end(tracked.request)
-        self._dispatch()
+        self._dispatcher.engine_lost(engine, requests, cause)
 
     def _engine_gave_back(self, engine: EngineLoop, requests: list[Request]) -> None:
-        """Takes back what an engine that drains gave away."""
         self._on_change()
-        self._quarantine.executor_lost(requests, self._loss(engine, LossCause.BLAMELESS))
-        self._take_back(engine, requests)
-        self._dispatch()
-
-    def _loss(self, engine: EngineLoop, cause: LossCause) -> Loss:
-        return Loss(cause, engine.life, self.now_ns(), engine.has_answered)
-
-    def _take_back(self, engine: EngineLoop, requests: list[Request]) -> None:
-        for request in sorted(requests, key=lambda moved: moved.arrival):
-            if not self._runs_at(engine, request.request_id):
-                continue  # its owner is gone
-            tracked = self._tracked[request.request_id]
-            tracked.request, tracked.engine = request, None
-            if request.is_finished:
-                self._end(request)
-            elif not self._quarantine.holds(request):
-                self._queue.push(request)
-
-    def _runs_at(self, engine: EngineLoop, request_id: str) -> bool:
-        tracked = self._tracked.get(request_id)
-        return tracked is not None and tracked.engine is engine
-
-    def _tell(self, verdict: Verdict) -> None:
-        """Operators learn whom executors died of; `RequestEnded` tells the audit log of an end."""
-        for request in verdict.isolated:
-            own_id = self._tracked[request.request_id].admission.name.own_id
-            num_trials = request.num_trials_left
-            _log.warning("request_quarantined request_id=%r num_trials=%d", own_id, num_trials)
-            self._audit.record(RequestQuarantined(request.scheduling.tenant, own_id))
-        for request in verdict.failed:
-            own_id = self._tracked[request.request_id].admission.name.own_id
-            _log.error("request_kills_executors request_id=%r why=%r", own_id, request.error)
-
-    def _refill(self, engine: EngineLoop) -> None:
-        """An executor plans a step: it may begin what waits."""
-        if len(self._queue):
-            self._dispatch([engine])
-        elif engine.takes_requests:
-            self._queue.note(engine.scheduler)
-            self._move_one_to(engine)
-
-    def _move_one_to(self, taker: EngineLoop) -> None:
-        """An executor has nobody to begin: perhaps somebody waits at another."""
-        engines: dict[Host, EngineLoop] = {
-            engine.scheduler: engine for engine in self._engines.taking_requests
-        }
-        if not taker.takes_requests or len(engines) < 2:
-            return
-        found = self._queue.to_be_moved(self.now_ns(), taker.scheduler, engines)
-        if found is None:
-            return
-        host, request_id = found
-        with suppress(ExecutorLost):  # it gives all of its requests back
-            moved = engines[host].withdraw(request_id)
-            if moved is not None:
-                tracked = self._tracked[request_id]
-                tracked.request, tracked.engine = moved, None
-                self._queue.push(moved)
-        self._dispatch()
-
-    def _dispatch(self, changed: Collection[EngineLoop] | None = None) -> None:
-        """Gives requests to executors that can begin them; `changed`: of these, None for all."""
-        engines: dict[Host, EngineLoop] = {
-            engine.scheduler: engine for engine in self._engines.taking_requests
-        }
-        changed_hosts: list[Host] | None = None
-        if changed is not None:
-            changed_hosts = [engine.scheduler for engine in changed if engine.takes_requests]
-        isolated = self._quarantine.dispatch(list(engines))
-        given = self._queue.dispatch(self.now_ns(), engines.keys(), changed_hosts)
-        for request, host in chain(isolated, given):
-            engine = self._tracked[request.request_id].engine = engines[host]
-            try:
-                engine.readmit(request)
-            except ExecutorLost:  # it gives the request back, and then there is more to do
-                break
-        self._await_deadline()
-
-    def _await_deadline(self) -> None:
-        """Sees to it that whoever waits ends when its deadline is past, if the policy says so."""
-        deadline_ns = self._queue.next_deadline_ns
-        if deadline_ns == self._awaited_ns:
-            return
-        self._awaited_ns = deadline_ns
-        if self._alarm is not None:
-            self._alarm.cancel()
-        if deadline_ns is not None:
-            delay_s = max(deadline_ns - self.now_ns(), 0) / 1e9 + _PAST_DEADLINE_S
-            self._alarm = asyncio.get_running_loop().call_later(delay_s, self._end_overdue)
-
-    def _end_overdue(self) -> None:
-        self._awaited_ns = None
-        for request in self._queue.take_overdue(self.now_ns()):
-            self._end(request)
-        self._await_deadline()
+        self._dispatcher.engine_gave_back(engine, requests)
 
     # -- streams of clients ----------------------------------------------------------------------
 
@@ -366,10 +239,8 @@ class Cluster:
             )
         self._check(request)
         self.delivery.expect(request.request_id, sink)
-        self._tracked[request.request_id] = _Tracked(request, admission)
         admission.charge.begin()
-        self._queue.push(request)
-        self._dispatch([])
+        self._dispatcher.take(request, admission)
 
     def _check(self, request: Request) -> None:
         """Raises DomainError if no executor can ever run it, or if too many wait."""
@@ -383,12 +254,7 @@ class Cluster:
             for core in cores:
                 core.check(request)
             check_request(request, config)
-        num_places = self._config.max_num_waiting * max(1, len(cores))
-        if not self._queue.has_place(request, num_places):
-            message = f"{len(self._queue)} requests wait; allowed: {num_places}"
-            if len(self._queue) < num_places:
-                message += ", of which some are left to tenants that have fewer"
-            raise DomainError("QUEUE_FULL", message, retry_delay_s=QUEUE_FULL_RETRY_S)
+        self._dispatcher.check_place(request, len(cores))
 
     def abort(self, name: RequestName) -> None:
         """Ends a request. Raises DomainError(REQUEST_UNKNOWN)."""
@@ -432,8 +298,7 @@ class Cluster:
             self.fail_stream(stream, _draining(peers))
         for request_id in list(self._tracked):
             self._abandon(request_id)
-        if self._alarm is not None:
-            self._alarm.cancel()
+        self._dispatcher.close()
         await self._engines.close()
 
     def _end_waiting(self) -> None:
@@ -445,7 +310,7 @@ class Cluster:
 
     def _deliver(self, events: StepEvents) -> None:
         self.delivery.deliver(events)
-        self._queue.charge(events.num_sampled)
+        self._dispatcher.charge(events.num_sampled)
         for request in events.finished:
             self._untrack(request.request_id)
 
@@ -455,9 +320,7 @@ class Cluster:
 
     def _untrack(self, request_id: str) -> None:
         """The one way out for a request that was taken."""
-        tracked = self._tracked.pop(request_id, None)
-        self._queue.forget(request_id)
-        self._quarantine.forget(request_id)
+        tracked = self._dispatcher.forget(request_id)
         self.delivery.forget(request_id)
         if tracked is not None and tracked.engine is not None:
             self._engines.request_ended(tracked.engine)

@@ -1,7 +1,4 @@
-"""The executors: who joins, whose life goes on, and who is lost.
-
-Nothing that Register says is believed before GetInfo at that address has said the same.
-"""
+"""The executors: who joins, whose life goes on, who leaves, and who is lost."""
 
 from __future__ import annotations
 
@@ -18,12 +15,12 @@ from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import StepEvents
 from scheduler_service.core.request import Request
 from scheduler_service.executors.answer_watch import AnswerWatch, FleetPulse
+from scheduler_service.executors.applicants import VERIFY_TIMEOUT_S, Applicants
 from scheduler_service.executors.drains import Drained, Drains
 from scheduler_service.executors.engine_loop import EngineLoop
 from scheduler_service.executors.executor_link import ExecutorLost, Link, LinkConfig
 from scheduler_service.executors.handshake import (
     check_model,
-    check_same,
     core_config,
     epoch_for,
 )
@@ -35,10 +32,6 @@ from scheduler_service.journal.journal import Journal, NoJournal
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve_rpc.domain_error import DomainError
 
-# An address where nobody answers is waited for so long; executors wait 5 s for Register.
-_VERIFY_TIMEOUT_S = 3.0
-MAX_PENDING_JOINS = 64
-_BUSY_RETRY_S = 1.0
 _DRAINED = "it was drained"
 _SHOWN_CHARS = 200
 
@@ -100,7 +93,6 @@ class Engines:
         self._parts = parts
         self._owner = owner
         self._members: dict[str, _Member] = {}
-        self._pending: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         config = parts.config
         self._lives = Lives(config.step_patience_s, config.step_timeout_s)
@@ -110,6 +102,7 @@ class Engines:
         self._last_config: SchedulerConfig | None = None
         self._is_closed = False
         self._drains = Drains(owner.gave_back, self._remove_drained)
+        self._applicants = Applicants(self._drains, config.step_patience_s)
         self.tokenizer_files: dict[str, bytes] = {}
 
     @property
@@ -169,15 +162,11 @@ class Engines:
         if self._is_known(info):
             return
         self._drains.check(info)
-        address = info.address
-        if address in self._pending or len(self._pending) >= MAX_PENDING_JOINS:
-            raise DomainError(
-                "REGISTRY_BUSY",
-                f"{len(self._pending)} registrations wait for an answer of their executors, "
-                f"allowed: {MAX_PENDING_JOINS}, one for each address",
-                retry_delay_s=_BUSY_RETRY_S,
-            )
-        life = self._lives.of(address, info.executor_epoch)
+        with self._applicants.place(info.address):
+            await self._ask_and_take(info, target)
+
+    async def _ask_and_take(self, info: executor.ExecutorInfo, target: str | None) -> None:
+        life = self._lives.of(info.address, info.executor_epoch)
         steps = self._steps_of(info, life)
         config = LinkConfig(
             self._parts.config.reconnect_timeout_s,
@@ -186,15 +175,14 @@ class Engines:
             lambda is_cut: steps.connected(is_cut=is_cut),
         )
         link, is_taken = self._parts.connect(info, config), False
-        self._pending.add(address)
         try:
-            answer = await self._verified(info, link, life)
-            if answer is not None:
+            answer = await self._applicants.ask(info, link, life)
+            check_model(info, self._accepted_model)  # somebody may have joined meanwhile
+            if answer is not None and not self._is_known(info) and not self._is_closed:
                 epoch = epoch_for(answer, self._parts.scheduler_epoch)
                 self._take(info, link, _Speech(life, steps, epoch))
                 is_taken = True
         finally:
-            self._pending.discard(address)
             if not is_taken:
                 await link.close()
 
@@ -202,35 +190,6 @@ class Engines:
         member = self._members.get(info.address)
         epoch = info.executor_epoch
         return member is not None and member.engine.link.info.executor_epoch == epoch
-
-    async def _verified(
-        self, info: executor.ExecutorInfo, link: Link, life: Life
-    ) -> executor.ExecutorInfo | None:
-        """What it answers; None if it does not, is not done with a step, or is known by then.
-
-        A life that was lost has to be done with all: else what it is given waits for what nobody
-        wants, and should it be lost again, that would say nothing of those who waited.
-        Raises DomainError if it is another.
-        """
-        try:
-            answer = await link.get_info(_VERIFY_TIMEOUT_S)
-        except ExecutorLost as lost:
-            _log.warning("executor_unreachable address=%s reason=%r", info.address, str(lost))
-            return None
-        check_same(info, answer)
-        check_model(info, self._accepted_model)
-        self._drains.check(info)
-        was_lost = life.last_step_id > 0
-        allowed_ms = 0 if was_lost else self._parts.config.step_patience_s * 1000
-        if answer.step_running_ms > allowed_ms:
-            _log.warning(
-                "executor_still_busy address=%s step_running_ms=%d",
-                info.address,
-                answer.step_running_ms,
-            )
-            return None
-        is_new = not self._is_known(info) and not self._is_closed
-        return answer if is_new else None
 
     def _steps_of(self, info: executor.ExecutorInfo, life: Life) -> StepAlarm:
         return StepAlarm(
@@ -314,7 +273,7 @@ class Engines:
         if member is None or member.engine.link.info.executor_epoch != executor_epoch:
             return
         try:
-            is_draining = await member.engine.link.is_draining(_VERIFY_TIMEOUT_S)
+            is_draining = await member.engine.link.is_draining(VERIFY_TIMEOUT_S)
         except ExecutorLost as lost:
             raise DomainError("EXECUTOR_UNREACHABLE", f"{address}: {lost}") from lost
         if not is_draining:
@@ -411,7 +370,7 @@ class Engines:
         info = engine.link.info
         try:
             with suppress(ExecutorLost):  # its stream breaks, too, or it is only busy
-                answer = await engine.link.get_info(_VERIFY_TIMEOUT_S)
+                answer = await engine.link.get_info(VERIFY_TIMEOUT_S)
                 if answer.executor_epoch == info.executor_epoch and engine in self.known:
                     self._pulse.show(info.address, self._parts.now_ns())
         finally:

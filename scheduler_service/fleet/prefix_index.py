@@ -205,7 +205,7 @@ def _masks_ahead(
     """Who has the blocks of a request, part by part; hashes no more than are asked for."""
     start, mask_of, config = 0, shelf.masks.get, shelf.config
     while start < num_blocks:
-        end = min(num_blocks, max(len(chain) - 1, start + _NUM_AHEAD))
+        end = min(num_blocks, start + _NUM_AHEAD)
         grow_chain(chain, config, request, sequence.token_ids, end)
         yield [mask_of(name, 0) for name in chain[start + 1 : end + 1]]
         start = end

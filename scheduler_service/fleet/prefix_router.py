@@ -74,17 +74,20 @@ class PrefixRouter:
         """Of each of `states`. Asked for every request, so what most have in common comes first."""
         num_tokens = len(request.unfinished[0].token_ids)
         weighed = num_tokens * _NEW_TOKEN_WEIGHT
-        costs_ns = [state.ahead_ns + weighed * state.token_ns for state in states]
-        for index, state in enumerate(states):
-            hit = cached.get(state.number)
-            if hit is None:
-                num_blocks = num_tokens // state.block_size
-            else:
-                costs_ns[index] += hit.num_host_blocks * state.block_ns
-                costs_ns[index] -= hit.num_tokens * _NEW_TOKEN_WEIGHT * state.token_ns
-                num_blocks = (num_tokens - hit.num_tokens) // state.block_size + hit.num_host_blocks
+        costs_ns = []
+        hit_of = cached.get
+        for state in states:
+            token_ns = state.token_ns
+            cost_ns = state.ahead_ns + weighed * token_ns
+            hit = hit_of(state.number)
+            num_blocks = num_tokens // state.block_size
+            if hit is not None:
+                cost_ns += hit.num_host_blocks * state.block_ns
+                cost_ns -= hit.num_tokens * _NEW_TOKEN_WEIGHT * token_ns
+                num_blocks += hit.num_host_blocks - hit.num_tokens // state.block_size
             if num_blocks > state.num_blank_blocks:
-                costs_ns[index] += _pressure_tokens(state, num_blocks) * state.token_ns
+                cost_ns += _pressure_tokens(state, num_blocks) * token_ns
+            costs_ns.append(cost_ns)
         if adapter := request.scheduling.adapter:
             for index, state in enumerate(states):
                 if adapter not in state.host.adapters:

@@ -20,7 +20,7 @@ from scheduler_service.service.caller_names import CallerNames
 from scheduler_service.service.intake import Intake
 from scheduler_service.service.open_calls import OpenCalls
 from scheduler_service.service.readiness import Readiness
-from scheduler_service.service.refusal_pause import RefusalPause, Sleep
+from scheduler_service.service.refusal_pause import RefusalPause, RefusalPauses, Sleep
 from scheduler_service.service.request_log import RequestLog
 from scheduler_service.streams.client_codec import encode_default_sampling, encode_rejection
 from scheduler_service.streams.sinks import GenerateStream, RequestSink, SessionStream, client_key
@@ -71,7 +71,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._intake = Intake(cluster, callers)
         self._request_log = RequestLog(audit)
         self._open_calls = OpenCalls()
-        self._sleep = sleep
+        self._pauses = RefusalPauses(sleep)
         self._readiness = readiness
 
     async def Generate(
@@ -102,7 +102,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         caller = self._checks.of_call(context)
         tenant = self._checks.known_tenant(caller)
         with self._open_calls.stream(tenant), self._cluster.client_stream(stream):
-            pause = RefusalPause(self._sleep, is_patient=bool(caller.scopes & _FOR_OTHERS))
+            pause = self._pauses.of(None if caller.scopes & _FOR_OTHERS else tenant)
             opener = Opener(self._checks.credential_of(context), context.peer(), pause)
             reader = asyncio.create_task(self._read_session(request_iterator, stream, opener))
             reader.add_done_callback(partial(self._reading_ended, stream))

@@ -24,6 +24,7 @@ from splitserve_rpc.errors import failure_of
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.processes.local_call import LocalCall
 from tests.support.processes.scheduler_in_process import SchedulerInProcess, scheduler_in_process
+from tests.support.security.bearer import bearer
 from tests.support.security.key_ring import KeyRing
 
 PATIENCE_S = 30.0
@@ -57,10 +58,6 @@ async def running(tmp_path: Path) -> AsyncIterator[Running]:
     ):
         stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
         yield Running(scheduler, stub, keys)
-
-
-def bearer(credential: str) -> list[tuple[str, str]]:
-    return [("authorization", f"Bearer {credential}")]
 
 
 def submission(handle: int) -> api.SessionRequest:

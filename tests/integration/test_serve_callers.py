@@ -14,15 +14,10 @@ from typing import Any
 import openai
 
 from tests.contract.stranger.process import poll
-from tests.integration.test_serve_cli import Serve, run_command
+from tests.integration.test_serve_cli import Serve
 from tests.support.processes.gateway import trusting
 from tests.support.security.cluster import Certificates
-
-
-def new_key(file: Path, *arguments: str) -> str:
-    done = run_command("keys", "add", str(file), *arguments)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+from tests.support.security.key_file import KeyFile
 
 
 def run_curl(arguments: str, key: str) -> str:
@@ -47,13 +42,13 @@ async def wait_until_refused(client: openai.OpenAI, model: str) -> openai.APISta
 
 
 def test_callers_are_known_over_https(tmp_path: Path) -> None:
-    keys, own = tmp_path / "keys.json", tmp_path / "gateway.txt"
-    own.write_text(new_key(keys, "--tenant=gateway", "--scope=gateway"))
-    alice, bob = (new_key(keys, f"--tenant={tenant}") for tenant in ("alice", "bob"))
+    keys, own = KeyFile(tmp_path), tmp_path / "gateway.txt"
+    own.write_text(keys.add("gateway", "--scope=gateway"))
+    alice, bob = (keys.add(tenant) for tenant in ("alice", "bob"))
     certificates = Certificates.make(tmp_path / "certificates")
     files = certificates.files("gateway")
     with Serve(
-        f"--api-keys={keys}",
+        f"--api-keys={keys.path}",
         f"--gateway-key-file={own}",
         f"--http-tls-cert={files.cert}",
         f"--http-tls-key={files.key}",
@@ -80,12 +75,10 @@ def test_callers_are_known_over_https(tmp_path: Path) -> None:
             assert answer.usage is not None
             assert answer.usage.completion_tokens == 4
 
-            key_id = alice.split("-")[2]
-            assert run_command("keys", "revoke", str(keys), key_id).returncode == 0
+            keys.revoke(alice)
             assert asyncio.run(wait_until_refused(client, model)).status_code == 401
 
             # It is no fault of callers when it is the gateway whom nobody knows any more.
             client = client.with_options(api_key=bob)
-            gateway_id = own.read_text().split("-")[2]
-            assert run_command("keys", "revoke", str(keys), gateway_id).returncode == 0
+            keys.revoke(own.read_text())
             assert asyncio.run(wait_until_refused(client, model)).status_code == 503

@@ -1,4 +1,4 @@
-"""docs/security.md names tests and options that there are; its lines are taken as they stand."""
+"""docs/limits.md names tests and options that there are; lines of docs/security.md are taken."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from splitserve_options import options
 from splitserve_options.option import COMMANDS
 from splitserve_options.table import OPTIONS
 from tests.support.processes.addresses import reserve_address
+from tests.support.security.cluster import Certificates
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = (ROOT / "docs" / "security.md").read_text()
+LIMITS = (ROOT / "docs" / "limits.md").read_text()
 BLOCKS = [
     block
     for language, block in re.findall(r"^```(\w*)\n(.*?)^```$", DOCUMENT, re.M | re.S)
@@ -40,10 +42,9 @@ CHECKS: dict[str, Callable[[Mapping[str, Any]], object]] = {
 }
 
 
-def test_security_doc_names_tests_and_options_that_exist() -> None:
-    limits = DOCUMENT.partition("## Limits")[2]
-    named = set(re.findall(r"`(test_\w+)`", limits))
-    options = set(re.findall(r"`(--[a-z-]+)", limits))
+def test_limits_doc_names_tests_and_options_that_exist() -> None:
+    named = set(re.findall(r"`(test_\w+)`", LIMITS))
+    options = set(re.findall(r"`(--[a-z-]+)", LIMITS))
 
     tests = {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
     assert named
@@ -54,9 +55,7 @@ def test_security_doc_names_tests_and_options_that_exist() -> None:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with certificates."""
-    folder = tmp_path_factory.mktemp("splitserve")
-    assert main(["certs", str(folder)]) == 0
-    return folder
+    return Certificates.make(tmp_path_factory.mktemp("splitserve")).directory
 
 
 def test_every_line_is_one_that_is_tried_here() -> None:

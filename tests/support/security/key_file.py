@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import io
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from splitserve_cli.main import main
+from splitserve_keys.api_key import ApiKey
+from splitserve_keys.key_entry import KeyEntry
+from splitserve_keys.key_file import Keys
+from splitserve_keys.key_store import change_keys
 
 
 class KeyFile:
@@ -22,8 +28,25 @@ class KeyFile:
 
     def revoke(self, key: str) -> None:
         """It is nobody's once the file has been read again."""
-        key_id = key.removeprefix("sk-ss-").partition("-")[0]
-        _run("revoke", str(self.path), key_id)
+        _run("revoke", str(self.path), id_of(key))
+
+    def expire(self, key: str) -> None:
+        """It was valid for a day, the day before yesterday."""
+        key_id, now = id_of(key), datetime.now(UTC)
+
+        def change(keys: Keys) -> dict[str, KeyEntry]:
+            entry = keys[key_id]
+            created, expires = now - timedelta(days=2), now - timedelta(days=1)
+            return {**keys, key_id: replace(entry, created=created, expires=expires)}
+
+        change_keys(self.path, change)
+
+
+def id_of(key: str) -> str:
+    """By which it is known in the file, and revoked."""
+    parsed = ApiKey.parse(key)
+    assert parsed is not None
+    return parsed.key_id
 
 
 def _run(*arguments: str) -> str:

@@ -6,7 +6,6 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import grpc
@@ -15,9 +14,6 @@ import httpx2
 
 from splitserve_client import ClientConfig
 from splitserve_keys.api_key import ApiKey
-from splitserve_keys.key_entry import KeyEntry
-from splitserve_keys.key_store import change_keys
-from splitserve_keys.scope import Scope
 from splitserve_options.option import BUNDLED_MODEL
 from splitserve_rpc.cluster_identity import Role
 from splitserve_rpc.server import channel_options
@@ -26,14 +22,15 @@ from tests.support.processes.addresses import reserve_address
 from tests.support.processes.processes import START_TIMEOUT_S, Processes, processes
 from tests.support.security.bearer import bearer
 from tests.support.security.cluster import Certificates
+from tests.support.security.key_file import KeyFile
 
-# Keys by the name of who has them: tenant, scopes, whether it has expired.
+# Keys by the name of who has them: tenant, scope.
 _KEYS = {
-    "tenant a": ("a", {Scope.GENERATE}, False),
-    "tenant b": ("b", {Scope.GENERATE}, False),
-    "late": ("a", {Scope.GENERATE}, True),
-    "gateway": ("gateways", {Scope.GATEWAY}, False),
-    "operator": ("operators", {Scope.OPERATOR}, False),
+    "tenant a": ("a", "generate"),
+    "tenant b": ("b", "generate"),
+    "late": ("a", "generate"),
+    "gateway": ("gateways", "gateway"),
+    "operator": ("operators", "operator"),
 }
 # Who has a certificate of the cluster, and what it is called.
 _CERTIFICATES = {"an executor": "executor", "an operator": "operator", "a scheduler": "scheduler"}
@@ -90,7 +87,8 @@ class SecuredStack:
 @asynccontextmanager
 async def secured_stack(folder: Path) -> AsyncIterator[SecuredStack]:
     """Everything with TLS and keys; logs and the audit log are in `folder`."""
-    certificates, keys = Certificates.make(folder / "certificates"), _make_keys(folder / "keys")
+    certificates, file = Certificates.make(folder / "certificates"), KeyFile(folder)
+    keys = _make_keys(file)
     own = folder / "gateway.key"
     own.write_text(keys["gateway"])
     cluster, http = reserve_address(), reserve_address()
@@ -98,7 +96,7 @@ async def secured_stack(folder: Path) -> AsyncIterator[SecuredStack]:
     with processes(Path(BUNDLED_MODEL), folder / "log") as running:
         running.start_scheduler(
             *(f"--cluster-listen={cluster}", *certificates.flags("scheduler")),
-            *(f"--api-keys={folder / 'keys'}", f"--audit-log={folder / 'audit'}"),
+            *(f"--api-keys={file.path}", f"--audit-log={folder / 'audit'}"),
             *("--log-level=debug", "--queue-policy=fair"),
         )
         executor = running.start_executor(
@@ -127,20 +125,10 @@ async def secured_stack(folder: Path) -> AsyncIterator[SecuredStack]:
         yield stack
 
 
-def _make_keys(file: Path) -> dict[str, str]:
-    """The keys by who has them."""
-    drawn = {caller: ApiKey.draw() for caller in _KEYS}
-    now = datetime.now(UTC)
-    entries = {
-        key.key_id: KeyEntry(
-            key.key_id,
-            key.sha256,
-            tenant,
-            frozenset(scopes),
-            now - timedelta(days=2),
-            now - timedelta(days=1) if has_expired else None,
-        )
-        for key, (tenant, scopes, has_expired) in zip(drawn.values(), _KEYS.values(), strict=True)
+def _make_keys(file: KeyFile) -> dict[str, str]:
+    """The keys by who has them; that of `late` has expired."""
+    keys = {
+        caller: file.add(tenant, f"--scope={scope}") for caller, (tenant, scope) in _KEYS.items()
     }
-    change_keys(file, lambda _: entries)
-    return {caller: key.text for caller, key in drawn.items()}
+    file.expire(keys["late"])
+    return keys

@@ -1,8 +1,10 @@
-"""How long a Session that asks for more than it may is not read."""
+"""How long Sessions of a tenant that asks for more than it may are not read."""
 
 from __future__ import annotations
 
-from scheduler_service.service.refusal_pause import RefusalPause
+import asyncio
+
+from scheduler_service.service.refusal_pause import RefusalPauses
 
 QUOTA = "QUOTA_EXCEEDED"
 
@@ -19,7 +21,7 @@ class Clock:
 
 async def test_pauses_double_and_begin_again_when_a_submit_was_taken() -> None:
     clock = Clock()
-    pause = RefusalPause(clock.sleep, is_patient=False)
+    pause = RefusalPauses(clock.sleep).of("a")
     for reason in (QUOTA, QUOTA, QUOTA, QUOTA, QUOTA, QUOTA, None, QUOTA):
         await pause.after(reason)
     assert clock.slept_s == [0.01, 0.02, 0.04, 0.08, 0.1, 0.1, 0.01]
@@ -27,6 +29,47 @@ async def test_pauses_double_and_begin_again_when_a_submit_was_taken() -> None:
 
 async def test_no_pause_is_made_when_it_was_no_quota_or_the_session_is_for_many() -> None:
     clock = Clock()
-    await RefusalPause(clock.sleep, is_patient=False).after("PROMPT_EMPTY")
-    await RefusalPause(clock.sleep, is_patient=True).after(QUOTA)
+    pauses = RefusalPauses(clock.sleep)
+    await pauses.of("a").after("PROMPT_EMPTY")
+    await pauses.of(None).after(QUOTA)
     assert clock.slept_s == []
+
+
+async def test_pauses_go_on_when_a_tenant_has_another_session() -> None:
+    clock = Clock()
+    pauses = RefusalPauses(clock.sleep)
+    sessions = [pauses.of("a") for _ in range(3)]
+    for session in sessions:
+        await session.after(QUOTA)
+    await pauses.of("b").after(QUOTA)
+    assert clock.slept_s == [0.01, 0.02, 0.04, 0.01]
+
+
+async def test_pauses_begin_anew_when_all_sessions_of_a_tenant_have_ended() -> None:
+    clock = Clock()
+    pauses = RefusalPauses(clock.sleep)
+    for _ in range(2):
+        await pauses.of("a").after(QUOTA)
+    assert clock.slept_s == [0.01, 0.01]
+
+
+async def test_sessions_of_a_tenant_pause_one_after_the_other() -> None:
+    asleep: list[asyncio.Event] = []
+
+    async def sleep(_: float) -> None:
+        asleep.append(asyncio.Event())
+        await asleep[-1].wait()
+
+    pauses = RefusalPauses(sleep)
+    sessions = [pauses.of("a") for _ in range(2)] + [pauses.of("b")]
+    pausing = [asyncio.create_task(session.after(QUOTA)) for session in sessions]
+    await asyncio.sleep(0)
+    # One of each tenant.
+    assert len(asleep) == 2
+    for event in asleep:
+        event.set()
+    await pausing[0]
+    await asyncio.sleep(0)
+    assert len(asleep) == 3
+    asleep[2].set()
+    await asyncio.gather(*pausing)

@@ -15,13 +15,10 @@ from scheduler_service.audit.events import AuditEvent, KeysReloaded
 from scheduler_service.callers.caller import ANYBODY, OpenDoor, TenantLimits
 from scheduler_service.callers.open_callers import OpenedCallers, open_callers
 from scheduler_service.callers_config import CallersConfig, TokensConfig
-from splitserve_cli.main import main as splitserve
-from splitserve_keys.api_key import ApiKey
 from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.watched_files import FilesUnusable
 from tests.support.security.issuer import AUDIENCE, Issuer, ec_key, http_server
-
-Capture = pytest.CaptureFixture[str]
+from tests.support.security.key_file import KeyFile, id_of
 
 
 class Site:
@@ -42,9 +39,9 @@ def site() -> Iterator[tuple[Site, str]]:
         yield site, url
 
 
-def _new_key(file: Path, capsys: Capture) -> str:
-    assert splitserve(["keys", "add", str(file), "--tenant=a"]) == 0
-    return capsys.readouterr().out.strip()
+@pytest.fixture
+def keys(tmp_path: Path) -> KeyFile:
+    return KeyFile(tmp_path)
 
 
 def _tokens(site: Site, keys: Path | str | None) -> CallersConfig:
@@ -78,47 +75,40 @@ def test_door_is_open_when_nothing_is_said() -> None:
     assert opened.tenant_weights == {}
 
 
-async def test_key_is_good_until_it_is_revoked(tmp_path: Path, capsys: Capture) -> None:
-    file = tmp_path / "keys.json"
-    first = _new_key(file, capsys)
-    opened = open_callers(CallersConfig(api_keys=file))
+async def test_key_is_good_until_it_is_revoked(keys: KeyFile) -> None:
+    first = keys.add("a")
+    opened = open_callers(CallersConfig(api_keys=keys.path))
     assert _is_known(opened, first)
 
-    second = _new_key(file, capsys)
+    second = keys.add("a")
     assert not _is_known(opened, second)
     assert await opened.refresh_files()
     assert _is_known(opened, second)
 
-    key = ApiKey.parse(first)
-    assert key is not None
-    assert splitserve(["keys", "revoke", str(file), key.key_id]) == 0
+    keys.revoke(first)
     await opened.refresh_files()
     assert (_is_known(opened, first), _is_known(opened, second)) == (False, True)
 
 
-async def test_audit_is_told_ids_of_keys_that_are_new_or_others(
-    tmp_path: Path, capsys: Capture
-) -> None:
-    file, audit = tmp_path / "keys.json", Told()
-    first = ApiKey.parse(_new_key(file, capsys))
-    opened = open_callers(CallersConfig(api_keys=file))
+async def test_audit_is_told_ids_of_keys_that_are_new_or_others(keys: KeyFile) -> None:
+    audit = Told()
+    first = keys.add("a")
+    opened = open_callers(CallersConfig(api_keys=keys.path))
     await opened.refresh_files(audit)
     assert audit.events == []
 
-    second = ApiKey.parse(_new_key(file, capsys))
-    assert first is not None
-    assert second is not None
-    assert splitserve(["keys", "revoke", str(file), first.key_id]) == 0
+    second = keys.add("a")
+    keys.revoke(first)
     await opened.refresh_files(audit)
 
-    assert audit.events == [KeysReloaded((second.key_id,), (), (first.key_id,))]
+    assert audit.events == [KeysReloaded((id_of(second),), (), (id_of(first),))]
 
 
 async def test_callers_stay_known_when_a_file_cannot_be_used(
-    tmp_path: Path, capsys: Capture, caplog: pytest.LogCaptureFixture
+    keys: KeyFile, caplog: pytest.LogCaptureFixture
 ) -> None:
-    file, tenants = tmp_path / "keys.json", tmp_path / "tenants.toml"
-    key = _new_key(file, capsys)
+    file, tenants = keys.path, keys.tenants
+    key = keys.add("a")
     tenants.write_text("[tenants.a]\nweight = 3\nmax_sequences = 2\n")
     opened = open_callers(CallersConfig(file, tenants))
     file.write_text("nothing")
@@ -138,10 +128,10 @@ async def test_callers_stay_known_when_a_file_cannot_be_used(
 
 @pytest.mark.parametrize("name", ["api_keys", "tenants"])
 def test_file_is_named_when_it_cannot_be_used_at_the_start(
-    name: str, tmp_path: Path, capsys: Capture
+    name: str, keys: KeyFile, tmp_path: Path
 ) -> None:
-    _new_key(tmp_path / "keys.json", capsys)
-    files = {"api_keys": tmp_path / "keys.json", name: tmp_path / "none"}
+    keys.add("a")
+    files = {"api_keys": keys.path, name: tmp_path / "none"}
     with pytest.raises(FilesUnusable, match="none: No such file or directory"):
         open_callers(CallersConfig(files["api_keys"], files.get("tenants")))
 
@@ -170,13 +160,13 @@ async def test_tokens_are_known_by_keys_that_are_fetched(site: tuple[Site, str])
 
 
 async def test_tokens_are_refused_and_keys_are_not_when_the_issuer_is_away(
-    site: tuple[Site, str], tmp_path: Path, capsys: Capture, caplog: pytest.LogCaptureFixture
+    site: tuple[Site, str], keys: KeyFile, caplog: pytest.LogCaptureFixture
 ) -> None:
     server, url = site
     server.is_there = False
-    key = _new_key(tmp_path / "keys.json", capsys)
+    key = keys.add("a")
     tokens = TokensConfig(server.issuer.name, AUDIENCE, "tenant", f"{url}/keys")
-    opened = open_callers(CallersConfig(tmp_path / "keys.json", tokens=tokens))
+    opened = open_callers(CallersConfig(keys.path, tokens=tokens))
     await opened.refresh_token_keys()
     assert caplog.messages == [f"token_keys_unavailable problem='{url}/keys: answers 503'"]
     assert (_is_known(opened, server.issuer.token()), _is_known(opened, key)) == (False, True)
@@ -225,11 +215,9 @@ class Rounds:
             self.reached.release()
 
 
-async def test_files_are_looked_at_again_and_again_and_weights_are_told(
-    tmp_path: Path, capsys: Capture
-) -> None:
-    file, tenants = tmp_path / "keys.json", tmp_path / "tenants.toml"
-    _new_key(file, capsys)
+async def test_files_are_looked_at_again_and_again_and_weights_are_told(keys: KeyFile) -> None:
+    file, tenants = keys.path, keys.tenants
+    keys.add("a")
     tenants.write_text("")
     opened = open_callers(CallersConfig(file, tenants))
     told: list[Mapping[str, float]] = []
@@ -246,11 +234,10 @@ async def test_files_are_looked_at_again_and_again_and_weights_are_told(
 
 
 async def test_files_are_looked_at_again_when_that_failed_once(
-    tmp_path: Path, capsys: Capture, caplog: pytest.LogCaptureFixture
+    keys: KeyFile, caplog: pytest.LogCaptureFixture
 ) -> None:
-    file = tmp_path / "keys.json"
-    _new_key(file, capsys)
-    tenants = tmp_path / "tenants.toml"
+    file, tenants = keys.path, keys.tenants
+    keys.add("a")
     tenants.write_text("")
     opened = open_callers(CallersConfig(file, tenants))
     told: list[Mapping[str, float]] = []

@@ -15,7 +15,7 @@ from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.planning.arrival_checks import check_request
 from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import SamplingParams
-from scheduler_service.executors.engines import MAX_PENDING_JOINS
+from scheduler_service.executors.applicants import MAX_PENDING_JOINS
 from scheduler_service.executors.executor_link import ExecutorLost, LinkConfig
 from scheduler_service.executors.handshake import check_executor_info, core_config, epoch_for
 from scheduler_service.request_names import RequestName

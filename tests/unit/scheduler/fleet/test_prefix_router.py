@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 
@@ -20,8 +21,9 @@ TOKEN_NS = 1_000_000
 class Fleet:
     """Cores of the same kind, or with these changes, that computed a step of 64 tokens in 64 ms."""
 
-    def __init__(self, *changes: dict[str, object], speeds: Sequence[int] = ()) -> None:
-        self.drivers = [CoreDriver(**({"num_device_blocks": 256} | each)) for each in changes]
+    def __init__(self, *changes: Mapping[str, int], speeds: Sequence[int] = ()) -> None:
+        pool: dict[str, Any] = {"num_device_blocks": 256}
+        self.drivers = [CoreDriver(**(pool | dict(each))) for each in changes]
         self.queue = FleetQueue("fcfs", {})
         self.now_ns = 0
         self.num_requests = 0
@@ -132,7 +134,7 @@ def test_family_has_a_home_that_is_the_same_in_the_next_life_of_a_fleet() -> Non
     homes = []
     for _ in range(2):
         fleet = Fleet({}, {}, {}, {})
-        lives = []
+        lives: list[int] = []
         for family in range(12):
             fleet.push([family + 1] * 24)
             where = fleet.dispatch()

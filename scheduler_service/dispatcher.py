@@ -1,0 +1,232 @@
+"""Which executor has which request, which waits for one, and who moves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
+
+from scheduler_service.audit.audit import Audit
+from scheduler_service.audit.events import RequestQuarantined
+from scheduler_service.callers.admission import Admission
+from scheduler_service.config import ClusterConfig
+from scheduler_service.core.request import Request
+from scheduler_service.core.scheduler import QUEUE_FULL_RETRY_S
+from scheduler_service.executors.broken_core import end_with_fault
+from scheduler_service.executors.engine_loop import EngineLoop
+from scheduler_service.executors.executor_link import ExecutorLost
+from scheduler_service.fleet.executor_losses import Loss, LossCause
+from scheduler_service.fleet.fleet_queue import FleetQueue
+from scheduler_service.fleet.host_state import Host
+from scheduler_service.fleet.quarantine import Quarantine, Verdict
+from splitserve_rpc.domain_error import DomainError
+
+# By then the clock is past a deadline.
+_PAST_DEADLINE_S = 0.001
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Tracked:
+    """An unfinished request, its terms, and who runs it (None: nobody yet)."""
+
+    request: Request
+    admission: Admission
+    engine: EngineLoop | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DispatcherOwner:
+    """`taking_requests`: engines that may be given some. `end`: tells that one has ended.
+
+    That is called for a request that no engine has, or that the last one could not give back.
+    """
+
+    taking_requests: Callable[[], list[EngineLoop]]
+    end: Callable[[Request], None]
+
+
+class Dispatcher:
+    """Has every unfinished request in one place: at an engine, in the queue, or in quarantine.
+
+    `tracked`: all of them, by id.
+    """
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        now_ns: Callable[[], int],
+        audit: Audit,
+        owner: DispatcherOwner,
+    ) -> None:
+        self._max_num_waiting = config.max_num_waiting
+        self._now_ns = now_ns
+        self._audit = audit
+        self._owner = owner
+        self.tracked: dict[str, Tracked] = {}
+        self._queue = FleetQueue(config.policies.queue_policy, config.policies.tenant_weights)
+        self._quarantine = Quarantine(config.max_executor_losses)
+        # Of a deadline of somebody who waits.
+        self._awaited_ns: int | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests no executor has."""
+        return len(self._queue) + self._quarantine.num_waiting
+
+    def weigh_tenants(self, weights: Mapping[str, float]) -> None:
+        """Gives tenants other shares of what waits."""
+        self._queue.weigh_tenants(weights)
+
+    def charge(self, num_sampled: Mapping[str, int]) -> None:
+        """Tenants got so many output tokens."""
+        self._queue.charge(num_sampled)
+
+    def close(self) -> None:
+        """Nobody waits any more."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def check_place(self, request: Request, num_executors: int) -> None:
+        """Raises DomainError(QUEUE_FULL) if too many wait."""
+        num_places = self._max_num_waiting * max(1, num_executors)
+        if not self._queue.has_place(request, num_places):
+            message = f"{len(self._queue)} requests wait; allowed: {num_places}"
+            if len(self._queue) < num_places:
+                message += ", of which some are left to tenants that have fewer"
+            raise DomainError("QUEUE_FULL", message, retry_delay_s=QUEUE_FULL_RETRY_S)
+
+    def take(self, request: Request, admission: Admission) -> None:
+        """A new request, which has been checked, waits or begins."""
+        self.tracked[request.request_id] = Tracked(request, admission)
+        self._queue.push(request)
+        self._dispatch([])
+
+    def forget(self, request_id: str) -> Tracked | None:
+        """A request has ended, wherever it was; what was known of it."""
+        self._queue.forget(request_id)
+        self._quarantine.forget(request_id)
+        return self.tracked.pop(request_id, None)
+
+    # -- executors -----------------------------------------------------------------------------
+
+    def engine_joined(self) -> None:
+        """There is one more that takes requests."""
+        self._dispatch()
+
+    def engine_lost(self, engine: EngineLoop, requests: list[Request], cause: LossCause) -> None:
+        """Takes back what a closed engine gave away."""
+        # The owners of others are gone.
+        lost = [request for request in requests if self._runs_at(engine, request.request_id)]
+        self._tell(self._quarantine.executor_lost(lost, self._loss(engine, cause)))
+        self._take_back(engine, lost)
+        for tracked in [left for left in self.tracked.values() if left.engine is engine]:
+            # A core so broken that it could not even give this one back.
+            end_with_fault(tracked.request)
+            self._owner.end(tracked.request)
+        self._dispatch()
+
+    def engine_gave_back(self, engine: EngineLoop, requests: list[Request]) -> None:
+        """Takes back what an engine that drains gave away."""
+        self._quarantine.executor_lost(requests, self._loss(engine, LossCause.BLAMELESS))
+        self._take_back(engine, requests)
+        self._dispatch()
+
+    def _loss(self, engine: EngineLoop, cause: LossCause) -> Loss:
+        return Loss(cause, engine.life, self._now_ns(), engine.has_answered)
+
+    def _take_back(self, engine: EngineLoop, requests: list[Request]) -> None:
+        for request in sorted(requests, key=lambda moved: moved.arrival):
+            if not self._runs_at(engine, request.request_id):
+                continue  # its owner is gone
+            tracked = self.tracked[request.request_id]
+            tracked.request, tracked.engine = request, None
+            if request.is_finished:
+                self._owner.end(request)
+            elif not self._quarantine.holds(request):
+                self._queue.push(request)
+
+    def _runs_at(self, engine: EngineLoop, request_id: str) -> bool:
+        tracked = self.tracked.get(request_id)
+        return tracked is not None and tracked.engine is engine
+
+    def _tell(self, verdict: Verdict) -> None:
+        """Operators learn whom executors died of; `RequestEnded` tells the audit log of an end."""
+        for request in verdict.isolated:
+            own_id = self.tracked[request.request_id].admission.name.own_id
+            num_trials = request.num_trials_left
+            _log.warning("request_quarantined request_id=%r num_trials=%d", own_id, num_trials)
+            self._audit.record(RequestQuarantined(request.scheduling.tenant, own_id))
+        for request in verdict.failed:
+            own_id = self.tracked[request.request_id].admission.name.own_id
+            _log.error("request_kills_executors request_id=%r why=%r", own_id, request.error)
+
+    def refill(self, engine: EngineLoop) -> None:
+        """An executor plans a step: it may begin what waits."""
+        if len(self._queue):
+            self._dispatch([engine])
+        elif engine.takes_requests:
+            self._queue.note(engine.scheduler)
+            self._move_one_to(engine)
+
+    def _move_one_to(self, taker: EngineLoop) -> None:
+        """An executor has nobody to begin: perhaps somebody waits at another."""
+        engines: dict[Host, EngineLoop] = {
+            engine.scheduler: engine for engine in self._owner.taking_requests()
+        }
+        if not taker.takes_requests or len(engines) < 2:
+            return
+        found = self._queue.to_be_moved(self._now_ns(), taker.scheduler, engines)
+        if found is None:
+            return
+        host, request_id = found
+        with suppress(ExecutorLost):  # it gives all of its requests back
+            moved = engines[host].withdraw(request_id)
+            if moved is not None:
+                tracked = self.tracked[request_id]
+                tracked.request, tracked.engine = moved, None
+                self._queue.push(moved)
+        self._dispatch()
+
+    def _dispatch(self, changed: Collection[EngineLoop] | None = None) -> None:
+        """Gives requests to executors that can begin them; `changed`: of these, None for all."""
+        engines: dict[Host, EngineLoop] = {
+            engine.scheduler: engine for engine in self._owner.taking_requests()
+        }
+        changed_hosts: list[Host] | None = None
+        if changed is not None:
+            changed_hosts = [engine.scheduler for engine in changed if engine.takes_requests]
+        isolated = self._quarantine.dispatch(list(engines))
+        given = self._queue.dispatch(self._now_ns(), engines.keys(), changed_hosts)
+        for request, host in chain(isolated, given):
+            engine = self.tracked[request.request_id].engine = engines[host]
+            try:
+                engine.readmit(request)
+            except ExecutorLost:  # it gives the request back, and then there is more to do
+                break
+        self._await_deadline()
+
+    def _await_deadline(self) -> None:
+        """Sees to it that whoever waits ends when its deadline is past, if the policy says so."""
+        deadline_ns = self._queue.next_deadline_ns
+        if deadline_ns == self._awaited_ns:
+            return
+        self._awaited_ns = deadline_ns
+        if self._alarm is not None:
+            self._alarm.cancel()
+        if deadline_ns is not None:
+            delay_s = max(deadline_ns - self._now_ns(), 0) / 1e9 + _PAST_DEADLINE_S
+            self._alarm = asyncio.get_running_loop().call_later(delay_s, self._end_overdue)
+
+    def _end_overdue(self) -> None:
+        self._awaited_ns = None
+        for request in self._queue.take_overdue(self._now_ns()):
+            self._owner.end(request)
+        self._await_deadline()
