@@ -18,7 +18,7 @@ from scheduler_service.core.scheduler import QUEUE_FULL_RETRY_S
 from scheduler_service.executors.broken_core import end_with_fault
 from scheduler_service.executors.engine_loop import EngineLoop
 from scheduler_service.executors.executor_link import ExecutorLost
-from scheduler_service.fleet.executor_losses import LossCause
+from scheduler_service.fleet.executor_losses import Loss, LossCause
 from scheduler_service.fleet.fleet_queue import FleetQueue
 from scheduler_service.fleet.host_state import Host
 from scheduler_service.fleet.quarantine import Quarantine, Verdict
@@ -130,7 +130,7 @@ class Dispatcher:
         """Takes back what a closed engine gave away."""
         # The owners of others are gone.
         lost = [request for request in requests if self._runs_at(engine, request.request_id)]
-        self._tell(self._quarantine.executor_lost(lost, cause, self._now_ns()))
+        self._tell(self._quarantine.executor_lost(lost, self._loss(engine, cause)))
         self._take_back(engine, lost)
         for tracked in [left for left in self.tracked.values() if left.engine is engine]:
             # A core so broken that it could not even give this one back.
@@ -140,9 +140,12 @@ class Dispatcher:
 
     def engine_gave_back(self, engine: EngineLoop, requests: list[Request]) -> None:
         """Takes back what an engine that drains gave away."""
-        self._quarantine.executor_lost(requests, LossCause.BLAMELESS, self._now_ns())
+        self._quarantine.executor_lost(requests, self._loss(engine, LossCause.BLAMELESS))
         self._take_back(engine, requests)
         self._dispatch()
+
+    def _loss(self, engine: EngineLoop, cause: LossCause) -> Loss:
+        return Loss(cause, engine.life, self._now_ns(), engine.has_answered)
 
     def _take_back(self, engine: EngineLoop, requests: list[Request]) -> None:
         for request in sorted(requests, key=lambda moved: moved.arrival):
