@@ -134,7 +134,7 @@ class Cluster:
             assert executor.violations == []
 
 
-async def poll(ask: Callable[[], Awaitable[tuple[bool, T]]], timeout_s: float = 30) -> T:
+async def poll(ask: Callable[[], Awaitable[tuple[bool, T]]], timeout_s: float = 60) -> T:
     """Asks until the answer's first part is true. Raises TimeoutError with the last answer."""
     deadline = time.monotonic() + timeout_s
     while True:

@@ -30,7 +30,7 @@ from tests.support.processes.fake_service import DIGEST
 
 # Steps that a test holds are not to count as lost.
 PATIENCE_S = 300.0
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
