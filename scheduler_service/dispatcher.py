@@ -130,8 +130,11 @@ class Dispatcher:
         """Takes back what a closed engine gave away."""
         # The owners of others are gone.
         lost = [request for request in requests if self._runs_at(engine, request.request_id)]
-        self._tell(self._quarantine.executor_lost(lost, self._loss(engine, cause)))
+        verdict = self._quarantine.executor_lost(lost, self._loss(engine, cause))
+        self._tell(verdict)
         self._take_back(engine, lost)
+        for request in verdict.released:
+            self._queue.push(request)
         for tracked in [left for left in self.tracked.values() if left.engine is engine]:
             # A core so broken that it could not even give this one back.
             end_with_fault(tracked.request)

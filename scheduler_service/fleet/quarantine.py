@@ -26,10 +26,14 @@ REASON = "EXECUTOR_LOST_REPEATEDLY"
 
 @dataclass(slots=True)
 class Verdict:
-    """What follows from a loss: requests that are isolated from now on, and that have failed."""
+    """What follows from a loss: requests that are isolated from now on, and that have failed.
+
+    `released`: others that waited here, and are to wait with everybody else.
+    """
 
     isolated: list[Request] = field(default_factory=list)
     failed: list[Request] = field(default_factory=list)
+    released: list[Request] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -61,10 +65,11 @@ class Quarantine:
         """Judges what an executor had that was lost. Mutates the requests that it names."""
         verdict = Verdict()
         requests = list(requests)
-        self._release()
         for request in requests:
             if request.request_id in self._isolated:
+                # What the executor had of it says nothing any more, be it that it was acquitted.
                 self._isolated[request.request_id] = _Isolated(request)
+        self._release()
         if loss.cause is LossCause.BLAMELESS:
             return verdict
         in_flight = [r for r in requests if r.was_in_flight and not r.is_finished]
@@ -74,6 +79,8 @@ class Quarantine:
         self._fleet.add(loss.now_ns, frozenset(request.request_id for request in in_flight))
         for request in accused:
             self._accuse(request, verdict, loss, is_alone=len(in_flight) == 1)
+        come_back = {request.request_id for request in requests}
+        verdict.released = [r for r in self._release() if r.request_id not in come_back]
         return verdict
 
     def _losses_of(self, request: Request) -> RequestLosses:
@@ -125,7 +132,6 @@ class Quarantine:
             is_waiting = isolated is not None and isolated.host is None
             if isolated is not None and is_waiting and len(losses.in_succession) < self._max_losses:
                 isolated.request.trial_size = isolated.request.num_trials_left = 0
-        self._release()
 
     # -- who goes where ------------------------------------------------------------------------
 
@@ -162,11 +168,12 @@ class Quarantine:
         isolated = self._isolated.get(request_id)
         return isolated is not None and isolated.is_on_trial
 
-    def _release(self) -> None:
-        """Forgets those of which their cores have seen enough."""
-        released = [name for name, each in self._isolated.items() if not each.is_on_trial]
-        for request_id in released:
-            del self._isolated[request_id]
+    def _release(self) -> list[Request]:
+        """Forgets those of which enough was seen; returns those of them that no host has."""
+        released = [each for each in self._isolated.values() if not each.is_on_trial]
+        for isolated in released:
+            del self._isolated[isolated.request.request_id]
+        return [isolated.request for isolated in released if isolated.host is None]
 
 
 def _num_output_tokens(request: Request) -> int:

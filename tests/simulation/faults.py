@@ -181,6 +181,15 @@ async def reset(world: World, random: Random, lasting_s: float) -> None:
     world.log(f"reset {count} connections of {here} with {other}, is_told={is_told}")
 
 
+async def break_off(world: World, random: Random, lasting_s: float) -> None:
+    """In the midst of what is said: a step is half heard, or an answer."""
+    way = random.choice(world.hosts)
+    sender, receiver = way if random.random() < 0.7 else way[::-1]
+    num_frames = random.randint(1, 40)
+    world.log(f"{sender} -> {receiver} breaks after {num_frames} frames")
+    world.network.reset_after(sender, receiver, num_frames)
+
+
 async def kill_scheduler(world: World, random: Random, lasting_s: float) -> None:
     is_silent = random.random() < 0.2
     world.log(f"kill the scheduler, is_silent={is_silent}")
@@ -212,6 +221,7 @@ FAULTS: Mapping[Fault, int] = MappingProxyType(
         cut: 4,
         delay: 2,
         reset: 3,
+        break_off: 3,
         kill_scheduler: 2,
         pause_scheduler: 1,
     }

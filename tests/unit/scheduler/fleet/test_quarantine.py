@@ -250,3 +250,30 @@ def test_a_repeated_loss_keeps_who_is_isolated() -> None:
     assert lose(quarantine, request, has_answered=False) == ([], [])
     assert quarantine.holds(request)
     assert request.trial_size == 1
+
+
+def test_innocent_that_waits_for_an_executor_is_given_back_when_others_are_guilty() -> None:
+    quarantine, poison, innocent = Quarantine(2), make("r1"), make("r2")
+    lose(quarantine, poison, innocent)
+    assert lose(quarantine, poison, innocent) == (["r1", "r2"], [])
+    # No executor takes the innocent one meanwhile.
+    verdict = quarantine.executor_lost([poison], Loss(LossCause.DIED, 2, 0, has_answered=True))
+    assert [request.request_id for request in verdict.failed] == ["r1"]
+    assert verdict.released == [innocent]
+    assert not quarantine.holds(innocent)
+    assert quarantine.num_waiting == 0
+
+
+def test_suspect_is_still_one_when_its_executor_gives_it_back() -> None:
+    quarantine, poison = Quarantine(2), make("r1")
+    driver = CoreDriver()
+    lose(quarantine, poison, make("r2"))
+    lose(quarantine, poison, make("r3"))
+    given = list(quarantine.dispatch([driver.core]))
+    assert [request.request_id for request, _ in given] == ["r1"]
+    driver.core.readmit(poison)
+    moved = driver.core.withdraw("r1")
+    assert moved is not None
+    lose(quarantine, moved, cause=LossCause.BLAMELESS)
+    assert quarantine.holds(moved)
+    assert moved.trial_size == 1
