@@ -41,6 +41,7 @@ class Running:
 
     async def begin(self, credential: str, **fields: Any) -> Any:  # noqa: ANN401
         """A stream that has its first token, and waits for others."""
+        self.watch.hold()
         num_before = self.scheduler.cluster.num_unfinished
         call = self.generate(credential, **fields)
         await self._let_begin(num_before)
@@ -59,6 +60,7 @@ class Running:
 
     async def begin_in(self, session: Any, message: api.SessionRequest) -> None:  # noqa: ANN401
         """It has its first token."""
+        self.watch.hold()
         num_before = self.scheduler.cluster.num_unfinished
         await session.write(message)
         await self._let_begin(num_before)
