@@ -82,9 +82,11 @@ class Channels:
         Waits for the first connection. Raises ServerUnreachable (the problem, and what gRPC says)
         as soon as it is refused, or after `timeout_s`.
         """
-        stubs = await self._renewed()
+        replaced, stubs = self._stubs, self._renewed()
         stubs.num_calls += 1
         try:
+            if replaced is not stubs and not replaced.num_calls:
+                await replaced.channel.close()
             if not stubs.has_connected:
                 await _wait_for_connection(stubs.channel, self._problem, timeout_s)
                 stubs.has_connected = True
@@ -94,13 +96,10 @@ class Channels:
             if stubs is not self._stubs and not stubs.num_calls:
                 await stubs.channel.close()
 
-    async def _renewed(self) -> Stubs:
+    def _renewed(self) -> Stubs:
         """What is connected stays: the files are for connections that are made."""
-        stubs = self._stubs
-        if not self.is_ready and self._credentials() is not stubs.credentials:
+        if not self.is_ready and self._credentials() is not self._stubs.credentials:
             self._stubs = self._open()
-            if not stubs.num_calls:
-                await stubs.channel.close()
         return self._stubs
 
     def _open(self) -> Stubs:

@@ -216,13 +216,14 @@ class Connection:
         self, method: Method, request: object, timeout_s: float | None = None
     ) -> AsyncGenerator[Any, None]:
         """The responses of a call, which ends when this is closed."""
-        async with self._target.call(self._timeout_s) as stubs:
+        target = self._target
+        async with target.call(self._timeout_s) as stubs:
             call = method(stubs)(request, timeout=timeout_s, metadata=self._api_key.current())
             try:
-                async for response in _responses(call, stubs, self._target.elsewhere):
+                async for response in _responses(call, stubs, target.elsewhere):
                     yield response
             except grpc.aio.AioRpcError as error:
-                raise self._followed(error_of_failure(failure_of(error))) from error
+                raise self._followed(error_of_failure(failure_of(error)), target) from error
             finally:
                 call.cancel()
 
@@ -234,12 +235,19 @@ class Connection:
         if len(self._left) >= MAX_HOPS:
             return []
         is_vouched = config.tls is not None and config.tls.ca is not None
+        # An operator's calls go to where requests go.
+        has_credential = config.has_api_key or config.cluster_token is not None
         return allowed(
-            address, error.schedulers, has_credential=config.has_api_key, is_vouched=is_vouched
+            address, error.schedulers, has_credential=has_credential, is_vouched=is_vouched
         )
 
-    def _followed(self, error: SplitserveError) -> SplitserveError:
-        """`error`, or that the stream broke, if it goes on at schedulers that `error` names."""
+    def _followed(self, error: SplitserveError, target: Target) -> SplitserveError:
+        """`error`, or that the stream broke, if it goes on at schedulers that `error` names.
+
+        `target`: where the call was. All streams there are told the same, and it is one hop.
+        """
+        if target is not self._target and isinstance(error, Draining):
+            return ServerUnreachable(error.message, error.reason)
         named = self.places_named(error)
         if not named:
             return error
@@ -267,7 +275,7 @@ async def _responses(
         reading = asyncio.ensure_future(call.read())
         try:
             while not (await asyncio.wait([reading], timeout=_SILENCE_S))[0]:
-                if await elsewhere(stubs):
+                if await _is_better(asyncio.ensure_future(elsewhere(stubs)), reading):
                     raise ServerUnreachable("the scheduler does not serve, and another does")
         finally:
             reading.cancel()
@@ -275,6 +283,15 @@ async def _responses(
         if response is grpc.aio.EOF:
             return
         yield response
+
+
+async def _is_better(looking: asyncio.Future[bool], reading: asyncio.Future[Any]) -> bool:
+    """What `looking` finds, unless `reading` is done before."""
+    try:
+        await asyncio.wait([looking, reading], return_when=asyncio.FIRST_COMPLETED)
+        return not reading.done() and looking.result()
+    finally:
+        looking.cancel()
 
 
 def _target(address: str, config: ClientConfig) -> Target:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from typing import Protocol
 
 import grpc.aio
 from grpc_health.v1 import health_pb2
 
 from splitserve_client.channels import Channels, Stubs
-from splitserve_client.errors import ServerUnreachable
+from splitserve_client.errors import ServerUnreachable, SplitserveError
+from splitserve_client.probes import Answers, ask
 from splitserve_rpc.discovery import Discovery
 
 # What a scheduler said of itself holds for so long.
@@ -62,8 +65,11 @@ class Schedulers:
         self._clock = clock
         self._shuffle = shuffle
         self._channels: dict[str, Channels] = {}
+        # It is one of `_channels`.
         self._current: str | None = None
         self._fresh_until_s = 0.0
+        # Of all calls that wait for it.
+        self._search: asyncio.Task[Channels] | None = None
 
     @property
     def is_ready(self) -> bool:
@@ -72,15 +78,18 @@ class Schedulers:
 
     async def close(self) -> None:
         """Ends what runs."""
-        for channels in self._channels.values():
+        if self._search is not None:
+            self._search.cancel()
+            await asyncio.gather(self._search, return_exceptions=True)
+        for channels in list(self._channels.values()):
             await channels.close()
 
     @asynccontextmanager
     async def call(self, timeout_s: float) -> AsyncGenerator[Stubs, None]:
         """The stubs for one call. Raises ServerUnreachable if none of them can be reached."""
-        current = await self._choose(timeout_s)
+        channels = await self._choose(timeout_s)
         try:
-            async with self._channels[current].call(timeout_s) as stubs:
+            async with channels.call(timeout_s) as stubs:
                 yield stubs
         except BaseException:
             # Whatever it was, it is looked at again before the next call.
@@ -94,52 +103,66 @@ class Schedulers:
 
     async def _serves_elsewhere(self, stubs: Stubs) -> bool:
         self._fresh_until_s = 0.0
-        current = await self._choose(_PROBE_TIMEOUT_S)
-        return self._fresh_until_s > 0.0 and not self._channels[current].has(stubs)
+        try:
+            current = await self._choose(_PROBE_TIMEOUT_S)
+        except SplitserveError:
+            return False  # nobody is better; whether its own is lost, the stream says itself
+        return self._fresh_until_s > 0.0 and not current.has(stubs)
 
-    async def _choose(self, timeout_s: float) -> str:
-        addresses = await self._known()
-        if self._current in addresses and self._clock() < self._fresh_until_s:
-            return self._current
-        problem = ServerUnreachable("no scheduler is known")
-        fallback: str | None = None
-        for address in self._order(addresses):
-            try:
-                if await self._is_serving(address, min(timeout_s, _PROBE_TIMEOUT_S)):
-                    self._current = address
-                    self._fresh_until_s = self._clock() + _FRESH_S
-                    return address
-                fallback = fallback or address
-            except ServerUnreachable as error:
-                problem = error
-        if fallback is None:
-            raise problem
-        self._current = fallback
-        return fallback
-
-    def _order(self, addresses: tuple[str, ...]) -> list[str]:
-        """The one that it has, then the others in any order."""
-        order = list(addresses)
-        self._shuffle(order)
-        return sorted(order, key=lambda address: address != self._current)
-
-    async def _known(self) -> tuple[str, ...]:
-        """The addresses, each with its channels. Raises ServerUnreachable."""
+    async def _choose(self, timeout_s: float) -> Channels:
         try:
             addresses = await self._discovery.addresses()
         except OSError as error:
             raise ServerUnreachable(f"the schedulers are not known: {error}") from error
-        for address in addresses:
-            if address not in self._channels:
-                self._channels[address] = self._open_channels(address)
-        for address in [known for known in self._channels if known not in addresses]:
-            # What runs there goes on; channels close themselves after their last call.
-            if address != self._current and not self._channels[address].is_used:
-                await self._channels.pop(address).close()
-        return addresses
+        if self._current in addresses and self._clock() < self._fresh_until_s:
+            return self._channels[self._current]
+        if self._search is None or self._search.done():
+            self._search = asyncio.create_task(self._find(addresses, timeout_s))
+            # Perhaps nobody waits any more when it fails.
+            self._search.add_done_callback(lambda done: done.cancelled() or done.exception())
+        search = self._search
+        try:
+            return await asyncio.shield(search)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if search.cancelled() and task is not None and not task.cancelling():
+                raise ServerUnreachable("the client was closed") from None
+            raise
+
+    async def _find(self, addresses: tuple[str, ...], timeout_s: float) -> Channels:
+        """The one that it has, if that serves, or another. Raises SplitserveError."""
+        await self._forget_others(addresses)
+        probe = partial(self._is_serving, timeout_s=min(timeout_s, _PROBE_TIMEOUT_S))
+        answers = Answers()
+        others = [address for address in addresses if address != self._current]
+        self._shuffle(others)
+        if self._current in addresses:
+            await ask([self._current], probe, answers)
+        if answers.serving is None:
+            await ask(others, probe, answers)
+        found = answers.serving or answers.idle
+        if found is None:
+            raise answers.problem or ServerUnreachable("no scheduler is known")
+        if answers.serving is not None:
+            self._fresh_until_s = self._clock() + _FRESH_S
+        self._current = found
+        return self._channels[found]
+
+    async def _forget_others(self, addresses: tuple[str, ...]) -> None:
+        """What runs there goes on."""
+        gone = [
+            address
+            for address, channels in self._channels.items()
+            if address not in addresses and address != self._current and not channels.is_used
+        ]
+        # All at once: who awaits lets others look at them.
+        for channels in [self._channels.pop(address) for address in gone]:
+            await channels.close()
 
     async def _is_serving(self, address: str, timeout_s: float) -> bool:
-        """Raises ServerUnreachable."""
+        """Raises ServerUnreachable and CredentialsUnusable."""
+        if address not in self._channels:
+            self._channels[address] = self._open_channels(address)
         async with self._channels[address].call(timeout_s) as stubs:
             try:
                 request = health_pb2.HealthCheckRequest()

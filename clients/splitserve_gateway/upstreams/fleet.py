@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
 from typing import Self
 
-from splitserve_client import ClientConfig, Model, UnreadBudget
+from splitserve_client import ClientConfig, Model, SplitserveError, UnreadBudget
 from splitserve_gateway.http.errors import caller_not_allowed, model_unknown, no_scheduler
 from splitserve_gateway.upstreams.upstream import Served, Upstream
 from splitserve_rpc.discovery import Discovery
 
 # How often it asks which schedulers there are.
 _LOOK_S = 1.0
+
+_log = logging.getLogger(__name__)
 
 
 class Fleet:
@@ -36,6 +39,8 @@ class Fleet:
         self._upstreams: list[Upstream] = []
         # Of schedulers that are not named any more: what they have begun goes on.
         self._retired: list[Upstream] = []
+        # Of those that could not be taken: why, as it is in the log.
+        self._unusable: dict[str, str] = {}
         self._watcher: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -48,7 +53,7 @@ class Fleet:
         self._watcher.cancel()
         await asyncio.gather(self._watcher, return_exceptions=True)
         for upstream in (*self._retired, *self._upstreams):
-            await upstream.__aexit__(None, None, None)
+            await _leave(upstream)
 
     @property
     def num_session_requests(self) -> int:
@@ -69,13 +74,26 @@ class Fleet:
             known = {upstream.address for upstream in self._upstreams}
             self._upstreams = [upstream for upstream in self._upstreams if upstream not in gone]
             self._retired += gone
+            self._unusable = {
+                each: why for each, why in self._unusable.items() if each in addresses
+            }
             for address in addresses:
                 if address not in known:
-                    upstream = Upstream(address, self._config, self.unread, self._find_other)
-                    self._upstreams.append(await upstream.__aenter__())
+                    await self._join(address)
         for upstream in [retired for retired in self._retired if not retired.num_session_requests]:
             self._retired.remove(upstream)
-            await upstream.__aexit__(None, None, None)
+            await _leave(upstream)
+
+    async def _join(self, address: str) -> None:
+        """If it cannot be now, it is tried again; the others are not to suffer from it."""
+        try:
+            upstream = Upstream(address, self._config, self.unread, self._find_other)
+            self._upstreams.append(await upstream.__aenter__())
+            self._unusable.pop(address, None)
+        except SplitserveError as error:
+            if self._unusable.get(address) != str(error):
+                self._unusable[address] = str(error)
+                _log.error("upstream_unusable address=%s error=%r", address, str(error))
 
     def reachable(self, allowed: Collection[Upstream] | None = None) -> list[Upstream]:
         """Schedulers that serve something now; `allowed`: of these, None: of all."""
@@ -129,3 +147,11 @@ class Fleet:
             and upstream.served.model.digest == digest
         ]
         return min(fitting, key=lambda upstream: upstream.num_open, default=None)
+
+
+async def _leave(upstream: Upstream) -> None:
+    """Whatever becomes of it, the others are left as well."""
+    try:
+        await upstream.__aexit__(None, None, None)
+    except SplitserveError as error:
+        _log.warning("upstream_not_closed address=%s error=%r", upstream.address, str(error))

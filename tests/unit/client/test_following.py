@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import AsyncExitStack
+from functools import partial
+
 import pytest
 
-from splitserve_client.following import allowed
+from splitserve_client import AsyncClient, ClientConfig, Draining, RetryPolicy, SamplingParams
+from splitserve_client.connection import Connection
+from splitserve_client.following import MAX_HOPS, allowed
+from splitserve_rpc.domain_error import DomainError
+from tests.support.fakes.fake_generation import expected_tokens
+from tests.support.fakes.fake_scheduler import FakeScheduler, start
 
 OWN = "10.0.0.5:50051"
 SIBLING, OTHER = "10.0.0.5:50061", "10.0.0.6:50051"
@@ -30,6 +39,64 @@ def test_client_goes_nowhere_that_it_should_not(
 ) -> None:
     found = allowed(OWN, named, has_credential=has_credential, is_vouched=is_vouched)
     assert found == expected
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "0.0.0.0", "[::]", "[::1]", "[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "[::ffff:169.254.1.1]",
+        "[::ffff:0.0.0.0]", "[fe80::1%eth0]", "[2001:db8::1%eth0]", "[::ffff:7f00%3A1]",
+        "127.1", "127.0.0.1.", "0177.0.0.1", "2130706433", "0x7f000001", "0x7f.1", "127.0.0.0x1",
+        "LOCALHOST", "localhost.", "x.Localhost", "[localhost]", "%6cocalhost", "l\uff4fcalhost",
+        "unix", "unix-abstract", "dns", "vsock", ".", "a..b",
+    ],
+)  # fmt: skip
+def test_client_goes_to_no_name_for_its_own_machine(host: str) -> None:
+    assert allowed(OWN, [f"{host}:80"], has_credential=False, is_vouched=True) == []
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["scheduler", "scheduler-2", "scheduler_2", "a.example.", "A.example", "3com.example", "10a",
+     "10.0.0.6", "[2001:db8::1]", "[::ffff:10.0.0.6]"],
+)  # fmt: skip
+def test_client_goes_to_plain_hosts(host: str) -> None:
+    named = [f"{host}:80"]
+    assert allowed(OWN, named, has_credential=False, is_vouched=True) == named
+
+
+@pytest.mark.parametrize(
+    "secret", [{"api_key": "k" * 32}, {"cluster_token": "t" * 32}], ids=["key", "token"]
+)
+async def test_no_credential_goes_to_a_host_that_a_scheduler_names(secret: dict[str, str]) -> None:
+    draining = Draining("bye")
+    draining.schedulers = (OTHER, SIBLING)
+    connection = Connection(OWN, ClientConfig(**secret))  # type: ignore[arg-type]
+    assert connection.places_named(draining) == [SIBLING]
+    await connection.close()
+
+
+async def test_client_follows_as_often_as_schedulers_stop_when_it_has_many_streams() -> None:
+    async with AsyncExitStack() as stack:
+        fakes = [FakeScheduler() for _ in range(MAX_HOPS + 1)]
+        servers = [await start(fake) for fake in fakes]
+        for server in servers:
+            stack.push_async_callback(server.server.stop, None)
+        addresses = [f"127.0.0.1:{server.port}" for server in servers]
+        # All but the last one stop, and name the next.
+        await servers[0].set_serving(("",), False)
+        for fake, following in zip(fakes, addresses[1:], strict=False):
+            fake.before_request = partial(_stop, following)
+        config = ClientConfig(retry=RetryPolicy(first_delay_s=0.001, max_delay_s=0.001))
+        client = await stack.enter_async_context(AsyncClient(addresses[0], config))
+        params = SamplingParams(seed=7, max_tokens=3)
+        completions = await asyncio.gather(*(client.complete([3], params) for _ in range(4)))
+        assert [list(each.token_ids) for each in completions] == [expected_tokens([3], 7, 3)] * 4
+        assert len(fakes[-1].requests) == 4
+
+
+def _stop(following: str, _: object) -> None:
+    raise DomainError("DRAINING", "it stops", schedulers=(following,))
 
 
 def test_client_on_the_machine_of_its_scheduler_goes_on_there() -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from splitserve_client import AsyncClient, InvalidRequest, SamplingParams, ServerUnreachable
+from splitserve_client import AsyncClient, InvalidRequest, SamplingParams, ServerUnreachable, probes
 from splitserve_client import connection as connection_module
+from splitserve_client.schedulers import Schedulers
 from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.server import RunningServer
 from tests.contract.stranger.process import poll
@@ -118,6 +119,22 @@ async def test_request_goes_on_at_the_other_when_it_waits_where_nobody_computes(
     assert several.num_requests[1 - first] == 1
 
 
+async def test_token_comes_at_once_when_another_scheduler_is_looked_for(
+    several: Several, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await several.begin()
+    several.fakes[first].hold = hold = asyncio.Event()
+
+    async def look(_: object) -> bool:
+        hold.set()
+        return await asyncio.Future()
+
+    monkeypatch.setattr(connection_module, "_SILENCE_S", 0.01)
+    monkeypatch.setattr(Schedulers, "elsewhere", property(lambda _: look))
+    assert await several.complete() == EXPECTED
+    assert several.num_requests[1 - first] == 0
+
+
 async def test_problem_is_told_when_none_can_be_reached(several: Several) -> None:
     for server in several.servers:
         await server.server.stop(None)
@@ -155,7 +172,10 @@ async def test_refusal_is_told_when_a_scheduler_refuses(several: Several) -> Non
     assert several.num_requests[1 - first] == 0
 
 
-async def test_clients_are_spread_when_there_are_many(several: Several) -> None:
+async def test_clients_are_spread_when_there_are_many(
+    several: Several, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probes, "_PACE_S", 3600.0)
     random.seed(0)
     for _ in range(10):
         async with AsyncClient(",".join(several.addresses)) as client:

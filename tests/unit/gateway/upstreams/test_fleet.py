@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pytest
 
 from splitserve_client import (
     ClientConfig,
+    CredentialsUnusable,
     Draining,
     ModelNotReady,
     RetryPolicy,
@@ -25,6 +27,7 @@ from splitserve_gateway.http.errors import error_of
 from splitserve_gateway.upstreams import fleet as fleet_module
 from splitserve_gateway.upstreams import upstream as upstream_module
 from splitserve_gateway.upstreams.fleet import Fleet
+from splitserve_gateway.upstreams.upstream import Upstream
 from splitserve_rpc.discovery import Listed
 from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.server import RunningServer
@@ -237,6 +240,53 @@ async def test_schedulers_come_and_go_as_discovery_says(monkeypatch: pytest.Monk
         assert running.num_requests == [1, 1]
         named.known = ()
         assert await running.generate() == EXPECTED
+
+
+class _Troubled(Upstream):
+    """Cannot be entered while it is one of `unusable`, and is left with an error."""
+
+    unusable: ClassVar[set[str]] = set()
+
+    def __init__(self, address: str, *rest: Any) -> None:  # noqa: ANN401
+        if address in self.unusable:
+            raise CredentialsUnusable("no key")
+        super().__init__(address, *rest)
+
+    async def __aexit__(self, *_: object) -> None:
+        await super().__aexit__(*_)
+        raise ServerUnreachable("gone")
+
+
+@pytest.mark.usefixtures("_asked_often")
+async def test_schedulers_still_join_when_one_could_not_be_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(fleet_module, "_LOOK_S", 0.01)
+    monkeypatch.setattr(fleet_module, "Upstream", _Troubled)
+    named = _Named()
+    async with AsyncExitStack() as stack:
+        fakes = [FakeScheduler(), FakeScheduler(), FakeScheduler()]
+        servers = [await start(fake) for fake in fakes]
+        for server in servers:
+            stack.push_async_callback(server.server.stop, None)
+        addresses = [f"127.0.0.1:{server.port}" for server in servers]
+        named.known = tuple(addresses[:1])
+        fleet = await stack.enter_async_context(Fleet(named, UnreadBudget()))
+        running = Schedulers(fleet, fakes, servers)
+
+        monkeypatch.setattr(_Troubled, "unusable", {addresses[1]})
+        named.known = tuple(addresses)
+        await running.until(lambda: running.addresses_taking() == [addresses[0], addresses[2]])
+        # Those that leave do it with an error.
+        named.known = tuple(addresses[1:])
+        await running.until(lambda: running.addresses_taking() == [addresses[2]])
+        monkeypatch.setattr(_Troubled, "unusable", set())
+        await running.until(lambda: sorted(running.addresses_taking()) == sorted(addresses[1:]))
+    unusable = f"upstream_unusable address={addresses[1]} error='no key'"
+    assert caplog.messages.count(unusable) == 1
+    assert all(
+        f"upstream_not_closed address={each} error='gone'" in caplog.messages for each in addresses
+    )
 
 
 @pytest.mark.usefixtures("_asked_often")
