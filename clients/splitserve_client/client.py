@@ -209,7 +209,7 @@ class AsyncClient:
             self._config.retry,
             self._config.timing,
             unread or UnreadBudget(),
-            lambda refusal: bool(self._connection.places_named(refusal)),
+            self._connection.goes_on_elsewhere,
         )
 
     @property

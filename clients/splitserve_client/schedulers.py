@@ -68,6 +68,8 @@ class Schedulers:
         # It is one of `_channels`.
         self._current: str | None = None
         self._fresh_until_s = 0.0
+        # One that said that it stops: any other is better, though it may have no executor yet.
+        self._stopping: str | None = None
         # Of all calls that wait for it.
         self._search: asyncio.Task[Channels] | None = None
 
@@ -88,12 +90,15 @@ class Schedulers:
     async def call(self, timeout_s: float) -> AsyncGenerator[Stubs, None]:
         """The stubs for one call. Raises ServerUnreachable if none of them can be reached."""
         channels = await self._choose(timeout_s)
+        address = self._current
         try:
             async with channels.call(timeout_s) as stubs:
                 yield stubs
-        except BaseException:
+        except BaseException as error:
             # Whatever it was, it is looked at again before the next call.
             self._fresh_until_s = 0.0
+            if isinstance(error, SplitserveError) and error.reason == "DRAINING":
+                self._stopping = address
             raise
 
     @property
@@ -136,10 +141,10 @@ class Schedulers:
         answers = Answers()
         others = [address for address in addresses if address != self._current]
         self._shuffle(others)
-        if self._current in addresses:
-            await ask([self._current], probe, answers)
-        if answers.serving is None:
-            await ask(others, probe, answers)
+        mine = [self._current] if self._current in addresses else []
+        for each in (others, mine) if self._current == self._stopping else (mine, others):
+            if answers.serving is None:
+                await ask(each, probe, answers)
         found = answers.serving or answers.idle
         if found is None:
             raise answers.problem or ServerUnreachable("no scheduler is known")
