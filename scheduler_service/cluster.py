@@ -145,6 +145,11 @@ class Cluster:
         return self._dispatcher.num_waiting
 
     @property
+    def has_work(self) -> bool:
+        """Whether some executor that is here has a request, or could run one that waits."""
+        return self._dispatcher.has_work([e for e in self.engines if e.is_connected])
+
+    @property
     def num_unfinished(self) -> int:
         """Requests that have not ended."""
         return len(self._tracked)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -18,14 +18,14 @@ from scheduler_service.core.scheduler import QUEUE_FULL_RETRY_S
 from scheduler_service.executors.broken_core import end_with_fault
 from scheduler_service.executors.engine_loop import EngineLoop
 from scheduler_service.executors.executor_link import ExecutorLost
-from scheduler_service.fleet.executor_losses import LossCause
+from scheduler_service.fleet.executor_losses import Loss, LossCause
 from scheduler_service.fleet.fleet_queue import FleetQueue
 from scheduler_service.fleet.host_state import Host
 from scheduler_service.fleet.quarantine import Quarantine, Verdict
 from splitserve_rpc.domain_error import DomainError
 
-# By then the clock is past a deadline.
-_PAST_DEADLINE_S = 0.001
+# By then the clock is past that time.
+_PAST_TIME_S = 0.001
 
 _log = logging.getLogger(__name__)
 
@@ -70,14 +70,19 @@ class Dispatcher:
         self.tracked: dict[str, Tracked] = {}
         self._queue = FleetQueue(config.policies.queue_policy, config.policies.tenant_weights)
         self._quarantine = Quarantine(config.max_executor_losses)
-        # Of a deadline of somebody who waits.
-        self._awaited_ns: int | None = None
+        # When somebody who waits is to be looked at.
+        self._looks_at_ns: int | None = None
         self._alarm: asyncio.TimerHandle | None = None
 
     @property
     def num_waiting(self) -> int:
         """Requests no executor has."""
         return len(self._queue) + self._quarantine.num_waiting
+
+    def has_work(self, engines: Collection[EngineLoop]) -> bool:
+        """Whether one of `engines` has a request, or could run one that waits."""
+        cores = [engine.scheduler for engine in engines]
+        return any(core.num_unfinished for core in cores) or self._queue.any_fits(cores)
 
     def weigh_tenants(self, weights: Mapping[str, float]) -> None:
         """Gives tenants other shares of what waits."""
@@ -125,8 +130,11 @@ class Dispatcher:
         """Takes back what a closed engine gave away."""
         # The owners of others are gone.
         lost = [request for request in requests if self._runs_at(engine, request.request_id)]
-        self._tell(self._quarantine.executor_lost(lost, cause, self._now_ns()))
+        verdict = self._quarantine.executor_lost(lost, self._loss(engine, cause))
+        self._tell(verdict)
         self._take_back(engine, lost)
+        for request in verdict.released:
+            self._queue.push(request)
         for tracked in [left for left in self.tracked.values() if left.engine is engine]:
             # A core so broken that it could not even give this one back.
             end_with_fault(tracked.request)
@@ -135,9 +143,12 @@ class Dispatcher:
 
     def engine_gave_back(self, engine: EngineLoop, requests: list[Request]) -> None:
         """Takes back what an engine that drains gave away."""
-        self._quarantine.executor_lost(requests, LossCause.BLAMELESS, self._now_ns())
+        self._quarantine.executor_lost(requests, self._loss(engine, LossCause.BLAMELESS))
         self._take_back(engine, requests)
         self._dispatch()
+
+    def _loss(self, engine: EngineLoop, cause: LossCause) -> Loss:
+        return Loss(cause, engine.life, self._now_ns(), engine.has_answered)
 
     def _take_back(self, engine: EngineLoop, requests: list[Request]) -> None:
         for request in sorted(requests, key=lambda moved: moved.arrival):
@@ -167,30 +178,36 @@ class Dispatcher:
 
     def refill(self, engine: EngineLoop) -> None:
         """An executor plans a step: it may begin what waits."""
+        if not engine.takes_requests:
+            return
         if len(self._queue):
             self._dispatch([engine])
-        elif engine.takes_requests:
-            self._queue.note(engine.scheduler)
-            self._move_one_to(engine)
+            return
+        self._queue.note(engine.scheduler)
+        if engine.scheduler.openings.nobody_waits:
+            self._move_one([engine], self._owner.taking_requests())
+        else:
+            idle = [e for e in self._owner.taking_requests() if not e.scheduler.num_unfinished]
+            self._move_one(idle, [engine])
 
-    def _move_one_to(self, taker: EngineLoop) -> None:
-        """An executor has nobody to begin: perhaps somebody waits at another."""
-        engines: dict[Host, EngineLoop] = {
-            engine.scheduler: engine for engine in self._owner.taking_requests()
-        }
-        if not taker.takes_requests or len(engines) < 2:
-            return
-        found = self._queue.to_be_moved(self._now_ns(), taker.scheduler, engines)
-        if found is None:
-            return
-        host, request_id = found
+    def _move_one(self, takers: Sequence[EngineLoop], givers: Sequence[EngineLoop]) -> None:
+        """Some executor has nobody to begin: perhaps somebody waits at another."""
+        engines: dict[Host, EngineLoop] = {engine.scheduler: engine for engine in givers}
+        for taker in takers:
+            found = self._queue.to_be_moved(self._now_ns(), taker.scheduler, engines)
+            if found is not None:
+                host, request_id = found
+                self._withdraw(engines[host], request_id)
+                self._dispatch()
+                return
+
+    def _withdraw(self, engine: EngineLoop, request_id: str) -> None:
         with suppress(ExecutorLost):  # it gives all of its requests back
-            moved = engines[host].withdraw(request_id)
+            moved = engine.withdraw(request_id)
             if moved is not None:
                 tracked = self.tracked[request_id]
                 tracked.request, tracked.engine = moved, None
                 self._queue.push(moved)
-        self._dispatch()
 
     def _dispatch(self, changed: Collection[EngineLoop] | None = None) -> None:
         """Gives requests to executors that can begin them; `changed`: of these, None for all."""
@@ -208,22 +225,23 @@ class Dispatcher:
                 engine.readmit(request)
             except ExecutorLost:  # it gives the request back, and then there is more to do
                 break
-        self._await_deadline()
+        self._plan_look()
 
-    def _await_deadline(self) -> None:
-        """Sees to it that whoever waits ends when its deadline is past, if the policy says so."""
-        deadline_ns = self._queue.next_deadline_ns
-        if deadline_ns == self._awaited_ns:
+    def _plan_look(self) -> None:
+        """Sees to it that whoever waits is looked at when its time has come."""
+        at_ns = self._queue.next_look_ns
+        if at_ns == self._looks_at_ns:
             return
-        self._awaited_ns = deadline_ns
+        self._looks_at_ns = at_ns
         if self._alarm is not None:
             self._alarm.cancel()
-        if deadline_ns is not None:
-            delay_s = max(deadline_ns - self._now_ns(), 0) / 1e9 + _PAST_DEADLINE_S
-            self._alarm = asyncio.get_running_loop().call_later(delay_s, self._end_overdue)
+        if at_ns is not None:
+            delay_s = max(at_ns - self._now_ns(), 0) / 1e9 + _PAST_TIME_S
+            self._alarm = asyncio.get_running_loop().call_later(delay_s, self._look)
 
-    def _end_overdue(self) -> None:
-        self._awaited_ns = None
+    def _look(self) -> None:
+        """A deadline is past, or somebody has waited long enough for a busy executor."""
+        self._looks_at_ns = None
         for request in self._queue.take_overdue(self._now_ns()):
             self._owner.end(request)
-        self._await_deadline()
+        self._dispatch([])

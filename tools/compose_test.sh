@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Tries docker-compose.yml for real, with podman: builds the images, starts one scheduler, two executors
 # and a gateway, generates text through the published ports, crashes an executor and the scheduler while
-# streams run, and stops everything; then once more over TLS (docker-compose.tls.yml). Run by
-# `make compose-test`; the exit code tells. It installs nothing on the machine, and what it starts it removes.
+# streams run, and stops everything; then a fleet under load (compose_fleet.sh); then once more over TLS
+# (docker-compose.tls.yml). Run by `make compose-test`; the exit code tells. It installs nothing on the
+# machine, and what it starts it removes.
 #
 #   BASE_IMAGE     base of the images; without it python:3.11-slim if a registry answers, otherwise
 #                  a Debian root file system made by debootstrap (needs root), kept for next time
@@ -25,6 +26,8 @@ readonly scheduler_image=localhost/splitserve-scheduler:$SPLITSERVE_TAG
 readonly executor_image=localhost/splitserve-executor:$SPLITSERVE_TAG
 readonly gateway_image=localhost/splitserve-gateway:$SPLITSERVE_TAG
 started=$SECONDS
+# shellcheck source=tools/compose_fleet.sh
+. tools/compose_fleet.sh
 
 say() { printf '[%3ds] %s\n' $((SECONDS - started)) "$*"; }
 fail() { say "FAILED: $*" >&2; exit 1; }
@@ -176,25 +179,32 @@ assert os.getuid() != 0, "the image runs as root"' 2>"$scratch/err" ||
     say 'the images of scheduler and gateway have neither torch nor transformers'
 }
 
-# Only who is in the scheduler's container reaches its address for operators.
-info() { podman exec "$(of_service scheduler)" splitserve info --json; }
-
-has_executors() { # COUNT
-    local count
-    info >"$scratch/info" && count=$(python3 -c 'import json, sys
-print(sum(e["connected"] for e in json.load(sys.stdin)["executors"]))' <"$scratch/info") || return 1
-    [ "$count" -eq "$1" ] || { cat "$scratch/info"; return 1; }
+# Only who is in a scheduler's container reaches its address for operators.
+has_executors() { # COUNT: connected and not draining, at all schedulers together
+    local count=0 scheduler here
+    for scheduler in $(of_service scheduler --filter status=running); do
+        podman exec "$scheduler" splitserve info --json >"$scratch/info" && here=$(python3 -c 'import json, sys
+print(sum(e["connected"] and not e["draining"] for e in json.load(sys.stdin)["executors"]))' \
+            <"$scratch/info") || return 1
+        count=$((count + here))
+        cat "$scratch/info"
+    done
+    [ "$count" -eq "$1" ]
 }
 
 is_healthy() { podman healthcheck run "$1"; }
 
-start_all() {
+up() { # OPTION...
     # Two rows at a time: the streams below then last long enough to be interrupted.
     # Numbers of 32 bits: texts are the same however their tokens are computed again.
-    SPLITSERVE_MAX_NUM_SEQS=2 SPLITSERVE_THREADS=1 SPLITSERVE_DTYPE=float32 timeout 120 podman-compose \
-        --project-name "$project" --in-pod false up --detach --no-build --scale executor=2 \
+    SPLITSERVE_MAX_NUM_SEQS=2 SPLITSERVE_THREADS=1 SPLITSERVE_DTYPE=float32 timeout 240 podman-compose \
+        --project-name "$project" --in-pod false up --detach --no-build "$@" \
         >"$scratch/up.log" 2>&1 || { cat "$scratch/up.log" >&2; fail 'podman-compose up'; }
-    say 'podman-compose up --scale executor=2'
+    say "podman-compose up $*"
+}
+
+start_all() {
+    up --scale executor=2
     wait_for 120 'splitserve info shows 2 connected executors' has_executors 2
     local id
     for id in $(containers); do
@@ -223,15 +233,15 @@ check_gateway() {
     say "curl: $(head -c 150 "$scratch/http")"
 }
 
-crash() { # CONTAINER: as a crash, so that its restart policy applies
-    local pid
-    pid=$(podman inspect -f '{{.State.Pid}}' "$1")
-    kill -KILL "$pid" 2>/dev/null || podman kill --signal KILL "$1" >/dev/null
+crash() { # CONTAINER: as a crash; the restart policy does not apply to `podman kill`
+    kill -KILL "$(podman inspect -f '{{.State.Pid}}' "$1")"
 }
 
-revive() { # CONTAINER: its restart policy has, or we do
-    [ "$(podman inspect -f '{{.State.Status}}' "$1")" = running ] || podman start "$1" >/dev/null
-    wait_for 120 'all executors are connected' has_executors 2
+was_restarted() { # CONTAINER: by its restart policy
+    case $(podman inspect -f '{{.State.Status}} {{.RestartCount}}' "$1") in
+        'running '[1-9]*) ;;
+        *) return 1 ;;
+    esac
 }
 
 readonly http_streams='1 2 3 4' http_tokens=1200
@@ -278,7 +288,8 @@ check_http_streams() { # SERVICE: its crash changes nothing of what clients of t
     crash "$victim"
     say "killed $(podman inspect -f '{{.Name}}' "$victim") in mid-stream"
     ! grep -q DONE "$scratch/$1".? || fail 'a stream ended too early to tell'
-    revive "$victim"
+    wait_for 60 'its restart policy started it again' was_restarted "$victim"
+    wait_for 120 'all executors are connected' has_executors 2
     wait_http_streams "$1"
     cmp "$scratch/whole.texts" "$scratch/$1.texts" || fail 'a stream has another text than without the crash'
     say "every stream of the gateway has the text that it has without a crash"
@@ -297,7 +308,8 @@ check_crash() {
     timeout 180 tail --pid "$streams" -f /dev/null || fail 'the streams hang'
     wait "$streams" || { cat "$scratch/streams" >&2; fail 'a stream broke'; }
     say "every stream finished; $(grep ended "$scratch/streams")"
-    revive "$victim"
+    wait_for 60 'its restart policy started it again' was_restarted "$victim"
+    wait_for 120 'all executors are connected' has_executors 2
 }
 
 check_stop() {
@@ -377,4 +389,5 @@ wait_http_streams whole
 check_http_streams executor
 check_http_streams scheduler
 check_stop
+check_fleet
 check_tls

@@ -22,6 +22,8 @@ CLIENT_ENV = (
     "SPLITSERVE_API_KEY",
     "SPLITSERVE_API_KEY_FILE",
 )
+# ... and by the CPU kernels; the image of executors sets it.
+KERNELS_ENV = "SPLITSERVE_KERNEL_CACHE"
 
 
 class Kind(enum.Enum):

@@ -21,6 +21,7 @@ from splitserve_options.option import (
     CLIENT_ENV,
     CONFIG_ENV,
     ENV_PREFIX,
+    KERNELS_ENV,
     Command,
     Kind,
     Option,
@@ -99,7 +100,7 @@ def options_of(command: Command) -> tuple[Option, ...]:
 
 def unknown_variables(environ: Mapping[str, str]) -> str:
     """One line that names the SPLITSERVE_ variables nobody reads; empty if there are none."""
-    known = {option.env for option in OPTIONS} | {CONFIG_ENV, *CLIENT_ENV}
+    known = {option.env for option in OPTIONS} | {CONFIG_ENV, KERNELS_ENV, *CLIENT_ENV}
     unknown = sorted(n for n in environ if n.startswith(ENV_PREFIX) and n not in known)
     if not unknown:
         return ""

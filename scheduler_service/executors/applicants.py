@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from scheduler_service.executors.drains import Drains
 from scheduler_service.executors.executor_link import ExecutorLost, Link
 from scheduler_service.executors.handshake import check_same
+from scheduler_service.executors.lives import Life
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve_rpc.domain_error import DomainError
 
@@ -48,10 +49,14 @@ class Applicants:
         finally:
             self._pending.discard(address)
 
-    async def ask(self, info: executor.ExecutorInfo, link: Link) -> executor.ExecutorInfo | None:
+    async def ask(
+        self, info: executor.ExecutorInfo, link: Link, life: Life
+    ) -> executor.ExecutorInfo | None:
         """What answers at `link`; None if nobody does, or if it is not done with a step.
 
-        Raises DomainError if that is not what `info` says, or a life that was sent away.
+        A life that was lost has to be done with all: else what it is given waits for what nobody
+        wants, and should it be lost again, that would say nothing of those who waited. Raises
+        DomainError if that is not what `info` says, or a life that was sent away.
         """
         try:
             answer = await link.get_info(VERIFY_TIMEOUT_S)
@@ -60,7 +65,8 @@ class Applicants:
             return None
         check_same(info, answer)
         self._drains.check(info)
-        if answer.step_running_ms > self._step_patience_s * 1000:
+        was_lost = life.last_step_id > 0
+        if answer.step_running_ms > (0 if was_lost else self._step_patience_s * 1000):
             _log.warning(
                 "executor_still_busy address=%s step_running_ms=%d",
                 info.address,

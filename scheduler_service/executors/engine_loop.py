@@ -96,6 +96,16 @@ class EngineLoop:
         is_there = self.is_connected and not self.is_draining
         return is_there and is_sound and not self.steps.watch.is_doubtful
 
+    @property
+    def life(self) -> tuple[str, int]:
+        """Of its executor: the address, and which of those that live there one after the other."""
+        return self.link.info.address, self.link.info.executor_epoch
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether any step of this core was answered."""
+        return self._last_answered_step_id > 0
+
     # -- what the cluster asks of it -----------------------------------------------------------
 
     def readmit(self, request: Request) -> None:

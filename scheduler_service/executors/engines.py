@@ -176,7 +176,7 @@ class Engines:
         )
         link, is_taken = self._parts.connect(info, config), False
         try:
-            answer = await self._applicants.ask(info, link)
+            answer = await self._applicants.ask(info, link, life)
             check_model(info, self._accepted_model)  # somebody may have joined meanwhile
             if answer is not None and not self._is_known(info) and not self._is_closed:
                 epoch = epoch_for(answer, self._parts.scheduler_epoch)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 from enum import Enum
 
 # So long a loss says that executors are lost for other reasons than a request, too.
 STORM_NS = 600 * 10**9
 _MAX_REMEMBERED = 64
+# So many losses in a row say nothing new of a request, if a life that came back answers nothing.
+MAX_REPEATS = 4
 # So many tokens after its first loss that loss is forgiven; twice as many after each further one.
 FORGIVING_TOKENS = 16
 # Where executors are lost for other reasons, too, or perhaps only the way to one was.
@@ -28,6 +30,19 @@ class LossCause(Enum):
     BLAMELESS = "blameless"
 
 
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """One executor is lost.
+
+    `life`: which one; the same one may come back. `has_answered`: a step, since it came (back).
+    """
+
+    cause: LossCause
+    life: Hashable
+    now_ns: int
+    has_answered: bool
+
+
 @dataclass(slots=True)
 class RequestLosses:
     """The executors that were lost while a step of one request was in flight.
@@ -35,7 +50,7 @@ class RequestLosses:
     `in_succession`: the numbers of those without enough tokens in between to forgive the one
     before; `num_alone` of them with nothing else in flight. `num_trials`: how many were asked of it
     when it was isolated last, 0 if it never was. `num_tokens`: of its longest sequence, at the
-    latest loss.
+    latest loss. `lives`: of those executors.
     """
 
     in_succession: list[int] = field(default_factory=list)
@@ -43,19 +58,34 @@ class RequestLosses:
     num_alone: int = 0
     num_trials: int = 0
     num_tokens: int = 0
+    lives: set[Hashable] = field(default_factory=set)
+    _num_repeats: int = 0
+
+    def is_repeated(self, loss: Loss) -> bool:
+        """Whether a loss is that of an executor that was lost before, and is not well yet.
+
+        It may be slow, or far. But where nothing else is left to be asked it is believed at last.
+        """
+        if loss.has_answered or loss.life not in self.lives:
+            self._num_repeats = 0
+            return False
+        self._num_repeats += 1
+        return self._num_repeats <= MAX_REPEATS
 
     def num_alone_allowed(self, *, is_storm: bool) -> int:
         """So many alone may be chance; the more, the longer a trial lasts."""
         least = NUM_ALONE_IN_A_STORM - 1 if is_storm else 0
         return least + (max(0, self.num_trials - 1) // FORGIVING_TOKENS).bit_length()
 
-    def add(self, number: int, num_tokens: int, *, is_alone: bool) -> int:
+    def add(self, number: int, life: Hashable, num_tokens: int, *, is_alone: bool) -> int:
         """Loss `number`, when it has `num_tokens`; how many of them it got since the one before."""
         num_gained = max(0, num_tokens - self.num_tokens)
         if num_gained >= FORGIVING_TOKENS << max(0, self.num_ever - 1):
             self.in_succession.clear()
+            self.lives.clear()
             self.num_alone = 0
         self.in_succession.append(number)
+        self.lives.add(life)
         self.num_ever += 1
         self.num_alone += is_alone
         self.num_tokens = num_tokens

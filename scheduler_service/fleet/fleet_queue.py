@@ -9,7 +9,9 @@ for room; what it passes by meanwhile is bounded by the rules of that core (`pla
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
+from itertools import islice
 
 from scheduler_service.core.planning.room import Lack
 from scheduler_service.core.policies.queue_policy import make_queue_policy
@@ -22,6 +24,8 @@ from scheduler_service.fleet.router import Choice, Router
 
 # How many that can begin nowhere are passed in one go; bounds the work.
 _MAX_BLOCKED = 16
+# The same for those that fit no host that is open: they hold up nobody there.
+_MAX_MISFITS = 512
 # How many are ended in one go.
 _MAX_OVERDUE = 32
 # So long anybody waits at a host before another takes it.
@@ -35,6 +39,30 @@ class _Waits(Enum):
 
     FOR_ROOM = "for room"
     FOR_ONE_THAT_IS_BUSY = "for one that is busy"
+    FOR_ONE_THAT_IT_FITS = "for one that it fits"
+
+
+@dataclass(slots=True)
+class _Passed:
+    """Those who begin nowhere, in one go through the queue."""
+
+    blocked: list[Request] = field(default_factory=list)
+    held: list[Request] = field(default_factory=list)
+    num_misfits: int = 0
+
+    def add(self, request: Request, waits: _Waits) -> None:
+        """One more."""
+        if waits is _Waits.FOR_ONE_THAT_IT_FITS:
+            self.num_misfits += 1
+        else:
+            (self.held if waits is _Waits.FOR_ONE_THAT_IS_BUSY else self.blocked).append(request)
+
+    def is_end(self, *, allows_bypasses: bool) -> bool:
+        """Whether those behind them wait, too."""
+        if self.blocked and not allows_bypasses:
+            return True
+        num_passed = len(self.blocked) + len(self.held)
+        return num_passed >= _MAX_BLOCKED or self.num_misfits >= _MAX_MISFITS
 
 
 class FleetQueue:
@@ -49,6 +77,8 @@ class FleetQueue:
         self._hosts = Hosts(self.router)
         self._holds = Holds()
         self._waiting: dict[str, Request] = {}
+        # By request, of hosts that lacked blocks for it: how many they had.
+        self._lacking: dict[str, dict[HostState, int]] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -70,6 +100,7 @@ class FleetQueue:
     def forget(self, request_id: str) -> None:
         """A request has ended, wherever it was."""
         request = self._waiting.pop(request_id, None)
+        self._lacking.pop(request_id, None)
         self._holds.forget(request_id)
         if request is not None:
             self._policy.remove(request)
@@ -87,9 +118,15 @@ class FleetQueue:
     # -- deadlines -----------------------------------------------------------------------------
 
     @property
-    def next_deadline_ns(self) -> int | None:
-        """When `take_overdue` has something to end; None: not before something is pushed."""
-        return self._policy.next_deadline_ns
+    def next_look_ns(self) -> int | None:
+        """When `take_overdue` or `dispatch` has something to do, if nothing happens before."""
+        times = (self._policy.next_deadline_ns, self._holds.next_end_ns)
+        return min((at_ns for at_ns in times if at_ns is not None), default=None)
+
+    def any_fits(self, hosts: Collection[Host]) -> bool:
+        """Whether somebody who waits could ever run at one of `hosts`; of many, the first count."""
+        waiting = islice(self._waiting.values(), _MAX_MISFITS)
+        return any(host.fits(request) for request in waiting for host in hosts)
 
     def take_overdue(self, now_ns: int) -> Iterator[Request]:
         """Some of those whose deadline is past, ended; to be told and forgotten by the caller."""
@@ -125,22 +162,19 @@ class FleetQueue:
         self._hosts.look()
         if changed and not (self._holds or any(self._may_take(h, now_ns) for h in changed)):
             return
-        blocked: list[Request] = []
-        held: list[Request] = []
+        passed, allows_bypasses = _Passed(), self._policy.allows_bypasses
         for request in self._policy.candidates(now_ns):
-            if held and not self._may_pass(request, held):
+            if passed.held and not self._may_pass(request, passed.held):
                 return
             state = self._choose(request, now_ns)
             if isinstance(state, _Waits):
-                is_held = state is _Waits.FOR_ONE_THAT_IS_BUSY
-                (held if is_held else blocked).append(request)
-                is_end = not (is_held or self._policy.allows_bypasses)
-                if is_end or not self._hosts.has_open or len(blocked) + len(held) >= _MAX_BLOCKED:
+                passed.add(request, state)
+                if not self._hosts.has_open or passed.is_end(allows_bypasses=allows_bypasses):
                     return
                 continue
-            for passed in blocked:
-                passed.num_bypasses += 1
-            self._holds.passed(held)
+            for each in passed.blocked:
+                each.num_bypasses += 1
+            self._holds.passed(passed.held)
             yield self._take(request, state), state.host
             self._hosts.look_at(state)
 
@@ -150,6 +184,7 @@ class FleetQueue:
         self._policy.admitted(request, max(0, num_known - num_cached))
         self._policy.remove(request)
         self._holds.forget(request.request_id)
+        self._lacking.pop(request.request_id, None)
         del self._waiting[request.request_id]
         self.router.given(state, request)
         return request
@@ -190,23 +225,55 @@ class FleetQueue:
 
     def _choose(self, request: Request, now_ns: int) -> HostState | _Waits:
         """Who gets a request now, or why it waits."""
-        awaited: HostState | None = None
+        states = self._fitting(request)
+        open_states = [state for state in states if state.is_open]
+        if not open_states:
+            return self._where_others_yield(request) or _Waits.FOR_ONE_THAT_IT_FITS
+        found: HostState | _Waits | None = None
+        if any(self._is_hopeful(request, state) for state in open_states):
+            found = self._best(request, states, now_ns)
+        return found or self._where_others_yield(request) or self._awaited(request, open_states)
+
+    def _fitting(self, request: Request) -> list[HostState]:
+        states = self._hosts.worth_a_look
+        hosts = {state.kind: state.host for state in states}
+        kinds = {kind for kind, host in hosts.items() if host.fits(request)}
+        return [state for state in states if state.kind in kinds]
+
+    def _is_hopeful(self, request: Request, state: HostState) -> bool:
+        """Whether it is worth asking a host that may have lacked blocks for a request."""
+        num_blocks = self._lacking.get(request.request_id, {}).get(state)
+        return num_blocks is None or state.num_free_blocks > num_blocks
+
+    def _best(
+        self, request: Request, states: Sequence[HostState], now_ns: int
+    ) -> HostState | _Waits | None:
+        """Where a request begins now, or for whom it had better wait."""
         better: Choice | None = None
-        for choice in self.router.rank(request, self._hosts.worth_a_look):
-            state, host = choice.state, choice.state.host
-            if not host.fits(request):
-                continue
+        for choice in self.router.rank(request, states):
+            state = choice.state
             if not state.is_open:
                 better = better or choice
                 continue
-            lack = host.openings.what_lacks(request)
+            lack = state.host.openings.what_lacks(request)
             if lack is None:
                 if better and self._holds.begins(request, choice.cost_ns, better.cost_ns, now_ns):
                     return _Waits.FOR_ONE_THAT_IS_BUSY
                 return state
-            if lack in _AWAITED_AT_A_HOST and host.openings.nobody_waits:
-                awaited = awaited or state
-        return self._where_others_yield(request) or awaited or _Waits.FOR_ROOM
+            lacking = self._lacking.setdefault(request.request_id, {})
+            if lack is Lack.BLOCKS:
+                lacking[state] = state.num_free_blocks
+            else:
+                lacking.pop(state, None)
+        return None
+
+    def _awaited(self, request: Request, states: Sequence[HostState]) -> HostState | _Waits:
+        """A host where a request may wait for what it lacks, with nobody before it."""
+        free = [state for state in states if state.host.openings.nobody_waits]
+        for state, _ in self.router.rank(request, free):
+            if state.host.openings.what_lacks(request) in _AWAITED_AT_A_HOST:
+                return state
+        return _Waits.FOR_ROOM
 
     def _where_others_yield(self, request: Request) -> HostState | None:
         yielding = [s for s in self._hosts.all if s.host.openings.may_yield_to(request)]

@@ -19,13 +19,13 @@ _LEAST_SAVED_RATIO = 0.2
 
 @dataclass(slots=True)
 class _Hold:
-    since_ns: int
+    until_ns: int
     num_passed: int = 0
     is_over: bool = False
 
 
 class Holds:
-    """Since when each of them waits, and by how many it was passed."""
+    """Until when each of them waits at most, and by how many it was passed."""
 
     def __init__(self) -> None:
         self._holds: dict[str, _Hold] = {}
@@ -38,10 +38,15 @@ class Holds:
         saved_ns = now_cost_ns - cost_ns
         if saved_ns <= _LEAST_SAVED_RATIO * now_cost_ns:
             return False
-        hold = self._holds.setdefault(request.request_id, _Hold(now_ns))
-        has_waited = now_ns - hold.since_ns >= saved_ns or hold.num_passed >= MAX_PASSED
+        hold = self._holds.setdefault(request.request_id, _Hold(now_ns + int(saved_ns)))
+        has_waited = now_ns >= hold.until_ns or hold.num_passed >= MAX_PASSED
         hold.is_over = hold.is_over or has_waited
         return not hold.is_over
+
+    @property
+    def next_end_ns(self) -> int | None:
+        """When the first of them has waited long enough."""
+        return min((h.until_ns for h in self._holds.values() if not h.is_over), default=None)
 
     def may_be_passed(self, held: Iterable[Request]) -> bool:
         """Whether somebody who came later may begin before these."""

@@ -67,6 +67,8 @@ _STRIDE = 0x9E3779B97F4A7C15
 class HostState:
     """A host, its number in the fleet, and what was seen of it last.
 
+    `kind`: the same for hosts with equal configurations.
+
     `is_open`, `is_open_soon`: as its openings say. `ahead_ns`: what it computes before the first
     token of whoever comes now, and beside. `num_blank_blocks`: free ones that hold nothing.
     `token_ns`: what a token of a prompt takes, `is_measured` if that is known.
@@ -74,6 +76,7 @@ class HostState:
 
     host: Host
     number: int
+    kind: int
     is_open: bool = False
     is_open_soon: bool = False
     num_tokens: int = 0

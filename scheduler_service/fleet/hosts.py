@@ -15,6 +15,7 @@ class Hosts:
         self._router = router
         self._states: dict[Host, HostState] = {}
         self._noted: dict[Host, None] = {}
+        self._num_kinds = 0
 
     @property
     def all(self) -> Collection[HostState]:
@@ -47,9 +48,17 @@ class Hosts:
             if host not in self._states:
                 taken = {state.number for state in self._states.values()}
                 number = next(n for n in range(len(taken) + 1) if n not in taken)
-                state = self._states[host] = HostState(host, number)
+                state = self._states[host] = HostState(host, number, self._kind_of(host))
                 self._router.add(state)
                 self.note(host)
+
+    def _kind_of(self, host: Host) -> int:
+        """That of another host that is the same, or a new one."""
+        for state in self._states.values():
+            if state.host.config == host.config:
+                return state.kind
+        self._num_kinds += 1
+        return self._num_kinds
 
     def note(self, host: Host) -> None:
         """Something has changed there."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from scheduler_service.core.request import Request
 from scheduler_service.fleet.executor_losses import (
     FleetLosses,
+    Loss,
     LossCause,
     RequestLosses,
 )
@@ -25,10 +26,14 @@ REASON = "EXECUTOR_LOST_REPEATEDLY"
 
 @dataclass(slots=True)
 class Verdict:
-    """What follows from a loss: requests that are isolated from now on, and that have failed."""
+    """What follows from a loss: requests that are isolated from now on, and that have failed.
+
+    `released`: others that waited here, and are to wait with everybody else.
+    """
 
     isolated: list[Request] = field(default_factory=list)
     failed: list[Request] = field(default_factory=list)
+    released: list[Request] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -56,39 +61,47 @@ class Quarantine:
         self._fleet = FleetLosses()
         self._isolated: dict[str, _Isolated] = {}
 
-    def executor_lost(self, requests: Iterable[Request], cause: LossCause, now_ns: int) -> Verdict:
+    def executor_lost(self, requests: Iterable[Request], loss: Loss) -> Verdict:
         """Judges what an executor had that was lost. Mutates the requests that it names."""
         verdict = Verdict()
         requests = list(requests)
-        self._release()
         for request in requests:
             if request.request_id in self._isolated:
+                # What the executor had of it says nothing any more, be it that it was acquitted.
                 self._isolated[request.request_id] = _Isolated(request)
-        if cause is LossCause.BLAMELESS:
+        self._release()
+        if loss.cause is LossCause.BLAMELESS:
             return verdict
-        accused = [r for r in requests if r.was_in_flight and not r.is_finished]
-        self._fleet.add(now_ns, frozenset(request.request_id for request in accused))
+        in_flight = [r for r in requests if r.was_in_flight and not r.is_finished]
+        accused = [r for r in in_flight if not self._losses_of(r).is_repeated(loss)]
+        if in_flight and not accused:
+            return verdict
+        self._fleet.add(loss.now_ns, frozenset(request.request_id for request in in_flight))
         for request in accused:
-            self._accuse(request, verdict, cause, now_ns, is_alone=len(accused) == 1)
+            self._accuse(request, verdict, loss, is_alone=len(in_flight) == 1)
+        come_back = {request.request_id for request in requests}
+        verdict.released = [r for r in self._release() if r.request_id not in come_back]
         return verdict
+
+    def _losses_of(self, request: Request) -> RequestLosses:
+        return self._losses.setdefault(request.request_id, RequestLosses())
 
     def forget(self, request_id: str) -> None:
         """A request has ended."""
         self._losses.pop(request_id, None)
         self._isolated.pop(request_id, None)
 
-    def _accuse(
-        self, request: Request, verdict: Verdict, cause: LossCause, now_ns: int, *, is_alone: bool
-    ) -> None:
+    def _accuse(self, request: Request, verdict: Verdict, loss: Loss, *, is_alone: bool) -> None:
         request_id = request.request_id
-        losses = self._losses.setdefault(request_id, RequestLosses())
+        losses = self._losses_of(request)
         is_isolated = self._is_isolated(request_id)
         if not is_isolated:
             losses.num_alone = 0  # it came through, or has not been tried
         num_gained = losses.add(
-            self._fleet.num_losses, _num_output_tokens(request), is_alone=is_alone
+            self._fleet.num_losses, loss.life, _num_output_tokens(request), is_alone=is_alone
         )
-        is_storm = cause is not LossCause.DIED or self._fleet.is_storm(now_ns, request_id)
+        is_silent = loss.cause is not LossCause.DIED
+        is_storm = is_silent or self._fleet.is_storm(loss.now_ns, request_id)
         is_chance = losses.num_alone <= losses.num_alone_allowed(is_storm=is_storm)
         if len(losses.in_succession) > self._max_losses and not is_chance:
             self._fail(request, losses)
@@ -119,7 +132,6 @@ class Quarantine:
             is_waiting = isolated is not None and isolated.host is None
             if isolated is not None and is_waiting and len(losses.in_succession) < self._max_losses:
                 isolated.request.trial_size = isolated.request.num_trials_left = 0
-        self._release()
 
     # -- who goes where ------------------------------------------------------------------------
 
@@ -156,11 +168,12 @@ class Quarantine:
         isolated = self._isolated.get(request_id)
         return isolated is not None and isolated.is_on_trial
 
-    def _release(self) -> None:
-        """Forgets those of which their cores have seen enough."""
-        released = [name for name, each in self._isolated.items() if not each.is_on_trial]
-        for request_id in released:
-            del self._isolated[request_id]
+    def _release(self) -> list[Request]:
+        """Forgets those of which enough was seen; returns those of them that no host has."""
+        released = [each for each in self._isolated.values() if not each.is_on_trial]
+        for isolated in released:
+            del self._isolated[isolated.request.request_id]
+        return [isolated.request for isolated in released if isolated.host is None]
 
 
 def _num_output_tokens(request: Request) -> int:

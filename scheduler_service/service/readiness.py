@@ -20,14 +20,14 @@ class Readiness(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is the case. `num_steps`: how many were ever answered.
+    """What is the case. `num_steps`: how many were ever answered. `has_work`: of those connected.
 
     `step_allowed_s`: how long it may be until the next one is, if there is something to do.
     """
 
     is_draining: bool
     num_connected: int
-    num_unfinished: int
+    has_work: bool
     num_steps: int
     step_allowed_s: float
 
@@ -41,7 +41,7 @@ class ReadinessJudge:
 
     def judge(self, facts: Facts, now_ns: int) -> Readiness:
         """What holds now; to be asked again and again."""
-        if facts.num_steps != self._num_steps or not (facts.num_unfinished and facts.num_connected):
+        if facts.num_steps != self._num_steps or not (facts.has_work and facts.num_connected):
             self._num_steps, self._since_ns = facts.num_steps, now_ns
         if facts.is_draining:
             return Readiness.DRAINING

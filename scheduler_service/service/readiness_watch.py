@@ -40,7 +40,7 @@ class ReadinessWatch:
         facts = Facts(
             cluster.is_draining,
             sum(engine.is_connected and not engine.is_draining for engine in cluster.engines),
-            cluster.num_unfinished,
+            cluster.has_work,
             cluster.num_steps_answered,
             cluster.step_allowed_s,
         )
@@ -54,7 +54,7 @@ class ReadinessWatch:
             readiness.value,
             self.current.value,
             facts.num_connected,
-            facts.num_unfinished,
+            cluster.num_unfinished,
         )
         self.current = readiness
         await self._publish(readiness is Readiness.READY)

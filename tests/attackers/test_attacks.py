@@ -80,7 +80,7 @@ async def register(stack: SecuredStack, caller: str, address: str, advertised: s
     """The reason why `caller` may not register an executor at `advertised`."""
     async with stack.channel("a scheduler", stack.executor) as channel:
         request = executor_pb2.GetInfoRequest()
-        answer = await executor_pb2_grpc.ExecutorServiceStub(channel).GetInfo(request, timeout=20)
+        answer = await executor_pb2_grpc.ExecutorServiceStub(channel).GetInfo(request, timeout=60)
     # As the true one says it, but for its address and its life.
     info = answer.executor
     info.address, info.executor_epoch = advertised, 2**62
@@ -130,7 +130,7 @@ async def test_prompt_of_60_mb_is_refused_before_it_is_decoded(stack: SecuredSta
     async with stack.channel("anonymous", stack.clients) as channel:
         method = "/splitserve.scheduler.v1.SchedulerService/Generate"
         with pytest.raises(grpc.aio.AioRpcError) as unknown:
-            async for _ in channel.unary_stream(method)(request, timeout=20):
+            async for _ in channel.unary_stream(method)(request, timeout=60):
                 pass
     assert failure_of(unknown.value).reason == "CALLER_UNKNOWN"
     async with stack.browser() as browser:

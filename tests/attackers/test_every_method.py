@@ -75,7 +75,7 @@ async def outcome(stack: SecuredStack, caller: str, address: str, method: str) -
     asked = api.IdentifyRequest(credential=stack.keys["tenant a"]).SerializeToString()
     message = asked if method.endswith("/Identify") else b""
     async with stack.channel(caller, address) as channel:
-        call = channel.unary_stream(method)(message, metadata=stack.metadata(caller), timeout=30)
+        call = channel.unary_stream(method)(message, metadata=stack.metadata(caller), timeout=60)
         try:
             async for _ in call:
                 pass

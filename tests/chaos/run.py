@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.support.chaos.faults import FAULTS
 from tests.support.chaos.history import HistoryFailed, chaos
-from tests.support.chaos.namespaces import UNSHARE, namespace_network
+from tests.support.chaos.namespaces import UNSHARE, is_allowed, namespace_network
 from tests.support.chaos.network import Network, proxy_network
 from tests.support.chaos.schedule import Schedule
 
@@ -73,6 +73,8 @@ def main() -> int:
     parser.add_argument("--inside", action="store_true", help="this is a namespace of our own")
     given = parser.parse_args()
     if given.network == "namespaces" and not given.inside:
+        if not is_allowed():
+            parser.error("--network namespaces: this machine does not allow them, or has no nft")
         command = [*UNSHARE, sys.executable, "-m", "tests.chaos.run", *sys.argv[1:], "--inside"]
         os.execvp(command[0], command)
     seed = given.seed if given.seed is not None else random.randrange(_MAX_SEED)

@@ -27,8 +27,14 @@ from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.fakes.fake_runner import StepFault, no_fault
 from tests.support.fakes.fake_truth import expected_completions
 from tests.support.processes.fake_service import FakeService, StepWatch, fake_service
+from tests.support.processes.patience import PATIENCE_S
+
+# A machine with much other work takes its time.
+pytestmark = pytest.mark.timeout(1800)
 
 MAX_DEPTH = 3
+# Whom executors are lost with so often in succession would be taken for the cause.
+MANY_LOSSES = 64
 STOPS = (0, 32, 64, 96)
 THREE = SamplingParams(seed=2, max_tokens=50, n=3)
 KINDS = (
@@ -105,6 +111,16 @@ def start_all(service: FakeService) -> list[asyncio.Task[Generation]]:
     ]
 
 
+async def start_all_at_once(
+    service: FakeService, watch: StepWatch
+) -> list[asyncio.Task[Generation]]:
+    """Lets no step begin before the only executor has all of them."""
+    watch.hold()
+    generating = start_all(service)
+    await service.wait_until_known(len(REQUESTS))
+    return generating
+
+
 async def check_all(generating: list[asyncio.Task[Generation]]) -> int:
     """Asserts that all got what they must get; returns the number of preemptions."""
     generations = await asyncio.gather(*generating)
@@ -117,8 +133,7 @@ async def check_all(generating: list[asyncio.Task[Generation]]) -> int:
 async def test_all_kinds_go_on_when_something_is_lost_again_and_again(pipeline_depth: int) -> None:
     watch = StepWatch()
     executor = FakeExecutor(num_device_blocks=512, fault=watch)
-    # Whom executors are lost with so often in succession would be taken for the cause.
-    options = {"pipeline_depth": pipeline_depth, "max_executor_losses": 64}
+    options = {"pipeline_depth": pipeline_depth, "max_executor_losses": MANY_LOSSES}
     async with fake_service(executor, **options) as service:
         for disturb in DISTURBANCES:
             generating = start_all(service)
@@ -135,7 +150,8 @@ async def test_all_kinds_go_on_when_something_is_lost_again_and_again(pipeline_d
 async def test_all_kinds_go_on_when_something_is_lost_and_blocks_are_scarce() -> None:
     watch = StepWatch()
     executor = FakeExecutor(num_device_blocks=58, num_host_blocks=60, fault=watch)
-    async with fake_service(executor, preemption_mode="swap") as service:
+    options = {"preemption_mode": "swap", "max_executor_losses": MANY_LOSSES}
+    async with fake_service(executor, **options) as service:
         for disturb in DISTURBANCES:
             generating = start_all(service)
             for num_steps in (12, 9, 7):
@@ -171,9 +187,11 @@ async def test_request_fails_alone_when_a_row_of_one_of_its_sequences_does() -> 
             rows = [r for r, seed in zip(step.row_ids, step.seeds, strict=True) if seed == 1000]
             return StepFault(rows=dict.fromkeys(map(int, rows), RowStatus.INVALID_LOGITS))
 
-        watch.hold(after=10)
-        generating = start_all(service)
+        generating = await start_all_at_once(service, watch)
         failing = asyncio.create_task(service.client.complete([1, 2, 3], victim))
+        await service.wait_until_known(len(REQUESTS) + 1)
+        # What fails is not the prompt, which the other sequences of the victim read.
+        watch.hold(after=10)
         await watch.wait_held()
         watch.fault = spoil
         watch.release()
@@ -205,16 +223,16 @@ async def test_request_ends_with_an_error_when_it_is_lost_without_end() -> None:
 async def submit_without_end(service: FakeService) -> None:
     """Submits requests that end at once, of which the executor holds the first token."""
     while True:
-        submitted = service.client.complete([1], replace(THREE, max_tokens=1), timeout_s=30)
+        submitted = service.client.complete([1], replace(THREE, max_tokens=1), timeout_s=PATIENCE_S)
         await submitted
 
 
 async def test_all_kinds_end_as_they_must_when_the_scheduler_drains() -> None:
     watch = StepWatch()
     executor = FakeExecutor(num_device_blocks=512, fault=watch)
-    async with fake_service(executor, drain_timeout_s=60) as service:
+    async with fake_service(executor, drain_timeout_s=3600) as service:
+        generating = await start_all_at_once(service, watch)
         watch.hold(after=8)
-        generating = start_all(service)
         await watch.wait_held()
         service.scheduler.terminate()
         # It refuses what is new while it lets the others finish.
@@ -222,18 +240,19 @@ async def test_all_kinds_end_as_they_must_when_the_scheduler_drains() -> None:
             await submit_without_end(service)
         watch.release()
         await check_all(generating)
-        assert await asyncio.to_thread(service.scheduler.process.wait, 30) == 0
+        assert await asyncio.to_thread(service.scheduler.process.wait, PATIENCE_S) == 0
 
 
 async def test_streams_go_on_elsewhere_when_the_scheduler_gives_them_no_time() -> None:
     watch = StepWatch()
     executor = FakeExecutor(num_device_blocks=512, fault=watch)
     async with fake_service(executor, drain_timeout_s=0) as service:
+        # A stream that had brought nothing would be refused, too.
+        generating = await start_all_at_once(service, watch)
         watch.hold(after=8)
-        generating = start_all(service)
         await watch.wait_held()
         service.scheduler.terminate()
-        assert await asyncio.to_thread(service.scheduler.process.wait, 30) == 0
+        assert await asyncio.to_thread(service.scheduler.process.wait, PATIENCE_S) == 0
         watch.release()
         async with running_scheduler(listen=service.scheduler.address):
             for task, (prompt, params) in zip(generating, REQUESTS, strict=True):

@@ -13,31 +13,34 @@ from pathlib import Path
 
 import pytest
 
-from splitserve_client import AsyncClient, BeamSearch, Generation, RequestFailed, SamplingParams
-from tests.support.models.tiny_models import make_tiny_model
-from tests.support.processes.mortal_executor import MODULE, VARIABLE
-from tests.support.processes.processes import Processes
+from splitserve_client import AsyncClient, BeamSearch, Completion, RequestFailed, SamplingParams
+from tests.support.fakes.fake_truth import expected_completions
+from tests.support.processes.light_executor import DEADLY_REQUEST
+from tests.support.processes.patience import PATIENT
+from tests.support.processes.processes import LightProcesses
+
+# A machine with much other work takes its time.
+pytestmark = pytest.mark.timeout(1800)
 
 NUM_EXECUTORS = 3
 POISON_SEED = 666
 PROMPT = [5, 6, 7, 8]
-GREEDY = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
-SAMPLED = replace(GREEDY, temperature=1.0, top_p=0.95)
+SAMPLED = SamplingParams(max_tokens=60)
 INNOCENTS = [
     *[replace(SAMPLED, seed=seed) for seed in range(8)],
     *[replace(SAMPLED, seed=seed, n=2) for seed in range(8, 10)],
-    replace(SAMPLED, seed=10, num_logprobs=1),
-    replace(GREEDY, n=2, beam_search=BeamSearch(3)),
+    replace(SAMPLED, seed=10, n=2, best_of=3),
+    replace(SAMPLED, seed=11, n=2, beam_search=BeamSearch(3)),
 ]
+REQUESTS = [([9, 10, number], params) for number, params in enumerate(INNOCENTS)]
 POISON = replace(SAMPLED, seed=POISON_SEED)
 # Its prompt and so many tokens more are computed without harm.
 LENGTH = len(PROMPT) + 9
 
 
-class Mortal(Processes):
+class Mortal(LightProcesses):
     """Processes with executors that die, of which there are always as many as can be had."""
 
-    executor_module = MODULE
     num_deaths = 0
 
     async def keep_up(self) -> None:
@@ -59,15 +62,10 @@ class Mortal(Processes):
             keeping.cancel()
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model("llama", tmp_path_factory.mktemp("llama"), seed=2)
-
-
 @pytest.fixture
-def running(model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mortal]:
-    monkeypatch.setenv(VARIABLE, f"die:{POISON_SEED}:{LENGTH}")
-    running = Mortal(model)
+def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mortal]:
+    monkeypatch.setenv(DEADLY_REQUEST, f"die:{POISON_SEED}:{LENGTH}")
+    running = Mortal(tmp_path / "log")
     try:
         running.start_scheduler()
         yield running
@@ -75,27 +73,26 @@ def running(model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mortal]:
         running.kill_all()
 
 
-async def complete_all(client: AsyncClient) -> list[Generation]:
-    return await asyncio.gather(
-        *(client.complete([9, 10, number], params) for number, params in enumerate(INNOCENTS))
+async def complete_all(client: AsyncClient) -> list[tuple[Completion, ...]]:
+    generations = await asyncio.gather(
+        *(client.complete(prompt, params) for prompt, params in REQUESTS)
     )
+    return [generation.completions for generation in generations]
 
 
 async def test_poison_is_failed_and_innocents_get_their_tokens_when_executors_die_of_it(
     running: Mortal,
 ) -> None:
+    expected = [expected_completions(prompt, params) for prompt, params in REQUESTS]
     await running.run_executors(NUM_EXECUTORS)
-    async with AsyncClient(running.address) as client, running.kept_up():
-        undisturbed = await complete_all(client)
-
+    async with AsyncClient(running.address, PATIENT) as client, running.kept_up():
         poisoned = asyncio.create_task(client.complete(PROMPT, POISON))
-        found = await complete_all(client)
+        assert await complete_all(client) == expected
         with pytest.raises(RequestFailed) as caught:
             await poisoned
 
         assert caught.value.reason == "EXECUTOR_LOST_REPEATEDLY"
-        assert [each.completions for each in found] == [each.completions for each in undisturbed]
         assert running.num_deaths <= 3
         # The fleet goes on.
-        again = await complete_all(client)
-        assert [each.completions for each in again] == [each.completions for each in undisturbed]
+        assert await complete_all(client) == expected
+    assert "violation" not in running.log_text()

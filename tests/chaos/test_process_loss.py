@@ -21,7 +21,11 @@ from splitserve_client import (
 )
 from tests.support.models.hugging_face import generate_greedily, load_reference
 from tests.support.models.tiny_models import make_tiny_model
+from tests.support.processes.patience import PATIENT
 from tests.support.processes.processes import Processes, processes
+
+# A machine with much other work takes its time.
+pytestmark = pytest.mark.timeout(1800)
 
 NUM_TOKENS = 150
 KILL_AFTER = 15
@@ -94,7 +98,7 @@ def assert_equal_to(truth: list[list[int]], streams: list[Stream]) -> None:
 async def test_client_resumes_with_the_same_randomness_when_the_scheduler_is_killed(
     running: Processes,
 ) -> None:
-    async with AsyncClient(running.address) as client:
+    async with AsyncClient(running.address, PATIENT) as client:
         await running.run_executors(1)
         async with asyncio.TaskGroup() as tasks:
             undisturbed = await start_streams(client, tasks, [SAMPLED] * len(PROMPTS))
@@ -108,7 +112,7 @@ async def test_client_resumes_with_the_same_randomness_when_the_scheduler_is_kil
 async def test_streams_move_to_the_other_executor_when_one_is_killed(
     running: Processes, truth: list[list[int]]
 ) -> None:
-    async with AsyncClient(running.address) as client:
+    async with AsyncClient(running.address, PATIENT) as client:
         await running.run_executors(2)
         async with asyncio.TaskGroup() as tasks:
             streams = await start_streams(client, tasks, [GREEDY] * len(PROMPTS))
@@ -142,7 +146,7 @@ def tokens_of(generations: list[Generation]) -> list[list[tuple[int, ...]]]:
 async def test_all_pause_until_a_new_executor_comes_when_the_only_one_is_killed(
     running: Processes, truth: list[list[int]]
 ) -> None:
-    async with AsyncClient(running.address) as client:
+    async with AsyncClient(running.address, PATIENT) as client:
         [executor] = await running.run_executors(1)
         undisturbed = await asyncio.gather(
             *(client.complete(PROMPTS[1], params) for params in SEVERAL)

@@ -8,34 +8,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from splitserve_client import AsyncClient, SamplingParams
 from tests.chaos.test_process_loss import Stream
-from tests.support.models.hugging_face import generate_greedily, load_reference
-from tests.support.models.tiny_models import make_tiny_model
-from tests.support.processes.processes import Processes, processes
+from tests.support.fakes.fake_truth import expected_completions
+from tests.support.processes.patience import PATIENT
+from tests.support.processes.processes import Processes, light_processes
 
-NUM_TOKENS = 400
-GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+# A machine with much other work takes its time.
+pytestmark = pytest.mark.timeout(1800)
+
+PARAMS = SamplingParams(seed=5, max_tokens=400)
 PROMPT = [5, 6, 7]
+TRUTH = list(expected_completions(PROMPT, PARAMS)[0].token_ids)
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model("llama", tmp_path_factory.mktemp("llama"), seed=2)
-
-
-@pytest.fixture(scope="module")
-def truth(model: Path) -> list[int]:
-    return generate_greedily(load_reference(model), PROMPT, NUM_TOKENS)
-
-
-@pytest.fixture(scope="module")
-def running(model: Path) -> Iterator[Processes]:
-    with processes(model) as running:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
+    with light_processes(tmp_path_factory.mktemp("light") / "log") as running:
         running.start_scheduler("--reconnect-timeout-s", "3600", "--step-timeout-s", "3600")
         yield running
 
@@ -49,30 +41,30 @@ async def busy_executor(running: Processes) -> str:
 
 
 async def test_stream_goes_on_elsewhere_when_its_executor_is_killed(
-    running: Processes, truth: list[int]
+    running: Processes,
 ) -> None:
-    async with AsyncClient(running.address) as client:
+    async with AsyncClient(running.address, PATIENT) as client:
         await running.run_executors(2)
         stream = Stream()
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(stream.run(client, PROMPT, GREEDY))
+            tasks.create_task(stream.run(client, PROMPT, PARAMS))
             await stream.started.wait()
             running.kill_executor(await busy_executor(running))
-        assert stream.tokens == truth
+        assert stream.tokens == TRUTH
 
 
 async def test_executor_serves_again_when_its_requests_moved_while_it_was_paused(
-    running: Processes, truth: list[int]
+    running: Processes,
 ) -> None:
-    async with AsyncClient(running.address) as client:
+    async with AsyncClient(running.address, PATIENT) as client:
         await running.run_executors(2)
         stream, later = Stream(), Stream()
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(stream.run(client, PROMPT, GREEDY))
+            tasks.create_task(stream.run(client, PROMPT, PARAMS))
             await stream.started.wait()
             paused = await busy_executor(running)
             running.pause_executor(paused)
-        assert stream.tokens == truth
+        assert stream.tokens == TRUTH
         await running.wait_until(lambda all_: paused not in {e.address for e in all_})
         [other] = running.executors.keys() - {paused}
 
@@ -80,5 +72,5 @@ async def test_executor_serves_again_when_its_requests_moved_while_it_was_paused
         await running.wait_until(lambda all_: paused in {e.address for e in all_})
         running.kill_executor(other)
         await running.wait_until(lambda all_: {e.address for e in all_} == {paused})
-        await later.run(client, PROMPT, GREEDY)
-        assert later.tokens == truth
+        await later.run(client, PROMPT, PARAMS)
+        assert later.tokens == TRUTH

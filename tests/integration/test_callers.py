@@ -15,6 +15,7 @@ from scheduler_service.callers.caller import Scope, TenantLimits
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve.scheduler.v1 import scheduler_pb2_grpc
 from splitserve_rpc.errors import RpcFailure, failure_of
+from tests.contract.stranger.process import poll
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.processes.fake_service import StepWatch
 from tests.support.processes.scheduler_in_process import SchedulerInProcess, scheduler_in_process
@@ -40,8 +41,10 @@ class Running:
 
     async def begin(self, credential: str, **fields: Any) -> Any:  # noqa: ANN401
         """A stream that has its first token, and waits for others."""
-        self.watch.hold(after=4)
+        self.watch.hold()
+        num_before = self.scheduler.cluster.num_unfinished
         call = self.generate(credential, **fields)
+        await self._let_begin(num_before)
         assert (await call.read()).tokens.token_ids
         return call
 
@@ -57,9 +60,21 @@ class Running:
 
     async def begin_in(self, session: Any, message: api.SessionRequest) -> None:  # noqa: ANN401
         """It has its first token."""
-        self.watch.hold(after=4)
+        self.watch.hold()
+        num_before = self.scheduler.cluster.num_unfinished
         await session.write(message)
+        await self._let_begin(num_before)
         assert (await session.read()).handles == [message.submit.handle]
+
+    async def _let_begin(self, num_before: int) -> None:
+        """A few steps, when one more request is there: others would use them up before."""
+
+        async def ask() -> tuple[bool, int]:
+            num_unfinished = self.scheduler.cluster.num_unfinished
+            return num_unfinished > num_before, num_unfinished
+
+        await poll(ask)
+        self.watch.hold(after=4)
 
 
 @pytest.fixture

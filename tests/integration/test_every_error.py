@@ -30,7 +30,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 # Descriptors have two classes, the types of one of them.
 Field: TypeAlias = Any
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 # No message begins with the end of a group.
 UNDECODABLE = b"\x0c\xff\xff"
 STANDARD = (health_pb2, reflection_pb2)

@@ -49,7 +49,7 @@ async def test_bodies_that_never_come_hold_not_all_places(gateway: Guarded) -> N
         status = await gateway.status("GET", "/v1/models", ALICE)
         return status == 429, status
 
-    await poll(is_full, 10.0)
+    await poll(is_full, 60.0)
     assert await gateway.status("GET", "/v1/models", BOB) == 200
     for writer in writers:
         writer.close()
@@ -69,7 +69,7 @@ async def test_tenants_take_turns_at_the_tokenizer(gateway: Guarded) -> None:
         async def ask() -> tuple[bool, int]:
             return places.num_waiting == num, places.num_waiting
 
-        await poll(ask, 10.0)
+        await poll(ask, 60.0)
 
     async with places.place("a"):
         tasks = [asyncio.create_task(tokenize(ALICE)) for _ in range(6)]

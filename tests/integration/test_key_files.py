@@ -45,11 +45,29 @@ class Running:
         return self.stub.Generate(request, metadata=bearer(key))
 
     async def begin(self, key: str, request_id: str) -> Any:  # noqa: ANN401
-        """A stream that has its first token."""
-        self.watch.hold(after=4)
+        """A stream that has its first token, after a few steps."""
+        self.watch.hold()
+        num_before = num_requests(await self.listed())
         call = self.generate(key, request_id)
+
+        async def ask() -> tuple[bool, object]:
+            listed = await self.listed()
+            return num_requests(listed) > num_before, listed
+
+        # Others would use up the steps before it is there.
+        await poll(ask)
+        self.watch.hold(after=4)
         assert (await call.read()).tokens.token_ids
         return call
+
+    async def listed(self) -> admin_pb2.ListExecutorsResponse:
+        """What the operator is told."""
+        admin = admin_pb2_grpc.AdminServiceStub(self.channel)
+        request = admin_pb2.ListExecutorsRequest()
+        listed: admin_pb2.ListExecutorsResponse = await admin.ListExecutors(
+            request, metadata=bearer(self.operator)
+        )
+        return listed
 
     async def model_refusal(self, key: str) -> str:
         """Why the model is not told; empty if it is."""
@@ -86,16 +104,22 @@ async def running(tmp_path: Path) -> AsyncIterator[Running]:
     ):
         executor.scheduler_address, executor.digest = scheduler.address, DIGEST
         async with executor:
-            admin = admin_pb2_grpc.AdminServiceStub(channel)
+            found = Running(channel, watch, files, operator)
 
             async def ask() -> tuple[bool, object]:
-                request = admin_pb2.ListExecutorsRequest()
-                listed = await admin.ListExecutors(request, metadata=bearer(operator))
+                listed = await found.listed()
                 return any(state.connected for state in listed.executors), listed
 
             await poll(ask)
-            yield Running(channel, watch, files, operator)
+            yield found
             watch.release()
+
+
+def num_requests(listed: admin_pb2.ListExecutorsResponse) -> int:
+    return listed.num_unassigned_requests + sum(
+        state.num_running_requests + state.num_waiting_requests + state.num_swapped_requests
+        for state in listed.executors
+    )
 
 
 async def refused(call: Any) -> RpcFailure:  # noqa: ANN401

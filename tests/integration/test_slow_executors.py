@@ -18,7 +18,8 @@ NUM_STEPS = 20
 async def test_stream_goes_on_elsewhere_when_a_step_hangs_and_the_executor_joins_again() -> None:
     watches = [StepWatch(), StepWatch()]
     executors = [FakeExecutor(fault=watch) for watch in watches]
-    options = {"step_patience_s": 0.2, "step_timeout_s": 3600}
+    # On a busy machine a step may take longer than that now and then: it fails nobody.
+    options = {"step_patience_s": 0.2, "step_timeout_s": 3600, "max_executor_losses": 64}
     async with fake_service(*executors, **options) as service:
         for watch in watches:
             watch.hold(after=NUM_STEPS)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from executor_service.service.decode_batch import decode_batch
@@ -79,16 +79,28 @@ class VirtualWorker:
         self._steps = steps
         self._executor = executor
         self._jobs: deque[tuple[float, Job]] = deque()
+        self._received_s: deque[float] = deque()
         self._wakeup = asyncio.Event()
         self.seeds: list[int] = []
+
+    def describe(self, info: ExecutorInfo) -> ExecutorInfo:
+        """See StepWorker."""
+        running_s = self._loop.time() - self._received_s[0] if self._received_s else 0.0
+        return replace(
+            info,
+            newest_scheduler_epoch=self._steps.scheduler_epoch,
+            step_running_ms=int(running_s * 1000),
+        )
 
     def submit(
         self, batch: pb.ScheduleBatch, then: Callable[[Callable[[], pb.StepResult]], None]
     ) -> None:
         """See StepWorker."""
         decoded = decode_batch(batch)
+        self._received_s.append(self._loop.time())
 
         def answer(answered: StepAnswer) -> None:
+            self._received_s.popleft()
             result = encode_answer(answered)
             self._executor.mood.spoil(result, self.seeds)
             then(lambda: result)
@@ -195,14 +207,14 @@ class SimulatedExecutor:
         worker = VirtualWorker(self.loop, steps, self)
         self._worker = worker
         servicer = ExecutorServicer()
-        servicer.serve(ReadyExecutor(worker, lambda: info))  # type: ignore[arg-type]
+        servicer.serve(ReadyExecutor(worker, lambda: worker.describe(info)))  # type: ignore[arg-type]
         server = Server(self.network, self.address)
         executor_pb2_grpc.add_ExecutorServiceServicer_to_server(servicer, server)
         server.start()
         pacing = Pacing(random=self.random.random, now_ns=self._now_ns)
 
         async def describe() -> ExecutorInfo:
-            return info
+            return worker.describe(info)
 
         registrar = Registrar(
             GrpcRegistry(self.scheduler),

@@ -34,8 +34,7 @@ _NOTICED = (
 class World:
     """Everything there is. `spoiled_seeds`: of rows that may fail by name.
 
-    `num_losses`: faults that may cost an executor its requests. `has_failed_steps`: what rows were
-    to write is not there.
+    `has_failed_steps`: what rows were to write is not there.
     """
 
     network: Network
@@ -45,7 +44,6 @@ class World:
     clients: Sequence[SimulatedClient]
     log: Callable[[str], None]
     spoiled_seeds: set[int] = field(default_factory=set)
-    num_losses: int = 0
     has_failed_steps: bool = False
 
     @property
@@ -76,7 +74,6 @@ Fault = Callable[[World, Random, float], Awaitable[None]]
 async def kill_executor(world: World, random: Random, lasting_s: float) -> None:
     executor, is_silent = random.choice(world.executors), random.random() < 0.3
     world.log(f"kill {executor.host} is_silent={is_silent}")
-    world.num_losses += 1
     executor.kill(is_silent=is_silent)
     await asyncio.sleep(lasting_s)
     world.log(f"start {executor.host}")
@@ -86,7 +83,6 @@ async def kill_executor(world: World, random: Random, lasting_s: float) -> None:
 async def stop_executor(world: World, random: Random, lasting_s: float) -> None:
     executor = random.choice(world.executors)
     world.log(f"stop {executor.host}, as by SIGTERM")
-    world.num_losses += 1
     executor.stop()
     await asyncio.sleep(lasting_s)
     world.log(f"start {executor.host}")
@@ -98,7 +94,6 @@ async def pause_executor(world: World, random: Random, lasting_s: float) -> None
     process = executor.process
     if process is not None:
         world.log(f"pause {executor.host}")
-        world.num_losses += 1
         process.pause()
         await asyncio.sleep(lasting_s)
         world.log(f"resume {executor.host}")
@@ -109,7 +104,6 @@ async def crawl(world: World, random: Random, lasting_s: float) -> None:
     executor = random.choice(world.executors)
     mood, slowness = executor.mood, random.choice([10.0, 100.0, 1000.0])
     world.log(f"slow {executor.host} by {slowness:g}")
-    world.num_losses += 1
     mood.slowness = slowness
     await asyncio.sleep(lasting_s)
     world.log(f"fast {executor.host}")
@@ -120,7 +114,6 @@ async def spoil_results(world: World, random: Random, lasting_s: float) -> None:
     executor = random.choice(world.executors)
     mood, mutation, ratio = executor.mood, random.choice(_NOTICED), random.choice([0.1, 1.0])
     world.log(f"{executor.host} spoils results: {mutation.__name__}, {ratio:g} of them")
-    world.num_losses += 1
 
     def spoil(result: pb.StepResult, seeds: list[int]) -> None:
         if random.random() < ratio:
@@ -140,7 +133,6 @@ async def fail_rows(world: World, random: Random, lasting_s: float) -> None:
     )
     mood, is_whole_step = executor.mood, random.random() < 0.3
     world.log(f"{executor.host}: a {'step' if is_whole_step else 'row'} fails, {status.name}")
-    world.num_losses += 1
     world.has_failed_steps = True
 
     def fault(step: StepInput) -> StepFault:
@@ -161,7 +153,6 @@ async def cut(world: World, random: Random, lasting_s: float) -> None:
     here, other = random.choice(world.hosts)
     ways = random.choice([[(here, other)], [(other, here)], [(here, other), (other, here)]])
     world.log(f"cut {' and '.join(f'{sender} -> {receiver}' for sender, receiver in ways)}")
-    world.num_losses += 1
     for sender, receiver in ways:
         world.network.cut(sender, receiver)
     await asyncio.sleep(lasting_s)
@@ -174,7 +165,6 @@ async def delay(world: World, random: Random, lasting_s: float) -> None:
     here, other = random.choice(world.hosts)
     delays = Delays(random.choice([0.01, 0.3]), random.choice([0.0, 0.05, 1.0]))
     world.log(f"delay between {here} and {other}: {delays.least_s:g} to +{delays.jitter_s:g} s")
-    world.num_losses += 1
     for way in ((here, other), (other, here)):
         world.network.delays[way] = delays
     await asyncio.sleep(lasting_s)
@@ -189,13 +179,20 @@ async def reset(world: World, random: Random, lasting_s: float) -> None:
     is_told = random.random() < 0.5
     count = world.network.reset(here, other, is_told=is_told)
     world.log(f"reset {count} connections of {here} with {other}, is_told={is_told}")
-    world.num_losses += 1
+
+
+async def break_off(world: World, random: Random, lasting_s: float) -> None:
+    """In the midst of what is said: a step is half heard, or an answer."""
+    way = random.choice(world.hosts)
+    sender, receiver = way if random.random() < 0.7 else way[::-1]
+    num_frames = random.randint(1, 40)
+    world.log(f"{sender} -> {receiver} breaks after {num_frames} frames")
+    world.network.reset_after(sender, receiver, num_frames)
 
 
 async def kill_scheduler(world: World, random: Random, lasting_s: float) -> None:
     is_silent = random.random() < 0.2
     world.log(f"kill the scheduler, is_silent={is_silent}")
-    world.num_losses += 1
     world.scheduler.kill(is_silent=is_silent)
     await asyncio.sleep(lasting_s)
     world.log("start the scheduler")
@@ -206,7 +203,6 @@ async def pause_scheduler(world: World, random: Random, lasting_s: float) -> Non
     process = world.scheduler.process
     if process is not None:
         world.log("pause the scheduler")
-        world.num_losses += 1
         process.pause()
         await asyncio.sleep(lasting_s)
         world.log("resume the scheduler")
@@ -225,6 +221,7 @@ FAULTS: Mapping[Fault, int] = MappingProxyType(
         cut: 4,
         delay: 2,
         reset: 3,
+        break_off: 3,
         kill_scheduler: 2,
         pause_scheduler: 1,
     }

@@ -113,6 +113,7 @@ class End:
                 self.lose(frame[1])
             case _:
                 self.on_frame(frame)
+                self._network.arrived(self)
 
     def _watch(self) -> None:
         """Pings when nothing was heard for long; nothing heard then is the end of it."""
@@ -144,6 +145,8 @@ class Network:
         self.delays: dict[tuple[str, str], Delays] = {}
         self._usual = Delays()
         self._cuts: set[tuple[str, str]] = set()
+        # So many frames until the connection that brings the last of them breaks.
+        self._num_frames_left: dict[tuple[str, str], int] = {}
         self._silent: set[Process] = set()
         self._listeners: dict[str, tuple[Process, Callable[[End], None]]] = {}
         self._ends: dict[End, None] = {}
@@ -211,7 +214,8 @@ class Network:
                     end.heal()
 
     def heal_all(self) -> None:
-        """No cuts, no long delays."""
+        """No cuts, no long delays, and nothing will break."""
+        self._num_frames_left.clear()
         for sender, receiver in sorted(self._cuts):
             self.heal(sender, receiver)
         self.delays.clear()
@@ -231,6 +235,23 @@ class Network:
             if is_told:
                 self._lose(end.peer)
         return len(hit)
+
+    def reset_after(self, sender: str, receiver: str, num_frames: int) -> None:
+        """Resets the connection that brings the last of so many frames, once that is there.
+
+        So what is said at one moment is heard in part, which no `reset` at some time hits.
+        """
+        self._num_frames_left[sender, receiver] = num_frames
+
+    def arrived(self, end: End) -> None:
+        """An end has got a frame."""
+        way = end.peer.process.host, end.process.host
+        if way in self._num_frames_left:
+            self._num_frames_left[way] -= 1
+            if not self._num_frames_left[way]:
+                del self._num_frames_left[way]
+                self._lose(end.peer)
+                end.lose("Connection reset by peer")
 
     def _lose(self, end: End) -> None:
         self.loop.call_soon(end.lose, "Connection reset by peer", context=end.process.context)

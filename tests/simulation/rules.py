@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from scheduler_service.core.outcomes.losses import MAX_FRUITLESS_LOSSES
 from splitserve_client import (
     DeadlineUnreachable,
     Draining,
@@ -41,9 +40,9 @@ def _is_allowed(outcome: Outcome, error: SplitserveError, world: World) -> bool:
         case RequestFailed(reason=reason):
             is_spoiled = not wanted.seeds.isdisjoint(world.spoiled_seeds)
             if reason == "EXECUTOR_LOST_REPEATEDLY":
-                # Where there is no other executor, it may well be lost again and again.
-                is_alone = len(world.executors) == 1
-                return is_alone or is_spoiled or world.num_losses >= MAX_FRUITLESS_LOSSES
+                # Whoever is in flight each time may be failed for the last, however innocent.
+                least = world.scheduler.config.max_executor_losses + 1
+                return any(len(log.losses) >= least for log in world.scheduler.loss_logs)
             return is_spoiled and reason in _OF_ROWS
         case ServerUnreachable():
             # Who cannot connect at all is told at once, if it asks alone.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 
+from scheduler_service.audit.events import AuditEvent, ExecutorLost
 from scheduler_service.cluster import Cluster
 from scheduler_service.config import ClusterConfig
 from scheduler_service.service.executor_addresses import ExecutorAddresses
@@ -21,8 +22,29 @@ _DRAIN_S = 60.0
 
 
 @dataclass(slots=True)
+class LossLog:
+    """Stands for an audit log: which executors one life of the scheduler lost.
+
+    A life of an executor that is lost again counts if a step was answered in between, by whomever.
+    """
+
+    scheduler: SimulatedScheduler
+    losses: set[tuple[str, int, int]] = field(default_factory=set)
+
+    def record(self, event: AuditEvent) -> None:
+        """See Audit."""
+        cluster = self.scheduler.cluster
+        if isinstance(event, ExecutorLost) and cluster is not None:
+            num_steps = cluster.num_steps_answered
+            self.losses.add((event.address, event.executor_epoch, num_steps))
+
+    def close(self) -> None:
+        """See Audit."""
+
+
+@dataclass(slots=True)
 class SimulatedScheduler:
-    """One address, and the lives there."""
+    """One address, and the lives there; `loss_logs`: of each of them."""
 
     loop: VirtualLoop
     network: Network
@@ -31,6 +53,7 @@ class SimulatedScheduler:
     cluster: Cluster | None = None
     process: Process | None = None
     processes: list[Process] = field(default_factory=list)
+    loss_logs: list[LossLog] = field(default_factory=list)
     _server: Server | None = None
 
     @property
@@ -61,8 +84,13 @@ class SimulatedScheduler:
 
     async def _serve(self) -> None:
         epoch = BEGINNING_NS + round(self.loop.time() * 1e9) + 1
+        self.loss_logs.append(LossLog(self))
         self.cluster = cluster = Cluster(
-            self.config, epoch, lambda: None, now_ns=partial(_monotonic_ns, self.loop)
+            self.config,
+            epoch,
+            lambda: None,
+            now_ns=partial(_monotonic_ns, self.loop),
+            audit=self.loss_logs[-1],
         )
         self._server = server = Server(self.network, self.address)
         servicer = SchedulerServicer(cluster)

@@ -13,9 +13,11 @@ from scheduler_service.core.blocks.block_pool import BlockPool
 from scheduler_service.core.blocks.prefix_cache import PrefixCache
 from scheduler_service.core.outcomes.losses import Losses
 from scheduler_service.core.scheduler import Scheduler
+from splitserve_client.errors import ServerUnreachable
 from splitserve_client.resumable_request import ResumableRequest
 from tests.simulation.faults import (
     Fault,
+    break_off,
     cut,
     fail_rows,
     kill_executor,
@@ -44,6 +46,10 @@ def _knows_positions_alone(original: Callable[..., list[bytes]]) -> Callable[...
     return chain
 
 
+def _goes_on_blindly(_original: object) -> Callable[..., bool]:
+    return lambda _request, error: isinstance(error, ServerUnreachable)
+
+
 # Where it is, what is done to it, and which faults bring it to light.
 BREAKAGES: dict[str, tuple[type, str, Callable[[Any], Any], Sequence[Fault]]] = {
     "a lost core keeps a request": (Scheduler, "evacuate", _loses_one, (kill_executor, reset)),
@@ -56,6 +62,12 @@ BREAKAGES: dict[str, tuple[type, str, Callable[[Any], Any], Sequence[Fault]]] = 
         "note_token",
         _does_nothing,
         (kill_scheduler, reset, cut),
+    ),
+    "a client tells twice what it had before a break": (
+        ResumableRequest,
+        "may_go_on",
+        _goes_on_blindly,
+        (break_off,),
     ),
 }
 

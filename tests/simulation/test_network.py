@@ -104,6 +104,21 @@ def test_other_end_learns_of_it_when_it_sends_on_a_dead_line() -> None:
     assert pair.heard[1:] == ["b lost: Connection reset by peer"]
 
 
+def test_connection_breaks_among_what_was_sent_at_one_moment() -> None:
+    pair = Pair()
+
+    async def main() -> None:
+        end = await pair.connect()
+        pair.network.reset_after("a", "b", 2)
+        for name in ("first", "second", "third"):
+            end.send((name,))
+        await asyncio.sleep(1)
+
+    pair.loop.run_until_complete(main())
+    assert pair.heard[:2] == ["b first", "b second"]
+    assert sorted(pair.heard[2:]) == [f"{name} lost: Connection reset by peer" for name in "ab"]
+
+
 def test_connection_is_refused_when_the_process_is_dead_and_hangs_when_its_machine_is() -> None:
     times = []
     for is_silent in (False, True):

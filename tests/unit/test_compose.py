@@ -23,12 +23,12 @@ FIXED = {
     },
     "executor": {
         "SPLITSERVE_LISTEN": "0.0.0.0:50052",
-        "SPLITSERVE_SCHEDULER": "scheduler:50050",
+        "SPLITSERVE_SCHEDULER": "dns:scheduler:50050",
         "SPLITSERVE_INSECURE": "${SPLITSERVE_INSECURE:-true}",
     },
     "gateway": {
         "SPLITSERVE_HTTP": "0.0.0.0:8000",
-        "SPLITSERVE_SCHEDULERS": "scheduler:50051",
+        "SPLITSERVE_SCHEDULERS": "dns:scheduler:50051",
         "SPLITSERVE_INSECURE": "${SPLITSERVE_INSECURE:-true}",
     },
 }
@@ -75,3 +75,15 @@ def test_example_has_the_defaults_of_compose_itself() -> None:
     defaults = dict(re.findall(r"\$\{(\w+):-([^}]*)\}", COMPOSE + WITH_TLS))
 
     assert {name: example()[name] for name in defaults} == defaults
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_service_has_drained_before_compose_kills_it(service: Command) -> None:
+    period = yaml.safe_load(COMPOSE)["services"][service]["stop_grace_period"]
+    drains_s = resolve(service, [], {})["drain_timeout_s"]
+    default_s = float(example()["SPLITSERVE_STOP_GRACE_PERIOD"].removesuffix("s"))
+
+    assert period == "${SPLITSERVE_STOP_GRACE_PERIOD:-30s}"
+    # What is left when that time is over is ended or moved, which takes a moment, too.
+    assert isinstance(drains_s, float)
+    assert drains_s + 15 <= default_s

@@ -9,6 +9,7 @@ import type {
   Finish,
   FinishReason,
   Model,
+  Readiness,
   SamplingParams,
   SequenceFinish,
   TokenLogprob,
@@ -20,6 +21,13 @@ const FINISH_REASONS: ReadonlyMap<api.FinishReason, FinishReason> = new Map([
   [api.FinishReason.LENGTH, "length"],
   [api.FinishReason.MODEL_LENGTH, "model_length"],
   [api.FinishReason.ABORTED, "aborted"],
+]);
+
+const READINESS: ReadonlyMap<api.Readiness, Readiness> = new Map([
+  [api.Readiness.READY, "ready"],
+  [api.Readiness.NO_EXECUTOR, "no_executor"],
+  [api.Readiness.NO_PROGRESS, "no_progress"],
+  [api.Readiness.DRAINING, "draining"],
 ]);
 
 /** New tokens with their scores. */
@@ -96,6 +104,7 @@ export function decodeModel(model: api.GetModelResponse): Model {
     maxNumSequences,
     eosTokenIds,
     defaultSamplingParams,
+    readiness: READINESS.get(model.readiness) ?? "unknown",
   };
 }
 
@@ -125,5 +134,6 @@ export function decodeExecutor(state: ExecutorState): Executor {
     numSwappedRequests: state.numSwappedRequests,
     numSteps: state.numSteps,
     numPreemptions: state.numPreemptions,
+    isDraining: state.draining,
   };
 }

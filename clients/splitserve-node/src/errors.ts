@@ -102,6 +102,7 @@ const ERROR_OF_REASON: ReadonlyMap<string, ErrorClass> = new Map<string, ErrorCl
   ["FEATURE_UNSUPPORTED", InvalidRequest],
   ["REQUEST_ID_INVALID", InvalidRequest],
   ["SESSION_PROTOCOL", InvalidRequest],
+  ["DRAIN_TIMEOUT_INVALID", InvalidRequest],
   ["MESSAGE_UNDECODABLE", InvalidRequest],
   ["MESSAGE_TOO_LARGE", InvalidRequest],
   ["CALLER_UNKNOWN", CallerUnknown],

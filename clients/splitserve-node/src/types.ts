@@ -161,6 +161,9 @@ export interface Finish {
 /** What a stream brings; the last event is a Finish. */
 export type GenerationEvent = Tokens | Finish;
 
+/** Whether a scheduler serves, and if not, why. "unknown": it does not say, or a later reason. */
+export type Readiness = "unknown" | "ready" | "no_executor" | "no_progress" | "draining";
+
 /** The model that is served. Token ids are 0 .. vocabSize-1. */
 export interface Model {
   readonly name: string;
@@ -172,6 +175,8 @@ export interface Model {
   readonly eosTokenIds: readonly number[];
   /** What its authors recommend. Requests do not get it by themselves. */
   readonly defaultSamplingParams: SamplingParams;
+  /** Of the scheduler, when it was asked. */
+  readonly readiness: Readiness;
 }
 
 /** One executor as the scheduler sees it. */
@@ -192,6 +197,8 @@ export interface Executor {
   readonly numSwappedRequests: number;
   readonly numSteps: bigint;
   readonly numPreemptions: bigint;
+  /** It is on its way out. */
+  readonly isDraining: boolean;
 }
 
 /** All executors, in order of registration, and the requests that none of them has. */

@@ -4,9 +4,13 @@ import assert from "node:assert/strict";
 import { getEventListeners } from "node:events";
 import { after, afterEach, before, test } from "node:test";
 
+import { create } from "@bufbuild/protobuf";
+
 import * as splitserve from "splitserve";
 import { Client, type GenerationEvent, type SamplingParams, type TokenLogprob } from "splitserve";
+import { decodeModel } from "../dist/decoding.js";
 import { errorOfCall, errorOfReason } from "../dist/errors.js";
+import { GetModelResponseSchema } from "../dist/gen/splitserve/scheduler/v1/scheduler_pb.js";
 import { FakeService } from "./support/fake-service.js";
 import { failure } from "./support/scripted-server.js";
 
@@ -247,15 +251,23 @@ test("every reason of the server gives the error that it gives in Python", async
   }
 });
 
+test("a reason not to serve that is not known yet is no error", () => {
+  const said = [0, 1, 2, 3, 4, 99].map(
+    (readiness) => decodeModel(create(GetModelResponseSchema, { readiness })).readiness,
+  );
+  const known = ["ready", "no_executor", "no_progress", "draining"];
+  assert.deepEqual(said, ["unknown", ...known, "unknown"]);
+});
+
 test("model and executors are as the scheduler knows them", async () => {
   const model = await client.getModel();
   const { executors, numUnassignedRequests } = await client.listExecutors();
 
   assert.deepEqual([model.name, model.vocabSize, model.maxModelLen], ["fake", 128, 256]);
-  assert.deepEqual(model.defaultSamplingParams, {});
+  assert.deepEqual([model.defaultSamplingParams, model.readiness], [{}, "ready"]);
   const [executor] = executors;
-  assert.ok(executor?.isConnected);
-  assert.deepEqual([executors.length, executor.modelName, numUnassignedRequests], [1, "fake", 0]);
-  assert.deepEqual([executor.numDeviceBlocks, executor.numFreeDeviceBlocks], [64, 64]);
+  assert.deepEqual([executor?.isConnected, executor?.isDraining], [true, false]);
+  assert.deepEqual([executors.length, executor?.modelName, numUnassignedRequests], [1, "fake", 0]);
+  assert.deepEqual([executor?.numDeviceBlocks, executor?.numFreeDeviceBlocks], [64, 64]);
   await assert.rejects(client.getTokenizerFiles(), splitserve.TokenizerUnavailable);
 });

@@ -3,8 +3,17 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
+import { status } from "@grpc/grpc-js";
+
 import { Client, InvalidRequest, type GenerationEvent } from "splitserve";
-import { finish, ScriptedServer, tokens, type Response } from "./support/scripted-server.js";
+import {
+  failure,
+  finish,
+  ScriptedServer,
+  tokens,
+  type Response,
+} from "./support/scripted-server.js";
+import { VirtualTime } from "./support/virtual-time.js";
 
 async function read(events: AsyncIterable<GenerationEvent>): Promise<number[]> {
   const tokenIds: number[] = [];
@@ -44,6 +53,25 @@ test("a stream goes on at the other scheduler when its own is gone", async () =>
   assert.equal(other?.requests.length, 1);
   client.close();
   for (const server of servers) server.stop();
+});
+
+test("a stream waits for its scheduler when that names others, which nobody chose", async () => {
+  const [draining, named] = [new ScriptedServer(), new ScriptedServer()];
+  const [address, other] = [await draining.start(), await named.start()];
+  draining.script = function* (request, call) {
+    if (call === 0) {
+      yield tokens([0]);
+      throw failure(status.UNAVAILABLE, "DRAINING", undefined, other);
+    }
+    yield* rest(request);
+  };
+  const client = new Client(address, { timing: new VirtualTime() });
+
+  assert.deepEqual(await read(client.generate([1], { maxTokens: 6 })), [0, 1, 2, 3, 4, 5]);
+
+  assert.deepEqual([draining.requests.length, named.requests.length], [2, 0]);
+  client.close();
+  for (const server of [draining, named]) server.stop();
 });
 
 test("addresses are refused when they make no sense", () => {

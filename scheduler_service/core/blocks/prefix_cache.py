@@ -13,7 +13,7 @@ from scheduler_service.core.blocks.block_hashes import (
 )
 from scheduler_service.core.blocks.block_pool import BlockPool
 from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.request import Int32Array, Int64Array, Sequence
+from scheduler_service.core.request import Int32Array, Int64Array, RequestStatus, Sequence
 from scheduler_service.core.row_columns import RowColumns
 
 
@@ -66,6 +66,7 @@ class PrefixCache:
 
     def adopt(self, sequence: Sequence) -> None:
         """Goes on with what is hashed of a sequence that no core has, if it is of use here."""
+        assert sequence.request.status is RequestStatus.ABSENT, "its hashes are another core's"
         sequence.block_hashes = sequence.chains.setdefault(self._config.hash_kind, [])
 
     def publish(

@@ -79,7 +79,10 @@ class Openings:
         return not self._placement.swapped and len(self._placement.waiting) == 0
 
     def what_lacks(self, request: Request) -> Lack | None:
-        """What a request that fits lacks to begin with the next step, with nobody yielding."""
+        """What a request that fits lacks to begin with the next step, with nobody yielding.
+
+        Of one that another core has no cached prefix counts: its hashes are that core's.
+        """
         if not request.unfinished:
             return None  # it has all its tokens
         if not self._takes_others or self._beside.num_tokens >= self._tokens_left:
@@ -89,7 +92,7 @@ class Openings:
         self._room.begin_step()
         leader = request.unfinished[0]
         lack = self._room.what_lacks(request, leader, NO_HIT, self._beside)
-        if lack is Lack.BLOCKS or lack is Lack.POOL:
+        if lack in (Lack.BLOCKS, Lack.POOL) and request.status is RequestStatus.ABSENT:
             prefixes = self._placement.blocks.prefixes
             prefixes.adopt(leader)
             lack = self._room.what_lacks(request, leader, prefixes.find(leader), self._beside)

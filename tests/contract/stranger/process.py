@@ -21,6 +21,8 @@ from tests.support.processes.addresses import reserve_address
 
 T = TypeVar("T")
 _PAUSE_S = 0.005
+# As long as a machine may be busy with other things.
+PATIENCE_S = 240.0
 # Tests hold steps for as long as it takes to look at what others do meanwhile.
 _PATIENT: dict[str, object] = {"step_patience_s": 300}
 ROOT = Path(__file__).resolve().parents[3]
@@ -85,7 +87,7 @@ _FAST_RETRY = [
 
 async def _wait_ready(channel: grpc.aio.Channel, log: IO[bytes]) -> None:
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             await channel.channel_ready()
     except TimeoutError:
         log.seek(0)
@@ -104,10 +106,12 @@ class Cluster:
     async def states(self) -> list[admin_pb2.ExecutorState]:
         """What the scheduler says about its executors."""
         request = admin_pb2.ListExecutorsRequest()
-        return list((await self.admin.ListExecutors(request, timeout=30)).executors)
+        return list((await self.admin.ListExecutors(request, timeout=PATIENCE_S)).executors)
 
     async def wait_for_states(
-        self, is_true: Callable[[list[admin_pb2.ExecutorState]], bool], timeout_s: float = 30
+        self,
+        is_true: Callable[[list[admin_pb2.ExecutorState]], bool],
+        timeout_s: float = PATIENCE_S,
     ) -> list[admin_pb2.ExecutorState]:
         """Asks until `is_true`. Raises TimeoutError with the last answer."""
 
@@ -134,7 +138,7 @@ class Cluster:
             assert executor.violations == []
 
 
-async def poll(ask: Callable[[], Awaitable[tuple[bool, T]]], timeout_s: float = 30) -> T:
+async def poll(ask: Callable[[], Awaitable[tuple[bool, T]]], timeout_s: float = PATIENCE_S) -> T:
     """Asks until the answer's first part is true. Raises TimeoutError with the last answer."""
     deadline = time.monotonic() + timeout_s
     while True:

@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 
 from tests.contract.stranger.process import poll
-from tests.support.chaos.stack import PATIENCE_S, Stack
+from tests.support.chaos.stack import Stack
+from tests.support.processes.patience import PATIENCE_S
 
 # gRPC opens and closes some when it likes.
 _NUM_SPARE_FILES = 4

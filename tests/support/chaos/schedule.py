@@ -39,13 +39,31 @@ class Schedule:
     def drawn(cls, seed: int, num_faults: int, kinds: Sequence[str] = tuple(FAULTS)) -> Schedule:
         """The same for the same seed, number and kinds."""
         rng = random.Random(seed)
-        moments, begins_at = [], 0
+        moments: list[Moment] = []
         for _ in range(num_faults):
-            begins_at += rng.randint(_LEAST_TOKENS, _MOST_TOKENS)
-            kind = rng.choice(list(kinds))
-            num_tokens = rng.randint(_LEAST_TOKENS, _MOST_TOKENS)
-            moments.append(Moment(begins_at, num_tokens, kind, FAULTS[kind](rng)))
+            gap = _draw_tokens(rng)
+            moments.append(_drawn_after(moments, gap, rng.choice(list(kinds)), rng))
+        return cls(seed, tuple(moments))
+
+    @classmethod
+    def of_each(cls, seed: int, kinds: Sequence[str]) -> Schedule:
+        """Each kind once, in this order."""
+        rng = random.Random(seed)
+        moments: list[Moment] = []
+        for kind in kinds:
+            moments.append(_drawn_after(moments, _draw_tokens(rng), kind, rng))
         return cls(seed, tuple(moments))
 
     def __str__(self) -> str:
         return "\n".join([f"seed {self.seed}:", *(f"  {moment}" for moment in self.moments)])
+
+
+def _draw_tokens(rng: random.Random) -> int:
+    return rng.randint(_LEAST_TOKENS, _MOST_TOKENS)
+
+
+def _drawn_after(moments: Sequence[Moment], gap: int, kind: str, rng: random.Random) -> Moment:
+    """`gap`: output tokens since the beginning of the last of `moments`."""
+    begins_at = gap + (moments[-1].begins_at if moments else 0)
+    num_tokens = _draw_tokens(rng)
+    return Moment(begins_at, num_tokens, kind, FAULTS[kind](rng))

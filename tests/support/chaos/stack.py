@@ -16,22 +16,20 @@ from pathlib import Path
 
 import httpx2
 
-from splitserve_client import AsyncClient, ClientConfig, ExecutorList, RetryPolicy, SplitserveError
+from splitserve_client import AsyncClient, ExecutorList, SplitserveError
 from tests.contract.stranger.process import ROOT, poll
 from tests.support.chaos.executor_forks import start_executor
 from tests.support.chaos.network import Network
 from tests.support.processes.addresses import reserve_address
+from tests.support.processes.patience import PATIENCE_S, PATIENT
 
 BUNDLED = ROOT / "executor_service" / "bundled_model"
-# As long as a machine may be busy with other things.
-PATIENCE_S = 240.0
 # Few, so that requests preempt each other while an executor is away.
 NUM_DEVICE_BLOCKS, NUM_HOST_BLOCKS = 192, 64
 _EXECUTOR_OPTIONS = (
     *("--model", str(BUNDLED), "--dtype", "float32", "--deterministic", "--log-level", "info"),
     *("--num-host-blocks", str(NUM_HOST_BLOCKS)),
 )
-PATIENT = ClientConfig(connect_timeout_s=PATIENCE_S, retry=RetryPolicy(give_up_after_s=PATIENCE_S))
 
 Process = subprocess.Popen[bytes] | ForkServerProcess
 

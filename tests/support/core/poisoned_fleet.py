@@ -10,7 +10,7 @@ from random import Random
 from scheduler_service.core.plan import StepPlan
 from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import SamplingParams
-from scheduler_service.fleet.executor_losses import LossCause
+from scheduler_service.fleet.executor_losses import Loss, LossCause
 from scheduler_service.fleet.host_state import Host
 from scheduler_service.fleet.quarantine import Quarantine
 from tests.support.core.clients import Client
@@ -180,7 +180,8 @@ class PoisonedFleet:
         self.num_deaths += 1
         lost = self._engines[host].scheduler.evacuate()
         self._engines[host] = self._new_engine()
-        verdict = self.quarantine.executor_lost(lost, self._cause, self.num_steps)
+        loss = Loss(self._cause, self.num_deaths, self.num_steps, has_answered=True)
+        verdict = self.quarantine.executor_lost(lost, loss)
         self.num_isolated += len(verdict.isolated)
         for request in sorted(lost, key=lambda moved: moved.arrival):
             delivery = self.clients[request.request_id].delivery

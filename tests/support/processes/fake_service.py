@@ -14,9 +14,10 @@ from splitserve_client import AsyncClient, ExecutorList
 from tests.contract.stranger.process import Scheduler, poll, running_scheduler
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.fakes.fake_runner import StepFault, no_fault
+from tests.support.processes.patience import PATIENCE_S, PATIENT_AT_CALLS
 
 DIGEST = "fa4e" * 16
-TIMEOUT_S = 60.0
+TIMEOUT_S = PATIENCE_S
 
 
 class StepWatch:
@@ -101,6 +102,15 @@ class FakeService:
             lambda listed: sum(e.num_waiting_requests for e in listed.executors) == num_requests
         )
 
+    async def wait_until_known(self, num_requests: int) -> None:
+        """Waits until just so many requests run or wait at the only executor."""
+        await self.wait_for(
+            lambda listed: (
+                sum(e.num_running_requests + e.num_waiting_requests for e in listed.executors)
+                == num_requests
+            )
+        )
+
     async def wait_idle(self) -> None:
         """Waits until no request is anywhere and every block is free."""
         await self.wait_for(
@@ -134,7 +144,7 @@ async def fake_service(*executors: FakeExecutor, **options: object) -> AsyncIter
     async with AsyncExitStack() as stack:
         options = {"reconnect_timeout_s": 0.1, **options}
         scheduler = await stack.enter_async_context(running_scheduler(**options))
-        client = await stack.enter_async_context(AsyncClient(scheduler.address))
+        client = await stack.enter_async_context(AsyncClient(scheduler.address, PATIENT_AT_CALLS))
         service = FakeService(scheduler, client, executors)
         for executor in executors:
             executor.scheduler_address = scheduler.address

@@ -17,9 +17,9 @@ import httpx2
 
 from tests.contract.stranger.process import ROOT, SOURCE_ROOTS, poll
 from tests.support.processes.addresses import reserve_address
+from tests.support.processes.patience import PATIENCE_S
 
-# Executors that load a model are waited for, on a machine with much other work.
-TIMEOUT_S = 240.0
+TIMEOUT_S = PATIENCE_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ async def gateway_process(
     base_url = f"http://{address}" if tls is None else f"https://{address}"
     try:
         async with httpx2.AsyncClient(
-            base_url=base_url, timeout=60.0, trust_env=False, verify=tls or True
+            base_url=base_url, timeout=TIMEOUT_S, trust_env=False, verify=tls or True
         ) as http:
             yield GatewayProcess(process, http)
     finally:

@@ -14,6 +14,7 @@ from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.processes.addresses import reserve_address
 from tests.support.processes.fake_service import DIGEST, TIMEOUT_S, StepWatch
 from tests.support.processes.gateway import text_executor
+from tests.support.processes.patience import PATIENT_AT_CALLS
 
 
 @dataclass
@@ -61,7 +62,7 @@ class MortalScheduler:
         await poll(ask, TIMEOUT_S)
 
     async def _executors(self) -> tuple[Executor, ...]:
-        async with AsyncClient(self.address) as client:
+        async with AsyncClient(self.address, PATIENT_AT_CALLS) as client:
             return tuple((await client.list_executors()).executors)
 
 

@@ -12,6 +12,8 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from splitserve_client import AsyncClient, ClientConfig, Executor, SplitserveError
+from splitserve_options.option import BUNDLED_MODEL
+from tests.support.processes import light_executor
 from tests.support.processes.addresses import reserve_address
 
 ROOT = Path(__file__).parents[3]
@@ -133,6 +135,31 @@ class Processes:
                     if holds(executors):
                         return executors
                 await asyncio.sleep(0.02)
+
+
+class LightProcesses(Processes):
+    """With executors that start at once; `fake_truth` says what their clients must get."""
+
+    executor_module = light_executor.MODULE
+
+    def __init__(self, log: Path) -> None:
+        super().__init__(Path(BUNDLED_MODEL), log)
+
+    def log_text(self) -> str:
+        """All errors, such as rows that read what is not theirs."""
+        assert self.log is not None
+        return self.log.read_text()
+
+
+@contextmanager
+def light_processes(log: Path) -> Iterator[LightProcesses]:
+    """Processes without a model that end with the context; then nobody may have had an error."""
+    started = LightProcesses(log)
+    try:
+        yield started
+    finally:
+        started.kill_all()
+    assert started.log_text() == ""
 
 
 @contextmanager

@@ -30,7 +30,6 @@ from tests.support.processes.fake_service import DIGEST
 
 # Steps that a test holds are not to count as lost.
 PATIENCE_S = 300.0
-TIMEOUT_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,7 @@ async def scheduler_in_process(
             executor.scheduler_address = f"127.0.0.1:{running.port}"
             executor.digest = DIGEST
             await executor.start()
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(PATIENCE_S):
             while sum(engine.is_connected for engine in cluster.engines) < len(executors):
                 changed.clear()
                 await changed.wait()

@@ -46,7 +46,7 @@ async def serve_everything(security: ServerSecurity) -> RunningServer:
 async def outcome(channel: grpc.aio.Channel, method: str, **arguments: object) -> str:
     """What was answered, or the reason or the status of the refusal."""
     try:
-        answer: bytes = await channel.unary_unary(method)(b"", timeout=10, **arguments)
+        answer: bytes = await channel.unary_unary(method)(b"", timeout=60, **arguments)
     except grpc.aio.AioRpcError as error:
         return failure_of(error).reason or error.code().name
     return answer.decode()

@@ -16,7 +16,7 @@ async def refusal_of_batch(channel: grpc.aio.Channel, batch: executor_pb2.Schedu
     The batch goes with the call: whoever writes to a stream that has ended already is told of that,
     and not why.
     """
-    call = channel.unary_stream(_EXECUTE)(batch.SerializeToString(), timeout=20)
+    call = channel.unary_stream(_EXECUTE)(batch.SerializeToString(), timeout=60)
     try:
         async for _ in call:
             break

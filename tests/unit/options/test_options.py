@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,18 @@ def test_resolve_reads_switch_when_it_is_flag_or_variable() -> None:
     assert resolve("serve", ["--no-demo"], {})["no_demo"] is True
     assert resolve("serve", [], {"SPLITSERVE_NO_DEMO": "yes"})["no_demo"] is True
     assert resolve("serve", [], {"SPLITSERVE_NO_DEMO": "0"})["no_demo"] is False
+
+
+def test_parse_warns_of_no_variable_that_our_images_set(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    dockerfile = Path(__file__).resolve().parents[3] / "Dockerfile"
+    environ = dict(re.findall(r"\b(SPLITSERVE_KERNEL\w+)=(\S+)", dockerfile.read_text()))
+
+    options.parse("executor", [], environ)
+
+    assert environ
+    assert capsys.readouterr().err == ""
 
 
 def test_parse_exits_with_2_and_one_line_when_a_value_is_bad(

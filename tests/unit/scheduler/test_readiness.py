@@ -9,7 +9,7 @@ import pytest
 from scheduler_service.service.readiness import Facts, Readiness, ReadinessJudge
 from splitserve.scheduler.v1 import scheduler_pb2
 
-BUSY = Facts(is_draining=False, num_connected=2, num_unfinished=3, num_steps=10, step_allowed_s=5.0)
+BUSY = Facts(is_draining=False, num_connected=2, has_work=True, num_steps=10, step_allowed_s=5.0)
 S = 10**9
 
 
@@ -35,7 +35,7 @@ def test_scheduler_is_ready_again_when_a_step_is_answered() -> None:
 
 
 def test_scheduler_has_all_the_time_of_a_step_when_work_comes_after_a_pause() -> None:
-    idle = replace(BUSY, num_unfinished=0)
+    idle = replace(BUSY, has_work=False)
     assert judge_after((0, BUSY), (1, idle), (1000, idle), (1004, BUSY)) is Readiness.READY
     assert judge_after((0, idle), (1000, idle), (1005.1, BUSY)) is Readiness.NO_PROGRESS
 

@@ -134,11 +134,16 @@ function definition(method: DescMethod): grpc.MethodDefinition<any, any> {
   };
 }
 
-/** A status as splitserve sends it. */
-export function failure(code: grpc.status, reason: string, retryDelayMs?: number): object {
-  const details: Any[] = [
-    anyPack(ErrorInfoSchema, create(ErrorInfoSchema, { reason, domain: "splitserve" })),
-  ];
+/** A status as splitserve sends it; `schedulers`: addresses of others that it names. */
+export function failure(
+  code: grpc.status,
+  reason: string,
+  retryDelayMs?: number,
+  schedulers = "",
+): object {
+  const named: Record<string, string> = schedulers === "" ? {} : { schedulers };
+  const info = { reason, domain: "splitserve", metadata: named };
+  const details: Any[] = [anyPack(ErrorInfoSchema, create(ErrorInfoSchema, info))];
   if (retryDelayMs !== undefined) {
     const retryDelay = {
       seconds: BigInt(Math.trunc(retryDelayMs / 1000)),

@@ -34,7 +34,10 @@ class Fleet:
 
     def __init__(self, config: ClusterConfig = CONFIG) -> None:
         self.machines: dict[str, Machine] = {}
-        self.cluster = Cluster(config, 1, lambda: None, now_ns=lambda: 0, connect=self.connect)
+        self.now_ns = 0
+        self.cluster = Cluster(
+            config, 1, lambda: None, now_ns=lambda: self.now_ns, connect=self.connect
+        )
         self.stream = SessionStream(self.cluster.delivery.new_outbox())
         self.cluster.delivery.open_stream(self.stream)
 
@@ -160,4 +163,25 @@ async def test_executor_without_requests_goes_at_once_and_aborted_ones_hold_nobo
     assert not draining.done()
     fleet.cluster.abort(RequestName("r1"))
     assert await draining == Drained()
+    await fleet.cluster.drain(0)
+
+
+async def test_idle_executor_takes_what_was_preempted_at_another() -> None:
+    fleet = Fleet(ClusterConfig(max_num_seqs=2))
+    busy, idle = Machine("busy:1"), Machine("idle:1")
+    await fleet.join(busy)
+    fleet.submit(1, 2)
+    await fleet.join(idle)
+    (engine, _) = fleet.cluster.engines
+    while engine.scheduler.num_running < 2:
+        await turns()
+    busy.link.release()  # type: ignore[union-attr]
+    await turns()
+    core = engine.scheduler
+    core.placement.preempt(core.placement.requests["r2"])
+    core.placement.rows.run_limit[:] = 0  # nothing begins there
+    fleet.now_ns = 10**9
+    await fleet.finish(busy)
+    assert fleet.requests_at(idle) == ["r2"]
+    await fleet.finish(idle)
     await fleet.cluster.drain(0)

@@ -284,6 +284,32 @@ async def test_executor_is_not_taken_while_it_hangs_in_a_step() -> None:
     await network.cluster.drain(0)
 
 
+async def test_life_that_was_lost_is_not_taken_before_it_is_done_with_its_steps() -> None:
+    machine = Machine(ADDRESS)
+    network = Network(machine)
+    await network.cluster.join(machine.info)
+    await turns()
+    cluster = network.cluster
+    stream = GenerateStream(cluster.delivery.new_outbox())
+    request = Request.create("r", [1, 2], SamplingParams(max_tokens=2), arrival=1, seed=1)
+    with cluster.client_stream(stream):
+        cluster.submit(request, RequestSink(stream, 0), Admission(RequestName("r")))
+        await turns()
+        link = network.links[-1]
+        assert link.held, "a step is in flight"
+        link.break_off()
+        await turns()
+        assert cluster.engines == []
+
+        network.step_running_ms = 1
+        await cluster.join(machine.info)
+        assert cluster.engines == []
+        network.step_running_ms = 0
+        await cluster.join(machine.info)
+        assert [engine.life for engine in cluster.engines] == [(ADDRESS, machine.epoch)]
+    await cluster.drain(0)
+
+
 @pytest.mark.parametrize(("newest", "epoch"), [(0, 7), (6, 7), (7, 7), (8, 9), (2**62 - 1, 2**62)])
 def test_scheduler_speaks_with_an_epoch_that_is_not_older_than_any_the_executor_knows(
     newest: int, epoch: int

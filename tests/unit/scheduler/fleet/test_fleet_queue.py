@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from scheduler_service.core.planning.room import Lack
 from scheduler_service.core.request import Request, SchedulingParams
 from scheduler_service.fleet.fleet_queue import FleetQueue
 from tests.support.core.driver import CoreDriver
@@ -205,7 +206,7 @@ def test_all_requests_end_whatever_their_size(policy: str) -> None:
 def test_request_ends_when_its_deadline_is_past_and_no_executor_is_there() -> None:
     fleet = Fleet(ONE_ROW, policy="deadline")
     late, lasting = fleet.push("late", deadline_ns=1_000), fleet.push("lasting")
-    assert fleet.queue.next_deadline_ns == 1_000
+    assert fleet.queue.next_look_ns == 1_000
     assert list(fleet.queue.take_overdue(1_000)) == []
     assert list(fleet.queue.dispatch(2_000, [])) == []
     for request in fleet.queue.take_overdue(2_000):
@@ -214,7 +215,7 @@ def test_request_ends_when_its_deadline_is_past_and_no_executor_is_there() -> No
     assert late.error[0] == "DEADLINE_UNREACHABLE"
     assert not lasting.is_finished
     assert len(fleet.queue) == 1
-    assert fleet.queue.next_deadline_ns is None
+    assert fleet.queue.next_look_ns is None
 
 
 def test_request_that_was_admitted_before_pays_once() -> None:
@@ -277,3 +278,53 @@ def test_hashes_of_blocks_are_made_anew_where_blocks_are_of_another_size() -> No
     again = fleet.push("b", 33)
     assert [core.num_cached_tokens(again) for core in cores] == [32, 0]
     assert [core.num_cached_tokens(again) for core in reversed(cores)] == [0, 32]
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "fair", "deadline"])
+@pytest.mark.parametrize("is_there", [True, False])
+def test_requests_that_fit_elsewhere_hold_up_nobody(policy: str, is_there: bool) -> None:
+    fleet = Fleet({"num_device_blocks": 4}, {"num_device_blocks": 64, **ONE_ROW}, policy=policy)
+    fleet.push("first", 100, max_tokens=90)
+    assert fleet.dispatch() == [("first", 1)]
+    fleet.step()
+    # More than are passed where there is a lack of room.
+    for number in range(20):
+        fleet.push(f"large{number}", 100, max_tokens=90)
+    fleet.push("small", max_tokens=4)
+    if not is_there:
+        del fleet.drivers[1]
+    assert fleet.dispatch() == [("small", 0)]
+
+
+def test_hashes_of_a_request_are_its_cores_when_another_is_asked_about_it() -> None:
+    # Blocks are of different sizes, and the second has too few for what waits at the first.
+    fleet = Fleet({"block_size": 4}, {"block_size": 8, "num_device_blocks": 10})
+    cores = [driver.core for driver in fleet.drivers]
+    waiting = fleet.drivers[0].add(40, max_tokens=20)
+    fleet.drivers[1].add(50, max_tokens=20)
+    for driver in fleet.drivers:
+        driver.step()
+    fleet.drivers[0].preempt(waiting)
+    hashes = list(waiting.sequence.block_hashes)
+    assert hashes
+    assert fleet.queue.to_be_moved(10**12, cores[1], cores) is None
+    assert cores[1].openings.what_lacks(waiting) is Lack.BLOCKS
+    assert waiting.sequence.block_hashes == hashes
+    with pytest.raises(AssertionError, match="another core's"):
+        cores[1].num_cached_tokens(waiting)
+
+
+def test_executor_that_lacked_blocks_is_asked_again_when_it_has_more() -> None:
+    fleet = Fleet({"num_device_blocks": 20}, {"num_device_blocks": 20})
+    for name in "ab":
+        fleet.push(name, 40, max_tokens=20)
+    fleet.dispatch()
+    fleet.step()
+    for name in "cd":  # one waits at each
+        fleet.push(name, 41, max_tokens=20, cache_salt=name)
+    fleet.step()
+    fleet.push("last", 42, max_tokens=20, cache_salt="last")
+    assert fleet.step() == []
+    fleet.end("a")
+    fleet.end("c")
+    assert [name for name, _ in fleet.step()] == ["last"]

@@ -6,8 +6,10 @@ from scheduler_service.core.request import Request, RequestStatus, SequenceStatu
 from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.fleet.executor_losses import (
     FORGIVING_TOKENS,
+    MAX_REPEATS,
     NUM_ALONE_IN_A_STORM,
     STORM_NS,
+    Loss,
     LossCause,
 )
 from scheduler_service.fleet.quarantine import REASON, Quarantine, Verdict
@@ -40,9 +42,11 @@ def lose(
     *requests: Request,
     cause: LossCause = LossCause.DIED,
     now_ns: int = 0,
+    life: int = 0,
+    has_answered: bool = True,
 ) -> tuple[list[str], list[str]]:
     """Names of those that are isolated, and of those that have failed."""
-    verdict: Verdict = quarantine.executor_lost(requests, cause, now_ns)
+    verdict: Verdict = quarantine.executor_lost(requests, Loss(cause, life, now_ns, has_answered))
     return [r.request_id for r in verdict.isolated], [r.request_id for r in verdict.failed]
 
 
@@ -207,3 +211,69 @@ def test_next_one_may_go_anywhere_when_those_before_came_through() -> None:
     other = make("r2")
     isolate(quarantine, other)
     assert list(quarantine.dispatch([first.core, second.core])) == [(other, second.core)]
+
+
+def test_a_life_counts_once_when_it_comes_back_and_answers_nothing() -> None:
+    quarantine, request, other = Quarantine(2), make("r1"), make("r2")
+
+    def lose_silent(lost: Request, life: int) -> tuple[list[str], list[str]]:
+        return lose(quarantine, lost, cause=LossCause.SILENT, life=life, has_answered=False)
+
+    for _ in range(1 + MAX_REPEATS):
+        assert lose_silent(request, 1) == ([], [])
+    assert lose_silent(other, 1) == ([], []), "to another it is new"
+
+    assert lose_silent(request, 2) == (["r1"], [])
+    assert lose_silent(other, 2) == (["r2"], [])
+
+
+def test_a_life_counts_again_when_it_answered_in_between() -> None:
+    quarantine, request = Quarantine(2), make("r1")
+    lose(quarantine, request, life=1)
+    assert lose(quarantine, request, life=1, has_answered=True) == (["r1"], [])
+    assert lose(quarantine, request, life=1, has_answered=True) == ([], ["r1"])
+
+
+def test_a_request_is_failed_at_last_when_one_life_comes_back_for_ever() -> None:
+    quarantine, request = Quarantine(2), make("r1")
+    most = 1 + MAX_REPEATS + 1 + NUM_ALONE_IN_A_STORM
+    verdicts = [
+        lose(quarantine, request, cause=LossCause.SILENT, life=1, has_answered=False)
+        for _ in range(most)
+    ]
+    assert [failed for _, failed in verdicts if failed] == [["r1"]]
+
+
+def test_a_repeated_loss_keeps_who_is_isolated() -> None:
+    quarantine, request = Quarantine(2), make("r1")
+    isolate(quarantine, request)
+    assert lose(quarantine, request, has_answered=False) == ([], [])
+    assert quarantine.holds(request)
+    assert request.trial_size == 1
+
+
+def test_innocent_that_waits_for_an_executor_is_given_back_when_others_are_guilty() -> None:
+    quarantine, poison, innocent = Quarantine(2), make("r1"), make("r2")
+    lose(quarantine, poison, innocent)
+    assert lose(quarantine, poison, innocent) == (["r1", "r2"], [])
+    # No executor takes the innocent one meanwhile.
+    verdict = quarantine.executor_lost([poison], Loss(LossCause.DIED, 2, 0, has_answered=True))
+    assert [request.request_id for request in verdict.failed] == ["r1"]
+    assert verdict.released == [innocent]
+    assert not quarantine.holds(innocent)
+    assert quarantine.num_waiting == 0
+
+
+def test_suspect_is_still_one_when_its_executor_gives_it_back() -> None:
+    quarantine, poison = Quarantine(2), make("r1")
+    driver = CoreDriver()
+    lose(quarantine, poison, make("r2"))
+    lose(quarantine, poison, make("r3"))
+    given = list(quarantine.dispatch([driver.core]))
+    assert [request.request_id for request, _ in given] == ["r1"]
+    driver.core.readmit(poison)
+    moved = driver.core.withdraw("r1")
+    assert moved is not None
+    lose(quarantine, moved, cause=LossCause.BLAMELESS)
+    assert quarantine.holds(moved)
+    assert moved.trial_size == 1

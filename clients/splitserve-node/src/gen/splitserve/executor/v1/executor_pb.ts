@@ -279,7 +279,8 @@ export type ExecutorInfo = Message<"splitserve.executor.v1.ExecutorInfo"> & {
 
   /**
    * For how long the oldest batch that it has received is not answered, in milliseconds, 0 without
-   * one; what GetInfo says counts. Whoever hangs in a step is not taken before it is done with it.
+   * one; what GetInfo says counts. Whoever hangs in a step is not taken before it is done with it,
+   * and whoever was given up not before it is done with all that it has received.
    * Earlier executors do not say it.
    *
    * @generated from field: int64 step_running_ms = 13;

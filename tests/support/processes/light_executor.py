@@ -1,0 +1,115 @@
+"""An executor process without a model: all of it is real but the runner, which is a FakeRunner.
+
+Without torch it starts in a second, and `fake_truth` says what its clients must get. What rows read
+that is not theirs is an error in its log. Options are the executor's.
+
+DEADLY_REQUEST=KIND:SEED:LENGTH, KIND `die` or `hang`, is what it does in a step that has a row with
+this seed and so many tokens.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from types import ModuleType, SimpleNamespace
+
+from executor_service import __main__ as executor
+from executor_service.config import ExecutorConfig
+from executor_service.steps.executor_info import (
+    SAMPLING_FEATURES,
+    ExecutorInfo,
+    ExecutorLimits,
+    ModelInfo,
+)
+from executor_service.steps.step import FinishedStep, StepInput
+from tests.support.fakes.fake_runner import FakeRunner
+from tests.support.fakes.fake_truth import VOCAB_SIZE
+
+MODULE = "tests.support.processes.light_executor"
+DEADLY_REQUEST = "DEADLY_REQUEST"
+MAX_MODEL_LEN = 1024
+# That streams last, without taking a core from others.
+_STEP_S = 0.01
+_BLOCK_SIZE = 4
+
+_log = logging.getLogger("light_executor")
+
+
+@dataclass(frozen=True, slots=True)
+class _LightRunner:
+    """`deadly`: kind, seed and length of what it does not survive."""
+
+    runner: FakeRunner
+    deadly: tuple[str, int, int] | None
+
+    def begin(self, step: StepInput) -> FinishedStep:
+        if self.deadly is not None:
+            _suffer(step, *self.deadly)
+        time.sleep(_STEP_S)
+        finished = self.runner.begin(step)
+        for violation in self.runner.violations:
+            _log.error("violation %s", violation)
+        self.runner.violations.clear()
+        return finished
+
+
+def _suffer(step: StepInput, kind: str, seed: int, length: int) -> None:
+    lengths = step.num_computed_tokens + step.num_new_tokens
+    if ((step.seeds == seed) & (lengths >= length)).any():
+        if kind == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        threading.Event().wait()
+
+
+def _load_engine(config: ExecutorConfig, executor_epoch: int) -> SimpleNamespace:
+    """In place of `executor_service.engine_loader`, whose import brings torch."""
+    num_device_blocks, num_host_blocks = config.num_device_blocks or 512, config.num_host_blocks
+    runner = FakeRunner(
+        block_size=_BLOCK_SIZE,
+        num_device_blocks=num_device_blocks,
+        num_host_blocks=num_host_blocks or 0,
+    )
+    info = ExecutorInfo(
+        executor_epoch=executor_epoch,
+        model=ModelInfo("light", "11f7" * 16, "float32", "float32", VOCAB_SIZE, MAX_MODEL_LEN),
+        block_size=_BLOCK_SIZE,
+        num_device_blocks=num_device_blocks,
+        num_host_blocks=num_host_blocks or 0,
+        block_bytes=16 * _BLOCK_SIZE,
+        limits=ExecutorLimits(config.max_num_seqs, config.max_num_batched_tokens),
+        features=SAMPLING_FEATURES,
+    )
+    return SimpleNamespace(
+        runner=_LightRunner(runner, _deadly()),
+        grammars=None,
+        info=info,
+        architecture="light",
+        device="none",
+        compute="none",
+        tokenizer_files={},
+    )
+
+
+def _deadly() -> tuple[str, int, int] | None:
+    told = os.environ.get(DEADLY_REQUEST)
+    if told is None:
+        return None
+    kind, seed, length = told.split(":")
+    return kind, int(seed), int(length)
+
+
+def main() -> int:
+    """The exit code of the executor."""
+    loader = ModuleType("executor_service.engine_loader")
+    loader.load_engine = _load_engine  # type: ignore[attr-defined]
+    sys.modules[loader.__name__] = loader
+    return executor.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
