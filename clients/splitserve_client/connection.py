@@ -229,8 +229,8 @@ class Connection:
 
     def goes_on_elsewhere(self, error: SplitserveError) -> bool:
         """Whether calls go on after `error` at a scheduler that is not being stopped."""
-        knows_others = isinstance(error, Draining) and self._target.elsewhere is not None
-        return knows_others or bool(self.places_named(error))
+        knows_others = names_several(self._address)
+        return (knows_others and isinstance(error, Draining)) or bool(self.places_named(error))
 
     def places_named(self, error: SplitserveError) -> list[str]:
         """Where calls may go on after `error`; empty if nowhere but here."""
@@ -251,8 +251,8 @@ class Connection:
 
         `target`: where the call was. All streams there are told the same, and it is one hop.
         """
-        is_several = target is not self._target or target.elsewhere is not None
-        if is_several and isinstance(error, Draining):
+        knows_others = target is not self._target or names_several(self._address)
+        if knows_others and isinstance(error, Draining):
             return ServerUnreachable(error.message, error.reason)
         named = self.places_named(error)
         if not named:

@@ -14,10 +14,11 @@ from grpc_health.v1 import health_pb2
 
 from splitserve_client import probes
 from splitserve_client.channels import Channels, Stubs
-from splitserve_client.errors import CredentialsUnusable, ServerUnreachable
+from splitserve_client.errors import CredentialsUnusable, Draining, ServerUnreachable
 from splitserve_client.schedulers import Schedulers
 
 SERVING = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
+NOT_SERVING = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.NOT_SERVING)
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +35,7 @@ class _Network:
         self.known = addresses
         self.refusing: set[str] = set()
         self.silent: set[str] = set()
+        self.idle: set[str] = set()
         self.was_asked = asyncio.Event()
         self.unusable: set[str] = set()
         self.num_probes: Counter[str] = Counter()
@@ -88,7 +90,7 @@ class _Channels:
         if self._stubs.address in self._network.silent:
             await asyncio.Future()
         await _others()
-        return SERVING
+        return NOT_SERVING if self._stubs.address in self._network.idle else SERVING
 
 
 async def _others() -> None:
@@ -175,3 +177,19 @@ async def test_silent_stream_moves_when_another_scheduler_serves() -> None:
         assert not await network.schedulers.elsewhere(stubs)
         network.refusing = {"a:1"}
         assert await network.schedulers.elsewhere(stubs)
+
+
+async def test_scheduler_that_stops_is_left_though_no_other_serves_yet() -> None:
+    network = _Network("a:1", "b:1")
+    assert await network.call() == "a:1"
+    network.idle = {"a:1", "b:1"}
+    network.pass_time()
+    assert await network.call() == "a:1"
+    with pytest.raises(Draining):
+        async with network.schedulers.call(1.0):
+            raise Draining("it stops", "DRAINING")
+    assert await network.call() == "b:1"
+    # If it is the only one, it is asked even so.
+    network.known = ("a:1",)
+    network.pass_time()
+    assert await network.call() == "a:1"
