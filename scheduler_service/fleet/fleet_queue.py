@@ -243,7 +243,7 @@ class FleetQueue:
     def _is_hopeful(self, request: Request, state: HostState) -> bool:
         """Whether it is worth asking a host that may have lacked blocks for a request."""
         num_blocks = self._lacking.get(request.request_id, {}).get(state)
-        return num_blocks is None or state.num_free_blocks > num_blocks
+        return num_blocks is None or state.num_blocks_left > num_blocks or state.is_idle
 
     def _best(
         self, request: Request, states: Sequence[HostState], now_ns: int
@@ -262,13 +262,13 @@ class FleetQueue:
                 return state
             lacking = self._lacking.setdefault(request.request_id, {})
             if lack is Lack.BLOCKS:
-                lacking[state] = state.num_free_blocks
+                lacking[state] = state.num_blocks_left
             else:
                 lacking.pop(state, None)
         return None
 
     def _awaited(self, request: Request, states: Sequence[HostState]) -> HostState | _Waits:
-        """A host where a request may wait for what it lacks, with nobody before it."""
+        """A host where a request waits for what it lacks, with nobody before it."""
         free = [state for state in states if state.host.openings.nobody_waits]
         for state, _ in self.router.rank(request, free):
             if state.host.openings.what_lacks(request) in _AWAITED_AT_A_HOST:

@@ -79,9 +79,11 @@ class HostState:
     kind: int
     is_open: bool = False
     is_open_soon: bool = False
+    is_idle: bool = False
     num_tokens: int = 0
     ahead_ns: float = 0.0
     num_free_blocks: int = 0
+    num_blocks_left: int = 0
     num_blank_blocks: int = 0
     token_ns: float = ASSUMED_TOKEN_NS
     is_measured: bool = False
@@ -101,6 +103,8 @@ class HostState:
         self.is_open = self.is_open_soon and openings.is_open
         self.num_tokens = host.num_unfinished_tokens
         self.num_free_blocks = device.num_free
+        self.num_blocks_left = openings.num_blocks_left
+        self.is_idle = host.num_running == 0
         self.num_blank_blocks = device.num_blank
         token_ns = host.recompute_ns(_NUM_MEASURED) / _NUM_MEASURED
         self.is_measured = token_ns > 0

@@ -59,13 +59,17 @@ class Openings:
     @property
     def is_open_soon(self) -> bool:
         """Whether some request could begin once prompts are computed that keep others waiting."""
-        placement, beside = self._placement, self._beside
-        num_blocks = placement.blocks.device.num_free - beside.num_blocks
+        placement = self._placement
         return (
             self._takes_others
-            and placement.num_unreserved_rows > beside.num_rows
-            and num_blocks > (placement.blocks.watermark if len(placement.rows) else 0)
+            and placement.num_unreserved_rows > self._beside.num_rows
+            and self.num_blocks_left > (placement.blocks.watermark if len(placement.rows) else 0)
         )
+
+    @property
+    def num_blocks_left(self) -> int:
+        """Free blocks, but for those of requests that were given since the last step."""
+        return self._placement.blocks.device.num_free - self._beside.num_blocks
 
     @property
     def num_pending_tokens(self) -> int:
@@ -141,9 +145,12 @@ class Openings:
         num_older = len(placement.waiting) - self._beside.num_requests
         if num_older <= 0:
             return True
-        if not self._policy.allows_bypasses:
-            return False
-        return all(request.num_bypasses < MAX_BYPASSES for request in placement.waiting)
+        return not any(map(self._holds_up_others, placement.waiting))
+
+    def _holds_up_others(self, request: Request) -> bool:
+        """Whether nobody may pass a request that waits here: see `planning/admitter.py`."""
+        may_be_passed = self._policy.allows_bypasses or not self._room.has_adapter_slot(request)
+        return not may_be_passed or request.num_bypasses >= MAX_BYPASSES
 
     @property
     def _tokens_left(self) -> int:

@@ -220,7 +220,10 @@ async def test_get_tokenizer_refuses_when_executor_has_none(cluster: Cluster) ->
 
 async def test_get_model_describes_what_executor_registered(full_cluster: Cluster) -> None:
     info = full_cluster.executors[0].info.model
-    assert await full_cluster.client.get_model() == pb.GetModelResponse(
+    answer = await full_cluster.client.get_model()
+    # Its executors answer when they are told to, so whether there is progress is up to the test.
+    answer.ClearField("readiness")
+    assert answer == pb.GetModelResponse(
         name=info.name,
         digest=info.digest,
         dtype=info.dtype,

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from scheduler_service.core.config import Feature
 from scheduler_service.core.planning.room import Lack
 from scheduler_service.core.request import Request, SchedulingParams
 from scheduler_service.fleet.fleet_queue import FleetQueue
@@ -328,3 +329,36 @@ def test_executor_that_lacked_blocks_is_asked_again_when_it_has_more() -> None:
     fleet.end("a")
     fleet.end("c")
     assert [name for name, _ in fleet.step()] == ["last"]
+
+
+def test_request_that_lacked_blocks_beside_others_begins_when_they_have_left() -> None:
+    fleet = Fleet({"num_device_blocks": 20})
+    for name, length in (("a", 40), ("b", 40), ("c", 50)):
+        fleet.push(name, length, max_tokens=20, cache_salt=name)
+    given = [name for name, _ in fleet.dispatch()]
+    assert "c" not in given
+    # Nothing had been allocated then: there are never more free blocks than there were.
+    for _ in range(3):
+        for name in given:
+            fleet.end(name)
+        given = [name for name, _ in fleet.step()]
+        if not len(fleet.queue):
+            break
+    assert len(fleet.queue) == 0
+
+
+def test_who_lacks_a_place_for_its_adapter_holds_up_nobody() -> None:
+    features = frozenset({Feature.ADAPTERS})
+    fleet = Fleet({"max_adapters": 1, "features": features})
+    fleet.push("holder", adapter="a")
+    fleet.dispatch()
+    fleet.step()
+    fleet.push("blocked", adapter="b")
+    fleet.dispatch()
+    fleet.step()
+    fleet.push("plain")
+    assert [name for name, _ in fleet.dispatch()] == ["plain"]
+    fleet.step()
+    placement = fleet.drivers[0].core.placement
+    running = sorted(sequence.request.request_id for sequence in placement.rows.running)
+    assert running == ["holder", "plain"]
