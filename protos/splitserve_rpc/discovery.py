@@ -126,7 +126,10 @@ class Named:
 def discovery(schedulers: str) -> Discovery:
     """What `schedulers` says; see the module. Raises ValueError, and FilesUnusable for a file."""
     if (path := _after(_FILE, schedulers)) is not None:
-        return InFile(Path(path))
+        try:
+            return InFile(Path(path))
+        except FilesUnusable as error:
+            raise FilesUnusable(f"{_FILE}{error}") from error
     if (name := _after(_DNS, schedulers)) is not None:
         return Named(_checked([name])[0])
     return Listed(schedulers.split(","))
