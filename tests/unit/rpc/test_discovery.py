@@ -59,7 +59,7 @@ async def test_file_holds_what_it_said_when_it_becomes_unusable(
 
 def test_file_is_refused_when_it_is_unusable_at_first(tmp_path: Path) -> None:
     path = tmp_path / "schedulers"
-    with pytest.raises(FilesUnusable, match="^file:.*No such file"):
+    with pytest.raises(FilesUnusable, match=r"^file:.*No such file"):
         discovery(f"file:{path}")
     path.write_text("a:1\n" * 20_000)
     with pytest.raises(FilesUnusable, match="has 80000 bytes; allowed: 65536"):
