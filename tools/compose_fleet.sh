@@ -46,7 +46,7 @@ is_running() { [ "$(podman inspect -f '{{.State.Status}}' "$1")" = running ]; }
 
 check_kills() {
     local victims victim
-    mapfile -t victims < <(of_service executor | head -2)
+    mapfile -t -n 2 victims < <(of_service executor)
     for victim in "${victims[@]}"; do crash "$victim"; done
     say 'killed two of the executors'
     for victim in "${victims[@]}"; do
@@ -62,7 +62,8 @@ address_of() { # CONTAINER: of an executor, as splitserve info shows it
 
 check_drain() {
     local leaving scheduler
-    leaving=$(of_service executor | head -1)
+    # Not `head`: whoever writes to it when it has gone is killed, and the script with it.
+    mapfile -t -n 1 leaving < <(of_service executor)
     scheduler=$(of_service scheduler)
     timeout 120 podman exec "$scheduler" splitserve drain "$(address_of "$leaving")" >"$scratch/drain" 2>&1 ||
         { cat "$scratch/drain" >&2; fail 'splitserve drain'; }
