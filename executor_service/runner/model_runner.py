@@ -92,7 +92,7 @@ class ModelRunner:
             # Not when it happened: the error still held the tensors of that step.
             self._ran_out_of_memory = False
             release_cached_memory(self.cache.device)
-        with self._failing_the_step():
+        with self._failing_the_step(), self._streams.on_device():
             move_timers = self._transfers.begin(step)
             computing = self._compute(step) if step.num_rows else None
             pending = PendingModelStep(self, step.step_id, move_timers, computing)
