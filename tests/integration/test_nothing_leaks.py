@@ -20,6 +20,7 @@ from splitserve_options.option import BUNDLED_MODEL
 from splitserve_rpc.log_lines import CONTINUED
 from tests.contract.stranger.process import poll
 from tests.support.processes.addresses import reserve_address
+from tests.support.processes.patience import PATIENT
 from tests.support.processes.processes import Processes, processes
 from tests.support.security.bearer import bearer
 
@@ -140,7 +141,7 @@ async def ask_over_http(http: str) -> list[str]:
 
 async def ask_over_grpc(address: str) -> list[list[int]]:
     """Returns the tokens that were generated."""
-    async with AsyncClient(address) as client:
+    async with AsyncClient(address, PATIENT) as client:
         params = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
         completion = await client.complete(PROMPT_TOKENS, params)
         for prompt in ([2**20], PROMPT_TOKENS * 4000):
@@ -165,7 +166,7 @@ async def test_no_log_has_what_clients_say(running: tuple[Processes, str], tmp_p
     texts = await ask_over_http(http)
     outputs = await ask_over_grpc(served.address)
     # An executor that is lost while it works, and the end of all, are told, too.
-    async with AsyncClient(served.address) as client:
+    async with AsyncClient(served.address, PATIENT) as client:
         lost = asyncio.create_task(client.complete(PROMPT_TOKENS, SamplingParams(max_tokens=400)))
         await served.wait_until(lambda executors: executors[0].num_running_requests > 0)
         (address,) = served.executors
