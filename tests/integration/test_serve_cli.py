@@ -27,10 +27,10 @@ from tests.support.processes.interrupts import children_take_sigint
 from tests.support.processes.patience import PATIENCE_S
 
 _COMMAND = [sys.executable, "-m", "splitserve_cli"]
-_START_S = 120.0
-_STOP_S = 60.0
+_START_S = PATIENCE_S
+_STOP_S = PATIENCE_S
 # What is clear without loading anything is to be said within seconds; of a machine with other work.
-_EARLY_S = 60.0
+_EARLY_S = PATIENCE_S
 _PAUSE_S = 0.05
 
 
