@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.clients.stack import ServedModel
+from tests.support.processes.patience import PATIENCE_S
 from tests.support.processes.processes import ROOT
 
 CLIENTS = ROOT / ".tools" / "clients"
@@ -65,7 +66,7 @@ def run(script: str, served: ServedModel) -> dict[str, object]:
         env={**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -13,6 +13,7 @@ import pytest
 
 from splitserve_client import Client, SamplingParams
 from tests.clients.stack import ServedModel
+from tests.support.processes.patience import PATIENCE_S, PATIENT
 from tests.support.processes.processes import ROOT
 
 DOCUMENTS = ("README.md", "docs/client.md", "docs/openai.md")
@@ -56,7 +57,7 @@ def run(command: str, served: ServedModel) -> str:
         env={**os.environ, "PATH": PATH},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
@@ -84,7 +85,7 @@ def test_grpcurl_says_what_the_python_client_does_when_it_generates(served: Serv
         token_ids += message.get("tokens", {}).get("token_ids", [])
         said = said[end:].strip()
 
-    with Client(served.scheduler) as client:
+    with Client(served.scheduler, PATIENT) as client:
         expected = client.complete([1, 2, 3], SamplingParams(temperature=0.0, max_tokens=8))
     assert token_ids == list(expected.token_ids)
 

@@ -23,6 +23,7 @@ from splitserve.executor.v1 import executor_pb2_grpc
 from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
 from splitserve_rpc.server import bind_server
 from tests.support.models.tiny_models import VOCAB_SIZE, make_tiny_model
+from tests.support.processes.patience import PATIENCE_S
 from tests.support.steps.batches import NewRow, Sender, WorkRow, tokens_of
 
 ROOT = Path(__file__).parents[2]
@@ -93,7 +94,7 @@ async def test_executor_registers_computes_and_exits_with_0_when_it_is_terminate
             [token] = tokens_of(await call.read())
     finally:
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=PATIENCE_S)
     assert (answer.status, 0 <= token < VOCAB_SIZE) == (
         health_pb2.HealthCheckResponse.SERVING,
         True,
@@ -108,7 +109,7 @@ async def test_executor_registers_computes_and_exits_with_0_when_it_is_terminate
 
 def test_executor_exits_with_2_and_one_line_when_the_model_is_missing(tmp_path: Path) -> None:
     process = _start(f"--model={tmp_path / 'none'}", "--log-level=warning")
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 2
     assert re.fullmatch(r"splitserve executor: .*none: no such directory.*\n", errors)
 
@@ -121,7 +122,7 @@ def test_executor_exits_with_2_and_one_line_when_the_checkpoint_is_quantised(
     declared = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
     path.write_text(json.dumps({**json.loads(path.read_text()), **declared}))
     process = _start(f"--model={path.parent}", "--log-level=warning")
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 2
     assert re.fullmatch(
         r"splitserve executor: .*: quantised: gptq with 4 bits \(quantization_config\), not served;"
@@ -132,7 +133,7 @@ def test_executor_exits_with_2_and_one_line_when_the_checkpoint_is_quantised(
 
 def test_executor_exits_with_2_and_one_line_when_the_pool_does_not_fit(model: Path) -> None:
     process = _start(f"--model={model}", "--num-device-blocks=2000000000", "--log-level=error")
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 2
     assert re.fullmatch(
         r"splitserve executor: the device pool does not fit: 2000000000 blocks of \d+ bytes take"
@@ -145,6 +146,6 @@ def test_executor_exits_with_2_and_one_line_when_the_pool_does_not_fit(model: Pa
 def test_executor_exits_with_1_before_it_loads_when_the_port_is_in_use() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         process = _start("--model=/nowhere", f"--listen=127.0.0.1:{taken.getsockname()[1]}")
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, "Traceback" in errors) == (1, False)
     assert "splitserve executor: cannot listen on" in errors

@@ -30,8 +30,8 @@ from tests.support.devices.late_device import LateStreams, late_runner
 from tests.support.devices.recorded_ops import RecordedOps, mixed_model
 from tests.support.models.hugging_face import generate_greedily, load_reference
 from tests.support.models.tiny_models import VOCAB_SIZE, make_tiny_model
+from tests.support.processes.patience import PATIENCE_S
 
-PATIENCE_S = 30.0
 NUM_OUTPUT_TOKENS = 10
 MAX_MODEL_LEN = 64
 CONFIG = SchedulerConfig(

@@ -20,6 +20,7 @@ from splitserve_options import options
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.processes.addresses import reserve_address
 from tests.support.processes.fake_service import FakeService, StepWatch, fake_service
+from tests.support.processes.patience import PATIENCE_S
 
 LONG = SamplingParams(seed=1, max_tokens=60)
 
@@ -33,7 +34,7 @@ def run_command(*arguments: str, **environ: str) -> subprocess.CompletedProcess[
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
 
