@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.clients.stack import ServedModel
-from tests.support.processes.processes import ROOT
+from tests.support.processes.forked import ROOT
 
 CLIENTS = ROOT / ".tools" / "clients"
 pytestmark = pytest.mark.skipif(

@@ -13,7 +13,7 @@ import pytest
 
 from splitserve_client import Client, SamplingParams
 from tests.clients.stack import ServedModel
-from tests.support.processes.processes import ROOT
+from tests.support.processes.forked import ROOT
 
 DOCUMENTS = ("README.md", "docs/client.md", "docs/openai.md")
 # Where `make` puts grpcurl. One of the system's own comes first.
