@@ -17,10 +17,13 @@ from triton.runtime.jit import JITFunction
 from splitserve_kernels.gpu.attention.paged_decode import paged_decode
 from splitserve_kernels.gpu.attention.paged_prefill import paged_prefill
 from splitserve_kernels.gpu.block_copy import copy_blocks
+from splitserve_kernels.gpu.gated_product import gated_product
 from splitserve_kernels.gpu.kv_write import kv_write
 from splitserve_kernels.gpu.layer_pools import KVScales, LayerPools
+from splitserve_kernels.gpu.rms_norm import add_rms_norm, rms_norm
 from splitserve_kernels.gpu.rotary_kv_write import RotaryTables, rotary_kv_write
-from splitserve_kernels.gpu.sampling import greedy, sample
+from splitserve_kernels.gpu.sampling.columns import DrawColumns
+from splitserve_kernels.gpu.sampling.draw import draw, greedy
 from splitserve_kernels.paged_batch import AttentionOptions, build_paged_batch
 
 FLOAT8, BFLOAT16 = torch.float8_e4m3fn, torch.bfloat16
@@ -86,6 +89,16 @@ def _compile_writes(layer: Layer) -> None:
     rotary_kv_write((query, key, key), RotaryTables(table, table), pools, slots)
 
 
+def _compile_elementwise() -> None:
+    """Widths of an 8B Llama, and of Qwen3's heads: 32 of queries and 8 of keys."""
+    hidden, weight = torch.zeros(3, 4096, dtype=BFLOAT16), torch.zeros(4096, dtype=BFLOAT16)
+    rms_norm(hidden, weight, 1e-5)
+    add_rms_norm(hidden, hidden, weight, 1e-5)
+    heads = torch.zeros(3, 48, 128, dtype=BFLOAT16)
+    rms_norm(heads[:, :40], torch.zeros(40, 128, dtype=BFLOAT16), 1e-5)
+    gated_product(torch.zeros(3, 28672, dtype=BFLOAT16))
+
+
 def main() -> None:
     compile_instead_of_launch()
     everything = AttentionOptions(1.0, sliding_window=99, softcap=30.0, sinks=torch.zeros(32))
@@ -97,9 +110,10 @@ def main() -> None:
         _compile_writes(layer)
     pool, ids = torch.zeros(8, 5000, dtype=BFLOAT16), torch.arange(3)
     copy_blocks(pool.view(torch.int64), ids, ids)
+    _compile_elementwise()
     logits = torch.zeros(3, 32000)
     greedy(logits)
-    sample(logits, torch.ones(3), ids, ids)
+    draw(logits, DrawColumns.of_words(torch.zeros(20, dtype=torch.int64)))
 
 
 if __name__ == "__main__":
