@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.clients.stack import ServedModel
+from tests.support.processes.forked import ROOT
 from tests.support.processes.patience import PATIENCE_S
-from tests.support.processes.processes import ROOT
 
 CLIENTS = ROOT / ".tools" / "clients"
 pytestmark = pytest.mark.skipif(

@@ -13,8 +13,8 @@ import pytest
 
 from splitserve_client import Client, SamplingParams
 from tests.clients.stack import ServedModel
+from tests.support.processes.forked import ROOT
 from tests.support.processes.patience import PATIENCE_S, PATIENT
-from tests.support.processes.processes import ROOT
 
 DOCUMENTS = ("README.md", "docs/client.md", "docs/openai.md")
 # Where `make` puts grpcurl. One of the system's own comes first.

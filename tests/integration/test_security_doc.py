@@ -18,8 +18,9 @@ from typing import Any
 
 import pytest
 
-from tests.contract.stranger.process import ROOT, SOURCE_ROOTS, poll
+from tests.contract.stranger.process import poll
 from tests.support.processes.addresses import reserve_address
+from tests.support.processes.forked import ROOT, SOURCE_ROOTS
 from tests.support.processes.patience import PATIENCE_S
 
 DOCUMENT = (ROOT / "docs" / "security.md").read_text()
