@@ -54,11 +54,9 @@ RANDOM = SamplingParams(temperature=0.9, max_tokens=NUM_OUTPUT_TOKENS, ignore_eo
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "recorded"])
-def make_model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> MakeModel:
+def make_model(request: pytest.FixtureRequest) -> MakeModel:
     if not request.param:
         return torch_model
-    # What transformers asks in order to leave out its own reads on the host.
-    monkeypatch.setattr("transformers.utils.import_utils.is_cuda_stream_capturing", lambda: True)
     return with_decode_graphs(mixed_model, CONFIG.max_num_seqs, RecordedOps)
 
 

@@ -29,7 +29,7 @@ from tests.kernels.gpu.compiled import cases
 from tests.kernels.gpu.compiled.resources import SHARED_BYTES, Bounds, Resources
 
 KERNELS = Path(splitserve_kernels.__file__).parent
-KERNEL_NAME = re.compile(r"^def (_\w*_kernel)\($", re.MULTILINE)
+KERNEL_NAME = re.compile(r"^@triton\.jit.*\ndef (\w*_kernel)\(", re.MULTILINE)
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="the other tests compile for this GPU"

@@ -54,6 +54,10 @@ class LateStreams:
     # -- DeviceStreams -------------------------------------------------------------------------
 
     @contextmanager
+    def on_device(self) -> Iterator[None]:
+        yield
+
+    @contextmanager
     def swapping(self) -> Iterator[None]:
         self._current = self._swap
         yield

@@ -14,10 +14,13 @@ import torch
 from splitserve_kernels.gpu.attention.backend import paged_attention
 from splitserve_kernels.gpu.attention.rows_in_sight import rows_in_sight
 from splitserve_kernels.gpu.block_copy import copy_blocks
+from splitserve_kernels.gpu.gated_product import gated_product
 from splitserve_kernels.gpu.kv_write import kv_write
 from splitserve_kernels.gpu.layer_pools import KVScales, LayerPools
+from splitserve_kernels.gpu.rms_norm import add_rms_norm, rms_norm
 from splitserve_kernels.gpu.rotary_kv_write import RotaryTables, rotary_kv_write
-from splitserve_kernels.gpu.sampling import greedy, sample
+from splitserve_kernels.gpu.sampling.columns import DrawColumns
+from splitserve_kernels.gpu.sampling.draw import draw, greedy
 from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch, build_paged_batch
 from tests.kernels.gpu.compiled.resources import Bounds
 
@@ -113,10 +116,20 @@ def _copies() -> None:
     copy_blocks(pool, ids, ids)
 
 
+def _elementwise() -> None:
+    """Widths of an 8B Llama, and of Qwen3's heads: 32 of queries and 8 of keys."""
+    hidden, weight = torch.zeros(3, 4096, dtype=_BFLOAT16), torch.zeros(4096, dtype=_BFLOAT16)
+    rms_norm(hidden, weight, 1e-5)
+    add_rms_norm(hidden, hidden, weight, 1e-5)
+    heads = torch.zeros(3, 48, 128, dtype=_BFLOAT16)
+    rms_norm(heads[:, :40], torch.zeros(40, 128, dtype=_BFLOAT16), 1e-5)
+    gated_product(torch.zeros(3, 28672, dtype=_BFLOAT16))
+
+
 def _samples() -> None:
-    logits, ids = torch.zeros(3, 32000), torch.arange(3)
+    logits = torch.zeros(3, 32000)
     greedy(logits)
-    sample(logits, torch.ones(3), ids, ids)
+    draw(logits, DrawColumns.of_words(torch.zeros(20, dtype=torch.int64)))
 
 
 def _rows() -> None:
@@ -136,5 +149,6 @@ CASES: dict[str, Case] = {
     "writes": Case(_writes(LLAMA)),
     "writes in float8": Case(_writes(LLAMA_FLOAT8), capabilities=_SINCE_HOPPER),
     "copies": Case(_copies),
+    "elementwise": Case(_elementwise),
     "samples": Case(_samples),
 }
