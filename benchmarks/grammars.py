@@ -23,12 +23,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from benchmarks.report import emit, percentile
 from executor_service.grammars.compiled_grammars import CompiledGrammars
-from executor_service.grammars.trial import CompileTrial
 from executor_service.grammars.vocabulary import Vocabulary
 from executor_service.sampling.sampler import SamplingRows, sample
 from executor_service.steps.sampling_params import Grammar, ParamRows, SamplingParams
 from executor_service.steps.token_masks import TokenMasks
 from splitserve_grammars.grammar_text import grammar_text
+from splitserve_grammars.grammar_trials import GrammarTrials
 from splitserve_grammars.limits import MAX_COMPILE_CPU_S, PARSER_LIMITS
 from tests.support.grammars.json_schemas import SUPPORTED
 
@@ -91,13 +91,13 @@ def read_vocabulary(vocab_size: int) -> Vocabulary:
 def time_compiling(vocabulary: Vocabulary, vocab_size: int) -> None:
     """The schemas of the tests, one by one."""
     tried_us, compiled_us = [], []
-    trial = CompileTrial()
+    trial = GrammarTrials()
     limits = LLParserLimits(**PARSER_LIMITS)
-    trial.ask(Grammar("regex", ("a",)), MAX_COMPILE_CPU_S)  # starts the process
+    trial.ask("regex", ("a",), MAX_COMPILE_CPU_S)  # starts the process
     for schema in SUPPORTED:
         begin = time.perf_counter()
         grammar = Grammar("json_schema", (json.dumps(schema),))
-        error = trial.ask(grammar, MAX_COMPILE_CPU_S).error
+        error = trial.ask(grammar.kind, grammar.texts, MAX_COMPILE_CPU_S).error
         tried = time.perf_counter()
         text = grammar_text(grammar.kind, grammar.texts)
         matcher = LLMatcher(vocabulary.tokenizer, text, log_level=0, limits=limits)

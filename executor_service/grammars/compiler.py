@@ -11,10 +11,10 @@ from concurrent.futures import Future
 from llguidance import LLMatcher, LLParserLimits
 
 from executor_service.grammars.remembered import Compiled, Remembered
-from executor_service.grammars.trial import CompileTrial
 from executor_service.grammars.vocabulary import Vocabulary
 from executor_service.steps.sampling_params import Grammar
 from splitserve_grammars.grammar_text import grammar_text
+from splitserve_grammars.grammar_trials import GrammarTrials
 from splitserve_grammars.limits import (
     FIRST_TRIAL_CPU_S,
     MAX_COMPILE_CPU_S,
@@ -38,10 +38,10 @@ class GrammarCompiler:
     """
 
     def __init__(
-        self, vocabulary: Vocabulary, make_trial: Callable[[], CompileTrial] = CompileTrial
+        self, vocabulary: Vocabulary, make_trials: Callable[[], GrammarTrials] = GrammarTrials
     ) -> None:
         self._vocabulary = vocabulary
-        self._make_trial = make_trial
+        self._make_trials = make_trials
         self._changed = threading.Condition()
         self._remembered = Remembered()
         # Who wants one keeps it: what nobody waits for any more is not compiled.
@@ -111,12 +111,12 @@ class GrammarCompiler:
             threading.stack_size(previous)
 
     def _work(self, lane: _Lane) -> None:
-        trial = self._make_trial()
+        trials = self._make_trials()
         try:
             while (grammar := self._next(lane)) is not None:
-                self._compile_if_wanted(grammar, lane, trial)
+                self._compile_if_wanted(grammar, lane, trials)
         finally:
-            trial.close()
+            trials.close()
 
     def _next(self, lane: _Lane) -> Grammar | None:
         """Waits; None when the compiler is closed."""
@@ -129,13 +129,13 @@ class GrammarCompiler:
             del lane.waiting[grammar]
             return grammar
 
-    def _compile_if_wanted(self, grammar: Grammar, lane: _Lane, trial: CompileTrial) -> None:
+    def _compile_if_wanted(self, grammar: Grammar, lane: _Lane, trials: GrammarTrials) -> None:
         with self._changed:
             wanted = self._wanted.get(grammar)
             if wanted is None or wanted.done() or grammar in self._tried:
                 return
             self._tried.add(grammar)
-        compiled = self._compile(grammar, lane, trial)
+        compiled = self._compile(grammar, lane, trials)
         with self._changed:
             self._tried.discard(grammar)
             if compiled is not None:
@@ -148,10 +148,10 @@ class GrammarCompiler:
                 lane.slower.waiting[grammar] = None
                 self._changed.notify_all()
 
-    def _compile(self, grammar: Grammar, lane: _Lane, trial: CompileTrial) -> Compiled | None:
+    def _compile(self, grammar: Grammar, lane: _Lane, trials: GrammarTrials) -> Compiled | None:
         """None if it takes too long for this lane, and there is a slower one."""
         try:
-            verdict = trial.ask(grammar, lane.max_cpu_s)
+            verdict = trials.ask(grammar.kind, grammar.texts, lane.max_cpu_s)
             if verdict.error:
                 compiled = Compiled(None, verdict.error)
             else:

@@ -97,7 +97,7 @@ class GrammarChecker:
             worker.cancel()
         await asyncio.gather(*self._workers, return_exceptions=True)
         for lane in self._lanes:
-            await lane.process.kill()
+            await lane.process.close()
         for check in [*self._checks.values()]:
             self._end(check, GrammarCheckUnavailable("grammars are no longer checked"))
 
@@ -149,7 +149,6 @@ class GrammarChecker:
             except Exception:
                 # A bug of ours: it costs those that have this grammar, not all that come later.
                 _log.exception("grammar_checker_broken")
-                await lane.process.kill()
                 self._end(check, GrammarCheckUnavailable(_BROKEN))
                 continue
             self._keep(check.key, verdict)

@@ -11,9 +11,9 @@ import pytest
 
 from executor_service.grammars.compiled_grammars import CompiledGrammars
 from executor_service.grammars.compiler import GrammarCompiler
-from executor_service.grammars.trial import CompileTrial
 from executor_service.steps.sampling_params import Grammar
 from executor_service.steps.token_masks import TokenMasks
+from splitserve_grammars.grammar_trials import GrammarTrials
 from splitserve_grammars.limits import PARSER_LIMITS
 from splitserve_grammars.trial import Verdict
 from tests.support.grammars.sampled_texts import (
@@ -31,12 +31,12 @@ from tests.support.models.tiny_tokenizers import byte_level, sentencepiece
 CHOICES = ("the", "the quick", "then", "Straße", "🦊", "🦊🦊", "quick the")
 
 
-class HeldTrial(CompileTrial):
+class HeldTrial(GrammarTrials):
     """Waits until the test lets it."""
 
     gate = threading.Event()
 
-    def ask(self, grammar: Grammar, max_cpu_s: float) -> Verdict:
+    def ask(self, kind: str, texts: Sequence[str], max_cpu_s: float) -> Verdict:
         self.gate.wait()
         return Verdict()
 

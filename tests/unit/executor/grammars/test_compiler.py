@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import gc
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -13,10 +13,11 @@ from executor_service.grammars import compiler as compiler_module
 from executor_service.grammars import remembered
 from executor_service.grammars.compiler import GrammarCompiler
 from executor_service.grammars.remembered import Compiled
-from executor_service.grammars.trial import CompileTrial
 from executor_service.steps.sampling_params import Grammar
+from splitserve_grammars.grammar_trials import GrammarTrials
 from splitserve_grammars.limits import MAX_COMPILE_CPU_S, MAX_LEXER_BYTES
 from splitserve_grammars.trial import TrialTooSlow, TrialUnavailable, Verdict, trial_command
+from tests.support.grammars.failing_trials import failing_first
 from tests.support.grammars.sampled_texts import byte_level_texts, json_schema
 
 TIMEOUT_S = 240.0
@@ -45,13 +46,13 @@ class HeldTrials:
         return Verdict(num_bytes=NUM_BYTES)
 
 
-class HeldTrial(CompileTrial):
+class HeldTrial(GrammarTrials):
     def __init__(self, trials: HeldTrials) -> None:
         super().__init__()
-        self._trials = trials
+        self._held = trials
 
-    def ask(self, grammar: Grammar, max_cpu_s: float) -> Verdict:
-        return self._trials.ask(grammar, max_cpu_s)
+    def ask(self, kind: str, texts: Sequence[str], max_cpu_s: float) -> Verdict:
+        return self._held.ask(Grammar(kind, tuple(texts)), max_cpu_s)
 
 
 @contextmanager
@@ -195,40 +196,28 @@ def test_others_are_compiled_when_one_breaks_its_trial(compiler: GrammarCompiler
 
 def test_error_says_so_when_the_trial_ends_by_itself() -> None:
     chain = "".join(f"a{index}: a{index + 1} /x/\n" for index in range(4000))
-    trial = CompileTrial(trial_command(stack_bytes=256 * 1024))
+    trial = GrammarTrials(trial_command(stack_bytes=256 * 1024))
     try:
         deep = Grammar("lark", (f"start: a0\n{chain}a4000: /a/",))
-        assert "memory" in trial.ask(deep, 60.0).error
-        assert trial.ask(Grammar("regex", ("a",)), 60.0).error == ""
+        assert "memory" in trial.ask(deep.kind, deep.texts, 60.0).error
+        assert trial.ask("regex", ("a",), 60.0).error == ""
     finally:
         trial.close()
 
 
-def failing_first(tmp_path: object, num_failures: int) -> Sequence[str]:
-    """A command that ends by itself the first times, before it reads anything."""
-    count = f"{tmp_path}/count"
-    code = (
-        "import os, sys\n"
-        f"open({count!r}, 'a').write('x')\n"
-        f"if os.path.getsize({count!r}) <= {num_failures}: sys.exit(1)\n"
-        f"os.execv({sys.executable!r}, {trial_command()!r})\n"
-    )
-    return [sys.executable, "-c", code]
-
-
-def test_grammar_is_tried_again_when_its_trial_did_not_start(tmp_path: object) -> None:
-    trial = CompileTrial(failing_first(tmp_path, 1))
+def test_grammar_is_tried_again_when_its_trial_did_not_start(tmp_path: Path) -> None:
+    trial = GrammarTrials(failing_first(tmp_path, 1))
     try:
-        assert trial.ask(regex(1), 60.0).error == ""
+        assert trial.ask("regex", ("a{1}",), 60.0).error == ""
     finally:
         trial.close()
 
 
-def test_nothing_is_remembered_of_a_grammar_when_no_trial_starts(tmp_path: object) -> None:
+def test_nothing_is_remembered_of_a_grammar_when_no_trial_starts(tmp_path: Path) -> None:
     command = failing_first(tmp_path, 4)
     with pytest.raises(TrialUnavailable):
-        CompileTrial(command).ask(regex(1), 60.0)
-    compiler = GrammarCompiler(byte_level_texts().vocabulary, lambda: CompileTrial(command))
+        GrammarTrials(command).ask("regex", ("a{1}",), 60.0)
+    compiler = GrammarCompiler(byte_level_texts().vocabulary, lambda: GrammarTrials(command))
     try:
         assert compiled(compiler, regex(1)).error == "it could not be compiled here"
         gc.collect()

@@ -15,7 +15,6 @@ from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.grammars.compiled_grammars import CompiledGrammars
 from executor_service.grammars.compiler import GrammarCompiler
 from executor_service.grammars.row_grammar import RowGrammar
-from executor_service.grammars.trial import CompileTrial
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
 from executor_service.service.decode_batch import decode_batch
@@ -25,10 +24,10 @@ from executor_service.steps.executor_info import (
     Feature,
     ModelInfo,
 )
-from executor_service.steps.sampling_params import Grammar
 from executor_service.steps.step import RowStatus, StepOutput
 from executor_service.steps.step_executor import StepExecutor
 from splitserve.executor.v1 import executor_pb2 as pb
+from splitserve_grammars.grammar_trials import GrammarTrials
 from splitserve_grammars.trial import Verdict
 from tests.support.devices.late_device import LateStreams, late_runner
 from tests.support.grammars.sampled_texts import EOS, byte_level_texts
@@ -42,14 +41,14 @@ GRAMMAR = pb.Grammar(regex=r'\{"a":"[^"\x00-\x1f\\]{0,6}","b":(1|"two"|null)\}')
 RANDOM: Mapping[str, Any] = {"temperature": 1.0}
 
 
-class HeldTrial(CompileTrial):
+class HeldTrial(GrammarTrials):
     """Waits until the test lets it."""
 
     gate = threading.Event()
 
-    def ask(self, grammar: Grammar, max_cpu_s: float) -> Verdict:
+    def ask(self, kind: str, texts: Sequence[str], max_cpu_s: float) -> Verdict:
         self.gate.wait()
-        return super().ask(grammar, max_cpu_s)
+        return super().ask(kind, texts, max_cpu_s)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -22,7 +21,8 @@ from splitserve_gateway.grammars.checker import (
     GrammarCheckUnavailable,
 )
 from splitserve_gateway.grammars.requested import Gbnf, GrammarRefused, Source
-from splitserve_grammars.limits import MAX_GRAMMAR_BYTES
+from splitserve_grammars.limits import MAX_GRAMMAR_BYTES, NUM_TRIES
+from tests.support.grammars.failing_trials import failing_first
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -220,15 +220,16 @@ async def test_process_is_replaced_when_it_is_killed(counted: GrammarChecker) ->
 
 
 async def test_nothing_is_known_of_a_grammar_when_no_process_answers(
-    counted: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-c", "raise SystemExit(1)"]
+    command = failing_first(tmp_path, NUM_TRIES)
     monkeypatch.setattr(check_process, "trial_command", lambda *_: command)
+    checker = GrammarChecker(CheckerLimits(max_cpu_s=60))
     with pytest.raises(GrammarCheckUnavailable):
-        await counted.check("field", Regex("b"))
-    monkeypatch.undo()
+        await checker.check("field", Regex("b"))
 
-    assert await counted.check("field", Regex("b")) == Regex("b")
+    assert await checker.check("field", Regex("b")) == Regex("b")
+    await checker.close()
 
 
 async def test_waiting_grammars_are_turned_away_when_it_closes() -> None:
