@@ -31,7 +31,9 @@ from tests.simulation.virtual_loop import Stuck, VirtualLoop, new_loop, process_
 _LAST_FAULT_S = 12.0
 _RECOVERY_S = 60.0
 _PATIENCE_S = 300.0
-_SETTLE_S = 60.0
+# Until the last connection is found dead, and the last executor has gone back to whom it prefers.
+_SETTLE_S = 45.0
+_END_S = 20.0
 _LASTING_S = (0.01, 0.5, 3.0, 8.0)
 
 Note = Callable[[str], None]
@@ -178,7 +180,9 @@ class _Story:
             done, waiting = await asyncio.wait(asking, timeout=_PATIENCE_S)
             watching.cancel()
         if waiting:
-            return [*self._watch.problems, "clients wait for ever", *self.describe()]
+            problems = [*self._watch.problems, "clients wait for ever", *self.describe()]
+            await self._give_up()
+            return problems
         for task in done:
             task.result()
         problems = self._watch.problems + problems_of_outcomes(world) + self._check(world)
@@ -213,6 +217,16 @@ class _Story:
             if isinstance(result, Exception):
                 raise result
 
+    async def _give_up(self) -> None:
+        """Nothing is left that is in the midst of something."""
+        for process in [client.process for client in self._world.clients]:
+            process.kill()
+        for scheduler in self._world.schedulers:
+            scheduler.kill()
+        for executor in self._world.executors:
+            executor.kill()
+        await asyncio.sleep(1.0)
+
     async def _end(self) -> None:
         """Everybody ends as by SIGTERM."""
         world = self._world
@@ -220,4 +234,4 @@ class _Story:
             scheduler.stop()
         for executor in world.executors:
             executor.stop()
-        await asyncio.sleep(_SETTLE_S)
+        await asyncio.sleep(_END_S)
