@@ -22,7 +22,7 @@ from tests.simulation.workload import (
 )
 
 # Virtual seconds within which requests come, and faults happen.
-REQUESTS_S = 1.5
+REQUESTS_S = 2.0
 FAULTS_S = 2 * REQUESTS_S
 
 

@@ -14,9 +14,9 @@ from tests.support.fakes.fake_logprobs import fake_prompt_logprob
 from tests.support.fakes.fake_truth import VOCAB_SIZE, expected_completions
 
 EOS = (0,)
-_MAX_STEM = 16
-_MAX_OWN = 8
-MAX_TOKENS = 12
+_MAX_STEM = 24
+_MAX_OWN = 12
+MAX_TOKENS = 16
 # The most tokens of all sequences of a request together.
 MOST_TOKENS = 4 * (_MAX_STEM + _MAX_OWN + MAX_TOKENS)
 # Prompts begin with one of these, so that they share prefixes.
@@ -94,8 +94,8 @@ def random_requests(random: Random, count: int, within_s: float) -> list[Wanted]
 
 def _random_request(random: Random, number: int, within_s: float) -> Wanted:
     params = random.choice(_KINDS)
-    # Steps are what a history costs; some are long enough that something can happen to them.
-    max_tokens = random.choice([1, 4, 8, MAX_TOKENS])
+    # Long enough that something can happen to it.
+    max_tokens = random.choice([1, 8, MAX_TOKENS, MAX_TOKENS])
     if params.beam_search is not None:
         max_tokens = min(max_tokens, 10)
     params = replace(params, max_tokens=max_tokens, seed=1_000 * (number + 1))
@@ -168,6 +168,6 @@ def _with_grammar(request: Wanted, random: Random) -> SamplingParams:
 
 
 def _random_prompt(random: Random) -> tuple[int, ...]:
-    stem: Sequence[int] = random.choice(_STEMS)[: random.choice([1, 8, _MAX_STEM, _MAX_STEM])]
+    stem: Sequence[int] = random.choice(_STEMS)[: random.choice([1, 8, 12, _MAX_STEM, _MAX_STEM])]
     num_own = random.choice([0, 0, 1, 5, _MAX_OWN])
     return (*stem, *random.choices(range(1, VOCAB_SIZE), k=num_own))
