@@ -42,10 +42,11 @@ from splitserve_rpc.watched_files import FilesUnusable
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 
 _TOKENIZER_TIMEOUT_S = 60.0
-# A stream in which nothing comes for so long may be where nobody computes.
+# A stream that brings nothing for so long may be where nobody computes.
 _SILENCE_S = 5.0
 
 Method = Callable[[Stubs], Callable[..., Any]]
+Brings = Callable[[Any], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +202,9 @@ class Connection:
         self, requests: AsyncIterator[scheduler_pb2.SessionRequest]
     ) -> AsyncGenerator[scheduler_pb2.SessionResponse, None]:
         """A session's responses to `requests`."""
-        return self.stream(lambda stubs: stubs.scheduler.Session, requests)
+        return self.stream(
+            lambda stubs: stubs.scheduler.Session, requests, brings=_is_more_than_refusals
+        )
 
     async def unary(self, method: Method, request: object, metadata: Metadata = ()) -> Any:  # noqa: ANN401
         """The answer to a short call. `metadata`: beside what every call brings along."""
@@ -213,14 +216,21 @@ class Connection:
                 raise error_of_failure(failure_of(error)) from error
 
     async def stream(
-        self, method: Method, request: object, timeout_s: float | None = None
+        self,
+        method: Method,
+        request: object,
+        timeout_s: float | None = None,
+        brings: Brings = lambda _response: True,
     ) -> AsyncGenerator[Any, None]:
-        """The responses of a call, which ends when this is closed."""
+        """The responses of a call, which ends when this is closed.
+
+        `brings`: whether a response shows that somebody computes.
+        """
         target = self._target
         async with target.call(self._timeout_s) as stubs:
             call = method(stubs)(request, timeout=timeout_s, metadata=self._api_key.current())
             try:
-                async for response in _responses(call, stubs, target.elsewhere):
+                async for response in _responses(call, stubs, target.elsewhere, brings):
                     yield response
             except grpc.aio.AioRpcError as error:
                 raise self._followed(error_of_failure(failure_of(error)), target) from error
@@ -265,10 +275,18 @@ class Connection:
         return ServerUnreachable(error.message, error.reason)
 
 
+def _is_more_than_refusals(response: scheduler_pb2.SessionResponse) -> bool:
+    """A scheduler without an executor may refuse the same requests again and again."""
+    return bool(response.handles) or any(
+        not event.HasField("rejected") for event in response.events
+    )
+
+
 async def _responses(
     call: Any,  # noqa: ANN401
     stubs: Stubs,
     elsewhere: Elsewhere | None,
+    brings: Brings,
 ) -> AsyncGenerator[Any, None]:
     """The responses of `call`. Raises ServerUnreachable if it waits where nobody computes.
 
@@ -278,18 +296,23 @@ async def _responses(
         async for response in call:
             yield response
         return
+    clock = asyncio.get_running_loop().time
+    look_at_s = clock() + _SILENCE_S
     while True:
         reading = asyncio.ensure_future(call.read())
         try:
-            while not (await asyncio.wait([reading], timeout=_SILENCE_S))[0]:
+            while not (await asyncio.wait([reading], timeout=max(look_at_s - clock(), 0.0)))[0]:
                 if await _is_better(asyncio.ensure_future(elsewhere(stubs)), reading):
                     raise ServerUnreachable("the scheduler does not serve, and another does")
+                look_at_s = clock() + _SILENCE_S
         finally:
             reading.cancel()
         response = reading.result()
         if response is grpc.aio.EOF:
             return
         yield response
+        if brings(response):
+            look_at_s = clock() + _SILENCE_S
 
 
 async def _is_better(looking: asyncio.Future[bool], reading: asyncio.Future[Any]) -> bool:

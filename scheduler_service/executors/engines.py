@@ -93,7 +93,8 @@ class Engines:
         self._parts = parts
         self._owner = owner
         self._members: dict[str, _Member] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        # In order, so that the same happens each time that they are ended.
+        self._tasks: dict[asyncio.Task[None], None] = {}
         config = parts.config
         self._lives = Lives(config.step_patience_s, config.step_timeout_s)
         self._pulse = FleetPulse()
@@ -220,8 +221,12 @@ class Engines:
         self._lives.keep(info.address, speech.life)
         member = self._members[info.address] = _Member(engine, config, speech.life)
         member.task = asyncio.create_task(self._run(member))
-        self._tasks.add(member.task)
-        member.task.add_done_callback(self._tasks.discard)
+        self._keep(member.task)
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        """Until it is done; a loop alone does not keep its tasks."""
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
     def weigh_tenants(self, weights: Mapping[str, float]) -> None:
         """For executors that join from now on."""
@@ -362,9 +367,7 @@ class Engines:
             is_idle = member.engine.is_connected and member.engine.steps.watch.is_idle
             if address != doubted and is_idle and address not in self._asked:
                 self._asked.add(address)
-                task = asyncio.create_task(self._ask(member.engine))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._keep(asyncio.create_task(self._ask(member.engine)))
 
     async def _ask(self, engine: EngineLoop) -> None:
         info = engine.link.info

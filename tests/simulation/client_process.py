@@ -42,8 +42,18 @@ class Outcome:
     wrong: Wrong | None = None
     is_aborted: bool = False
     is_over: bool = False
-    num_tokens: int = 0
-    last_token_at_s: float = 0.0
+    asked_at_s: float = 0.0
+    token_times_s: list[float] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all its sequences."""
+        return len(self.token_times_s)
+
+    @property
+    def first_token_at_s(self) -> float:
+        """When that came; it has some."""
+        return self.token_times_s[0]
 
     def describe(self) -> str:
         """For people."""
@@ -60,13 +70,13 @@ class SimulatedClient:
         loop: VirtualLoop,
         random: Random,
         host: str,
-        scheduler: str,
+        schedulers: str,
         wanted: Sequence[Wanted],
     ) -> None:
         self.outcomes = [Outcome(each) for each in wanted]
         self.process = Process(loop, host)
         self._loop = loop
-        self._scheduler = scheduler
+        self._schedulers = schedulers
         self._config = ClientConfig(
             retry=RetryPolicy(give_up_after_s=_PATIENCE_S),
             timing=Timing(loop.time, asyncio.sleep, random.random),
@@ -78,7 +88,7 @@ class SimulatedClient:
 
     async def _live(self) -> None:
         async with (
-            AsyncClient(self._scheduler, self._config) as client,
+            AsyncClient(self._schedulers, self._config) as client,
             client.session() as session,
         ):
             asking = [self._ask(outcome, client, session) for outcome in self.outcomes]
@@ -86,6 +96,7 @@ class SimulatedClient:
 
     async def _ask(self, outcome: Outcome, client: AsyncClient, session: Session) -> None:
         await asyncio.sleep(outcome.wanted.at_s)
+        outcome.asked_at_s = self._loop.time()
         try:
             if outcome.wanted.in_session:
                 await self._ask_in_session(outcome, session)
@@ -142,8 +153,7 @@ class SimulatedClient:
     def _note(self, outcome: Outcome, event: Tokens | Finish) -> None:
         outcome.events.append(event)
         if isinstance(event, Tokens):
-            outcome.num_tokens += len(event.token_ids)
-            outcome.last_token_at_s = self._loop.time()
+            outcome.token_times_s += [self._loop.time()] * len(event.token_ids)
             _check_tokens(outcome, event.index)
 
 

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 from types import MappingProxyType
 
 from executor_service.errors import ExecutorError
 from executor_service.steps.step import RowStatus, StepInput
+from scheduler_service.cluster import Cluster
+from scheduler_service.config import ClusterConfig
 from splitserve.executor.v1 import executor_pb2 as pb
+from splitserve_rpc.domain_error import DomainError
 from tests.simulation.client_process import SimulatedClient
-from tests.simulation.executor_process import Mood, SimulatedExecutor
+from tests.simulation.executor_process import SimulatedExecutor
 from tests.simulation.network import Delays, Network
 from tests.simulation.scheduler_process import SimulatedScheduler
+from tests.simulation.virtual_worker import Mood
 from tests.support.core import result_mutations as mutations
 from tests.support.fakes.fake_runner import StepFault
 
@@ -34,25 +39,31 @@ _NOTICED = (
 class World:
     """Everything there is. `spoiled_seeds`: of rows that may fail by name.
 
-    `has_failed_steps`: what rows were to write is not there.
+    `has_failed_steps`: what rows were to write is not there. `has_stopped_schedulers`: some were
+    stopped as by SIGTERM.
     """
 
     network: Network
     random: Random
-    scheduler: SimulatedScheduler
+    schedulers: Sequence[SimulatedScheduler]
     executors: list[SimulatedExecutor]
     clients: Sequence[SimulatedClient]
     log: Callable[[str], None]
     spoiled_seeds: set[int] = field(default_factory=set)
     has_failed_steps: bool = False
+    has_stopped_schedulers: bool = False
+
+    @property
+    def config(self) -> ClusterConfig:
+        """Of all schedulers."""
+        return self.schedulers[0].config
 
     @property
     def hosts(self) -> list[tuple[str, str]]:
         """Pairs of hosts that speak to each other."""
-        here = self.scheduler.host
         others = [executor.host for executor in self.executors]
         others += [client.process.host for client in self.clients]
-        return [(here, other) for other in others]
+        return [(here.host, other) for here in self.schedulers for other in others]
 
     def calm(self) -> None:
         """All faults are over, and who died lives again."""
@@ -63,9 +74,10 @@ class World:
             if executor.process is not None:
                 executor.process.resume()
             executor.start()
-        if self.scheduler.process is not None:
-            self.scheduler.process.resume()
-        self.scheduler.start()
+        for scheduler in self.schedulers:
+            if scheduler.process is not None:
+                scheduler.process.resume()
+            scheduler.start()
 
 
 Fault = Callable[[World, Random, float], Awaitable[None]]
@@ -190,22 +202,61 @@ async def break_off(world: World, random: Random, lasting_s: float) -> None:
     world.network.reset_after(sender, receiver, num_frames)
 
 
-async def kill_scheduler(world: World, random: Random, lasting_s: float) -> None:
-    is_silent = random.random() < 0.2
-    world.log(f"kill the scheduler, is_silent={is_silent}")
-    world.scheduler.kill(is_silent=is_silent)
+async def half_open(world: World, random: Random, lasting_s: float) -> None:
+    """A connection is gone, and one end or both know nothing of it: what they say vanishes."""
+    here, other = random.choice(world.hosts)
+    ways = random.choice([[(here, other)], [(other, here)], [(here, other), (other, here)]])
+    for sender, receiver in ways:
+        count = world.network.swallow(sender, receiver)
+        world.log(f"what {sender} says to {receiver} over {count} connections vanishes")
+
+
+async def drain_executor(world: World, random: Random, lasting_s: float) -> None:
+    """An operator sends one away, and has it started anew a while later."""
+    scheduler, executor = random.choice(world.schedulers), random.choice(world.executors)
+    if scheduler.process is None or scheduler.cluster is None:
+        return
+    timeout_s = random.choice([0.0, 0.5, 5.0])
+    world.log(f"drain {executor.host} at {scheduler.host}, timeout_s={timeout_s:g}")
+
+    async def drain(cluster: Cluster) -> None:
+        with suppress(DomainError):  # it is not there
+            await cluster.drain_executor(executor.address, timeout_s)
+
+    scheduler.process.start(drain(scheduler.cluster))
     await asyncio.sleep(lasting_s)
-    world.log("start the scheduler")
-    world.scheduler.start()
+    world.log(f"{executor.host} is started anew")
+    executor.stop()
+    executor.start()
+
+
+async def kill_scheduler(world: World, random: Random, lasting_s: float) -> None:
+    scheduler, is_silent = random.choice(world.schedulers), random.random() < 0.2
+    world.log(f"kill {scheduler.host}, is_silent={is_silent}")
+    scheduler.kill(is_silent=is_silent)
+    await asyncio.sleep(lasting_s)
+    world.log(f"start {scheduler.host}")
+    scheduler.start()
+
+
+async def stop_scheduler(world: World, random: Random, lasting_s: float) -> None:
+    scheduler = random.choice(world.schedulers)
+    world.log(f"stop {scheduler.host}, as by SIGTERM")
+    world.has_stopped_schedulers = True
+    scheduler.stop()
+    await asyncio.sleep(lasting_s)
+    world.log(f"start {scheduler.host}")
+    scheduler.start()
 
 
 async def pause_scheduler(world: World, random: Random, lasting_s: float) -> None:
-    process = world.scheduler.process
+    scheduler = random.choice(world.schedulers)
+    process = scheduler.process
     if process is not None:
-        world.log("pause the scheduler")
+        world.log(f"pause {scheduler.host}")
         process.pause()
         await asyncio.sleep(lasting_s)
-        world.log("resume the scheduler")
+        world.log(f"resume {scheduler.host}")
         process.resume()
 
 
@@ -222,7 +273,10 @@ FAULTS: Mapping[Fault, int] = MappingProxyType(
         delay: 2,
         reset: 3,
         break_off: 3,
+        half_open: 3,
+        drain_executor: 3,
         kill_scheduler: 2,
+        stop_scheduler: 2,
         pause_scheduler: 1,
     }
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import random as random_module
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,7 +31,9 @@ from tests.simulation.virtual_loop import Stuck, VirtualLoop, new_loop, process_
 _LAST_FAULT_S = 12.0
 _RECOVERY_S = 60.0
 _PATIENCE_S = 300.0
-_SETTLE_S = 60.0
+# Until the last connection is found dead, and the last executor has gone back to whom it prefers.
+_SETTLE_S = 45.0
+_END_S = 20.0
 _LASTING_S = (0.01, 0.5, 3.0, 8.0)
 
 Note = Callable[[str], None]
@@ -74,6 +77,9 @@ def run_history(
 
     # What depends on when garbage is collected would not happen again.
     gc.disable()
+    # The client shuffles schedulers by it.
+    state = random_module.getstate()
+    random_module.seed(seed)
     try:
         with _logged(note, history, is_verbose=is_verbose):
             random = Random(seed)
@@ -88,6 +94,7 @@ def run_history(
             loop.close()
             del story
     finally:
+        random_module.setstate(state)
         gc.enable()
     return history
 
@@ -134,26 +141,32 @@ class _Story:
 
     def __init__(self, loop: VirtualLoop, random: Random, scenario: Scenario, note: Note) -> None:
         self._random = random
-        self._faults = scenario.faults
+        self._faults, self._check = scenario.faults, scenario.check
         self.network = Network(loop, random)
-        scheduler = SimulatedScheduler(loop, self.network, "10.0.0.1", scenario.config)
+        hosts = [f"10.0.0.{number + 1}" for number in range(scenario.num_schedulers)]
+        schedulers = [
+            SimulatedScheduler(loop, self.network, host, scenario.config) for host in hosts
+        ]
+        addresses = tuple(scheduler.address for scheduler in schedulers)
+        if len(addresses) > 1:
+            for scheduler in schedulers:
+                scheduler.peers = addresses
         executors = [
-            SimulatedExecutor(
-                loop, self.network, random, f"10.0.1.{number}", scheduler.address, shape
-            )
+            SimulatedExecutor(loop, self.network, random, f"10.0.1.{number}", addresses, shape)
             for number, shape in enumerate(scenario.shapes)
         ]
         clients = [
-            SimulatedClient(loop, random, f"10.0.2.{number}", scheduler.address, wanted)
+            SimulatedClient(loop, random, f"10.0.2.{number}", ",".join(addresses), wanted)
             for number, wanted in enumerate(scenario.wanted)
         ]
-        self._world = World(self.network, random, scheduler, executors, clients, note)
+        self._world = World(self.network, random, schedulers, executors, clients, note)
         self._watch = LivenessWatch(self._world)
 
     async def run(self) -> list[str]:
         """The whole story; returns what must not be."""
         world = self._world
-        world.scheduler.start()
+        for scheduler in world.schedulers:
+            scheduler.start()
         for executor in world.executors:
             executor.start()
         await asyncio.sleep(0.4)
@@ -167,10 +180,12 @@ class _Story:
             done, waiting = await asyncio.wait(asking, timeout=_PATIENCE_S)
             watching.cancel()
         if waiting:
-            return [*self._watch.problems, "clients wait for ever", *self.describe()]
+            problems = [*self._watch.problems, "clients wait for ever", *self.describe()]
+            await self._give_up()
+            return problems
         for task in done:
             task.result()
-        problems = self._watch.problems + problems_of_outcomes(world)
+        problems = self._watch.problems + problems_of_outcomes(world) + self._check(world)
         await asyncio.sleep(_SETTLE_S)
         problems += problems_of_rest(world)
         await self._end()
@@ -202,11 +217,21 @@ class _Story:
             if isinstance(result, Exception):
                 raise result
 
+    async def _give_up(self) -> None:
+        """Nothing is left that is in the midst of something."""
+        for process in [client.process for client in self._world.clients]:
+            process.kill()
+        for scheduler in self._world.schedulers:
+            scheduler.kill()
+        for executor in self._world.executors:
+            executor.kill()
+        await asyncio.sleep(1.0)
+
     async def _end(self) -> None:
         """Everybody ends as by SIGTERM."""
         world = self._world
-        assert world.scheduler.process is not None
-        await world.scheduler.process.start(world.scheduler.drain())
+        for scheduler in world.schedulers:
+            scheduler.stop()
         for executor in world.executors:
             executor.stop()
-        await asyncio.sleep(_SETTLE_S)
+        await asyncio.sleep(_END_S)

@@ -25,7 +25,7 @@ class LivenessWatch:
 
     world: World
     problems: list[str] = field(default_factory=list)
-    _num_steps: int = 0
+    _num_steps: dict[int, int] = field(default_factory=dict)
     # Since when each of these is so.
     _since_s: dict[str, float] = field(default_factory=dict)
 
@@ -33,16 +33,19 @@ class LivenessWatch:
         """Looks until it is cancelled."""
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
-            cluster = self.world.scheduler.cluster
-            if cluster is not None and not self.problems:
-                self._look(cluster)
+            for number, scheduler in enumerate(self.world.schedulers):
+                if scheduler.cluster is not None and not self.problems:
+                    self._look(number, scheduler.cluster)
 
-    def _look(self, cluster: Cluster) -> None:
-        num_steps, self._num_steps = self._num_steps, cluster.num_steps_answered
+    def _look(self, number: int, cluster: Cluster) -> None:
+        num_steps = self._num_steps.get(number, 0)
+        self._num_steps[number] = cluster.num_steps_answered
         there = [engine for engine in cluster.engines if engine.takes_requests]
         self._note(
-            "no step is answered, though there is something to do",
-            is_so=cluster.num_unfinished > 0 and bool(there) and num_steps == self._num_steps,
+            f"scheduler {number}: no step is answered, though there is something to do",
+            is_so=cluster.num_unfinished > 0
+            and bool(there)
+            and num_steps == cluster.num_steps_answered,
         )
         num_queued = sum(map(_num_queued, there))
         for engine in there:

@@ -43,6 +43,8 @@ class End:
     def __init__(self, network: Network, process: Process) -> None:
         self.process = process
         self.is_open = True
+        # Nothing that it sends gets anywhere, and nobody tells it.
+        self.is_swallowed = False
         self.on_frame: Callable[[Frame], None] = lambda _frame: None
         self.on_lost: Callable[[str], None] = lambda _problem: None
         self.peer: End = self
@@ -56,7 +58,7 @@ class End:
 
     def send(self, frame: Frame) -> None:
         """Sends towards the other end, after what was sent before."""
-        if self.is_open:
+        if self.is_open and not self.is_swallowed:
             self._on_the_way.append(frame)
             delay_s = self._network.delay_s(self.process.host, self.peer.process.host)
             self._arrive_in(delay_s)
@@ -234,6 +236,20 @@ class Network:
             self._lose(end)
             if is_told:
                 self._lose(end.peer)
+        return len(hit)
+
+    def swallow(self, sender: str, receiver: str) -> int:
+        """What `sender` says over connections that there are now is lost; returns how many.
+
+        As where a router has forgotten them. New ones are not concerned.
+        """
+        hit = [
+            end
+            for end in self._ends
+            if end.process.host == sender and end.peer.process.host == receiver
+        ]
+        for end in hit:
+            end.is_swallowed = True
         return len(hit)
 
     def reset_after(self, sender: str, receiver: str, num_frames: int) -> None:

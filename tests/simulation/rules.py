@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from scheduler_service.cluster import Cluster
 from splitserve_client import (
     DeadlineUnreachable,
     Draining,
@@ -15,7 +16,7 @@ from tests.simulation.client_process import Outcome
 from tests.simulation.faults import World
 
 # What a request may be told before anything of it has come.
-_REFUSALS = (QueueFull, ModelNotReady, Draining)
+_REFUSALS = (QueueFull, ModelNotReady)
 _OF_ROWS = frozenset({"ROW_FAILED", "INVALID_LOGITS", "RESULT_INVALID"})
 
 
@@ -36,26 +37,41 @@ def _is_allowed(outcome: Outcome, error: SplitserveError, world: World) -> bool:
     match error:
         case DeadlineUnreachable():
             is_asked_for = wanted.scheduling.deadline_s is not None
-            return is_asked_for and world.scheduler.config.policies.queue_policy == "deadline"
+            return is_asked_for and world.config.policies.queue_policy == "deadline"
         case RequestFailed(reason=reason):
             is_spoiled = not wanted.seeds.isdisjoint(world.spoiled_seeds)
             if reason == "EXECUTOR_LOST_REPEATEDLY":
                 # Whoever is in flight each time may be failed for the last, however innocent.
-                least = world.scheduler.config.max_executor_losses + 1
-                return any(len(log.losses) >= least for log in world.scheduler.loss_logs)
+                least = world.config.max_executor_losses + 1
+                logs = [log for scheduler in world.schedulers for log in scheduler.loss_logs]
+                return any(len(log.losses) >= least for log in logs)
             return is_spoiled and reason in _OF_ROWS
         case ServerUnreachable():
             # Who cannot connect at all is told at once, if it asks alone.
             return not wanted.in_session and not outcome.events
+        case Draining() if len(world.schedulers) == 1:
+            return world.has_stopped_schedulers
     return isinstance(error, _REFUSALS) and not outcome.events
 
 
 def problems_of_rest(world: World) -> list[str]:
     """When nothing is to be done, nothing is held."""
-    cluster = world.scheduler.cluster
-    if cluster is None or len(cluster.engines) != len(world.executors):
-        num_engines = None if cluster is None else len(cluster.engines)
-        return [f"{num_engines} executors are connected; expected: {len(world.executors)}"]
+    clusters = [s.cluster for s in world.schedulers if s.cluster is not None]
+    engines = [engine for cluster in clusters for engine in cluster.engines]
+    here = sorted(engine.link.info.address for engine in engines)
+    expected = sorted(executor.address for executor in world.executors)
+    problems = [] if here == expected else [f"{here} are connected; expected: {expected}"]
+    held = dict[str, int]()
+    for cluster in clusters:
+        held |= _held(cluster)
+    problems += [f"{count} {what} are held" for what, count in held.items() if count]
+    if not world.has_failed_steps:  # after which steps that are under way read what is not there
+        for executor in world.executors:
+            problems += [f"{executor.host}: {violation}" for violation in executor.violations[:3]]
+    return problems
+
+
+def _held(cluster: Cluster) -> dict[str, int]:
     held = {
         "requests": cluster.num_unfinished,
         "unassigned requests": cluster.num_unassigned,
@@ -64,24 +80,17 @@ def problems_of_rest(world: World) -> list[str]:
         "unread bytes": cluster.delivery.unread.num_bytes,
     }
     for engine in cluster.engines:
-        core = engine.scheduler
-        address = engine.link.info.address
-        held[f"blocks of {address}"] = engine.link.info.num_device_blocks - core.num_free_blocks
-        held[f"host blocks of {address}"] = (
-            engine.link.info.num_host_blocks - core.num_free_host_blocks
-        )
-        held[f"steps in flight of {address}"] = core.num_in_flight
-    problems = [f"{count} {what} are held" for what, count in held.items() if count]
-    if not world.has_failed_steps:  # after which steps that are under way read what is not there
-        for executor in world.executors:
-            problems += [f"{executor.host}: {violation}" for violation in executor.violations[:3]]
-    return problems
+        core, info = engine.scheduler, engine.link.info
+        held[f"blocks of {info.address}"] = info.num_device_blocks - core.num_free_blocks
+        held[f"host blocks of {info.address}"] = info.num_host_blocks - core.num_free_host_blocks
+        held[f"steps in flight of {info.address}"] = core.num_in_flight
+    return held
 
 
 def problems_of_end(world: World) -> list[str]:
     """When all have ended, no task is left in any process there ever was."""
     processes = [client.process for client in world.clients]
-    processes += world.scheduler.processes
+    processes += [process for each in world.schedulers for process in each.processes]
     processes += [process for executor in world.executors for process in executor.processes]
     left = [(process, task) for process in processes for task in process.tasks]
     return [f"{process.host}: {task!r} is left" for process, task in left]

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from scheduler_service.config import ClusterConfig
 from scheduler_service.core.config import BatchPolicyName, PolicyConfig, PreemptionMode
 from scheduler_service.core.policies.queue_policy import QUEUE_POLICIES
 from tests.simulation.executor_process import ExecutorShape
-from tests.simulation.faults import Fault, random_fault
-from tests.simulation.workload import EOS, MOST_TOKENS, Wanted, random_burst, random_requests
+from tests.simulation.faults import Fault, World, random_fault
+from tests.simulation.order import problems_of_order
+from tests.simulation.workload import (
+    EOS,
+    MOST_TOKENS,
+    Wanted,
+    equal_requests,
+    random_burst,
+    random_requests,
+)
 
 # Virtual seconds within which requests come, and faults happen.
 REQUESTS_S = 2.0
@@ -20,20 +28,27 @@ FAULTS_S = 2 * REQUESTS_S
 
 @dataclass(frozen=True)
 class Scenario:
-    """`shapes`: of the executors. `wanted`: by client. `faults`: each begins within FAULTS_S."""
+    """`shapes`: of the executors. `wanted`: by client. `faults`: each begins within FAULTS_S.
+
+    `check`: what must not be of those that came to their end.
+    """
+
+    num_schedulers: int
 
     config: ClusterConfig
     shapes: Sequence[ExecutorShape]
     wanted: Sequence[Sequence[Wanted]]
     faults: Sequence[Fault]
+    check: Callable[[World], list[str]] = lambda _world: []
 
 
 Draw = Callable[[Random], Scenario]
 
 
 def random_scenario(random: Random) -> Scenario:
-    """Mostly a few requests and some faults, sometimes many requests at once and nothing else."""
-    return burst(random) if random.random() < 0.2 else disturbed(random)
+    """Mostly a few requests and some faults, sometimes many requests and nothing else."""
+    (draw,) = random.choices([disturbed, burst, contended], [16, 3, 1])
+    return draw(random)
 
 
 def disturbed(random: Random, faults: Sequence[Fault] | None = None) -> Scenario:
@@ -43,6 +58,7 @@ def disturbed(random: Random, faults: Sequence[Fault] | None = None) -> Scenario
     if faults is None:
         faults = [random_fault(random) for _ in range(random.choice([0, 1, 2, 3, 5, 8]))]
     return Scenario(
+        random.choice([1, 1, 1, 2]),
         _random_config(random),
         _random_shapes(random, num_tokens),
         _of_clients(random, wanted),
@@ -54,11 +70,26 @@ def burst(random: Random) -> Scenario:
     """Many requests at one moment, and too few blocks for them: rows yield, and come back."""
     wanted = random_burst(random, random.choice([8, 12, 16, 24]))
     return Scenario(
+        random.choice([1, 1, 1, 2]),
         _random_config(random),
         _random_shapes(random, MOST_TOKENS + random.choice([0, 16])),
         _of_clients(random, wanted),
         (),
     )
+
+
+def contended(random: Random) -> Scenario:
+    """More requests than can run, all alike but for who goes first, on executors that are alike."""
+    config = _random_config(random)
+    policies = replace(config.policies, prefix_caching=False)
+    config = replace(config, max_num_seqs=2, max_num_batched_tokens=32, max_num_waiting=1024)
+    config = replace(config, policies=policies)
+    shape = replace(_random_shape(random, MOST_TOKENS), step_s=0.1, byte_s=0.0)
+    # Whoever begins to wait later is put level with those who do; so all tenants begin at once.
+    within_s = 0.0 if policies.queue_policy == "fair" else REQUESTS_S
+    wanted = equal_requests(random, 40, within_s)
+    shapes = [shape] * random.choice([1, 2, 2, 3])
+    return Scenario(1, config, shapes, [wanted], (), problems_of_order)
 
 
 def _of_clients(random: Random, wanted: Sequence[Wanted]) -> list[Sequence[Wanted]]:

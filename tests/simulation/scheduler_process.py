@@ -1,24 +1,33 @@
-"""A simulated scheduler: the real cluster and the real servicers."""
+"""A simulated scheduler: the real cluster, servicers and readiness."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from functools import partial
 
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from executor_service.service.registration import REGISTRY_SERVICE
 from scheduler_service.audit.events import AuditEvent, ExecutorLost
 from scheduler_service.cluster import Cluster
 from scheduler_service.config import ClusterConfig
 from scheduler_service.service.executor_addresses import ExecutorAddresses
+from scheduler_service.service.readiness import Readiness
+from scheduler_service.service.readiness_watch import ReadinessWatch
 from scheduler_service.service.registry import RegistryServicer
 from scheduler_service.service.servicer import SchedulerServicer
 from splitserve.scheduler.v1 import registry_pb2_grpc, scheduler_pb2_grpc
 from splitserve_rpc.address_rules import AddressRules
+from splitserve_rpc.health_service import HealthService
 from tests.simulation.executor_process import BEGINNING_NS
 from tests.simulation.network import Network
 from tests.simulation.servers import Server
 from tests.simulation.virtual_loop import Process, VirtualLoop
 
-_DRAIN_S = 60.0
+_DRAIN_S = 4.0
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 @dataclass(slots=True)
@@ -44,17 +53,19 @@ class LossLog:
 
 @dataclass(slots=True)
 class SimulatedScheduler:
-    """One address, and the lives there; `loss_logs`: of each of them."""
+    """One address, and the lives there; `loss_logs`: of each of them. `peers`: all schedulers."""
 
     loop: VirtualLoop
     network: Network
     host: str
     config: ClusterConfig
+    peers: tuple[str, ...] = ()
     cluster: Cluster | None = None
     process: Process | None = None
     processes: list[Process] = field(default_factory=list)
     loss_logs: list[LossLog] = field(default_factory=list)
-    _server: Server | None = None
+    _is_wanted: bool = False
+    _stop: asyncio.Event | None = None
 
     @property
     def address(self) -> str:
@@ -62,42 +73,75 @@ class SimulatedScheduler:
         return f"{self.host}:50051"
 
     def start(self) -> None:
-        """Begins a life: it knows nobody."""
+        """Begins a life, if need be when the last has ended: it knows nobody."""
+        self._is_wanted = True
         if self.process is None:
             self.process = Process(self.loop, self.host)
             self.processes.append(self.process)
-            self.process.start(self._serve())
+            self.process.start(self._live(self.process))
 
     def kill(self, *, is_silent: bool = False) -> None:
         """As SIGKILL; `is_silent`: as if its machine went with it."""
+        self._is_wanted = False
         process, self.process, self.cluster = self.process, None, None
         if process is not None:
             self.network.let_go(process, is_silent=is_silent)
             process.kill()
 
-    async def drain(self) -> None:
-        """As SIGTERM. Called in its process."""
-        assert self.cluster is not None
-        assert self._server is not None
-        await self.cluster.drain(_DRAIN_S)
-        await self._server.stop(1.0)
+    def stop(self) -> None:
+        """As SIGTERM: it lets requests end for a while, says where else to go, and ends."""
+        if self.process is not None and self._stop is not None:
+            self._is_wanted = False
+            self._stop.set()
 
-    async def _serve(self) -> None:
+    async def _live(self, process: Process) -> None:
+        self._stop = stop = asyncio.Event()
         epoch = BEGINNING_NS + round(self.loop.time() * 1e9) + 1
         self.loss_logs.append(LossLog(self))
+        changed = asyncio.Event()
         self.cluster = cluster = Cluster(
             self.config,
             epoch,
-            lambda: None,
+            changed.set,
             now_ns=partial(_monotonic_ns, self.loop),
             audit=self.loss_logs[-1],
         )
-        self._server = server = Server(self.network, self.address)
-        servicer = SchedulerServicer(cluster)
+        health = HealthService()
+        await health.set(REGISTRY_SERVICE, _SERVING)
+        readiness = ReadinessWatch(cluster, partial(_publish, health))
+        server = self._server(cluster, health, readiness)
+        server.start()
+        watching = asyncio.create_task(readiness.run(changed)) if self.peers else None
+        await stop.wait()
+        if watching is not None:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+        await health.set(REGISTRY_SERVICE, _NOT_SERVING)
+        draining = asyncio.create_task(cluster.drain(_DRAIN_S, self.peers))
+        await asyncio.sleep(0)  # so that it has begun
+        await readiness.look()
+        await draining
+        await server.stop(1.0)
+        self.network.let_go(process, is_silent=False)
+        if self.process is process:
+            self.process = self.cluster = None
+            if self._is_wanted:
+                self.start()
+
+    def _server(self, cluster: Cluster, health: HealthService, readiness: ReadinessWatch) -> Server:
+        server = Server(self.network, self.address)
+        # With one there is nowhere else to go: clients do not ask.
+        knows = (lambda: readiness.current) if self.peers else (lambda: Readiness.READY)
+        servicer = SchedulerServicer(cluster, readiness=knows)
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(servicer, server)
         registry = RegistryServicer(cluster, ExecutorAddresses(AddressRules()))
         registry_pb2_grpc.add_RegistryServiceServicer_to_server(registry, server)
-        server.start()
+        health_pb2_grpc.add_HealthServicer_to_server(health, server)
+        return server
+
+
+async def _publish(health: HealthService, is_serving: bool) -> None:
+    await health.set("", _SERVING if is_serving else _NOT_SERVING)
 
 
 def _monotonic_ns(loop: VirtualLoop) -> int:

@@ -38,7 +38,7 @@ class Pair:
     async def connect(self) -> End:
         self.network.connect(self.a, ADDRESS, self.answers.append)
         await asyncio.sleep(1)
-        end = self.answers[0]
+        end = self.answers[-1]
         assert isinstance(end, End)
         self._note(end, "a")
         return end
@@ -117,6 +117,25 @@ def test_connection_breaks_among_what_was_sent_at_one_moment() -> None:
     pair.loop.run_until_complete(main())
     assert pair.heard[:2] == ["b first", "b second"]
     assert sorted(pair.heard[2:]) == [f"{name} lost: Connection reset by peer" for name in "ab"]
+
+
+def test_one_end_believes_in_a_connection_when_what_it_says_vanishes() -> None:
+    pair = Pair()
+
+    async def main() -> None:
+        end = await pair.connect()
+        assert pair.network.swallow("a", "b") == 1
+        end.send(("vanishes",))
+        assert pair.far is not None
+        pair.far.send(("comes",))
+        await asyncio.sleep(16)
+        assert pair.heard == ["a comes", "b lost: keepalive watchdog timeout"]
+        second = await pair.connect()
+        assert second is not end
+        await asyncio.sleep(15)
+
+    pair.loop.run_until_complete(main())
+    assert pair.heard[2:] == ["a lost: keepalive watchdog timeout"]
 
 
 def test_connection_is_refused_when_the_process_is_dead_and_hangs_when_its_machine_is() -> None:

@@ -35,7 +35,7 @@ class Process:
     def __init__(self, loop: VirtualLoop, host: str) -> None:
         self.host = host
         self.is_dead = False
-        self.tasks: set[asyncio.Task[Any]] = set()
+        self.tasks: dict[asyncio.Task[Any], None] = {}  # in order, as a set is not
         self._loop = loop
         self._is_paused = False
         self._held: list[_Handle] = []
@@ -192,8 +192,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=name, context=context)
         process = _PROCESS.get() if context is None else context.get(_PROCESS)
         if process is not None:
-            process.tasks.add(task)
-            task.add_done_callback(process.tasks.discard)
+            tasks = process.tasks
+            tasks[task] = None
+            task.add_done_callback(lambda done: tasks.pop(done, None))
         return task
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]  # noqa: ANN401

@@ -132,6 +132,33 @@ def random_burst(random: Random, count: int) -> list[Wanted]:
     ]
 
 
+def equal_requests(random: Random, count: int, within_s: float) -> list[Wanted]:
+    """Requests that cost the same and share nothing, of classes and tenants of all kinds.
+
+    Those of a tenant come one after the other.
+    """
+    params = replace(_PLAIN, max_tokens=4)
+    tenants = sorted(random.choices(["heavy", "heavy", "light", "other"], k=count))
+    if random.random() < 0.5:
+        tenants.reverse()
+    times_s = sorted(random.random() * within_s for _ in range(count))
+    return [
+        Wanted(
+            number,
+            at_s,
+            tuple(random.choices(range(1, VOCAB_SIZE), k=6)),
+            replace(params, seed=1_000 * (number + 1)),
+            SchedulingParams(
+                priority=random.choice([0, 0, -1, 1]),
+                tenant=tenant,
+                deadline_s=random.uniform(100.0, 200.0),
+            ),
+            in_session=True,
+        )
+        for number, (at_s, tenant) in enumerate(zip(times_s, tenants, strict=True))
+    ]
+
+
 def _with_grammar(request: Wanted, random: Random) -> SamplingParams:
     """Choices among which one is this request's own, or those of another request, too."""
     own = 1 + random.choice([request.number, request.number // 3])

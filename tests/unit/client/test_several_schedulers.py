@@ -10,7 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from splitserve_client import AsyncClient, InvalidRequest, SamplingParams, ServerUnreachable, probes
+from splitserve_client import (
+    AsyncClient,
+    ClientConfig,
+    InvalidRequest,
+    RetryPolicy,
+    SamplingParams,
+    ServerUnreachable,
+    probes,
+)
 from splitserve_client import connection as connection_module
 from splitserve_client.schedulers import Schedulers
 from splitserve_rpc.domain_error import DomainError
@@ -117,6 +125,31 @@ async def test_request_goes_on_at_the_other_when_it_waits_where_nobody_computes(
     await several.servers[first].set_serving(("",), False)
     assert await completing == EXPECTED
     assert several.num_requests[1 - first] == 1
+
+
+async def test_session_goes_on_at_the_other_when_it_is_refused_where_nobody_computes(
+    several: Several, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "_SILENCE_S", 0.2)
+    # It is never silent for so long.
+    config = ClientConfig(retry=RetryPolicy(first_delay_s=0.001, max_delay_s=0.002))
+
+    def refuse(_: object) -> None:
+        raise DomainError("DRAINING", "it never had an executor")
+
+    async with AsyncClient(",".join(several.addresses), config) as client:
+        assert (await client.complete(PROMPT, PARAMS)).token_ids == tuple(EXPECTED)
+        first = several.num_requests.index(1)
+        several.fakes[first].before_request = refuse
+        async with client.session() as session:
+            requests = [session.submit(PROMPT, PARAMS) for _ in range(3)]
+            await several.servers[first].set_serving(("",), False)
+            for request in requests:
+                tokens = [
+                    token async for event in request for token in getattr(event, "token_ids", ())
+                ]
+                assert tokens == EXPECTED
+    assert several.num_requests[1 - first] == 3
 
 
 async def test_token_comes_at_once_when_another_scheduler_is_looked_for(

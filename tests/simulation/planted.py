@@ -1,0 +1,167 @@
+"""Faults of ours, planted on purpose: what the simulation must find, and how long it takes to.
+
+`python -m tests.simulation.planted` says for each how many histories of `make simulate`, and how
+many seconds of this process's own time, it took to find it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+from unittest import mock
+
+from executor_service.steps.row_table import RowTable
+from scheduler_service.core.blocks.block_pool import BlockPool
+from scheduler_service.core.blocks.prefix_cache import PrefixCache
+from scheduler_service.core.outcomes.losses import Losses
+from scheduler_service.core.scheduler import Scheduler
+from scheduler_service.executors.engine_loop import EngineLoop
+from scheduler_service.fleet import fleet_queue
+from splitserve_client.errors import ServerUnreachable
+from splitserve_client.resumable_request import ResumableRequest
+from tests.simulation.faults import (
+    Fault,
+    break_off,
+    cut,
+    drain_executor,
+    fail_rows,
+    kill_executor,
+    kill_scheduler,
+    reset,
+)
+from tests.simulation.history import run_history
+from tests.simulation.scenario import Draw, burst, contended, disturbed, random_scenario
+
+# So many of the faults that bring it to light, in each history that is to have them.
+_NUM_FAULTS = 6
+
+
+@dataclass(frozen=True)
+class Planted:
+    """Where it is, what is done to it, and what brings it to light soonest."""
+
+    owner: Any
+    name: str
+    change: Callable[[Any], Any]
+    draw: Draw
+
+    @contextmanager
+    def there(self) -> Iterator[None]:
+        """Our code has it within."""
+        changed = self.change(getattr(self.owner, self.name))
+        with mock.patch.object(self.owner, self.name, changed):
+            yield
+
+
+def _with(*faults: Fault) -> Draw:
+    several = [faults[number % len(faults)] for number in range(_NUM_FAULTS)] if faults else []
+    return partial(disturbed, faults=several)
+
+
+def _loses_one(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    return lambda *arguments: original(*arguments)[1:]
+
+
+def _does_nothing(_original: object) -> Callable[..., None]:
+    return lambda *_arguments, **_options: None
+
+
+def _never(_original: object) -> property:
+    return property(lambda _self: None)
+
+
+def _tells_nobody(original: Callable[..., object]) -> Callable[..., None]:
+    def call(*arguments: object) -> None:
+        original(*arguments)
+
+    return call
+
+
+def _knows_positions_alone(original: Callable[..., list[bytes]]) -> Callable[..., list[bytes]]:
+    def chain(*arguments: Any) -> list[bytes]:  # noqa: ANN401
+        return [b"%d" % number for number in range(len(original(*arguments)))]
+
+    return chain
+
+
+def _goes_on_blindly(_original: object) -> Callable[..., bool]:
+    return lambda _request, error: isinstance(error, ServerUnreachable)
+
+
+def _by_arrival(original: Callable[..., object]) -> Callable[..., object]:
+    return lambda _policy, weights: original("fcfs", weights)
+
+
+PLANTED: Mapping[str, Planted] = MappingProxyType(
+    {
+        "a lost core keeps a request": Planted(
+            Scheduler, "evacuate", _loses_one, _with(kill_executor, reset)
+        ),
+        "a failed step is believed": Planted(Losses, "lose_step", _does_nothing, _with(fail_rows)),
+        "blocks are never freed": Planted(BlockPool, "free", _does_nothing, _with()),
+        "prefixes are taken for others": Planted(
+            PrefixCache, "chain", _knows_positions_alone, _with()
+        ),
+        "tables are not extended": Planted(RowTable, "write_tables", _does_nothing, _with()),
+        "a client forgets its tokens": Planted(
+            ResumableRequest, "note_token", _does_nothing, _with(kill_scheduler, reset, cut)
+        ),
+        "a client tells twice what it had before a break": Planted(
+            ResumableRequest, "may_go_on", _goes_on_blindly, _with(break_off)
+        ),
+        "a core whose grammars compile is not asked again": Planted(
+            Scheduler, "ask_again_at_ns", _never, burst
+        ),
+        "what a drained executor has is forgotten": Planted(
+            EngineLoop, "withdraw", _tells_nobody, _with(drain_executor)
+        ),
+        "the one queue is in order of arrival": Planted(
+            fleet_queue, "make_queue_policy", _by_arrival, contended
+        ),
+    }
+)
+
+
+def num_until_found(draw: Draw, seeds: Sequence[int]) -> int | None:
+    """How many of these histories it takes until one has a problem; None: none has."""
+    for count, seed in enumerate(seeds, 1):
+        if run_history(seed, draw=draw).problems:
+            return count
+    return None
+
+
+def main() -> int:
+    """Ends with 1 if one is not found."""
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        os.environ["PYTHONHASHSEED"] = "0"
+        os.execv(sys.executable, [sys.executable, "-m", "tests.simulation.planted", *sys.argv[1:]])
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation.planted", description=__doc__)
+    parser.add_argument("--times", type=int, default=3, help="how often each is looked for (3)")
+    parser.add_argument("--most", type=int, default=500, help="histories until it is given up")
+    arguments = parser.parse_args()
+    num_missed = 0
+    for name, planted in PLANTED.items():
+        counts, started_s = list[int | None](), time.process_time()
+        with planted.there():
+            for number in range(arguments.times):
+                first = number * arguments.most
+                counts.append(
+                    num_until_found(random_scenario, range(first, first + arguments.most))
+                )
+        cpu_s = (time.process_time() - started_s) / arguments.times
+        num_missed += None in counts
+        sys.stdout.write(f"| {name} | {', '.join(map(str, counts))} | {cpu_s:.1f} |\n")
+        sys.stdout.flush()
+    return bool(num_missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

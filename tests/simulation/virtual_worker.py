@@ -1,0 +1,124 @@
+"""The thread of a simulated executor: steps in their order, which take virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from executor_service.service.decode_batch import decode_batch
+from executor_service.service.encode_answer import encode_answer
+from executor_service.steps.batch import StepAnswer
+from executor_service.steps.executor_info import ExecutorInfo
+from executor_service.steps.step import StepInput
+from executor_service.steps.step_executor import StepExecutor
+from splitserve.executor.v1 import executor_pb2 as pb
+from tests.simulation.virtual_loop import VirtualLoop
+from tests.support.fakes.fake_runner import StepFault
+
+# How soon a step notices that its executor is slow, or no longer.
+_SLICE_S = 0.25
+
+# Changes a result before it is sent; it is told which seeds had rows in that step.
+Spoil = Callable[[pb.StepResult, list[int]], None]
+Job = Callable[[], None]
+
+
+@dataclass(slots=True)
+class Mood:
+    """What is wrong with it at present. `slowness`: how many times longer a step takes."""
+
+    slowness: float = 1.0
+    fault: Callable[[StepInput], StepFault] = lambda _step: StepFault()
+    spoil: Spoil = lambda _result, _seeds: None
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """A step takes `step_s`, and `byte_s` for each byte of its batch, if its mood is good."""
+
+    step_s: float
+    byte_s: float
+    mood: Mood
+
+
+class VirtualWorker:
+    """Stands for `StepWorker`: steps in their order, each of which takes its time."""
+
+    def __init__(self, loop: VirtualLoop, steps: StepExecutor, pace: Pace) -> None:
+        self._loop = loop
+        self._steps = steps
+        self._pace = pace
+        self._jobs: deque[tuple[float, Job]] = deque()
+        self._received_s: deque[float] = deque()
+        self._wakeup = asyncio.Event()
+        self.seeds: list[int] = []
+
+    def describe(self, info: ExecutorInfo) -> ExecutorInfo:
+        """See StepWorker."""
+        running_s = self._loop.time() - self._received_s[0] if self._received_s else 0.0
+        return replace(
+            info,
+            newest_scheduler_epoch=self._steps.scheduler_epoch,
+            step_running_ms=int(running_s * 1000),
+        )
+
+    def submit(
+        self, batch: pb.ScheduleBatch, then: Callable[[Callable[[], pb.StepResult]], None]
+    ) -> None:
+        """See StepWorker."""
+        decoded = decode_batch(batch)
+        self._received_s.append(self._loop.time())
+
+        def answer(answered: StepAnswer) -> None:
+            self._received_s.popleft()
+            result = encode_answer(answered)
+            self._pace.mood.spoil(result, self.seeds)
+            then(lambda: result)
+
+        def begin() -> None:
+            self.seeds = []
+            self._steps.begin(decoded, answer)
+            self._steps.finish()
+
+        num_bytes = batch.ByteSize()
+        self._put(self._pace.step_s + self._pace.byte_s * num_bytes, begin)
+
+    def begin_life(self, executor_epoch: int) -> None:
+        """See StepWorker."""
+        self._put(0.0, lambda: self._steps.begin_life(executor_epoch))
+
+    def adopt_scheduler_epoch(self, scheduler_epoch: int) -> None:
+        """See StepWorker."""
+        self._put(0.0, lambda: self._steps.adopt_scheduler_epoch(scheduler_epoch))
+
+    def finish(self) -> None:
+        """See StepWorker; what is left takes no time."""
+        while self._jobs:
+            self._jobs.popleft()[1]()
+
+    def _put(self, duration_s: float, job: Job) -> None:
+        self._jobs.append((duration_s, job))
+        self._wakeup.set()
+
+    async def run(self) -> None:
+        """Works until cancelled."""
+        while True:
+            while self._jobs:
+                entry = self._jobs[0]
+                await self._work(entry[0])
+                # Unless it was finished meanwhile.
+                if self._jobs and self._jobs[0] is entry:
+                    self._jobs.popleft()[1]()
+            self._wakeup.clear()
+            if not self._jobs:
+                await self._wakeup.wait()
+
+    async def _work(self, work_s: float) -> None:
+        """What takes so long if nothing is wrong; that may change at any time."""
+        while work_s > 0:
+            slowness = self._pace.mood.slowness
+            slice_s = min(work_s * slowness, _SLICE_S)
+            await asyncio.sleep(slice_s)
+            work_s -= slice_s / slowness + 1e-9
