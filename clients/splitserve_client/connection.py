@@ -197,6 +197,13 @@ class Connection:
                 raise error_of_failure(failure_of(error)) from error
         return response
 
+    async def undrain_executor(self, address: str) -> None:
+        """Takes an executor back."""
+        request = admin_pb2.UndrainExecutorRequest(address=address)
+        await self.unary(
+            lambda stubs: stubs.admin.UndrainExecutor, request, self._operator.metadata
+        )
+
     def session(
         self, requests: AsyncIterator[scheduler_pb2.SessionRequest]
     ) -> AsyncGenerator[scheduler_pb2.SessionResponse, None]:

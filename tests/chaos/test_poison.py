@@ -1,4 +1,4 @@
-"""A request that executors die of, or hang in, is found and failed by name; others get their tokens.
+"""A request that executors die of, or hang in, is found and failed by name; others get theirs.
 
 Executors that died are started again, at other addresses, as an orchestrator does.
 """
