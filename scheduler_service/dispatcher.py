@@ -131,8 +131,8 @@ class Dispatcher:
 
     # -- executors -----------------------------------------------------------------------------
 
-    def engine_joined(self) -> None:
-        """There is one more that takes requests."""
+    def look_again(self) -> None:
+        """One more takes requests, or anything else may have changed, anywhere."""
         self._dispatch()
 
     def engine_lost(self, engine: EngineLoop, requests: list[Request], cause: LossCause) -> None:
@@ -193,8 +193,10 @@ class Dispatcher:
             self._dispatch([engine])
             return
         self._queue.note(engine.scheduler)
-        if engine.scheduler.openings.nobody_waits:
-            self._move_one([engine], self._owner.taking_requests())
+        openings = engine.scheduler.openings
+        if openings.nobody_waits:
+            if openings.is_open:
+                self._move_one([engine], self._owner.taking_requests())
         else:
             idle = [e for e in self._owner.taking_requests() if not e.scheduler.num_unfinished]
             self._move_one(idle, [engine])
@@ -207,7 +209,7 @@ class Dispatcher:
             if found is not None:
                 host, request_id = found
                 self._withdraw(engines[host], request_id)
-                self._dispatch()
+                self._dispatch([taker, engines[host]])
                 return
 
     def _withdraw(self, engine: EngineLoop, request_id: str) -> None:
