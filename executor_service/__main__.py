@@ -134,6 +134,7 @@ class _Serving:
                 self._worker,
                 lambda: self._worker.describe(self._lives.info),
                 loaded.tokenizer_files,
+                lambda: self._lives.is_drained,
             )
         )
         await running.set_serving(_HEALTH_SERVICES, True)

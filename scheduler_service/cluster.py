@@ -179,6 +179,10 @@ class Cluster:
         """Sends an executor away; returns when it is gone. Raises DomainError."""
         return await self._engines.drain(address, timeout_s)
 
+    def undrain_executor(self, address: str) -> None:
+        """Takes an executor back that was sent away. Raises DomainError."""
+        self._engines.undrain(address)
+
     async def leave(self, address: str, executor_epoch: int, timeout_s: float) -> None:
         """An executor wants to go; returns when it may. Raises DomainError."""
         await self._engines.leave(address, executor_epoch, timeout_s)

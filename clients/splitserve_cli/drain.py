@@ -1,4 +1,4 @@
-"""`splitserve drain`: sends executors away, so that they can be stopped."""
+"""`splitserve drain`: sends executors away, so that they can be stopped, or takes them back."""
 
 from __future__ import annotations
 
@@ -28,6 +28,11 @@ def main(argv: Sequence[str]) -> int:
         help="that running requests get before they move; 0: none (default: the scheduler's"
         " --drain-timeout-s)",
     )
+    parser.add_argument(
+        "--undo",
+        action="store_true",
+        help="take them back: they get requests again, or join again within seconds",
+    )
     add_operators_server(parser)
     arguments = parser.parse_args(argv)
     return run("drain", lambda: _drain_all(arguments))
@@ -42,10 +47,15 @@ async def _drain_all(arguments: argparse.Namespace) -> int:
 
 async def _drain(arguments: argparse.Namespace, address: str) -> int:
     shown = printable(address)
+    config = operators_config(arguments)
     try:
+        if arguments.undo:
+            await ask(arguments, config, lambda operators: operators.undrain_executor(address))
+            sys.stdout.write(f"{shown} taken back\n")
+            return 0
         drained = await ask(
             arguments,
-            operators_config(arguments),
+            config,
             lambda operators: operators.drain_executor(address, arguments.timeout_s),
         )
     except SplitserveError as error:

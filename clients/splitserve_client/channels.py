@@ -62,6 +62,9 @@ class Channels:
         """Whether a call runs."""
         return self._stubs.num_calls > 0
 
+    def leave(self) -> None:
+        """There is no other scheduler."""
+
     @property
     def elsewhere(self) -> None:
         """There is no other scheduler."""

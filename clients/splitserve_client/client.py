@@ -272,3 +272,7 @@ class AsyncClient:
         """
         drained = await self._connection.drain_executor(address, timeout_s)
         return DrainedExecutor(drained.num_moved_requests, drained.lost)
+
+    async def undrain_executor(self, address: str) -> None:
+        """Takes an executor back that was sent away: it gets requests again, or may join again."""
+        await self._connection.undrain_executor(address)

@@ -198,6 +198,13 @@ class Connection:
                 raise error_of_failure(failure_of(error)) from error
         return response
 
+    async def undrain_executor(self, address: str) -> None:
+        """Takes an executor back."""
+        request = admin_pb2.UndrainExecutorRequest(address=address)
+        await self.unary(
+            lambda stubs: stubs.admin.UndrainExecutor, request, self._operator.metadata
+        )
+
     def session(
         self, requests: AsyncIterator[scheduler_pb2.SessionRequest]
     ) -> AsyncGenerator[scheduler_pb2.SessionResponse, None]:
@@ -238,9 +245,13 @@ class Connection:
                 call.cancel()
 
     def goes_on_elsewhere(self, error: SplitserveError) -> bool:
-        """Whether calls go on after `error` at a scheduler that is not being stopped."""
-        knows_others = names_several(self._address)
-        return (knows_others and isinstance(error, Draining)) or bool(self.places_named(error))
+        """Whether calls that begin after `error` go to a scheduler that is not being stopped.
+
+        It came over a stream that goes on.
+        """
+        if isinstance(error, Draining):
+            self._target.leave()
+        return self._followed(error, self._target) is not error
 
     def places_named(self, error: SplitserveError) -> list[str]:
         """Where calls may go on after `error`; empty if nowhere but here."""

@@ -11,9 +11,13 @@ from splitserve_client.session_request import SessionRequest
 
 
 class Outgoing:
-    """What one stream has still to send; each handle once, so that aborting what waits frees it."""
+    """What one stream has still to send; each handle once, so that aborting what waits frees it.
+
+    `left`: is set once nothing more is submitted over it, though what it has goes on there.
+    """
 
     def __init__(self) -> None:
+        self.left = asyncio.Event()
         self.to_submit: dict[int, None] = {}
         self.to_abort: dict[int, None] = {}
         self._is_changed = asyncio.Event()
@@ -28,6 +32,11 @@ class Outgoing:
         """Has an abort sent."""
         self.to_abort[handle] = None
         self._is_changed.set()
+
+    def leave(self) -> None:
+        """Nothing more is submitted."""
+        self.to_submit.clear()
+        self.left.set()
 
     def end(self) -> None:
         """The stream is no more."""

@@ -38,6 +38,9 @@ class Target(Protocol):
     def call(self, timeout_s: float) -> AbstractAsyncContextManager[Stubs]:
         """The stubs for one call. Raises ServerUnreachable."""
 
+    def leave(self) -> None:
+        """Who takes its calls now is being stopped: any other is better."""
+
     @property
     def elsewhere(self) -> Elsewhere | None:
         """Of the stubs of a call: whether that scheduler does not serve, and another one does.
@@ -104,6 +107,10 @@ class Schedulers:
             if isinstance(error, SplitserveError) and error.reason == "DRAINING":
                 self._stopping = address
             raise
+
+    def leave(self) -> None:
+        """See Target."""
+        self._fresh_until_s, self._stopping = 0.0, self._current
 
     @property
     def elsewhere(self) -> Elsewhere:

@@ -5,24 +5,23 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from types import TracebackType
 from typing import Self
 
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_client.codec import decode_error
-from splitserve_client.errors import InvalidRequest, ServerUnreachable, SplitserveError
+from splitserve_client.errors import ServerUnreachable, SplitserveError
 from splitserve_client.open_requests import OpenRequest, OpenRequests, Outgoing
 from splitserve_client.resumable_request import ResumableRequest, Submission
 from splitserve_client.resumption import Backoff, RetryPolicy, Timing
+from splitserve_client.session_messages import SessionMessages
 from splitserve_client.session_request import SessionRequest
 from splitserve_client.types import ResumeTokenIds, SamplingParams, SchedulingParams
 from splitserve_client.unread import UnreadBudget
 from splitserve_client.wakeups import Wakeups
 
 Connect = Callable[[AsyncIterator[api.SessionRequest]], AsyncGenerator[api.SessionResponse, None]]
-# Every server takes a message of this size.
-_SMALL_MESSAGE_BYTES = 256 * 1024
 
 
 class Session:
@@ -42,16 +41,21 @@ class Session:
         unread: UnreadBudget,
         goes_elsewhere: Callable[[SplitserveError], bool] = lambda _error: False,
     ) -> None:
-        """`goes_elsewhere`: whether a refusal says where to go on, once this stream has ended."""
+        """`goes_elsewhere`: whether streams that are opened after a refusal lead to another server.
+
+        What the stream of the refusal has goes on there.
+        """
         self._goes_elsewhere = goes_elsewhere
         self._connect = connect
-        self._max_message_bytes = max_message_bytes
         self._policy = policy
         self._timing = timing
         self._unread = unread
         self._handles = itertools.count(1)
         self._open = OpenRequests()
+        self._messages = SessionMessages(self._open, max_message_bytes, self._fail)
         self._outgoing: Outgoing | None = None
+        # Streams that were left, as long as something goes on there.
+        self._left: dict[Outgoing, asyncio.Task[SplitserveError]] = {}
         # Whether anything has come since the last stream broke.
         self._is_restored = False
         self._num_responses = 0
@@ -70,9 +74,10 @@ class Session:
         traceback: TracebackType | None,
     ) -> None:
         assert self._runner is not None, "entered"
-        self._runner.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._runner
+        tasks = {self._runner, *self._left.values()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
         for handle in list(self._open.all):
             self._end_aborted(handle)
 
@@ -122,98 +127,112 @@ class Session:
         backoff = Backoff(self._policy, self._timing)
         while True:
             await self._has_work.wait()
-            lost = await self._serve_stream(backoff)
+            lost = await self._serve(backoff)
+            if lost is None:
+                continue
             delay_s = backoff.next_delay_s(lost)
-            self._lose(lost, delay_s)
-            if self._open.wanted:
+            for handle, opened in self._without_stream():
+                if self._is_restored:
+                    opened.backoff.reset()
+                self._lose(handle, opened, lost, delay_s)
+            self._is_restored = False
+            if self._without_stream():
                 await self._timing.sleep(delay_s)
-            if not self._open.wanted:
+            if not self._without_stream():
                 self._has_work.clear()
                 backoff.reset()
 
-    def _lose(self, lost: SplitserveError, delay_s: float) -> None:
-        """Ends what does not go on after another `delay_s`. Each request has its own patience."""
-        for handle, opened in list(self._open.all.items()):
-            opened.cancel_resubmission()
-            if self._is_restored:
-                opened.backoff.reset()
-            if handle not in self._open.wanted:
-                self._end_aborted(handle)
-            elif not (opened.request.may_go_on(lost) and opened.backoff.lasts(delay_s)):
-                self._fail(handle, lost)
-        self._is_restored = False
+    def _without_stream(self) -> list[tuple[int, OpenRequest]]:
+        """Those that no stream has, but for the one that is to be opened."""
+        return [each for each in self._open.all.items() if each[1].sent_over not in self._left]
 
-    async def _serve_stream(self, backoff: Backoff) -> SplitserveError:
-        """Serves until the stream breaks; returns why it did."""
+    def _lose(
+        self, handle: int, opened: OpenRequest, lost: SplitserveError, delay_s: float
+    ) -> None:
+        """Ends what does not go on after another `delay_s`. Each request has its own patience."""
+        opened.cancel_resubmission()
+        opened.sent_over = None
+        if handle not in self._open.wanted:
+            self._end_aborted(handle)
+        elif not (opened.request.may_go_on(lost) and opened.backoff.lasts(delay_s)):
+            self._fail(handle, lost)
+
+    async def _serve(self, backoff: Backoff) -> SplitserveError | None:
+        """Serves over a stream until it breaks, and says why; None: it was left for another."""
         self._outgoing = outgoing = Outgoing()
-        for handle in self._open.wanted:
-            outgoing.submit(handle)
+        for handle, opened in self._open.wanted.items():
+            if opened.sent_over is None and opened.resubmission is None:
+                outgoing.submit(handle)
+        serving = asyncio.create_task(self._serve_stream(outgoing, backoff))
+        leaving = asyncio.create_task(outgoing.left.wait())
         try:
-            async with aclosing(self._connect(self._messages(outgoing))) as responses:
+            await asyncio.wait({serving, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                return serving.result()
+            self._left[outgoing] = serving
+            serving.add_done_callback(lambda ended: self._lose_left(outgoing, ended))
+            self._end_if_unused(outgoing)
+            return None
+        finally:
+            self._outgoing = None
+            leaving.cancel()
+            if outgoing not in self._left:
+                serving.cancel()
+                await asyncio.wait({serving})
+
+    async def _serve_stream(self, outgoing: Outgoing, backoff: Backoff) -> SplitserveError:
+        """Serves until the stream breaks; returns why it did."""
+        try:
+            async with aclosing(self._connect(self._messages.over(outgoing))) as responses:
                 async for response in responses:
-                    self._is_restored = True
-                    backoff.reset()
-                    self._receive(response)
+                    if outgoing is self._outgoing:
+                        self._is_restored = True
+                        backoff.reset()
+                    self._receive(response, outgoing)
         except SplitserveError as error:
             return error
         finally:
             outgoing.end()
-            self._outgoing = None
         return ServerUnreachable("the session's stream ended")
+
+    def _lose_left(self, outgoing: Outgoing, ended: asyncio.Task[SplitserveError]) -> None:
+        """A stream that was left is over: what it still had goes on with the others."""
+        del self._left[outgoing]
+        if ended.cancelled():
+            return
+        for handle, opened in list(self._open.all.items()):
+            if opened.sent_over is outgoing:
+                self._lose(handle, opened, ended.result(), 0.0)
+                self._send_submit(handle)
+                self._has_work.set()
+
+    def _end_if_unused(self, outgoing: Outgoing) -> None:
+        if all(opened.sent_over is not outgoing for opened in self._open.all.values()):
+            outgoing.end()
 
     def _send_submit(self, handle: int) -> None:
         if self._outgoing is not None and handle in self._open.wanted:
             self._outgoing.submit(handle)
 
-    async def _messages(self, outgoing: Outgoing) -> AsyncIterator[api.SessionRequest]:
-        """What is to be sent, but for what would end the session of all the others."""
-        while await outgoing.wait():
-            if outgoing.to_abort:
-                handle, _ = outgoing.to_abort.popitem()
-                yield api.SessionRequest(abort=api.SessionAbort(handle=handle))
-                continue
-            handle = next(iter(outgoing.to_submit))
-            message = self._submission(handle)
-            if await self._is_small_enough(handle, message) and handle in outgoing.to_submit:
-                del outgoing.to_submit[handle]
-                self._open.wanted[handle].sent_over = outgoing
-                yield message
-
-    def _submission(self, handle: int) -> api.SessionRequest:
-        opened = self._open.wanted[handle]
-        submit = api.SessionSubmit(
-            handle=handle, request=opened.request.message(), credential=opened.credential
-        )
-        return api.SessionRequest(submit=submit)
-
-    async def _is_small_enough(self, handle: int, message: api.SessionRequest) -> bool:
-        """Ends the request if not."""
-        num_bytes = message.ByteSize()
-        if num_bytes <= _SMALL_MESSAGE_BYTES or num_bytes <= await self._max_message_bytes():
-            return True
-        refusal = f"the request has {num_bytes} bytes, which is more than the server takes"
-        if handle in self._open.wanted:
-            self._fail(handle, InvalidRequest(refusal, "MESSAGE_TOO_LARGE"))
-        return False
-
     def _abort(self, handle: int) -> None:
         opened = self._open.abort(handle)
         if opened is None:
             return
-        if self._outgoing is not None and opened.sent_over is self._outgoing:
-            self._outgoing.abort(handle)
+        stream = opened.sent_over
+        if stream is not None and (stream is self._outgoing or stream in self._left):
+            stream.abort(handle)
         else:
             self._end_aborted(handle)
 
     # -- what it brings ----------------------------------------------------------------------------
 
-    def _receive(self, response: api.SessionResponse) -> None:
+    def _receive(self, response: api.SessionResponse, stream: Outgoing) -> None:
         """Raises ServerUnreachable if it cannot be understood: the stream is opened again."""
         self._num_responses += 1
         handles, token_ids = response.handles, response.token_ids
         if len(handles) != len(token_ids):
             raise ServerUnreachable("a response has not one token for each handle")
-        requests, stream = self._open.all, self._outgoing
+        requests = self._open.all
         for handle, token_id in zip(handles, token_ids, strict=True):
             opened = requests.get(handle)
             if opened is not None and opened.sent_over is stream:
@@ -242,9 +261,12 @@ class Session:
             self._remove(handle)
 
     def _receive_refusal(self, handle: int, opened: OpenRequest, refusal: SplitserveError) -> None:
-        opened.sent_over = None
-        if self._goes_elsewhere(refusal):
+        stream, opened.sent_over = opened.sent_over, None
+        is_left = stream is not None and stream.left.is_set()
+        if is_left or self._goes_elsewhere(refusal):
             refusal = ServerUnreachable(refusal.message, refusal.reason)
+            if stream is not None:
+                stream.leave()
         if handle not in self._open.wanted:
             self._end_aborted(handle)
         elif opened.request.may_go_on(refusal):
@@ -277,4 +299,7 @@ class Session:
     def _remove(self, handle: int) -> OpenRequest:
         if self._outgoing is not None:
             self._outgoing.to_submit.pop(handle, None)
-        return self._open.remove(handle)
+        opened = self._open.remove(handle)
+        if opened.sent_over in self._left:
+            self._end_if_unused(opened.sent_over)
+        return opened

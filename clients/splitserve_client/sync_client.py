@@ -158,6 +158,10 @@ class Client:
         """Sends an executor away, and returns when it is gone."""
         return self._wait(self._client.drain_executor(address, timeout_s))
 
+    def undrain_executor(self, address: str) -> None:
+        """Takes an executor back that was sent away."""
+        self._wait(self._client.undrain_executor(address))
+
     def _iterate(self, events: AsyncGenerator[T, None]) -> Iterator[T]:
         try:
             while True:

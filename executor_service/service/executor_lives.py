@@ -20,7 +20,10 @@ AddressFor = Callable[[str], Awaitable[str]]
 
 
 class ExecutorLives:
-    """`info`: the present life, by the address that was announced last."""
+    """`info`: the present life, by the address that was announced last.
+
+    `is_drained`: whether a scheduler sent the process away, and none has taken it since.
+    """
 
     def __init__(
         self,
@@ -32,6 +35,7 @@ class ExecutorLives:
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self.info = info
+        self.is_drained = False
         self._address_for = address_for
         self._departures = departures
         self._worker = worker

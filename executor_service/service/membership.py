@@ -30,6 +30,8 @@ _PASS_OVER_S = 60.0
 _MAX_FRUITLESS = 5
 # It takes no more for a moment.
 _BUSY = "REGISTRY_BUSY"
+# It was sent away, and an operator may take it back: it stays where that would be.
+_DRAINED = "EXECUTOR_DRAINED"
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +45,9 @@ class SchedulerDoor(Registry, Protocol):
 
 
 class Lives(Protocol):
-    """What an executor is to its scheduler."""
+    """What an executor is to its scheduler. `is_drained`: one sent it away, and none took it."""
+
+    is_drained: bool
 
     async def describe(self, scheduler: str) -> ExecutorInfo:
         """The present life, as `scheduler` reaches it. Raises OSError."""
@@ -118,7 +122,9 @@ class Membership:
             try:
                 epoch = await self._door(self._scheduler).register(info)
             except RegistrationFailed as failure:
-                if failure.reason not in ("", _BUSY):
+                if failure.reason == _DRAINED:
+                    self._lives.is_drained = True
+                elif failure.reason not in ("", _BUSY):
                     self._pass_over(self._scheduler)
                 raise
             self._is_member = True
@@ -131,7 +137,7 @@ class Membership:
     async def wait_unwatched(self) -> None:
         """Returns when no Execute stream is open."""
         if self._streams.are_open:
-            self._num_fruitless = 0
+            self._num_fruitless, self._lives.is_drained = 0, False
         await self._streams.wait_none_open()
 
     async def keep_preferred(self) -> None:
@@ -169,7 +175,7 @@ class Membership:
 
     async def _preferred(self) -> str | None:
         """One that answers, and that it would rather belong to. Raises OSError."""
-        if not self._is_member:
+        if not self._is_member or self._lives.is_drained:
             return None
         for scheduler in self._order(await self._discovery.addresses()):
             if scheduler == self._scheduler or self._is_passed_over(scheduler):

@@ -29,11 +29,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReadyExecutor:
-    """What is served. `info` says what the executor is now; its address may change."""
+    """What is served. `info` says what the executor is now; its address may change.
+
+    `is_drained`: whether a scheduler sent it away.
+    """
 
     worker: StepWorker
     info: Callable[[], ExecutorInfo]
     tokenizer_files: Mapping[str, Path] = field(default_factory=dict)
+    is_drained: Callable[[], bool] = lambda: False
 
 
 class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
@@ -62,8 +66,12 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         self, request: pb.GetInfoRequest, context: grpc.aio.ServicerContext
     ) -> pb.GetInfoResponse:
         """Says what this executor is."""
-        info = encode_info(self._ready_executor().info())
-        return pb.GetInfoResponse(executor=info, draining=self.is_leaving)
+        ready = self._ready_executor()
+        return pb.GetInfoResponse(
+            executor=encode_info(ready.info()),
+            draining=self.is_leaving,
+            drained=ready.is_drained(),
+        )
 
     async def GetTokenizer(
         self, request: pb.GetTokenizerRequest, context: grpc.aio.ServicerContext

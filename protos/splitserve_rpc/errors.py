@@ -50,6 +50,8 @@ CODE_OF_REASON: Mapping[str, grpc.StatusCode] = MappingProxyType(
         "CONTRACT_VERSION_MISMATCH": grpc.StatusCode.FAILED_PRECONDITION,
         "EXECUTOR_MISMATCH": grpc.StatusCode.FAILED_PRECONDITION,
         "EXECUTOR_DRAINED": grpc.StatusCode.FAILED_PRECONDITION,
+        "EXECUTOR_LEAVES": grpc.StatusCode.FAILED_PRECONDITION,
+        "DRAIN_UNDONE": grpc.StatusCode.ABORTED,
         "MODEL_MISMATCH": grpc.StatusCode.FAILED_PRECONDITION,
         "STREAM_SUPERSEDED": grpc.StatusCode.ABORTED,
         "EXECUTOR_UNREACHABLE": grpc.StatusCode.UNAVAILABLE,

@@ -59,12 +59,12 @@ class Applicants:
         DomainError if that is not what `info` says, or a life that was sent away.
         """
         try:
-            answer = await link.get_info(VERIFY_TIMEOUT_S)
+            answer, says_drained = await link.introduce(VERIFY_TIMEOUT_S)
         except ExecutorLost as lost:
             _log.warning("executor_unreachable address=%s reason=%r", info.address, str(lost))
             return None
         check_same(info, answer)
-        self._drains.check(info)
+        self._drains.check(info, says_drained=says_drained)
         was_lost = life.last_step_id > 0
         if answer.step_running_ms > (0 if was_lost else self._step_patience_s * 1000):
             _log.warning(

@@ -24,17 +24,25 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """How a drain ended. `num_moved`: requests that go on elsewhere."""
+    """How a drain ended. `num_moved`: requests that go on elsewhere. `is_undone`: it stays."""
 
     num_moved: int = 0
     is_lost: bool = False
+    is_undone: bool = False
 
 
 @dataclass(slots=True)
 class _Drain:
     over: asyncio.Future[Drained]
     num_moved: int = 0
+    is_own_wish: bool = False
     alarm: asyncio.TimerHandle | None = field(default=None)
+
+    def end(self, drained: Drained) -> None:
+        """Whoever waits is told."""
+        if self.alarm is not None:
+            self.alarm.cancel()
+        self.over.set_result(drained)
 
 
 class Drains:
@@ -53,17 +61,22 @@ class Drains:
         self._remove = remove
         self._drains: dict[EngineLoop, _Drain] = {}
         self._ended_lives: OrderedDict[str, int] = OrderedDict()
+        # Of these, those that were taken back and have not come yet.
+        self._welcome: OrderedDict[str, int] = OrderedDict()
 
-    def begin(self, engine: EngineLoop, timeout_s: float) -> asyncio.Future[Drained]:
+    def begin(
+        self, engine: EngineLoop, timeout_s: float, *, is_own_wish: bool = False
+    ) -> asyncio.Future[Drained]:
         """Drains an engine; what runs there has `timeout_s`, or less if it had less before.
 
-        Cancelling what is returned changes nothing.
+        `is_own_wish`: its executor is about to end. Cancelling what is returned changes nothing.
         """
         loop = asyncio.get_running_loop()
         drain = self._drains.get(engine)
         if drain is None:
             drain = self._drains[engine] = _Drain(loop.create_future())
             self._begin(engine, drain, timeout_s)
+        drain.is_own_wish |= is_own_wish
         ends_at = loop.time() + timeout_s
         if drain.alarm is None or ends_at < drain.alarm.when():
             if drain.alarm is not None:
@@ -74,10 +87,7 @@ class Drains:
 
     def _begin(self, engine: EngineLoop, drain: _Drain, timeout_s: float) -> None:
         info, core = engine.link.info, engine.scheduler
-        self._ended_lives[info.address] = info.executor_epoch
-        self._ended_lives.move_to_end(info.address)
-        while len(self._ended_lives) > _MAX_REMEMBERED:
-            self._ended_lives.popitem(last=False)
+        self._end_life(info)
         _log.info(
             "executor_leaving address=%s num_requests=%d timeout_s=%g",
             info.address,
@@ -97,22 +107,51 @@ class Drains:
         """The engine was closed."""
         drain = self._drains.pop(engine, None)
         if drain is not None:
-            if drain.alarm is not None:
-                drain.alarm.cancel()
-            drain.over.set_result(Drained(drain.num_moved, is_lost))
+            drain.end(Drained(drain.num_moved, is_lost))
+
+    def undo(self, engine: EngineLoop) -> bool:
+        """Keeps an engine that drains; False: it does not. Raises DomainError(EXECUTOR_LEAVES)."""
+        drain = self._drains.get(engine)
+        if drain is None:
+            return False
+        address = engine.link.info.address
+        if drain.is_own_wish:
+            raise DomainError("EXECUTOR_LEAVES", f"the executor at {address} is about to end")
+        del self._drains[engine]
+        self.welcome(address)
+        engine.is_draining = False
+        _log.info("executor_stays address=%s", address)
+        drain.end(Drained(drain.num_moved, is_undone=True))
+        return True
 
     def is_over(self, address: str) -> bool:
         """Whether the latest life that was drained at `address` is remembered."""
         return address in self._ended_lives
 
-    def check(self, info: executor.ExecutorInfo) -> None:
-        """Raises DomainError(EXECUTOR_DRAINED) for a life that was sent away."""
+    def welcome(self, address: str) -> bool:
+        """The life that was sent away from `address` may come back; False: none is remembered."""
+        epoch = self._ended_lives.pop(address, None)
+        if epoch is not None:
+            _remember(self._welcome, address, epoch)
+        return epoch is not None or address in self._welcome
+
+    def check(self, info: executor.ExecutorInfo, *, says_drained: bool = False) -> None:
+        """Raises DomainError(EXECUTOR_DRAINED) for a life that was sent away.
+
+        `says_drained`: by itself, from a scheduler that was here before, or from another.
+        """
+        if says_drained and self._welcome.get(info.address) != info.executor_epoch:
+            self._end_life(info)
         if self._ended_lives.get(info.address) == info.executor_epoch:
             raise DomainError(
                 "EXECUTOR_DRAINED",
                 f"executor_epoch {info.executor_epoch} at {info.address} was drained; "
                 "a process that is started anew is taken",
             )
+
+    def _end_life(self, info: executor.ExecutorInfo) -> None:
+        self._welcome.pop(info.address, None)
+        _remember(self._ended_lives, info.address, info.executor_epoch)
 
     def _look(self, engine: EngineLoop) -> None:
         if engine in self._drains and engine.scheduler.num_unfinished == 0:
@@ -132,3 +171,10 @@ class Drains:
                     moved.append(request)
         drain.num_moved += len(moved)
         self._take_back(engine, moved)
+
+
+def _remember(lives: OrderedDict[str, int], address: str, executor_epoch: int) -> None:
+    lives[address] = executor_epoch
+    lives.move_to_end(address)
+    while len(lives) > _MAX_REMEMBERED:
+        lives.popitem(last=False)

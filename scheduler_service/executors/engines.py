@@ -262,11 +262,7 @@ class Engines:
         if member is not None:
             return await self._drain(member, timeout_s)
         if not self._drains.is_over(address):
-            known = ", ".join(self._members)[:_SHOWN_CHARS] or "none"
-            raise DomainError(
-                "EXECUTOR_UNKNOWN",
-                f"no executor at {address[:_SHOWN_CHARS]!r}; known: {known}",
-            )
+            raise self._unknown(address)
         return Drained()
 
     async def leave(self, address: str, executor_epoch: int, timeout_s: float) -> None:
@@ -285,10 +281,29 @@ class Engines:
             message = f"GetInfo at {address} does not say that it drains"
             raise DomainError("EXECUTOR_MISMATCH", message)
         if self._members.get(address) is member:
-            await self._drain(member, timeout_s)
+            await self._drain(member, timeout_s, is_own_wish=True)
 
-    async def _drain(self, member: _Member, timeout_s: float) -> Drained:
-        drained = await self._drains.begin(member.engine, timeout_s)
+    def undrain(self, address: str) -> None:
+        """Takes an executor back that was sent away. Raises DomainError."""
+        member = self._members.get(address)
+        if member is not None:
+            if self._drains.undo(member.engine):
+                self._owner.joined()
+        elif not self._drains.welcome(address):
+            raise self._unknown(address)
+
+    def _unknown(self, address: str) -> DomainError:
+        known = ", ".join(self._members)[:_SHOWN_CHARS] or "none"
+        message = f"no executor at {address[:_SHOWN_CHARS]!r}; known: {known}"
+        return DomainError("EXECUTOR_UNKNOWN", message)
+
+    async def _drain(
+        self, member: _Member, timeout_s: float, *, is_own_wish: bool = False
+    ) -> Drained:
+        drained = await self._drains.begin(member.engine, timeout_s, is_own_wish=is_own_wish)
+        if drained.is_undone:
+            address = member.engine.link.info.address
+            raise DomainError("DRAIN_UNDONE", f"the executor at {address} was taken back")
         if member.task is not None:
             await asyncio.wait({member.task})
         return drained

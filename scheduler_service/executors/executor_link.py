@@ -80,6 +80,10 @@ class Link(Protocol):
         """What answers there says of itself. Raises ExecutorLost."""
         ...
 
+    async def introduce(self, timeout_s: float) -> tuple[executor.ExecutorInfo, bool]:
+        """As `get_info`, and whether it says that a scheduler sent it away. Raises ExecutorLost."""
+        ...
+
     async def is_draining(self, timeout_s: float) -> bool:
         """Whether what answers there says that it is about to end. Raises ExecutorLost."""
         ...
@@ -144,6 +148,11 @@ class ExecutorLink:
     async def get_info(self, timeout_s: float) -> executor.ExecutorInfo:
         """What answers at the address says of itself. Raises ExecutorLost."""
         return (await self._get_info(timeout_s)).executor
+
+    async def introduce(self, timeout_s: float) -> tuple[executor.ExecutorInfo, bool]:
+        """As `get_info`, and whether it says that a scheduler sent it away. Raises ExecutorLost."""
+        answer = await self._get_info(timeout_s)
+        return answer.executor, answer.drained
 
     async def is_draining(self, timeout_s: float) -> bool:
         """Whether it says, in the same life, that it is about to end. Raises ExecutorLost."""

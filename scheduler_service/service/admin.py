@@ -13,7 +13,7 @@ from splitserve.scheduler.v1 import admin_pb2, admin_pb2_grpc
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
-    """ListExecutors, DrainExecutor."""
+    """ListExecutors, DrainExecutor, UndrainExecutor."""
 
     def __init__(
         self,
@@ -79,6 +79,15 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         return admin_pb2.DrainExecutorResponse(
             num_moved_requests=drained.num_moved, lost=drained.is_lost
         )
+
+    async def UndrainExecutor(
+        self, request: admin_pb2.UndrainExecutorRequest, context: grpc.aio.ServicerContext
+    ) -> admin_pb2.UndrainExecutorResponse:
+        """Takes an executor back."""
+        name = self._names.of_call(context)
+        self._audit.record(OperatorCalled("UndrainExecutor", context.peer(), name))
+        self._cluster.undrain_executor(request.address)
+        return admin_pb2.UndrainExecutorResponse()
 
 
 def _equal_parts(total: int, num_parts: int) -> list[int]:

@@ -48,6 +48,7 @@ LET_IN: dict[str, set[str]] = {
     f"/{REGISTRY}/Leave": {"an executor"},
     f"/{ADMIN}/ListExecutors": {"an operator"},
     f"/{ADMIN}/DrainExecutor": {"an operator"},
+    f"/{ADMIN}/UndrainExecutor": {"an operator"},
     f"/{EXECUTOR}/GetInfo": {"a scheduler"},
     f"/{EXECUTOR}/GetTokenizer": {"a scheduler"},
     f"/{EXECUTOR}/Execute": {"a scheduler"},

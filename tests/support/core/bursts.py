@@ -62,6 +62,9 @@ class Machine:
         self._guilty = guilty
         self.epoch = 0
         self.link: BurstLink | None = None
+        # Whether a scheduler sent it away, as it remembers; whether it is about to end.
+        self.says_drained = False
+        self.says_draining = False
         self.restart()
 
     def restart(self) -> None:
@@ -127,9 +130,13 @@ class BurstLink:
         """See Link."""
         return self._machine.info
 
+    async def introduce(self, timeout_s: float) -> tuple[pb.ExecutorInfo, bool]:
+        """See Link."""
+        return await self.get_info(timeout_s), self._machine.says_drained
+
     async def is_draining(self, timeout_s: float) -> bool:
         """See Link."""
-        return False
+        return self._machine.says_draining
 
     async def tokenizer_files(self) -> dict[str, bytes]:
         """See Link."""

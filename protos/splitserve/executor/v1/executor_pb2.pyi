@@ -98,12 +98,14 @@ class GetInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetInfoResponse(_message.Message):
-    __slots__ = ("executor", "draining")
+    __slots__ = ("executor", "draining", "drained")
     EXECUTOR_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    DRAINED_FIELD_NUMBER: _ClassVar[int]
     executor: ExecutorInfo
     draining: bool
-    def __init__(self, executor: _Optional[_Union[ExecutorInfo, _Mapping]] = ..., draining: bool = ...) -> None: ...
+    drained: bool
+    def __init__(self, executor: _Optional[_Union[ExecutorInfo, _Mapping]] = ..., draining: bool = ..., drained: bool = ...) -> None: ...
 
 class GetTokenizerRequest(_message.Message):
     __slots__ = ()

@@ -24,6 +24,16 @@ class DrainExecutorResponse(_message.Message):
     lost: bool
     def __init__(self, num_moved_requests: _Optional[int] = ..., lost: bool = ...) -> None: ...
 
+class UndrainExecutorRequest(_message.Message):
+    __slots__ = ("address",)
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    def __init__(self, address: _Optional[str] = ...) -> None: ...
+
+class UndrainExecutorResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class ListExecutorsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

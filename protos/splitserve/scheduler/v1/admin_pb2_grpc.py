@@ -45,6 +45,11 @@ class AdminServiceStub(object):
                 request_serializer=splitserve_dot_scheduler_dot_v1_dot_admin__pb2.DrainExecutorRequest.SerializeToString,
                 response_deserializer=splitserve_dot_scheduler_dot_v1_dot_admin__pb2.DrainExecutorResponse.FromString,
                 _registered_method=True)
+        self.UndrainExecutor = channel.unary_unary(
+                '/splitserve.scheduler.v1.AdminService/UndrainExecutor',
+                request_serializer=splitserve_dot_scheduler_dot_v1_dot_admin__pb2.UndrainExecutorRequest.SerializeToString,
+                response_deserializer=splitserve_dot_scheduler_dot_v1_dot_admin__pb2.UndrainExecutorResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -68,14 +73,31 @@ class AdminServiceServicer(object):
         The answer comes when that is done; a caller that does not wait for it changes nothing. One who
         drains an executor wants to stop its process next. Until it is stopped it may ask to be taken
         again and is refused (EXECUTOR_DRAINED); the next process at this address is another
-        executor and is welcome. A scheduler that restarts remembers nothing of it, so the drained
-        executor joins that one.
+        executor and is welcome. The executor remembers it from when it was refused first, and is
+        refused by a scheduler that restarts, too (GetInfoResponse.drained). `UndrainExecutor` takes
+        it back.
 
         Idempotency: while it drains, a second call waits for the same end, which the shorter of the
         timeouts decides; after it, until another executor joins at that address, the answer comes at
         once. An executor that is lost meanwhile, as any may be, is gone sooner.
         Errors: NOT_FOUND EXECUTOR_UNKNOWN, nobody is known at the address;
         INVALID_ARGUMENT DRAIN_TIMEOUT_INVALID, see DrainExecutorRequest.timeout;
+        ABORTED DRAIN_UNDONE, an operator took it back before it was gone;
+        and what scheduler.proto says of every method.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UndrainExecutor(self, request, context):
+        """Takes an executor back that was sent away. One that still drains gets new requests from now on;
+        what has moved has moved. One that is gone is taken when it registers next, which it tries
+        every few seconds.
+
+        Idempotency: of an executor that does not drain nothing changes.
+        Errors: NOT_FOUND EXECUTOR_UNKNOWN, nobody is known at the address, and nobody was sent away
+        there or tried to register again since this scheduler started;
+        FAILED_PRECONDITION EXECUTOR_LEAVES, it drains because it is about to end;
         and what scheduler.proto says of every method.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -94,6 +116,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.DrainExecutor,
                     request_deserializer=splitserve_dot_scheduler_dot_v1_dot_admin__pb2.DrainExecutorRequest.FromString,
                     response_serializer=splitserve_dot_scheduler_dot_v1_dot_admin__pb2.DrainExecutorResponse.SerializeToString,
+            ),
+            'UndrainExecutor': grpc.unary_unary_rpc_method_handler(
+                    servicer.UndrainExecutor,
+                    request_deserializer=splitserve_dot_scheduler_dot_v1_dot_admin__pb2.UndrainExecutorRequest.FromString,
+                    response_serializer=splitserve_dot_scheduler_dot_v1_dot_admin__pb2.UndrainExecutorResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -151,6 +178,33 @@ class AdminService(object):
             '/splitserve.scheduler.v1.AdminService/DrainExecutor',
             splitserve_dot_scheduler_dot_v1_dot_admin__pb2.DrainExecutorRequest.SerializeToString,
             splitserve_dot_scheduler_dot_v1_dot_admin__pb2.DrainExecutorResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UndrainExecutor(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/splitserve.scheduler.v1.AdminService/UndrainExecutor',
+            splitserve_dot_scheduler_dot_v1_dot_admin__pb2.UndrainExecutorRequest.SerializeToString,
+            splitserve_dot_scheduler_dot_v1_dot_admin__pb2.UndrainExecutorResponse.FromString,
             options,
             channel_credentials,
             insecure,

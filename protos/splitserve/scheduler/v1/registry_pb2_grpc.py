@@ -73,7 +73,8 @@ class RegistryServiceServicer(object):
         --executor-addresses any but the one that the
         call comes from;
         EXECUTOR_DRAINED           this life of it (executor_epoch) was drained,
-        by an operator or by itself;
+        by an operator or by itself, or another one
+        of the same process (GetInfoResponse.drained);
         RESOURCE_EXHAUSTED   REGISTRY_BUSY              64 registrations wait for GetInfo, or one at
         this address;
         UNAVAILABLE          DRAINING                   the scheduler is shutting down;

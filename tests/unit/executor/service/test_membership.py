@@ -35,6 +35,7 @@ class World:
     refusing: dict[str, str] = field(default_factory=dict)
     epochs: dict[str, int] = field(default_factory=lambda: {FIRST: 100, SECOND: 50, THIRD: 70})
     info: ExecutorInfo = INFO
+    is_drained: bool = False
     # What happened, in order.
     events: list[tuple[object, ...]] = field(default_factory=list)
     owner: str | None = None
@@ -192,6 +193,41 @@ async def test_executor_stays_when_its_scheduler_answers_and_only_the_stream_was
     world.lose()
     await world.run(5)
     assert world.registered == [(FIRST, 1), (FIRST, 1)]
+
+
+async def test_executor_that_was_sent_away_remembers_it_and_stays_where_it_may_be_taken_back(
+    world: World,
+) -> None:
+    world.kill(FIRST)
+    await world.run(5)
+    assert world.owner == SECOND
+    world.refusing[SECOND] = "EXECUTOR_DRAINED"
+    world.lose()
+    world.up.add(FIRST)
+    await world.run(1000)
+    assert world.is_drained
+    assert world.registered == [(SECOND, 1)]
+
+    del world.refusing[SECOND]
+    world.kill(FIRST)
+    await world.run(5)
+    assert world.registered[1:] == [(SECOND, 1)]
+    world.lose()
+    await world.run(5)
+    assert not world.is_drained
+
+
+async def test_executor_says_elsewhere_that_it_was_sent_away_when_its_scheduler_is_lost(
+    world: World,
+) -> None:
+    await world.run(5)
+    world.refusing = {FIRST: "EXECUTOR_DRAINED", SECOND: "EXECUTOR_DRAINED"}
+    world.lose()
+    await world.run(5)
+    world.kill(FIRST)
+    await world.run(100)
+    assert world.is_drained
+    assert world.owner is None
 
 
 async def test_executor_waits_in_the_same_life_when_nobody_answers(world: World) -> None:

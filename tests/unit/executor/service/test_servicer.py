@@ -75,6 +75,16 @@ async def test_rpcs_are_refused_when_the_model_is_not_loaded_yet(servicer_and_st
     assert failure_of(caught.value).reason == "MODEL_NOT_READY"
 
 
+async def test_executor_says_that_it_was_sent_away(servicer_and_stub: Pair) -> None:
+    servicer, stub = servicer_and_stub
+    worker = StepWorker(StepExecutor(INFO, FakeRunner(block_size=4, num_device_blocks=16)))
+    said = []
+    for is_drained in (False, True):
+        servicer.serve(ReadyExecutor(worker, lambda: INFO, is_drained=lambda: is_drained))  # noqa: B023
+        said.append((await stub.GetInfo(pb.GetInfoRequest())).drained)
+    assert said == [False, True]
+
+
 async def test_nobody_watches_when_the_only_stream_was_closed(servicer_and_stub: Pair) -> None:
     servicer, stub = servicer_and_stub
     _serve(servicer, {})

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable
+
 import pytest
 
 from scheduler_service.config import ClusterConfig
@@ -126,4 +129,87 @@ async def test_idle_executor_takes_what_was_preempted_at_another() -> None:
     await fleet.finish(busy)
     assert fleet.requests_at(idle) == ["r2"]
     await fleet.finish(idle)
+    await fleet.cluster.drain(0)
+
+
+async def refusal(joining: Awaitable[object]) -> str:
+    with pytest.raises(DomainError) as refused:
+        await joining
+    return refused.value.reason
+
+
+async def test_executor_that_still_drains_serves_on_when_it_is_taken_back() -> None:
+    fleet, machine = Fleet(), Machine("executor:1")
+    await fleet.join(machine)
+    fleet.submit(1)
+    await turns()
+    draining = fleet.drain(machine)
+    await turns()
+    fleet.submit(2)
+    await turns()
+    assert fleet.requests_at(machine) == ["r1"]
+
+    fleet.cluster.undrain_executor(machine.address)
+    assert fleet.requests_at(machine) == ["r1", "r2"]
+    assert await refusal(draining) == "DRAIN_UNDONE"
+    await fleet.finish(machine)
+    await fleet.join(machine)
+    (engine,) = fleet.cluster.engines
+    assert engine.takes_requests
+    fleet.cluster.undrain_executor(machine.address)  # changes nothing
+    # It may be drained once more.
+    assert await fleet.drain(machine) == Drained()
+    await fleet.cluster.drain(0)
+
+
+async def test_executor_that_is_gone_is_taken_again_when_it_is_taken_back() -> None:
+    fleet, machine = Fleet(), Machine("executor:1")
+    await fleet.join(machine)
+    assert await fleet.drain(machine) == Drained()
+    machine.says_drained = True
+    assert await refusal(fleet.join(machine)) == "EXECUTOR_DRAINED"
+
+    fleet.cluster.undrain_executor(machine.address)
+    fleet.cluster.undrain_executor(machine.address)
+    await fleet.join(machine)
+    assert [engine.takes_requests for engine in fleet.cluster.engines] == [True]
+    assert await fleet.drain(machine) == Drained()
+    assert await refusal(fleet.join(machine)) == "EXECUTOR_DRAINED"
+    await fleet.cluster.drain(0)
+
+
+async def test_executor_that_says_it_was_drained_is_refused_by_a_scheduler_that_restarted() -> None:
+    fleet, machine = Fleet(), Machine("executor:1")
+    machine.says_drained = True
+    with pytest.raises(DomainError, match="known: none"):
+        fleet.cluster.undrain_executor(machine.address)
+    assert await refusal(fleet.join(machine)) == "EXECUTOR_DRAINED"
+    assert fleet.cluster.engines == []
+
+    fleet.cluster.undrain_executor(machine.address)
+    await fleet.join(machine)
+    assert len(fleet.cluster.engines) == 1
+    # A new process knows nothing of it.
+    machine.restart()
+    machine.says_drained = False
+    await fleet.join(machine)
+    assert len(fleet.cluster.engines) == 1
+    await fleet.cluster.drain(0)
+
+
+async def test_executor_that_is_about_to_end_is_not_taken_back() -> None:
+    fleet, machine = Fleet(), Machine("executor:1")
+    await fleet.join(machine)
+    fleet.submit(1)
+    await turns()
+    machine.says_draining = True
+    leaving = asyncio.create_task(
+        fleet.cluster.leave(machine.address, machine.epoch, timeout_s=3600)
+    )
+    await turns()
+    with pytest.raises(DomainError) as refused:
+        fleet.cluster.undrain_executor(machine.address)
+    assert refused.value.reason == "EXECUTOR_LEAVES"
+    await fleet.finish(machine)
+    await leaving
     await fleet.cluster.drain(0)

@@ -16,7 +16,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file splitserve/scheduler/v1/admin.proto.
  */
 export const file_splitserve_scheduler_v1_admin: GenFile = /*@__PURE__*/
-  fileDesc("CiNzcGxpdHNlcnZlL3NjaGVkdWxlci92MS9hZG1pbi5wcm90bxIXc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEiZAoURHJhaW5FeGVjdXRvclJlcXVlc3QSDwoHYWRkcmVzcxgBIAEoCRIvCgd0aW1lb3V0GAIgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uSACIAQFCCgoIX3RpbWVvdXQiQQoVRHJhaW5FeGVjdXRvclJlc3BvbnNlEhoKEm51bV9tb3ZlZF9yZXF1ZXN0cxgBIAEoBRIMCgRsb3N0GAIgASgIIhYKFExpc3RFeGVjdXRvcnNSZXF1ZXN0IpMBChVMaXN0RXhlY3V0b3JzUmVzcG9uc2USOQoJZXhlY3V0b3JzGAEgAygLMiYuc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuRXhlY3V0b3JTdGF0ZRIfChdudW1fdW5hc3NpZ25lZF9yZXF1ZXN0cxgCIAEoBRIeChZudW1fdW5maXR0aW5nX3JlcXVlc3RzGAMgASgFItICCg1FeGVjdXRvclN0YXRlEjYKCGV4ZWN1dG9yGAEgASgLMiQuc3BsaXRzZXJ2ZS5leGVjdXRvci52MS5FeGVjdXRvckluZm8SEQoJY29ubmVjdGVkGAIgASgIEhwKFG51bV93YWl0aW5nX3JlcXVlc3RzGAMgASgFEhwKFG51bV9ydW5uaW5nX3JlcXVlc3RzGAQgASgFEh4KFm51bV9mcmVlX2RldmljZV9ibG9ja3MYBSABKAUSEQoJbnVtX3N0ZXBzGAYgASgDEhcKD251bV9wcmVlbXB0aW9ucxgHIAEoAxIcChRudW1fc3dhcHBlZF9yZXF1ZXN0cxgIIAEoBRIcChRudW1fZnJlZV9ob3N0X2Jsb2NrcxgJIAEoBRIgChhudW1fY2FjaGVkX2RldmljZV9ibG9ja3MYCiABKAUSEAoIZHJhaW5pbmcYCyABKAgy7gEKDEFkbWluU2VydmljZRJuCg1MaXN0RXhlY3V0b3JzEi0uc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuTGlzdEV4ZWN1dG9yc1JlcXVlc3QaLi5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5MaXN0RXhlY3V0b3JzUmVzcG9uc2USbgoNRHJhaW5FeGVjdXRvchItLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLkRyYWluRXhlY3V0b3JSZXF1ZXN0Gi4uc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuRHJhaW5FeGVjdXRvclJlc3BvbnNlYgZwcm90bzM", [file_google_protobuf_duration, file_splitserve_executor_v1_executor]);
+  fileDesc("CiNzcGxpdHNlcnZlL3NjaGVkdWxlci92MS9hZG1pbi5wcm90bxIXc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEiZAoURHJhaW5FeGVjdXRvclJlcXVlc3QSDwoHYWRkcmVzcxgBIAEoCRIvCgd0aW1lb3V0GAIgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uSACIAQFCCgoIX3RpbWVvdXQiQQoVRHJhaW5FeGVjdXRvclJlc3BvbnNlEhoKEm51bV9tb3ZlZF9yZXF1ZXN0cxgBIAEoBRIMCgRsb3N0GAIgASgIIikKFlVuZHJhaW5FeGVjdXRvclJlcXVlc3QSDwoHYWRkcmVzcxgBIAEoCSIZChdVbmRyYWluRXhlY3V0b3JSZXNwb25zZSIWChRMaXN0RXhlY3V0b3JzUmVxdWVzdCKTAQoVTGlzdEV4ZWN1dG9yc1Jlc3BvbnNlEjkKCWV4ZWN1dG9ycxgBIAMoCzImLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLkV4ZWN1dG9yU3RhdGUSHwoXbnVtX3VuYXNzaWduZWRfcmVxdWVzdHMYAiABKAUSHgoWbnVtX3VuZml0dGluZ19yZXF1ZXN0cxgDIAEoBSLSAgoNRXhlY3V0b3JTdGF0ZRI2CghleGVjdXRvchgBIAEoCzIkLnNwbGl0c2VydmUuZXhlY3V0b3IudjEuRXhlY3V0b3JJbmZvEhEKCWNvbm5lY3RlZBgCIAEoCBIcChRudW1fd2FpdGluZ19yZXF1ZXN0cxgDIAEoBRIcChRudW1fcnVubmluZ19yZXF1ZXN0cxgEIAEoBRIeChZudW1fZnJlZV9kZXZpY2VfYmxvY2tzGAUgASgFEhEKCW51bV9zdGVwcxgGIAEoAxIXCg9udW1fcHJlZW1wdGlvbnMYByABKAMSHAoUbnVtX3N3YXBwZWRfcmVxdWVzdHMYCCABKAUSHAoUbnVtX2ZyZWVfaG9zdF9ibG9ja3MYCSABKAUSIAoYbnVtX2NhY2hlZF9kZXZpY2VfYmxvY2tzGAogASgFEhAKCGRyYWluaW5nGAsgASgIMuQCCgxBZG1pblNlcnZpY2USbgoNTGlzdEV4ZWN1dG9ycxItLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLkxpc3RFeGVjdXRvcnNSZXF1ZXN0Gi4uc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuTGlzdEV4ZWN1dG9yc1Jlc3BvbnNlEm4KDURyYWluRXhlY3V0b3ISLS5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5EcmFpbkV4ZWN1dG9yUmVxdWVzdBouLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLkRyYWluRXhlY3V0b3JSZXNwb25zZRJ0Cg9VbmRyYWluRXhlY3V0b3ISLy5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5VbmRyYWluRXhlY3V0b3JSZXF1ZXN0GjAuc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuVW5kcmFpbkV4ZWN1dG9yUmVzcG9uc2ViBnByb3RvMw", [file_google_protobuf_duration, file_splitserve_executor_v1_executor]);
 
 /**
  * Sends an executor away.
@@ -77,6 +77,42 @@ export const DrainExecutorResponseSchema: GenMessage<DrainExecutorResponse> = /*
   messageDesc(file_splitserve_scheduler_v1_admin, 1);
 
 /**
+ * Takes an executor back.
+ *
+ * @generated from message splitserve.scheduler.v1.UndrainExecutorRequest
+ */
+export type UndrainExecutorRequest = Message<"splitserve.scheduler.v1.UndrainExecutorRequest"> & {
+  /**
+   * Which, as `ListExecutors` showed it (`ExecutorInfo.address`).
+   *
+   * @generated from field: string address = 1;
+   */
+  address: string;
+};
+
+/**
+ * Describes the message splitserve.scheduler.v1.UndrainExecutorRequest.
+ * Use `create(UndrainExecutorRequestSchema)` to create a new message.
+ */
+export const UndrainExecutorRequestSchema: GenMessage<UndrainExecutorRequest> = /*@__PURE__*/
+  messageDesc(file_splitserve_scheduler_v1_admin, 2);
+
+/**
+ * It gets requests, or is taken when it registers.
+ *
+ * @generated from message splitserve.scheduler.v1.UndrainExecutorResponse
+ */
+export type UndrainExecutorResponse = Message<"splitserve.scheduler.v1.UndrainExecutorResponse"> & {
+};
+
+/**
+ * Describes the message splitserve.scheduler.v1.UndrainExecutorResponse.
+ * Use `create(UndrainExecutorResponseSchema)` to create a new message.
+ */
+export const UndrainExecutorResponseSchema: GenMessage<UndrainExecutorResponse> = /*@__PURE__*/
+  messageDesc(file_splitserve_scheduler_v1_admin, 3);
+
+/**
  * Asks for the executors.
  *
  * @generated from message splitserve.scheduler.v1.ListExecutorsRequest
@@ -89,7 +125,7 @@ export type ListExecutorsRequest = Message<"splitserve.scheduler.v1.ListExecutor
  * Use `create(ListExecutorsRequestSchema)` to create a new message.
  */
 export const ListExecutorsRequestSchema: GenMessage<ListExecutorsRequest> = /*@__PURE__*/
-  messageDesc(file_splitserve_scheduler_v1_admin, 2);
+  messageDesc(file_splitserve_scheduler_v1_admin, 4);
 
 /**
  * The executors known now.
@@ -128,7 +164,7 @@ export type ListExecutorsResponse = Message<"splitserve.scheduler.v1.ListExecuto
  * Use `create(ListExecutorsResponseSchema)` to create a new message.
  */
 export const ListExecutorsResponseSchema: GenMessage<ListExecutorsResponse> = /*@__PURE__*/
-  messageDesc(file_splitserve_scheduler_v1_admin, 3);
+  messageDesc(file_splitserve_scheduler_v1_admin, 5);
 
 /**
  * One executor, as the scheduler sees it.
@@ -221,7 +257,7 @@ export type ExecutorState = Message<"splitserve.scheduler.v1.ExecutorState"> & {
  * Use `create(ExecutorStateSchema)` to create a new message.
  */
 export const ExecutorStateSchema: GenMessage<ExecutorState> = /*@__PURE__*/
-  messageDesc(file_splitserve_scheduler_v1_admin, 4);
+  messageDesc(file_splitserve_scheduler_v1_admin, 6);
 
 /**
  * The service a scheduler offers to operators.
@@ -249,14 +285,16 @@ export const AdminService: GenService<{
    * The answer comes when that is done; a caller that does not wait for it changes nothing. One who
    * drains an executor wants to stop its process next. Until it is stopped it may ask to be taken
    * again and is refused (EXECUTOR_DRAINED); the next process at this address is another
-   * executor and is welcome. A scheduler that restarts remembers nothing of it, so the drained
-   * executor joins that one.
+   * executor and is welcome. The executor remembers it from when it was refused first, and is
+   * refused by a scheduler that restarts, too (GetInfoResponse.drained). `UndrainExecutor` takes
+   * it back.
    *
    * Idempotency: while it drains, a second call waits for the same end, which the shorter of the
    * timeouts decides; after it, until another executor joins at that address, the answer comes at
    * once. An executor that is lost meanwhile, as any may be, is gone sooner.
    * Errors: NOT_FOUND EXECUTOR_UNKNOWN, nobody is known at the address;
    *   INVALID_ARGUMENT DRAIN_TIMEOUT_INVALID, see DrainExecutorRequest.timeout;
+   *   ABORTED DRAIN_UNDONE, an operator took it back before it was gone;
    *   and what scheduler.proto says of every method.
    *
    * @generated from rpc splitserve.scheduler.v1.AdminService.DrainExecutor
@@ -265,6 +303,24 @@ export const AdminService: GenService<{
     methodKind: "unary";
     input: typeof DrainExecutorRequestSchema;
     output: typeof DrainExecutorResponseSchema;
+  },
+  /**
+   * Takes an executor back that was sent away. One that still drains gets new requests from now on;
+   * what has moved has moved. One that is gone is taken when it registers next, which it tries
+   * every few seconds.
+   *
+   * Idempotency: of an executor that does not drain nothing changes.
+   * Errors: NOT_FOUND EXECUTOR_UNKNOWN, nobody is known at the address, and nobody was sent away
+   *     there or tried to register again since this scheduler started;
+   *   FAILED_PRECONDITION EXECUTOR_LEAVES, it drains because it is about to end;
+   *   and what scheduler.proto says of every method.
+   *
+   * @generated from rpc splitserve.scheduler.v1.AdminService.UndrainExecutor
+   */
+  undrainExecutor: {
+    methodKind: "unary";
+    input: typeof UndrainExecutorRequestSchema;
+    output: typeof UndrainExecutorResponseSchema;
   },
 }> = /*@__PURE__*/
   serviceDesc(file_splitserve_scheduler_v1_admin, 0);
