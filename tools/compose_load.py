@@ -13,6 +13,7 @@ import argparse
 import http.client
 import json
 import signal
+import socket
 import sys
 import threading
 import time
@@ -140,6 +141,12 @@ def texts_of(gateway: str, options: dict[str, Any]) -> Iterator[tuple[int, Any]]
         connection.close()
 
 
+def address_of(gateway: str) -> str:
+    """Looked up once: the name server of the containers knows nobody while some are added."""
+    host, _, port = gateway.rpartition(":")
+    return f"{socket.gethostbyname(host)}:{port}"
+
+
 def _events_of(response: http.client.HTTPResponse) -> Iterator[tuple[int, Any]]:
     if response.status != 200:
         raise StreamLost(f"status {response.status}: {response.read(500)!r}")
@@ -178,8 +185,9 @@ def main() -> int:
         sources: dict[str, Source] = {}
         for tag, (name, params) in enumerate(CLIENT_KINDS.items(), start=3):
             sources[f"client {name}"] = partial(tokens_of, client, params, tag)
+        gateway = address_of(options.gateway)
         for name, kind in HTTP_KINDS.items():
-            sources[f"gateway {name}"] = partial(texts_of, options.gateway, kind)
+            sources[f"gateway {name}"] = partial(texts_of, gateway, kind)
         return 0 if load.run(sources) else 1
 
 
