@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Generator
 
 # Tiny tensors: a second thread costs more than it gives, most of all while other tests run beside.
 # Torch looks when it is imported.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+import pytest
 import torch
 from hypothesis import settings
 
@@ -19,3 +22,14 @@ if not torch.cuda.is_available():
     # Triton's kernels are tested in its interpreter. It looks when it is imported, and whoever
     # imports transformers imports it.
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What collecting makes stays: the garbage collector need not look at it, again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()

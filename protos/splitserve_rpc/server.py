@@ -23,6 +23,7 @@ from splitserve_rpc.addresses import CannotListen, claim_address
 from splitserve_rpc.connection_limits import LIMITS, ConnectionLimits
 from splitserve_rpc.health_service import HealthService
 from splitserve_rpc.interceptors import BoundaryInterceptor, OnRefusal, ignore_refusal
+from splitserve_rpc.open_handlers import OpenHandlers
 from splitserve_rpc.tls import Tls
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -43,6 +44,7 @@ class RunningServer:
 
     server: grpc.aio.Server
     health: health.aio.HealthServicer
+    handlers: OpenHandlers
     port: int
 
     async def set_serving(self, services: Sequence[str], serving: bool) -> None:
@@ -58,9 +60,7 @@ class RunningServer:
         (a client that watches the health, for one, which nothing else ends).
         """
         await self.server.stop(grace_s)
-        handlers = asyncio.all_tasks() - {asyncio.current_task()}
-        if handlers:
-            await asyncio.wait(handlers, timeout=_LAST_HANDLERS_S)
+        await self.handlers.wait_ended(_LAST_HANDLERS_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,8 @@ def bind_server(
     )
     options = channel_options(max_receive_bytes=max_message_bytes + _TOO_LARGE_BYTES)
     options += [("grpc.so_reuseport", 0), *limits.options()]
-    server = grpc.aio.server(interceptors=[boundary], options=options)
+    handlers = OpenHandlers()
+    server = grpc.aio.server(interceptors=[handlers, boundary], options=options)
     try:
         if security.tls is None:
             port = server.add_insecure_port(address)
@@ -126,7 +127,7 @@ def bind_server(
         reflection.enable_server_reflection(
             [*services, health.SERVICE_NAME, reflection.SERVICE_NAME], server
         )
-    return RunningServer(server, servicer, port)
+    return RunningServer(server, servicer, handlers, port)
 
 
 def stop_event(exit_on_stdin_eof: bool, drain_s: float) -> asyncio.Event:

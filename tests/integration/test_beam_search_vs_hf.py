@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 # A small vocabulary, so that stop tokens are often among the best.
 VOCAB_SIZE = 14
 NUM_MODELS = 4
-CASES_OF_A_KIND = 2
 # The relative one is for a negative length penalty, which multiplies: there they sum in float32.
 SCORE_TOLERANCE = 1e-4
 SCORE_RELATIVE_TOLERANCE = 1e-5
@@ -58,7 +57,6 @@ def _make_cases() -> list[Case]:
             model=chance.randrange(NUM_MODELS),
         )
         for width, penalty, early_stopping, num_stop_tokens in kinds
-        for _ in range(CASES_OF_A_KIND)
     ]
 
 

@@ -74,7 +74,7 @@ def cases() -> list[Case]:
         "depth": (1, 2),
         "prefix_caching": (True, False),
     }
-    settings = covering(options, strength=3)
+    settings = covering(options, strength=2)
     return [Case(**setting, seed=seed) for seed, setting in enumerate(settings)]  # type: ignore[arg-type]
 
 

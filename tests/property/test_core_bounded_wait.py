@@ -37,7 +37,7 @@ NUM_STEPS = 1000
 # More than twice of what was ever seen. What starves waits for all of the NUM_STEPS.
 MAX_WAIT_STEPS = 600
 MAX_SLOT_WAIT_STEPS = 200
-NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "10"))
+NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "6"))
 # What is bounded are steps: how long they take is up to the machine and the number of examples.
 pytestmark = pytest.mark.timeout(3600)
 

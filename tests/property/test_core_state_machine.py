@@ -349,8 +349,8 @@ class ProtobufMachine(CoreMachine):
     link = ProtobufLink
 
 
-# About 40,000 executed steps.
-NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "150"))
+# About 20,000 executed steps, others each time; `make soak` has millions.
+NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "75"))
 machine_settings = settings(
     max_examples=NUM_EXAMPLES,
     stateful_step_count=40,

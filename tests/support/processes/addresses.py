@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
 import socket
 from collections import deque
 
 # Of the last ones alone: no test has more.
 _MOST_RESERVED = 64
 _reserved: deque[socket.socket] = deque()
+
+
+@atexit.register
+def _give_back() -> None:
+    for holder in _reserved:
+        holder.close()
 
 
 def reserve_address() -> str:

@@ -30,6 +30,7 @@ from tests.support.processes.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCE_ROOTS = (".", "protos", "kernels", "clients")
+_NEED_TORCH = ("executor_service", "tests.support.processes.gated_executor")
 
 
 class ForkedProcess:
@@ -147,7 +148,7 @@ def start_process(
     Of this environment it has all but SPLITSERVE_*, and `environment`. Of the streams each is a
     descriptor, PIPE (not `stdout`), or None: that of the tests.
     """
-    forker = _with_torch if package == "executor_service" else _light
+    forker = _with_torch if package in _NEED_TORCH else _light
     module = package if package.startswith("tests.") else f"{package}.__main__"
     request = {
         "module": module,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import string
 from collections import Counter
 
 from hypothesis import given
@@ -7,7 +8,8 @@ from hypothesis import strategies as st
 
 from executor_service.service.scheduler_choice import Steadiness, ranked
 
-ADDRESSES = st.from_regex(r"[a-z]{1,8}:[1-9][0-9]{0,3}", fullmatch=True)
+_HOSTS = st.text(string.ascii_lowercase, min_size=1, max_size=8)
+ADDRESSES = st.builds("{}:{}".format, _HOSTS, st.integers(1, 9999))
 
 
 @given(st.sets(ADDRESSES, min_size=1, max_size=8), ADDRESSES, st.randoms())
