@@ -185,10 +185,11 @@ def test_decode_equals_oracle_when_one_row_is_much_longer(
 
 
 def test_decode_finds_its_rows_when_there_are_hundreds(device: torch.device) -> None:
-    rows = tuple((row % 7 * 30, int(row % 23 == 0)) for row in range(530))
+    # The kernel looks at 512 at a time.
+    rows = (*(((9, 0),) * 510), (100, 1), (70, 1), (300, 1), (5, 1), (64, 1))
     problem = make_problem(Shape(1, 1, 16, 16, 16, rows), device)
     options = AttentionOptions(scale=0.3)
-    assert_close(_decode(problem, options, 7), attend_by_oracle(problem, options))
+    assert_close(_decode(problem, options, 3), attend_by_oracle(problem, options))
 
 
 @settings(max_examples=int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "25")) // 5)
