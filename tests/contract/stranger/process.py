@@ -46,7 +46,7 @@ class Scheduler:
         """Asks it to drain and end."""
         self.process.terminate()
 
-    async def stop(self, timeout_s: float = 30) -> None:
+    async def stop(self, timeout_s: float = PATIENCE_S) -> None:
         """Ends it, by force after `timeout_s`."""
         self.process.terminate()
         try:
