@@ -33,6 +33,8 @@ SHAPES = (
     Shape(71, 1, 64, 64, 32, ((100, 1),)),
     Shape(4, 2, 128, 128, 256, ((299, 1), (7, 1))),
     Shape(4, 1, 256, 256, 16, ((65, 1),)),
+    # A group of more heads than a tile.
+    Shape(20, 1, 512, 300, 16, ((40, 1), (3, 1))),
 )
 PLAIN = Shape(8, 2, 32, 32, 16, ((0, 1), (15, 1), (16, 1), (129, 1)))
 # Rows without tokens may stand between others.
@@ -171,10 +173,10 @@ def test_decode_returns_nothing_when_there_are_no_rows(device: torch.device) -> 
 
 
 # Of tiles of 64 keys: rows that are one program's, whose first or last keys are, and all between.
-UNEVEN = Shape(2, 1, 16, 16, 16, (*(((70, 1),) * 5), (3000, 1), (0, 1), *(((63, 1),) * 4)))
+UNEVEN = Shape(2, 1, 16, 16, 16, (*(((70, 1),) * 5), (1500, 1), (0, 1), *(((63, 1),) * 4)))
 
 
-@pytest.mark.parametrize("num_programs", [2, 3, 7, 29, 150])
+@pytest.mark.parametrize("num_programs", [2, 7, 29, 80])
 def test_decode_equals_oracle_when_one_row_is_much_longer(
     num_programs: int, device: torch.device
 ) -> None:
@@ -183,10 +185,11 @@ def test_decode_equals_oracle_when_one_row_is_much_longer(
 
 
 def test_decode_finds_its_rows_when_there_are_hundreds(device: torch.device) -> None:
-    rows = tuple((row % 7 * 30, int(row % 23 == 0)) for row in range(530))
+    # The kernel looks at 512 at a time.
+    rows = (*(((9, 0),) * 510), (100, 1), (70, 1), (300, 1), (5, 1), (64, 1))
     problem = make_problem(Shape(1, 1, 16, 16, 16, rows), device)
     options = AttentionOptions(scale=0.3)
-    assert_close(_decode(problem, options, 7), attend_by_oracle(problem, options))
+    assert_close(_decode(problem, options, 3), attend_by_oracle(problem, options))
 
 
 @settings(max_examples=int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "25")) // 5)

@@ -54,8 +54,9 @@ def flash_attn_with_kvcache(
     `cache_seqlens`: [R] int32; `page_table`: [R, M] int32. Returns [T, H, E].
     """
     unused = (k, v, qv, rotary_cos, rotary_sin, cache_batch_idx, cache_leftpad, cu_seqlens_k_new)
-    unused += (rotary_seqlens, q_descale, k_descale, v_descale, scheduler_metadata)
     assert all(argument is None for argument in unused)
+    unset = (rotary_seqlens, q_descale, k_descale, v_descale, scheduler_metadata)
+    assert all(argument is None for argument in unset)
     assert not return_softmax_lse
     assert attention_chunk == 0
     assert page_table is not None

@@ -113,14 +113,16 @@ def _merge_kernel(
     num_row_tiles = tiles_in_sight(
         row, num_rows, num_computed_tokens, query_starts, BLOCK_N, WINDOW
     )
+    # A single tile is one program's.
+    if num_row_tiles <= 1:
+        return
     share, _ = tiles_of_a_program(
         num_programs, num_rows, num_computed_tokens, query_starts, BLOCK_N, WINDOW
     )
     row_tile = first_tile_of_row(row, num_rows, num_computed_tokens, query_starts, BLOCK_N, WINDOW)
     first = row_tile // share
     last = (row_tile + num_row_tiles - 1) // share
-    # Without tiles there is no last one either.
-    if last <= first:
+    if last == first:
         return
     heads = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     dims = tl.arange(0, BLOCK_E)

@@ -25,6 +25,7 @@ from tests.kernels.gpu.compiled.resources import Resources
 
 _CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+).* LOCAL:(\d+)")
+_LOADS_AHEAD = re.compile(r"async_wait.*num = (\d+)")
 
 
 class _Driver:
@@ -72,6 +73,7 @@ def _resources(kernel: Any) -> Resources:  # noqa: ANN401
         registers=registers,
         spilled_bytes=stack_bytes + local_bytes,
         shared_bytes=kernel.metadata.shared,
+        loads_ahead=max(map(int, _LOADS_AHEAD.findall(kernel.asm["ttgir"])), default=0),
     )
 
 

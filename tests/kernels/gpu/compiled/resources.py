@@ -15,13 +15,17 @@ _THREADS_PER_WARP = 32
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """Of one program: `registers` of each thread, what did not fit there, shared memory."""
+    """Of one program: `registers` of each thread, what did not fit there, shared memory.
+
+    `loads_ahead`: how many loads to shared memory may be under way while a loop computes.
+    """
 
     kernel: str
     num_warps: int
     registers: int
     spilled_bytes: int
     shared_bytes: int
+    loads_ahead: int = 0
 
     def programs_at_once(self, capability: int) -> int:
         """That fit on a multiprocessor."""
@@ -33,11 +37,15 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a program may take; by default what the hardware has, and nothing spilled."""
+    """What a program may take, and how many loads it has ahead at least.
+
+    By default what the hardware has, and next to nothing spilled.
+    """
 
     registers: int = 255
-    spilled_bytes: int = 0
+    spilled_bytes: int = 16
     shared_bytes: int | None = None
+    loads_ahead: int = 0
 
     def why_not(self, found: Resources, capability: int) -> str | None:
         """What is beyond the bounds; None if nothing is."""
@@ -51,4 +59,7 @@ class Bounds:
         ):
             if number > bound:
                 return f"{found.kernel}: {name} is {number}, allowed: at most {bound}"
+        if found.loads_ahead < self.loads_ahead:
+            ahead = f"{found.loads_ahead}, allowed: at least {self.loads_ahead}"
+            return f"{found.kernel}: loads_ahead is {ahead}"
         return None
