@@ -18,6 +18,7 @@ from executor_service.backends.choose import choose_compute
 from executor_service.backends.compute import Compute
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.config import ExecutorConfig
+from executor_service.device.gpu_choice import choose_device
 from executor_service.grammars.compiled_grammars import CompiledGrammars
 from executor_service.grammars.token_bytes import TokenizerUnsupported
 from executor_service.grammars.vocabulary import Vocabulary
@@ -63,8 +64,9 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
     """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
+    model_config = _model_config(config, _take_device(config))
     compute = choose_compute(
-        lambda: load_model(_model_config(config)),
+        lambda: load_model(model_config),
         config.attention_backend,
         config.block_size,
         is_deterministic=config.deterministic,
@@ -103,11 +105,11 @@ def _grammars(loaded: LoadedModel) -> CompiledGrammars | None:
         return None
 
 
-def _model_config(config: ExecutorConfig) -> ModelConfig:
+def _model_config(config: ExecutorConfig, device: str) -> ModelConfig:
     is_bundled = config.model == BUNDLED_MODEL
     return ModelConfig(
         model=str(BUNDLED_DIRECTORY) if is_bundled else config.model,
-        device=_device(config.device),
+        device=device,
         dtype=config.dtype,
         kv_cache_dtype=config.kv_cache_dtype,
         max_model_len=config.max_model_len,
@@ -115,10 +117,13 @@ def _model_config(config: ExecutorConfig) -> ModelConfig:
     )
 
 
-def _device(device: str) -> str:
-    if device != "auto":
-        return device
-    return "cuda" if torch.cuda.is_available() else "cpu"
+def _take_device(config: ExecutorConfig) -> str:
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    device = choose_device(config.device, config.device_index, num_gpus)
+    if device != "cpu":
+        # Of this thread: kernels are launched, and graphs recorded, where it says.
+        torch.cuda.set_device(device)
+    return device
 
 
 def _cache_config(config: ExecutorConfig, compute: Compute) -> CacheConfig:

@@ -21,6 +21,7 @@ from scheduler_service.executors.executor_link import ExecutorLost
 from scheduler_service.fleet.executor_losses import Loss, LossCause
 from scheduler_service.fleet.fleet_queue import FleetQueue
 from scheduler_service.fleet.host_state import Host
+from scheduler_service.fleet.moves import to_be_moved
 from scheduler_service.fleet.quarantine import Quarantine, Verdict
 from splitserve_rpc.domain_error import DomainError
 
@@ -69,7 +70,9 @@ class Dispatcher:
         self._owner = owner
         self.tracked: dict[str, Tracked] = {}
         self._queue = FleetQueue(config.policies.queue_policy, config.policies.tenant_weights)
-        self._quarantine = Quarantine(config.max_executor_losses)
+        self._quarantine = Quarantine(
+            config.max_executor_losses, refuses_late=self._queue.refuses_late
+        )
         # When somebody who waits is to be looked at.
         self._looks_at_ns: int | None = None
         self._alarm: asyncio.TimerHandle | None = None
@@ -78,6 +81,12 @@ class Dispatcher:
     def num_waiting(self) -> int:
         """Requests no executor has."""
         return len(self._queue) + self._quarantine.num_waiting
+
+    def num_unfitting(self, engines: Collection[EngineLoop]) -> int:
+        """How many of these none of `engines`, which are all that take requests, could ever run."""
+        cores = [engine.scheduler for engine in engines]
+        # Who waits in quarantine begins at once wherever it fits.
+        return self._queue.num_unfitting(cores) + self._quarantine.num_waiting
 
     def has_work(self, engines: Collection[EngineLoop]) -> bool:
         """Whether one of `engines` has a request, or could run one that waits."""
@@ -122,8 +131,8 @@ class Dispatcher:
 
     # -- executors -----------------------------------------------------------------------------
 
-    def engine_joined(self) -> None:
-        """There is one more that takes requests."""
+    def look_again(self) -> None:
+        """One more takes requests, or anything else may have changed, anywhere."""
         self._dispatch()
 
     def engine_lost(self, engine: EngineLoop, requests: list[Request], cause: LossCause) -> None:
@@ -184,8 +193,10 @@ class Dispatcher:
             self._dispatch([engine])
             return
         self._queue.note(engine.scheduler)
-        if engine.scheduler.openings.nobody_waits:
-            self._move_one([engine], self._owner.taking_requests())
+        openings = engine.scheduler.openings
+        if openings.nobody_waits:
+            if openings.is_open:
+                self._move_one([engine], self._owner.taking_requests())
         else:
             idle = [e for e in self._owner.taking_requests() if not e.scheduler.num_unfinished]
             self._move_one(idle, [engine])
@@ -194,11 +205,11 @@ class Dispatcher:
         """Some executor has nobody to begin: perhaps somebody waits at another."""
         engines: dict[Host, EngineLoop] = {engine.scheduler: engine for engine in givers}
         for taker in takers:
-            found = self._queue.to_be_moved(self._now_ns(), taker.scheduler, engines)
+            found = to_be_moved(self._now_ns(), taker.scheduler, engines)
             if found is not None:
                 host, request_id = found
                 self._withdraw(engines[host], request_id)
-                self._dispatch()
+                self._dispatch([taker, engines[host]])
                 return
 
     def _withdraw(self, engine: EngineLoop, request_id: str) -> None:
@@ -229,7 +240,8 @@ class Dispatcher:
 
     def _plan_look(self) -> None:
         """Sees to it that whoever waits is looked at when its time has come."""
-        at_ns = self._queue.next_look_ns
+        times = (self._queue.next_look_ns, self._quarantine.next_deadline_ns)
+        at_ns = min((each for each in times if each is not None), default=None)
         if at_ns == self._looks_at_ns:
             return
         self._looks_at_ns = at_ns
@@ -242,6 +254,8 @@ class Dispatcher:
     def _look(self) -> None:
         """A deadline is past, or somebody has waited long enough for a busy executor."""
         self._looks_at_ns = None
-        for request in self._queue.take_overdue(self._now_ns()):
-            self._owner.end(request)
+        now_ns = self._now_ns()
+        for waiting in (self._queue, self._quarantine):
+            for request in waiting.take_overdue(now_ns):
+                self._owner.end(request)
         self._dispatch([])

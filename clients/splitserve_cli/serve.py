@@ -23,6 +23,7 @@ from splitserve_cli.serve_config import (
     check_model,
     http_tls,
     needs_key,
+    on_gpus_of_their_own,
     reachable_address,
 )
 from splitserve_cli.supervisor import Supervisor
@@ -86,8 +87,8 @@ def _supervisor(
     num_executors = values["num_executors"]
     assert isinstance(num_executors, int), "an integer option"
     executors = [
-        Child(f"executor {number}", "executor_service", executor_options, environ, token)
-        for number in range(1, num_executors + 1)
+        Child(f"executor {number}", "executor_service", flags, environ, token)
+        for number, flags in enumerate(on_gpus_of_their_own(executor_options, num_executors), 1)
     ]
     drain_timeout_s = values["drain_timeout_s"]
     assert isinstance(drain_timeout_s, float), "a number option"

@@ -120,6 +120,11 @@ def _missing(modules: Sequence[str]) -> str:
     return " and ".join(name for name in modules if importlib.util.find_spec(name) is None)
 
 
+def on_gpus_of_their_own(flags: Sequence[str], num_executors: int) -> list[list[str]]:
+    """The flags of each executor. How many GPUs there are, only they find out."""
+    return [[*flags, f"--device-index={index}"] for index in range(num_executors)]
+
+
 def reachable_address(listen: str) -> str:
     """The address under which a server that listens on `listen` is reached from here."""
     host, _, port = listen.rpartition(":")

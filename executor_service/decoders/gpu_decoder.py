@@ -1,7 +1,8 @@
 """A decoder of the Llama kind for GPUs, in torch and Triton.
 
 Against the model of `transformers` it makes one product of queries, keys and values and one of gate
-and up projection, turns and writes keys in one kernel, and keeps tables of the rotary embedding. It
+and up projection, turns and writes keys in one kernel, adds and normalises in one, multiplies with
+what the gate says in one, and keeps tables of the rotary embedding. It
 rounds where the model rounds, but for the rotary embedding, which is float32 here and rounded once.
 What it launches depends on shapes alone, and it never waits for the device: a CUDA graph can record
 it.
@@ -33,7 +34,9 @@ from executor_service.device.kv_cache import KVCache
 from executor_service.model.loaded_model import LoadedModel
 from splitserve_kernels import reference
 from splitserve_kernels.decoder_weights import LayerWeights, LinearWeights
+from splitserve_kernels.gpu.gated_product import gated_product
 from splitserve_kernels.gpu.layer_pools import LayerPools
+from splitserve_kernels.gpu.rms_norm import add_rms_norm, rms_norm
 from splitserve_kernels.gpu.rotary_kv_write import RotaryTables, rotary_kv_write
 from splitserve_kernels.paged_batch import AttentionBackend, AttentionOptions, PagedBatch
 
@@ -125,15 +128,22 @@ class GpuDecoder:
         cache: KVCache,
     ) -> Tensor:
         rotary = RotaryTables(*rotation)
+        epsilon = self._shape.epsilon
         hidden = functional.embedding(input_ids, self._embedding)  # [T, W]
+        # What is still to be added to `hidden`: the next norm does it on the way.
+        addend: Tensor | None = None
         pools = zip(cache.key_pools, cache.value_pools, strict=True)
         for layer, (key_pool, value_pool) in zip(self._layers, pools, strict=True):
+            if addend is None:
+                normed = rms_norm(hidden, layer.input_norm, epsilon)
+            else:
+                hidden, normed = add_rms_norm(hidden, addend, layer.input_norm, epsilon)
             layer_pools = LayerPools(key_pool, value_pool)
-            normed = self._norm(hidden, layer.input_norm)
-            hidden = hidden + self._attend(layer, normed, rotary, paged, layer_pools)
-            gate, up = _apply(layer.gate_up, self._norm(hidden, layer.mlp_norm)).chunk(2, dim=-1)
-            hidden = hidden + _apply(layer.down, functional.silu(gate) * up)
-        last = self._norm(hidden[index], self._final_norm)  # [S, W]
+            addend = self._attend(layer, normed, rotary, paged, layer_pools)
+            hidden, normed = add_rms_norm(hidden, addend, layer.mlp_norm, epsilon)
+            addend = _apply(layer.down, gated_product(_apply(layer.gate_up, normed)))
+        assert addend is not None, "a model has layers"
+        _, last = add_rms_norm(hidden[index], addend[index], self._final_norm, epsilon)  # [S, W]
         return _apply(self._head, last)[:, : self._vocab_size].float()
 
     def _attend(
@@ -150,17 +160,13 @@ class GpuDecoder:
         heads = _apply(layer.qkv, hidden).view(len(hidden), -1, shape.head_dim)  # [T, H + 2G, D]
         turned, value = torch.split(heads, [num_heads + num_kv_heads, num_kv_heads], dim=1)
         if layer.head_norms is not None:
-            turned = self._norm(turned, layer.head_norms)
+            turned = rms_norm(turned, layer.head_norms, shape.epsilon)
         query, key = torch.split(turned, [num_heads, num_kv_heads], dim=1)
         query = rotary_kv_write((query, key, value), rotary, pools, paged.slot_mapping)
         attended = self._backend.paged_attention(
             query, pools.key, pools.value, paged, layer.options
         )
         return _apply(layer.attention_output, attended.flatten(1))
-
-    def _norm(self, numbers: Tensor, weight: Tensor) -> Tensor:
-        """RMSNorm over the last dimension; what is normalised is rounded before it is weighted."""
-        return weight * functional.rms_norm(numbers, numbers.shape[-1:], eps=self._shape.epsilon)
 
     def _fused(self, layer: LayerWeights, options: AttentionOptions) -> _Layer:
         return _Layer(

@@ -42,6 +42,10 @@ class Timer(Protocol):
 class DeviceStreams(Protocol):
     """The compute stream of a device, which is in use, and the swap stream beside it."""
 
+    def on_device(self) -> AbstractContextManager[object]:
+        """Inside, what this thread launches goes to this device."""
+        ...
+
     def swapping(self) -> AbstractContextManager[object]:
         """Inside, the swap stream is in use."""
         ...
@@ -65,6 +69,9 @@ class DeviceStreams(Protocol):
 
 class HostStreams:
     """Of a CPU, which has done what it is asked when it returns: all is in order."""
+
+    def on_device(self) -> AbstractContextManager[object]:
+        return nullcontext()
 
     def swapping(self) -> AbstractContextManager[object]:
         return nullcontext()
@@ -108,6 +115,11 @@ class CudaStreams:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._swap = _cuda.Stream(device)
+
+    def on_device(self) -> AbstractContextManager[object]:
+        # Each thread has a device of its own, the first unless it says so.
+        context: AbstractContextManager[object] = _cuda.device(self._device)
+        return context
 
     def swapping(self) -> AbstractContextManager[object]:
         context: AbstractContextManager[object] = _cuda.stream(self._swap)

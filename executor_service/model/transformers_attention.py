@@ -111,16 +111,15 @@ def context_of(module: nn.Module) -> AttentionContext | None:
 
 
 def register_attention() -> None:
-    """Makes IMPLEMENTATION_NAME known to `transformers`, for attention and for masks."""
-    from transformers.masking_utils import AttentionMaskInterface
+    """Makes IMPLEMENTATION_NAME known to `transformers`, for attention and not for masks.
+
+    Positions and block tables say who sees whom. For an implementation without a mask function
+    `transformers` makes no mask; for one with it, it would first ask the device, in each forward
+    pass, whether positions begin anew, and wait for the answer.
+    """
     from transformers.modeling_utils import AttentionInterface
 
     AttentionInterface.register(IMPLEMENTATION_NAME, _attention_forward)
-    AttentionMaskInterface.register(IMPLEMENTATION_NAME, _no_mask)
-
-
-def _no_mask(*_args: object, **_kwargs: object) -> None:
-    """Positions and block tables say who sees whom; a mask tensor is never needed."""
 
 
 def _attention_forward(

@@ -96,7 +96,7 @@ class ModelRunner:
             # Histories of rows that are gone need not be kept.
             self._counts.forget()
         try:
-            with self._failing_the_step():
+            with self._failing_the_step(), self._streams.on_device():
                 pending = self._ask(step)
         except StepFailed:
             # How much of it was counted is unknown.

@@ -48,6 +48,17 @@ EXECUTOR_OPTIONS: tuple[Option, ...] = (
         choices=("auto", "cpu", "cuda"),
     ),
     Option(
+        "device-index",
+        Kind.INTEGER,
+        "which of the GPUs that it sees an executor takes; beyond the last it starts over",
+        _MODEL,
+        ("executor",),
+        0,
+        default_text="0; `serve` gives its executors 0, 1, 2, ..",
+        minimum=0,
+        maximum=1023,
+    ),
+    Option(
         "attention-backend",
         Kind.CHOICE,
         "what computes attention and, on a CPU, the decoders it knows",
@@ -55,7 +66,7 @@ EXECUTOR_OPTIONS: tuple[Option, ...] = (
         _SERVE_EXECUTOR,
         "auto",
         default_text="auto: the fastest that passes its trial at start",
-        choices=("auto", "torch", "native", "triton", "flash-attn"),
+        choices=("auto", "torch", "native", "triton", "flash-attn", "flash-attn-3"),
     ),
     Option(
         "cuda-graphs",

@@ -31,6 +31,9 @@ class Router(Protocol):
     def step_begins(self, state: HostState) -> None:
         """A host is about to plan a step, or is looked at for another reason."""
 
+    def seen(self, state: HostState) -> None:
+        """A host was looked at."""
+
     def rank(self, request: Request, states: Sequence[HostState]) -> Iterator[Choice]:
         """Hosts for a request, the best one first."""
 
@@ -50,9 +53,12 @@ class LeastLoaded:
     def step_begins(self, state: HostState) -> None:
         pass
 
+    def seen(self, state: HostState) -> None:
+        pass
+
     def rank(self, request: Request, states: Sequence[HostState]) -> Iterator[Choice]:
         return map(Choice, sorted(states, key=_load))
 
 
 def _load(state: HostState) -> int:
-    return state.num_tokens
+    return state.host.num_unfinished_tokens

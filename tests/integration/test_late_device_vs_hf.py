@@ -31,8 +31,8 @@ from tests.support.devices.late_device import LateStreams, late_runner
 from tests.support.devices.recorded_ops import RecordedOps, mixed_model
 from tests.support.models.hugging_face import generate_greedily, load_reference
 from tests.support.models.tiny_models import VOCAB_SIZE, make_tiny_model
+from tests.support.processes.patience import PATIENCE_S
 
-PATIENCE_S = 30.0
 NUM_OUTPUT_TOKENS = 10
 MAX_MODEL_LEN = 64
 CONFIG = SchedulerConfig(
@@ -57,11 +57,9 @@ PENALIZED = replace(CUT, repetition_penalty=1.3, frequency_penalty=0.4, presence
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "recorded"])
-def make_model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> MakeModel:
+def make_model(request: pytest.FixtureRequest) -> MakeModel:
     if not request.param:
         return torch_model
-    # What transformers asks in order to leave out its own reads on the host.
-    monkeypatch.setattr("transformers.utils.import_utils.is_cuda_stream_capturing", lambda: True)
     return with_decode_graphs(mixed_model, CONFIG.max_num_seqs, RecordedOps)
 
 

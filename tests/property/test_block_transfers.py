@@ -83,6 +83,10 @@ class FakeDevice:
     # -- the streams -----------------------------------------------------------------------------
 
     @contextmanager
+    def on_device(self) -> Iterator[None]:
+        yield
+
+    @contextmanager
     def swapping(self) -> Iterator[None]:
         self.stream = SWAP
         yield

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from scheduler_service.core.policies.request_queue import (
     BEFORE_ALL,
     Key,
+    LaneOf,
     Lanes,
     OrderedQueue,
     all_lanes,
+    lane_of_adapter,
 )
 from scheduler_service.core.request import Request
 
@@ -35,8 +37,15 @@ class UrgencyPolicy:
     allows_bypasses = True
     shares = None
 
-    def __init__(self, urgency: Callable[[Request], Key], *, refuses_late: bool) -> None:
+    def __init__(
+        self,
+        urgency: Callable[[Request], Key],
+        *,
+        refuses_late: bool,
+        lane_of: LaneOf = lane_of_adapter,
+    ) -> None:
         self._urgency = urgency
+        self._lane_of = lane_of
         self.refuses_late = refuses_late
         # Those that may become overdue are apart, so that any number of them is passed at once.
         self._lasting: OrderedQueue[Request] = OrderedQueue()
@@ -61,10 +70,10 @@ class UrgencyPolicy:
     def push(self, request: Request) -> None:
         deadline_ns = request.scheduling.deadline_ns
         queue = self._lasting
-        if self.refuses_late and deadline_ns is not None and not _has_run(request):
+        if self.refuses_late and deadline_ns is not None and expires(request):
             queue = self._expiring
             self._by_deadline.add(request, {"": (deadline_ns, request.arrival)})
-        queue.add(request, {request.scheduling.adapter: self.rank(request)})
+        queue.add(request, {self._lane_of(request): self.rank(request)})
         self._turns_of(request).waiting.add(request, {"": (request.arrival,)})
 
     def remove(self, request: Request) -> None:
@@ -74,6 +83,10 @@ class UrgencyPolicy:
         else:
             self._lasting.remove(request)
         self._turns_of(request).waiting.remove(request)
+
+    def change_lane(self, request: Request) -> None:
+        queue = self._expiring if request in self._expiring else self._lasting
+        queue.change_lane(request, self._lane_of(request))
 
     def candidates(
         self, now_ns: int = 0, open_lanes: Callable[[], Lanes] = all_lanes
@@ -150,7 +163,7 @@ class UrgencyPolicy:
             request = turns.holder
             if request is None or request in seen or self._is_overdue(request, now_ns):
                 continue
-            if lanes is None or request.scheduling.adapter in lanes:
+            if lanes is None or self._lane_of(request) in lanes:
                 return request
         return None
 
@@ -194,7 +207,10 @@ class _Turns:
         return self.waiting.first() if self.num_since >= TURN_EVERY else None
 
 
-def _has_run(request: Request) -> bool:
-    """Whether it has tokens, or may get some from a step in flight: its deadline is no end then."""
+def expires(request: Request) -> bool:
+    """Whether a deadline ends a request as long as it waits.
+
+    Not one that has tokens, or may get some from a step in flight.
+    """
     has_tokens = any(len(s.token_ids) > s.num_prompt_tokens for s in request.sequences)
-    return request.is_protected or request.num_preemptions > 0 or has_tokens
+    return not (request.is_protected or request.num_preemptions > 0 or has_tokens)

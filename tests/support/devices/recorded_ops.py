@@ -9,11 +9,12 @@ recorded stays decided. Between replays, what a recording allocated for itself i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -144,6 +145,34 @@ def write_turned(
     _write(_turned(key, rotary), pools.key, slots)
     _write(value, pools.value, slots)
     return _turned(query, rotary)
+
+
+def rms_norm_in_torch(numbers: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """`rms_norm` of plain torch operations, as Hugging Face's Llama has it."""
+    return weight * functional.rms_norm(numbers, numbers.shape[-1:], eps=epsilon)
+
+
+def add_rms_norm_in_torch(
+    numbers: Tensor, addend: Tensor, weight: Tensor, epsilon: float
+) -> tuple[Tensor, Tensor]:
+    """`add_rms_norm` of plain torch operations."""
+    total = numbers + addend
+    return total, rms_norm_in_torch(total, weight, epsilon)
+
+
+def gated_product_in_torch(gate_up: Tensor) -> Tensor:
+    """`gated_product` of plain torch operations."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return functional.silu(gate) * up
+
+
+# By what they are called in `gpu_decoder`: what a decoder launches beside attention.
+TORCH_KERNELS: Mapping[str, Callable[..., Any]] = {
+    "rotary_kv_write": write_turned,
+    "rms_norm": rms_norm_in_torch,
+    "add_rms_norm": add_rms_norm_in_torch,
+    "gated_product": gated_product_in_torch,
+}
 
 
 def _turned(heads: Tensor, rotary: RotaryTables) -> Tensor:

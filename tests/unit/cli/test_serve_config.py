@@ -11,6 +11,7 @@ from splitserve_cli.serve_config import (
     check_http,
     check_loopback,
     check_model,
+    on_gpus_of_their_own,
     reachable_address,
 )
 from splitserve_options import options
@@ -21,6 +22,15 @@ TLS = ("--http-tls-cert=a.crt", "--http-tls-key=a.key")
 @pytest.mark.parametrize("listen", ["0.0.0.0:7", "127.0.0.1:7"])
 def test_reachable_address_is_local_when_the_server_listens_everywhere(listen: str) -> None:
     assert reachable_address(listen) == "127.0.0.1:7"
+
+
+def test_each_executor_has_a_gpu_of_its_own_when_several_are_started() -> None:
+    indexes = []
+    for flags in on_gpus_of_their_own(["--device=cuda", "--dtype=float16"], 3):
+        values = options.parse("executor", flags, {})
+        assert (values["device"], values["dtype"]) == ("cuda", "float16")
+        indexes.append(values["device_index"])
+    assert indexes == [0, 1, 2]
 
 
 def test_check_model_raises_when_the_path_is_no_checkpoint(tmp_path: Path) -> None:

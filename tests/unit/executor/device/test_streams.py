@@ -36,6 +36,12 @@ class FakeCuda:
         return self.current
 
     @contextmanager
+    def device(self, device: torch.device) -> Iterator[None]:
+        self.log.append(f"on {device}")
+        yield
+        self.log.append(f"off {device}")
+
+    @contextmanager
     def stream(self, stream: FakeStream) -> Iterator[None]:
         before, self.current = self.current, stream
         yield
@@ -83,6 +89,12 @@ def test_streams_of_a_gpu_wait_for_each_other_when_asked(cuda: FakeCuda) -> None
     streams.swap_after_compute()
     streams.compute_after_swap()
     assert cuda.log == ["swap waits for compute", "compute waits for swap"]
+
+
+def test_streams_of_a_gpu_have_the_thread_launch_on_it_when_a_step_begins(cuda: FakeCuda) -> None:
+    with streams_of(GPU).on_device():
+        cuda.log.append("launch")
+    assert cuda.log == ["on cuda:0", "launch", "off cuda:0"]
 
 
 def test_timer_of_a_gpu_waits_only_when_it_is_read(cuda: FakeCuda) -> None:

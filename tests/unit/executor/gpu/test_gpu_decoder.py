@@ -22,7 +22,7 @@ from executor_service.model.paged_model import MakeModel, PagedModel, Transforme
 from executor_service.runner.decode_graphs import CudaGraphs, Recorder, with_decode_graphs
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
 from executor_service.steps.sampling_params import SamplingParams
-from tests.support.devices.recorded_ops import RecordedOps, RunAgain, StaticAttention, write_turned
+from tests.support.devices.recorded_ops import TORCH_KERNELS, RecordedOps, RunAgain, StaticAttention
 from tests.support.models.hugging_face import generate_greedily, load_reference
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.steps.step_driver import DrivenSequence, Row, drive, make_step
@@ -97,10 +97,11 @@ def llama(tmp_path_factory: pytest.TempPathFactory, device: torch.device) -> Cas
 
 
 @pytest.fixture
-def _turned_in_torch(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
-    """For what the kernel does not matter to: interpreted, it takes long."""
+def _without_kernels(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
+    """For what the kernels do not matter to: interpreted, they take long."""
     if device.type == "cpu":
-        monkeypatch.setattr(gpu_decoder, "rotary_kv_write", write_turned)
+        for name, in_torch in TORCH_KERNELS.items():
+            monkeypatch.setattr(gpu_decoder, name, in_torch)
 
 
 def _making(decoder: GpuDecoder) -> MakeModel:
@@ -194,7 +195,7 @@ def test_decoder_says_what_the_model_says_when_pools_have_8_bits(llama: Case) ->
 @pytest.mark.parametrize(
     "case", ["llama, odd and tied", "qwen2, biases of some", "qwen3, head norms"], indirect=True
 )
-@pytest.mark.usefixtures("_turned_in_torch")
+@pytest.mark.usefixtures("_without_kernels")
 def test_decoder_holds_weights_once_when_it_is_made(case: Case) -> None:
     loaded = case.load()
     buffers = sum(buffer.nbytes for buffer in loaded.model.buffers())
@@ -218,18 +219,20 @@ def test_build_gpu_decoder_raises_when_keys_are_written_elsewhere(
         build_gpu_decoder(llama.load(), reference, BLOCK_SIZE)
 
 
-@pytest.mark.usefixtures("_turned_in_torch")
+@pytest.mark.usefixtures("_without_kernels")
 def test_build_gpu_decoder_raises_when_the_whole_computes_something_else(
     llama: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As Gemma weights.
-    norm = GpuDecoder._norm
-    monkeypatch.setattr(GpuDecoder, "_norm", lambda self, x, weight: norm(self, x, 1 + weight))
+    norm = gpu_decoder.add_rms_norm
+    monkeypatch.setattr(
+        gpu_decoder, "add_rms_norm", lambda x, addend, weight, eps: norm(x, addend, 1 + weight, eps)
+    )
     with pytest.raises(TrialFailed, match="relative error of the logits"):
         build_gpu_decoder(llama.load(), reference, BLOCK_SIZE)
 
 
-@pytest.mark.usefixtures("_turned_in_torch")
+@pytest.mark.usefixtures("_without_kernels")
 @pytest.mark.parametrize("architecture", ["ministral3", "smollm3", "granite"])
 def test_build_gpu_decoder_raises_when_only_the_parts_are_a_llamas(
     tmp_path: Path, device: torch.device, architecture: str
@@ -262,7 +265,8 @@ def test_decoder_is_recorded_when_it_decodes(
     """What is recorded here are operations of torch: kernels are replaced by such."""
     if case.device.type != "cpu":
         pytest.skip("a GPU records the kernels themselves")
-    monkeypatch.setattr(gpu_decoder, "rotary_kv_write", write_turned)
+    for name, in_torch in TORCH_KERNELS.items():
+        monkeypatch.setattr(gpu_decoder, name, in_torch)
     loaded, recorder = case.load(), RecordedOps()
     decoder = GpuDecoder(loaded, StaticAttention())
     cache = _cache(loaded)

@@ -40,12 +40,6 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return load_model(ModelConfig(str(directory), max_model_len=TABLE_WIDTH * BLOCK_SIZE))
 
 
-@pytest.fixture(autouse=True)
-def _capturing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What transformers asks in order to leave out its own reads on the host."""
-    monkeypatch.setattr("transformers.utils.import_utils.is_cuda_stream_capturing", lambda: True)
-
-
 def _cache(loaded: LoadedModel) -> KVCache:
     return KVCache(loaded.layers, BLOCK_SIZE, NUM_BLOCKS, 0, loaded.dtype, loaded.device)
 
