@@ -170,8 +170,10 @@ def _penalize(logits: Tensor, params: ParamRows, counted: CountedRows) -> None:
         dtype=np.float32,
     )
     repetition, frequency, presence = to_device(penalties, logits.device)[:, :, None].unbind(1)
-    for start in range(0, len(rows), _ROWS_AT_A_TIME):
-        part = slice(start, start + _ROWS_AT_A_TIME)
+    # A CPU keeps what belongs to one row in its caches.
+    size = 1 if logits.device.type == "cpu" else _ROWS_AT_A_TIME
+    for start in range(0, len(rows), size):
+        part = slice(start, start + size)
         counts, before = counted.table[counted.lines[part]], logits[rows[part]]
         repeated = torch.where(before > 0, before / repetition[part], before * repetition[part])
         after = torch.where(counts > 0, repeated, before)

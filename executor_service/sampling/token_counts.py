@@ -125,7 +125,8 @@ class TokenCounts:
 
     def _count(self, line: int, tokens: np.ndarray, num_prompt_tokens: int) -> None:
         counts = self._table[line].zero_()
-        on_device = to_device(tokens, counts.device)
+        # 32 bits on the way: a copy of many bytes may wait for what the device is doing.
+        on_device = to_device(tokens, counts.device).to(torch.int64)
         counts[on_device[:num_prompt_tokens]] = IN_PROMPT
         output = on_device[num_prompt_tokens:]
         # Sums of integers are exact in any order, so this is deterministic on every device.
@@ -133,6 +134,6 @@ class TokenCounts:
 
 
 def _tokens(history: Sequence[int] | None, num_tokens: int) -> np.ndarray:
-    """The first `num_tokens` tokens, int64."""
+    """The first `num_tokens` tokens, int32."""
     assert history is not None, "a row with penalties has its history"
-    return np.asarray(history[:num_tokens], dtype=np.int64)
+    return np.asarray(history[:num_tokens], dtype=np.int32)

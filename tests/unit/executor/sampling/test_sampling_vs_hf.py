@@ -28,6 +28,8 @@ from transformers import (
 )
 
 from executor_service.sampling.logit_adjustments import adjust_logits
+from executor_service.sampling.sampler import SamplingRows
+from executor_service.sampling.token_counts import TokenCounts
 from executor_service.sampling.truncation import truncate
 from executor_service.steps.sampling_params import ParamRows, SamplingParams
 
@@ -139,13 +141,22 @@ def test_logits_are_adjusted_as_hugging_face_does_when_all_is_combined(num_token
     rng = np.random.default_rng(num_tokens)
     histories = rng.integers(0, 3, (len(pairs), num_tokens)).tolist()
     logits = random_logits(len(pairs), has_ties=False)
+    rows = SamplingRows(
+        params=ParamRows.of(pairs),
+        seeds=np.zeros(len(pairs), np.int64),
+        positions=np.full(len(pairs), num_tokens, np.int32),
+        num_prompt_tokens=np.full(len(pairs), prompt_len, np.int32),
+        # Tokens after the position do not count.
+        histories=[[*history, 1, 2] for history in histories],
+    )
+    counts = TokenCounts(VOCAB_SIZE, logits.device)
     adjusted = adjust_logits(
         logits,
-        ParamRows.of(pairs),
-        np.full(len(pairs), num_tokens, np.int32),
-        np.full(len(pairs), prompt_len, np.int32),
-        # Tokens after the position do not count.
-        [[*history, 1, 2] for history in histories],
+        rows.params,
+        rows.positions,
+        rows.num_prompt_tokens,
+        rows.histories,
+        counted=rows.count(counts, np.arange(len(pairs), dtype=np.int32)),
     )
     for row, params in enumerate(pairs):
         processors = hf_processors(params, prompt_len)
