@@ -19,7 +19,8 @@ from executor_service.errors import TrialFailed
 from executor_service.model.input_batch import build_input_batch
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import MakeModel, PagedModel, TransformersModel
-from executor_service.runner.decode_graphs import CudaGraphs, Recorder, with_decode_graphs
+from executor_service.runner.cuda_graphs import CudaGraphs
+from executor_service.runner.decode_graphs import Recorder, with_decode_graphs
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
 from executor_service.steps.sampling_params import SamplingParams
 from tests.support.devices.recorded_ops import TORCH_KERNELS, RecordedOps, RunAgain, StaticAttention
