@@ -69,7 +69,9 @@ class Dispatcher:
         self._owner = owner
         self.tracked: dict[str, Tracked] = {}
         self._queue = FleetQueue(config.policies.queue_policy, config.policies.tenant_weights)
-        self._quarantine = Quarantine(config.max_executor_losses)
+        self._quarantine = Quarantine(
+            config.max_executor_losses, refuses_late=self._queue.refuses_late
+        )
         # When somebody who waits is to be looked at.
         self._looks_at_ns: int | None = None
         self._alarm: asyncio.TimerHandle | None = None
@@ -122,8 +124,8 @@ class Dispatcher:
 
     # -- executors -----------------------------------------------------------------------------
 
-    def engine_joined(self) -> None:
-        """There is one more that takes requests."""
+    def look_again(self) -> None:
+        """One more takes requests, or anything else may have changed, anywhere."""
         self._dispatch()
 
     def engine_lost(self, engine: EngineLoop, requests: list[Request], cause: LossCause) -> None:
@@ -229,7 +231,8 @@ class Dispatcher:
 
     def _plan_look(self) -> None:
         """Sees to it that whoever waits is looked at when its time has come."""
-        at_ns = self._queue.next_look_ns
+        times = (self._queue.next_look_ns, self._quarantine.next_deadline_ns)
+        at_ns = min((each for each in times if each is not None), default=None)
         if at_ns == self._looks_at_ns:
             return
         self._looks_at_ns = at_ns
@@ -242,6 +245,8 @@ class Dispatcher:
     def _look(self) -> None:
         """A deadline is past, or somebody has waited long enough for a busy executor."""
         self._looks_at_ns = None
-        for request in self._queue.take_overdue(self._now_ns()):
-            self._owner.end(request)
+        now_ns = self._now_ns()
+        for waiting in (self._queue, self._quarantine):
+            for request in waiting.take_overdue(now_ns):
+                self._owner.end(request)
         self._dispatch([])

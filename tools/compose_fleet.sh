@@ -1,11 +1,12 @@
 # Part of compose_test.sh: a fleet under load. Four executors; two are killed, one is drained, all are
-# replaced, a second scheduler joins. The steps are those of
-# docs/operations.md ("Executors that are lost", "Rolling upgrade", "Several schedulers"). All the
-# while compose_load.py asks, and no stream of its may be lost or changed.
+# replaced; a second scheduler joins, the busy one of the two is stopped and comes back, and then the
+# other one is killed. The steps are those of docs/operations.md ("Executors that are lost", "Rolling
+# upgrade", "Several schedulers"). All the while compose_load.py asks, and no stream of its may be
+# lost or changed.
 # shellcheck shell=bash disable=SC2154
 
 readonly num_executors=4
-load=''
+load='' busy=''
 
 load_says() { podman logs "$load" 2>/dev/null | grep -c "^$1" || true; }
 
@@ -25,6 +26,8 @@ check_streams() { # WHAT-HAPPENED
 start_fleet() {
     # More schedulers than one: a port of the machine's for each. Here any will do.
     export SPLITSERVE_PORT=127.0.0.1:
+    # Less than a stream takes: what runs on whoever is drained is moved, too.
+    export SPLITSERVE_DRAIN_TIMEOUT_S=1
     up --scale executor=$num_executors
     wait_for 600 "splitserve info shows $num_executors connected executors" has_executors $num_executors
     wait_for 30 'the gateway is ready' curl --silent --fail "localhost:$http_port/health/ready"
@@ -43,7 +46,7 @@ is_running() { [ "$(podman inspect -f '{{.State.Status}}' "$1")" = running ]; }
 
 check_kills() {
     local victims victim
-    mapfile -t victims < <(of_service executor | head -2)
+    mapfile -t -n 2 victims < <(of_service executor)
     for victim in "${victims[@]}"; do crash "$victim"; done
     say 'killed two of the executors'
     for victim in "${victims[@]}"; do
@@ -59,7 +62,8 @@ address_of() { # CONTAINER: of an executor, as splitserve info shows it
 
 check_drain() {
     local leaving scheduler
-    leaving=$(of_service executor | head -1)
+    # Not `head`: whoever writes to it when it has gone is killed, and the script with it.
+    mapfile -t -n 1 leaving < <(of_service executor)
     scheduler=$(of_service scheduler)
     timeout 120 podman exec "$scheduler" splitserve drain "$(address_of "$leaving")" >"$scratch/drain" 2>&1 ||
         { cat "$scratch/drain" >&2; fail 'splitserve drain'; }
@@ -100,6 +104,37 @@ check_two_schedulers() {
     sees_all 'a second scheduler'
 }
 
+num_running() { # SCHEDULER: requests that are under way on its executors
+    podman exec "$1" splitserve info --json | python3 -c 'import json, sys
+print(sum(e["num_running_requests"] for e in json.load(sys.stdin)["executors"]))'
+}
+
+# The load stays with a scheduler as long as that serves.
+find_busy() { # sets `busy`
+    local each most=0 count
+    for each in $(of_service scheduler); do
+        count=$(num_running "$each") || return 1
+        [ "$count" -le "$most" ] || { busy=$each most=$count; }
+    done
+    [ "$most" -gt 0 ]
+}
+
+check_scheduler_stops() {
+    stop "$busy"
+    say 'stopped the scheduler that had the load; it has ended by itself'
+    sees_all 'a scheduler stopped'
+    podman start "$busy" >/dev/null 2>&1 || fail 'podman start'
+    wait_for 60 'it is back' is_healthy "$busy"
+    sees_all 'a scheduler came back'
+}
+
+check_scheduler_killed() {
+    crash "$busy"
+    say 'killed the scheduler that had the load'
+    wait_for 60 'its restart policy started it again' was_restarted "$busy"
+    sees_all 'a scheduler killed'
+}
+
 sees_all() { # WHAT-HAPPENED
     wait_for 300 "all executors are connected: $1" has_executors $num_executors
     check_streams "$1"
@@ -121,7 +156,12 @@ check_fleet() {
     check_drain
     check_rolling_upgrade
     check_two_schedulers
+    wait_for 60 'one of the schedulers has the load' find_busy
+    check_scheduler_stops
+    wait_for 60 'one of the schedulers has the load' find_busy
+    check_scheduler_killed
     stop_load
     check_stop
     export SPLITSERVE_PORT=$port
+    unset SPLITSERVE_DRAIN_TIMEOUT_S
 }

@@ -141,6 +141,7 @@ def _emit(what: str, prepare: Callable[[int], Callable[[], object]]) -> None:
         "routing_decision",
         what=what,
         executors=NUM_EXECUTORS,
+        us_min=round(min(taken_us), 1),
         us_p50=percentile(taken_us, 50),
         us_p99=percentile(taken_us, 99),
     )

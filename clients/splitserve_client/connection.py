@@ -260,7 +260,8 @@ class Connection:
         self._left.append(self._target)
         found = Listed([*dict.fromkeys((self._address, *named))])
         open_channels = partial(_open_channels, self._config)
-        self._target = Schedulers(found, open_channels, self._config.timing.clock)
+        clock = self._config.timing.clock
+        self._target = Schedulers(found, open_channels, clock, stopping=self._address)
         return ServerUnreachable(error.message, error.reason)
 
 

@@ -59,7 +59,12 @@ class Schedulers:
         open_channels: Callable[[str], Channels],
         clock: Callable[[], float],
         shuffle: Shuffle = random.shuffle,
+        stopping: str | None = None,
     ) -> None:
+        """`stopping`: one that said that it stops.
+
+        Any other is better, though it may have no executor yet.
+        """
         self._discovery = discovery
         self._open_channels = open_channels
         self._clock = clock
@@ -68,8 +73,7 @@ class Schedulers:
         # It is one of `_channels`.
         self._current: str | None = None
         self._fresh_until_s = 0.0
-        # One that said that it stops: any other is better, though it may have no executor yet.
-        self._stopping: str | None = None
+        self._stopping = stopping
         # Of all calls that wait for it.
         self._search: asyncio.Task[Channels] | None = None
 
@@ -139,10 +143,11 @@ class Schedulers:
         await self._forget_others(addresses)
         probe = partial(self._is_serving, timeout_s=min(timeout_s, _PROBE_TIMEOUT_S))
         answers = Answers()
-        others = [address for address in addresses if address != self._current]
+        last = [each for each in addresses if each == self._stopping]
+        mine = [each for each in addresses if each == self._current and each not in last]
+        others = [each for each in addresses if each not in (*mine, *last)]
         self._shuffle(others)
-        mine = [self._current] if self._current in addresses else []
-        for each in (others, mine) if self._current == self._stopping else (mine, others):
+        for each in (mine, others, last):
             if answers.serving is None:
                 await ask(each, probe, answers)
         found = answers.serving or answers.idle
@@ -150,6 +155,8 @@ class Schedulers:
             raise answers.problem or ServerUnreachable("no scheduler is known")
         if answers.serving is not None:
             self._fresh_until_s = self._clock() + _FRESH_S
+            if found == self._stopping:
+                self._stopping = None
         self._current = found
         return self._channels[found]
 

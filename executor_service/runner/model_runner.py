@@ -28,7 +28,6 @@ from executor_service.runner.forward_pass import ForwardPass
 from executor_service.runner.pending_sampling import PendingSampling
 from executor_service.runner.prompt_logprob_chunks import run_in_parts, scores_too_much
 from executor_service.sampling.sampler import Draw, draw_in_torch
-from executor_service.sampling.truncation import is_limited
 from executor_service.steps.step import (
     FinishedStep,
     PendingStep,
@@ -65,7 +64,6 @@ class ModelRunner:
         `streams`: None for those of the device of `cache`.
         """
         self.cache = cache
-        self._vocab_size = loaded.vocab_size
         self._streams = streams or streams_of(cache.device)
         uploads = Uploads(cache.device, self._streams)
         self._sampled = SampledTokens(uploads)
@@ -82,7 +80,7 @@ class ModelRunner:
     def begin(self, step: StepInput) -> PendingStep | None:
         """The `__cause__` of StepFailed is an OutOfMemory where memory ran out."""
         is_cut = scores_too_much(step)
-        if self._unfinished and (is_cut or self._waits_to_draw(step)):
+        if self._unfinished and is_cut:
             return None
         if is_cut:
             return FinishedStep(run_in_parts(step, lambda part: self._begin(part).finish()))
@@ -127,12 +125,6 @@ class ModelRunner:
         sampling = PendingSampling(step, forward, self._draw, self._streams)
         sample_timer.stop()
         return _Computing(forward_timer, sample_timer, sampling)
-
-    def _waits_to_draw(self, step: StepInput) -> bool:
-        """Whether drawing looks at what the device has computed, to know how to go on."""
-        sampling = step.sampling_params.take(np.flatnonzero(step.samples))
-        random = sampling.take(np.flatnonzero(sampling.temperatures > 0))
-        return bool(is_limited(random, self._vocab_size).any())
 
     @contextmanager
     def _failing_the_step(self) -> Iterator[None]:

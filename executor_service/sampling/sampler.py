@@ -19,10 +19,11 @@ from torch import Tensor
 from executor_service.device.host_copies import to_device
 from executor_service.sampling.logit_adjustments import adjust_logits
 from executor_service.sampling.philox import uniform
-from executor_service.sampling.truncation import truncate
+from executor_service.sampling.truncation import truncate, truncate_unseen
 from executor_service.steps.sampling_params import ParamRows
 from executor_service.steps.step import Int32Array, Int64Array
 from executor_service.steps.token_masks import TokenMasks
+from splitserve_kernels.draw_rows import DrawRows
 
 # The vocabulary is summed in blocks of this size before a token is looked for inside one block.
 _BLOCK = 512
@@ -60,9 +61,24 @@ class SamplingRows:
         )
 
 
+def draw_rows(rows: SamplingRows, vocab_size: int) -> DrawRows:
+    """`rows` as a kernel is told of them."""
+    params = rows.params
+    return DrawRows(
+        temperatures=params.temperatures,
+        top_k=params.top_k(vocab_size),
+        top_p=params.top_p,
+        min_p=params.min_p,
+        seeds=rows.seeds.astype(np.int64),
+        positions=rows.positions.astype(np.int64),
+    )
+
+
 # Adjusted logits [S, V] float32 and their rows -> token ids [S] int32, -1 where invalid, on the
 # device of the logits.
 Draw = Callable[[Tensor, SamplingRows], Tensor]
+# Scaled logits and their rows -> weights, 0 for what is cut.
+Truncate = Callable[[Tensor, ParamRows], Tensor]
 
 
 def sample(logits: Tensor, rows: SamplingRows, draw: Draw | None = None) -> Tensor:
@@ -91,34 +107,34 @@ def _sample_adjusted(logits: Tensor, rows: SamplingRows, draw: Draw) -> Tensor:
 
 
 def draw_in_torch(adjusted: Tensor, rows: SamplingRows) -> Tensor:
-    """Chooses the largest logit of each row, or draws where it has a temperature."""
+    """Chooses the largest logit of each row, or draws where it has a temperature.
+
+    The host looks at what was found on the way: this is for logits on a CPU.
+    """
+    return _draw_with(truncate, adjusted, rows)
+
+
+def draw_unseen_in_torch(adjusted: Tensor, rows: SamplingRows) -> Tensor:
+    """As `draw_in_torch`, but the host looks at nothing, so it does not wait for a device."""
+    return _draw_with(truncate_unseen, adjusted, rows)
+
+
+def _draw_with(truncate: Truncate, adjusted: Tensor, rows: SamplingRows) -> Tensor:
     # torch.max returns the first of equal maxima. Its value is NaN, +inf or -inf exactly for the
     # rows that are invalid.
     largest, token_ids = adjusted.max(dim=-1)
     random_rows = np.flatnonzero(rows.params.temperatures > 0)
     if random_rows.size:
-        selected = to_device(random_rows, adjusted.device)
-        token_ids[selected] = draw_random_rows(adjusted, largest, rows, random_rows)
+        device, params = adjusted.device, rows.params.take(random_rows)
+        selected = to_device(random_rows, device)
+        weights = truncate(_scale(adjusted, largest, selected, params.temperatures), params)
+        u = uniform(
+            to_device(rows.seeds[random_rows].astype(np.int64), device),
+            to_device(rows.positions[random_rows].astype(np.int64), device),
+        )
+        # Of invalid rows it is some id below V.
+        token_ids[selected] = _draw(weights, u)
     return torch.where(torch.isfinite(largest), token_ids, -1).to(torch.int32)
-
-
-def draw_random_rows(
-    adjusted: Tensor, largest: Tensor, rows: SamplingRows, chosen: Int64Array
-) -> Tensor:
-    """Tokens of the rows `chosen`, indexes; their temperatures are above 0.
-
-    `adjusted`: [S, V], `largest`: [S], the largest logits of its rows. Returns int64; invalid rows
-    get some id below V.
-    """
-    device = adjusted.device
-    temperatures = rows.params.temperatures[chosen]
-    scaled = _scale(adjusted, largest, to_device(chosen, device), temperatures)
-    weights = truncate(scaled, rows.params.take(chosen))
-    u = uniform(
-        to_device(rows.seeds[chosen].astype(np.int64), device),
-        to_device(rows.positions[chosen].astype(np.int64), device),
-    )
-    return _draw(weights, u)
 
 
 def _scale(adjusted: Tensor, largest: Tensor, selected: Tensor, temperatures: np.ndarray) -> Tensor:

@@ -265,6 +265,10 @@ class EngineLoop:
             self._core.tick(self._now_ns())
             planned = self.call("schedule", self._next_batch)
             if planned is None:
+                if self.scheduler.num_in_flight == 0:
+                    # Who was given before may have ended since, and kept others out: no result will
+                    # come after which they are looked at again.
+                    self._refill(self)
                 self._plan_wake_up()
                 return
             plan, batch = planned

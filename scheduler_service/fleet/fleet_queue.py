@@ -19,6 +19,7 @@ from scheduler_service.core.request import Request
 from scheduler_service.fleet.holds import Holds
 from scheduler_service.fleet.host_state import Host, HostState
 from scheduler_service.fleet.hosts import Hosts
+from scheduler_service.fleet.overdue import MAX_OVERDUE, end_overdue
 from scheduler_service.fleet.prefix_router import PrefixRouter
 from scheduler_service.fleet.router import Choice, Router
 
@@ -26,8 +27,6 @@ from scheduler_service.fleet.router import Choice, Router
 _MAX_BLOCKED = 16
 # The same for those that fit no host that is open: they hold up nobody there.
 _MAX_MISFITS = 512
-# How many are ended in one go.
-_MAX_OVERDUE = 32
 # So long anybody waits at a host before another takes it.
 _LEAST_PATIENCE_NS = 10_000_000
 # What passes by itself, or is for others, is not waited for at a host.
@@ -118,6 +117,11 @@ class FleetQueue:
     # -- deadlines -----------------------------------------------------------------------------
 
     @property
+    def refuses_late(self) -> bool:
+        """Whether a request ends that waits when its deadline is past."""
+        return self._policy.refuses_late
+
+    @property
     def next_look_ns(self) -> int | None:
         """When `take_overdue` or `dispatch` has something to do, if nothing happens before."""
         times = (self._policy.next_deadline_ns, self._holds.next_end_ns)
@@ -130,14 +134,11 @@ class FleetQueue:
 
     def take_overdue(self, now_ns: int) -> Iterator[Request]:
         """Some of those whose deadline is past, ended; to be told and forgotten by the caller."""
-        for _ in range(_MAX_OVERDUE):
+        for _ in range(MAX_OVERDUE):
             request = self._policy.overdue(now_ns)
             if request is None:
                 return
-            late_s = (now_ns - (request.scheduling.deadline_ns or 0)) / 1e9
-            message = f"it waited for an executor until {late_s:.3f} s after its deadline"
-            request.fail_unscheduled("DEADLINE_UNREACHABLE", message)
-            yield request
+            yield end_overdue(request, now_ns)
 
     # -- who goes where ------------------------------------------------------------------------
 
@@ -157,6 +158,7 @@ class FleetQueue:
         self._hosts.keep(hosts)
         for host in hosts if changed is None else changed:
             self._hosts.note(host)
+        self._holds.end(now_ns)
         if not self._waiting:
             return
         self._hosts.look()

@@ -23,6 +23,11 @@ class _Hold:
     num_passed: int = 0
     is_over: bool = False
 
+    def end(self, now_ns: int) -> None:
+        """It is over if that is true by now."""
+        has_waited = now_ns >= self.until_ns or self.num_passed >= MAX_PASSED
+        self.is_over = self.is_over or has_waited
+
 
 class Holds:
     """Until when each of them waits at most, and by how many it was passed."""
@@ -39,9 +44,13 @@ class Holds:
         if saved_ns <= _LEAST_SAVED_RATIO * now_cost_ns:
             return False
         hold = self._holds.setdefault(request.request_id, _Hold(now_ns + int(saved_ns)))
-        has_waited = now_ns >= hold.until_ns or hold.num_passed >= MAX_PASSED
-        hold.is_over = hold.is_over or has_waited
+        hold.end(now_ns)
         return not hold.is_over
+
+    def end(self, now_ns: int) -> None:
+        """Whoever has waited long enough begins when it can: the end of its time is no news."""
+        for hold in self._holds.values():
+            hold.end(now_ns)
 
     @property
     def next_end_ns(self) -> int | None:

@@ -76,6 +76,7 @@ class Hosts:
     def look_at(self, state: HostState) -> None:
         """Sees how one is now."""
         state.look(ASSUMED_TOKEN_NS if state.is_measured else self._usual_token_ns)
+        self._router.seen(state)
 
     @property
     def _usual_token_ns(self) -> float:

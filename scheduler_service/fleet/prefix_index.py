@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from scheduler_service.core.blocks.block_hashes import grow_chain
 from scheduler_service.core.blocks.block_pool import BlockPool
 from scheduler_service.core.blocks.prefix_cache import may_skip_prefix, num_findable_blocks
 from scheduler_service.core.config import SchedulerConfig
@@ -23,23 +22,42 @@ from scheduler_service.fleet.prefix_walks import (
     walk_run,
     walk_windows,
 )
+from scheduler_service.fleet.remembered_names import RUN_BLOCKS, RememberedNames
 
 # Of longer prompts no more blocks are looked for: what is found is less than what there is.
 MAX_BLOCKS = 8192
-# So many are hashed ahead where it is not known yet whether anybody has them.
-_NUM_AHEAD = 32
 
 
 @dataclass(slots=True)
 class Prefixes:
-    """What is cached of one request: by the numbers of those executors that have some of it.
+    """What is cached of one request, by the numbers of those executors that have some of it.
 
+    So many tokens, of which so many blocks are in the host pool; an entry for each executor.
     `family`: a number that prompts have in common which go on alike where the cached part ends; 0
     if there is no block to tell them by.
     """
 
-    cached: dict[int, CachedPrefix] = field(default_factory=dict)
+    numbers: list[int] = field(default_factory=list)
+    num_tokens: list[int] = field(default_factory=list)
+    num_host_blocks: list[int] = field(default_factory=list)
     family: int = 0
+
+    @property
+    def any_in_host_pool(self) -> bool:
+        """Whether something has to be brought back to a device."""
+        return any(self.num_host_blocks)
+
+    @property
+    def cached(self) -> dict[int, CachedPrefix]:
+        """The same, for one after the other."""
+        prefixes = map(CachedPrefix, self.num_tokens, self.num_host_blocks)
+        return dict(zip(self.numbers, prefixes, strict=True))
+
+    def add(self, numbers: list[int], num_tokens: int, num_host_blocks: int) -> None:
+        """These executors have so much."""
+        self.numbers += numbers
+        self.num_tokens += [num_tokens] * len(numbers)
+        self.num_host_blocks += [num_host_blocks] * len(numbers)
 
 
 @dataclass(slots=True)
@@ -85,22 +103,33 @@ class _Shelf:
         self.places &= ~(DEVICE_BIT << NUM_BITS * place)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _PoolBit:
-    """Listens to one pool."""
+    """Listens to one pool.
+
+    Blocks that follow each other are mostly held by the same executors: such masks are one object,
+    which takes less memory, and less time to compare. `_last`: a mask, and what became of it.
+    """
 
     masks: dict[bytes, int]
     bit: int
+    _last: tuple[int, int] = (0, 0)
 
     def published(self, block_hash: bytes) -> None:
-        self.masks[block_hash] = self.masks.get(block_hash, 0) | self.bit
+        mask = self.masks.get(block_hash, 0)
+        self.masks[block_hash] = self._changed(mask, mask | self.bit)
 
     def forgotten(self, block_hash: bytes) -> None:
-        left = self.masks.get(block_hash, 0) & ~self.bit
-        if left:
-            self.masks[block_hash] = left
+        mask = self.masks.get(block_hash, 0)
+        if mask & ~self.bit:
+            self.masks[block_hash] = self._changed(mask, mask & ~self.bit)
         else:
             self.masks.pop(block_hash, None)
+
+    def _changed(self, mask: int, after: int) -> int:
+        if self._last != (mask, after):
+            self._last = mask, after
+        return self._last[1]
 
 
 class PrefixIndex:
@@ -109,6 +138,7 @@ class PrefixIndex:
     def __init__(self) -> None:
         self._shelves: dict[object, _Shelf] = {}
         self._members: dict[int, _Member] = {}
+        self._names = RememberedNames()
 
     @property
     def num_hashes(self) -> int:
@@ -147,7 +177,7 @@ class PrefixIndex:
             return
         chain = sequence.chains.setdefault(config.hash_kind, [])
         num_blocks = min(num_findable_blocks(config, sequence), MAX_BLOCKS)
-        grow_chain(chain, config, request, sequence.token_ids, num_blocks)
+        self._names.grow_chain(chain, config, request, sequence.token_ids, num_blocks)
         listener, there = member.listener(DEVICE_BIT), member.device.published_hashes
         new = [name for name in chain[1 : num_blocks + 1] if name not in there]
         for block_hash in new:
@@ -183,29 +213,32 @@ class PrefixIndex:
         chain = sequence.chains.setdefault(config.hash_kind, [])
         num_blocks = min(num_findable_blocks(config, sequence), MAX_BLOCKS)
         if config.sliding_window is None:
-            masks = _masks_ahead(shelf, request, sequence, chain, num_blocks)
+            masks = self._masks_ahead(shelf, request, sequence, chain, num_blocks)
             hits = walk_run(masks, shelf.places)
         else:
-            grow_chain(chain, config, request, sequence.token_ids, num_blocks)
+            self._names.grow_chain(chain, config, request, sequence.token_ids, num_blocks)
             known = [shelf.masks.get(name, 0) for name in chain[1 : num_blocks + 1]]
             hits = walk_windows(known, shelf.places, config)
         longest = 0
         for places, num_found, num_from_host in hits:
             longest = max(longest, num_found)
-            cached = CachedPrefix(num_found * config.block_size, num_from_host)
-            for place in places_in(places):
-                found.cached[shelf.numbers[place]] = cached
+            numbers = [shelf.numbers[place] for place in places_in(places)]
+            found.add(numbers, num_found * config.block_size, num_from_host)
         if longest + 1 < len(chain):
             found.family = int.from_bytes(chain[longest + 1][:8], "little")
 
-
-def _masks_ahead(
-    shelf: _Shelf, request: Request, sequence: Sequence, chain: list[bytes], num_blocks: int
-) -> Iterator[list[int]]:
-    """Who has the blocks of a request, part by part; hashes no more than are asked for."""
-    start, mask_of, config = 0, shelf.masks.get, shelf.config
-    while start < num_blocks:
-        end = min(num_blocks, start + _NUM_AHEAD)
-        grow_chain(chain, config, request, sequence.token_ids, end)
-        yield [mask_of(name, 0) for name in chain[start + 1 : end + 1]]
-        start = end
+    def _masks_ahead(
+        self,
+        shelf: _Shelf,
+        request: Request,
+        sequence: Sequence,
+        chain: list[bytes],
+        num_blocks: int,
+    ) -> Iterator[list[int]]:
+        """Who has the blocks of a request, part by part; hashes no more than are asked for."""
+        mask_of, config, token_ids = shelf.masks.get, shelf.config, sequence.token_ids
+        for start in range(0, num_blocks, RUN_BLOCKS):
+            end = min(num_blocks, start + RUN_BLOCKS)
+            if len(chain) <= end:
+                self._names.grow_chain(chain, config, request, token_ids, end)
+            yield [mask_of(name, 0) for name in chain[start + 1 : end + 1]]

@@ -6,7 +6,7 @@ in its host pool. A set of executors is a mask of their device bits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from scheduler_service.core.blocks.prefix_cache import first_block_needed
@@ -14,6 +14,8 @@ from scheduler_service.core.config import SchedulerConfig
 
 DEVICE_BIT, HOST_BIT = 1, 2
 NUM_BITS = 2
+# Of so many it is quicker to look at each bit than to go from one to the next.
+_MANY = 8
 
 
 class CachedPrefix(NamedTuple):
@@ -31,18 +33,24 @@ class Found(NamedTuple):
     num_host_blocks: int
 
 
-def places_in(places: int) -> Iterator[int]:
+def places_in(places: int) -> list[int]:
     """The places whose device bits are set."""
+    if places.bit_count() > _MANY:
+        bits = bin(places)[:1:-NUM_BITS]
+        return [place for place, bit in enumerate(bits) if bit == "1"]
+    found = []
     while places:
         lowest = places & -places
-        yield (lowest.bit_length() - 1) // NUM_BITS
+        found.append((lowest.bit_length() - 1) // NUM_BITS)
         places ^= lowest
+    return found
 
 
 def walk_run(parts: Iterable[Sequence[int]], places: int) -> list[Found]:
     """Who has a run of the first blocks, and how long it is; nobody of whom it is empty.
 
-    `parts`: masks of the blocks, from the first on; asked for as long as anybody has all.
+    `parts`: masks of the blocks, from the first on, some at a time; asked for as long as anybody
+    has all.
     """
     found: list[Found] = []
     # Who has all so far, by how many of them are in its host pool only.
@@ -50,10 +58,9 @@ def walk_run(parts: Iterable[Sequence[int]], places: int) -> list[Found]:
     # Blocks in a row that the same executors have, since the `begin`-th.
     same, begin, end = -1, 0, 0
     for part in parts:
-        if part.count(same) == len(part):  # as for most, and faster
-            end += len(part)
-            continue
-        for index, mask in enumerate(part, end):
+        # Mostly the same executors have all of it, and that is quickly seen.
+        is_even = part.count(part[0]) == len(part)
+        for index, mask in enumerate(part[:1] if is_even else part, end):
             if mask != same:
                 alive = _go_on(alive, same, index - begin)
                 same, begin = mask, index

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from scheduler_service.core.policies.urgency import expires
 from scheduler_service.core.request import Request
 from scheduler_service.fleet.executor_losses import (
     FleetLosses,
@@ -20,6 +21,7 @@ from scheduler_service.fleet.executor_losses import (
     RequestLosses,
 )
 from scheduler_service.fleet.host_state import Host
+from scheduler_service.fleet.overdue import MAX_OVERDUE, end_overdue
 
 REASON = "EXECUTOR_LOST_REPEATEDLY"
 
@@ -52,11 +54,13 @@ class _Isolated:
 class Quarantine:
     """Of all executors of a scheduler.
 
-    `max_executor_losses`: in succession, until a request is isolated.
+    `max_executor_losses`: in succession, until a request is isolated. `refuses_late`: whether one
+    that waits ends when its deadline is past.
     """
 
-    def __init__(self, max_executor_losses: int) -> None:
+    def __init__(self, max_executor_losses: int, *, refuses_late: bool = False) -> None:
         self._max_losses = max_executor_losses
+        self._refuses_late = refuses_late
         self._losses: dict[str, RequestLosses] = {}
         self._fleet = FleetLosses()
         self._isolated: dict[str, _Isolated] = {}
@@ -144,6 +148,27 @@ class Quarantine:
     def num_waiting(self) -> int:
         """Requests that no host has."""
         return sum(isolated.host is None for isolated in self._isolated.values())
+
+    @property
+    def next_deadline_ns(self) -> int | None:
+        """When `take_overdue` has something to do, if nothing happens before."""
+        return min((at_ns for at_ns, _ in self._expiring), default=None)
+
+    def take_overdue(self, now_ns: int) -> Iterator[Request]:
+        """As that of the queue, of those that wait here."""
+        overdue = [request for at_ns, request in self._expiring if at_ns < now_ns]
+        for request in overdue[:MAX_OVERDUE]:
+            yield end_overdue(request, now_ns)
+
+    @property
+    def _expiring(self) -> Iterator[tuple[int, Request]]:
+        """Those that wait here and end by themselves, and when."""
+        if not self._refuses_late:
+            return
+        for request in (each.request for each in self._isolated.values() if each.host is None):
+            deadline_ns = request.scheduling.deadline_ns
+            if deadline_ns is not None and expires(request):
+                yield deadline_ns, request
 
     def dispatch(self, hosts: Sequence[Host]) -> Iterator[tuple[Request, Host]]:
         """Those that no host has, and the hosts that get them, whatever these have begun.

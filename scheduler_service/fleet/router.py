@@ -31,6 +31,9 @@ class Router(Protocol):
     def step_begins(self, state: HostState) -> None:
         """A host is about to plan a step, or is looked at for another reason."""
 
+    def seen(self, state: HostState) -> None:
+        """A host was looked at."""
+
     def rank(self, request: Request, states: Sequence[HostState]) -> Iterator[Choice]:
         """Hosts for a request, the best one first."""
 
@@ -48,6 +51,9 @@ class LeastLoaded:
         pass
 
     def step_begins(self, state: HostState) -> None:
+        pass
+
+    def seen(self, state: HostState) -> None:
         pass
 
     def rank(self, request: Request, states: Sequence[HostState]) -> Iterator[Choice]:

@@ -23,6 +23,7 @@ from executor_service.steps.executor_info import (
     Feature,
     ModelInfo,
 )
+from executor_service.steps.sampling_params import Grammar
 from executor_service.steps.step import StepInput
 from executor_service.steps.step_executor import StepExecutor
 from splitserve.executor.v1 import executor_pb2 as pb
@@ -50,7 +51,8 @@ Job = Callable[[], None]
 class ExecutorShape:
     """What kind of machine it is.
 
-    A step takes `step_s`, and `byte_s` for each byte of its batch.
+    A step takes `step_s`, and `byte_s` for each byte of its batch; to compile a grammar takes it
+    `compile_s`.
     """
 
     block_size: int
@@ -58,6 +60,7 @@ class ExecutorShape:
     num_host_blocks: int
     step_s: float
     byte_s: float
+    compile_s: float
     max_inflight_steps: int
     eos_token_ids: tuple[int, ...]
 
@@ -165,6 +168,7 @@ class SimulatedExecutor:
     processes: list[Process] = field(default_factory=list)
     _stop: asyncio.Event | None = None
     _worker: VirtualWorker | None = None
+    _compiled_at_s: dict[Grammar, float] = field(default_factory=dict)
 
     @property
     def address(self) -> str:
@@ -193,6 +197,7 @@ class SimulatedExecutor:
 
     async def _live(self, process: Process) -> None:
         self._stop = asyncio.Event()
+        self._compiled_at_s = {}
         info = self._info()
         runner = FakeRunner(
             block_size=info.block_size,
@@ -238,7 +243,19 @@ class SimulatedExecutor:
     def _fault(self, step: StepInput) -> StepFault:
         assert self._worker is not None
         self._worker.seeds = step.seeds.tolist()
-        return self.mood.fault(step)
+        fault, compiling = self.mood.fault(step), self._compiling(step)
+        return replace(fault, unsampled=compiling) if compiling else fault
+
+    def _compiling(self, step: StepInput) -> list[int]:
+        """Rows that get no token, as their grammar is not compiled yet; each is begun when seen."""
+        now_s, row_ids = self.loop.time(), list[int]()
+        for row in range(step.num_rows):
+            grammar = step.sampling_params[row].grammar
+            if grammar is not None:
+                at_s = self._compiled_at_s.setdefault(grammar, now_s + self.shape.compile_s)
+                if now_s < at_s:
+                    row_ids.append(int(step.row_ids[row]))
+        return row_ids
 
     def _now_ns(self) -> int:
         return BEGINNING_NS + round(self.loop.time() * 1e9)

@@ -8,27 +8,27 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from unittest import mock
 
 import grpc.aio
 
-from scheduler_service.config import ClusterConfig
-from scheduler_service.core.config import BatchPolicyName, PolicyConfig, PreemptionMode
-from scheduler_service.core.policies.queue_policy import QUEUE_POLICIES
 from tests.simulation.calls import opener
 from tests.simulation.client_process import SimulatedClient
-from tests.simulation.executor_process import ExecutorShape, SimulatedExecutor
-from tests.simulation.faults import Fault, World, random_fault
+from tests.simulation.executor_process import SimulatedExecutor
+from tests.simulation.faults import Fault, World
+from tests.simulation.liveness import LivenessWatch
 from tests.simulation.network import Network
 from tests.simulation.rules import problems_of_end, problems_of_outcomes, problems_of_rest
+from tests.simulation.scenario import FAULTS_S, Draw, Scenario, disturbed, random_scenario
 from tests.simulation.scheduler_process import SimulatedScheduler
 from tests.simulation.virtual_loop import Stuck, VirtualLoop, new_loop, process_name
-from tests.simulation.workload import EOS, MOST_TOKENS, random_requests
 
-# Virtual seconds: for faults, and then for everything to come to its end.
-_REQUESTS_S = 2.0
-_FAULTS_S = 16.0
+# Virtual seconds: for faults that have begun, then for everything to be found again, and to come to
+# its end.
+_LAST_FAULT_S = 12.0
+_RECOVERY_S = 60.0
 _PATIENCE_S = 300.0
 _SETTLE_S = 60.0
 _LASTING_S = (0.01, 0.5, 3.0, 8.0)
@@ -54,12 +54,18 @@ class History:
 
 
 def run_history(
-    seed: int, *, faults: Sequence[Fault] | None = None, is_verbose: bool = False
+    seed: int,
+    *,
+    draw: Draw = random_scenario,
+    faults: Sequence[Fault] | None = None,
+    is_verbose: bool = False,
 ) -> History:
-    """The history of `seed`. `faults`: those that happen, in place of what the seed would draw.
+    """The history of `seed`. `draw`: what it begins with. `faults`: those that happen.
 
     `is_verbose`: with all that the services log.
     """
+    if faults is not None:
+        draw = partial(disturbed, faults=faults)
     history = History(seed)
     loop = new_loop()
 
@@ -70,7 +76,8 @@ def run_history(
     gc.disable()
     try:
         with _logged(note, history, is_verbose=is_verbose):
-            story = _Story(loop, Random(seed), faults, note)
+            random = Random(seed)
+            story = _Story(loop, random, draw(random), note)
             with mock.patch.object(grpc.aio, "insecure_channel", opener(story.network)):
                 try:
                     history.problems += loop.run_until_complete(story.run())
@@ -125,34 +132,23 @@ class _Handler(logging.Handler):
 class _Story:
     """Sets the world up, lets it go wrong, and looks at the end of it."""
 
-    def __init__(
-        self, loop: VirtualLoop, random: Random, faults: Sequence[Fault] | None, note: Note
-    ) -> None:
+    def __init__(self, loop: VirtualLoop, random: Random, scenario: Scenario, note: Note) -> None:
         self._random = random
-        self._faults = faults
+        self._faults = scenario.faults
         self.network = Network(loop, random)
-        scheduler = SimulatedScheduler(loop, self.network, "10.0.0.1", _random_config(random))
-        num_blocks_of_tokens = MOST_TOKENS + random.choice([32, 64, 400])
+        scheduler = SimulatedScheduler(loop, self.network, "10.0.0.1", scenario.config)
         executors = [
             SimulatedExecutor(
-                loop,
-                self.network,
-                random,
-                f"10.0.1.{number}",
-                scheduler.address,
-                _random_shape(random, num_blocks_of_tokens),
+                loop, self.network, random, f"10.0.1.{number}", scheduler.address, shape
             )
-            for number in range(random.choice([1, 2, 2, 3]))
+            for number, shape in enumerate(scenario.shapes)
         ]
-        wanted = random_requests(random, random.choice([2, 3, 4, 6, 8]), _REQUESTS_S)
-        num_clients = random.choice([1, 2, 3])
         clients = [
-            SimulatedClient(
-                loop, random, f"10.0.2.{number}", scheduler.address, wanted[number::num_clients]
-            )
-            for number in range(num_clients)
+            SimulatedClient(loop, random, f"10.0.2.{number}", scheduler.address, wanted)
+            for number, wanted in enumerate(scenario.wanted)
         ]
         self._world = World(self.network, random, scheduler, executors, clients, note)
+        self._watch = LivenessWatch(self._world)
 
     async def run(self) -> list[str]:
         """The whole story; returns what must not be."""
@@ -162,14 +158,19 @@ class _Story:
             executor.start()
         await asyncio.sleep(0.4)
         asking = [client.start() for client in world.clients]
-        await self._go_wrong()
+        if self._faults:
+            await self._go_wrong()
         world.calm()
-        done, waiting = await asyncio.wait(asking, timeout=_PATIENCE_S)
+        done, waiting = await asyncio.wait(asking, timeout=_RECOVERY_S if self._faults else 0.0)
         if waiting:
-            return ["clients wait for ever", *self.describe()]
+            watching = asyncio.ensure_future(self._watch.run())
+            done, waiting = await asyncio.wait(asking, timeout=_PATIENCE_S)
+            watching.cancel()
+        if waiting:
+            return [*self._watch.problems, "clients wait for ever", *self.describe()]
         for task in done:
             task.result()
-        problems = problems_of_outcomes(world)
+        problems = self._watch.problems + problems_of_outcomes(world)
         await asyncio.sleep(_SETTLE_S)
         problems += problems_of_rest(world)
         await self._end()
@@ -182,9 +183,6 @@ class _Story:
 
     async def _go_wrong(self) -> None:
         random, world = self._random, self._world
-        faults = self._faults
-        if faults is None:
-            faults = [random_fault(random) for _ in range(random.choice([0, 1, 2, 3, 5, 8]))]
 
         async def happen(fault: Fault, at_s: float, lasting_s: float) -> None:
             await asyncio.sleep(at_s)
@@ -192,11 +190,11 @@ class _Story:
 
         tasks = [
             asyncio.ensure_future(
-                happen(fault, random.random() * 2 * _REQUESTS_S, random.choice(_LASTING_S))
+                happen(fault, random.random() * FAULTS_S, random.choice(_LASTING_S))
             )
-            for fault in faults
+            for fault in self._faults
         ]
-        await asyncio.sleep(_FAULTS_S)
+        await asyncio.sleep(FAULTS_S + _LAST_FAULT_S)
         for task in tasks:
             task.cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
@@ -212,38 +210,3 @@ class _Story:
         for executor in world.executors:
             executor.stop()
         await asyncio.sleep(_SETTLE_S)
-
-
-def _random_config(random: Random) -> ClusterConfig:
-    return ClusterConfig(
-        max_num_seqs=random.choice([4, 8, 256]),
-        max_num_batched_tokens=random.choice([8, 32, 256]),
-        max_num_waiting=random.choice([4, 1024, 1024]),
-        pipeline_depth=random.choice([1, 2, 2, 4]),
-        reconnect_timeout_s=random.choice([0.2, 2.0]),
-        step_timeout_s=random.choice([1.0, 5.0]),
-        policies=PolicyConfig(
-            prefix_caching=random.random() < 0.8,
-            host_prefix_cache=random.random() < 0.5,
-            num_lookahead_slots=random.choice([0, 0, 3]),
-            preemption_mode=random.choice(list(PreemptionMode)),
-            batch_policy=random.choice(list(BatchPolicyName)),
-            queue_policy=random.choice(sorted(QUEUE_POLICIES)),
-            tenant_weights={"heavy": 2.0},
-        ),
-    )
-
-
-def _random_shape(random: Random, num_tokens: int) -> ExecutorShape:
-    block_size = random.choice([1, 3, 4, 16])
-    # A sequence may leave a part of a block empty, and the first of several are shared.
-    num_blocks = num_tokens // block_size + 8
-    return ExecutorShape(
-        block_size=block_size,
-        num_device_blocks=num_blocks,
-        num_host_blocks=random.choice([0, num_blocks // 2, num_blocks]),
-        step_s=random.choice([0.02, 0.1, 0.3]),
-        byte_s=random.choice([0.0, 1e-4]),
-        max_inflight_steps=random.choice([1, 2, 4]),
-        eos_token_ids=EOS,
-    )

@@ -119,6 +119,27 @@ def _random_request(random: Random, number: int, within_s: float) -> Wanted:
     )
 
 
+def random_burst(random: Random, count: int) -> list[Wanted]:
+    """Requests that come at one moment, but for a few; many of them with grammars of their own."""
+    requests = random_requests(random, count, 0.2)
+    return [
+        replace(
+            request,
+            at_s=0.5 if random.random() < 0.8 else request.at_s,
+            params=_with_grammar(request, random) if random.random() < 0.3 else request.params,
+        )
+        for request in requests
+    ]
+
+
+def _with_grammar(request: Wanted, random: Random) -> SamplingParams:
+    """Choices among which one is this request's own, or those of another request, too."""
+    own = 1 + random.choice([request.number, request.number // 3])
+    grammar = Choices((*_CHOICES.texts, f"40 {own} 41 42 43 44 45 46"))
+    params = request.params
+    return SamplingParams(max_tokens=params.max_tokens, seed=params.seed, grammar=grammar)
+
+
 def _random_prompt(random: Random) -> tuple[int, ...]:
     stem: Sequence[int] = random.choice(_STEMS)[: random.choice([1, 8, 12, _MAX_STEM, _MAX_STEM])]
     num_own = random.choice([0, 0, 1, 5, _MAX_OWN])

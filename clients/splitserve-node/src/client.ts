@@ -1,11 +1,11 @@
 // A client of a splitserve scheduler.
 
-import type { ChannelCredentials } from "@grpc/grpc-js";
+import { credentials, type ChannelCredentials } from "@grpc/grpc-js";
 
 import type { ApiKey } from "./api-key.js";
 import { Connection } from "./connection.js";
 import { decodeExecutor, decodeModel } from "./decoding.js";
-import { RequestIdInUse, ServerUnreachable, SplitserveError } from "./errors.js";
+import { InvalidRequest, RequestIdInUse, ServerUnreachable, SplitserveError } from "./errors.js";
 import { AdminService } from "./gen/splitserve/scheduler/v1/admin_pb.js";
 import { SchedulerService } from "./gen/splitserve/scheduler/v1/scheduler_pb.js";
 import { collectGeneration, type Generation } from "./generation.js";
@@ -24,22 +24,38 @@ import {
 
 const TOKENIZER_TIMEOUT_MS = 60_000;
 
+/** Contents of files in PEM. */
+export interface Tls {
+  /** Who certifies schedulers; the usual authorities without. */
+  readonly ca?: Buffer;
+  /** Of the client, with `certificate`. */
+  readonly key?: Buffer;
+  readonly certificate?: Buffer;
+}
+
 /** How patient a client is, and how it connects. */
 export interface ClientOptions {
   /** For the first connection and for short calls; 5 seconds. */
   readonly connectTimeoutMs?: number;
   /** For streams that broke. */
   readonly retry?: Partial<RetryPolicy>;
-  /** `credentials.createSsl(ca, key, certificate)`; plain text without. */
+  /** With neither this nor `credentials`: plain text. */
+  readonly tls?: Tls;
+  /** In place of `tls`: `credentials.createSsl(ca, key, certificate)`, or any other. */
   readonly credentials?: ChannelCredentials;
   /** Sent with every call, in plain text where there is no TLS. */
   readonly apiKey?: ApiKey;
+  /**
+   * Whether a scheduler that stops may name others where streams go on, with the same security; true.
+   * docs/security.md says which are believed: with an `apiKey` other hosts only if `tls` has a `ca`.
+   */
+  readonly followsPeers?: boolean;
   readonly timing?: Timing;
 }
 
 /**
  * Talks to a scheduler. Streams survive its death if it comes back at the same address, or if there
- * is another: `10.0.0.1:50051,10.0.0.2:50051`, or `dns:name:50051` for all addresses of a name.
+ * is another: `one.example:50051,10.0.0.2:50051`, or `dns:name:50051` for all addresses of a name.
  *
  * Every method throws SplitserveError, or the reason of the caller's signal.
  */
@@ -48,12 +64,19 @@ export class Client {
   readonly #retry: RetryPolicy;
   readonly #timing: Timing;
 
-  /** Throws InvalidRequest if `apiKey` cannot be one, or the addresses make no sense. */
+  /** Throws InvalidRequest for options and addresses that make no sense. */
   constructor(address = "127.0.0.1:50051", options: ClientOptions = {}) {
-    const { connectTimeoutMs = 5000, credentials, apiKey } = options;
-    this.#connection = new Connection(address, { connectTimeoutMs, credentials, apiKey });
+    const { connectTimeoutMs = 5000, apiKey, tls, followsPeers = true } = options;
     this.#retry = { ...DEFAULT_RETRY, ...options.retry };
     this.#timing = options.timing ?? REAL_TIME;
+    this.#connection = new Connection(address, {
+      connectTimeoutMs,
+      credentials: credentialsOf(options),
+      isVouched: tls?.ca !== undefined,
+      apiKey,
+      followsPeers,
+      now: this.#timing.now,
+    });
   }
 
   /** Ends the connection; what still runs on it is aborted, and throws ClientClosed. */
@@ -180,5 +203,18 @@ export class Client {
     const listed = await this.#connection.unary(listExecutors, {}, options.signal);
     const { executors, numUnassignedRequests } = listed;
     return { executors: executors.map(decodeExecutor), numUnassignedRequests };
+  }
+}
+
+/** Throws InvalidRequest. */
+function credentialsOf({ tls, credentials: given }: ClientOptions): ChannelCredentials | undefined {
+  if (tls === undefined) return given;
+  if (given !== undefined) {
+    throw new InvalidRequest("tls and credentials are given; allowed: one of them");
+  }
+  try {
+    return credentials.createSsl(tls.ca, tls.key, tls.certificate);
+  } catch (error) {
+    throw new InvalidRequest(`tls cannot be used: ${error}`, { cause: error });
   }
 }

@@ -1,52 +1,32 @@
-// One channel to a scheduler: typed calls by the descriptors of the protos, and their end.
+// The calls of a client: to which scheduler they go, where they go on, and their end.
 
-import {
-  fromBinary,
-  type DescMessage,
-  type DescMethodBiDiStreaming,
-  type DescMethodServerStreaming,
-  type DescMethodUnary,
-  type MessageInitShape,
-  type MessageShape,
+import type {
+  DescMessage,
+  DescMethodBiDiStreaming,
+  DescMethodServerStreaming,
+  DescMethodUnary,
+  MessageInitShape,
+  MessageShape,
 } from "@bufbuild/protobuf";
-import * as grpc from "@grpc/grpc-js";
 
+import { discover, listed, type Discovery } from "./addresses.js";
 import { metadataOf, type ApiKey } from "./api-key.js";
+import * as calls from "./calls.js";
+import type { BidiCall, CallOptions, Responses } from "./calls.js";
+import { Channel, type ChannelOptions } from "./channel.js";
 import { encode } from "./encoding.js";
-import { ClientClosed, errorOfCall, InvalidRequest, ServerUnreachable } from "./errors.js";
+import {
+  ClientClosed,
+  DeadlineExceeded,
+  Draining,
+  ServerUnreachable,
+  type SplitserveError,
+} from "./errors.js";
+import { allowed, MAX_HOPS } from "./following.js";
+import { Readiness, SchedulerService } from "./gen/splitserve/scheduler/v1/scheduler_pb.js";
+import { OneScheduler, Schedulers, type Target } from "./schedulers.js";
 
-const MIB = 1024 * 1024;
-const CHANNEL_OPTIONS: grpc.ChannelOptions = {
-  "grpc.max_send_message_length": 64 * MIB,
-  "grpc.max_receive_message_length": 64 * MIB,
-  // Pings find a peer that is gone without a word.
-  "grpc.keepalive_time_ms": 10_000,
-  "grpc.keepalive_timeout_ms": 5_000,
-  // A server that is back is to be found at once, not after gRPC's patience of minutes.
-  "grpc.initial_reconnect_backoff_ms": 100,
-  "grpc.max_reconnect_backoff_ms": 1000,
-  "grpc.dns_min_time_between_resolutions_ms": 500,
-  "grpc.enable_http_proxy": 0,
-  // Trying again is ours.
-  "grpc.enable_retries": 0,
-  // What one client closes is not kept open by another.
-  "grpc.use_local_subchannel_pool": 1,
-  // Of several schedulers any is the first, so that clients are spread.
-  "grpc.service_config": JSON.stringify({
-    loadBalancingConfig: [{ pick_first: { shuffleAddressList: true } }],
-  }),
-};
-const SEVERAL = /^(\d{1,3}\.){3}\d{1,3}:\d{1,5}(,(\d{1,3}\.){3}\d{1,3}:\d{1,5})+$/;
-
-type Responses<O extends DescMessage> = AsyncGenerator<MessageShape<O>, void, void>;
-
-/** A stream both ways. */
-export interface BidiCall<O extends DescMessage> {
-  /** Sends a message that is encoded already; the transport keeps what the server does not take yet. */
-  send(message: Buffer): void;
-  /** Throws a SplitserveError. */
-  readonly responses: Responses<O>;
-}
+const PROBE_TIMEOUT_MS = 2000;
 
 /** A signal that is aborted by the caller's, and when the client is closed. */
 export interface Scope {
@@ -56,33 +36,40 @@ export interface Scope {
 }
 
 /** How a connection is made. */
-export interface ConnectionOptions {
+export interface ConnectionOptions extends ChannelOptions {
   readonly connectTimeoutMs: number;
-  /** Plain text without. */
-  readonly credentials: grpc.ChannelCredentials | undefined;
+  /** Whether an authority of the operator's own certifies whoever is connected to. */
+  readonly isVouched: boolean;
   /** Sent with every call. */
   readonly apiKey: ApiKey | undefined;
+  /** Whether a scheduler that stops may name others where streams go on. */
+  readonly followsPeers: boolean;
+  /** Monotonic milliseconds. */
+  readonly now: () => number;
 }
 
 /** What is open is in `Scope`s: who closes the connection ends them all. */
 export class Connection {
-  readonly #unreachable: string;
-  readonly #connectTimeoutMs: number;
-  readonly #apiKey: ApiKey | undefined;
-  readonly #client: grpc.Client;
+  readonly #address: string;
+  readonly #options: ConnectionOptions;
+  readonly #knowsOthers: boolean;
   readonly #scopes = new Set<AbortController>();
-  #hasConnected = false;
+  #target: Target;
+  /** What may still run is where we came from. */
+  readonly #left: Target[] = [];
   #isClosed = false;
 
   /** Throws InvalidRequest if the API key cannot be one, or the addresses make no sense. */
   constructor(address: string, options: ConnectionOptions) {
-    const { connectTimeoutMs, credentials, apiKey } = options;
-    metadataOf(apiKey);
-    this.#unreachable = unreachable(address, credentials !== undefined);
-    this.#connectTimeoutMs = connectTimeoutMs;
-    this.#apiKey = apiKey;
-    const given = credentials ?? grpc.credentials.createInsecure();
-    this.#client = new grpc.Client(targetOf(address), given, CHANNEL_OPTIONS);
+    metadataOf(options.apiKey);
+    this.#address = address;
+    this.#options = options;
+    const discovery = discover(address, options.now);
+    this.#knowsOthers = discovery !== undefined;
+    this.#target =
+      discovery === undefined
+        ? new OneScheduler(new Channel(address, options), options.connectTimeoutMs)
+        : this.#several(discovery);
   }
 
   /** Ends what is open with ClientClosed. */
@@ -90,7 +77,7 @@ export class Connection {
     if (this.#isClosed) return;
     this.#isClosed = true;
     for (const controller of this.#scopes) controller.abort(closed());
-    this.#client.close();
+    for (const target of [...this.#left, this.#target]) target.close();
   }
 
   /** Throws the reason of `outer` if that is aborted already, and ClientClosed. */
@@ -110,35 +97,7 @@ export class Connection {
 
   /** Waits for the first connection. Throws ServerUnreachable as soon as it is refused. */
   async ready(signal: AbortSignal): Promise<void> {
-    const deadline = Date.now() + this.#connectTimeoutMs;
-    while (!this.#hasConnected) {
-      signal.throwIfAborted();
-      const state = this.#client.getChannel().getConnectivityState(true);
-      if (state === grpc.connectivityState.TRANSIENT_FAILURE) {
-        throw new ServerUnreachable(this.#unreachable);
-      }
-      if (state === grpc.connectivityState.READY) this.#hasConnected = true;
-      else await this.#stateChange(state, deadline, signal);
-    }
-  }
-
-  async #stateChange(
-    state: grpc.connectivityState,
-    deadline: number,
-    signal: AbortSignal,
-  ): Promise<void> {
-    const { promise, resolve, reject } = deferred();
-    const abort = (): void => reject(signal.reason);
-    signal.addEventListener("abort", abort, { once: true });
-    this.#client.getChannel().watchConnectivityState(state, deadline, (error?: Error) => {
-      if (error === undefined) resolve();
-      else reject(new ServerUnreachable(`${this.#unreachable}; waited too long`));
-    });
-    try {
-      await promise;
-    } finally {
-      signal.removeEventListener("abort", abort);
-    }
+    await this.#target.choose(signal);
   }
 
   /** Throws a SplitserveError, or the reason of `signal`. */
@@ -149,131 +108,120 @@ export class Connection {
   ): Promise<MessageShape<O>> {
     const message = encode(method.input, request);
     const { signal, end } = this.scope(outer);
+    const target = this.#target;
     try {
-      await this.ready(signal);
-      const options = { deadline: Date.now() + this.#connectTimeoutMs };
-      const call = this.#startServerStream(method, message, options);
-      for await (const response of this.#responses<O>(call, signal)) return response;
-      throw new ServerUnreachable("the call ended without an answer");
+      const channel = await target.choose(signal);
+      const options = { ...this.#callOptions(signal), timeoutMs: this.#options.connectTimeoutMs };
+      return await calls.unary(channel, method, message, options);
     } finally {
       end();
     }
   }
 
-  /** Throws InvalidRequest at once if `request` cannot be encoded. */
-  serverStream<I extends DescMessage, O extends DescMessage>(
+  /** Throws InvalidRequest, before anything is sent, if `request` cannot be encoded. */
+  async *serverStream<I extends DescMessage, O extends DescMessage>(
     method: DescMethodServerStreaming<I, O>,
     request: MessageInitShape<I>,
     signal: AbortSignal,
     timeoutMs?: number,
   ): Responses<O> {
     const message = encode(method.input, request);
-    const options = timeoutMs === undefined ? {} : { deadline: Date.now() + timeoutMs };
-    return this.#responses(this.#startServerStream(method, message, options), signal);
+    const target = this.#target;
+    const channel = await target.choose(signal);
+    const options = { ...this.#callOptions(signal), timeoutMs };
+    const responses = calls.serverStream(channel, method, message, options);
+    yield* this.#followed(responses, target, channel);
   }
 
-  bidi<I extends DescMessage, O extends DescMessage>(
+  /** Throws a SplitserveError. */
+  async bidi<I extends DescMessage, O extends DescMessage>(
     method: DescMethodBiDiStreaming<I, O>,
     signal: AbortSignal,
-  ): BidiCall<O> {
-    const call = this.#client.makeBidiStreamRequest(
-      pathOf(method),
-      same,
-      decoder(method.output),
-      metadataOf(this.#apiKey),
-    );
-    return {
-      send: (message) => void call.write(message),
-      responses: this.#responses(call, signal),
-    };
+  ): Promise<BidiCall<O>> {
+    const target = this.#target;
+    const channel = await target.choose(signal);
+    const call = calls.bidi(channel, method, this.#callOptions(signal));
+    return { ...call, responses: this.#followed(call.responses, target, channel) };
   }
 
-  #startServerStream<O extends DescMessage>(
-    method: DescMethodUnary<DescMessage, O> | DescMethodServerStreaming<DescMessage, O>,
-    message: Buffer,
-    options: grpc.CallOptions,
-  ): grpc.ClientReadableStream<MessageShape<O>> {
-    const path = pathOf(method);
-    return this.#client.makeServerStreamRequest(
-      path,
-      same,
-      decoder(method.output),
-      message,
-      metadataOf(this.#apiKey),
-      options,
-    );
+  #callOptions(signal: AbortSignal): CallOptions {
+    return { apiKey: this.#options.apiKey, signal };
   }
 
-  async *#responses<O extends DescMessage>(
-    call: AsyncIterable<MessageShape<O>> & ResponseStream,
-    signal: AbortSignal,
+  // -- where it goes on ---------------------------------------------------------------------------
+
+  /** Whether calls go on after `error` at a scheduler that is not being stopped. */
+  goesOnElsewhere(error: SplitserveError): boolean {
+    return error instanceof Draining && (this.#knowsOthers || this.#placesNamed(error).length > 0);
+  }
+
+  /** The schedulers that `error` names and where calls may go on. */
+  #placesNamed(error: Draining): string[] {
+    const { followsPeers, isVouched, apiKey } = this.#options;
+    if (!followsPeers || this.#knowsOthers || this.#left.length >= MAX_HOPS) return [];
+    return allowed(this.#address, error.schedulers, {
+      hasCredential: apiKey !== undefined,
+      isVouched,
+    });
+  }
+
+  async *#followed<O extends DescMessage>(
+    responses: Responses<O>,
+    target: Target,
+    channel: Channel,
   ): Responses<O> {
-    const cancel = (): void => call.cancel();
-    // A call that nobody reads any more may still report its end.
-    call.on("error", () => undefined);
-    signal.addEventListener("abort", cancel, { once: true });
     try {
-      signal.throwIfAborted();
-      for await (const response of call) {
-        signal.throwIfAborted();
-        yield response;
-      }
+      yield* responses;
     } catch (error) {
+      target.noteFailure(channel, error);
+      throw error instanceof Draining ? this.#follow(error, target) : error;
+    }
+  }
+
+  /**
+   * `error`, or that the stream broke, if it goes on elsewhere. `target`: where the call was; all
+   * streams there are told the same, and it is one hop.
+   */
+  #follow(error: Draining, target: Target): SplitserveError {
+    const broken = new ServerUnreachable(error.message, { reason: error.reason, cause: error });
+    if (target !== this.#target || this.#knowsOthers) return broken;
+    const named = this.#placesNamed(error);
+    if (named.length === 0) return error;
+    this.#left.push(this.#target);
+    const places = listed([...new Set([this.#address, ...named])]);
+    this.#target = this.#several(places, this.#address);
+    return broken;
+  }
+
+  #several(discovery: Discovery, stopping?: string): Schedulers {
+    const options = { ...this.#options, tlsName: discovery.host };
+    const parts = {
+      discovery,
+      open: (address: string) => new Channel(address, options),
+      isServing: (channel: Channel, signal: AbortSignal) => this.#isServing(channel, signal),
+      now: options.now,
+    };
+    return new Schedulers(parts, stopping);
+  }
+
+  /** What it says of itself; who answers anything else is asked, and says why. */
+  async #isServing(channel: Channel, signal: AbortSignal): Promise<boolean> {
+    const timeoutMs = Math.min(this.#options.connectTimeoutMs, PROBE_TIMEOUT_MS);
+    await channel.ready(signal, timeoutMs);
+    const { getModel } = SchedulerService.method;
+    try {
+      const message = encode(getModel.input, {});
+      const options = { ...this.#callOptions(signal), timeoutMs };
+      const model = await calls.unary(channel, getModel, message, options);
+      return [Readiness.READY, Readiness.UNSPECIFIED].includes(model.readiness);
+    } catch (error) {
+      if (error instanceof ServerUnreachable || error instanceof DeadlineExceeded) throw error;
       signal.throwIfAborted();
-      throw errorOfCall(error);
-    } finally {
-      signal.removeEventListener("abort", cancel);
-      call.cancel();
+      return false;
     }
   }
 }
 
-interface ResponseStream {
-  cancel(): void;
-  on(event: "error", listener: () => void): unknown;
-}
-
-/** As gRPC names it. Throws InvalidRequest. */
-function targetOf(address: string): string {
-  if (!address.includes(",") || address.startsWith("ipv4:")) return address;
-  if (SEVERAL.test(address)) return `ipv4:${address}`;
-  throw new InvalidRequest(
-    `the address ${address} cannot be used: of several each is an IPv4 address with a port; ` +
-      "dns:name:port is all addresses of a name",
-  );
-}
-
-/** What is known when there is no connection: gRPC does not say whether somebody was there. */
-function unreachable(address: string, isSecure: boolean): string {
-  return isSecure
-    ? `cannot connect to ${address} with TLS: no server answers, or it wants plain text, or another certificate`
-    : `cannot connect to ${address} in plain text: no server answers, or it wants TLS`;
-}
-
 function closed(): ClientClosed {
   return new ClientClosed("the client is closed");
-}
-
-function pathOf(method: { parent: { typeName: string }; name: string }): string {
-  return `/${method.parent.typeName}/${method.name}`;
-}
-
-/** Messages are encoded before a call begins, so that what cannot be encoded is no broken call. */
-function same(message: Buffer): Buffer {
-  return message;
-}
-
-function decoder<O extends DescMessage>(schema: O): (bytes: Buffer) => MessageShape<O> {
-  return (bytes) => fromBinary(schema, bytes);
-}
-
-function deferred(): {
-  promise: Promise<void>;
-  resolve: () => void;
-  reject: (why: unknown) => void;
-} {
-  let resolve!: () => void;
-  let reject!: (why: unknown) => void;
-  const promise = new Promise<void>((done, fail) => ([resolve, reject] = [done, fail]));
-  return { promise, resolve, reject };
 }

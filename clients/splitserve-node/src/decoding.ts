@@ -87,7 +87,12 @@ export function decodeFinish(finish: api.Finish): Finish {
 
 /** What a server said in-band. */
 export function decodeError(error: api.RequestError | undefined): SplitserveError {
-  return errorOfReason(error?.reason ?? "", error?.message ?? "", error?.retryDelay);
+  return errorOfReason(
+    error?.reason ?? "",
+    error?.message ?? "",
+    error?.retryDelay,
+    error?.schedulers,
+  );
 }
 
 /** The model that is served. */

@@ -21,7 +21,7 @@
 // └── ServerFault              a fault of the server; its log has the details
 
 import { anyUnpack } from "@bufbuild/protobuf/wkt";
-import type { Any, Duration } from "@bufbuild/protobuf/wkt";
+import type { Duration } from "@bufbuild/protobuf/wkt";
 import { fromBinary } from "@bufbuild/protobuf";
 import { status, type Metadata } from "@grpc/grpc-js";
 
@@ -30,11 +30,16 @@ import { StatusSchema } from "./gen/google/rpc/status_pb.js";
 
 const DOMAIN = "splitserve";
 const DETAILS_KEY = "grpc-status-details-bin";
+const SCHEDULERS_KEY = "schedulers";
+// Of what a server names no more are looked at.
+const MAX_NAMED = 8;
 
 /** What an error may have besides its message. */
 export interface ErrorDetails {
   readonly reason?: string;
   readonly retryDelayMs?: number | undefined;
+  /** With DRAINING. */
+  readonly schedulers?: readonly string[] | undefined;
   readonly cause?: unknown;
 }
 
@@ -82,7 +87,15 @@ export class ModelNotReady extends SplitserveError {}
 /** Another model is served than the prompt was encoded for. */
 export class ModelChanged extends SplitserveError {}
 /** The server is shutting down. */
-export class Draining extends SplitserveError {}
+export class Draining extends SplitserveError {
+  /** Addresses that it names as those of others; not all of them are believed. */
+  readonly schedulers: readonly string[];
+
+  constructor(message: string, details: ErrorDetails = {}) {
+    super(message, details);
+    this.schedulers = details.schedulers ?? [];
+  }
+}
 /** An accepted request failed alone. */
 export class RequestFailed extends SplitserveError {}
 /** The request could not meet its scheduling deadline any more, and was ended early. */
@@ -139,11 +152,13 @@ export function errorOfReason(
   reason: string,
   message: string,
   retryDelay?: Duration,
+  schedulers?: readonly string[],
 ): SplitserveError {
   const kind = ERROR_OF_REASON.get(reason) ?? RequestFailed;
   return new kind(message || "the request failed", {
     reason,
     retryDelayMs: milliseconds(retryDelay),
+    schedulers,
   });
 }
 
@@ -151,15 +166,15 @@ export function errorOfReason(
 export function errorOfCall(failure: unknown): SplitserveError {
   if (failure instanceof SplitserveError) return failure;
   if (!isCallFailure(failure)) return new ServerUnreachable(String(failure), { cause: failure });
-  const { reason, retryDelayMs } = readDetails(failure.metadata);
-  const details = { reason, retryDelayMs, cause: failure };
-  if (reason === "") {
+  const said = readDetails(failure.metadata);
+  const details = { ...said, cause: failure };
+  if (said.reason === "") {
     const kind = ERROR_OF_CODE.get(failure.code) ?? ServerFault;
-    const said = failure.details || "the server says no more";
-    return new kind(`${status[failure.code] ?? failure.code}: ${said}`, details);
+    const message = failure.details || "the server says no more";
+    return new kind(`${status[failure.code] ?? failure.code}: ${message}`, details);
   }
   const fallback = failure.code === status.INVALID_ARGUMENT ? InvalidRequest : ServerFault;
-  return new (ERROR_OF_REASON.get(reason) ?? fallback)(failure.details, details);
+  return new (ERROR_OF_REASON.get(said.reason) ?? fallback)(failure.details, details);
 }
 
 interface CallFailure {
@@ -172,18 +187,25 @@ function isCallFailure(failure: unknown): failure is CallFailure {
   return failure instanceof Error && "code" in failure && typeof failure.code === "number";
 }
 
-/** What the details say, of any gRPC server; bytes that are none say nothing. */
-function readDetails(metadata: Metadata | undefined): {
+interface Said {
   reason: string;
   retryDelayMs?: number | undefined;
-} {
+  schedulers?: readonly string[];
+}
+
+/** What the details say, of any gRPC server; bytes that are none say nothing. */
+function readDetails(metadata: Metadata | undefined): Said {
   const [bytes] = metadata?.get(DETAILS_KEY) ?? [];
-  const said: { reason: string; retryDelayMs?: number | undefined } = { reason: "" };
+  const said: Said = { reason: "" };
   if (!(bytes instanceof Uint8Array)) return said;
   try {
     for (const detail of fromBinary(StatusSchema, bytes).details) {
-      const info = unpackReason(detail);
-      if (info !== undefined) said.reason = info;
+      const info = anyUnpack(detail, ErrorInfoSchema);
+      if (info?.domain === DOMAIN) {
+        said.reason = info.reason;
+        const named = info.metadata[SCHEDULERS_KEY] ?? "";
+        said.schedulers = named.split(",", MAX_NAMED).filter((address) => address !== "");
+      }
       const retry = anyUnpack(detail, RetryInfoSchema);
       if (retry !== undefined) said.retryDelayMs = milliseconds(retry.retryDelay);
     }
@@ -191,11 +213,6 @@ function readDetails(metadata: Metadata | undefined): {
     return { reason: "" };
   }
   return said;
-}
-
-function unpackReason(detail: Any): string | undefined {
-  const info = anyUnpack(detail, ErrorInfoSchema);
-  return info?.domain === DOMAIN ? info.reason : undefined;
 }
 
 function milliseconds(duration: Duration | undefined): number | undefined {

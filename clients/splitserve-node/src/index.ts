@@ -3,7 +3,7 @@
 export { credentials } from "@grpc/grpc-js";
 
 export type { ApiKey } from "./api-key.js";
-export { Client, type ClientOptions } from "./client.js";
+export { Client, type ClientOptions, type Tls } from "./client.js";
 export {
   CallerNotAllowed,
   CallerUnknown,

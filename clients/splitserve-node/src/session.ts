@@ -1,6 +1,7 @@
 // Many requests over one stream, which is opened again when it breaks.
 
-import type { BidiCall, Connection, Scope } from "./connection.js";
+import type { BidiCall } from "./calls.js";
+import type { Connection, Scope } from "./connection.js";
 import { decodeError } from "./decoding.js";
 import { ClientClosed, ServerFault, ServerUnreachable, SplitserveError } from "./errors.js";
 import {
@@ -125,8 +126,7 @@ export class Session {
   async #serveStream(backoff: Backoff): Promise<SplitserveError> {
     const { connection } = this.#parts;
     try {
-      await connection.ready(this.#scope.signal);
-      this.#call = connection.bidi(SchedulerService.method.session, this.#scope.signal);
+      this.#call = await connection.bidi(SchedulerService.method.session, this.#scope.signal);
       for (const handle of this.#open.wanted.keys()) void this.#submit(handle);
       for await (const response of this.#call.responses) {
         this.#isRestored = true;
@@ -213,7 +213,11 @@ export class Session {
     }
   }
 
-  #receiveRefusal(handle: number, open: OpenRequest, refusal: SplitserveError): void {
+  #receiveRefusal(handle: number, open: OpenRequest, said: SplitserveError): void {
+    // What is refused by one that stops is no failure where there is another.
+    const refusal = this.#parts.connection.goesOnElsewhere(said)
+      ? new ServerUnreachable(said.message, { reason: said.reason, cause: said })
+      : said;
     if (!this.#open.wanted.has(handle)) this.#end(handle, { finish: open.request.aborted() });
     else if (open.request.mayGoOn(refusal)) void this.#submitLater(handle, open, refusal);
     else this.#end(handle, { error: refusal });

@@ -10,6 +10,7 @@ import { after, afterEach, before, beforeEach, test } from "node:test";
 import { ServerCredentials, status } from "@grpc/grpc-js";
 
 import { CallerUnknown, Client, credentials, InvalidRequest, QuotaExceeded } from "splitserve";
+import { Readiness } from "../dist/gen/splitserve/scheduler/v1/scheduler_pb.js";
 import { PYTHON, ROOT } from "./support/fake-service.js";
 import { failure, finish, ScriptedServer, tokens } from "./support/scripted-server.js";
 import { VirtualTime } from "./support/virtual-time.js";
@@ -131,6 +132,41 @@ test("a client with a certificate of the authority is answered", async () => {
   client.close();
   assert.deepEqual(server.brought, [`Bearer ${KEY}`]);
 });
+
+for (const [ca, numFollowed] of [
+  ["ca.crt", 1],
+  [undefined, 0],
+] as const) {
+  test(`a key goes to another host that is named ${numFollowed} times with ${ca}`, async () => {
+    const named = new ScriptedServer();
+    named.script = () => [finish()];
+    const other = await named.start(secured());
+    server.script = function* (_, call) {
+      if (call > 0) {
+        yield finish();
+        return;
+      }
+      yield tokens([7]);
+      server.readiness = Readiness.DRAINING;
+      throw failure(status.UNAVAILABLE, "DRAINING", undefined, other);
+    };
+    const address = (await server.start(secured())).replace("127.0.0.1", "localhost");
+    const pair = { key: file("operator.key"), certificate: file("operator.crt") };
+    const secrets =
+      ca === undefined
+        ? { credentials: credentials.createSsl(file("ca.crt"), pair.key, pair.certificate) }
+        : { tls: { ca: file(ca), ...pair } };
+    const client = new Client(address, { ...secrets, apiKey: KEY, timing: new VirtualTime() });
+
+    assert.deepEqual((await client.complete([1])).completions[0]?.tokenIds, [7]);
+    assert.deepEqual(
+      [named.requests.length, new Set(named.brought).size],
+      Array(2).fill(numFollowed),
+    );
+    client.close();
+    named.stop();
+  });
+}
 
 test("a client says how it tried when the server wants something else", async () => {
   const address = await server.start(secured());

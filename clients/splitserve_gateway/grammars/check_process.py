@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -35,11 +37,15 @@ class CheckProcess:
         return await self._ask(line)
 
     async def kill(self) -> None:
-        """Ends the process, if there is one."""
+        """Ends the process, if there is one, and what it began: that has its pipes, too.
+
+        asyncio waits until nobody has them.
+        """
         process, self._process = self._process, None
         if process is not None:
-            with suppress(ProcessLookupError):
-                process.kill()
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
 
     async def _ask(self, line: bytes) -> Verdict:
@@ -54,7 +60,8 @@ class CheckProcess:
         process = await self._running()
         assert process.stdin is not None, "it has pipes"
         assert process.stdout is not None, "it has pipes"
-        with suppress(ConnectionError):
+        # One that has ended says nothing, which is seen below. uvloop has a RuntimeError for it.
+        with suppress(ConnectionError, RuntimeError):
             process.stdin.write(line)
             await process.stdin.drain()
         return await process.stdout.readline()
@@ -66,6 +73,7 @@ class CheckProcess:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
                 limit=MAX_LINE_BYTES,
             )
         return self._process

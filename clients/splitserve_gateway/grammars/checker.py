@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ from splitserve_grammars.limits import (
 from splitserve_grammars.trial import TrialTooSlow, TrialUnavailable, Verdict, encode_task
 
 _MAX_SHARE = 4  # of what waits, one tenant may have one part in so many
+_BROKEN = "the grammar could not be checked"
+
+_log = logging.getLogger(__name__)
 
 
 class GrammarCheckUnavailable(Exception):
@@ -141,6 +145,12 @@ class GrammarChecker:
                     continue
             except TrialUnavailable as error:
                 self._end(check, GrammarCheckUnavailable(str(error)))
+                continue
+            except Exception:
+                # A bug of ours: it costs those that have this grammar, not all that come later.
+                _log.exception("grammar_checker_broken")
+                await lane.process.kill()
+                self._end(check, GrammarCheckUnavailable(_BROKEN))
                 continue
             self._keep(check.key, verdict)
             self._end(check, verdict)

@@ -71,11 +71,8 @@ def root_hash(config: SchedulerConfig, request: Request) -> bytes:
         scheduling.cache_salt.encode(),
         b"" if encoder is None else encoder.tobytes(),
     )
-    root = blake2b(person=b"public" if is_public else b"root")
-    for content in fields:
-        root.update(len(content).to_bytes(_LENGTH_BYTES, "little"))
-        root.update(content)
-    return root.digest()
+    parts = [len(content).to_bytes(_LENGTH_BYTES, "little") + content for content in fields]
+    return blake2b(b"".join(parts), person=b"public" if is_public else b"root").digest()
 
 
 def extend_chain(

@@ -137,6 +137,15 @@ class BlockPool:
         """The block published under `block_hash`."""
         return self._published.get(block_hash)
 
+    def find_run(self, block_hashes: Iterable[bytes]) -> list[int]:
+        """The blocks published under the first of `block_hashes`, up to one that is not there."""
+        published, blocks = self._published, list[int]()
+        for block_hash in block_hashes:
+            if block_hash not in published:
+                break
+            blocks.append(published[block_hash])
+        return blocks
+
     def publish(self, block_id: int, block_hash: bytes) -> bool:
         """Makes a referenced block findable; False if another one has these contents already."""
         if self._published.setdefault(block_hash, block_id) != block_id:

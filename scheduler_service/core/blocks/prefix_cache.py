@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -124,8 +125,8 @@ class PrefixCache:
 
     def _find_run(self, hashes: list[bytes]) -> list[int]:
         """The blocks of the first hashes, up to one that is nowhere."""
-        blocks: list[int] = []
-        for block_hash in hashes:
+        blocks = self._device.find_run(hashes)
+        for block_hash in islice(hashes, len(blocks), None):
             block = self._find_block(block_hash)
             if block is None:
                 break

@@ -61,7 +61,7 @@ class UrgencyPolicy:
     def push(self, request: Request) -> None:
         deadline_ns = request.scheduling.deadline_ns
         queue = self._lasting
-        if self.refuses_late and deadline_ns is not None and not _has_run(request):
+        if self.refuses_late and deadline_ns is not None and expires(request):
             queue = self._expiring
             self._by_deadline.add(request, {"": (deadline_ns, request.arrival)})
         queue.add(request, {request.scheduling.adapter: self.rank(request)})
@@ -194,7 +194,10 @@ class _Turns:
         return self.waiting.first() if self.num_since >= TURN_EVERY else None
 
 
-def _has_run(request: Request) -> bool:
-    """Whether it has tokens, or may get some from a step in flight: its deadline is no end then."""
+def expires(request: Request) -> bool:
+    """Whether a deadline ends a request as long as it waits.
+
+    Not one that has tokens, or may get some from a step in flight.
+    """
     has_tokens = any(len(s.token_ids) > s.num_prompt_tokens for s in request.sequences)
-    return request.is_protected or request.num_preemptions > 0 or has_tokens
+    return not (request.is_protected or request.num_preemptions > 0 or has_tokens)

@@ -22,7 +22,8 @@ from splitserve_kernels.gpu.kv_write import kv_write
 from splitserve_kernels.gpu.layer_pools import KVScales, LayerPools
 from splitserve_kernels.gpu.rms_norm import add_rms_norm, rms_norm
 from splitserve_kernels.gpu.rotary_kv_write import RotaryTables, rotary_kv_write
-from splitserve_kernels.gpu.sampling import greedy, sample
+from splitserve_kernels.gpu.sampling.columns import DrawColumns
+from splitserve_kernels.gpu.sampling.draw import draw, greedy
 from splitserve_kernels.paged_batch import AttentionOptions, build_paged_batch
 
 FLOAT8, BFLOAT16 = torch.float8_e4m3fn, torch.bfloat16
@@ -112,7 +113,7 @@ def main() -> None:
     _compile_elementwise()
     logits = torch.zeros(3, 32000)
     greedy(logits)
-    sample(logits, torch.ones(3), ids, ids)
+    draw(logits, DrawColumns.of_words(torch.zeros(20, dtype=torch.int64)))
 
 
 if __name__ == "__main__":

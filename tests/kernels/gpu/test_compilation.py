@@ -18,13 +18,18 @@ KERNELS = {
     "_copy_kernel",
     "_decode_kernel",
     "_gated_product_kernel",
-    "_greedy_kernel",
     "_merge_kernel",
     "_prefill_kernel",
     "_rms_norm_kernel",
     "_rotary_write_kernel",
-    "_sample_kernel",
     "_write_kernel",
+    "cut_kernel",
+    "gather_kernel",
+    "pick_kernel",
+    "pick_largest_kernel",
+    "survey_kernel",
+    "weigh_kept_kernel",
+    "weigh_kernel",
 }
 
 

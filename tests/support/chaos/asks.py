@@ -200,6 +200,15 @@ ASKS: tuple[Ask, ...] = tuple(_all_asks())
 
 
 async def answers_of(asks: tuple[Ask, ...], ways: Ways) -> dict[str, object]:
-    """What they bring while nothing disturbs them, by name."""
-    found = await asyncio.gather(*(ask.answer(ways, lambda _: None) for ask in asks))
+    """What they bring while nothing disturbs them, by name. Raises ExceptionGroup of all errors."""
+    found = await asyncio.gather(
+        *(ask.answer(ways, lambda _: None) for ask in asks), return_exceptions=True
+    )
+    failed = list[Exception]()
+    for ask, answer in zip(asks, found, strict=True):
+        if isinstance(answer, Exception):
+            answer.add_note(ask.name)
+            failed.append(answer)
+    if failed:
+        raise ExceptionGroup(f"unanswered: {[error.__notes__ for error in failed]}", failed)
     return dict(zip((ask.name for ask in asks), found, strict=True))

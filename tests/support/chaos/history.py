@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from splitserve_client import SplitserveError
 from tests.support.chaos.asks import ASKS, Ways, answers_of
 from tests.support.chaos.leftovers import (
     complaints,
@@ -55,8 +56,7 @@ class Chaos:
             await wait_for_nothing(self.stack, self.files)
             assert self.stack.crashes == []
         except (Exception, ExceptionGroup) as error:
-            logs = "\n".join(_last_lines(self.stack, name) for name in self.stack.processes)
-            raise HistoryFailed(f"{schedule}\n{logs}\n{error!r}") from error
+            raise await _failure(self.stack, str(schedule), error) from error
         return load
 
     async def _happen(self, schedule: Schedule, load: Load) -> None:
@@ -82,6 +82,16 @@ async def _reach(load: Load, num_tokens: int) -> None:
     waiting.cancel()
 
 
+async def _failure(stack: Stack, what: str, error: BaseException) -> HistoryFailed:
+    """With all that is to be seen of the stack."""
+    try:
+        executors = str(await stack.operator.list_executors())
+    except SplitserveError as silence:
+        executors = repr(silence)
+    logs = "\n".join(_last_lines(stack, name) for name in stack.processes)
+    return HistoryFailed(f"{what}\n{logs}\n{executors}\n{error!r}")
+
+
 def _last_lines(stack: Stack, name: str) -> str:
     lines = stack.log(name).read_text(errors="replace").splitlines()
     return "\n".join(f"{name}: {line}" for line in lines[-12:])
@@ -93,8 +103,11 @@ async def chaos(network: Network, folder: Path, *scheduler_options: str) -> Asyn
     async with running_stack(network, folder, *scheduler_options) as stack:
         async with stack.client.session() as session:
             ways = Ways(stack.client, session, stack.http)
-            truth = await answers_of(ASKS, ways)
-            await stack.wait_idle()
+            try:
+                truth = await answers_of(ASKS, ways)
+                await stack.wait_idle()
+            except Exception as error:
+                raise await _failure(stack, "undisturbed", error) from error
             yield Chaos(stack, ways, truth, files_of(stack))
         codes = await stack.stop()
         assert set(codes.values()) == {0}, codes

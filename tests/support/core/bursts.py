@@ -225,19 +225,29 @@ class BurstClient:
 
 
 class Burst:
-    """One run. `mutations`: how results may be spoiled. `guilty`: see Machine."""
+    """One run. `mutations`: how results may be spoiled. `guilty`: see Machine.
+
+    `has_faults`: executors are lost and replaced, too. That begins everything anew, and hides
+    whoever was forgotten.
+    """
 
     def __init__(
-        self, seed: int, mutations: Sequence[Mutation], *, guilty: int | None = None
+        self,
+        seed: int,
+        mutations: Sequence[Mutation] = (),
+        *,
+        guilty: int | None = None,
+        has_faults: bool = True,
     ) -> None:
         self.random = Random(seed)
         self.guilty = guilty
-        names = ("executor:0", "executor:1")
+        names = ("executor:0", "executor:1") if has_faults else ("executor:0",)
         self.machines = {address: Machine(address, guilty) for address in names}
         self.clients: dict[str, BurstClient] = {}
         self.num_spoiled = 0
         self.errors: list[str] = []
         self._mutations = mutations
+        self._has_faults = has_faults
         self.cluster = self.make_cluster()
 
     def make_cluster(self) -> Cluster:
@@ -245,6 +255,8 @@ class Burst:
         depth = self.random.randint(1, 3)
         config = ClusterConfig(
             max_num_seqs=4,
+            # So few that a prompt alone leaves nothing to others, or so many that it never does.
+            max_num_batched_tokens=self.random.choice([4, 2048]),
             pipeline_depth=depth,
             max_num_waiting=100,
             # So many are lost here that it would be somebody's fault.
@@ -271,11 +283,28 @@ class Burst:
             await self.join(machine)
         await self._turns(3)
         events = [self._arrive, self._arrive, self._leave, self._answer, self._answer]
-        events += [self._answer, self._spoil, self._replace, self._lose, self._repeat]
+        events += [self._answer, self._repeat]
+        if self._has_faults:
+            events += [self._spoil, self._replace, self._lose]
         for _ in range(num_events):
             await self.random.choice(events)()
             await self._turns(self.random.choice([0, 0, 1, 2, 3]))
             self.check(is_over=False)
+        await self._end()
+        self.check(is_over=True)
+        await self.cluster.drain(0)
+
+    async def run_with_one_that_leaves_at_once(self) -> None:
+        """Two come at one moment, of whom the first fills an executor, and is gone before it began.
+
+        Nothing else ever happens.
+        """
+        for machine in self.machines.values():
+            await self.join(machine)
+        await self._turns(3)
+        await self._arrive()
+        await self._arrive()
+        self.cluster.abort(RequestName(next(iter(self.clients))))
         await self._end()
         self.check(is_over=True)
         await self.cluster.drain(0)

@@ -115,6 +115,15 @@ class Processes:
             lambda executors: {e.address for e in executors} == self.executors.keys()
         )
 
+    async def wait_known(self, num_requests: int) -> None:
+        """Waits until executors have just so many requests, which run or wait there."""
+        await self.wait_until(
+            lambda executors: (
+                sum(e.num_running_requests + e.num_waiting_requests for e in executors)
+                == num_requests
+            )
+        )
+
     async def wait_until(
         self,
         holds: Callable[[list[Executor]], bool],

@@ -95,6 +95,23 @@ async def test_client_follows_as_often_as_schedulers_stop_when_it_has_many_strea
         assert len(fakes[-1].requests) == 4
 
 
+async def test_client_follows_when_nobody_serves_yet_where_it_goes() -> None:
+    async with AsyncExitStack() as stack:
+        stopping, named = FakeScheduler(), FakeScheduler()
+        servers = [await start(fake) for fake in (stopping, named)]
+        for server in servers:
+            stack.push_async_callback(server.server.stop, None)
+            await server.set_serving(("",), False)
+        first, following = (f"127.0.0.1:{server.port}" for server in servers)
+        stopping.before_request = partial(_stop, following)
+        config = ClientConfig(retry=RetryPolicy(first_delay_s=0.001, max_delay_s=0.001))
+        for number in range(1, 6):
+            async with AsyncClient(first, config) as client:
+                await client.complete([3], SamplingParams(seed=7, max_tokens=3))
+            # It is not asked again: that would be another hop.
+            assert (len(stopping.requests), len(named.requests)) == (number, number)
+
+
 def _stop(following: str, _: object) -> None:
     raise DomainError("DRAINING", "it stops", schedulers=(following,))
 

@@ -17,6 +17,8 @@ import {
   type AbortRequest,
   type GenerateRequest,
   type GenerateResponseSchema,
+  type GetModelResponseSchema,
+  Readiness,
   type SessionRequest,
   type SessionResponseSchema,
 } from "../../dist/gen/splitserve/scheduler/v1/scheduler_pb.js";
@@ -43,6 +45,7 @@ export class ScriptedServer {
   readonly cancelled: Promise<void>;
   script: Script = () => [];
   sessionScript: SessionScript = () => [];
+  readiness = Readiness.READY;
   #numSessions = 0;
   #noteCancelled!: () => void;
   readonly #server = new grpc.Server();
@@ -52,10 +55,22 @@ export class ScriptedServer {
   }
 
   async start(credentials = grpc.ServerCredentials.createInsecure()): Promise<string> {
-    const { generate, session, abort } = SchedulerService.method;
+    const { generate, session, abort, getModel } = SchedulerService.method;
     this.#server.addService(
-      { generate: definition(generate), session: definition(session), abort: definition(abort) },
       {
+        generate: definition(generate),
+        session: definition(session),
+        abort: definition(abort),
+        getModel: definition(getModel),
+      },
+      {
+        getModel: (
+          call: grpc.ServerUnaryCall<object, object>,
+          answer: grpc.sendUnaryData<MessageInitShape<typeof GetModelResponseSchema>>,
+        ) => {
+          this.#note(call);
+          answer(null, { readiness: this.readiness });
+        },
         session: (call: grpc.ServerDuplexStream<SessionRequest, SessionResponse>) =>
           this.#session(call, this.#numSessions++),
         generate: (call: grpc.ServerWritableStream<GenerateRequest, Response>) =>

@@ -12,7 +12,11 @@ import pytest_asyncio
 from splitserve_client.types import Grammar, Regex
 from splitserve_gateway.grammars import checker as checker_module
 from splitserve_gateway.grammars.check_process import CheckProcess
-from splitserve_gateway.grammars.checker import CheckerLimits, GrammarChecker
+from splitserve_gateway.grammars.checker import (
+    CheckerLimits,
+    GrammarChecker,
+    GrammarCheckUnavailable,
+)
 from splitserve_grammars.trial import TrialTooSlow, Verdict
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -26,12 +30,15 @@ class HeldProcess(CheckProcess):
         self.asked: list[str] = []
         self.gate = asyncio.Semaphore(0)
         self.is_too_slow = False
+        self.is_broken = False
 
     async def ask(self, kind: str, texts: Sequence[str], max_cpu_s: float) -> Verdict:
         self.asked += texts
         await self.gate.acquire()
         if self.is_too_slow:
             raise TrialTooSlow("too slow")
+        if self.is_broken:
+            raise RuntimeError("the handler is closed")
         return Verdict()
 
 
@@ -113,6 +120,22 @@ async def test_quick_grammars_do_not_wait_behind_second_tries(held: HeldChecker)
         held.second.gate.release()
     assert await asyncio.gather(*slow) == [Regex(f"slow{index}") for index in range(3)]
     assert held.second.asked == ["slow0", "slow1", "slow2"]
+
+
+async def test_others_are_tried_when_trying_one_raises_what_nobody_expects(
+    held: HeldChecker, caplog: pytest.LogCaptureFixture
+) -> None:
+    held.first.is_broken = True
+    unlucky = await held.ask("unlucky")
+    held.first.gate.release()
+    with pytest.raises(GrammarCheckUnavailable):
+        await unlucky
+
+    held.first.is_broken = False
+    other = await held.ask("other")
+    held.first.gate.release()
+    assert await other == Regex("other")
+    assert "grammar_checker_broken" in caplog.text
 
 
 async def test_only_the_latest_verdicts_are_kept(held: HeldChecker) -> None:

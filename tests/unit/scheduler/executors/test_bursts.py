@@ -38,3 +38,8 @@ async def test_innocent_streams_are_exact_when_some_requests_make_steps_fail() -
 async def test_streams_are_exact_when_executors_are_replaced() -> None:
     for seed in range(30):
         await run(seed, has_mutations=False)
+
+
+async def test_request_begins_when_the_one_that_kept_it_out_ends_before_its_first_step() -> None:
+    for seed in range(10):
+        await Burst(seed, has_faults=False).run_with_one_that_leaves_at_once()

@@ -2,74 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
-from scheduler_service.callers.admission import Admission
-from scheduler_service.cluster import Cluster
 from scheduler_service.config import ClusterConfig
 from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.executors.drains import Drained
-from scheduler_service.executors.executor_link import LinkConfig
 from scheduler_service.request_names import RequestName
-from scheduler_service.streams.sinks import RequestSink, SessionStream
-from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve_rpc.domain_error import DomainError
-from tests.support.core.bursts import BurstLink, Machine
-
-FOREVER_S = 3600.0
-MAX_TOKENS = 5
-CONFIG = ClusterConfig()
-
-
-async def turns() -> None:
-    for _ in range(20):
-        await asyncio.sleep(0)
-
-
-class Fleet:
-    """Executors that answer when they are told to, and a session with requests."""
-
-    def __init__(self, config: ClusterConfig = CONFIG) -> None:
-        self.machines: dict[str, Machine] = {}
-        self.now_ns = 0
-        self.cluster = Cluster(
-            config, 1, lambda: None, now_ns=lambda: self.now_ns, connect=self.connect
-        )
-        self.stream = SessionStream(self.cluster.delivery.new_outbox())
-        self.cluster.delivery.open_stream(self.stream)
-
-    def connect(self, info: pb.ExecutorInfo, _config: LinkConfig) -> BurstLink:
-        return BurstLink(self.machines[info.address], info)
-
-    async def join(self, machine: Machine) -> None:
-        self.machines[machine.address] = machine
-        await self.cluster.join(machine.info)
-        await turns()
-
-    def submit(self, *handles: int) -> None:
-        for handle in handles:
-            name = RequestName(f"r{handle}")
-            params = SamplingParams(max_tokens=MAX_TOKENS)
-            request = Request.create(name.key, [handle], params, arrival=handle, seed=handle)
-            self.stream.names[handle] = name
-            self.cluster.submit(request, RequestSink(self.stream, handle), Admission(name))
-
-    def drain(self, machine: Machine, timeout_s: float = FOREVER_S) -> asyncio.Task[Drained]:
-        return asyncio.create_task(self.cluster.drain_executor(machine.address, timeout_s))
-
-    def requests_at(self, machine: Machine) -> list[str]:
-        engines = {engine.link.info.address: engine for engine in self.cluster.engines}
-        return sorted(engines[machine.address].scheduler.unfinished_request_ids)
-
-    async def finish(self, machine: Machine) -> None:
-        """Lets all steps of an executor be answered."""
-        for _ in range(2 * MAX_TOKENS):
-            if machine.link is not None:
-                machine.link.release()
-            await turns()
+from tests.support.core.bursts import Machine
+from tests.support.core.stepped_fleet import Fleet, turns
 
 
 async def test_requests_that_wait_go_at_once_and_those_that_run_stay() -> None:

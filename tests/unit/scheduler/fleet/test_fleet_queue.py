@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -11,6 +11,8 @@ from scheduler_service.core.config import Feature
 from scheduler_service.core.planning.room import Lack
 from scheduler_service.core.request import Request, SchedulingParams
 from scheduler_service.fleet.fleet_queue import FleetQueue
+from scheduler_service.fleet.host_state import HostState
+from scheduler_service.fleet.router import Choice, LeastLoaded
 from tests.support.core.driver import CoreDriver
 
 
@@ -217,6 +219,28 @@ def test_request_ends_when_its_deadline_is_past_and_no_executor_is_there() -> No
     assert not lasting.is_finished
     assert len(fleet.queue) == 1
     assert fleet.queue.next_look_ns is None
+
+
+class FirstIsCheapest(LeastLoaded):
+    """The first host would be worth waiting for."""
+
+    def rank(self, request: Request, states: Sequence[HostState]) -> Iterator[Choice]:
+        for state in sorted(states, key=lambda state: state.number):
+            yield Choice(state, 1000.0 if state.number else 100.0)
+
+
+def test_nobody_is_looked_at_again_and_again_when_its_wait_is_over_and_no_host_is_open() -> None:
+    fleet = Fleet({"max_num_batched_tokens": 8}, ONE_ROW)
+    fleet.queue = FleetQueue("fcfs", {}, FirstIsCheapest())
+    cores = [driver.core for driver in fleet.drivers]
+    fleet.push("long", 40)
+    fleet.push("waits")
+    assert fleet.dispatch() == [("long", 0)]
+    assert fleet.queue.next_look_ns == 900
+
+    assert list(fleet.queue.dispatch(900, cores[:1])) == []
+    assert fleet.queue.next_look_ns is None
+    assert [request.request_id for request, _ in fleet.queue.dispatch(901, cores)] == ["waits"]
 
 
 def test_request_that_was_admitted_before_pays_once() -> None:

@@ -22,6 +22,16 @@ def test_nobody_waits_longer_than_what_that_may_save() -> None:
     assert not holds.begins(request, 1000.0, 100.0, now_ns=951)
 
 
+def test_the_end_of_its_time_is_told_once_when_nobody_can_begin_it_then() -> None:
+    holds, request = Holds(), a_request("a")
+    holds.begins(request, 1000.0, 100.0, now_ns=0)
+    holds.end(899)
+    assert holds.next_end_ns == 900
+    holds.end(900)
+    assert holds.next_end_ns is None
+    assert not holds.begins(request, 1000.0, 100.0, now_ns=950)
+
+
 def test_the_first_end_is_told_of_several() -> None:
     holds = Holds()
     holds.begins(a_request("long"), 1000.0, 100.0, now_ns=0)

@@ -1,0 +1,90 @@
+"""A process that tries grammars, and how it ends: on the loop of the gateway, and on asyncio's."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from splitserve_gateway.grammars import check_process
+from splitserve_gateway.grammars.check_process import CheckProcess
+from splitserve_grammars.limits import MAX_ADDRESS_BYTES
+from splitserve_grammars.trial import Verdict
+
+LOOPS = (asyncio.new_event_loop, uvloop.new_event_loop)
+# Begins a process that keeps its pipes, says which one that is, and answers nobody.
+KEEPS_PIPES = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+open(sys.argv[1], "w").write(f"{child.pid}\\n")
+time.sleep(3600)
+"""
+
+each_loop = pytest.mark.parametrize("new_loop", LOOPS)
+
+
+def children() -> set[int]:
+    found = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    return {int(child) for path in found for child in path.read_text().split()}
+
+
+def is_alive(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] not in "ZX"
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110 - there is no event of what the kernel does
+        await asyncio.sleep(0.01)
+
+
+@each_loop
+def test_another_process_answers_when_one_was_killed_while_it_had_nothing_to_do(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    async def ask_twice() -> list[Verdict]:
+        process, before = CheckProcess(MAX_ADDRESS_BYTES, 240), children()
+        verdicts = [await process.ask("regex", ["a"], 60)]
+        killed = children() - before
+        for child in killed:
+            os.kill(child, signal.SIGKILL)
+        await until(lambda: not killed & children())
+        verdicts.append(await process.ask("regex", ["(a"], 60))
+        await process.kill()
+        return verdicts
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        good, bad = runner.run(ask_twice())
+    assert not good.error
+    assert bad.error
+
+
+@each_loop
+def test_what_a_process_began_ends_with_it_though_it_keeps_the_pipes(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pid_file = tmp_path / "pid"
+    command = [sys.executable, "-c", KEEPS_PIPES, str(pid_file)]
+    monkeypatch.setattr(check_process, "trial_command", lambda *_: command)
+
+    async def ask_and_kill() -> None:
+        process = CheckProcess(MAX_ADDRESS_BYTES, 3600)
+        asking = asyncio.create_task(process.ask("regex", ["a"], 60))
+        await until(lambda: pid_file.exists() and pid_file.read_text().endswith("\n"))
+        asking.cancel()
+        await asyncio.wait({asking})
+        await process.kill()
+        await until(lambda: not is_alive(int(pid_file.read_text())))
+        for _ in range(10):  # the ends of its pipes are seen
+            await asyncio.sleep(0)
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(ask_and_kill())

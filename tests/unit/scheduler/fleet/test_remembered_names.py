@@ -1,0 +1,107 @@
+"""Remembered names are those that hashing gives, and save hashing them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler_service.core.blocks import block_hashes
+from scheduler_service.core.blocks.block_hashes import grow_chain
+from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.request import Request, SchedulingParams
+from scheduler_service.core.sampling_params import SamplingParams
+from scheduler_service.fleet import remembered_names
+from scheduler_service.fleet.remembered_names import RUN_BLOCKS, RememberedNames
+from tests.support.core.parts import Tables
+
+_BLOCK_SIZE = 2
+
+
+def config_of(*, separates_tenants: bool = True) -> SchedulerConfig:
+    return Tables(block_size=_BLOCK_SIZE, separates_tenants=separates_tenants).config
+
+
+def request_of(prompt: list[int], **scheduling: object) -> Request:
+    return Request.create(
+        "r",
+        prompt,
+        SamplingParams(),
+        arrival=0,
+        seed=0,
+        scheduling=SchedulingParams(**scheduling),  # type: ignore[arg-type]
+    )
+
+
+# Two beginnings, which part in the first run, in the second or not at all.
+_BEGINNINGS = [
+    np.arange(4 * RUN_BLOCKS * _BLOCK_SIZE, dtype=np.int32) % 50,
+    np.arange(4 * RUN_BLOCKS * _BLOCK_SIZE, dtype=np.int32) % 50,
+]
+_BEGINNINGS[1][RUN_BLOCKS * _BLOCK_SIZE + 3] = 77
+
+_asked = st.fixed_dictionaries(
+    {
+        "beginning": st.sampled_from([0, 1]),
+        "num_tokens": st.integers(1, 4 * RUN_BLOCKS * _BLOCK_SIZE),
+        "parts": st.lists(st.integers(0, 4 * RUN_BLOCKS), min_size=1, max_size=4),
+        "tenant": st.sampled_from(["", "a", "1"]),
+        "cache_salt": st.sampled_from(["", "s"]),
+        "num_public": st.sampled_from([0, 5, RUN_BLOCKS * _BLOCK_SIZE, 150]),
+        "separates_tenants": st.booleans(),
+    }
+)
+
+
+@given(asked=st.lists(_asked, min_size=2, max_size=8))
+@settings(deadline=None)
+def test_names_are_those_that_hashing_gives_when_others_came_before(
+    asked: list[dict[str, object]],
+) -> None:
+    names = RememberedNames()
+    for each in asked:
+        tokens = _BEGINNINGS[each["beginning"]][: each["num_tokens"]]  # type: ignore[call-overload]
+        request = request_of(
+            tokens.tolist(),
+            tenant=each["tenant"],
+            cache_salt=each["cache_salt"],
+            num_public_prefix_tokens=each["num_public"],
+        )
+        config = config_of(separates_tenants=bool(each["separates_tenants"]))
+        chain: list[bytes] = []
+        expected: list[bytes] = []
+        for num_blocks in each["parts"]:  # type: ignore[attr-defined]
+            some = min(num_blocks, len(tokens) // _BLOCK_SIZE)
+            names.grow_chain(chain, config, request, tokens, some)
+            grow_chain(expected, config, request, tokens, some)
+            assert chain == expected
+
+
+def test_names_are_hashed_once_when_prompts_begin_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_hashed = 0
+    hash_block = block_hashes.hash_block
+
+    def counted(parent: bytes, token_data: bytes) -> bytes:
+        nonlocal num_hashed
+        num_hashed += 1
+        return hash_block(parent, token_data)
+
+    monkeypatch.setattr(block_hashes, "hash_block", counted)
+    names, config, num_blocks = RememberedNames(), config_of(), 2 * RUN_BLOCKS + 3
+    for last in (1, 2):
+        prompt = [5] * (num_blocks - 1) * _BLOCK_SIZE + [last] * _BLOCK_SIZE
+        request = request_of(prompt)
+        names.grow_chain([], config, request, request.sequence.token_ids, num_blocks)
+    assert num_hashed == num_blocks + 3
+
+
+def test_names_that_were_not_used_for_long_are_forgotten_when_there_are_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(remembered_names, "MAX_RUNS", 2)
+    names, config = RememberedNames(), config_of()
+    for token in (1, 2, 1, 3, 4):
+        request = request_of([token] * RUN_BLOCKS * _BLOCK_SIZE)
+        names.grow_chain([], config, request, request.sequence.token_ids, RUN_BLOCKS)
+        assert names.num_runs <= 2
