@@ -77,6 +77,8 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
     cache_config = _cache_config(config, compute)
     make_model = compute.make_model
     if compute.is_recordable and config.cuda_graphs == "auto":
+        if compute.make_in_pieces is not None:
+            make_model = compute.make_in_pieces(config.max_num_batched_tokens)
         make_model = with_decode_graphs(make_model, config.max_num_seqs)
     runner = build_runner(loaded, cache_config, make_model, compute.draw)
     if loaded.device.type == "cuda":

@@ -9,14 +9,16 @@ import importlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 
 from executor_service.backends.attention_trial import time_attention, try_backend
 from executor_service.backends.compute import Compute, log_not_used
 from executor_service.backends.gpu_kernels import choose_gpu_copy, choose_gpu_draw
-from executor_service.decoders.decoder import Decoder, DecoderModel
+from executor_service.decoders.decoder import DecoderModel
 from executor_service.decoders.llama_parts import release_weights, why_not_llama
+from executor_service.decoders.recorded_pieces import in_recorded_pieces
 from executor_service.device.errors import release_cached_memory
 from executor_service.device.kv_cache import LayerShape
 from executor_service.errors import BackendUnavailable, TrialFailed, one_line
@@ -29,6 +31,10 @@ from splitserve_kernels.gpu.attention.flash_attention_rules import (
 )
 from splitserve_kernels.gpu.availability import why_unavailable
 from splitserve_kernels.paged_batch import AttentionBackend, AttentionOptions
+
+if TYPE_CHECKING:
+    # It needs Triton already when it is imported.
+    from executor_service.decoders.gpu_decoder import GpuDecoder
 
 DEFAULT_BLOCK_SIZE = 16
 # As many times as fast must attention be to be worth coarser blocks than the default.
@@ -211,7 +217,7 @@ def compute_on_gpu(
     return replace(compute, loaded=load())
 
 
-def _gpu_decoder(loaded: LoadedModel, chosen: GpuAttention) -> Decoder | None:
+def _gpu_decoder(loaded: LoadedModel, chosen: GpuAttention) -> GpuDecoder | None:
     """None if it was refused; the model may be lost then."""
     # It needs Triton already when it is imported.
     from executor_service.decoders.gpu_decoder import build_gpu_decoder
@@ -223,10 +229,11 @@ def _gpu_decoder(loaded: LoadedModel, chosen: GpuAttention) -> Decoder | None:
         return None
 
 
-def _with_decoder(compute: Compute, decoder: Decoder) -> Compute:
+def _with_decoder(compute: Compute, decoder: GpuDecoder) -> Compute:
     return replace(
         compute,
         loaded=replace(compute.loaded, weights_bytes=decoder.num_bytes),
         make_model=lambda _loaded, cache: DecoderModel(decoder, cache),
         description=f"GPU decoder, {compute.description}",
+        make_in_pieces=lambda max_num_tokens: in_recorded_pieces(decoder, max_num_tokens),
     )

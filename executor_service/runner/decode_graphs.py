@@ -13,12 +13,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from executor_service.device.cuda_graphs import CudaGraphs, Recorder
 from executor_service.device.kv_cache import KVCache
 from executor_service.device.streams import streams_of
 from executor_service.device.uploads import Numbers, Uploads
@@ -26,7 +26,6 @@ from executor_service.errors import RecordingFailed
 from executor_service.model.input_batch import InputBatch, PassRows, Readout
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import MakeModel, PagedModel
-from executor_service.runner.cuda_graphs import CudaGraphs
 from executor_service.runner.decode_inputs import DecodeInputs
 from splitserve_kernels.paged_batch import lay_out_rows
 
@@ -35,18 +34,6 @@ from splitserve_kernels.paged_batch import lay_out_rows
 _TOLERANCE = 0.06
 
 _log = logging.getLogger(__name__)
-
-
-class Recorder(Protocol):
-    """Records what `run` asks of the device."""
-
-    def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Runs `run` once or more; returns what repeats its work on the same memory.
-
-        Raises RecordingFailed if the device is in disorder then; after anything else that it raises
-        all is as it was.
-        """
-        ...
 
 
 class DecodeGraphs:

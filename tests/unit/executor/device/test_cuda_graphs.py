@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from executor_service.device.cuda_graphs import CudaGraphs
 from executor_service.errors import RecordingFailed
-from executor_service.runner.cuda_graphs import CudaGraphs
 
 
 @dataclass(slots=True)
@@ -105,7 +105,7 @@ class FakeGraph:
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     fake: Any = FakeCuda()
-    monkeypatch.setattr("executor_service.runner.cuda_graphs._cuda", fake)
+    monkeypatch.setattr("executor_service.device.cuda_graphs._cuda", fake)
     cuda: FakeCuda = fake
     return cuda
 

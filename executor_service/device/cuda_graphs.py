@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -12,6 +12,18 @@ from executor_service.errors import RecordingFailed, one_line
 
 # Its streams and graphs have no types.
 _cuda: Any = torch.cuda
+
+
+class Recorder(Protocol):
+    """Records what `run` asks of the device."""
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        """Runs `run` once or more; returns what repeats its work on the same memory.
+
+        Raises RecordingFailed if the device is in disorder then; after anything else that it raises
+        all is as it was.
+        """
+        ...
 
 
 class CudaGraphs:
