@@ -96,13 +96,13 @@ async def lose(running: Processes, streams: _Streams, loss: str) -> tuple[list[f
     return pauses_s, sum(steps_s) / len(steps_s)
 
 
-async def measure(loss: str, num_losses: int, num_streams: int) -> None:
-    """Prints what all pauses were."""
+async def measure(loss: str, num_losses: int, num_streams: int, patience_s: float) -> None:
+    """Prints what all pauses were. `patience_s`: of the scheduler, as its option."""
     with (
         tempfile.TemporaryDirectory() as folder,
         processes(Path(folder)) as running,
     ):
-        running.start_scheduler()
+        running.start_scheduler("--step-patience-s", str(patience_s))
         for _ in range(2):
             await add_executor(running)
         async with AsyncClient(running.address) as client:
@@ -121,6 +121,7 @@ async def measure(loss: str, num_losses: int, num_streams: int) -> None:
         loss=loss,
         losses=num_losses,
         streams=num_streams,
+        patience_s=patience_s,
         pause_ms_p50=round(percentile(pauses_ms, 50)),
         pause_ms_p99=round(percentile(pauses_ms, 99)),
         step_ms=round(percentile(step_ms, 50), 1),
@@ -133,9 +134,10 @@ def main() -> None:
     parser.add_argument("--losses", type=int, default=20)
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--loss", choices=("kill", "stop"), nargs="*", default=("kill", "stop"))
+    parser.add_argument("--step-patience-s", type=float, default=3.0)
     arguments = parser.parse_args()
     for loss in arguments.loss:
-        asyncio.run(measure(loss, arguments.losses, arguments.streams))
+        asyncio.run(measure(loss, arguments.losses, arguments.streams, arguments.step_patience_s))
 
 
 if __name__ == "__main__":

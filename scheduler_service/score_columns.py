@@ -46,7 +46,7 @@ class ScoreColumns(Mapping[int, list[ScoredToken]]):
         return [self._score(index) for index in chosen.tolist()]
 
     def __iter__(self) -> Iterator[int]:
-        rows: list[int] = np.unique(self._rows).tolist()
+        rows = sorted(set(self._rows.tolist()))
         return (row for row in rows if row in self)
 
     def __len__(self) -> int:

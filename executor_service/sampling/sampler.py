@@ -10,7 +10,7 @@ Shape letters: S rows that sample, V tokens of the vocabulary, L blocks of the v
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 from executor_service.device.host_copies import to_device
 from executor_service.sampling.logit_adjustments import adjust_logits
 from executor_service.sampling.philox import uniform
+from executor_service.sampling.token_counts import CountedRows, TokenCounts
 from executor_service.sampling.truncation import truncate, truncate_unseen
 from executor_service.steps.sampling_params import ParamRows
 from executor_service.steps.step import Int32Array, Int64Array
@@ -39,7 +40,8 @@ class SamplingRows:
     `params`, `histories`: S long; of a history, the first `positions[i]` tokens count. `seeds`: [S]
     int64. `positions`: [S] int32, the index in its sequence of the token to sample.
     `num_prompt_tokens`: [S] int32. `masks`: of those with a grammar, by their indexes here; None if
-    there is none.
+    there is none. `counted`: the counts of those with penalties; None if there is none, or they are
+    to be counted from their histories.
     """
 
     params: ParamRows
@@ -48,6 +50,35 @@ class SamplingRows:
     num_prompt_tokens: Int32Array
     histories: Sequence[Sequence[int] | None]
     masks: TokenMasks | None = None
+    counted: CountedRows | None = None
+
+    @property
+    def penalized(self) -> Int64Array:
+        """The rows with penalties, rising indexes."""
+        return np.array(
+            [
+                row
+                for row in np.flatnonzero(self.params.adjusts_logits).tolist()
+                if self.params[row].uses_penalties
+            ],
+            np.int64,
+        )
+
+    def count(self, counts: TokenCounts, row_ids: Int32Array) -> CountedRows | None:
+        """Those with penalties as they are in `counts`; None if there are none.
+
+        `row_ids`: [S].
+        """
+        rows = self.penalized
+        if not len(rows):
+            return None
+        return counts.of_rows(
+            rows,
+            row_ids[rows],
+            [self.histories[row] for row in rows.tolist()],
+            self.positions[rows],
+            self.num_prompt_tokens[rows],
+        )
 
     def part(self, rows: slice) -> SamplingRows:
         """Those of some rows on end."""
@@ -58,6 +89,7 @@ class SamplingRows:
             self.num_prompt_tokens[rows],
             self.histories[rows],
             None if self.masks is None else self.masks.part(rows),
+            None if self.counted is None else self.counted.part(rows),
         )
 
 
@@ -91,6 +123,10 @@ def sample(logits: Tensor, rows: SamplingRows, draw: Draw | None = None) -> Tens
     draw, num_rows = draw or draw_in_torch, len(logits)
     if not rows.params.adjusts_logits.any():
         return draw(logits, rows)
+    if rows.counted is None:
+        counts = TokenCounts(logits.shape[1], logits.device)
+        counted = rows.count(counts, np.arange(num_rows, dtype=np.int32))
+        rows = replace(rows, counted=counted)
     size = _ROWS_AT_A_TIME if logits.device.type == "cpu" else num_rows
     parts = [slice(start, start + size) for start in range(0, num_rows, size)]
     return torch.cat([_sample_adjusted(logits[part], rows.part(part), draw) for part in parts])
@@ -99,7 +135,13 @@ def sample(logits: Tensor, rows: SamplingRows, draw: Draw | None = None) -> Tens
 def _sample_adjusted(logits: Tensor, rows: SamplingRows, draw: Draw) -> Tensor:
     """As `sample`."""
     adjusted = adjust_logits(
-        logits, rows.params, rows.positions, rows.num_prompt_tokens, rows.histories, rows.masks
+        logits,
+        rows.params,
+        rows.positions,
+        rows.num_prompt_tokens,
+        rows.histories,
+        rows.masks,
+        rows.counted,
     )
     token_ids = draw(adjusted, rows)
     # Suppression may have hidden an infinity.

@@ -6,6 +6,7 @@ All raise BatchRefused and change nothing. `path` is the field as the contract n
 from __future__ import annotations
 
 import numpy as np
+import numpy.ma  # np.unique would load it at its first call, in a step
 
 from executor_service.steps.batch import BatchRefused, StepErrorReason
 from executor_service.steps.step import BoolArray, Int32Array, Int64Array, UInt8Array

@@ -197,3 +197,8 @@ class StepEvents:
     finished_sequences: list[Sequence] = field(default_factory=list)
     finished: list[Request] = field(default_factory=list)
     num_sampled: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def any_ended(self) -> bool:
+        """Whether something has ended, or somebody is to be charged."""
+        return bool(self.finished or self.finished_sequences or self.num_sampled)

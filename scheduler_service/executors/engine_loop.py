@@ -129,7 +129,7 @@ class EngineLoop:
         """Calls the core, and tells what has ended by it."""
         self._core.tick(self._now_ns())
         self.call(name, question)
-        self._deliver(self.call("take_ended", self._core.take_ended))
+        self._deliver_ended()
         self.wake_up()
 
     def wake_up(self) -> None:
@@ -210,7 +210,13 @@ class EngineLoop:
                 finally:
                     # Whatever fails by now, these tokens are known.
                     self._deliver(events)
-                self._deliver(self.call("take_ended", self._core.take_ended))
+                self._deliver_ended()
+
+    def _deliver_ended(self) -> None:
+        """Tells what has ended by decisions of the core; mostly nothing has."""
+        events = self.call("take_ended", self._core.take_ended)
+        if events.any_ended:
+            self._deliver(events)
 
     def _is_repeated(self, step_id: int) -> bool:
         """Whether a result is of a step that was answered before: it says nothing new."""
@@ -229,7 +235,7 @@ class EngineLoop:
             return
         with suppress(CoreBroken):  # `run` raises it
             self._fill_pipeline()
-            self._deliver(self.call("take_ended", self._core.take_ended))
+            self._deliver_ended()
 
     def _take(self, result: executor.StepResult) -> StepEvents:
         core = self._core

@@ -80,7 +80,6 @@ class HostState:
     is_open: bool = False
     is_open_soon: bool = False
     is_idle: bool = False
-    num_tokens: int = 0
     ahead_ns: float = 0.0
     num_free_blocks: int = 0
     num_blocks_left: int = 0
@@ -100,8 +99,7 @@ class HostState:
         host, openings = self.host, self.host.openings
         device, _ = host.pools
         self.is_open_soon = openings.is_open_soon
-        self.is_open = self.is_open_soon and openings.is_open
-        self.num_tokens = host.num_unfinished_tokens
+        self.is_open = self.is_open_soon and openings.has_tokens_left
         self.num_free_blocks = device.num_free
         self.num_blocks_left = openings.num_blocks_left
         self.is_idle = host.num_running == 0

@@ -61,4 +61,4 @@ class LeastLoaded:
 
 
 def _load(state: HostState) -> int:
-    return state.num_tokens
+    return state.host.num_unfinished_tokens

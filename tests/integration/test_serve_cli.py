@@ -24,12 +24,13 @@ import pytest
 from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
 from tests.support.processes.addresses import reserve_address
 from tests.support.processes.interrupts import children_take_sigint
+from tests.support.processes.patience import PATIENCE_S
 
 _COMMAND = [sys.executable, "-m", "splitserve_cli"]
-_START_S = 120.0
-_STOP_S = 60.0
+_START_S = PATIENCE_S
+_STOP_S = PATIENCE_S
 # What is clear without loading anything is to be said within seconds; of a machine with other work.
-_EARLY_S = 60.0
+_EARLY_S = PATIENCE_S
 _PAUSE_S = 0.05
 
 
@@ -223,7 +224,7 @@ def test_serve_answers_the_curl_line_that_it_proposes(serve: Serve) -> None:
     command = "curl --silent " + " ".join(rest.splitlines()[:2]).replace("\\ ", "")
 
     done = subprocess.run(
-        shlex.split(command), capture_output=True, text=True, timeout=60, check=True
+        shlex.split(command), capture_output=True, text=True, timeout=PATIENCE_S, check=True
     )
 
     assert json.loads(done.stdout)["choices"][0]["text"]

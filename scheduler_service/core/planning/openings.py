@@ -54,7 +54,12 @@ class Openings:
     @property
     def is_open(self) -> bool:
         """Whether some request could begin; the look that costs least."""
-        return self._beside.num_tokens < self._tokens_left and self.is_open_soon
+        return self.has_tokens_left and self.is_open_soon
+
+    @property
+    def has_tokens_left(self) -> bool:
+        """Whether the next step can take more tokens."""
+        return self._beside.num_tokens < self._tokens_left
 
     @property
     def is_open_soon(self) -> bool:
@@ -89,7 +94,7 @@ class Openings:
         """
         if not request.unfinished:
             return None  # it has all its tokens
-        if not self._takes_others or self._beside.num_tokens >= self._tokens_left:
+        if not self._takes_others or not self.has_tokens_left:
             return Lack.BUDGET
         if not self._room.has_adapter_slot(request):
             return Lack.ADAPTER_SLOT
