@@ -147,11 +147,6 @@ def build_paged_batch(
     )
 
 
-def _num_leading_ones(numbers: npt.NDArray[np.int64]) -> int:
-    others = np.flatnonzero(numbers != 1)
-    return int(others[0]) if len(others) else len(numbers)
-
-
 class AttentionBackend(Protocol):
     """Paged attention on one kind of device; modules of `splitserve_kernels` satisfy it."""
 
