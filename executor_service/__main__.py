@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from executor_service.checkpoint.folder import check_directory
 from executor_service.config import ExecutorConfig
-from executor_service.errors import ExecutorError
+from executor_service.errors import ExecutorError, RecordingFailed
+from executor_service.second_start import start_again
 from executor_service.service.departure import Departures
 from executor_service.service.executor_lives import ExecutorLives
 from executor_service.service.membership import Membership
@@ -259,6 +260,9 @@ def main() -> int:
         config = ExecutorConfig.from_options(values)
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         asyncio.run(serve(config))
+    except RecordingFailed as error:
+        _log.error("cuda_graphs_failed reason=%r: starts again without them", str(error))
+        start_again(["--cuda-graphs=off"], config.security.identity.token)
     except (ExecutorError, SecurityUnusable, FilesUnusable) as error:
         # Names that come from files may hold anything.
         line = printable(" ".join(str(error).split()))

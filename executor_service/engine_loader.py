@@ -24,6 +24,7 @@ from executor_service.grammars.token_bytes import TokenizerUnsupported
 from executor_service.grammars.vocabulary import Vocabulary
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.runner.decode_graphs import with_decode_graphs
+from executor_service.runner.kernel_warm_up import compile_kernels
 from executor_service.runner.model_runner import ModelRunner
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
 from executor_service.steps.executor_info import (
@@ -76,8 +77,12 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
     cache_config = _cache_config(config, compute)
     make_model = compute.make_model
     if compute.is_recordable and config.cuda_graphs == "auto":
+        if compute.make_in_pieces is not None:
+            make_model = compute.make_in_pieces(config.max_num_batched_tokens)
         make_model = with_decode_graphs(make_model, config.max_num_seqs)
     runner = build_runner(loaded, cache_config, make_model, compute.draw)
+    if loaded.device.type == "cuda":
+        compile_kernels(runner, loaded, config.max_num_seqs, config.max_num_batched_tokens)
     grammars = _grammars(loaded)
     info = _describe(config, executor_epoch, loaded, runner)
     if grammars is not None:

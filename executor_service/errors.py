@@ -4,6 +4,7 @@ ExecutorError
 ├── ModelUnsupported     the checkpoint cannot be served; said at load, by name
 ├── ModelUnreadable      the checkpoint is missing or broken
 ├── BackendUnavailable   what was chosen to compute with does not work here
+├── RecordingFailed      a CUDA graph could not be recorded, and the device is in disorder since
 ├── OutOfMemory          pools or weights do not fit; said with numbers
 └── StepFailed           one step failed as a whole; the process lives
 TrialFailed              code computes something else than plain torch, and does not serve
@@ -26,6 +27,10 @@ class ModelUnreadable(ExecutorError):
 
 class BackendUnavailable(ExecutorError):
     """The attention backend that was asked for cannot be had."""
+
+
+class RecordingFailed(ExecutorError):
+    """A recording broke off in its middle; without recordings the process could serve."""
 
 
 class OutOfMemory(ExecutorError):

@@ -5,15 +5,11 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import subprocess
 import sys
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 _RESULTS = Path(__file__).parents[1] / "results"
-_TESTS = ("tests/kernels/gpu", "tests/unit/executor/gpu")
-_TESTS_TIMEOUT_S = 300
 
 
 def main() -> int:
@@ -22,7 +18,7 @@ def main() -> int:
     parser.add_argument("--smoke", action="store_true", help="tiny, on the CPU: does it all run?")
     parser.add_argument("--out", type=Path, default=_RESULTS, help="directory of the result file")
     parser.add_argument(
-        "--only", nargs="*", help="these parts: kernels, speed, decoder, models, tests"
+        "--only", nargs="*", help="these parts: kernels, speed, decoder, models, pipeline, tests"
     )
     arguments = parser.parse_args()
     if arguments.smoke:
@@ -42,17 +38,14 @@ def _run(arguments: argparse.Namespace) -> int:
     from benchmarks.gpu_check.correctness import try_kernels
     from benchmarks.gpu_check.decoder import measure_decoder
     from benchmarks.gpu_check.engine import measure_model
+    from benchmarks.gpu_check.kernel_tests import TESTS, run_tests
     from benchmarks.gpu_check.kernels import measure_kernels
+    from benchmarks.gpu_check.pipeline import measure_pipeline
     from benchmarks.gpu_check.results import Measurement, Section, run_sections, save
     from benchmarks.gpu_check.sizes import full_sizes, smoke_sizes
     from benchmarks.gpu_check.speed import measure_attention
 
     sizes = smoke_sizes() if arguments.smoke else full_sizes()
-
-    def kernel_tests() -> Iterator[Measurement]:
-        command = [sys.executable, "-m", "pytest", "-q", *_TESTS]
-        code = subprocess.run(command, check=False, timeout=_TESTS_TIMEOUT_S).returncode
-        yield Measurement("tests", " ".join(_TESTS), f"exit code {code}", is_met=code == 0)
 
     sections: dict[str, Section] = {
         "kernels": lambda: try_kernels(sizes),
@@ -60,17 +53,25 @@ def _run(arguments: argparse.Namespace) -> int:
         "speed of kernels": lambda: measure_kernels(sizes),
         "decoder": lambda: measure_decoder(sizes.models[0], sizes),
         **{f"models, {shape.name}": partial(measure_model, shape, sizes) for shape in sizes.models},
-        "tests": kernel_tests,
+        **{
+            f"pipeline, {shape.name}": partial(measure_pipeline, shape, sizes)
+            for shape in sizes.models
+        },
+        **{f"tests, {folder}": partial(run_tests, folder) for folder in TESTS},
     }
     if arguments.smoke:
-        del sections["tests"]
+        for folder in TESTS:
+            del sections[f"tests, {folder}"]
         _repair_interpreter()
     wanted = [name for name in sections if name.startswith(tuple(arguments.only or ("",)))]
     errors = _LoggedErrors()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     logging.getLogger("executor_service").addHandler(errors)
     with torch.inference_mode():
-        lines = run_sections({name: sections[name] for name in wanted})
+        lines = run_sections(
+            {name: sections[name] for name in wanted},
+            lambda so_far: save(so_far, sizes.device, arguments.out),
+        )
     # What is refused at start is replaced there, so that it shows nowhere else.
     lines += [Measurement("log", text, "error", is_met=False) for text in errors.messages]
     path = save(lines, sizes.device, arguments.out)

@@ -12,10 +12,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.gpu_check.models import decode_bytes, load_random, make_model, prompt_flops
+from benchmarks.gpu_check.models import (
+    decode_bytes,
+    decode_flops,
+    load_random,
+    make_model,
+    prompt_flops,
+)
 from benchmarks.gpu_check.results import Measurement
 from benchmarks.gpu_check.sizes import ModelShape, Sizes
-from benchmarks.gpu_check.speed import copy_bandwidth
+from benchmarks.gpu_check.speed import copy_bandwidth, matrix_flops
 from benchmarks.gpu_check.timing import now_s
 from executor_service.backends.choose import choose_compute
 from executor_service.backends.compute import Compute
@@ -47,23 +53,27 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class ModelWork:
-    """Bytes of weights that a step of decodes reads, and operations of a prompt."""
+    """Bytes of weights that a step of decodes reads; operations of a row of it, and of a prompt."""
 
     decode_bytes: int
+    decode_flops: int
     prompt_flops: int
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Bytes per second of a copy, and bytes of a cached token."""
+    """Bytes per second of a copy, operations per second of a product, bytes of a cached token."""
 
     work: ModelWork
     bandwidth: float
+    flops: float
     token_bytes: int
 
     def roofline_s(self, batch: int, context: int) -> float:
-        """A step of decodes, if memory were all that takes time."""
-        return (self.work.decode_bytes + batch * context * self.token_bytes) / self.bandwidth
+        """A step of decodes, if memory and the products with weights were all that takes time."""
+        weights_s = self.work.decode_bytes / self.bandwidth
+        products_s = batch * self.work.decode_flops / self.flops
+        return max(weights_s, products_s) + batch * context * self.token_bytes / self.bandwidth
 
 
 def measure_model(shape: ModelShape, sizes: Sizes) -> Iterator[Measurement]:
@@ -74,7 +84,7 @@ def measure_model(shape: ModelShape, sizes: Sizes) -> Iterator[Measurement]:
     compute = choose_compute(partial(load_random, shape, sizes), sizes.backend, None)
     yield Measurement("model", f"{shape.name} runs with", compute.description)
     token_bytes = block_bytes(compute.loaded.layers, 1, compute.loaded.dtype)
-    costs = Costs(work, copy_bandwidth(sizes), token_bytes)
+    costs = Costs(work, copy_bandwidth(sizes), matrix_flops(sizes), token_bytes)
     for is_recorded in (False, True) if compute.is_recordable else (False,):
         yield from _measure_runner(shape.name, compute, costs, sizes, is_recorded=is_recorded)
 
@@ -90,7 +100,9 @@ def _measure_generate(shape: ModelShape, sizes: Sizes) -> Generator[Measurement,
     for batch in sizes.batches:
         rate = _generate_rate(model, batch, sizes)
         yield Measurement("model", f"{shape.name}, {batch} rows, generate", rate, "tokens/s")
-    return ModelWork(decode_bytes(model), prompt_flops(model, sizes.num_prompt_tokens))
+    return ModelWork(
+        decode_bytes(model), decode_flops(model), prompt_flops(model, sizes.num_prompt_tokens)
+    )
 
 
 def _measure_runner(
@@ -102,7 +114,7 @@ def _measure_runner(
         times = decode_times(runner, batch, sizes)
         share = costs.roofline_s(batch, sizes.model_context) / times.wall_s
         name = f"{model_name}, {batch} rows, {kind}"
-        note = f"{share:.0%} of what memory allows"
+        note = f"{share:.0%} of what the device allows"
         yield Measurement("model", name, batch / times.wall_s, "tokens/s", note=note)
         parts = (times.move_s, times.forward_s, times.sample_s, times.gap_s)
         for part, seconds in zip(("moves", "forward", "sampling", "gap"), parts, strict=True):
@@ -116,9 +128,12 @@ def _measure_runner(
 
 def make_runner(compute: Compute, sizes: Sizes, *, is_recorded: bool) -> ModelRunner:
     """With room for `sizes.batches`; its pools hold random numbers."""
-    most_rows = max(sizes.batches)
+    # One more begins a prompt beside the others.
+    most_rows = max(sizes.batches) + 1
     make = compute.make_model
     if is_recorded:
+        if compute.make_in_pieces is not None:
+            make = compute.make_in_pieces(sizes.num_prompt_tokens)
         make = with_decode_graphs(make, most_rows)
     width = _table_width(compute.block_size, sizes)
     config = CacheConfig(

@@ -57,6 +57,11 @@ def decode_bytes(model: Any) -> int:  # noqa: ANN401
     return (_num_body_weights(model) + int(head.numel())) * int(head.element_size())
 
 
+def decode_flops(model: Any) -> int:  # noqa: ANN401
+    """Operations of one decode with the weights, its logits among them; without attention."""
+    return int(2 * (_num_body_weights(model) + model.get_output_embeddings().weight.numel()))
+
+
 def prompt_flops(model: Any, num_tokens: int) -> int:  # noqa: ANN401
     """Operations of a prompt of which the last token alone gets logits."""
     config = model.config.get_text_config(decoder=True)

@@ -26,6 +26,8 @@ from splitserve_kernels import reference
 
 # Turned heads are rounded once, to 8 bits, and are below 8.
 _ROTARY_TOLERANCE = 2**-5
+# Relative: what was rounded to 8 bits is rounded once more, or twice.
+_ELEMENTWISE_TOLERANCE = 2**-6
 
 
 def operations(sizes: Sizes) -> dict[str, tuple[Callable[[], float], float]]:
@@ -33,6 +35,8 @@ def operations(sizes: Sizes) -> dict[str, tuple[Callable[[], float], float]]:
     return {
         "kv_write": (partial(_write_error, sizes), 0.0),
         "rotary_kv_write": (partial(_rotary_error, sizes), _ROTARY_TOLERANCE),
+        "add_rms_norm": (partial(_norm_error, sizes), _ELEMENTWISE_TOLERANCE),
+        "gated_product": (partial(_gate_error, sizes), _ELEMENTWISE_TOLERANCE),
         "copy of blocks": (partial(_copy_error, sizes), 0.0),
         "greedy": (partial(_greedy_error, sizes), 0.0),
         "draw of rows of all kinds": (partial(_draw_error, sizes), DRAW_TOLERANCE),
@@ -86,6 +90,41 @@ def _turned(heads: Tensor, angles: Tensor) -> Tensor:
     x, y = heads.double().chunk(2, dim=-1)
     turned = torch.complex(x, y) * torch.polar(torch.ones_like(angles), angles)[:, None]
     return torch.cat([turned.real, turned.imag], dim=-1)
+
+
+def _norm_error(sizes: Sizes) -> float:
+    """Relative, of the sum and of what is normalised; of tokens as wide as an 8B Llama's."""
+    from splitserve_kernels.gpu.rms_norm import add_rms_norm
+
+    width = max(16, 4096 // sizes.divisor)
+    numbers, addend, weight = (_random((33, width), seed, sizes) for seed in range(3))
+    total, normed = add_rms_norm(numbers, addend, weight[0], 1e-5)
+    x = total.double()
+    scale = torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + 1e-5)
+    return max(
+        _relative(total, numbers.double() + addend.double()),
+        _relative(normed, x * scale * weight[0].double()),
+    )
+
+
+def _gate_error(sizes: Sizes) -> float:
+    """Relative."""
+    from splitserve_kernels.gpu.gated_product import gated_product
+
+    gate_up = _random((33, 2 * max(16, 14336 // sizes.divisor)), 3, sizes)
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    return _relative(gated_product(gate_up), torch.nn.functional.silu(gate) * up)
+
+
+def _random(shape: tuple[int, int], seed: int, sizes: Sizes) -> Tensor:
+    generator = torch.Generator(sizes.device).manual_seed(seed)
+    numbers = torch.randn(shape, generator=generator, device=sizes.device)
+    return numbers.to(torch.bfloat16)
+
+
+def _relative(actual: Tensor, expected: Tensor) -> float:
+    """The largest error of a number, relative to it."""
+    return float(((actual.double() - expected).abs() / expected.abs().clamp(min=1e-30)).max())
 
 
 def _copy_error(sizes: Sizes) -> float:

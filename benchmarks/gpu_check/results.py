@@ -41,8 +41,13 @@ class Measurement:
 Section = Callable[[], Iterator[Measurement]]
 
 
-def run_sections(sections: dict[str, Section]) -> list[Measurement]:
-    """Runs all, prints each line when it is known; a part that raises is a line that is not met."""
+def run_sections(
+    sections: dict[str, Section], keep: Callable[[list[Measurement]], object]
+) -> list[Measurement]:
+    """Runs all, prints each line when it is known; a part that raises is a line that is not met.
+
+    `keep` is given all lines so far after each part: what breaks off later costs that alone.
+    """
     lines: list[Measurement] = []
     for name, section in sections.items():
         started = time.perf_counter()
@@ -57,6 +62,7 @@ def run_sections(sections: dict[str, Section]) -> list[Measurement]:
             print_line(lines[-1])
         lines.append(Measurement("time", name, time.perf_counter() - started, "s"))
         print_line(lines[-1])
+        keep(lines)
     return lines
 
 

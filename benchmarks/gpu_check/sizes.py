@@ -44,6 +44,8 @@ class Sizes:
     models: tuple[ModelShape, ...]
     model_context: int
     num_prompt_tokens: int
+    # Tokens of a prompt beside decodes.
+    chunks: tuple[int, ...]
     num_steps: int
     num_runs: int
 
@@ -106,6 +108,7 @@ def full_sizes() -> Sizes:
         models=(_QWEN3_06B, _LLAMA_8B),
         model_context=512,
         num_prompt_tokens=2048,
+        chunks=(8, 64, 500, 1536),
         num_steps=32,
         num_runs=10,
     )
@@ -132,6 +135,7 @@ def smoke_sizes() -> Sizes:
         ),
         model_context=8,
         num_prompt_tokens=16,
+        chunks=(5,),
         num_steps=1,
         num_runs=1,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from executor_service.device.kv_cache import CopyBlocks, copy_in_torch
@@ -20,7 +21,8 @@ class Compute:
     `block_size`: tokens of a KV block. `copy_blocks`: copies them within the device pool.
     `is_batch_invariant`: a sequence's logits are the same bits whatever shares its batch, and
     however its tokens are cut into steps. `is_int8`: matrices are rounded to 8 bits.
-    `is_recordable`: a CUDA graph can record its decodes.
+    `is_recordable`: a CUDA graph can record its decodes. `make_in_pieces`: makes, of a number of
+    tokens, what makes models whose other steps of so many are recorded, too; None if there is none.
     """
 
     loaded: LoadedModel
@@ -32,6 +34,7 @@ class Compute:
     is_batch_invariant: bool = False
     is_int8: bool = False
     is_recordable: bool = False
+    make_in_pieces: Callable[[int], MakeModel] | None = None
 
 
 def log_not_used(what: str, loaded: LoadedModel, reason: str, instead: str) -> None:

@@ -8,18 +8,24 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from executor_service.backends.attention_candidates import CANDIDATES, Candidate
 from executor_service.backends.attention_trial import time_attention, try_backend
 from executor_service.backends.compute import Compute, log_not_used
 from executor_service.backends.gpu_kernels import choose_gpu_copy, choose_gpu_draw
-from executor_service.decoders.decoder import Decoder, DecoderModel
+from executor_service.decoders.decoder import DecoderModel
 from executor_service.decoders.llama_parts import release_weights, why_not_llama
+from executor_service.decoders.recorded_pieces import in_recorded_pieces
 from executor_service.device.errors import release_cached_memory
 from executor_service.errors import BackendUnavailable, TrialFailed, one_line
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import attending_with
 from splitserve_kernels.paged_batch import AttentionBackend
+
+if TYPE_CHECKING:
+    # It needs Triton already when it is imported.
+    from executor_service.decoders.gpu_decoder import GpuDecoder
 
 # As many times as fast must attention be to be worth coarser blocks than the default.
 _WORTH_COARSE_BLOCKS = 1.25
@@ -133,7 +139,7 @@ def compute_on_gpu(
     return replace(compute, loaded=load())
 
 
-def _gpu_decoder(loaded: LoadedModel, chosen: GpuAttention) -> Decoder | None:
+def _gpu_decoder(loaded: LoadedModel, chosen: GpuAttention) -> GpuDecoder | None:
     """None if it was refused; the model may be lost then."""
     # It needs Triton already when it is imported.
     from executor_service.decoders.gpu_decoder import build_gpu_decoder
@@ -145,10 +151,11 @@ def _gpu_decoder(loaded: LoadedModel, chosen: GpuAttention) -> Decoder | None:
         return None
 
 
-def _with_decoder(compute: Compute, decoder: Decoder) -> Compute:
+def _with_decoder(compute: Compute, decoder: GpuDecoder) -> Compute:
     return replace(
         compute,
         loaded=replace(compute.loaded, weights_bytes=decoder.num_bytes),
         make_model=lambda _loaded, cache: DecoderModel(decoder, cache),
         description=f"GPU decoder, {compute.description}",
+        make_in_pieces=lambda max_num_tokens: in_recorded_pieces(decoder, max_num_tokens),
     )

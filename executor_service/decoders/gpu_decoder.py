@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from executor_service.decoders.decoder import try_decoder
+from executor_service.decoders.joined_linears import apply, joined
 from executor_service.decoders.llama_parts import (
     decoder_shape,
     linear_weights,
@@ -33,7 +34,7 @@ from executor_service.device.errors import release_cached_memory
 from executor_service.device.kv_cache import KVCache
 from executor_service.model.loaded_model import LoadedModel
 from splitserve_kernels import reference
-from splitserve_kernels.decoder_weights import LayerWeights, LinearWeights
+from splitserve_kernels.decoder_weights import DecoderShape, LayerWeights, LinearWeights
 from splitserve_kernels.gpu.gated_product import gated_product
 from splitserve_kernels.gpu.layer_pools import LayerPools
 from splitserve_kernels.gpu.rms_norm import add_rms_norm, rms_norm
@@ -76,6 +77,19 @@ class _Layer:
     options: AttentionOptions
 
 
+@dataclass(frozen=True, slots=True)
+class KVWrite:
+    """How queries and keys are turned, and where keys and values go. `slots`: [T] int64."""
+
+    rotary: RotaryTables
+    slots: Tensor
+    cache: KVCache
+
+    def pools(self, layer: int) -> LayerPools:
+        """Of that layer."""
+        return LayerPools(self.cache.key_pools[layer], self.cache.value_pools[layer])
+
+
 class GpuDecoder:
     """The Decoder; its weights are on the device of the model, in its dtype."""
 
@@ -90,7 +104,7 @@ class GpuDecoder:
         self._cosines, self._sines = rotation(loaded, 0, loaded.max_model_len)  # [L, R / 2]
         self._shape = decoder_shape(loaded, 2 * self._cosines.shape[1])
         self._embedding = model.model.embed_tokens.weight.detach()
-        self._head = _joined(linear_weights(model.lm_head))
+        self._head = joined(linear_weights(model.lm_head))
         self._final_norm = model.model.norm.weight.detach()
         self._layers = [
             self._fused(layer, options)
@@ -114,9 +128,7 @@ class GpuDecoder:
     def run(
         self, input_ids: Tensor, positions: Tensor, paged: PagedBatch, index: Tensor, cache: KVCache
     ) -> Tensor:
-        # A position beyond the last is nobody's, and is not to be an access beyond the tables.
-        places = positions.clamp(max=self._cosines.shape[0] - 1)
-        rotation = self._cosines[places], self._sines[places]
+        rotation = self._rotation_at(positions)
         return self.run_with_rotation(input_ids, rotation, paged, index, cache)
 
     def run_with_rotation(
@@ -127,53 +139,123 @@ class GpuDecoder:
         index: Tensor,
         cache: KVCache,
     ) -> Tensor:
-        rotary = RotaryTables(*rotation)
-        epsilon = self._shape.epsilon
+        write = KVWrite(RotaryTables(*rotation), paged.slot_mapping, cache)
         hidden = functional.embedding(input_ids, self._embedding)  # [T, W]
         # What is still to be added to `hidden`: the next norm does it on the way.
         addend: Tensor | None = None
-        pools = zip(cache.key_pools, cache.value_pools, strict=True)
-        for layer, (key_pool, value_pool) in zip(self._layers, pools, strict=True):
-            if addend is None:
-                normed = rms_norm(hidden, layer.input_norm, epsilon)
-            else:
-                hidden, normed = add_rms_norm(hidden, addend, layer.input_norm, epsilon)
-            layer_pools = LayerPools(key_pool, value_pool)
-            addend = self._attend(layer, normed, rotary, paged, layer_pools)
-            hidden, normed = add_rms_norm(hidden, addend, layer.mlp_norm, epsilon)
-            addend = _apply(layer.down, gated_product(_apply(layer.gate_up, normed)))
+        for layer in range(len(self._layers)):
+            hidden, query = self.before_attention(layer, hidden, addend, write)
+            attended = self.attend(layer, query, paged, cache)
+            hidden, addend = self.after_attention(layer, hidden, attended)
         assert addend is not None, "a model has layers"
-        _, last = add_rms_norm(hidden[index], addend[index], self._final_norm, epsilon)  # [S, W]
-        return _apply(self._head, last)[:, : self._vocab_size].float()
+        return self.read_out(hidden[index], addend[index])
 
-    def _attend(
+    @property
+    def shape(self) -> DecoderShape:
+        """Its sizes."""
+        return self._shape
+
+    @property
+    def num_layers(self) -> int:
+        """How often it attends."""
+        return len(self._layers)
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        return self._vocab_size
+
+    @property
+    def max_model_len(self) -> int:
+        """L."""
+        return self._cosines.shape[0]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of all that it computes but logits."""
+        dtype: torch.dtype = self._embedding.dtype
+        return dtype
+
+    def kv_write(self, positions: Tensor, slots: Tensor, cache: KVCache) -> KVWrite:
+        """For tokens at `positions` [T]."""
+        return KVWrite(RotaryTables(*self._rotation_at(positions)), slots, cache)
+
+    def look_up(self, input_ids: Tensor, positions: Tensor, hidden: Tensor, write: KVWrite) -> None:
+        """Writes what stands for `input_ids` [T] over `hidden` [T, W], and turns by `positions`."""
+        torch.index_select(self._embedding, 0, input_ids, out=hidden)
+        cosines, sines = self._rotation_at(positions)
+        write.rotary.cosine.copy_(cosines)
+        write.rotary.sine.copy_(sines)
+
+    def before_attention(
         self,
-        layer: _Layer,
+        layer: int,
         hidden: Tensor,
-        rotary: RotaryTables,
-        paged: PagedBatch,
-        pools: LayerPools,
-    ) -> Tensor:
-        """[T, W] -> [T, W]."""
-        shape = self._shape
+        addend: Tensor | None,
+        write: KVWrite,
+        query: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """`hidden` with `addend` in it, both [T, W], and the query of `layer`, [T, H, D].
+
+        Keys and values are written. `query`: where the query goes; then `hidden` is changed in
+        place, too. None: both are new.
+        """
+        parts, shape = self._layers[layer], self._shape
         num_heads, num_kv_heads = shape.num_heads, shape.num_kv_heads
-        heads = _apply(layer.qkv, hidden).view(len(hidden), -1, shape.head_dim)  # [T, H + 2G, D]
+        if addend is None:
+            normed = rms_norm(hidden, parts.input_norm, shape.epsilon)
+        else:
+            in_place = query is not None
+            hidden, normed = add_rms_norm(
+                hidden, addend, parts.input_norm, shape.epsilon, in_place=in_place
+            )
+        heads = apply(parts.qkv, normed).view(len(hidden), -1, shape.head_dim)  # [T, H + 2G, D]
         turned, value = torch.split(heads, [num_heads + num_kv_heads, num_kv_heads], dim=1)
-        if layer.head_norms is not None:
-            turned = rms_norm(turned, layer.head_norms, shape.epsilon)
-        query, key = torch.split(turned, [num_heads, num_kv_heads], dim=1)
-        query = rotary_kv_write((query, key, value), rotary, pools, paged.slot_mapping)
-        attended = self._backend.paged_attention(
-            query, pools.key, pools.value, paged, layer.options
+        if parts.head_norms is not None:
+            turned = rms_norm(turned, parts.head_norms, shape.epsilon)
+        of_query, key = torch.split(turned, [num_heads, num_kv_heads], dim=1)
+        pools = write.pools(layer)
+        turned_query = rotary_kv_write(
+            (of_query, key, value), write.rotary, pools, write.slots, query
         )
-        return _apply(layer.attention_output, attended.flatten(1))
+        return hidden, turned_query
+
+    def attend(self, layer: int, query: Tensor, paged: PagedBatch, cache: KVCache) -> Tensor:
+        """[T, H, D] -> [T, H, D]."""
+        key_pool, value_pool = cache.key_pools[layer], cache.value_pools[layer]
+        options = self._layers[layer].options
+        return self._backend.paged_attention(query, key_pool, value_pool, paged, options)
+
+    def after_attention(
+        self, layer: int, hidden: Tensor, attended: Tensor, *, in_place: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """`hidden` with what was `attended` in it, and what is still to be added, [T, W] each.
+
+        `hidden` is changed if `in_place`.
+        """
+        parts = self._layers[layer]
+        addend = apply(parts.attention_output, attended.flatten(1))
+        hidden, normed = add_rms_norm(
+            hidden, addend, parts.mlp_norm, self._shape.epsilon, in_place=in_place
+        )
+        return hidden, apply(parts.down, gated_product(apply(parts.gate_up, normed)))
+
+    def read_out(self, hidden: Tensor, addend: Tensor) -> Tensor:
+        """[S, W] each -> logits, [S, V] float32."""
+        _, last = add_rms_norm(hidden, addend, self._final_norm, self._shape.epsilon)
+        return apply(self._head, last)[:, : self._vocab_size].float()
+
+    def _rotation_at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        # A position beyond the last is nobody's, and is not to be an access beyond the tables.
+        places = positions.clamp(max=self._cosines.shape[0] - 1)
+        return self._cosines[places], self._sines[places]
 
     def _fused(self, layer: LayerWeights, options: AttentionOptions) -> _Layer:
         return _Layer(
-            qkv=_joined(layer.query, layer.key, layer.value),
-            attention_output=_joined(layer.attention_output),
-            gate_up=_joined(layer.gate, layer.up),
-            down=_joined(layer.down),
+            qkv=joined(layer.query, layer.key, layer.value),
+            attention_output=joined(layer.attention_output),
+            gate_up=joined(layer.gate, layer.up),
+            down=joined(layer.down),
             input_norm=layer.input_norm.detach(),
             mlp_norm=layer.mlp_norm.detach(),
             head_norms=self._head_norms(layer),
@@ -185,24 +267,3 @@ class GpuDecoder:
             return None
         query = layer.query_norm.detach().expand(self._shape.num_heads, -1)
         return torch.cat([query, layer.key_norm.detach().expand(self._shape.num_kv_heads, -1)])
-
-
-def _joined(*parts: LinearWeights) -> LinearWeights:
-    """Matrices with the same input as one, outputs one after the other; a single one as it is."""
-    weights = [part.weight.detach() for part in parts]
-    if len(parts) == 1:
-        bias = parts[0].bias
-        return LinearWeights(weights[0], None if bias is None else bias.detach())
-    biases = None
-    if any(part.bias is not None for part in parts):
-        biases = torch.cat([_bias(part) for part in parts])
-    return LinearWeights(torch.cat(weights), biases)
-
-
-def _bias(part: LinearWeights) -> Tensor:
-    """[outputs]."""
-    return part.weight.new_zeros(len(part.weight)) if part.bias is None else part.bias.detach()
-
-
-def _apply(linear: LinearWeights, numbers: Tensor) -> Tensor:
-    return functional.linear(numbers, linear.weight, linear.bias)

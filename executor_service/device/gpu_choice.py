@@ -6,7 +6,7 @@ from executor_service.errors import BackendUnavailable
 
 
 def choose_device(asked: str, index: int, num_gpus: int) -> str:
-    """ "cpu", or "cuda:0" and so on, for torch.
+    """Where torch is to put a model: on "cpu", or on "cuda:0" and so on.
 
     `asked`: as --device takes it. `index`: of the GPU; beyond the last of `num_gpus` it starts
     over, so that executors may be more than GPUs. Raises BackendUnavailable if there is none.

@@ -39,8 +39,21 @@ class Timer(Protocol):
         ...
 
 
+class Mark(Protocol):
+    """A point in what a stream was asked."""
+
+    def wait(self) -> None:
+        """Returns when the stream is done with what it was asked before."""
+        ...
+
+
 class DeviceStreams(Protocol):
     """The compute stream of a device, which is in use, and the swap stream beside it."""
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether memory of the host is memory of the device."""
+        ...
 
     def on_device(self) -> AbstractContextManager[object]:
         """Inside, what this thread launches goes to this device."""
@@ -62,13 +75,32 @@ class DeviceStreams(Protocol):
         """A timer of the stream in use."""
         ...
 
+    def mark(self) -> Mark:
+        """Behind all that the stream in use was asked so far."""
+        ...
+
     def copy_to_host(self, tensor: Tensor) -> Tensor:
         """Asks the stream in use for `tensor` on the host; to be read when that is done."""
+        ...
+
+    def host_buffer(self, num_bytes: int) -> Tensor:
+        """[num_bytes] uint8 of the host, which the device reads without the host."""
+        ...
+
+    def copy_to_device(self, source: Tensor, target: Tensor) -> None:
+        """Asks the stream in use to copy `source`, in a host buffer, over `target` on the device.
+
+        It is read when the stream gets there.
+        """
         ...
 
 
 class HostStreams:
     """Of a CPU, which has done what it is asked when it returns: all is in order."""
+
+    @property
+    def shares_memory(self) -> bool:
+        return True
 
     def on_device(self) -> AbstractContextManager[object]:
         return nullcontext()
@@ -85,8 +117,24 @@ class HostStreams:
     def start_timer(self) -> HostTimer:
         return HostTimer()
 
+    def mark(self) -> HostMark:
+        return HostMark()
+
     def copy_to_host(self, tensor: Tensor) -> Tensor:
         return tensor
+
+    def host_buffer(self, num_bytes: int) -> Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    def copy_to_device(self, source: Tensor, target: Tensor) -> None:
+        target.copy_(source)
+
+
+class HostMark:
+    """All is done."""
+
+    def wait(self) -> None:
+        """It is."""
 
 
 class HostTimer:
@@ -116,6 +164,10 @@ class CudaStreams:
         self._device = device
         self._swap = _cuda.Stream(device)
 
+    @property
+    def shares_memory(self) -> bool:
+        return False
+
     def on_device(self) -> AbstractContextManager[object]:
         # Each thread has a device of its own, the first unless it says so.
         context: AbstractContextManager[object] = _cuda.device(self._device)
@@ -134,10 +186,30 @@ class CudaStreams:
     def start_timer(self) -> CudaTimer:
         return CudaTimer(self._device)
 
+    def mark(self) -> CudaMark:
+        return CudaMark(self._device)
+
     def copy_to_host(self, tensor: Tensor) -> Tensor:
         # Into pageable memory it would wait for all that the stream was asked before.
         copy = torch.empty_like(tensor, device="cpu", pin_memory=True)
         return copy.copy_(tensor, non_blocking=True)
+
+    def host_buffer(self, num_bytes: int) -> Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+    def copy_to_device(self, source: Tensor, target: Tensor) -> None:
+        target.copy_(source, non_blocking=True)
+
+
+class CudaMark:
+    """An event of the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._event = _cuda.Event()
+        self._event.record(_cuda.current_stream(device))
+
+    def wait(self) -> None:
+        self._event.synchronize()
 
 
 class CudaTimer:

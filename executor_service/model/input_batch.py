@@ -1,7 +1,10 @@
 """Rows of a step as the tensors of one forward pass.
 
+Rows with one input token come first, whatever their place in the step: attention computes them in
+another way than those with several.
+
 Shape letters: R rows of the pass, T input tokens over all of them, S rows that sample, P scored
-prompt tokens.
+prompt tokens, A rows whose input token is awaited, M blocks of the longest block table.
 """
 
 from __future__ import annotations
@@ -13,19 +16,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from executor_service.device.host_copies import to_device
 from executor_service.device.sampled_tokens import SampledTokens
-from executor_service.steps.step import BoolArray, Int64Array, StepInput
-from splitserve_kernels.paged_batch import PagedBatch, build_paged_batch
+from executor_service.device.streams import streams_of
+from executor_service.device.uploads import Numbers, Uploads
+from executor_service.steps.step import BoolArray, Int32Array, Int64Array, StepInput
+from splitserve_kernels.paged_batch import PagedBatch, RowLayout, lay_out_rows
 
 
 @dataclass(frozen=True, slots=True)
 class Readout:
     """Whose logits a forward pass returns: first the rows that sample, then prompt tokens.
 
-    Rows are indexes into the step. `sampling_rows`: [S] int64. `prompt_rows`: [P] int64, and
-    `prompt_positions`: [P] int64, the position of the token that is scored (the logits come from
-    the position before it).
+    Rows are indexes into the step, rising. `sampling_rows`: [S] int64. `prompt_rows`: [P] int64,
+    and `prompt_positions`: [P] int64, the position of the token that is scored (the logits come
+    from the position before it).
     """
 
     sampling_rows: Int64Array
@@ -34,17 +38,102 @@ class Readout:
 
 
 @dataclass(frozen=True, slots=True)
-class InputBatch:
-    """One forward pass. `input_ids`, `position_ids`: [1, T] int64. `logits_index`: [S + P] int64.
+class AwaitedInputs:
+    """Input tokens that only the device knows.
 
-    `logits_index` says from which input tokens the logits of `readout` come.
+    `places`: [A] int64, which input tokens these are. `tokens`: some, on the device, int64, of
+    which those at `indexes` [A] int64 are meant.
+    """
+
+    places: Int64Array
+    tokens: Tensor
+    indexes: Int64Array
+
+
+@dataclass(frozen=True, slots=True)
+class PassRows:
+    """The rows of a pass on the host, laid end to end.
+
+    `token_ids`: [T] int64; those that are awaited mean nothing. `num_computed_tokens`: [R] int64.
+    `block_tables`: [R, M] int32. `logits_index`: [S + P] int64.
+    """
+
+    token_ids: Int64Array
+    num_computed_tokens: Int64Array
+    block_tables: Int32Array
+    layout: RowLayout
+    logits_index: Int64Array
+    awaited: AwaitedInputs | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """R."""
+        return len(self.num_computed_tokens)
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether each row has one input token."""
+        return self.layout.num_decodes == self.num_rows
+
+
+@dataclass(frozen=True, slots=True)
+class PassTensors:
+    """What a model is given. `input_ids`, `position_ids`: [1, T] int64.
+
+    `logits_index`: [S + P] int64, from which input tokens logits are wanted.
     """
 
     input_ids: Tensor
     position_ids: Tensor
     paged: PagedBatch
     logits_index: Tensor
-    readout: Readout
+
+
+class InputBatch:
+    """One forward pass. Its tensors are made when one of them is first asked for."""
+
+    def __init__(
+        self,
+        readout: Readout,
+        rows: PassRows,
+        uploads: Uploads,
+        tensors: PassTensors | None = None,
+    ) -> None:
+        """`readout` says whose the logits of `rows` are; `uploads` bring these to the device.
+
+        `tensors`: None if these are yet to be made.
+        """
+        self.readout = readout
+        self.rows = rows
+        self.uploads = uploads
+        self._tensors = tensors
+
+    @property
+    def tensors(self) -> PassTensors:
+        """On the device."""
+        if self._tensors is None:
+            self._tensors = send_rows(self.rows, self.uploads)
+        return self._tensors
+
+    @property
+    def input_ids(self) -> Tensor:
+        """[1, T] int64."""
+        return self.tensors.input_ids
+
+    @property
+    def position_ids(self) -> Tensor:
+        """[1, T] int64."""
+        return self.tensors.position_ids
+
+    @property
+    def paged(self) -> PagedBatch:
+        """What attention is given."""
+        return self.tensors.paged
+
+    @property
+    def logits_index(self) -> Tensor:
+        """[S + P] int64: from which input tokens the logits of `readout` come."""
+        return self.tensors.logits_index
 
 
 def build_input_batch(
@@ -53,73 +142,110 @@ def build_input_batch(
     block_size: int,
     device: torch.device,
     sampled: SampledTokens | None = None,
+    uploads: Uploads | None = None,
 ) -> InputBatch:
     """The forward pass that computes `rows` (indexes into the rows of `step`, rising).
 
-    `sampled` has the tokens that the step awaits; None if there are none.
+    `sampled` has the tokens that the step awaits; None if there are none. `uploads`: to `device`,
+    for who builds many; None for some of its own.
     """
     selected = np.asarray(rows, dtype=np.int64)
-    computed = step.num_computed_tokens[selected].astype(np.int64)
+    readout, pass_rows = lay_out(step, selected, block_size, sampled)
+    return InputBatch(readout, pass_rows, uploads or Uploads(device, streams_of(device)))
+
+
+def lay_out(
+    step: StepInput, selected: Int64Array, block_size: int, sampled: SampledTokens | None
+) -> tuple[Readout, PassRows]:
+    """The rows `selected` of `step`, see `build_input_batch`, and whose their logits are."""
     new = step.num_new_tokens[selected].astype(np.int64)
+    # How they are laid out, and where of that the rows are as the step has them.
+    order = np.argsort(new > 1, kind="stable")
+    computed = step.num_computed_tokens[selected].astype(np.int64)
+    tables = step.block_tables[selected[order]]
+    layout = lay_out_rows(tables, computed[order], new[order], block_size)
+    starts = np.empty_like(new)
+    starts[order] = layout.query_starts[:-1]
     ends = np.cumsum(new)
-    starts = ends - new
     row_of_token = np.repeat(np.arange(len(selected)), new)
-    positions = np.arange(len(row_of_token)) + (computed - starts)[row_of_token]
+    # Of each token, in the order of the step.
+    places = np.arange(len(row_of_token)) + (starts - ends + new)[row_of_token]
+    positions = layout.positions[places]
 
     samples = step.samples[selected]
     is_scored = _scores_prompt(step, selected)[row_of_token]
     is_scored &= positions + 1 < step.num_prompt_tokens[selected][row_of_token]
     scored = np.flatnonzero(is_scored)
-    return InputBatch(
-        input_ids=_input_ids(step, selected, ends, device, sampled),
-        position_ids=to_device(positions[None], device),
-        paged=build_paged_batch(
-            torch.from_numpy(step.block_tables[selected]),
-            torch.from_numpy(computed),
-            torch.from_numpy(new),
-            block_size,
-            device,
-        ),
-        logits_index=to_device(np.concatenate([ends[samples] - 1, scored]), device),
-        readout=Readout(
-            sampling_rows=selected[samples],
-            prompt_rows=selected[row_of_token[scored]],
-            prompt_positions=positions[scored] + 1,
-        ),
+    token_ids = np.empty(len(places), np.int64)
+    token_ids[places] = _input_tokens(step, selected)
+    readout = Readout(
+        sampling_rows=selected[samples],
+        prompt_rows=selected[row_of_token[scored]],
+        prompt_positions=positions[scored] + 1,
     )
+    logits_index = np.concatenate([(starts + new - 1)[samples], places[scored]])
+    awaited = _awaited(step, selected, starts, sampled)
+    rows = PassRows(token_ids, computed[order], tables, layout, logits_index, awaited)
+    return readout, rows
 
 
-def _input_ids(
-    step: StepInput,
-    selected: Int64Array,
-    ends: Int64Array,
-    device: torch.device,
-    sampled: SampledTokens | None,
-) -> Tensor:
-    """The input tokens of the selected rows, which end at `ends`: [1, T] int64, on `device`."""
+def send_rows(rows: PassRows, uploads: Uploads) -> PassTensors:
+    """`rows` in memory of their own, in one copy."""
+    layout, awaited = rows.layout, rows.awaited
+    longs = [rows.token_ids[None], layout.positions[None], layout.slots, rows.logits_index]
+    if awaited is not None:
+        longs += [awaited.places, awaited.indexes]
+    ints = [
+        rows.num_computed_tokens.astype(np.int32),
+        layout.query_starts.astype(np.int32),
+        rows.block_tables,
+    ]
+    (input_ids, position_ids, slots, index, *where), (computed, query_starts, tables) = (
+        uploads.send(Numbers(longs, ints))
+    )
+    if awaited is not None:
+        fill_in(input_ids[0], awaited, *where)
+    paged = PagedBatch(
+        block_tables=tables,
+        num_computed_tokens=computed,
+        query_starts=query_starts,
+        slot_mapping=slots,
+        max_num_new_tokens=layout.max_num_new_tokens,
+        max_num_tokens=layout.max_num_tokens,
+        num_decodes=layout.num_decodes,
+    )
+    return PassTensors(input_ids, position_ids, paged, index)
+
+
+def fill_in(input_ids: Tensor, awaited: AwaitedInputs, places: Tensor, indexes: Tensor) -> None:
+    """Puts what is awaited into `input_ids` [T]. `places`, `indexes`: its own, on the device."""
+    input_ids.index_copy_(0, places, awaited.tokens.index_select(0, indexes))
+
+
+def _awaited(
+    step: StepInput, selected: Int64Array, starts: Int64Array, sampled: SampledTokens | None
+) -> AwaitedInputs | None:
+    """`starts`: [R], where the tokens of the selected rows are laid out."""
     awaited = step.awaited
-    if awaited is None or not np.isin(awaited.rows, selected).any():
-        # Numpy adds an axis in a tenth of the time.
-        return to_device(_input_tokens(step, selected)[None], device)
-    assert sampled is not None, "there is something to take what is awaited from"
+    if awaited is None:
+        return None
     is_selected = np.isin(awaited.rows, selected)
+    if not is_selected.any():
+        return None
+    assert sampled is not None, "there is something to take what is awaited from"
     rows = awaited.rows[is_selected]
-    token_ids = sampled.take(awaited.step_ids[is_selected], step.row_ids[rows])
-    if len(rows) == len(selected):
-        return token_ids[None]
-    input_ids = to_device(_input_tokens(step, selected), device)
-    places = ends[np.searchsorted(selected, rows)] - 1
-    input_ids[to_device(places, device)] = token_ids
-    return input_ids[None]
+    tokens, indexes = sampled.find(awaited.step_ids[is_selected], step.row_ids[rows])
+    # Each of these rows has one input token.
+    return AwaitedInputs(starts[np.searchsorted(selected, rows)], tokens, indexes)
 
 
-def _input_tokens(step: StepInput, selected: Int64Array) -> Int64Array:
-    """The input tokens of the selected rows, [T] int64."""
+def _input_tokens(step: StepInput, selected: Int64Array) -> Int32Array:
+    """The input tokens of the selected rows, [T]."""
     if len(selected) == step.num_rows:
-        return step.token_ids.astype(np.int64)
+        return step.token_ids
     ends = np.cumsum(step.num_new_tokens, dtype=np.int64)
     parts = [step.token_ids[ends[r] - step.num_new_tokens[r] : ends[r]] for r in selected]
-    return np.concatenate(parts).astype(np.int64)
+    return np.concatenate(parts)
 
 
 def _scores_prompt(step: StepInput, selected: Int64Array) -> BoolArray:

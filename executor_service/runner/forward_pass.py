@@ -16,6 +16,7 @@ from torch import Tensor
 from executor_service.device.errors import is_beyond_rows
 from executor_service.device.kv_cache import KVCache
 from executor_service.device.sampled_tokens import SampledTokens
+from executor_service.device.uploads import Uploads
 from executor_service.errors import StepFailed
 from executor_service.model.input_batch import Readout, build_input_batch
 from executor_service.model.loaded_model import LoadedModel
@@ -49,15 +50,17 @@ class ForwardPass:
         loaded: LoadedModel,
         cache: KVCache,
         model: PagedModel,
+        uploads: Uploads,
         sampled: SampledTokens | None = None,
     ) -> None:
-        """`model` works on the pools of `cache`.
+        """`model` works on the pools of `cache`, `uploads` go to its device.
 
         `sampled` has the tokens that a step awaits; None if none ever will.
         """
         self._loaded = loaded
         self._cache = cache
         self._model = model
+        self._uploads = uploads
         self._sampled = sampled
 
     def run(self, step: StepInput) -> ForwardResult:
@@ -92,7 +95,9 @@ class ForwardPass:
     def _run_rows(self, step: StepInput, rows: Int64Array) -> ForwardResult:
         """Computes `rows` (indexes into the step) in one pass; passes on what the model raises."""
         cache = self._cache
-        batch = build_input_batch(step, rows, cache.block_size, cache.device, self._sampled)
+        batch = build_input_batch(
+            step, rows, cache.block_size, cache.device, self._sampled, self._uploads
+        )
         logits = self._model.logits(batch)
         num_sampling = len(batch.readout.sampling_rows)
         return ForwardResult(batch.readout, logits[:num_sampling], logits[num_sampling:], {})

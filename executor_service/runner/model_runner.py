@@ -20,6 +20,7 @@ from executor_service.device.errors import is_out_of_memory, release_cached_memo
 from executor_service.device.kv_cache import KVCache
 from executor_service.device.sampled_tokens import SampledTokens
 from executor_service.device.streams import DeviceStreams, Timer, streams_of
+from executor_service.device.uploads import Uploads
 from executor_service.errors import OutOfMemory, StepFailed
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import PagedModel
@@ -64,11 +65,12 @@ class ModelRunner:
         `streams`: None for those of the device of `cache`.
         """
         self.cache = cache
-        self._sampled = SampledTokens()
         self._counts = TokenCounts(loaded.vocab_size, cache.device)
-        self._forward_pass = ForwardPass(loaded, cache, model, self._sampled)
-        self._draw = draw
         self._streams = streams or streams_of(cache.device)
+        uploads = Uploads(cache.device, self._streams)
+        self._sampled = SampledTokens(uploads)
+        self._forward_pass = ForwardPass(loaded, cache, model, uploads, self._sampled)
+        self._draw = draw
         self._transfers = BlockTransfers(cache, self._streams)
         self._unfinished: deque[PendingModelStep] = deque()
         self._ran_out_of_memory = False

@@ -16,7 +16,7 @@ from executor_service.device.memory import (
     format_bytes,
     peak_meter_of,
 )
-from executor_service.errors import ExecutorError, OutOfMemory
+from executor_service.errors import ExecutorError, OutOfMemory, RecordingFailed
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import MakeModel, torch_model
 from executor_service.model.transformers_attention import unbind
@@ -167,6 +167,8 @@ def _measure_step(
         step_bytes = measure_worst_step(
             size, cache, loaded.vocab_size, lambda: factory.runner(cache), meter
         )
+    except RecordingFailed:
+        raise
     except ExecutorError as error:
         if not is_out_of_memory(error.__cause__ or error):
             raise

@@ -13,6 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+Int64Array = npt.NDArray[np.int64]
+
 
 @dataclass(frozen=True, slots=True)
 class PagedBatch:
@@ -61,6 +63,56 @@ class AttentionOptions:
     sinks: Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class RowLayout:
+    """Where the tokens of rows lie, in numpy. `row_of_token`, `positions`, `slots`: [T] int64.
+
+    The rest is as in PagedBatch; `query_starts`: [R + 1] int64.
+    """
+
+    row_of_token: Int64Array
+    positions: Int64Array
+    slots: Int64Array
+    query_starts: Int64Array
+    max_num_new_tokens: int
+    max_num_tokens: int
+    num_decodes: int
+
+
+def lay_out_rows(
+    block_tables: npt.NDArray[Any],
+    num_computed_tokens: Int64Array,
+    num_new_tokens: Int64Array,
+    block_size: int,
+) -> RowLayout:
+    """Lays rows end to end.
+
+    `block_tables`: [R, M] integer. `num_computed_tokens`, `num_new_tokens`: [R]. Every block that a
+    row writes must be in its table.
+    """
+    num_rows = len(num_new_tokens)
+    query_starts = np.zeros(num_rows + 1, np.int64)
+    np.cumsum(num_new_tokens, out=query_starts[1:])
+    row_of_token = np.repeat(np.arange(num_rows), num_new_tokens)
+    skipped = num_computed_tokens - query_starts[:-1]
+    positions = np.arange(len(row_of_token)) + skipped[row_of_token]
+    blocks = block_tables[row_of_token, positions // block_size].astype(np.int64)
+    return RowLayout(
+        row_of_token=row_of_token,
+        positions=positions,
+        slots=blocks * block_size + positions % block_size,
+        query_starts=query_starts,
+        max_num_new_tokens=int(num_new_tokens.max()) if num_rows else 0,
+        max_num_tokens=int((num_computed_tokens + num_new_tokens).max()) if num_rows else 0,
+        num_decodes=_num_leading_ones(num_new_tokens),
+    )
+
+
+def _num_leading_ones(numbers: Int64Array) -> int:
+    others = np.flatnonzero(numbers != 1)
+    return int(others[0]) if len(others) else len(numbers)
+
+
 def build_paged_batch(
     block_tables: Tensor,
     num_computed_tokens: Tensor,
@@ -75,35 +127,24 @@ def build_paged_batch(
     be in its table.
     """
     # In numpy: an operation on a handful of numbers takes torch ten times as long.
+    tables = block_tables.numpy()
     computed, new = (
         tensor.numpy().astype(np.int64) for tensor in (num_computed_tokens, num_new_tokens)
     )
-    tables = block_tables.numpy()
-    query_starts = np.zeros(len(new) + 1, np.int32)
-    np.cumsum(new, out=query_starts[1:])
-    row_of_token = np.repeat(np.arange(len(new)), new)
-    positions = np.arange(len(row_of_token)) + (computed - query_starts[:-1])[row_of_token]
-    blocks = tables[row_of_token, positions // block_size].astype(np.int64)
+    layout = lay_out_rows(tables, computed, new, block_size)
 
     def move(array: npt.NDArray[Any], dtype: type[np.signedinteger[Any]]) -> Tensor:
-        # Of memory that is not pinned, what is to be copied has been read when this returns.
-        tensor = torch.from_numpy(array.astype(dtype, copy=False))
-        return tensor.to(device, non_blocking=True)
+        return torch.from_numpy(array.astype(dtype, copy=False)).to(device)
 
     return PagedBatch(
         block_tables=move(tables, np.int32),
         num_computed_tokens=move(computed, np.int32),
-        query_starts=move(query_starts, np.int32),
-        slot_mapping=move(blocks * block_size + positions % block_size, np.int64),
-        max_num_new_tokens=int(new.max()) if len(new) else 0,
-        max_num_tokens=int((computed + new).max()) if len(new) else 0,
-        num_decodes=_num_leading_ones(new),
+        query_starts=move(layout.query_starts, np.int32),
+        slot_mapping=move(layout.slots, np.int64),
+        max_num_new_tokens=layout.max_num_new_tokens,
+        max_num_tokens=layout.max_num_tokens,
+        num_decodes=layout.num_decodes,
     )
-
-
-def _num_leading_ones(numbers: npt.NDArray[np.int64]) -> int:
-    others = np.flatnonzero(numbers != 1)
-    return int(others[0]) if len(others) else len(numbers)
 
 
 class AttentionBackend(Protocol):

@@ -45,7 +45,8 @@ def test_gpu_check_runs_every_part_when_it_is_a_smoke_test(tmp_path: Path) -> No
     assert {"date", "device", "commit", "torch", "triton", "cuda"} <= written.keys()
     lines = written["measurements"]
     assert {line["section"] for line in lines} == {
-        "correct", "device", "decode", "prefill", "kernels", "decoder", "model", "step", "time",
+        "correct", "device", "decode", "prefill", "kernels", "decoder", "model", "step", "pipeline",
+        "time",
     }  # fmt: skip
     assert all(line["is_met"] is not False for line in lines)
     assert len({line["name"] for line in lines}) == len(lines)

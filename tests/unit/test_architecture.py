@@ -34,7 +34,10 @@ def mapped(package: str) -> dict[str, set[str]]:
 @pytest.mark.parametrize(
     ("package", "named_in_the_text"),
     [
-        ("executor_service", {"__main__", "config", "engine_loader", "errors"}),
+        (
+            "executor_service",
+            {"__main__", "config", "engine_loader", "errors", "second_start"},
+        ),
         ("scheduler_service/core", {"scheduler"}),
         ("clients/splitserve_gateway", {"__main__", "app", "config", "healthcheck", "server"}),
     ],

@@ -19,7 +19,7 @@ _BLOCK = 1024
 
 
 def gated_product(gate_up: Tensor) -> Tensor:
-    """`gate_up`: [T, 2I], gates first, contiguous. Returns SiLU(gate) * up, [T, I], in its dtype."""
+    """SiLU(gate) * up, [T, I], in the dtype of `gate_up`: [T, 2I], gates first, contiguous."""
     num_tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     product = gate_up.new_empty(num_tokens, width)
     if num_tokens:
@@ -43,7 +43,6 @@ def _gated_product_kernel(
     up = tl.load(gates + WIDTH, mask=mask, other=0.0).to(tl.float32)
     # Of the absolute value, so that it does not overflow.
     small = tl.exp(-tl.abs(gate))
-    silu = (
-        (gate * tl.where(gate >= 0.0, 1.0, small) / (1.0 + small)).to(loaded.dtype).to(tl.float32)
-    )
+    sigmoid = tl.where(gate >= 0.0, 1.0, small) / (1.0 + small)
+    silu = (gate * sigmoid).to(loaded.dtype).to(tl.float32)
     tl.store(product + token * WIDTH + dims, (silu * up).to(loaded.dtype), mask=mask)

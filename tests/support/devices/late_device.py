@@ -53,6 +53,10 @@ class LateStreams:
 
     # -- DeviceStreams -------------------------------------------------------------------------
 
+    @property
+    def shares_memory(self) -> bool:
+        return False
+
     @contextmanager
     def on_device(self) -> Iterator[None]:
         yield
@@ -71,6 +75,17 @@ class LateStreams:
 
     def start_timer(self) -> LateTimer:
         return LateTimer(self, self._current)
+
+    def mark(self) -> LateTimer:
+        mark = LateTimer(self, self._current)
+        mark.pass_now()
+        return mark
+
+    def host_buffer(self, num_bytes: int) -> Tensor:
+        return torch.full((num_bytes,), 0x7F, dtype=torch.uint8)
+
+    def copy_to_device(self, source: Tensor, target: Tensor) -> None:
+        target.copy_(source)
 
     def copy_to_host(self, tensor: Tensor) -> Tensor:
         with self._changed:
@@ -153,6 +168,10 @@ class LateTimer:
 
     def stop(self) -> None:
         self._number = self._streams.end_timer(self._stream)
+
+    def pass_now(self) -> None:
+        """Ends behind what its stream was asked so far, as no operation of its own."""
+        self._number = self._stream.num_asked
 
     @property
     def is_over(self) -> bool:

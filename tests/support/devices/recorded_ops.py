@@ -138,13 +138,18 @@ def mixed_model(loaded: LoadedModel, cache: KVCache) -> PagedModel:
 
 
 def write_turned(
-    heads: tuple[Tensor, Tensor, Tensor], rotary: RotaryTables, pools: LayerPools, slots: Tensor
+    heads: tuple[Tensor, Tensor, Tensor],
+    rotary: RotaryTables,
+    pools: LayerPools,
+    slots: Tensor,
+    output: Tensor | None = None,
 ) -> Tensor:
     """`rotary_kv_write` of plain torch operations that depend on shapes only."""
     query, key, value = heads
     _write(_turned(key, rotary), pools.key, slots)
     _write(value, pools.value, slots)
-    return _turned(query, rotary)
+    turned = _turned(query, rotary)
+    return turned if output is None else output.copy_(turned)
 
 
 def rms_norm_in_torch(numbers: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -153,10 +158,10 @@ def rms_norm_in_torch(numbers: Tensor, weight: Tensor, epsilon: float) -> Tensor
 
 
 def add_rms_norm_in_torch(
-    numbers: Tensor, addend: Tensor, weight: Tensor, epsilon: float
+    numbers: Tensor, addend: Tensor, weight: Tensor, epsilon: float, *, in_place: bool = False
 ) -> tuple[Tensor, Tensor]:
     """`add_rms_norm` of plain torch operations."""
-    total = numbers + addend
+    total = numbers.add_(addend) if in_place else numbers + addend
     return total, rms_norm_in_torch(total, weight, epsilon)
 
 

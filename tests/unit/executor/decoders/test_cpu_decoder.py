@@ -12,6 +12,8 @@ from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.decoders.cpu_decoder import NativeModel, build_native_model, why_not_native
 from executor_service.decoders.decoder import DecoderModel
 from executor_service.device.kv_cache import KVCache
+from executor_service.device.streams import HostStreams
+from executor_service.device.uploads import Uploads
 from executor_service.errors import TrialFailed
 from executor_service.model.input_batch import InputBatch
 from executor_service.model.loaded_model import LoadedModel
@@ -113,8 +115,9 @@ def test_forward_pass_keeps_every_rows_logits_when_it_repeats_them_one_by_one(
     cache = KVCache(loaded.layers, 16, len(PROMPTS), 0, loaded.dtype, loaded.device)
     model = DecoderModel(native, cache)
     step = make_step([Row(p, 0, (block,), len(p)) for block, p in enumerate(PROMPTS)])
-    expected = ForwardPass(loaded, cache, model).run(step).sampling_logits.clone()
-    result = ForwardPass(loaded, cache, _FailingTogether(model)).run(step)
+    uploads = Uploads(loaded.device, HostStreams())
+    expected = ForwardPass(loaded, cache, model, uploads).run(step).sampling_logits.clone()
+    result = ForwardPass(loaded, cache, _FailingTogether(model), uploads).run(step)
     assert result.readout.sampling_rows.tolist() == np.arange(len(PROMPTS)).tolist()
     assert torch.equal(result.sampling_logits, expected)
 

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from executor_service.device.sampled_tokens import SampledTokens
+from executor_service.device.streams import HostStreams
+from executor_service.device.uploads import Uploads
 from executor_service.model.input_batch import build_input_batch
 from executor_service.steps.step import AwaitedTokens, StepInput
 from tests.support.steps.step_driver import Row, make_step
@@ -28,34 +30,39 @@ def _tokens(*tokens: int) -> torch.Tensor:
 @pytest.fixture
 def sampled() -> SampledTokens:
     """Step 4: row 6 sampled 60, row 2 nothing valid, row 3 does not sample. Step 5: row 3, 31."""
-    sampled = SampledTokens()
+    sampled = SampledTokens(Uploads(CPU, HostStreams()))
     sampled.keep(_step(4, [6, 2, 3]), np.array([0, 1]), _tokens(60, -1))
     sampled.keep(_step(5, [3]), np.array([0]), _tokens(31))
     return sampled
 
 
-def test_take_gives_tokens_of_each_step_when_they_differ(sampled: SampledTokens) -> None:
-    tokens = sampled.take(np.array([4, 5]), np.array([6, 3], np.int32))
-    assert tokens.tolist() == [60, 31]
-    tokens = sampled.take(np.array([5]), np.array([3], np.int32))
-    assert tokens.tolist() == [31]
+def _found(sampled: SampledTokens, step_ids: list[int], row_ids: list[int]) -> list[int]:
+    tokens, indexes = sampled.find(np.array(step_ids), np.array(row_ids, np.int32))
+    found: list[int] = tokens[torch.from_numpy(indexes)].tolist()
+    return found
 
 
-def test_take_gives_some_token_when_a_row_has_none(sampled: SampledTokens) -> None:
+def test_find_gives_tokens_of_each_step_when_they_differ(sampled: SampledTokens) -> None:
+    assert _found(sampled, [4, 5], [6, 3]) == [60, 31]
+    assert _found(sampled, [5], [3]) == [31]
+
+
+def test_find_gives_some_token_when_a_row_has_none(sampled: SampledTokens) -> None:
     # A GPU that is asked for the embedding of -1 is lost.
-    assert sampled.take(np.array([4, 4]), np.array([2, 3], np.int32)).min() >= 0
+    assert min(_found(sampled, [4, 4], [2, 3])) >= 0
 
 
-def test_take_finds_nothing_when_the_step_was_forgotten(sampled: SampledTokens) -> None:
+def test_find_finds_nothing_when_the_step_was_forgotten(sampled: SampledTokens) -> None:
     sampled.forget(4)
     sampled.forget(4)
     with pytest.raises(KeyError):
-        sampled.take(np.array([4]), np.array([6], np.int32))
+        _found(sampled, [4], [6])
 
 
 @pytest.mark.parametrize(
     ("rows", "expected"),
-    [([0, 1, 2], [60, 7, 8, 31]), ([1, 2], [7, 8, 31]), ([0], [60]), ([1], [7, 8])],
+    # Rows with one token come first.
+    [([0, 1, 2], [60, 31, 7, 8]), ([1, 2], [31, 7, 8]), ([0], [60]), ([1], [7, 8])],
 )
 def test_input_batch_has_awaited_tokens_in_their_places(
     sampled: SampledTokens, rows: list[int], expected: list[int]

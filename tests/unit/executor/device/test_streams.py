@@ -27,9 +27,8 @@ class FakeCuda:
         assert device == GPU
         return FakeStream(self, "swap")
 
-    def Event(self, *, enable_timing: bool) -> FakeEvent:  # noqa: N802
-        assert enable_timing
-        return FakeEvent(self)
+    def Event(self, *, enable_timing: bool = False) -> FakeEvent:  # noqa: N802
+        return FakeEvent(self, is_timed=enable_timing)
 
     def current_stream(self, device: torch.device) -> FakeStream:
         assert device == GPU
@@ -63,6 +62,7 @@ class FakeEvent:
 
     cuda: FakeCuda
     time: int = 0
+    is_timed: bool = False
 
     def record(self, stream: FakeStream) -> None:
         self.cuda.log.append(f"event on {stream.name}")
@@ -72,6 +72,8 @@ class FakeEvent:
         self.cuda.log.append("host waits")
 
     def elapsed_time(self, end: FakeEvent) -> float:
+        assert self.is_timed
+        assert end.is_timed
         return (end.time - self.time) * 0.25  # ms
 
 
@@ -108,6 +110,15 @@ def test_timer_of_a_gpu_waits_only_when_it_is_read(cuda: FakeCuda) -> None:
     assert cuda.log[3:] == ["host waits"]
     streams.start_timer()
     assert cuda.log[4:] == ["event on compute"]
+
+
+def test_mark_of_a_gpu_is_waited_for_when_somebody_asks(cuda: FakeCuda) -> None:
+    streams = streams_of(GPU)
+    assert not streams.shares_memory
+    mark = streams.mark()
+    assert cuda.log == ["event on compute"]
+    mark.wait()
+    assert cuda.log == ["event on compute", "host waits"]
 
 
 def test_timer_of_a_cpu_tells_the_time_when_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

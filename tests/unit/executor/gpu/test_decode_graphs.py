@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
+from executor_service.device.cuda_graphs import CudaGraphs, Recorder
 from executor_service.device.kv_cache import KVCache
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import PagedModel, TransformersModel, torch_model
-from executor_service.runner.decode_graphs import CudaGraphs, Recorder, with_decode_graphs
+from executor_service.runner.decode_graphs import with_decode_graphs
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
 from tests.support.devices.recorded_ops import RunAgain
 from tests.support.models.tiny_models import make_tiny_model

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.decoders.decoder import DecoderModel
+from executor_service.device.cuda_graphs import CudaGraphs, Recorder
 from executor_service.device.kv_cache import KVCache
 from executor_service.errors import TrialFailed
 from executor_service.model.input_batch import build_input_batch
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import MakeModel, PagedModel, TransformersModel
-from executor_service.runner.decode_graphs import CudaGraphs, Recorder, with_decode_graphs
+from executor_service.runner.decode_graphs import with_decode_graphs
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
 from executor_service.steps.sampling_params import SamplingParams
 from tests.support.devices.recorded_ops import TORCH_KERNELS, RecordedOps, RunAgain, StaticAttention
@@ -211,8 +212,8 @@ def test_decoder_holds_weights_once_when_it_is_made(case: Case) -> None:
 def test_build_gpu_decoder_raises_when_keys_are_written_elsewhere(
     llama: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def write_wrongly(heads: Any, rotary: Any, pools: Any, slots: Tensor) -> Tensor:  # noqa: ANN401
-        return rotary_kv_write(heads, rotary, pools, slots.flip(0))
+    def write_wrongly(heads: Any, rotary: Any, pools: Any, slots: Tensor, *more: Any) -> Tensor:  # noqa: ANN401
+        return rotary_kv_write(heads, rotary, pools, slots.flip(0), *more)
 
     monkeypatch.setattr(gpu_decoder, "rotary_kv_write", write_wrongly)
     with pytest.raises(TrialFailed, match="turning and writing heads: the key differs by"):
@@ -224,9 +225,11 @@ def test_build_gpu_decoder_raises_when_the_whole_computes_something_else(
     llama: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As Gemma weights.
-    norm = gpu_decoder.add_rms_norm
+    norm = TORCH_KERNELS["add_rms_norm"]
     monkeypatch.setattr(
-        gpu_decoder, "add_rms_norm", lambda x, addend, weight, eps: norm(x, addend, 1 + weight, eps)
+        gpu_decoder,
+        "add_rms_norm",
+        lambda x, addend, weight, eps, **how: norm(x, addend, 1 + weight, eps, **how),
     )
     with pytest.raises(TrialFailed, match="relative error of the logits"):
         build_gpu_decoder(llama.load(), reference, BLOCK_SIZE)

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import itertools
+
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from executor_service.model.input_batch import InputBatch, build_input_batch
 from executor_service.steps.sampling_params import SamplingParams
@@ -22,15 +26,18 @@ def _build(*rows: int) -> InputBatch:
     return build_input_batch(make_step(ROWS), rows, BLOCK_SIZE, torch.device("cpu"))
 
 
-def test_input_batch_lays_rows_end_to_end_when_there_are_several() -> None:
+def test_input_batch_lays_rows_with_one_token_first_when_there_are_several() -> None:
     batch = _build(0, 1, 2)
-    assert batch.input_ids.tolist() == [[11, 12, 13, 21, 31, 32, 33, 34]]
-    assert batch.position_ids.tolist() == [[2, 3, 4, 6, 1, 2, 3, 4]]
-    assert batch.paged.query_starts.tolist() == [0, 3, 4, 8]
-    assert batch.paged.num_computed_tokens.tolist() == [2, 6, 1]
-    slots = [(5, 2), (5, 3), (7, 0), (3, 2), (9, 1), (9, 2), (9, 3), (2, 0)]
+    assert batch.input_ids.tolist() == [[21, 11, 12, 13, 31, 32, 33, 34]]
+    assert batch.position_ids.tolist() == [[6, 2, 3, 4, 1, 2, 3, 4]]
+    assert batch.paged.query_starts.tolist() == [0, 1, 4, 8]
+    assert batch.paged.num_computed_tokens.tolist() == [6, 2, 1]
+    assert batch.paged.block_tables.tolist() == [[0, 3], [5, 7], [9, 2]]
+    slots = [(3, 2), (5, 2), (5, 3), (7, 0), (9, 1), (9, 2), (9, 3), (2, 0)]
     assert batch.paged.slot_mapping.tolist() == [b * BLOCK_SIZE + offset for b, offset in slots]
     assert (batch.paged.max_num_new_tokens, batch.paged.max_num_tokens) == (4, 7)
+    assert batch.paged.num_decodes == 1
+    assert not batch.rows.is_decode
 
 
 def test_input_batch_reads_sampling_rows_first_when_prompts_are_scored() -> None:
@@ -39,7 +46,7 @@ def test_input_batch_reads_sampling_rows_first_when_prompts_are_scored() -> None
     assert batch.readout.prompt_rows.tolist() == [0, 0, 0, 2, 2, 2]
     # The token after the last of a prompt is not a prompt token.
     assert batch.readout.prompt_positions.tolist() == [3, 4, 5, 2, 3, 4]
-    assert batch.logits_index.tolist() == [3, 7, 0, 1, 2, 4, 5, 6]
+    assert batch.logits_index.tolist() == [0, 7, 1, 2, 3, 4, 5, 6]
 
 
 def test_input_batch_numbers_rows_of_the_step_when_only_some_are_built() -> None:
@@ -48,3 +55,64 @@ def test_input_batch_numbers_rows_of_the_step_when_only_some_are_built() -> None
     assert batch.readout.sampling_rows.tolist() == [1, 2]
     assert batch.readout.prompt_rows.tolist() == [2, 2, 2]
     assert batch.logits_index.tolist() == [0, 4, 1, 2, 3]
+
+
+def test_input_batch_is_a_decode_when_all_rows_have_one_token() -> None:
+    batch = _build(1)
+    assert batch.rows.is_decode
+    assert batch.paged.num_decodes == 1
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 9), st.integers(1, 5), st.booleans(), st.booleans()),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_input_batch_has_each_token_at_its_position_however_rows_are_mixed(
+    drawn: list[tuple[int, int, bool, bool]],
+) -> None:
+    """Token, position and slot say in their digits whose they are."""
+    rows = [
+        Row(
+            [100 * row + computed + i for i in range(num_new)],
+            computed,
+            [10 * row + block for block in range(4)],
+            20,
+            samples,
+            SCORED if scores else SamplingParams(),
+            history=range(20) if scores else None,
+        )
+        for row, (computed, num_new, samples, scores) in enumerate(drawn)
+    ]
+    batch = build_input_batch(make_step(rows), range(len(rows)), BLOCK_SIZE, torch.device("cpu"))
+    tokens = batch.input_ids[0].tolist()
+    assert sorted(tokens) == sorted(token for row in rows for token in row.tokens)
+    for token, position, slot in zip(
+        tokens,
+        batch.position_ids[0].tolist(),
+        batch.paged.slot_mapping.tolist(),
+        strict=True,
+    ):
+        row = token // 100
+        assert token % 100 == position
+        assert slot == (10 * row + position // BLOCK_SIZE) * BLOCK_SIZE + position % BLOCK_SIZE
+    starts = batch.paged.query_starts.tolist()
+    firsts = [tokens[start] for start in starts[:-1]]
+    assert batch.paged.num_computed_tokens.tolist() == [token % 100 for token in firsts]
+    assert [table[0] for table in batch.paged.block_tables.tolist()] == [
+        10 * (token // 100) for token in firsts
+    ]
+    counts = [end - start for start, end in itertools.pairwise(starts)]
+    assert counts == sorted(counts, key=lambda count: count > 1)
+    assert batch.paged.num_decodes == counts.count(1)
+    read = [tokens[index] for index in batch.logits_index.tolist()]
+    readout = batch.readout
+    assert [token // 100 for token in read] == [
+        *readout.sampling_rows.tolist(),
+        *readout.prompt_rows.tolist(),
+    ]
+    num_sampling = len(readout.sampling_rows)
+    assert read[:num_sampling] == [rows[r].tokens[-1] for r in readout.sampling_rows.tolist()]
+    assert [token % 100 + 1 for token in read[num_sampling:]] == readout.prompt_positions.tolist()

@@ -15,10 +15,14 @@ from torch import Tensor
 
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.device.kv_cache import KVCache
+from executor_service.device.streams import HostStreams
+from executor_service.device.uploads import Uploads
+from executor_service.errors import RecordingFailed
 from executor_service.model.input_batch import InputBatch, build_input_batch
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import PagedModel, TransformersModel, torch_model
 from executor_service.runner.decode_graphs import DecodeGraphs, recorded_sizes, with_decode_graphs
+from executor_service.runner.decode_inputs import DecodeInputs
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
 from executor_service.steps.sampling_params import SamplingParams
 from tests.support.devices.recorded_ops import RecordedOps, StaticAttention, mixed_model
@@ -178,7 +182,7 @@ def test_graphs_read_block_0_when_an_added_row_follows_a_row_without_a_first_blo
     pair: Pair,
 ) -> None:
     """Behind a sliding window entries are -1."""
-    tables = pair.graphs._inputs._tables
+    tables = pair.graphs._inputs.tensors(MAX_NUM_ROWS).paged.block_tables
     tables.fill_(-1)
     _logits(pair.graphs, _random_decodes(random.Random(6), 3))
     assert tables[3].tolist()[0] == 0
@@ -233,6 +237,61 @@ def test_graphs_say_an_error_and_serve_without_when_recording_fails(
     num_tried = recorder.num_replayed
     assert _logits(model, _random_decodes(random.Random(8), 3)).isfinite().all()
     assert recorder.num_replayed == num_tried
+
+
+def test_graphs_are_not_tried_again_when_they_could_not_be_recorded(loaded: LoadedModel) -> None:
+    recorders: list[RecordedOps] = []
+
+    def make_recorder() -> RecordedOps:
+        recorders.append(RecordedOps(fails=True))
+        return recorders[-1]
+
+    make = with_decode_graphs(_static_model, MAX_NUM_ROWS, make_recorder)
+    for _ in range(2):
+        make(loaded, _cache(loaded))
+    assert len(recorders) == 1
+
+
+class _BreaksOff(RecordedOps):
+    """In the middle of a recording."""
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        raise RecordingFailed("capture was invalidated")
+
+
+def test_runner_is_not_made_when_a_recording_breaks_off(loaded: LoadedModel) -> None:
+    make = with_decode_graphs(_static_model, MAX_NUM_ROWS, _BreaksOff)
+    config = CacheConfig(BLOCK_SIZE, num_device_blocks=60, num_host_blocks=0)
+    with pytest.raises(RecordingFailed):
+        build_runner(loaded, config, make)
+    measured = replace(config, num_device_blocks=None, max_num_rows=2, max_num_batched_tokens=8)
+    measured = replace(measured, max_cpu_pool_bytes=None)
+    with pytest.raises(RecordingFailed):
+        build_runner(loaded, measured, make)
+
+
+def test_inputs_of_a_step_arrive_in_one_copy_when_they_are_replayed(loaded: LoadedModel) -> None:
+    cache, streams = _cache(loaded), _CountedCopies()
+    inputs, uploads = DecodeInputs(MAX_NUM_ROWS, 60, cache), Uploads(cache.device, streams)
+    rows = _random_decodes(random.Random(11), 4)
+    batch = build_input_batch(make_step(rows), range(4), BLOCK_SIZE, cache.device)
+    inputs.fill(batch.rows, 6, uploads)
+    assert streams.num_copies == 1
+    arrived = inputs.tensors(6)
+    assert arrived.input_ids.tolist() == [[*(row.tokens[0] for row in rows), 0, 0]]
+    assert arrived.position_ids.tolist() == [[*(row.num_computed for row in rows), 0, 0]]
+    assert arrived.paged.num_computed_tokens.tolist() == arrived.position_ids[0].tolist()
+    assert arrived.paged.slot_mapping.tolist()[4:] == [-1, -1]
+    for row, table in zip(rows, arrived.paged.block_tables.tolist(), strict=False):
+        assert table[: len(row.block_table)] == row.block_table
+
+
+class _CountedCopies(HostStreams):
+    num_copies = 0
+
+    def copy_to_device(self, source: Tensor, target: Tensor) -> None:
+        self.num_copies += 1
+        super().copy_to_device(source, target)
 
 
 class _Broken(RecordedOps):

@@ -1,0 +1,105 @@
+"""Steps of all forms that kernels tell apart, before serving.
+
+Triton compiles a kernel when it is first launched in some form: for other sizes of tiles, and for
+strides and numbers that are 1 or multiples of 16. That takes up to a second, in which all steps
+wait. The trials of kernels have shapes of their own; here they are those of the model and its
+pools.
+
+Shape letter: R rows of a step.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+
+import numpy as np
+
+from executor_service.model.loaded_model import LoadedModel
+from executor_service.runner.model_runner import ModelRunner
+from executor_service.steps.sampling_params import ParamRows, SamplingParams
+from executor_service.steps.step import NO_MOVES, BlockMoves, StepInput, execute_step
+
+# Tiles of queries double with the tokens of the longest row, up to 128 of these.
+_NUM_NEW = (2, 3, 5, 9, 17, 33, 65, 129)
+_NUM_DECODES = (1, 2, 3, 16, 17)
+_ALL_PARAMS = (
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=1.0, top_k=20, top_p=0.9, min_p=0.01),
+    SamplingParams(
+        temperature=1.0,
+        repetition_penalty=1.1,
+        presence_penalty=0.1,
+        frequency_penalty=0.1,
+        num_logprobs=2,
+        num_prompt_logprobs=2,
+    ),
+)
+
+_log = logging.getLogger(__name__)
+
+
+def compile_kernels(
+    runner: ModelRunner, loaded: LoadedModel, max_num_rows: int, max_num_batched_tokens: int
+) -> None:
+    """Runs steps on `runner`, whose pools nobody needs yet; limits of 0 are none.
+
+    Raises StepFailed if one cannot be run.
+    """
+    started_s = time.perf_counter()
+    num_steps = 0
+    most_tokens = min(loaded.max_model_len - 1, max_num_batched_tokens or loaded.max_model_len)
+    for num_new in step_sizes(most_tokens, max_num_rows or max(_NUM_DECODES)):
+        for params in _ALL_PARAMS:
+            step = make_step(num_new, params, loaded.vocab_size, runner)
+            execute_step(runner, step)
+            num_steps += 1
+    seconds = time.perf_counter() - started_s
+    _log.info("kernels_compiled num_steps=%d seconds=%.1f", num_steps, seconds)
+
+
+def step_sizes(most_tokens: int, most_rows: int) -> Iterator[list[int]]:
+    """Of each step how many new tokens its rows have: decodes, a prompt, a prompt beside both."""
+    for num_rows in _NUM_DECODES:
+        if num_rows <= min(most_rows, most_tokens):
+            yield [1] * num_rows
+    for num_new in _NUM_NEW:
+        if num_new <= most_tokens:
+            yield [num_new]
+        if most_rows >= 3 and num_new + 3 <= most_tokens:
+            yield [1, num_new, 2]
+
+
+def make_step(
+    num_new_tokens: list[int], params: SamplingParams, vocab_size: int, runner: ModelRunner
+) -> StepInput:
+    """Rows that follow one computed token and write over each other, in block 0 alone.
+
+    Where there is another block it is copied first. What the step answers means nothing.
+    """
+    num_rows, cache = len(num_new_tokens), runner.cache
+    new, computed = np.array(num_new_tokens, np.int32), np.ones(num_rows, np.int32)
+    width = -(-(int(new.max()) + 1) // cache.block_size)
+    # What is scored last is the token after the input.
+    history = [0] * (int(new.max()) + 2)
+    copy = NO_MOVES
+    if cache.num_device_blocks > 1:
+        copy = BlockMoves(np.array([1], np.int32), np.array([0], np.int32))
+    return StepInput(
+        step_id=1,
+        swap_out=NO_MOVES,
+        swap_in=NO_MOVES,
+        copy=copy,
+        row_ids=np.arange(num_rows, dtype=np.int32),
+        num_computed_tokens=computed,
+        num_new_tokens=new,
+        token_ids=(np.arange(new.sum()) % vocab_size).astype(np.int32),
+        samples=np.ones(num_rows, np.bool_),
+        block_tables=np.zeros((num_rows, width), np.int32),
+        num_prompt_tokens=computed + new,
+        seeds=np.arange(num_rows, dtype=np.int64),
+        sampling_params=ParamRows.of([params] * num_rows),
+        histories=[history if params.needs_history else None] * num_rows,
+    )
