@@ -145,6 +145,11 @@ class Cluster:
         return self._dispatcher.num_waiting
 
     @property
+    def num_unfitting(self) -> int:
+        """Of these, those that none that takes requests could ever run."""
+        return self._dispatcher.num_unfitting(self._engines.taking_requests)
+
+    @property
     def has_work(self) -> bool:
         """Whether some executor that is here has a request, or could run one that waits."""
         return self._dispatcher.has_work([e for e in self.engines if e.is_connected])

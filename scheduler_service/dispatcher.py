@@ -21,6 +21,7 @@ from scheduler_service.executors.executor_link import ExecutorLost
 from scheduler_service.fleet.executor_losses import Loss, LossCause
 from scheduler_service.fleet.fleet_queue import FleetQueue
 from scheduler_service.fleet.host_state import Host
+from scheduler_service.fleet.moves import to_be_moved
 from scheduler_service.fleet.quarantine import Quarantine, Verdict
 from splitserve_rpc.domain_error import DomainError
 
@@ -80,6 +81,12 @@ class Dispatcher:
     def num_waiting(self) -> int:
         """Requests no executor has."""
         return len(self._queue) + self._quarantine.num_waiting
+
+    def num_unfitting(self, engines: Collection[EngineLoop]) -> int:
+        """How many of these none of `engines`, which are all that take requests, could ever run."""
+        cores = [engine.scheduler for engine in engines]
+        # Who waits in quarantine begins at once wherever it fits.
+        return self._queue.num_unfitting(cores) + self._quarantine.num_waiting
 
     def has_work(self, engines: Collection[EngineLoop]) -> bool:
         """Whether one of `engines` has a request, or could run one that waits."""
@@ -198,7 +205,7 @@ class Dispatcher:
         """Some executor has nobody to begin: perhaps somebody waits at another."""
         engines: dict[Host, EngineLoop] = {engine.scheduler: engine for engine in givers}
         for taker in takers:
-            found = self._queue.to_be_moved(self._now_ns(), taker.scheduler, engines)
+            found = to_be_moved(self._now_ns(), taker.scheduler, engines)
             if found is not None:
                 host, request_id = found
                 self._withdraw(engines[host], request_id)

@@ -96,6 +96,7 @@ def _json(model: Model | str, executors: ExecutorList) -> str:
         "model": _model_entry(model) if isinstance(model, Model) else None,
         "executors": entries,
         "num_unassigned_requests": executors.num_unassigned_requests,
+        "num_unfitting_requests": executors.num_unfitting_requests,
     }
     return json.dumps(content) + "\n"
 
@@ -129,7 +130,10 @@ def _table(model: Model | str, executors: ExecutorList) -> str:
     if executors.executors:
         lines += ["", *_rows(executors.executors)]
     if executors.num_unassigned_requests:
-        lines.append(f"requests that wait for an executor: {executors.num_unassigned_requests}")
+        line = f"requests that wait for an executor: {executors.num_unassigned_requests}"
+        if executors.num_unfitting_requests:
+            line += f", {executors.num_unfitting_requests} of them for one that can run them"
+        lines.append(line)
     return "\n".join(lines) + "\n"
 
 

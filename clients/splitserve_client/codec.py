@@ -215,7 +215,9 @@ def _decode_default_sampling(params: scheduler_pb2.SamplingParams) -> SamplingPa
 def decode_executors(response: admin_pb2.ListExecutorsResponse) -> ExecutorList:
     """All executors."""
     executors = tuple(map(_decode_executor, response.executors))
-    return ExecutorList(executors, response.num_unassigned_requests)
+    return ExecutorList(
+        executors, response.num_unassigned_requests, response.num_unfitting_requests
+    )
 
 
 def _decode_executor(state: admin_pb2.ExecutorState) -> Executor:

@@ -298,7 +298,11 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorList:
-    """All executors, in order of registration, and the requests that none of them has."""
+    """All executors, in order of registration, and the requests that none of them can be given.
+
+    `num_unfitting_requests`: those of them that none that takes requests could ever run.
+    """
 
     executors: tuple[Executor, ...]
     num_unassigned_requests: int
+    num_unfitting_requests: int = 0

@@ -8,60 +8,26 @@ for room; what it passes by meanwhile is bounded by the rules of that core (`pla
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 
 from scheduler_service.core.planning.room import Lack
 from scheduler_service.core.policies.queue_policy import make_queue_policy
 from scheduler_service.core.request import Request
+from scheduler_service.fleet.fitting_lanes import FittingLanes
 from scheduler_service.fleet.holds import Holds
 from scheduler_service.fleet.host_state import Host, HostState
 from scheduler_service.fleet.hosts import Hosts
 from scheduler_service.fleet.overdue import MAX_OVERDUE, end_overdue
+from scheduler_service.fleet.passed import Passed, Waits
 from scheduler_service.fleet.prefix_router import PrefixRouter
 from scheduler_service.fleet.router import Choice, Router
 
-# How many that can begin nowhere are passed in one go; bounds the work.
-_MAX_BLOCKED = 16
-# The same for those that fit no host that is open: they hold up nobody there.
-_MAX_MISFITS = 512
-# So long anybody waits at a host before another takes it.
-_LEAST_PATIENCE_NS = 10_000_000
 # What passes by itself, or is for others, is not waited for at a host.
 _AWAITED_AT_A_HOST = frozenset({Lack.BLOCKS, Lack.ROWS, Lack.BYTES, Lack.ADAPTER_SLOT})
-
-
-class _Waits(Enum):
-    """Why nobody gets a request now."""
-
-    FOR_ROOM = "for room"
-    FOR_ONE_THAT_IS_BUSY = "for one that is busy"
-    FOR_ONE_THAT_IT_FITS = "for one that it fits"
-
-
-@dataclass(slots=True)
-class _Passed:
-    """Those who begin nowhere, in one go through the queue."""
-
-    blocked: list[Request] = field(default_factory=list)
-    held: list[Request] = field(default_factory=list)
-    num_misfits: int = 0
-
-    def add(self, request: Request, waits: _Waits) -> None:
-        """One more."""
-        if waits is _Waits.FOR_ONE_THAT_IT_FITS:
-            self.num_misfits += 1
-        else:
-            (self.held if waits is _Waits.FOR_ONE_THAT_IS_BUSY else self.blocked).append(request)
-
-    def is_end(self, *, allows_bypasses: bool) -> bool:
-        """Whether those behind them wait, too."""
-        if self.blocked and not allows_bypasses:
-            return True
-        num_passed = len(self.blocked) + len(self.held)
-        return num_passed >= _MAX_BLOCKED or self.num_misfits >= _MAX_MISFITS
+# How many are judged for one question.
+_MAX_JUDGED = 1024
 
 
 class FleetQueue:
@@ -71,13 +37,16 @@ class FleetQueue:
         self, policy: str, tenant_weights: Mapping[str, float], router: Router | None = None
     ) -> None:
         """`policy`: its name. Raises ValueError as `make_queue_policy`."""
-        self._policy = make_queue_policy(policy, tenant_weights)
+        self._lanes = FittingLanes()
+        self._policy = make_queue_policy(policy, tenant_weights, self._lanes.name_of)
         self.router: Router = router or PrefixRouter()
         self._hosts = Hosts(self.router)
         self._holds = Holds()
         self._waiting: dict[str, Request] = {}
         # By request, of hosts that lacked blocks for it: how many they had.
         self._lacking: dict[str, dict[HostState, int]] = {}
+        # Whether there is more to do at once than was done in one go.
+        self._is_behind = False
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -103,6 +72,7 @@ class FleetQueue:
         self._holds.forget(request_id)
         if request is not None:
             self._policy.remove(request)
+        self._lanes.forget(request_id)
         self._policy.ended(request_id)
 
     def weigh_tenants(self, weights: Mapping[str, float]) -> None:
@@ -124,13 +94,34 @@ class FleetQueue:
     @property
     def next_look_ns(self) -> int | None:
         """When `take_overdue` or `dispatch` has something to do, if nothing happens before."""
+        if self._is_behind:
+            return 0
         times = (self._policy.next_deadline_ns, self._holds.next_end_ns)
         return min((at_ns for at_ns in times if at_ns is not None), default=None)
 
     def any_fits(self, hosts: Collection[Host]) -> bool:
-        """Whether somebody who waits could ever run at one of `hosts`; of many, the first count."""
-        waiting = islice(self._waiting.values(), _MAX_MISFITS)
-        return any(host.fits(request) for request in waiting for host in hosts)
+        """Whether somebody who waits could ever run at one of `hosts`."""
+        asked: set[str] = set()
+        for request in self._waiting.values():
+            lane = self._lanes.name_of(request)
+            if self._lanes.is_judged(request, self._hosts.num_kinds) and lane in asked:
+                continue  # as the other of its lane
+            asked.add(lane)
+            if any(host.fits(request) for host in hosts):
+                return True
+        return False
+
+    def num_unfitting(self, hosts: Collection[Host]) -> int:
+        """How many of those who wait fit none of `hosts`, which are all that take requests.
+
+        Of many, those that were looked at by now: some more each time.
+        """
+        self._hosts.keep(hosts)
+        num_kinds, waiting = self._hosts.num_kinds, self._waiting.values()
+        unjudged = (r for r in waiting if not self._lanes.is_judged(r, num_kinds))
+        for request in islice(unjudged, _MAX_JUDGED):
+            self._judge(request)
+        return self._lanes.num_fitting_none(set(self._hosts.by_kind))
 
     def take_overdue(self, now_ns: int) -> Iterator[Request]:
         """Some of those whose deadline is past, ended; to be told and forgotten by the caller."""
@@ -164,14 +155,17 @@ class FleetQueue:
         self._hosts.look()
         if changed and not (self._holds or any(self._may_take(h, now_ns) for h in changed)):
             return
-        passed, allows_bypasses = _Passed(), self._policy.allows_bypasses
-        for request in self._policy.candidates(now_ns):
+        passed, allows_bypasses = Passed(), self._policy.allows_bypasses
+        self._is_behind = False
+        open_lanes = partial(self._lanes.all_but, passed.closed_lanes)
+        for request in self._policy.candidates(now_ns, open_lanes):
             if passed.held and not self._may_pass(request, passed.held):
                 return
             state = self._choose(request, now_ns)
-            if isinstance(state, _Waits):
-                passed.add(request, state)
+            if isinstance(state, Waits):
+                self._pass(request, state, passed)
                 if not self._hosts.has_open or passed.is_end(allows_bypasses=allows_bypasses):
+                    self._is_behind = passed.is_cut_short
                     return
                 continue
             for each in passed.blocked:
@@ -180,38 +174,33 @@ class FleetQueue:
             yield self._take(request, state), state.host
             self._hosts.look_at(state)
 
+    def _pass(self, request: Request, waits: Waits, passed: Passed) -> None:
+        if waits is not Waits.FOR_ONE_THAT_IT_FITS:
+            passed.add(request, waits)
+            return
+        passed.num_judged += self._judge(request)
+        passed.add_misfit(self._lanes.name_of(request))
+
+    def _judge(self, request: Request) -> bool:
+        """Puts a request into the lane of those that fit the same hosts; False: it is there."""
+        num_kinds = self._hosts.num_kinds
+        if self._lanes.is_judged(request, num_kinds):
+            return False
+        self._lanes.judge(request, self._hosts.by_kind, num_kinds)
+        self._policy.change_lane(request)
+        return True
+
     def _take(self, request: Request, state: HostState) -> Request:
         num_known = len(request.unfinished[0].token_ids) if request.unfinished else 0
         num_cached = state.host.num_cached_tokens(request)
         self._policy.admitted(request, max(0, num_known - num_cached))
         self._policy.remove(request)
         self._holds.forget(request.request_id)
+        self._lanes.forget(request.request_id)
         self._lacking.pop(request.request_id, None)
         del self._waiting[request.request_id]
         self.router.given(state, request)
         return request
-
-    def to_be_moved(
-        self, now_ns: int, taker: Host, others: Iterable[Host]
-    ) -> tuple[Host, str] | None:
-        """Who waits at one of `others` and had better begin at `taker`: the host, and its id.
-
-        Nobody as long as there are requests that nobody has. Who has KV somewhere waits for its
-        turn there for as long as it would take to compute it again: so it loses at most twice
-        what whoever knew the future would (ski rental).
-        """
-        if self._waiting or not taker.openings.is_open:
-            return None
-        for host in others:
-            if host is taker or host.openings.nobody_waits:
-                continue
-            for request in host.openings.movable:
-                num_tokens = sum(len(sequence.token_ids) for sequence in request.unfinished)
-                patience_ns = max(_LEAST_PATIENCE_NS, taker.recompute_ns(num_tokens))
-                has_waited = now_ns - request.queued_at_ns >= patience_ns
-                if has_waited and taker.fits(request) and _can_begin(request, taker):
-                    return host, request.request_id
-        return None
 
     def _may_take(self, host: Host, now_ns: int) -> bool:
         state = self._hosts.state_of(host)
@@ -225,13 +214,13 @@ class FleetQueue:
         is_as_urgent = self._policy.urgency(request) == self._policy.urgency(held[0])
         return is_as_urgent and self._holds.may_be_passed(held)
 
-    def _choose(self, request: Request, now_ns: int) -> HostState | _Waits:
+    def _choose(self, request: Request, now_ns: int) -> HostState | Waits:
         """Who gets a request now, or why it waits."""
         states = self._fitting(request)
         open_states = [state for state in states if state.is_open]
         if not open_states:
-            return self._where_others_yield(request) or _Waits.FOR_ONE_THAT_IT_FITS
-        found: HostState | _Waits | None = None
+            return self._where_others_yield(request) or Waits.FOR_ONE_THAT_IT_FITS
+        found: HostState | Waits | None = None
         if any(self._is_hopeful(request, state) for state in open_states):
             found = self._best(request, states, now_ns)
         return found or self._where_others_yield(request) or self._awaited(request, open_states)
@@ -249,7 +238,7 @@ class FleetQueue:
 
     def _best(
         self, request: Request, states: Sequence[HostState], now_ns: int
-    ) -> HostState | _Waits | None:
+    ) -> HostState | Waits | None:
         """Where a request begins now, or for whom it had better wait."""
         better: Choice | None = None
         for choice in self.router.rank(request, states):
@@ -260,7 +249,7 @@ class FleetQueue:
             lack = state.host.openings.what_lacks(request)
             if lack is None:
                 if better and self._holds.begins(request, choice.cost_ns, better.cost_ns, now_ns):
-                    return _Waits.FOR_ONE_THAT_IS_BUSY
+                    return Waits.FOR_ONE_THAT_IS_BUSY
                 return state
             lacking = self._lacking.setdefault(request.request_id, {})
             if lack is Lack.BLOCKS:
@@ -269,13 +258,13 @@ class FleetQueue:
                 lacking.pop(state, None)
         return None
 
-    def _awaited(self, request: Request, states: Sequence[HostState]) -> HostState | _Waits:
+    def _awaited(self, request: Request, states: Sequence[HostState]) -> HostState | Waits:
         """A host where a request waits for what it lacks, with nobody before it."""
         free = [state for state in states if state.host.openings.nobody_waits]
         for state, _ in self.router.rank(request, free):
             if state.host.openings.what_lacks(request) in _AWAITED_AT_A_HOST:
                 return state
-        return _Waits.FOR_ROOM
+        return Waits.FOR_ROOM
 
     def _where_others_yield(self, request: Request) -> HostState | None:
         yielding = [s for s in self._hosts.all if s.host.openings.may_yield_to(request)]
@@ -284,7 +273,3 @@ class FleetQueue:
                 state.host.openings.yields_to(request)
                 return state
         return None
-
-
-def _can_begin(request: Request, host: Host) -> bool:
-    return host.openings.what_lacks(request) is None

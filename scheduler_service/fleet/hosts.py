@@ -23,6 +23,16 @@ class Hosts:
         return self._states.values()
 
     @property
+    def by_kind(self) -> dict[int, Host]:
+        """One of each kind."""
+        return {state.kind: state.host for state in self._states.values()}
+
+    @property
+    def num_kinds(self) -> int:
+        """How many kinds there ever were."""
+        return self._num_kinds
+
+    @property
     def has_open(self) -> bool:
         """Whether some request could begin somewhere now."""
         return any(state.is_open for state in self._states.values())

@@ -40,8 +40,10 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         cluster = self._cluster
         engines = cluster.engines
         taking = [engine for engine in engines if engine.takes_requests]
+        num_unfitting = cluster.num_unfitting if taking else 0
         # Of what waits for any of them.
-        parts = dict(zip(taking, _equal_parts(cluster.num_unassigned, len(taking)), strict=True))
+        num_shared = cluster.num_unassigned - num_unfitting
+        parts = dict(zip(taking, _equal_parts(num_shared, len(taking)), strict=True))
         states = [
             admin_pb2.ExecutorState(
                 executor=engine.link.info,
@@ -58,9 +60,10 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             )
             for engine in engines
         ]
-        num_unassigned = 0 if taking else cluster.num_unassigned
         return admin_pb2.ListExecutorsResponse(
-            executors=states, num_unassigned_requests=num_unassigned
+            executors=states,
+            num_unassigned_requests=num_unfitting if taking else cluster.num_unassigned,
+            num_unfitting_requests=num_unfitting,
         )
 
     async def DrainExecutor(

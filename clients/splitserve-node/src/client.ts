@@ -201,8 +201,8 @@ export class Client {
   async listExecutors(options: { signal?: AbortSignal } = {}): Promise<ExecutorList> {
     const { listExecutors } = AdminService.method;
     const listed = await this.#connection.unary(listExecutors, {}, options.signal);
-    const { executors, numUnassignedRequests } = listed;
-    return { executors: executors.map(decodeExecutor), numUnassignedRequests };
+    const { executors, numUnassignedRequests, numUnfittingRequests } = listed;
+    return { executors: executors.map(decodeExecutor), numUnassignedRequests, numUnfittingRequests };
   }
 }
 

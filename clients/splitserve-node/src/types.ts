@@ -201,10 +201,12 @@ export interface Executor {
   readonly isDraining: boolean;
 }
 
-/** All executors, in order of registration, and the requests that none of them has. */
+/** All executors, in order of registration, and the requests that none of them can be given. */
 export interface ExecutorList {
   readonly executors: readonly Executor[];
   readonly numUnassignedRequests: number;
+  /** Those of them that none that takes requests could ever run. */
+  readonly numUnfittingRequests: number;
 }
 
 /** How many completions come back; a server refuses an `n` that does not allow so many. */

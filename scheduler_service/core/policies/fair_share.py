@@ -26,9 +26,11 @@ from heapq import heapify, heappop, heappush
 from scheduler_service.core.policies.request_queue import (
     BEFORE_ALL,
     Key,
+    LaneOf,
     Lanes,
     OrderedQueue,
     all_lanes,
+    lane_of_adapter,
 )
 from scheduler_service.core.policies.tenant_shares import TenantShares
 from scheduler_service.core.request import Request
@@ -64,8 +66,12 @@ class FairSharePolicy:
     refuses_late = False
 
     def __init__(
-        self, tenant_weights: Mapping[str, float], max_idle_tenants: int = MAX_IDLE_TENANTS
+        self,
+        tenant_weights: Mapping[str, float],
+        max_idle_tenants: int = MAX_IDLE_TENANTS,
+        lane_of: LaneOf = lane_of_adapter,
     ) -> None:
+        self._lane_of = lane_of
         self.shares = TenantShares(tenant_weights)
         self._accounts: dict[str, _Account] = {}
         self._num_waiting = 0
@@ -105,7 +111,7 @@ class FairSharePolicy:
         if not account.waiting:
             # Nobody saves up service by not asking for it.
             account.counter = max(account.counter, self._level())
-        account.waiting.add(request, {request.scheduling.adapter: (request.arrival,)})
+        account.waiting.add(request, {self._lane_of(request): (request.arrival,)})
         self._num_waiting += 1
         if self._has_paid(request):
             # It may be another object that came back.
@@ -124,6 +130,11 @@ class FairSharePolicy:
             account.num_new -= 1
         self._stale[account] = None
         self._last_to_leave = account
+
+    def change_lane(self, request: Request) -> None:
+        account = self._accounts[request.scheduling.tenant]
+        account.waiting.change_lane(request, self._lane_of(request))
+        self._stale[account] = None
 
     def candidates(
         self, now_ns: int = 0, open_lanes: Callable[[], Lanes] = all_lanes
@@ -198,7 +209,7 @@ class FairSharePolicy:
             num_in_vain, _, key, request, account = heappop(turns)
             lanes = open_lanes()
             # Its lane may have been closed since.
-            if lanes is None or request.scheduling.adapter in lanes:
+            if lanes is None or self._lane_of(request) in lanes:
                 yield request
                 num_in_vain += request in account.waiting
             entry = account.waiting.after(key, open_lanes())

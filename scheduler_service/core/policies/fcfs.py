@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from scheduler_service.core.policies.request_queue import (
     BEFORE_ALL,
     Key,
+    LaneOf,
     Lanes,
     OrderedQueue,
     all_lanes,
+    lane_of_adapter,
 )
 from scheduler_service.core.request import Request
 
@@ -22,7 +24,8 @@ class FcfsPolicy:
     refuses_late = False
     shares = None
 
-    def __init__(self) -> None:
+    def __init__(self, lane_of: LaneOf = lane_of_adapter) -> None:
+        self._lane_of = lane_of
         self._waiting: OrderedQueue[Request] = OrderedQueue()
 
     def __len__(self) -> int:
@@ -38,10 +41,13 @@ class FcfsPolicy:
         return len(self) < num_places
 
     def push(self, request: Request) -> None:
-        self._waiting.add(request, {request.scheduling.adapter: self.rank(request)})
+        self._waiting.add(request, {self._lane_of(request): self.rank(request)})
 
     def remove(self, request: Request) -> None:
         self._waiting.remove(request)
+
+    def change_lane(self, request: Request) -> None:
+        self._waiting.change_lane(request, self._lane_of(request))
 
     def candidates(
         self, now_ns: int = 0, open_lanes: Callable[[], Lanes] = all_lanes

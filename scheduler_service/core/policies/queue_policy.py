@@ -13,7 +13,13 @@ from typing import Protocol
 
 from scheduler_service.core.policies.fair_share import FairSharePolicy
 from scheduler_service.core.policies.fcfs import FcfsPolicy
-from scheduler_service.core.policies.request_queue import Key, Lanes, all_lanes
+from scheduler_service.core.policies.request_queue import (
+    Key,
+    LaneOf,
+    Lanes,
+    all_lanes,
+    lane_of_adapter,
+)
 from scheduler_service.core.policies.tenant_shares import TenantShares
 from scheduler_service.core.policies.urgency import (
     UrgencyPolicy,
@@ -58,6 +64,9 @@ class QueuePolicy(Protocol):
     def remove(self, request: Request) -> None:
         """Removes `request`, which must be here: it was admitted, or it has ended."""
 
+    def change_lane(self, request: Request) -> None:
+        """Takes note that `request`, which waits here, is in another lane now; see `LaneOf`."""
+
     def candidates(
         self, now_ns: int = 0, open_lanes: Callable[[], Lanes] = all_lanes
     ) -> Iterator[Request]:
@@ -65,7 +74,7 @@ class QueuePolicy(Protocol):
 
         Lazy: between two of them the caller may admit and remove the last one and push others,
         and the order then reflects it. What is pushed meanwhile may be left to the next iterator.
-        Of other lanes than `open_lanes`, asked anew for each, there is none; a lane is an adapter.
+        Of other lanes than `open_lanes`, asked anew for each, there is none.
         What `overdue` returns may be left out, however much of it there is.
         """
 
@@ -103,19 +112,24 @@ class QueuePolicy(Protocol):
 
 
 # By the name that the operator gives; made from the weights of tenants.
-QUEUE_POLICIES: Mapping[str, Callable[[Mapping[str, float]], QueuePolicy]] = MappingProxyType(
+QUEUE_POLICIES: Mapping[str, Callable[[Mapping[str, float], LaneOf], QueuePolicy]]
+QUEUE_POLICIES = MappingProxyType(
     {
-        "fcfs": lambda tenant_weights: FcfsPolicy(),
-        "priority": lambda tenant_weights: UrgencyPolicy(by_priority, refuses_late=False),
-        "fair": FairSharePolicy,
-        "deadline": lambda tenant_weights: UrgencyPolicy(
-            by_priority_and_deadline, refuses_late=True
+        "fcfs": lambda _, lane_of: FcfsPolicy(lane_of),
+        "priority": lambda _, lane_of: UrgencyPolicy(
+            by_priority, refuses_late=False, lane_of=lane_of
+        ),
+        "fair": lambda tenant_weights, lane_of: FairSharePolicy(tenant_weights, lane_of=lane_of),
+        "deadline": lambda _, lane_of: UrgencyPolicy(
+            by_priority_and_deadline, refuses_late=True, lane_of=lane_of
         ),
     }
 )
 
 
-def make_queue_policy(name: str, tenant_weights: Mapping[str, float]) -> QueuePolicy:
+def make_queue_policy(
+    name: str, tenant_weights: Mapping[str, float], lane_of: LaneOf = lane_of_adapter
+) -> QueuePolicy:
     """The policy called `name`. A tenant without a weight has 1.
 
     Raises ValueError that names the field, its value and what is allowed.
@@ -125,4 +139,4 @@ def make_queue_policy(name: str, tenant_weights: Mapping[str, float]) -> QueuePo
             raise ValueError(f"tenant_weights[{tenant!r}] is {weight}; allowed: above 0, finite")
     if name not in QUEUE_POLICIES:
         raise ValueError(f"queue_policy is {name!r}; allowed: {', '.join(QUEUE_POLICIES)}")
-    return QUEUE_POLICIES[name](tenant_weights)
+    return QUEUE_POLICIES[name](tenant_weights, lane_of)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from itertools import chain
 from typing import Generic, TypeVar
+
+from scheduler_service.core.request import Request
 
 Key = tuple[int, ...]
 # The lanes that a reader wants to see; None for all.
 Lanes = Collection[str] | None
+# The lane that a request is in.
+LaneOf = Callable[[Request], str]
 Item = TypeVar("Item", bound=Hashable)
 
 BEFORE_ALL: Key = ()
@@ -20,6 +24,11 @@ _MAX_PIECE = 512
 def all_lanes() -> Lanes:
     """None of the lanes is closed."""
     return None
+
+
+def lane_of_adapter(request: Request) -> str:
+    """Requests are apart by their adapters."""
+    return request.scheduling.adapter
 
 
 class _Sorted(Generic[Item]):
@@ -105,18 +114,26 @@ class OrderedQueue(Generic[Item]):
         self._keys_of[item] = keys
         self._all.add(item, min(keys.values()))
         for lane, key in keys.items():
-            if lane not in self._by_lane:
-                self._by_lane[lane] = _Sorted()
-            self._by_lane[lane].add(item, key)
+            self._by_lane.setdefault(lane, _Sorted()).add(item, key)
 
     def remove(self, item: Item) -> None:
         """Removes `item`, which must be here."""
         keys = self._keys_of.pop(item)
         self._all.remove(min(keys.values()))
         for lane, key in keys.items():
-            self._by_lane[lane].remove(key)
-            if not self._by_lane[lane]:
-                del self._by_lane[lane]
+            self._remove_from(lane, key)
+
+    def _remove_from(self, lane: str, key: Key) -> None:
+        self._by_lane[lane].remove(key)
+        if not self._by_lane[lane]:
+            del self._by_lane[lane]
+
+    def change_lane(self, item: Item, lane: str) -> None:
+        """`item`, which is here in one lane, is in another from now on, at the same place."""
+        ((old, key),) = self._keys_of[item].items()
+        self._keys_of[item] = {lane: key}
+        self._remove_from(old, key)
+        self._by_lane.setdefault(lane, _Sorted()).add(item, key)
 
     def firsts(self) -> Mapping[str, Item]:
         """The first item of each lane."""

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from scheduler_service.core.policies.request_queue import (
     BEFORE_ALL,
     Key,
+    LaneOf,
     Lanes,
     OrderedQueue,
     all_lanes,
+    lane_of_adapter,
 )
 from scheduler_service.core.request import Request
 
@@ -35,8 +37,15 @@ class UrgencyPolicy:
     allows_bypasses = True
     shares = None
 
-    def __init__(self, urgency: Callable[[Request], Key], *, refuses_late: bool) -> None:
+    def __init__(
+        self,
+        urgency: Callable[[Request], Key],
+        *,
+        refuses_late: bool,
+        lane_of: LaneOf = lane_of_adapter,
+    ) -> None:
         self._urgency = urgency
+        self._lane_of = lane_of
         self.refuses_late = refuses_late
         # Those that may become overdue are apart, so that any number of them is passed at once.
         self._lasting: OrderedQueue[Request] = OrderedQueue()
@@ -64,7 +73,7 @@ class UrgencyPolicy:
         if self.refuses_late and deadline_ns is not None and expires(request):
             queue = self._expiring
             self._by_deadline.add(request, {"": (deadline_ns, request.arrival)})
-        queue.add(request, {request.scheduling.adapter: self.rank(request)})
+        queue.add(request, {self._lane_of(request): self.rank(request)})
         self._turns_of(request).waiting.add(request, {"": (request.arrival,)})
 
     def remove(self, request: Request) -> None:
@@ -74,6 +83,10 @@ class UrgencyPolicy:
         else:
             self._lasting.remove(request)
         self._turns_of(request).waiting.remove(request)
+
+    def change_lane(self, request: Request) -> None:
+        queue = self._expiring if request in self._expiring else self._lasting
+        queue.change_lane(request, self._lane_of(request))
 
     def candidates(
         self, now_ns: int = 0, open_lanes: Callable[[], Lanes] = all_lanes
@@ -150,7 +163,7 @@ class UrgencyPolicy:
             request = turns.holder
             if request is None or request in seen or self._is_overdue(request, now_ns):
                 continue
-            if lanes is None or request.scheduling.adapter in lanes:
+            if lanes is None or self._lane_of(request) in lanes:
                 return request
         return None
 

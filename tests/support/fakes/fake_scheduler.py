@@ -254,7 +254,9 @@ class FakeScheduler(
             num_free_host_blocks=30,
             num_cached_device_blocks=17,
         )
-        return admin_pb2.ListExecutorsResponse(executors=[state], num_unassigned_requests=2)
+        return admin_pb2.ListExecutorsResponse(
+            executors=[state], num_unassigned_requests=2, num_unfitting_requests=1
+        )
 
 
 async def start(

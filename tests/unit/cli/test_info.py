@@ -30,6 +30,8 @@ def test_info_shows_model_and_pools_when_an_executor_is_there(
     assert row.split("  ")[0] == "127.0.0.1:9"
     for cell in ("connected", "60 of 64", "17", "30 of 32"):
         assert cell in row
+    last = "requests that wait for an executor: 2, 1 of them for one that can run them"
+    assert text.splitlines()[-1] == last
 
 
 def test_info_shows_what_the_model_recommends_when_it_does(
@@ -66,6 +68,7 @@ def test_info_writes_one_object_when_json_is_asked_for(
     assert (executor["connected"], executor["num_free_device_blocks"]) == (True, 60)
     assert (executor["num_swapped_requests"], executor["num_free_host_blocks"]) == (3, 30)
     assert executor["num_cached_device_blocks"] == 17
+    assert (content["num_unassigned_requests"], content["num_unfitting_requests"]) == (2, 1)
 
 
 TOKEN = "a secret of all of them"

@@ -288,7 +288,7 @@ async def test_list_executors_gives_pools_when_one_is_connected(client: AsyncCli
 
     (executor,) = executors.executors
     assert (executor.is_connected, executor.num_free_device_blocks) == (True, 60)
-    assert executors.num_unassigned_requests == 2
+    assert (executors.num_unassigned_requests, executors.num_unfitting_requests) == (2, 1)
 
 
 async def test_is_serving_is_what_the_health_service_says(fake: FakeScheduler) -> None:

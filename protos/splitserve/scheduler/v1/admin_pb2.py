@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from splitserve.executor.v1 import executor_pb2 as splitserve_dot_executor_dot_v1_dot_executor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#splitserve/scheduler/v1/admin.proto\x12\x17splitserve.scheduler.v1\x1a\x1egoogle/protobuf/duration.proto\x1a%splitserve/executor/v1/executor.proto\"d\n\x14\x44rainExecutorRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12/\n\x07timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.DurationH\x00\x88\x01\x01\x42\n\n\x08_timeout\"A\n\x15\x44rainExecutorResponse\x12\x1a\n\x12num_moved_requests\x18\x01 \x01(\x05\x12\x0c\n\x04lost\x18\x02 \x01(\x08\"\x16\n\x14ListExecutorsRequest\"s\n\x15ListExecutorsResponse\x12\x39\n\texecutors\x18\x01 \x03(\x0b\x32&.splitserve.scheduler.v1.ExecutorState\x12\x1f\n\x17num_unassigned_requests\x18\x02 \x01(\x05\"\xd2\x02\n\rExecutorState\x12\x36\n\x08\x65xecutor\x18\x01 \x01(\x0b\x32$.splitserve.executor.v1.ExecutorInfo\x12\x11\n\tconnected\x18\x02 \x01(\x08\x12\x1c\n\x14num_waiting_requests\x18\x03 \x01(\x05\x12\x1c\n\x14num_running_requests\x18\x04 \x01(\x05\x12\x1e\n\x16num_free_device_blocks\x18\x05 \x01(\x05\x12\x11\n\tnum_steps\x18\x06 \x01(\x03\x12\x17\n\x0fnum_preemptions\x18\x07 \x01(\x03\x12\x1c\n\x14num_swapped_requests\x18\x08 \x01(\x05\x12\x1c\n\x14num_free_host_blocks\x18\t \x01(\x05\x12 \n\x18num_cached_device_blocks\x18\n \x01(\x05\x12\x10\n\x08\x64raining\x18\x0b \x01(\x08\x32\xee\x01\n\x0c\x41\x64minService\x12n\n\rListExecutors\x12-.splitserve.scheduler.v1.ListExecutorsRequest\x1a..splitserve.scheduler.v1.ListExecutorsResponse\x12n\n\rDrainExecutor\x12-.splitserve.scheduler.v1.DrainExecutorRequest\x1a..splitserve.scheduler.v1.DrainExecutorResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#splitserve/scheduler/v1/admin.proto\x12\x17splitserve.scheduler.v1\x1a\x1egoogle/protobuf/duration.proto\x1a%splitserve/executor/v1/executor.proto\"d\n\x14\x44rainExecutorRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12/\n\x07timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.DurationH\x00\x88\x01\x01\x42\n\n\x08_timeout\"A\n\x15\x44rainExecutorResponse\x12\x1a\n\x12num_moved_requests\x18\x01 \x01(\x05\x12\x0c\n\x04lost\x18\x02 \x01(\x08\"\x16\n\x14ListExecutorsRequest\"\x93\x01\n\x15ListExecutorsResponse\x12\x39\n\texecutors\x18\x01 \x03(\x0b\x32&.splitserve.scheduler.v1.ExecutorState\x12\x1f\n\x17num_unassigned_requests\x18\x02 \x01(\x05\x12\x1e\n\x16num_unfitting_requests\x18\x03 \x01(\x05\"\xd2\x02\n\rExecutorState\x12\x36\n\x08\x65xecutor\x18\x01 \x01(\x0b\x32$.splitserve.executor.v1.ExecutorInfo\x12\x11\n\tconnected\x18\x02 \x01(\x08\x12\x1c\n\x14num_waiting_requests\x18\x03 \x01(\x05\x12\x1c\n\x14num_running_requests\x18\x04 \x01(\x05\x12\x1e\n\x16num_free_device_blocks\x18\x05 \x01(\x05\x12\x11\n\tnum_steps\x18\x06 \x01(\x03\x12\x17\n\x0fnum_preemptions\x18\x07 \x01(\x03\x12\x1c\n\x14num_swapped_requests\x18\x08 \x01(\x05\x12\x1c\n\x14num_free_host_blocks\x18\t \x01(\x05\x12 \n\x18num_cached_device_blocks\x18\n \x01(\x05\x12\x10\n\x08\x64raining\x18\x0b \x01(\x08\x32\xee\x01\n\x0c\x41\x64minService\x12n\n\rListExecutors\x12-.splitserve.scheduler.v1.ListExecutorsRequest\x1a..splitserve.scheduler.v1.ListExecutorsResponse\x12n\n\rDrainExecutor\x12-.splitserve.scheduler.v1.DrainExecutorRequest\x1a..splitserve.scheduler.v1.DrainExecutorResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,10 +39,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DRAINEXECUTORRESPONSE']._serialized_end=302
   _globals['_LISTEXECUTORSREQUEST']._serialized_start=304
   _globals['_LISTEXECUTORSREQUEST']._serialized_end=326
-  _globals['_LISTEXECUTORSRESPONSE']._serialized_start=328
-  _globals['_LISTEXECUTORSRESPONSE']._serialized_end=443
-  _globals['_EXECUTORSTATE']._serialized_start=446
-  _globals['_EXECUTORSTATE']._serialized_end=784
-  _globals['_ADMINSERVICE']._serialized_start=787
-  _globals['_ADMINSERVICE']._serialized_end=1025
+  _globals['_LISTEXECUTORSRESPONSE']._serialized_start=329
+  _globals['_LISTEXECUTORSRESPONSE']._serialized_end=476
+  _globals['_EXECUTORSTATE']._serialized_start=479
+  _globals['_EXECUTORSTATE']._serialized_end=817
+  _globals['_ADMINSERVICE']._serialized_start=820
+  _globals['_ADMINSERVICE']._serialized_end=1058
 # @@protoc_insertion_point(module_scope)

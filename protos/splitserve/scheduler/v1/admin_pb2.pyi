@@ -29,12 +29,14 @@ class ListExecutorsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ListExecutorsResponse(_message.Message):
-    __slots__ = ("executors", "num_unassigned_requests")
+    __slots__ = ("executors", "num_unassigned_requests", "num_unfitting_requests")
     EXECUTORS_FIELD_NUMBER: _ClassVar[int]
     NUM_UNASSIGNED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_UNFITTING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     executors: _containers.RepeatedCompositeFieldContainer[ExecutorState]
     num_unassigned_requests: int
-    def __init__(self, executors: _Optional[_Iterable[_Union[ExecutorState, _Mapping]]] = ..., num_unassigned_requests: _Optional[int] = ...) -> None: ...
+    num_unfitting_requests: int
+    def __init__(self, executors: _Optional[_Iterable[_Union[ExecutorState, _Mapping]]] = ..., num_unassigned_requests: _Optional[int] = ..., num_unfitting_requests: _Optional[int] = ...) -> None: ...
 
 class ExecutorState(_message.Message):
     __slots__ = ("executor", "connected", "num_waiting_requests", "num_running_requests", "num_free_device_blocks", "num_steps", "num_preemptions", "num_swapped_requests", "num_free_host_blocks", "num_cached_device_blocks", "draining")

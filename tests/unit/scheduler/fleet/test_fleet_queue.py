@@ -12,6 +12,7 @@ from scheduler_service.core.planning.room import Lack
 from scheduler_service.core.request import Request, SchedulingParams
 from scheduler_service.fleet.fleet_queue import FleetQueue
 from scheduler_service.fleet.host_state import HostState
+from scheduler_service.fleet.moves import to_be_moved
 from scheduler_service.fleet.router import Choice, LeastLoaded
 from tests.support.core.driver import CoreDriver
 
@@ -268,8 +269,8 @@ def test_waiting_request_moves_when_another_executor_would_begin_it_sooner() -> 
     victim = fleet.drivers[0].core.placement.rows.sequence(0).request
     fleet.drivers[0].preempt(victim)
     cores = [driver.core for driver in fleet.drivers]
-    assert fleet.queue.to_be_moved(1_000, cores[1], cores) is None
-    found = fleet.queue.to_be_moved(20_000_000, cores[1], cores)
+    assert to_be_moved(1_000, cores[1], cores) is None
+    found = to_be_moved(20_000_000, cores[1], cores)
     assert found == (cores[0], victim.request_id)
     moved = cores[0].withdraw(victim.request_id)
     assert moved is not None
@@ -287,9 +288,9 @@ def test_request_is_not_moved_while_a_step_in_flight_concerns_it() -> None:
     driver.plan()
     driver.preempt(request)
     late_ns, cores = 10**12, [each.core for each in fleet.drivers]
-    assert fleet.queue.to_be_moved(late_ns, taker, cores) is None
+    assert to_be_moved(late_ns, taker, cores) is None
     driver.answer()
-    assert fleet.queue.to_be_moved(late_ns, taker, cores) == (driver.core, "a")
+    assert to_be_moved(late_ns, taker, cores) == (driver.core, "a")
 
 
 def test_hashes_of_blocks_are_made_anew_where_blocks_are_of_another_size() -> None:
@@ -321,6 +322,47 @@ def test_requests_that_fit_elsewhere_hold_up_nobody(policy: str, is_there: bool)
     assert fleet.dispatch() == [("small", 0)]
 
 
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "fair", "deadline"])
+def test_any_number_of_requests_that_fit_elsewhere_hold_up_nobody_for_long(policy: str) -> None:
+    fleet = Fleet({"num_device_blocks": 4}, {"num_device_blocks": 64, **ONE_ROW}, policy=policy)
+    fleet.push("first", 100, max_tokens=90)
+    assert fleet.dispatch() == [("first", 1)]
+    fleet.step()
+    for number in range(1000):
+        fleet.push(f"large{number}", 100, max_tokens=90)
+    fleet.push("small", max_tokens=4)
+    given = fleet.dispatch()
+    num_more = 0
+    while fleet.queue.next_look_ns == 0:
+        given += fleet.dispatch()
+        num_more += 1
+    assert given == [("small", 0)]
+    assert num_more < 10
+    # From now on that takes no time.
+    fleet.push("small2", max_tokens=4)
+    assert fleet.dispatch() == [("small2", 0)]
+    assert fleet.queue.num_unfitting([fleet.drivers[0].core]) == 1000
+    fleet.end("first")
+    assert fleet.dispatch() == [("large0", 1)]
+
+
+def test_who_fits_no_kind_of_hosts_is_asked_again_when_there_is_another_kind() -> None:
+    fleet = Fleet({"num_device_blocks": 4}, {"num_device_blocks": 64}, {"num_device_blocks": 8})
+    (_, large, middle) = fleet.drivers
+    del fleet.drivers[1:]
+    for number in range(10):
+        fleet.push(f"large{number}", 100, max_tokens=90)
+        fleet.push(f"middle{number}", 20, max_tokens=8)
+    fleet.dispatch()
+    assert fleet.queue.num_unfitting([fleet.drivers[0].core]) == 20
+
+    fleet.drivers.append(middle)
+    assert {name[:-1] for name, _ in fleet.dispatch()} == {"middle"}
+    assert fleet.queue.num_unfitting([driver.core for driver in fleet.drivers]) == 10
+    fleet.drivers.append(large)
+    assert ("large0", 2) in fleet.dispatch()
+
+
 def test_hashes_of_a_request_are_its_cores_when_another_is_asked_about_it() -> None:
     # Blocks are of different sizes, and the second has too few for what waits at the first.
     fleet = Fleet({"block_size": 4}, {"block_size": 8, "num_device_blocks": 10})
@@ -332,7 +374,7 @@ def test_hashes_of_a_request_are_its_cores_when_another_is_asked_about_it() -> N
     fleet.drivers[0].preempt(waiting)
     hashes = list(waiting.sequence.block_hashes)
     assert hashes
-    assert fleet.queue.to_be_moved(10**12, cores[1], cores) is None
+    assert to_be_moved(10**12, cores[1], cores) is None
     assert cores[1].openings.what_lacks(waiting) is Lack.BLOCKS
     assert waiting.sequence.block_hashes == hashes
     with pytest.raises(AssertionError, match="another core's"):

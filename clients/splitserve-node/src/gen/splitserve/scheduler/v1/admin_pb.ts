@@ -16,7 +16,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file splitserve/scheduler/v1/admin.proto.
  */
 export const file_splitserve_scheduler_v1_admin: GenFile = /*@__PURE__*/
-  fileDesc("CiNzcGxpdHNlcnZlL3NjaGVkdWxlci92MS9hZG1pbi5wcm90bxIXc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEiZAoURHJhaW5FeGVjdXRvclJlcXVlc3QSDwoHYWRkcmVzcxgBIAEoCRIvCgd0aW1lb3V0GAIgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uSACIAQFCCgoIX3RpbWVvdXQiQQoVRHJhaW5FeGVjdXRvclJlc3BvbnNlEhoKEm51bV9tb3ZlZF9yZXF1ZXN0cxgBIAEoBRIMCgRsb3N0GAIgASgIIhYKFExpc3RFeGVjdXRvcnNSZXF1ZXN0InMKFUxpc3RFeGVjdXRvcnNSZXNwb25zZRI5CglleGVjdXRvcnMYASADKAsyJi5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5FeGVjdXRvclN0YXRlEh8KF251bV91bmFzc2lnbmVkX3JlcXVlc3RzGAIgASgFItICCg1FeGVjdXRvclN0YXRlEjYKCGV4ZWN1dG9yGAEgASgLMiQuc3BsaXRzZXJ2ZS5leGVjdXRvci52MS5FeGVjdXRvckluZm8SEQoJY29ubmVjdGVkGAIgASgIEhwKFG51bV93YWl0aW5nX3JlcXVlc3RzGAMgASgFEhwKFG51bV9ydW5uaW5nX3JlcXVlc3RzGAQgASgFEh4KFm51bV9mcmVlX2RldmljZV9ibG9ja3MYBSABKAUSEQoJbnVtX3N0ZXBzGAYgASgDEhcKD251bV9wcmVlbXB0aW9ucxgHIAEoAxIcChRudW1fc3dhcHBlZF9yZXF1ZXN0cxgIIAEoBRIcChRudW1fZnJlZV9ob3N0X2Jsb2NrcxgJIAEoBRIgChhudW1fY2FjaGVkX2RldmljZV9ibG9ja3MYCiABKAUSEAoIZHJhaW5pbmcYCyABKAgy7gEKDEFkbWluU2VydmljZRJuCg1MaXN0RXhlY3V0b3JzEi0uc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuTGlzdEV4ZWN1dG9yc1JlcXVlc3QaLi5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5MaXN0RXhlY3V0b3JzUmVzcG9uc2USbgoNRHJhaW5FeGVjdXRvchItLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLkRyYWluRXhlY3V0b3JSZXF1ZXN0Gi4uc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuRHJhaW5FeGVjdXRvclJlc3BvbnNlYgZwcm90bzM", [file_google_protobuf_duration, file_splitserve_executor_v1_executor]);
+  fileDesc("CiNzcGxpdHNlcnZlL3NjaGVkdWxlci92MS9hZG1pbi5wcm90bxIXc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEiZAoURHJhaW5FeGVjdXRvclJlcXVlc3QSDwoHYWRkcmVzcxgBIAEoCRIvCgd0aW1lb3V0GAIgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uSACIAQFCCgoIX3RpbWVvdXQiQQoVRHJhaW5FeGVjdXRvclJlc3BvbnNlEhoKEm51bV9tb3ZlZF9yZXF1ZXN0cxgBIAEoBRIMCgRsb3N0GAIgASgIIhYKFExpc3RFeGVjdXRvcnNSZXF1ZXN0IpMBChVMaXN0RXhlY3V0b3JzUmVzcG9uc2USOQoJZXhlY3V0b3JzGAEgAygLMiYuc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuRXhlY3V0b3JTdGF0ZRIfChdudW1fdW5hc3NpZ25lZF9yZXF1ZXN0cxgCIAEoBRIeChZudW1fdW5maXR0aW5nX3JlcXVlc3RzGAMgASgFItICCg1FeGVjdXRvclN0YXRlEjYKCGV4ZWN1dG9yGAEgASgLMiQuc3BsaXRzZXJ2ZS5leGVjdXRvci52MS5FeGVjdXRvckluZm8SEQoJY29ubmVjdGVkGAIgASgIEhwKFG51bV93YWl0aW5nX3JlcXVlc3RzGAMgASgFEhwKFG51bV9ydW5uaW5nX3JlcXVlc3RzGAQgASgFEh4KFm51bV9mcmVlX2RldmljZV9ibG9ja3MYBSABKAUSEQoJbnVtX3N0ZXBzGAYgASgDEhcKD251bV9wcmVlbXB0aW9ucxgHIAEoAxIcChRudW1fc3dhcHBlZF9yZXF1ZXN0cxgIIAEoBRIcChRudW1fZnJlZV9ob3N0X2Jsb2NrcxgJIAEoBRIgChhudW1fY2FjaGVkX2RldmljZV9ibG9ja3MYCiABKAUSEAoIZHJhaW5pbmcYCyABKAgy7gEKDEFkbWluU2VydmljZRJuCg1MaXN0RXhlY3V0b3JzEi0uc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuTGlzdEV4ZWN1dG9yc1JlcXVlc3QaLi5zcGxpdHNlcnZlLnNjaGVkdWxlci52MS5MaXN0RXhlY3V0b3JzUmVzcG9uc2USbgoNRHJhaW5FeGVjdXRvchItLnNwbGl0c2VydmUuc2NoZWR1bGVyLnYxLkRyYWluRXhlY3V0b3JSZXF1ZXN0Gi4uc3BsaXRzZXJ2ZS5zY2hlZHVsZXIudjEuRHJhaW5FeGVjdXRvclJlc3BvbnNlYgZwcm90bzM", [file_google_protobuf_duration, file_splitserve_executor_v1_executor]);
 
 /**
  * Sends an executor away.
@@ -105,11 +105,22 @@ export type ListExecutorsResponse = Message<"splitserve.scheduler.v1.ListExecuto
   executors: ExecutorState[];
 
   /**
-   * Requests that wait because no executor is connected.
+   * Requests that wait and that no executor can be given: none takes requests, or none of those
+   * that do could ever run them. With `num_waiting_requests` of all executors this is what waits.
    *
    * @generated from field: int32 num_unassigned_requests = 2;
    */
   numUnassignedRequests: number;
+
+  /**
+   * Of these, those that none of the executors that take requests could ever run, for their length
+   * or for what they ask for: they wait for another executor. 0 while none takes requests. Of
+   * thousands that wait it may tell the more of them the oftener it is asked. A scheduler that does
+   * not know this field counts them as waiting for its executors.
+   *
+   * @generated from field: int32 num_unfitting_requests = 3;
+   */
+  numUnfittingRequests: number;
 };
 
 /**
@@ -141,8 +152,7 @@ export type ExecutorState = Message<"splitserve.scheduler.v1.ExecutorState"> & {
 
   /**
    * Requests that wait for it: those that were given to it and have no row, and an equal part of
-   * those that wait for whichever connected executor can begin them first. So over all executors
-   * the sum is what waits.
+   * those that wait for whichever connected executor can begin them first.
    *
    * @generated from field: int32 num_waiting_requests = 3;
    */

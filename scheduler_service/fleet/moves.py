@@ -1,0 +1,36 @@
+"""Who waits at one host though another could begin it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from scheduler_service.core.request import Request
+from scheduler_service.fleet.host_state import Host
+
+# So long anybody waits at a host before another takes it.
+_LEAST_PATIENCE_NS = 10_000_000
+
+
+def to_be_moved(now_ns: int, taker: Host, others: Iterable[Host]) -> tuple[Host, str] | None:
+    """Who waits at one of `others` and had better begin at `taker`: the host, and its id.
+
+    To be asked as long as nobody waits for whatever host. Who has KV somewhere waits for its turn
+    there for as long as it would take to compute it again: so it loses at most twice what whoever
+    knew the future would (ski rental).
+    """
+    if not taker.openings.is_open:
+        return None
+    for host in others:
+        if host is taker or host.openings.nobody_waits:
+            continue
+        for request in host.openings.movable:
+            num_tokens = sum(len(sequence.token_ids) for sequence in request.unfinished)
+            patience_ns = max(_LEAST_PATIENCE_NS, taker.recompute_ns(num_tokens))
+            has_waited = now_ns - request.queued_at_ns >= patience_ns
+            if has_waited and taker.fits(request) and _can_begin(request, taker):
+                return host, request.request_id
+    return None
+
+
+def _can_begin(request: Request, host: Host) -> bool:
+    return host.openings.what_lacks(request) is None
