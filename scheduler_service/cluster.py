@@ -122,6 +122,17 @@ class Cluster:
         return self._dispatcher.has_work([e for e in self.engines if e.is_connected])
 
     @property
+    def num_in_flight(self) -> int:
+        """Steps that executors have not answered."""
+        return sum(engine.steps.watch.num_in_flight for engine in self.engines)
+
+    def look_again(self) -> None:
+        """Sees who of those that wait could begin, as if everything had changed."""
+        self._dispatcher.look_again()
+        for engine in self.engines:
+            engine.wake_up()
+
+    @property
     def num_unfinished(self) -> int:
         """Requests that have not ended."""
         return len(self._tracked)
@@ -141,7 +152,7 @@ class Cluster:
 
     def _engine_joined(self) -> None:
         self._on_change()
-        self._dispatcher.engine_joined()
+        self._dispatcher.look_again()
 
     def _engine_lost(self, engine: EngineLoop, requests: list[Request], cause: LossCause) -> None:
         self._on_change()

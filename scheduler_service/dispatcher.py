@@ -131,8 +131,8 @@ class Dispatcher:
 
     # -- executors -----------------------------------------------------------------------------
 
-    def engine_joined(self) -> None:
-        """There is one more that takes requests."""
+    def look_again(self) -> None:
+        """One more takes requests, or anything else may have changed, anywhere."""
         self._dispatch()
 
     def engine_lost(self, engine: EngineLoop, requests: list[Request], cause: LossCause) -> None:

@@ -30,11 +30,11 @@ start_fleet() {
     export SPLITSERVE_DRAIN_TIMEOUT_S=1
     up --scale executor=$num_executors
     wait_for 600 "splitserve info shows $num_executors connected executors" has_executors $num_executors
-    wait_for 30 'the gateway is ready' curl --silent --fail "localhost:$http_port/health/ready"
+    wait_for 600 'the gateway is ready' curl --silent --fail "localhost:$http_port/health/ready"
 }
 
 start_load() {
-    load=$(podman run --detach --network "${project}_default" --stop-timeout 240 \
+    load=$(podman run --detach --network "${project}_default" --stop-timeout 600 \
         --no-healthcheck --label "io.podman.compose.project=$project" \
         --volume "$PWD/tools/compose_load.py:/load.py:ro" --entrypoint python "$scheduler_image" \
         /load.py dns:scheduler:50051 gateway:8000)
@@ -46,11 +46,11 @@ is_running() { [ "$(podman inspect -f '{{.State.Status}}' "$1")" = running ]; }
 
 check_kills() {
     local victims victim
-    mapfile -t victims < <(of_service executor | head -2)
+    mapfile -t -n 2 victims < <(of_service executor)
     for victim in "${victims[@]}"; do crash "$victim"; done
     say 'killed two of the executors'
     for victim in "${victims[@]}"; do
-        wait_for 60 'its restart policy started it again' was_restarted "$victim"
+        wait_for 600 'its restart policy started it again' was_restarted "$victim"
     done
     wait_for 600 'all executors are back' has_executors $num_executors
     check_streams 'two executors killed'
@@ -62,20 +62,21 @@ address_of() { # CONTAINER: of an executor, as splitserve info shows it
 
 check_drain() {
     local leaving scheduler
-    leaving=$(of_service executor | head -1)
+    # Not `head`: whoever writes to it when it has gone is killed, and the script with it.
+    mapfile -t -n 1 leaving < <(of_service executor)
     scheduler=$(of_service scheduler)
-    timeout 120 podman exec "$scheduler" splitserve drain "$(address_of "$leaving")" >"$scratch/drain" 2>&1 ||
+    timeout 600 podman exec "$scheduler" splitserve drain "$(address_of "$leaving")" >"$scratch/drain" 2>&1 ||
         { cat "$scratch/drain" >&2; fail 'splitserve drain'; }
     say "$(cat "$scratch/drain")"
-    wait_for 30 'it is not connected any more' has_executors $((num_executors - 1))
-    podman restart --time 30 "$leaving" >/dev/null 2>&1 || fail 'podman restart'
+    wait_for 600 'it is not connected any more' has_executors $((num_executors - 1))
+    podman restart --time 240 "$leaving" >/dev/null 2>&1 || fail 'podman restart'
     wait_for 600 'its next process is welcome' has_executors $num_executors
     check_streams 'an executor drained'
 }
 
 stop() { # CONTAINER: as its grace period allows; it ends by itself
     local code
-    timeout 60 podman stop --time 30 "$1" >/dev/null 2>&1 || fail "podman stop $1"
+    timeout 300 podman stop --time 240 "$1" >/dev/null 2>&1 || fail "podman stop $1"
     code=$(podman inspect -f '{{.State.ExitCode}}' "$1")
     [ "$code" -eq 0 ] || fail "$(podman inspect -f '{{.Name}}' "$1") ended with $code on SIGTERM"
 }
@@ -89,7 +90,7 @@ check_rolling_upgrade() {
         stop "$each"
         podman rm "$each" >/dev/null
     done
-    wait_for 60 'the old ones are gone' has_executors $num_executors
+    wait_for 600 'the old ones are gone' has_executors $num_executors
     check_streams 'all executors replaced'
 }
 
@@ -99,7 +100,7 @@ check_two_schedulers() {
     up --no-recreate --scale scheduler=2 scheduler
     second=$(of_service scheduler | grep -v "^$first")
     # Who prefers whom is by hash; the two together have all.
-    wait_for 60 'a second scheduler is there' is_healthy "$second"
+    wait_for 600 'a second scheduler is there' is_healthy "$second"
     sees_all 'a second scheduler'
 }
 
@@ -123,24 +124,24 @@ check_scheduler_stops() {
     say 'stopped the scheduler that had the load; it has ended by itself'
     sees_all 'a scheduler stopped'
     podman start "$busy" >/dev/null 2>&1 || fail 'podman start'
-    wait_for 60 'it is back' is_healthy "$busy"
+    wait_for 600 'it is back' is_healthy "$busy"
     sees_all 'a scheduler came back'
 }
 
 check_scheduler_killed() {
     crash "$busy"
     say 'killed the scheduler that had the load'
-    wait_for 60 'its restart policy started it again' was_restarted "$busy"
+    wait_for 600 'its restart policy started it again' was_restarted "$busy"
     sees_all 'a scheduler killed'
 }
 
 sees_all() { # WHAT-HAPPENED
-    wait_for 300 "all executors are connected: $1" has_executors $num_executors
+    wait_for 600 "all executors are connected: $1" has_executors $num_executors
     check_streams "$1"
 }
 
 stop_load() {
-    podman stop --time 240 "$load" >/dev/null 2>&1 || fail 'podman stop'
+    podman stop --time 600 "$load" >/dev/null 2>&1 || fail 'podman stop'
     say "under all of this: $(podman logs "$load" | tail -1)"
     [ "$(podman inspect -f '{{.State.ExitCode}}' "$load")" -eq 0 ] ||
         { podman logs "$load" | grep ^wrong >&2; fail 'a stream was lost or changed'; }
@@ -155,9 +156,9 @@ check_fleet() {
     check_drain
     check_rolling_upgrade
     check_two_schedulers
-    wait_for 60 'one of the schedulers has the load' find_busy
+    wait_for 600 'one of the schedulers has the load' find_busy
     check_scheduler_stops
-    wait_for 60 'one of the schedulers has the load' find_busy
+    wait_for 600 'one of the schedulers has the load' find_busy
     check_scheduler_killed
     stop_load
     check_stop

@@ -22,7 +22,7 @@ from typing import Any
 
 from splitserve_client import BeamSearch, Client, Finish, SamplingParams, SplitserveError, Tokens
 
-TIMEOUT_S = 180.0
+TIMEOUT_S = 600.0
 # Long enough that streams are under way whatever is done to the containers.
 NUM_TOKENS = 120
 CLIENT_KINDS = {

@@ -46,7 +46,7 @@ def run_stream(
         prompt_token_ids=range(1, 5 + index), sampling_params=params
     )
     num_tokens, reason = 0, "none"
-    for response in stub.Generate(request, timeout=180):
+    for response in stub.Generate(request, timeout=600):
         before = num_tokens
         num_tokens += len(response.tokens.token_ids)
         if before < NUM_FIRST_TOKENS <= num_tokens:

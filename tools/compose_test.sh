@@ -58,7 +58,7 @@ clean_up() {
         done
     fi
     jobs -p | xargs -r kill 2>/dev/null || true
-    containers | xargs -r timeout 60 podman rm --force --time 5 >/dev/null 2>&1 || true
+    containers | xargs -r timeout 600 podman rm --force --time 5 >/dev/null 2>&1 || true
     compose_tls down --volumes >/dev/null 2>&1 || true
     if [ -z "${KEEP_IMAGES:-}" ]; then
         podman rmi --force "$scheduler_image" "$executor_image" "$gateway_image" >/dev/null 2>&1 || true
@@ -197,7 +197,7 @@ is_healthy() { podman healthcheck run "$1"; }
 up() { # OPTION...
     # Two rows at a time: the streams below then last long enough to be interrupted.
     # Numbers of 32 bits: texts are the same however their tokens are computed again.
-    SPLITSERVE_MAX_NUM_SEQS=2 SPLITSERVE_THREADS=1 SPLITSERVE_DTYPE=float32 timeout 240 podman-compose \
+    SPLITSERVE_MAX_NUM_SEQS=2 SPLITSERVE_THREADS=1 SPLITSERVE_DTYPE=float32 timeout 600 podman-compose \
         --project-name "$project" --in-pod false up --detach --no-build "$@" \
         >"$scratch/up.log" 2>&1 || { cat "$scratch/up.log" >&2; fail 'podman-compose up'; }
     say "podman-compose up $*"
@@ -205,16 +205,16 @@ up() { # OPTION...
 
 start_all() {
     up --scale executor=2
-    wait_for 120 'splitserve info shows 2 connected executors' has_executors 2
+    wait_for 600 'splitserve info shows 2 connected executors' has_executors 2
     local id
     for id in $(containers); do
-        wait_for 30 "$(podman inspect -f '{{.Name}}' "$id") is healthy" is_healthy "$id"
+        wait_for 600 "$(podman inspect -f '{{.Name}}' "$id") is healthy" is_healthy "$id"
     done
 }
 
 check_text() {
     local text
-    text=$(timeout 120 podman run --rm --network host --env "SPLITSERVE_ADDRESS=127.0.0.1:$port" \
+    text=$(timeout 600 podman run --rm --network host --env "SPLITSERVE_ADDRESS=127.0.0.1:$port" \
         "$scheduler_image" generate --max-tokens 40 'Tell me a story about a dragon.' \
         2>"$scratch/err") || { cat "$scratch/err" >&2; fail 'splitserve generate'; }
     [ -n "$text" ] || fail 'splitserve generate printed nothing'
@@ -222,12 +222,12 @@ check_text() {
 }
 
 ask_gateway() { # BODY: what the gateway says to it, through its published port
-    curl --silent --show-error --fail --no-buffer --max-time 180 "localhost:$http_port/v1/completions" \
+    curl --silent --show-error --fail --no-buffer --max-time 600 "localhost:$http_port/v1/completions" \
         --header 'content-type: application/json' --data "$1"
 }
 
 check_gateway() {
-    wait_for 30 'the gateway is ready' curl --silent --fail "localhost:$http_port/health/ready"
+    wait_for 600 'the gateway is ready' curl --silent --fail "localhost:$http_port/health/ready"
     ask_gateway '{"prompt": "Tell me a story about a dragon.", "max_tokens": 40}' >"$scratch/http" ||
         fail 'curl'
     say "curl: $(head -c 150 "$scratch/http")"
@@ -282,14 +282,14 @@ are_under_way() { # NAME
 check_http_streams() { # SERVICE: its crash changes nothing of what clients of the gateway read
     local victim
     start_http_streams "$1"
-    wait_for 60 'streams of the gateway are running' are_under_way "$1"
+    wait_for 600 'streams of the gateway are running' are_under_way "$1"
     victim=$(of_service "$1")
     victim=${victim%%$'\n'*}
     crash "$victim"
     say "killed $(podman inspect -f '{{.Name}}' "$victim") in mid-stream"
     ! grep -q DONE "$scratch/$1".? || fail 'a stream ended too early to tell'
-    wait_for 60 'its restart policy started it again' was_restarted "$victim"
-    wait_for 120 'all executors are connected' has_executors 2
+    wait_for 600 'its restart policy started it again' was_restarted "$victim"
+    wait_for 600 'all executors are connected' has_executors 2
     wait_http_streams "$1"
     cmp "$scratch/whole.texts" "$scratch/$1.texts" || fail 'a stream has another text than without the crash'
     say "every stream of the gateway has the text that it has without a crash"
@@ -299,23 +299,23 @@ check_crash() {
     podman run --rm --network "${project}_default" --volume "$PWD/tools/compose_probe.py:/probe.py:ro" \
         --entrypoint python "$scheduler_image" /probe.py scheduler:50051 >"$scratch/streams" 2>&1 &
     local streams=$! victim
-    wait_for 60 'streams are running' grep -q running "$scratch/streams"
+    wait_for 600 'streams are running' grep -q running "$scratch/streams"
     victim=$(of_service executor)
     victim=${victim%%$'\n'*}
     crash "$victim"
     say "killed $(podman inspect -f '{{.Name}}' "$victim") in mid-stream"
     ! grep -q ended "$scratch/streams" || fail 'the streams ended too early to tell'
-    timeout 180 tail --pid "$streams" -f /dev/null || fail 'the streams hang'
+    timeout 600 tail --pid "$streams" -f /dev/null || fail 'the streams hang'
     wait "$streams" || { cat "$scratch/streams" >&2; fail 'a stream broke'; }
     say "every stream finished; $(grep ended "$scratch/streams")"
-    wait_for 60 'its restart policy started it again' was_restarted "$victim"
-    wait_for 120 'all executors are connected' has_executors 2
+    wait_for 600 'its restart policy started it again' was_restarted "$victim"
+    wait_for 600 'all executors are connected' has_executors 2
 }
 
 check_stop() {
     local id code
     for id in $(of_service gateway) $(of_service executor) $(of_service scheduler); do
-        podman stop --time 30 "$id" >/dev/null 2>&1 || fail "podman stop $id"
+        podman stop --time 240 "$id" >/dev/null 2>&1 || fail "podman stop $id"
         code=$(podman inspect -f '{{.State.ExitCode}}' "$id")
         [ "$code" -eq 0 ] || fail "$(podman inspect -f '{{.Name}}' "$id") ended with $code on SIGTERM"
     done
@@ -338,7 +338,7 @@ write_base_file() {
 of_operator() { compose_tls run --rm -T --entrypoint "$1" operator "${@:2}"; }
 
 ask_gateway_securely() { # CURL-OPTION...
-    curl --silent --show-error --max-time 60 --cacert "$scratch/ca.crt" --output "$scratch/https" \
+    curl --silent --show-error --max-time 600 --cacert "$scratch/ca.crt" --output "$scratch/https" \
         --write-out '%{http_code}' "https://localhost:$http_port/v1/models" "$@"
 }
 
@@ -358,7 +358,7 @@ check_tls() { # docker-compose.tls.yml: who has a key is answered, over TLS alon
         'splitserve keys add /etc/splitserve/scheduler/keys.json --tenant compose-test' \
         2>"$scratch/err" | tail -1)
     case $key in sk-ss-*) ;; *) cat "$scratch/err" >&2; fail 'splitserve keys add' ;; esac
-    wait_for 120 'the gateway is ready over TLS' is_ready_securely
+    wait_for 600 'the gateway is ready over TLS' is_ready_securely
     [ "$(ask_gateway_securely --header "authorization: Bearer $key")" = 200 ] ||
         fail "a caller with a key: $(cat "$scratch/https")"
     [ "$(ask_gateway_securely)" = 401 ] || fail 'a caller without a key is not refused'
@@ -366,7 +366,7 @@ check_tls() { # docker-compose.tls.yml: who has a key is answered, over TLS alon
         fail 'the gateway answers in plain text'
     of_operator splitserve info --json >"$scratch/info" || fail 'splitserve info over TLS'
     for id in $(of_service scheduler) $(of_service executor) $(of_service gateway); do
-        wait_for 30 "$(podman inspect -f '{{.Name}}' "$id") is healthy over TLS" is_healthy "$id"
+        wait_for 600 "$(podman inspect -f '{{.Name}}' "$id") is healthy over TLS" is_healthy "$id"
     done
     say 'over TLS: who has a key is answered, who has none is not; operators are told'
     compose_tls down --volumes --remove-orphans >"$scratch/down.log" 2>&1 || true

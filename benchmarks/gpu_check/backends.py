@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from executor_service.backends.gpu import CANDIDATES, Candidate
+from executor_service.backends.attention_candidates import CANDIDATES, Candidate
 
 
 def present_backends() -> list[Candidate]:

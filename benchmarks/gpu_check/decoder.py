@@ -16,8 +16,9 @@ from benchmarks.gpu_check.engine import decode_times, make_runner, make_step, re
 from benchmarks.gpu_check.models import load_random
 from benchmarks.gpu_check.results import Measurement
 from benchmarks.gpu_check.sizes import ModelShape, Sizes
+from executor_service.backends.attention_candidates import CANDIDATES
 from executor_service.backends.compute import Compute
-from executor_service.backends.gpu import CANDIDATES, choose_gpu_attention
+from executor_service.backends.gpu import choose_gpu_attention
 from executor_service.decoders.decoder import DecoderModel
 from executor_service.device.kv_cache import KVCache
 from executor_service.model.input_batch import build_input_batch

@@ -111,10 +111,10 @@ def _logits(sizes: Sizes) -> Tensor:
 
 
 def _greedy_error(sizes: Sizes) -> float:
-    from splitserve_kernels.gpu.sampling import greedy
+    from splitserve_kernels.gpu.sampling.draw import greedy
 
     logits = _logits(sizes)
-    return largest(greedy(logits)[0].long() - logits.argmax(dim=-1))
+    return largest(greedy(logits).long() - logits.argmax(dim=-1))
 
 
 def _draw_error(sizes: Sizes) -> float:

@@ -21,9 +21,10 @@ from splitserve_kernels.paged_batch import AttentionBackend, build_paged_batch
 # Largest difference of an output, by the dtype of queries; outputs are averages of numbers of about
 # 1. It is the same for float8 pools: the oracle's are float8 too, and both round to the nearest.
 _TOLERANCES = {torch.float32: 1e-4, torch.float16: 0.01, torch.bfloat16: 0.05}
-# A short prompt's end, a decode, a chunk after a prefix, a decode far behind the window.
-_NUM_COMPUTED = (1, 40, 33, 150)
-_NUM_NEW = (37, 1, 20, 1)
+# A decode, one far behind the window, a short prompt's end, a chunk after a prefix. Decodes come
+# first, as in a step, because a backend may compute them apart.
+_NUM_COMPUTED = (40, 150, 1, 33)
+_NUM_NEW = (1, 1, 37, 20)
 _MAX_NUM_DECODES = 64
 _MAX_POOL_BYTES = 2**29
 _NUM_TIMED_COMPUTED = 2048

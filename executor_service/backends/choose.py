@@ -12,16 +12,17 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
+from executor_service.backends.attention_candidates import DEFAULT_BLOCK_SIZE
 from executor_service.backends.compute import Compute
 from executor_service.backends.cpu import compute_on_cpu
-from executor_service.backends.gpu import DEFAULT_BLOCK_SIZE, compute_on_gpu
+from executor_service.backends.gpu import compute_on_gpu
 from executor_service.errors import BackendUnavailable, TrialFailed
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import torch_model
 from splitserve_kernels.cpu.build import BuildFailed
 
-# What --attention-backend takes beside the names of `gpu.CANDIDATES`: the fastest that passes its
-# trial, plain torch, and compiled CPU kernels.
+# What --attention-backend takes beside the names of `attention_candidates.CANDIDATES`: the fastest
+# that passes its trial, plain torch, and compiled CPU kernels.
 AUTO, TORCH, NATIVE = "auto", "torch", "native"
 
 _log = logging.getLogger(__name__)

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
 from torch import Tensor
 
 from executor_service.backends.attention_trial import try_backend
@@ -18,10 +17,10 @@ from executor_service.device.kv_cache import KVCache
 from executor_service.errors import BackendUnavailable, TrialFailed
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import PagedModel, attending_with
-from executor_service.sampling.sampler import Draw, SamplingRows
+from executor_service.sampling.sampler import Draw, SamplingRows, draw_rows
 from splitserve_kernels.cpu.attention import NativeAttention, why_not_native_attention
 from splitserve_kernels.cpu.library import NativeLibrary, load_library
-from splitserve_kernels.cpu.sampling import DrawRows, choose_tokens
+from splitserve_kernels.cpu.sampling import choose_tokens
 
 _log = logging.getLogger(__name__)
 
@@ -68,19 +67,7 @@ def native_draw(library: NativeLibrary) -> Draw:
     """Chooses as `draw_in_torch` does, many times faster. Logits must be on the CPU."""
 
     def draw(adjusted: Tensor, rows: SamplingRows) -> Tensor:
-        params = rows.params
-        return choose_tokens(
-            library,
-            adjusted,
-            DrawRows(
-                temperatures=params.temperatures,
-                top_k=params.top_k(adjusted.shape[1]),
-                top_p=params.top_p,
-                min_p=params.min_p,
-                seeds=rows.seeds.astype(np.int64),
-                positions=rows.positions.astype(np.int64),
-            ),
-        )
+        return choose_tokens(library, adjusted, draw_rows(rows, adjusted.shape[1]))
 
     return draw
 

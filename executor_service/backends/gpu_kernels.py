@@ -14,7 +14,7 @@ import torch
 from executor_service.backends.draw_trial import try_draw
 from executor_service.device.kv_cache import CopyBlocks, copy_in_torch
 from executor_service.errors import TrialFailed, one_line
-from executor_service.sampling.sampler import Draw, draw_in_torch
+from executor_service.sampling.sampler import Draw, draw_unseen_in_torch
 
 _NUM_BLOCKS = 40
 # No multiple of what a program copies.
@@ -36,7 +36,7 @@ def choose_gpu_draw(vocab_size: int, device: torch.device) -> Draw:
     def trial(draw: Draw) -> None:
         try_draw(draw, vocab_size, device)
 
-    in_torch: Draw = draw_in_torch
+    in_torch: Draw = draw_unseen_in_torch
     return tried_kernel("sampling", make, trial, in_torch)
 
 

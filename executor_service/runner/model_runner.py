@@ -27,7 +27,7 @@ from executor_service.runner.forward_pass import ForwardPass
 from executor_service.runner.pending_sampling import PendingSampling
 from executor_service.runner.prompt_logprob_chunks import run_in_parts, scores_too_much
 from executor_service.sampling.sampler import Draw, draw_in_torch
-from executor_service.sampling.truncation import is_limited
+from executor_service.sampling.token_counts import TokenCounts
 from executor_service.steps.step import (
     FinishedStep,
     PendingStep,
@@ -64,8 +64,8 @@ class ModelRunner:
         `streams`: None for those of the device of `cache`.
         """
         self.cache = cache
-        self._vocab_size = loaded.vocab_size
         self._sampled = SampledTokens()
+        self._counts = TokenCounts(loaded.vocab_size, cache.device)
         self._forward_pass = ForwardPass(loaded, cache, model, self._sampled)
         self._draw = draw
         self._streams = streams or streams_of(cache.device)
@@ -80,7 +80,7 @@ class ModelRunner:
     def begin(self, step: StepInput) -> PendingStep | None:
         """The `__cause__` of StepFailed is an OutOfMemory where memory ran out."""
         is_cut = scores_too_much(step)
-        if self._unfinished and (is_cut or self._waits_to_draw(step)):
+        if self._unfinished and is_cut:
             return None
         if is_cut:
             return FinishedStep(run_in_parts(step, lambda part: self._begin(part).finish()))
@@ -92,14 +92,26 @@ class ModelRunner:
             # Not when it happened: the error still held the tensors of that step.
             self._ran_out_of_memory = False
             release_cached_memory(self.cache.device)
-        with self._failing_the_step(), self._streams.on_device():
-            move_timers = self._transfers.begin(step)
-            computing = self._compute(step) if step.num_rows else None
-            pending = PendingModelStep(self, step.step_id, move_timers, computing)
-            if computing is not None and (self._unfinished or not pending.is_done):
-                sampling = computing.sampling
-                self._sampled.keep(step, sampling.rows, sampling.token_ids)
+        if not (self._unfinished or step.sampling_params.adjusts_logits.any()):
+            # Histories of rows that are gone need not be kept.
+            self._counts.forget()
+        try:
+            with self._failing_the_step(), self._streams.on_device():
+                pending = self._ask(step)
+        except StepFailed:
+            # How much of it was counted is unknown.
+            self._counts.forget()
+            raise
         self._unfinished.append(pending)
+        return pending
+
+    def _ask(self, step: StepInput) -> PendingModelStep:
+        move_timers = self._transfers.begin(step)
+        computing = self._compute(step) if step.num_rows else None
+        pending = PendingModelStep(self, step.step_id, move_timers, computing)
+        if computing is not None and (self._unfinished or not pending.is_done):
+            sampling = computing.sampling
+            self._sampled.keep(step, sampling.rows, sampling.token_ids)
         return pending
 
     def finish(self, pending: PendingModelStep) -> StepOutput:
@@ -122,15 +134,9 @@ class ModelRunner:
         forward = self._forward_pass.run(step)
         forward_timer.stop()
         sample_timer = self._streams.start_timer()
-        sampling = PendingSampling(step, forward, self._draw, self._streams)
+        sampling = PendingSampling(step, forward, self._draw, self._counts, self._streams)
         sample_timer.stop()
         return _Computing(forward_timer, sample_timer, sampling)
-
-    def _waits_to_draw(self, step: StepInput) -> bool:
-        """Whether drawing looks at what the device has computed, to know how to go on."""
-        sampling = step.sampling_params.take(np.flatnonzero(step.samples))
-        random = sampling.take(np.flatnonzero(sampling.temperatures > 0))
-        return bool(is_limited(random, self._vocab_size).any())
 
     @contextmanager
     def _failing_the_step(self) -> Iterator[None]:

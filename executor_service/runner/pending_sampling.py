@@ -9,7 +9,7 @@ Shape letters: R rows of the step, S rows that sample, P scored prompt tokens, V
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from executor_service.model.input_batch import Readout
 from executor_service.runner.forward_pass import ForwardResult
 from executor_service.sampling.logprobs import ScoredTokens, make_columns, score
 from executor_service.sampling.sampler import Draw, SamplingRows, sample
+from executor_service.sampling.token_counts import TokenCounts
 from executor_service.steps.step import (
     BoolArray,
     Int32Array,
@@ -82,15 +83,22 @@ class PendingSampling:
     """
 
     def __init__(
-        self, step: StepInput, forward: ForwardResult, draw: Draw, streams: DeviceStreams
+        self,
+        step: StepInput,
+        forward: ForwardResult,
+        draw: Draw,
+        counts: TokenCounts,
+        streams: DeviceStreams,
     ) -> None:
-        """Asks for everything."""
+        """Asks for everything. `counts`: of all rows of the steps before; has these then, too."""
         self._num_rows = step.num_rows
         self._row_errors = forward.row_errors
         self.rows = forward.readout.sampling_rows
-        self._sampling = _sampling_rows(step, self.rows)
+        self._sampling = _sampling_rows(step, self.rows, counts)
         self._prompt_tokens = _prompt_tokens(step, forward.readout)
         self.token_ids, scores = _sample(forward.sampling_logits, self._sampling, draw)
+        if self._sampling.counted is not None:
+            counts.add(self._sampling.counted, self.token_ids)
         prompt_scores = _score_prompts(forward.prompt_logits, self._prompt_tokens)
         self._num_scores = len(scores)
         tensors = (self.token_ids, *scores, *prompt_scores)
@@ -168,12 +176,12 @@ def _sample(logits: Tensor, rows: SamplingRows, draw: Draw) -> tuple[Tensor, tup
     return token_ids, score(_select(logits, is_scored), scored_ids, int(num_top.max()))
 
 
-def _sampling_rows(step: StepInput, sampling_rows: Int64Array) -> SamplingRows:
+def _sampling_rows(step: StepInput, sampling_rows: Int64Array, counts: TokenCounts) -> SamplingRows:
     """What the sampler is to know of `sampling_rows`, rising indexes of rows."""
-    positions = step.num_computed_tokens + step.num_new_tokens
+    positions, row_ids = step.num_computed_tokens + step.num_new_tokens, step.row_ids
     if len(sampling_rows) == step.num_rows:
         # As a rule; a dozen columns need not be copied then.
-        return SamplingRows(
+        rows = SamplingRows(
             step.sampling_params,
             step.seeds,
             positions,
@@ -181,14 +189,18 @@ def _sampling_rows(step: StepInput, sampling_rows: Int64Array) -> SamplingRows:
             step.histories,
             _masks(step, sampling_rows),
         )
-    return SamplingRows(
-        params=step.sampling_params.take(sampling_rows),
-        seeds=step.seeds[sampling_rows],
-        positions=positions[sampling_rows],
-        num_prompt_tokens=step.num_prompt_tokens[sampling_rows],
-        histories=[step.histories[row] for row in sampling_rows.tolist()],
-        masks=_masks(step, sampling_rows),
-    )
+    else:
+        row_ids = row_ids[sampling_rows]
+        rows = SamplingRows(
+            params=step.sampling_params.take(sampling_rows),
+            seeds=step.seeds[sampling_rows],
+            positions=positions[sampling_rows],
+            num_prompt_tokens=step.num_prompt_tokens[sampling_rows],
+            histories=[step.histories[row] for row in sampling_rows.tolist()],
+            masks=_masks(step, sampling_rows),
+        )
+    counted = rows.count(counts, row_ids)
+    return rows if counted is None else replace(rows, counted=counted)
 
 
 def _masks(step: StepInput, sampling_rows: Int64Array) -> TokenMasks | None:

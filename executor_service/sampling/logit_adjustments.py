@@ -1,7 +1,7 @@
 """What changes logits before temperature: suppressed tokens, constraints, bias, penalties.
 
-Shape letters: S rows that sample, V tokens of the vocabulary, Q rows with penalties, G rows with a
-mask, W words of a mask.
+Shape letters: S rows that sample, V tokens of the vocabulary, G rows with a mask, W words of a
+mask.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from executor_service.device.host_copies import to_device
-from executor_service.steps.sampling_params import ParamRows, SamplingParams
+from executor_service.sampling.token_counts import IN_PROMPT, CountedRows
+from executor_service.steps.sampling_params import ParamRows
 from executor_service.steps.step import BoolArray, Int32Array
 from executor_service.steps.token_masks import TokenMasks
 
-# Rows that a device masks at a time, where temporaries are as large as their logits.
+# Rows that are masked or penalised at a time, where temporaries are as large as their logits.
 _ROWS_AT_A_TIME = 32
 
 
@@ -29,12 +30,14 @@ def adjust_logits(
     num_prompt_tokens: Int32Array,
     histories: Sequence[Sequence[int] | None],
     masks: TokenMasks | None = None,
+    counted: CountedRows | None = None,
 ) -> Tensor:
     """Applies steps 1 and 2 of `SamplingParams` in `executor.proto`.
 
     `logits`: [S, V] float32. `positions`: [S] int32, tokens before the one to sample.
-    `num_prompt_tokens`: [S] int32. `masks`: by indexes of the S. Returns `logits`
-    itself if no row asks for anything, otherwise a changed copy.
+    `num_prompt_tokens`: [S] int32. `masks`: by indexes of the S. `counted`: of all rows with
+    penalties; None if there are none. Returns `logits` itself if no row asks for anything,
+    otherwise a changed copy.
     """
     adjusting = np.flatnonzero(params.adjusts_logits).tolist()
     num_output_tokens = positions - num_prompt_tokens
@@ -45,7 +48,7 @@ def adjust_logits(
     ]
     constrained = [row for row in adjusting if params[row].constraints is not None]
     biased = [row for row in adjusting if params[row].logit_bias]
-    penalized = [row for row in adjusting if params[row].uses_penalties]
+    penalized = counted is not None and len(counted.rows) > 0
     masked = masks is not None and len(masks.rows) > 0
     if not (masked or suppressing or constrained or biased or penalized):
         return logits
@@ -60,14 +63,8 @@ def adjust_logits(
         _constrain(logits, constrained, params, positions, histories)
     if biased:
         _add_bias(logits, biased, params)
-    if penalized:
-        selected = to_device(np.array(penalized), logits.device)
-        logits[selected] = _penalize(
-            logits[selected],
-            [params[row] for row in penalized],
-            [_tokens(histories[row], positions[row]) for row in penalized],
-            num_prompt_tokens[penalized],
-        )
+    if counted is not None and penalized:
+        _penalize(logits, params, counted)
     return logits
 
 
@@ -162,38 +159,25 @@ def _add_bias(logits: Tensor, biased: Sequence[int], params: ParamRows) -> None:
     logits[_pairs(biased, token_ids, logits.device)] += bias
 
 
-def _penalize(
-    logits: Tensor,
-    params: Sequence[SamplingParams],
-    histories: Sequence[np.ndarray],
-    num_prompt_tokens: Int32Array,
-) -> Tensor:
-    """`logits`: [Q, V] with the tokens so far of each row. Returns [Q, V]."""
-    device = logits.device
-    outputs = [
-        tokens[start:] for tokens, start in zip(histories, num_prompt_tokens.tolist(), strict=True)
-    ]
-    seen = torch.zeros_like(logits, dtype=torch.bool)
-    seen[_pairs(range(len(histories)), histories, device)] = True
-    counts = torch.zeros_like(logits)
-    pairs = _pairs(range(len(outputs)), outputs, device)
-    # Sums of ones are exact in any order, so this is deterministic on every device.
-    counts.index_put_(pairs, torch.ones(len(pairs[0]), device=device), accumulate=True)
-
-    def column(values: list[float]) -> Tensor:
-        return to_device(np.array(values, dtype=np.float32), device)[:, None]
-
-    repetition = column([row.repetition_penalty for row in params])
-    frequency = column([row.frequency_penalty for row in params])
-    presence = column([row.presence_penalty for row in params])
-    repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
-    logits = torch.where(seen, repeated, logits)
-    return logits - frequency * counts - presence * (counts > 0)
-
-
-def _tokens(history: Sequence[int] | None, num_tokens: int) -> np.ndarray:
-    """The first `num_tokens` tokens, int64."""
-    return np.asarray(_known(history)[:num_tokens], dtype=np.int64)
+def _penalize(logits: Tensor, params: ParamRows, counted: CountedRows) -> None:
+    """Applies the penalties of the rows in `counted` to `logits` [S, V], in place."""
+    rows = to_device(counted.rows, logits.device)
+    penalties = np.array(
+        [
+            (row.repetition_penalty, row.frequency_penalty, row.presence_penalty)
+            for row in (params[row] for row in counted.rows.tolist())
+        ],
+        dtype=np.float32,
+    )
+    repetition, frequency, presence = to_device(penalties, logits.device)[:, :, None].unbind(1)
+    for start in range(0, len(rows), _ROWS_AT_A_TIME):
+        part = slice(start, start + _ROWS_AT_A_TIME)
+        counts, before = counted.table[counted.lines[part]], logits[rows[part]]
+        repeated = torch.where(before > 0, before / repetition[part], before * repetition[part])
+        after = torch.where(counts > 0, repeated, before)
+        in_output = counts & (IN_PROMPT - 1)
+        after -= frequency[part] * in_output
+        logits[rows[part]] = after.sub_(presence[part] * (in_output > 0))
 
 
 def _known(history: Sequence[int] | None) -> Sequence[int]:
@@ -202,7 +186,7 @@ def _known(history: Sequence[int] | None) -> Sequence[int]:
 
 
 def _pairs(
-    rows: Sequence[int], token_ids: Sequence[Sequence[int] | np.ndarray], device: torch.device
+    rows: Sequence[int], token_ids: Sequence[Sequence[int]], device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Index tensors (row, token) of all tokens of all rows; both [number of pairs] int64."""
     lengths = [len(tokens) for tokens in token_ids]

@@ -10,7 +10,7 @@ Shape letters: S rows that sample, V tokens of the vocabulary, L blocks of the v
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -19,10 +19,12 @@ from torch import Tensor
 from executor_service.device.host_copies import to_device
 from executor_service.sampling.logit_adjustments import adjust_logits
 from executor_service.sampling.philox import uniform
-from executor_service.sampling.truncation import truncate
+from executor_service.sampling.token_counts import CountedRows, TokenCounts
+from executor_service.sampling.truncation import truncate, truncate_unseen
 from executor_service.steps.sampling_params import ParamRows
 from executor_service.steps.step import Int32Array, Int64Array
 from executor_service.steps.token_masks import TokenMasks
+from splitserve_kernels.draw_rows import DrawRows
 
 # The vocabulary is summed in blocks of this size before a token is looked for inside one block.
 _BLOCK = 512
@@ -38,7 +40,8 @@ class SamplingRows:
     `params`, `histories`: S long; of a history, the first `positions[i]` tokens count. `seeds`: [S]
     int64. `positions`: [S] int32, the index in its sequence of the token to sample.
     `num_prompt_tokens`: [S] int32. `masks`: of those with a grammar, by their indexes here; None if
-    there is none.
+    there is none. `counted`: the counts of those with penalties; None if there is none, or they are
+    to be counted from their histories.
     """
 
     params: ParamRows
@@ -47,6 +50,35 @@ class SamplingRows:
     num_prompt_tokens: Int32Array
     histories: Sequence[Sequence[int] | None]
     masks: TokenMasks | None = None
+    counted: CountedRows | None = None
+
+    @property
+    def penalized(self) -> Int64Array:
+        """The rows with penalties, rising indexes."""
+        return np.array(
+            [
+                row
+                for row in np.flatnonzero(self.params.adjusts_logits).tolist()
+                if self.params[row].uses_penalties
+            ],
+            np.int64,
+        )
+
+    def count(self, counts: TokenCounts, row_ids: Int32Array) -> CountedRows | None:
+        """Those with penalties as they are in `counts`; None if there are none.
+
+        `row_ids`: [S].
+        """
+        rows = self.penalized
+        if not len(rows):
+            return None
+        return counts.of_rows(
+            rows,
+            row_ids[rows],
+            [self.histories[row] for row in rows.tolist()],
+            self.positions[rows],
+            self.num_prompt_tokens[rows],
+        )
 
     def part(self, rows: slice) -> SamplingRows:
         """Those of some rows on end."""
@@ -57,12 +89,28 @@ class SamplingRows:
             self.num_prompt_tokens[rows],
             self.histories[rows],
             None if self.masks is None else self.masks.part(rows),
+            None if self.counted is None else self.counted.part(rows),
         )
+
+
+def draw_rows(rows: SamplingRows, vocab_size: int) -> DrawRows:
+    """`rows` as a kernel is told of them."""
+    params = rows.params
+    return DrawRows(
+        temperatures=params.temperatures,
+        top_k=params.top_k(vocab_size),
+        top_p=params.top_p,
+        min_p=params.min_p,
+        seeds=rows.seeds.astype(np.int64),
+        positions=rows.positions.astype(np.int64),
+    )
 
 
 # Adjusted logits [S, V] float32 and their rows -> token ids [S] int32, -1 where invalid, on the
 # device of the logits.
 Draw = Callable[[Tensor, SamplingRows], Tensor]
+# Scaled logits and their rows -> weights, 0 for what is cut.
+Truncate = Callable[[Tensor, ParamRows], Tensor]
 
 
 def sample(logits: Tensor, rows: SamplingRows, draw: Draw | None = None) -> Tensor:
@@ -75,6 +123,10 @@ def sample(logits: Tensor, rows: SamplingRows, draw: Draw | None = None) -> Tens
     draw, num_rows = draw or draw_in_torch, len(logits)
     if not rows.params.adjusts_logits.any():
         return draw(logits, rows)
+    if rows.counted is None:
+        counts = TokenCounts(logits.shape[1], logits.device)
+        counted = rows.count(counts, np.arange(num_rows, dtype=np.int32))
+        rows = replace(rows, counted=counted)
     size = _ROWS_AT_A_TIME if logits.device.type == "cpu" else num_rows
     parts = [slice(start, start + size) for start in range(0, num_rows, size)]
     return torch.cat([_sample_adjusted(logits[part], rows.part(part), draw) for part in parts])
@@ -83,7 +135,13 @@ def sample(logits: Tensor, rows: SamplingRows, draw: Draw | None = None) -> Tens
 def _sample_adjusted(logits: Tensor, rows: SamplingRows, draw: Draw) -> Tensor:
     """As `sample`."""
     adjusted = adjust_logits(
-        logits, rows.params, rows.positions, rows.num_prompt_tokens, rows.histories, rows.masks
+        logits,
+        rows.params,
+        rows.positions,
+        rows.num_prompt_tokens,
+        rows.histories,
+        rows.masks,
+        rows.counted,
     )
     token_ids = draw(adjusted, rows)
     # Suppression may have hidden an infinity.
@@ -91,34 +149,34 @@ def _sample_adjusted(logits: Tensor, rows: SamplingRows, draw: Draw) -> Tensor:
 
 
 def draw_in_torch(adjusted: Tensor, rows: SamplingRows) -> Tensor:
-    """Chooses the largest logit of each row, or draws where it has a temperature."""
+    """Chooses the largest logit of each row, or draws where it has a temperature.
+
+    The host looks at what was found on the way: this is for logits on a CPU.
+    """
+    return _draw_with(truncate, adjusted, rows)
+
+
+def draw_unseen_in_torch(adjusted: Tensor, rows: SamplingRows) -> Tensor:
+    """As `draw_in_torch`, but the host looks at nothing, so it does not wait for a device."""
+    return _draw_with(truncate_unseen, adjusted, rows)
+
+
+def _draw_with(truncate: Truncate, adjusted: Tensor, rows: SamplingRows) -> Tensor:
     # torch.max returns the first of equal maxima. Its value is NaN, +inf or -inf exactly for the
     # rows that are invalid.
     largest, token_ids = adjusted.max(dim=-1)
     random_rows = np.flatnonzero(rows.params.temperatures > 0)
     if random_rows.size:
-        selected = to_device(random_rows, adjusted.device)
-        token_ids[selected] = draw_random_rows(adjusted, largest, rows, random_rows)
+        device, params = adjusted.device, rows.params.take(random_rows)
+        selected = to_device(random_rows, device)
+        weights = truncate(_scale(adjusted, largest, selected, params.temperatures), params)
+        u = uniform(
+            to_device(rows.seeds[random_rows].astype(np.int64), device),
+            to_device(rows.positions[random_rows].astype(np.int64), device),
+        )
+        # Of invalid rows it is some id below V.
+        token_ids[selected] = _draw(weights, u)
     return torch.where(torch.isfinite(largest), token_ids, -1).to(torch.int32)
-
-
-def draw_random_rows(
-    adjusted: Tensor, largest: Tensor, rows: SamplingRows, chosen: Int64Array
-) -> Tensor:
-    """Tokens of the rows `chosen`, indexes; their temperatures are above 0.
-
-    `adjusted`: [S, V], `largest`: [S], the largest logits of its rows. Returns int64; invalid rows
-    get some id below V.
-    """
-    device = adjusted.device
-    temperatures = rows.params.temperatures[chosen]
-    scaled = _scale(adjusted, largest, to_device(chosen, device), temperatures)
-    weights = truncate(scaled, rows.params.take(chosen))
-    u = uniform(
-        to_device(rows.seeds[chosen].astype(np.int64), device),
-        to_device(rows.positions[chosen].astype(np.int64), device),
-    )
-    return _draw(weights, u)
 
 
 def _scale(adjusted: Tensor, largest: Tensor, selected: Tensor, temperatures: np.ndarray) -> Tensor:

@@ -2,7 +2,8 @@
 
 A row is cut at a threshold among its largest logits. Sorting a whole vocabulary is slow and the cut
 is nearly always among the first few hundred, so the rows are tried with ever more candidates, in
-the end with all.
+the end with all. To know how far to go the host looks at what was found, for which a device other
+than a CPU would be waited for: there whole rows are sorted.
 
 Shape letters: S rows that sample, V tokens of the vocabulary, C candidates.
 """
@@ -42,7 +43,7 @@ class _Limits:
         return _Limits(self.top_k[rows], self.top_p[rows], self.min_p[rows])
 
 
-def is_limited(params: ParamRows, vocab_size: int) -> BoolArray:
+def _is_limited(params: ParamRows, vocab_size: int) -> BoolArray:
     """[S]; whether not all tokens stay eligible."""
     is_cut: BoolArray = (params.top_p < 1) | (params.min_p > 0)
     is_cut |= params.top_k(vocab_size) < vocab_size
@@ -54,11 +55,11 @@ def truncate(scaled: Tensor, params: ParamRows) -> Tensor:
 
     `scaled`: [S, V] float32, logits over temperature, the largest of each row at 0. Returns [S, V]
     float32: exp(scaled), proportional to probability. Among equal logits at the cut of top-p the
-    smaller token ids stay.
+    smaller token ids stay. The host looks at what was found.
     """
     vocab_size = scaled.shape[-1]
     weights = torch.exp(scaled)
-    limited = np.flatnonzero(is_limited(params, vocab_size))
+    limited = np.flatnonzero(_is_limited(params, vocab_size))
     if not len(limited):
         return weights
     limits = _Limits.of(params.take(limited), vocab_size, scaled.device)
@@ -83,6 +84,18 @@ def truncate(scaled: Tensor, params: ParamRows) -> Tensor:
         lines = to_device(np.flatnonzero(~settled_lines), scaled.device)
         open_rows, limits = open_rows[lines], limits.select(lines)
     return weights
+
+
+def truncate_unseen(scaled: Tensor, params: ParamRows) -> Tensor:
+    """As `truncate`, but the host looks at nothing."""
+    vocab_size = scaled.shape[-1]
+    weights = torch.exp(scaled)
+    # Of equals the smaller ids come first.
+    falling = scaled.sort(dim=-1, descending=True, stable=True)
+    limits = _Limits.of(params, vocab_size, scaled.device)
+    num_kept, _ = _count_kept(falling.values, weights, limits)
+    is_kept = torch.arange(vocab_size, device=scaled.device) < num_kept[:, None]
+    return torch.where(is_kept.scatter(-1, falling.indices, is_kept), weights, 0.0)
 
 
 def _count_kept(candidates: Tensor, weights: Tensor, limits: _Limits) -> tuple[Tensor, Tensor]:

@@ -166,13 +166,12 @@ class RowTable:
         tokens: Int32Array = self._sampled_tokens[step_ids % len(self._sampled_tokens), row_ids]
         return tokens
 
-    def reads_history(self, row_ids: Int32Array) -> bool:
-        """Whether logits of any of the rows depend on what it sampled before."""
-        # Others with a history, which want prompt logprobs, read the prompt only.
+    def reads_output(self, row_ids: Int32Array) -> bool:
+        """Whether the host must know what any of the rows sampled before to sample it again."""
         if not np.count_nonzero(self._has_history):
             return False
         rows = row_ids[self._has_history.take(row_ids)]
-        return bool(np.count_nonzero(self._params.take(rows).adjusts_logits))
+        return bool(np.count_nonzero(self._params.take(rows).reads_output))
 
     # -- what changes ----------------------------------------------------------------------------
 

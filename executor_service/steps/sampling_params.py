@@ -28,6 +28,7 @@ _COLUMNS = np.dtype(
         ("num_logprobs", np.int32),
         ("num_prompt_logprobs", np.int32),
         ("adjusts_logits", np.bool_),
+        ("reads_output", np.bool_),
     ]
 )
 
@@ -89,6 +90,11 @@ class SamplingParams:
     def has_phrases(self) -> bool:
         """Whether there are bad words of several tokens."""
         return self.constraints is not None and bool(self.constraints.phrases)
+
+    @property
+    def reads_output(self) -> bool:
+        """Whether the host must know what was sampled last to say what may be sampled next."""
+        return self.has_phrases or self.grammar is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +176,11 @@ class ParamRows:
         """[R]; whether logits are changed before temperature: masked, biased or penalised."""
         return self.columns["adjusts_logits"].copy()
 
+    @property
+    def reads_output(self) -> npt.NDArray[np.bool_]:
+        """[R]; whether the host must know what was sampled last."""
+        return self.columns["reads_output"].copy()
+
 
 def _record(params: SamplingParams) -> tuple[object, ...]:
     """In the order of _COLUMNS."""
@@ -189,4 +200,5 @@ def _record(params: SamplingParams) -> tuple[object, ...]:
         num_logprobs,
         num_prompt_logprobs,
         adjusts,
+        params.reads_output,
     )

@@ -85,7 +85,9 @@ class StepInput:
     `block_tables`: [R, M] int32, padded with -1. Entries wholly behind the model's sliding window
     may be -1 too, or name a block that is no longer the row's.
     `sampling_params`, `histories`: R long. A history is all tokens of the sequence known so far
-    (the input tokens included), or None where the params need none.
+    (the input tokens included), or None where the params need none. From step to step it is the
+    same object, for as long as the row is there, so what awaited steps sample comes to be in it;
+    for rows whose params say `reads_output`, nothing is awaited.
     `adapters`: R names, empty for a row without; or nothing at all if no row has one. `cross`: None
     if no row has encoder tokens. `awaited`: None if all tokens are known. `grammars`: None if no
     row has one, or nobody here follows them.

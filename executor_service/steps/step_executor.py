@@ -243,7 +243,7 @@ class StepExecutor:
         """Finishes steps before where this one needs to know what they sampled."""
         if self._running and (
             step_id - self._running[0].identity.step_id >= self._info.limits.max_inflight_steps
-            or self._rows.reads_history(content.work.row_ids)
+            or self._rows.reads_output(content.work.row_ids)
         ):
             self.finish()
         oldest = self._running[0].identity.step_id if self._running else None

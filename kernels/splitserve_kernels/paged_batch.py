@@ -27,7 +27,9 @@ class PagedBatch:
     tokens that were computed before this step. `query_starts`: [R + 1] int32. `slot_mapping`: [T]
     int64, where the keys and values of each token go: `block_id * block_size + offset`; all
     distinct. `max_num_new_tokens`, `max_num_tokens`: largest number of input tokens of a row, and
-    of tokens (computed and new) of a row; 0 without rows.
+    of tokens (computed and new) of a row; 0 without rows. `num_decodes`: so many rows at least, the
+    first ones, have exactly one new token each; a backend may compute these in another way than
+    those that follow. Fewer than there are is right, too, only slow.
     """
 
     block_tables: Tensor
@@ -36,6 +38,7 @@ class PagedBatch:
     slot_mapping: Tensor
     max_num_new_tokens: int
     max_num_tokens: int
+    num_decodes: int = 0
 
     @property
     def num_rows(self) -> int:
@@ -94,7 +97,13 @@ def build_paged_batch(
         slot_mapping=move(blocks * block_size + positions % block_size, np.int64),
         max_num_new_tokens=int(new.max()) if len(new) else 0,
         max_num_tokens=int((computed + new).max()) if len(new) else 0,
+        num_decodes=_num_leading_ones(new),
     )
+
+
+def _num_leading_ones(numbers: npt.NDArray[np.int64]) -> int:
+    others = np.flatnonzero(numbers != 1)
+    return int(others[0]) if len(others) else len(numbers)
 
 
 class AttentionBackend(Protocol):

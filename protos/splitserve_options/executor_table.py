@@ -66,7 +66,7 @@ EXECUTOR_OPTIONS: tuple[Option, ...] = (
         _SERVE_EXECUTOR,
         "auto",
         default_text="auto: the fastest that passes its trial at start",
-        choices=("auto", "torch", "native", "triton", "flash-attn"),
+        choices=("auto", "torch", "native", "triton", "flash-attn", "flash-attn-3"),
     ),
     Option(
         "cuda-graphs",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -181,9 +182,39 @@ def _read(path: Path) -> tuple[str, ...]:
 
 
 async def _look_up(host: str, port: int) -> list[str]:
+    """In a thread that nobody waits for.
+
+    Those of the loop are waited for at its end, and a name server may take a minute to say nothing.
+    """
     loop = asyncio.get_running_loop()
+    looking: asyncio.Future[list[str]] = loop.create_future()
+
+    def work() -> None:
+        found: list[str] | BaseException
+        try:
+            found = _resolve(host, port)
+        except BaseException as error:
+            found = error
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(_settle, looking, found)
+
+    threading.Thread(target=work, name="look-up", daemon=True).start()
+    return await looking
+
+
+def _settle(looking: asyncio.Future[list[str]], found: list[str] | BaseException) -> None:
+    if looking.done():
+        return
+    if isinstance(found, BaseException):
+        looking.set_exception(found)
+    else:
+        looking.set_result(found)
+
+
+def _resolve(host: str, port: int) -> list[str]:
+    """Raises OSError."""
     try:
-        found = await loop.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
     except UnicodeError as error:  # a label that is too long
         raise OSError(f"{error}") from error
     return [str(target[0]) for *_, target in found]

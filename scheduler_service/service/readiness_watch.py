@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 
 from scheduler_service.cluster import Cluster
+from scheduler_service.service.forgotten_work import ForgottenWork
 from scheduler_service.service.readiness import Facts, Readiness, ReadinessJudge
 
 _PERIOD_S = 0.5
@@ -23,15 +23,21 @@ class ReadinessWatch:
         self._cluster = cluster
         self._publish = publish
         self._judge = ReadinessJudge()
+        self._forgotten = ForgottenWork(cluster)
         self.current = Readiness.NO_EXECUTOR
 
     async def run(self, changed: asyncio.Event) -> None:
-        """Looks when `changed` is set, and each half second. Until cancelled."""
+        """Looks when `changed` is set, and each half second. Until cancelled.
+
+        And so that nobody else need look again and again, sees to what was forgotten.
+        """
         await self._publish(False)
         while True:
-            await self.look()
-            with suppress(TimeoutError):
+            await _survive(self.look())
+            try:
                 await asyncio.wait_for(changed.wait(), _PERIOD_S)
+            except TimeoutError:
+                await _survive(self._forgotten.look())
             changed.clear()
 
     async def look(self) -> None:
@@ -56,5 +62,13 @@ class ReadinessWatch:
             facts.num_connected,
             cluster.num_unfinished,
         )
-        self.current = readiness
         await self._publish(readiness is Readiness.READY)
+        self.current = readiness
+
+
+async def _survive(look: Awaitable[None]) -> None:
+    """Whatever it raises: to look no more would be to say for ever what was so once."""
+    try:
+        await look
+    except Exception:
+        _log.exception("readiness_watch_broken")

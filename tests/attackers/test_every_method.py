@@ -19,6 +19,7 @@ from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_gateway.app import build_app
 from splitserve_gateway.config import GatewayConfig
 from splitserve_rpc.errors import failure_of
+from tests.support.processes.patience import PATIENCE_S
 from tests.support.security.everything import METHODS
 from tests.support.security.secured_stack import CALLERS, SecuredStack
 
@@ -75,7 +76,9 @@ async def outcome(stack: SecuredStack, caller: str, address: str, method: str) -
     asked = api.IdentifyRequest(credential=stack.keys["tenant a"]).SerializeToString()
     message = asked if method.endswith("/Identify") else b""
     async with stack.channel(caller, address) as channel:
-        call = channel.unary_stream(method)(message, metadata=stack.metadata(caller), timeout=60)
+        call = channel.unary_stream(method)(
+            message, metadata=stack.metadata(caller), timeout=PATIENCE_S
+        )
         try:
             async for _ in call:
                 pass

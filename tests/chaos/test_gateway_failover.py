@@ -13,11 +13,12 @@ import pytest
 from splitserve_client import Executor
 from tests.contract.stranger.process import poll
 from tests.support.processes.addresses import reserve_address
+from tests.support.processes.forked import ROOT
 from tests.support.processes.gateway_process import GatewayProcess, gateway_process
 from tests.support.processes.http_answers import HttpAnswer
 from tests.support.processes.mortal_scheduler import mortal_scheduler
 from tests.support.processes.patience import PATIENCE_S
-from tests.support.processes.processes import ROOT, Processes, processes
+from tests.support.processes.processes import Processes, processes
 
 # A machine with much other work takes its time.
 pytestmark = pytest.mark.timeout(1800)

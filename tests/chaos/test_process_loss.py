@@ -1,4 +1,7 @@
-"""Processes die by SIGKILL in the middle of streams; no token is lost, doubled or changed."""
+"""Processes die by SIGKILL in the middle of streams; no token is lost, doubled or changed.
+
+Executors hold the streams in their middle until the process is dead: nobody has to be in time.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +24,19 @@ from splitserve_client import (
 )
 from tests.support.models.hugging_face import generate_greedily, load_reference
 from tests.support.models.tiny_models import make_tiny_model
+from tests.support.processes import gated_executor
+from tests.support.processes.gate import GATE, GATED_SCHEDULER, Gate
 from tests.support.processes.patience import PATIENT
-from tests.support.processes.processes import Processes, processes
+from tests.support.processes.processes import Processes
 
 # A machine with much other work takes its time.
 pytestmark = pytest.mark.timeout(1800)
 
 NUM_TOKENS = 150
 KILL_AFTER = 15
+# So far streams come until something is dead. Those that begin at once are never so far apart.
+HELD_AT = 60
+SCHEDULER = ("--reconnect-timeout-s", "0.2", *GATED_SCHEDULER)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
 SAMPLED = replace(GREEDY, temperature=1.0, top_p=0.95, seed=17)
 SEVERAL = (
@@ -51,12 +59,29 @@ def truth(model: Path) -> list[list[int]]:
     return [generate_greedily(reference, prompt, NUM_TOKENS) for prompt in PROMPTS]
 
 
+class GatedProcesses(Processes):
+    """Real executors, which go no further than their gate says."""
+
+    executor_module = gated_executor.MODULE
+
+
 @pytest.fixture(scope="module")
-def running(model: Path) -> Iterator[Processes]:
+def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
+    gate = Gate(tmp_path_factory.mktemp("gate") / "gate")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(GATE, str(gate.path))
+        yield gate
+
+
+@pytest.fixture(scope="module")
+def running(model: Path, gate: Gate) -> Iterator[Processes]:
     """A scheduler; each test says how many executors it needs, and leaves those that live."""
-    with processes(model) as running:
-        running.start_scheduler("--reconnect-timeout-s", "0.2")
+    running = GatedProcesses(model)
+    try:
+        running.start_scheduler(*SCHEDULER)
         yield running
+    finally:
+        running.kill_all()
 
 
 class Stream:
@@ -77,15 +102,23 @@ class Stream:
                 self.finish = event
 
 
-async def start_streams(
+def start_streams(
     client: AsyncClient, tasks: asyncio.TaskGroup, params: list[SamplingParams]
 ) -> list[Stream]:
     streams = [Stream() for _ in PROMPTS]
     for stream, prompt, each in zip(streams, PROMPTS, params, strict=True):
         tasks.create_task(stream.run(client, list(prompt), each))
-    for stream in streams:
-        await stream.started.wait()
     return streams
+
+
+async def hold_in_the_middle(
+    running: Processes, gate: Gate, num_requests: int, started: list[asyncio.Event]
+) -> None:
+    """Lets no request begin before all are there, nor any end; waits until all have `started`."""
+    await running.wait_known(num_requests)
+    gate.hold(HELD_AT)
+    for each in started:
+        await each.wait()
 
 
 def assert_equal_to(truth: list[list[int]], streams: list[Stream]) -> None:
@@ -96,30 +129,37 @@ def assert_equal_to(truth: list[list[int]], streams: list[Stream]) -> None:
 
 
 async def test_client_resumes_with_the_same_randomness_when_the_scheduler_is_killed(
-    running: Processes,
+    running: Processes, gate: Gate
 ) -> None:
     async with AsyncClient(running.address, PATIENT) as client:
         await running.run_executors(1)
         async with asyncio.TaskGroup() as tasks:
-            undisturbed = await start_streams(client, tasks, [SAMPLED] * len(PROMPTS))
+            undisturbed = start_streams(client, tasks, [SAMPLED] * len(PROMPTS))
+        gate.hold(0)
         async with asyncio.TaskGroup() as tasks:
-            streams = await start_streams(client, tasks, [SAMPLED] * len(PROMPTS))
+            streams = start_streams(client, tasks, [SAMPLED] * len(PROMPTS))
+            await hold_in_the_middle(running, gate, len(streams), [s.started for s in streams])
             running.kill_scheduler()
-            running.start_scheduler("--reconnect-timeout-s", "0.2")
+            assert not any(stream.finish for stream in streams)
+            gate.release()
+            running.start_scheduler(*SCHEDULER)
         assert_equal_to([stream.tokens for stream in undisturbed], streams)
 
 
 async def test_streams_move_to_the_other_executor_when_one_is_killed(
-    running: Processes, truth: list[list[int]]
+    running: Processes, gate: Gate, truth: list[list[int]]
 ) -> None:
     async with AsyncClient(running.address, PATIENT) as client:
         await running.run_executors(2)
+        gate.hold(0)
         async with asyncio.TaskGroup() as tasks:
-            streams = await start_streams(client, tasks, [GREEDY] * len(PROMPTS))
-            assert not all(stream.finish for stream in streams)
+            streams = start_streams(client, tasks, [GREEDY] * len(PROMPTS))
+            await hold_in_the_middle(running, gate, len(streams), [s.started for s in streams])
             executors = await running.wait_until(lambda executors: len(executors) == 2)
             busiest = max(executors, key=lambda executor: executor.num_running_requests)
+            assert busiest.num_running_requests > 0
             running.kill_executor(busiest.address)
+            gate.release()
         assert_equal_to(truth, streams)
 
 
@@ -131,8 +171,8 @@ async def complete_and_note(
     async def noting_start() -> AsyncIterator[Tokens | Finish]:
         num_tokens = 0
         async for event in client.generate(PROMPTS[1], params):
-            num_tokens += isinstance(event, Tokens)
-            if num_tokens == KILL_AFTER:
+            num_tokens += len(event.token_ids) if isinstance(event, Tokens) else 0
+            if num_tokens >= KILL_AFTER:
                 started.set()
             yield event
 
@@ -144,21 +184,25 @@ def tokens_of(generations: list[Generation]) -> list[list[tuple[int, ...]]]:
 
 
 async def test_all_pause_until_a_new_executor_comes_when_the_only_one_is_killed(
-    running: Processes, truth: list[list[int]]
+    running: Processes, gate: Gate, truth: list[list[int]]
 ) -> None:
     async with AsyncClient(running.address, PATIENT) as client:
         [executor] = await running.run_executors(1)
         undisturbed = await asyncio.gather(
             *(client.complete(PROMPTS[1], params) for params in SEVERAL)
         )
+        gate.hold(0)
         started = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
             several = [
                 tasks.create_task(complete_and_note(client, params, started)) for params in SEVERAL
             ]
-            streams = await start_streams(client, tasks, [GREEDY] * len(PROMPTS))
-            await started.wait()
+            streams = start_streams(client, tasks, [GREEDY] * len(PROMPTS))
+            num_requests = len(several) + len(streams)
+            all_started = [started, *[stream.started for stream in streams]]
+            await hold_in_the_middle(running, gate, num_requests, all_started)
             running.kill_executor(executor.address)
+            gate.release()
             assert not any(task.done() for task in several)
             await running.wait_until(lambda executors: not executors)
             running.start_executor()

@@ -1,7 +1,8 @@
 """Executors that are killed, and that hang: how the scheduler finds out, with real processes.
 
 Nothing here is timed. With a broken connection or a step the scheduler has an hour's patience, so
-that what goes on does so for another reason.
+that what goes on does so for another reason. Until that has happened executors go so slowly that no
+stream comes to its end, and are never as late as one that hangs.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import pytest
 from splitserve_client import AsyncClient, SamplingParams
 from tests.chaos.test_process_loss import Stream
 from tests.support.fakes.fake_truth import expected_completions
+from tests.support.processes.gate import GATE, Gate
 from tests.support.processes.patience import PATIENT
 from tests.support.processes.processes import Processes, light_processes
 
@@ -21,12 +23,22 @@ from tests.support.processes.processes import Processes, light_processes
 pytestmark = pytest.mark.timeout(1800)
 
 PARAMS = SamplingParams(seed=5, max_tokens=400)
+# A stream would take more than a minute.
+SLOW_S = 0.2
 PROMPT = [5, 6, 7]
 TRUTH = list(expected_completions(PROMPT, PARAMS)[0].token_ids)
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
+def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
+    gate = Gate(tmp_path_factory.mktemp("gate") / "gate")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(GATE, str(gate.path))
+        yield gate
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory, gate: Gate) -> Iterator[Processes]:
     with light_processes(tmp_path_factory.mktemp("light") / "log") as running:
         running.start_scheduler("--reconnect-timeout-s", "3600", "--step-timeout-s", "3600")
         yield running
@@ -41,29 +53,33 @@ async def busy_executor(running: Processes) -> str:
 
 
 async def test_stream_goes_on_elsewhere_when_its_executor_is_killed(
-    running: Processes,
+    running: Processes, gate: Gate
 ) -> None:
     async with AsyncClient(running.address, PATIENT) as client:
         await running.run_executors(2)
         stream = Stream()
+        gate.slow_down(SLOW_S)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(stream.run(client, PROMPT, PARAMS))
             await stream.started.wait()
             running.kill_executor(await busy_executor(running))
+            gate.release()
         assert stream.tokens == TRUTH
 
 
 async def test_executor_serves_again_when_its_requests_moved_while_it_was_paused(
-    running: Processes,
+    running: Processes, gate: Gate
 ) -> None:
     async with AsyncClient(running.address, PATIENT) as client:
         await running.run_executors(2)
         stream, later = Stream(), Stream()
+        gate.slow_down(SLOW_S)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(stream.run(client, PROMPT, PARAMS))
             await stream.started.wait()
             paused = await busy_executor(running)
             running.pause_executor(paused)
+            gate.release()
         assert stream.tokens == TRUTH
         await running.wait_until(lambda all_: paused not in {e.address for e in all_})
         [other] = running.executors.keys() - {paused}

@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from tests.support.processes.patience import PATIENCE_S
+
 # Stands for the name of whatever model the server has.
 MODEL = "THE-MODEL"
-TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Answer:
 def send(base_url: str, request: Request, model: str) -> Answer:
     """Sends `request`; MODEL in it becomes `model`. Raises OSError, and ValueError for no SSE."""
     url = urlsplit(base_url)
-    connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=TIMEOUT_S)
+    connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=PATIENCE_S)
     try:
         if request.body is None:
             connection.request("GET", request.path.replace(MODEL, model))

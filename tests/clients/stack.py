@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.processes.addresses import reserve_address
-from tests.support.processes.processes import ROOT, START_TIMEOUT_S, Processes, processes
+from tests.support.processes.forked import ROOT
+from tests.support.processes.processes import START_TIMEOUT_S, Processes, processes
 
 MODEL = "splitserve"
 BUNDLED = ROOT / "executor_service" / "bundled_model"

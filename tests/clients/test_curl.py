@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.clients.stack import ServedModel
+from tests.support.processes.patience import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
 
@@ -22,7 +23,7 @@ def curl(served: ServedModel, path: str, *options: str) -> str:
         ["curl", "--silent", "--show-error", *options, served.base_url + path],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=True,
     )
     return done.stdout

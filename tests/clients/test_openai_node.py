@@ -15,9 +15,9 @@ import pytest
 
 from tests.clients.stack import ServedModel
 from tests.clients.stories import CONTINUATION, GREETING, PROMPT, STORY
+from tests.support.processes.patience import PATIENCE_S
 
 NODE = Path(__file__).parent / "node"
-TIMEOUT_S = 120
 pytestmark = pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
 
 OSLO = {"city": "Oslo"}
@@ -114,7 +114,7 @@ def came(served: ServedModel) -> Mapping[str, object]:
         ["node", NODE / "openai_calls.mjs", served.base_url, served.model],
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -17,9 +17,9 @@ import pytest
 from tests.clients.test_openai_python_faults import MESSAGES, held, wait_left
 from tests.support.processes.fake_service import StepWatch
 from tests.support.processes.gateway import RunningGateway, WatchedGateway
+from tests.support.processes.patience import PATIENCE_S
 
 SCRIPT = Path(__file__).parent / "node" / "openai_faults.mjs"
-TIMEOUT_S = 60
 pytestmark = [
     pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed"),
     pytest.mark.asyncio(loop_scope="module"),
@@ -35,7 +35,7 @@ class NodeCall:
     async def hear(self) -> Any:  # noqa: ANN401
         """The next thing that it says."""
         assert self.process.stdout is not None
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(PATIENCE_S):
             return json.loads(await self.process.stdout.readline())
 
     def tell(self) -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.clients.stack import ServedModel
-from tests.support.processes.processes import ROOT
+from tests.support.processes.forked import ROOT
+from tests.support.processes.patience import PATIENCE_S
 
 CLIENTS = ROOT / ".tools" / "clients"
 pytestmark = pytest.mark.skipif(
@@ -65,7 +66,7 @@ def run(script: str, served: ServedModel) -> dict[str, object]:
         env={**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -13,7 +13,8 @@ import pytest
 
 from splitserve_client import Client, SamplingParams
 from tests.clients.stack import ServedModel
-from tests.support.processes.processes import ROOT
+from tests.support.processes.forked import ROOT
+from tests.support.processes.patience import PATIENCE_S, PATIENT
 
 DOCUMENTS = ("README.md", "docs/client.md", "docs/openai.md")
 # Where `make` puts grpcurl. One of the system's own comes first.
@@ -56,7 +57,7 @@ def run(command: str, served: ServedModel) -> str:
         env={**os.environ, "PATH": PATH},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
@@ -84,7 +85,7 @@ def test_grpcurl_says_what_the_python_client_does_when_it_generates(served: Serv
         token_ids += message.get("tokens", {}).get("token_ids", [])
         said = said[end:].strip()
 
-    with Client(served.scheduler) as client:
+    with Client(served.scheduler, PATIENT) as client:
         expected = client.complete([1, 2, 3], SamplingParams(temperature=0.0, max_tokens=8))
     assert token_ids == list(expected.token_ids)
 

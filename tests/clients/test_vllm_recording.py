@@ -8,7 +8,7 @@ from tests.clients.openai_requests import REQUESTS
 from tests.clients.record_vllm import recorded_answers
 from tests.clients.shape import differences
 from tests.clients.stack import ServedModel
-from tests.support.processes.processes import ROOT
+from tests.support.processes.forked import ROOT
 
 DOCS = ROOT / "docs" / "vllm.md"
 HEADING = "Differences from vLLM's server"

@@ -18,10 +18,10 @@ import pytest
 
 from tests.contract.stranger.process import poll
 from tests.support.processes.addresses import reserve_address
+from tests.support.processes.patience import PATIENCE_S
 from tests.support.security.bearer import bearer
 from tests.support.security.composed import ROOT, environment, set_up
 
-START_TIMEOUT_S = 90.0
 ADDRESSES = ("SPLITSERVE_CLUSTER_LISTEN", "SPLITSERVE_LISTEN", "SPLITSERVE_HTTP")
 BODY = {"model": "", "prompt": "Once", "max_tokens": 4}
 
@@ -44,7 +44,7 @@ class Composed:
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE_S,
             check=False,
         )
 
@@ -119,7 +119,7 @@ async def serving(composed: Composed, key: str | None) -> AsyncIterator[httpx2.A
                 return False, error
             return answer.status_code == 200, answer.text
 
-        await poll(ask, START_TIMEOUT_S)
+        await poll(ask, PATIENCE_S)
         yield client
 
 
@@ -127,7 +127,7 @@ async def test_caller_with_a_key_is_answered_and_nobody_else(composed: Composed)
     async with serving(composed, composed.add_key("alice")) as client:
         models = await client.get("/v1/models")
         body = BODY | {"model": models.json()["data"][0]["id"]}
-        answer = await client.post("/v1/completions", json=body, timeout=60)
+        answer = await client.post("/v1/completions", json=body, timeout=PATIENCE_S)
         assert answer.status_code == 200, answer.text
         assert answer.json()["usage"]["completion_tokens"] == 4
     async with serving(composed, None) as client:

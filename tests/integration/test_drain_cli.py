@@ -3,44 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import sys
-from dataclasses import dataclass
+import subprocess
 
 from splitserve_client import SamplingParams
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.fakes.fake_truth import expected_completions
 from tests.support.processes.addresses import reserve_address
 from tests.support.processes.fake_service import FakeService, StepWatch, fake_service
+from tests.support.processes.forked import run_process
 
 PROMPT = [4, 7, 9]
 PARAMS = SamplingParams(seed=3, max_tokens=40)
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """How a command ended, and what it said."""
-
-    code: int | None
-    out: str
-    errors: str
-
-
-async def drain(service: FakeService, *arguments: str) -> Ended:
+async def drain(service: FakeService, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs `splitserve drain` to its end."""
-    environment = {
-        name: text for name, text in os.environ.items() if not name.startswith("SPLITSERVE_")
-    }
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "splitserve_cli", "drain", *arguments),
-        *("--address", service.scheduler.address),
-        env=environment | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, errors = await process.communicate()
-    return Ended(process.returncode, out.decode(), errors.decode())
+    arguments = ("drain", *arguments, "--address", service.scheduler.address)
+    return await asyncio.to_thread(run_process, "splitserve_cli", *arguments)
 
 
 async def complete(service: FakeService) -> None:
@@ -63,10 +43,10 @@ async def test_executors_are_gone_and_their_streams_go_on_when_the_command_has_e
         addresses = [executor.address for executor in going]
         done = await drain(service, *addresses, addresses[0], "--timeout-s", "0")
 
-        assert (done.code, done.errors) == (0, "")
-        moved = re.findall(r"^(\S+) drained, (\d+) requests moved$", done.out, re.MULTILINE)
+        assert (done.returncode, done.stderr) == (0, "")
+        moved = re.findall(r"^(\S+) drained, (\d+) requests moved$", done.stdout, re.MULTILINE)
         assert {address for address, _ in moved} == set(addresses)
-        assert len(moved) == len(done.out.splitlines()) == 2
+        assert len(moved) == len(done.stdout.splitlines()) == 2
         assert all(int(number) > 0 for _, number in moved)
         (left,) = (await service.client.list_executors()).executors
         assert left.address == staying.address
@@ -81,11 +61,11 @@ async def test_command_says_which_was_not_drained_and_drains_the_others() -> Non
     async with fake_service(*executors) as service:
         unknown = reserve_address()
         done = await drain(service, unknown, executors[0].address)
-        assert done.code == 1
-        assert done.out == f"{executors[0].address} drained, 0 requests moved\n"
-        assert done.errors.startswith(f"splitserve drain: {unknown}: ")
-        assert done.errors.endswith(" [EXECUTOR_UNKNOWN]\n")
-        assert done.errors.count("\n") == 1
+        assert done.returncode == 1
+        assert done.stdout == f"{executors[0].address} drained, 0 requests moved\n"
+        assert done.stderr.startswith(f"splitserve drain: {unknown}: ")
+        assert done.stderr.endswith(" [EXECUTOR_UNKNOWN]\n")
+        assert done.stderr.count("\n") == 1
 
 
 async def test_command_drains_nobody_when_the_time_makes_no_sense() -> None:
@@ -93,9 +73,9 @@ async def test_command_drains_nobody_when_the_time_makes_no_sense() -> None:
     async with fake_service(executor) as service:
         for seconds in ("3601", "soon"):
             done = await drain(service, executor.address, f"--timeout-s={seconds}")
-            assert done.code != 0
-            assert done.out == ""
-            assert "timeout" in done.errors
-            assert "Traceback" not in done.errors
+            assert done.returncode != 0
+            assert done.stdout == ""
+            assert "timeout" in done.stderr
+            assert "Traceback" not in done.stderr
         (left,) = (await service.client.list_executors()).executors
         assert not left.is_draining

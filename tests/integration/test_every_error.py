@@ -24,13 +24,15 @@ from splitserve.executor.v1 import executor_pb2
 from splitserve.scheduler.v1 import admin_pb2, registry_pb2, scheduler_pb2
 from splitserve_rpc.errors import CODE_OF_REASON
 from tests.support.fakes.fake_executor import FakeExecutor
+from tests.support.processes.patience import PATIENCE_S
 from tests.support.processes.scheduler_in_process import SchedulerInProcess, scheduler_in_process
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 # Descriptors have two classes, the types of one of them.
 Field: TypeAlias = Any
-TIMEOUT_S = 60.0
+# What gRPC of this process says in place of the status when a call had ended before it could write.
+WRITTEN_TOO_LATE = "Internal error from Core"
 # No message begins with the end of a group.
 UNDECODABLE = b"\x0c\xff\xff"
 STANDARD = (health_pb2, reflection_pb2)
@@ -95,9 +97,11 @@ async def refusal(
     channel: grpc.aio.Channel, path: str, *messages: bytes, streams: bool = True
 ) -> tuple[str, str]:
     """Reason and message of how `messages` are refused; a status without ErrorInfo fails."""
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await answers(channel, path, *messages, streams=streams)
-    return reason_of(caught.value)
+    while True:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await answers(channel, path, *messages, streams=streams)
+        if caught.value.details() != WRITTEN_TOO_LATE:
+            return reason_of(caught.value)
 
 
 async def answers(
@@ -106,8 +110,8 @@ async def answers(
     """All that comes back when `messages` are sent. A unary method takes a stream of one."""
     call = (channel.stream_stream if streams else channel.unary_unary)(path)
     if not streams:
-        return [await call(messages[0], timeout=TIMEOUT_S)]
-    stream = call(timeout=TIMEOUT_S)
+        return [await call(messages[0], timeout=PATIENCE_S)]
+    stream = call(timeout=PATIENCE_S)
     for message in messages:
         await stream.write(message)
     await stream.done_writing()

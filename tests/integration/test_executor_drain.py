@@ -24,6 +24,7 @@ from splitserve_rpc.errors import failure_of
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.fakes.fake_truth import expected_completions
 from tests.support.processes.fake_service import FakeService, StepWatch, fake_service
+from tests.support.processes.patience import PATIENCE_S
 
 PARAMS = SamplingParams(seed=3, max_tokens=40)
 KINDS = (
@@ -216,7 +217,7 @@ async def leave(service: FakeService, address: str, epoch: int, timeout_s: int =
     )
     async with grpc.aio.insecure_channel(service.scheduler.address) as channel:
         try:
-            await registry_pb2_grpc.RegistryServiceStub(channel).Leave(request, timeout=60)
+            await registry_pb2_grpc.RegistryServiceStub(channel).Leave(request, timeout=PATIENCE_S)
         except grpc.aio.AioRpcError as error:
             return failure_of(error).reason
     return ""

@@ -16,11 +16,12 @@ from scheduler_service.executors.executor_link import (
 from splitserve.executor.v1 import executor_pb2_grpc
 from splitserve_rpc.server import bind_server
 from tests.support.fakes.fake_executor import FakeExecutor
+from tests.support.processes.patience import PATIENCE_S
 
 # No test waits for it.
 FOR_EVER_S = 1e6
 FOR_EVER = LinkConfig(reconnect_timeout_s=FOR_EVER_S, step_timeout_s=FOR_EVER_S)
-PATIENCE = LinkConfig(reconnect_timeout_s=60.0, step_timeout_s=60.0)
+PATIENCE = LinkConfig(reconnect_timeout_s=PATIENCE_S, step_timeout_s=PATIENCE_S)
 
 
 async def test_new_life_is_reached_at_once_when_the_former_one_refused_connections() -> None:

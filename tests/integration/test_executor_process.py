@@ -23,20 +23,27 @@ from splitserve.executor.v1 import executor_pb2_grpc
 from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
 from splitserve_rpc.server import bind_server
 from tests.support.models.tiny_models import VOCAB_SIZE, make_tiny_model
+from tests.support.processes.forked import ROOT, SOURCE_ROOTS, run_process
+from tests.support.processes.patience import PATIENCE_S
 from tests.support.steps.batches import NewRow, Sender, WorkRow, tokens_of
-
-ROOT = Path(__file__).parents[2]
-SOURCE_ROOTS = os.pathsep.join(str(ROOT / name) for name in (".", "protos", "kernels", "clients"))
 
 
 def _start(*options: str) -> subprocess.Popen[str]:
+    """By itself, as operators start it."""
     environ = {k: v for k, v in os.environ.items() if not k.startswith("SPLITSERVE_")}
     return subprocess.Popen(
         [sys.executable, "-m", "executor_service", *options],
         stderr=subprocess.PIPE,
         text=True,
-        env={**environ, "PYTHONPATH": SOURCE_ROOTS},
+        env={**environ, "PYTHONPATH": os.pathsep.join(str(ROOT / root) for root in SOURCE_ROOTS)},
     )
+
+
+def _end_with_2(*options: str) -> str:
+    """What it says as it ends."""
+    done = run_process("executor_service", *options)
+    assert done.returncode == 2
+    return done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +100,7 @@ async def test_executor_registers_computes_and_exits_with_0_when_it_is_terminate
             [token] = tokens_of(await call.read())
     finally:
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=PATIENCE_S)
     assert (answer.status, 0 <= token < VOCAB_SIZE) == (
         health_pb2.HealthCheckResponse.SERVING,
         True,
@@ -107,9 +114,7 @@ async def test_executor_registers_computes_and_exits_with_0_when_it_is_terminate
 
 
 def test_executor_exits_with_2_and_one_line_when_the_model_is_missing(tmp_path: Path) -> None:
-    process = _start(f"--model={tmp_path / 'none'}", "--log-level=warning")
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 2
+    errors = _end_with_2(f"--model={tmp_path / 'none'}", "--log-level=warning")
     assert re.fullmatch(r"splitserve executor: .*none: no such directory.*\n", errors)
 
 
@@ -120,9 +125,7 @@ def test_executor_exits_with_2_and_one_line_when_the_checkpoint_is_quantised(
     path = tmp_path / "quantised" / "config.json"
     declared = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
     path.write_text(json.dumps({**json.loads(path.read_text()), **declared}))
-    process = _start(f"--model={path.parent}", "--log-level=warning")
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 2
+    errors = _end_with_2(f"--model={path.parent}", "--log-level=warning")
     assert re.fullmatch(
         r"splitserve executor: .*: quantised: gptq with 4 bits \(quantization_config\), not served;"
         r" an unquantised checkpoint of the model would be .*\n",
@@ -131,9 +134,7 @@ def test_executor_exits_with_2_and_one_line_when_the_checkpoint_is_quantised(
 
 
 def test_executor_exits_with_2_and_one_line_when_the_pool_does_not_fit(model: Path) -> None:
-    process = _start(f"--model={model}", "--num-device-blocks=2000000000", "--log-level=error")
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 2
+    errors = _end_with_2(f"--model={model}", "--num-device-blocks=2000000000", "--log-level=error")
     assert re.fullmatch(
         r"splitserve executor: the device pool does not fit: 2000000000 blocks of \d+ bytes take"
         r" [\d.]+ GiB, \d+ bytes are free on cpu beside the weights \([\d.]+ KiB\);"
@@ -144,7 +145,7 @@ def test_executor_exits_with_2_and_one_line_when_the_pool_does_not_fit(model: Pa
 
 def test_executor_exits_with_1_before_it_loads_when_the_port_is_in_use() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        process = _start("--model=/nowhere", f"--listen=127.0.0.1:{taken.getsockname()[1]}")
-        _, errors = process.communicate(timeout=120)
-    assert (process.returncode, "Traceback" in errors) == (1, False)
-    assert "splitserve executor: cannot listen on" in errors
+        address = f"--listen=127.0.0.1:{taken.getsockname()[1]}"
+        done = run_process("executor_service", "--model=/nowhere", address)
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+    assert "splitserve executor: cannot listen on" in done.stderr

@@ -9,6 +9,7 @@ from splitserve_client import AsyncClient, SamplingParams
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.fakes.fake_truth import expected_completions
 from tests.support.processes.fake_service import DIGEST, StepWatch
+from tests.support.processes.patience import PATIENCE_S, PATIENT
 from tests.support.processes.scheduler_in_process import SchedulerInProcess, scheduler_in_process
 
 OLDER, NEWER = 1_000, 2_000
@@ -23,7 +24,7 @@ async def join(scheduler: SchedulerInProcess, executor: FakeExecutor) -> None:
 
 
 async def connected(scheduler: SchedulerInProcess, num_executors: int) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while sum(engine.is_connected for engine in scheduler.cluster.engines) != num_executors:
             scheduler.changed.clear()
             await scheduler.changed.wait()
@@ -34,7 +35,7 @@ async def test_scheduler_is_served_when_its_clock_was_set_back_before_it_started
         for epoch in (NEWER, OLDER, OLDER):
             async with (
                 scheduler_in_process(scheduler_epoch=epoch) as scheduler,
-                AsyncClient(scheduler.address) as client,
+                AsyncClient(scheduler.address, PATIENT) as client,
             ):
                 await join(scheduler, executor)
                 generation = await client.complete(PROMPT, PARAMS)
@@ -48,8 +49,8 @@ async def test_former_scheduler_changes_nothing_when_it_comes_back_from_a_pause(
         FakeExecutor(digest=DIGEST, fault=watch) as executor,
         scheduler_in_process(scheduler_epoch=OLDER) as former,
         scheduler_in_process(scheduler_epoch=NEWER) as latter,
-        AsyncClient(former.address) as client_of_former,
-        AsyncClient(latter.address) as client,
+        AsyncClient(former.address, PATIENT) as client_of_former,
+        AsyncClient(latter.address, PATIENT) as client,
     ):
         await join(former, executor)
         watch.hold(after=10)

@@ -24,6 +24,7 @@ from tests.support.fakes.fake_generation import VOCAB_SIZE
 from tests.support.fakes.fake_scheduler import start
 from tests.support.models import tiny_tokenizers
 from tests.support.processes.gateway import serving, url_of
+from tests.support.processes.patience import PATIENCE_S
 from tests.support.security.bearer import bearer
 from tests.support.security.callers import OneKey
 
@@ -83,7 +84,9 @@ async def guarded(
     try:
         async with (
             serving(config) as server,
-            httpx2.AsyncClient(base_url=url_of(server), trust_env=False, timeout=30.0) as http,
+            httpx2.AsyncClient(
+                base_url=url_of(server), trust_env=False, timeout=PATIENCE_S
+            ) as http,
         ):
             yield Guarded(scheduler, access, running, server, http, key_file)
     finally:

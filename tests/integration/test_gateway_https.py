@@ -21,6 +21,7 @@ from tests.contract.stranger.process import poll
 from tests.support.processes.addresses import reserve_address
 from tests.support.processes.gateway import serving, trusting, url_of
 from tests.support.processes.gateway_process import gateway_process, start_gateway
+from tests.support.processes.patience import PATIENCE_S
 from tests.support.security.cluster import Certificates
 
 LIVE = b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -100,9 +101,11 @@ async def test_client_that_does_not_come_to_an_end_with_the_handshake_is_cut(
         reader, writer = await asyncio.open_connection(server.config.host, server.config.port)
         writer.write(b"\x16\x03\x01\x02\x00\x01")
         with pytest.raises(asyncio.IncompleteReadError):
-            async with asyncio.timeout(60.0):
+            async with asyncio.timeout(PATIENCE_S):
                 await reader.readexactly(1)
         writer.close()
+        # Who is only slow is served.
+        monkeypatch.undo()
         assert await status(server, trusting(certificates.files("gateway"))) == 200
 
 
@@ -253,7 +256,7 @@ async def wait_until_it_listens(address: str) -> None:
         except OSError as error:
             return False, error
 
-    await poll(ask, 60.0)
+    await poll(ask, PATIENCE_S)
 
 
 async def answer_of(address: str, content: bytes) -> bytes:
@@ -262,7 +265,7 @@ async def answer_of(address: str, content: bytes) -> bytes:
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(content)
     writer.write_eof()
-    async with asyncio.timeout(60.0):
+    async with asyncio.timeout(PATIENCE_S):
         answer = await reader.read()
     writer.close()
     return answer

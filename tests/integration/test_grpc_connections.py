@@ -14,8 +14,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from splitserve_rpc.connection_limits import ConnectionLimits
 from splitserve_rpc.server import bind_server
+from tests.support.processes.patience import PATIENCE_S
 
-PATIENCE_S = 30.0
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS, PING, GOAWAY = 4, 6, 7
 MAX_CONCURRENT_STREAMS = 3

@@ -13,8 +13,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from splitserve_rpc.errors import RpcFailure, failure_of
 from splitserve_rpc.health_service import MAX_WATCHES
 from splitserve_rpc.server import bind_server
+from tests.support.processes.patience import PATIENCE_S
 
-PATIENCE_S = 30.0
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
 

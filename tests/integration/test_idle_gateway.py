@@ -13,12 +13,12 @@ from splitserve_gateway.config import GatewayConfig
 from tests.contract.stranger.process import poll
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.processes.gateway import serving, url_of
+from tests.support.processes.patience import PATIENCE_S
 from tests.support.processes.scheduler_in_process import scheduler_in_process
 from tests.support.security.key_ring import KeyRing
 
 # Of several looks of the gateway.
 NUM_IDENTIFIED = 12
-TIMEOUT_S = 60.0
 
 
 class CountingKeyRing(KeyRing):
@@ -59,8 +59,8 @@ async def test_ready_gateway_leaves_no_refusal_in_the_audit_log(tmp_path: Path) 
                 status = (await http.get("/health/ready")).status_code
                 return status == 200, status
 
-            await poll(is_ready, TIMEOUT_S)
+            await poll(is_ready, PATIENCE_S)
             keys.num_to_come = NUM_IDENTIFIED
-            async with asyncio.timeout(TIMEOUT_S):
+            async with asyncio.timeout(PATIENCE_S):
                 await keys.is_enough.wait()
     assert [event for event in audit.events if isinstance(event, CallerRefused)] == []

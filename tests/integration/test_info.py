@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import pytest
 
 from scheduler_service.callers.caller import Scope
 from tests.support.fakes.fake_executor import FakeExecutor
+from tests.support.processes.forked import run_process
 from tests.support.processes.scheduler_in_process import scheduler_in_process
 from tests.support.security.key_ring import KeyRing
 from tests.support.security.secured_stack import SecuredStack, secured_stack
@@ -27,18 +26,9 @@ async def stack(tmp_path: Path) -> AsyncIterator[SecuredStack]:
 
 async def info(*options: str) -> str:
     """What it prints."""
-    environment = {
-        name: text for name, text in os.environ.items() if not name.startswith("SPLITSERVE_")
-    }
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "splitserve_cli", "info", *options),
-        env=environment | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, error = await process.communicate()
-    assert (process.returncode, error.decode()) == (0, "")
-    return out.decode()
+    done = await asyncio.to_thread(run_process, "splitserve_cli", "info", *options)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
 
 
 def operators(stack: SecuredStack) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from dataclasses import replace
 from queue import SimpleQueue
 
 import pytest
@@ -30,8 +31,8 @@ from tests.support.devices.late_device import LateStreams, late_runner
 from tests.support.devices.recorded_ops import RecordedOps, mixed_model
 from tests.support.models.hugging_face import generate_greedily, load_reference
 from tests.support.models.tiny_models import VOCAB_SIZE, make_tiny_model
+from tests.support.processes.patience import PATIENCE_S
 
-PATIENCE_S = 30.0
 NUM_OUTPUT_TOKENS = 10
 MAX_MODEL_LEN = 64
 CONFIG = SchedulerConfig(
@@ -51,6 +52,8 @@ PROMPTS = [
 ]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_OUTPUT_TOKENS, ignore_eos=True)
 RANDOM = SamplingParams(temperature=0.9, max_tokens=NUM_OUTPUT_TOKENS, ignore_eos=True)
+CUT = replace(RANDOM, top_k=40, top_p=0.9, min_p=0.01)
+PENALIZED = replace(CUT, repetition_penalty=1.3, frequency_penalty=0.4, presence_penalty=0.2)
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "recorded"])
@@ -107,14 +110,15 @@ def test_tokens_are_those_of_hugging_face_when_the_device_is_late(
     assert outputs == [generate_greedily(reference, p, NUM_OUTPUT_TOKENS) for p in PROMPTS]
 
 
+@pytest.mark.parametrize("params", [RANDOM, CUT, PENALIZED], ids=["plain", "cut", "penalized"])
 def test_random_tokens_are_the_same_when_the_device_is_late(
-    make_model: MakeModel, tmp_path_factory: pytest.TempPathFactory
+    params: SamplingParams, make_model: MakeModel, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     directory = make_tiny_model("qwen3", tmp_path_factory.mktemp("qwen3"), seed=6)
     loaded = load_model(ModelConfig(str(directory), max_model_len=MAX_MODEL_LEN))
-    outputs = _generate_late(loaded, make_model, RANDOM)
+    outputs = _generate_late(loaded, make_model, params)
     engine = InProcessEngine(CONFIG, build_runner(loaded, CACHE), epoch=1, depth=1)
-    for request in _requests(RANDOM):
+    for request in _requests(params):
         engine.add(request)
     expected = engine.run()
     assert outputs == [expected[str(number)] for number in range(len(PROMPTS))]

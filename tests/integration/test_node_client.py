@@ -14,11 +14,13 @@ import pytest
 
 from splitserve_client import Client, SamplingParams
 from tests.support.fakes.scheduler_thread import FakeServer
+from tests.support.processes.patience import PATIENT
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "clients" / "splitserve-node"
 MODEL = ROOT / "executor_service" / "bundled_model"
-TIMEOUT_S = 280
+# A machine with much other work takes its time.
+TIMEOUT_S = 840
 pytestmark = pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
 
 
@@ -66,7 +68,7 @@ def test_node_examples_print_the_tokens_that_python_gets(package: Path, server: 
     streamed = run("node", "examples/generate.mjs", server.address, cwd=package).splitlines()
     side_by_side = run("node", "examples/session.mjs", server.address, cwd=package).splitlines()
 
-    with Client(server.address) as client:
+    with Client(server.address, PATIENT) as client:
         texts = [
             " ".join(map(str, client.complete([1, 2, 3], params).token_ids))
             for params in (SamplingParams(seed=seed, max_tokens=8) for seed in (5, 6, 7))
@@ -87,7 +89,7 @@ def test_node_example_prints_the_text_that_python_decodes(
 
     printed = run("node", "examples/text.mjs", server.address, prompt, cwd=package)
 
-    with Client(server.address) as client:
+    with Client(server.address, PATIENT) as client:
         tokenizer = client.get_tokenizer()
         generation = client.complete(
             tokenizer.encode(prompt), SamplingParams(seed=5, max_tokens=16)

@@ -20,10 +20,10 @@ from splitserve_options.option import BUNDLED_MODEL
 from splitserve_rpc.log_lines import CONTINUED
 from tests.contract.stranger.process import poll
 from tests.support.processes.addresses import reserve_address
+from tests.support.processes.patience import PATIENCE_S, PATIENT
 from tests.support.processes.processes import Processes, processes
 from tests.support.security.bearer import bearer
 
-TIMEOUT_S = 60.0
 SECRET = "canary"
 # Each kind of content has a canary of its own, so that a failure names the way out.
 KEY = f"sk-ss-{SECRET}key-{SECRET}secret"
@@ -100,7 +100,7 @@ async def running(tmp_path: Path) -> AsyncIterator[tuple[Processes, str]]:
         served.start_gateway(*debug, "--http", http)
         await served.wait_until(lambda executors: len(executors) == 1)
         async with httpx2.AsyncClient(base_url=f"http://{http}", trust_env=False) as client:
-            await poll(lambda: is_ready(client), TIMEOUT_S)
+            await poll(lambda: is_ready(client), PATIENCE_S)
         yield served, http
 
 
@@ -116,7 +116,7 @@ async def ask_over_http(http: str) -> list[str]:
     """Returns the texts that were generated."""
     outputs = []
     async with httpx2.AsyncClient(
-        base_url=f"http://{http}", headers=HEADERS, timeout=TIMEOUT_S, trust_env=False
+        base_url=f"http://{http}", headers=HEADERS, timeout=PATIENCE_S, trust_env=False
     ) as client:
         for path, field in PATHS.items():
             for body in BODIES:
@@ -140,7 +140,7 @@ async def ask_over_http(http: str) -> list[str]:
 
 async def ask_over_grpc(address: str) -> list[list[int]]:
     """Returns the tokens that were generated."""
-    async with AsyncClient(address) as client:
+    async with AsyncClient(address, PATIENT) as client:
         params = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
         completion = await client.complete(PROMPT_TOKENS, params)
         for prompt in ([2**20], PROMPT_TOKENS * 4000):
@@ -165,7 +165,7 @@ async def test_no_log_has_what_clients_say(running: tuple[Processes, str], tmp_p
     texts = await ask_over_http(http)
     outputs = await ask_over_grpc(served.address)
     # An executor that is lost while it works, and the end of all, are told, too.
-    async with AsyncClient(served.address) as client:
+    async with AsyncClient(served.address, PATIENT) as client:
         lost = asyncio.create_task(client.complete(PROMPT_TOKENS, SamplingParams(max_tokens=400)))
         await served.wait_until(lambda executors: executors[0].num_running_requests > 0)
         (address,) = served.executors
@@ -175,7 +175,7 @@ async def test_no_log_has_what_clients_say(running: tuple[Processes, str], tmp_p
     for process in (served.gateway, served.scheduler):
         assert process is not None
         process.send_signal(signal.SIGTERM)
-        await asyncio.to_thread(process.wait, TIMEOUT_S)
+        await asyncio.to_thread(process.wait, PATIENCE_S)
 
     log = (tmp_path / "log").read_text()
     lines = log.splitlines()

@@ -23,11 +23,11 @@ from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.errors import failure_of
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.processes.local_call import LocalCall
+from tests.support.processes.patience import PATIENCE_S
 from tests.support.processes.scheduler_in_process import SchedulerInProcess, scheduler_in_process
 from tests.support.security.bearer import bearer
 from tests.support.security.key_ring import KeyRing
 
-PATIENCE_S = 30.0
 NUM_BYTES = 200_000
 MAX_PIECE_BYTES = 64 * 1024
 

@@ -23,6 +23,7 @@ from splitserve_client import (
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.fakes.fake_truth import expected_completions
 from tests.support.processes.fake_service import FakeService, StepWatch, fake_service
+from tests.support.processes.patience import PATIENT
 from tests.support.processes.scheduler_in_process import PATIENCE_S, scheduler_in_process
 
 PROMPT = [1, 2, 3, 4, 5]
@@ -185,7 +186,7 @@ async def test_request_goes_on_when_its_deadline_passes_among_its_tokens() -> No
     now_ns = 10**18
     async with (
         scheduler_in_process(executor, config=config, now_ns=lambda: now_ns) as scheduler,
-        AsyncClient(scheduler.address) as client,
+        AsyncClient(scheduler.address, PATIENT) as client,
     ):
         await client.complete(PROMPT, SHORT)
         watch.hold(after=5)

@@ -19,6 +19,7 @@ from tests.support.processes.gateway import (
     url_of,
     watched_gateway,
 )
+from tests.support.processes.patience import PATIENCE_S
 
 PATH = "/v1/completions"
 COMPLETION = {"model": "fake", "prompt": "abc", "max_tokens": 60, "ignore_eos": True}
@@ -74,7 +75,7 @@ async def test_gateway_says_that_it_reaches_no_scheduler() -> None:
     config = GatewayConfig(schedulers=reserve_address())
     async with (
         serving(config) as server,
-        httpx2.AsyncClient(base_url=url_of(server), timeout=60.0, trust_env=False) as http,
+        httpx2.AsyncClient(base_url=url_of(server), timeout=PATIENCE_S, trust_env=False) as http,
     ):
         answer = await http.get("/health/ready")
     assert (answer.status_code, answer.json()) == (503, not_ready("UNREACHABLE"))

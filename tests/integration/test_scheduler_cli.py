@@ -20,22 +20,10 @@ from splitserve_options import options
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.processes.addresses import reserve_address
 from tests.support.processes.fake_service import FakeService, StepWatch, fake_service
+from tests.support.processes.forked import run_process
+from tests.support.processes.patience import PATIENCE_S
 
 LONG = SamplingParams(seed=1, max_tokens=60)
-
-
-def run_command(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: text for name, text in os.environ.items() if not name.startswith("SPLITSERVE_")}
-    path = os.pathsep.join(filter(None, sys.path))
-    return subprocess.run(
-        [sys.executable, "-m", "splitserve_cli", *arguments],
-        env=kept | {"PYTHONPATH": path} | environ,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
 
 
 @pytest.mark.parametrize(
@@ -58,7 +46,7 @@ def run_command(*arguments: str, **environ: str) -> subprocess.CompletedProcess[
 def test_scheduler_exits_with_2_and_one_line_when_an_option_is_out_of_range(
     flag: str, value: str, allowed: str
 ) -> None:
-    done = run_command("scheduler", f"--{flag}={value}")
+    done = run_process("scheduler_service", f"--{flag}={value}")
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
@@ -80,7 +68,7 @@ def test_scheduler_exits_with_2_and_one_line_when_a_file_cannot_be_written(
     flag: str, path: str, why: str
 ) -> None:
     addresses = ("--listen=127.0.0.1:0", "--cluster-listen=127.0.0.1:0")
-    done = run_command("scheduler", *addresses, f"{flag}={path}")
+    done = run_process("scheduler_service", *addresses, f"{flag}={path}")
     assert done.returncode == 2
     assert done.stderr == f"splitserve scheduler: {flag} {path}: {why}\n"
 
@@ -103,14 +91,25 @@ def test_scheduler_exits_with_2_and_one_line_when_it_could_know_no_caller(
     names["folder"].mkdir()
     names["bad"].write_text("{")
     names["good"].write_text('{"version": 1, "keys": []}')
-    done = run_command("scheduler", *(flag.format_map(names) for flag in flags))
+    done = run_process("scheduler_service", *(flag.format_map(names) for flag in flags))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith(f"splitserve scheduler: {problem.format_map(names)}")
 
 
 def test_scheduler_says_where_a_bad_value_comes_from_when_it_is_the_environment() -> None:
-    done = run_command("scheduler", SPLITSERVE_QUEUE_POLICY="lifo")
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("SPLITSERVE_")}
+    path = os.pathsep.join(filter(None, sys.path))
+    # As users start it: the command becomes the scheduler.
+    done = subprocess.run(
+        [sys.executable, "-m", "splitserve_cli", "scheduler"],
+        env=kept | {"PYTHONPATH": path, "SPLITSERVE_QUEUE_POLICY": "lifo"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
     assert done.returncode == 2
     assert done.stderr.startswith("splitserve scheduler: SPLITSERVE_QUEUE_POLICY (environment)")
 
@@ -135,8 +134,8 @@ def test_policies_reach_the_configuration_when_they_come_from_a_file(tmp_path: P
 async def info(service: FakeService) -> tuple[dict[str, int], str]:
     """The one executor as `splitserve info` has it: as an object, and as a line."""
     address = f"--address={service.scheduler.address}"
-    as_json = await asyncio.to_thread(run_command, "info", "--json", address)
-    as_table = await asyncio.to_thread(run_command, "info", address)
+    as_json = await asyncio.to_thread(run_process, "splitserve_cli", "info", "--json", address)
+    as_table = await asyncio.to_thread(run_process, "splitserve_cli", "info", address)
     assert (as_json.returncode, as_table.returncode) == (0, 0), as_json.stderr + as_table.stderr
     (executor,) = json.loads(as_json.stdout)["executors"]
     return executor, as_table.stdout.splitlines()[-1]
@@ -216,6 +215,6 @@ def test_scheduler_says_so_when_it_knows_callers_but_not_its_executors(
     addresses = [f"--{name}={reserve_address()}" for name in ("listen", "cluster-listen")]
     given = [flag.format_map(names) for flag in flags]
     # Told to stop at once, by its standard input.
-    done = run_command("scheduler", "--exit-on-stdin-eof", *addresses, *given)
+    done = run_process("scheduler_service", "--exit-on-stdin-eof", *addresses, *given)
     assert done.returncode == 0, done.stderr
     assert ("executors_not_known" in done.stderr) == is_said

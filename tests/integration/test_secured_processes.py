@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -12,7 +13,6 @@ import pytest
 from splitserve.executor.v1 import executor_pb2
 from splitserve_client import (
     AsyncClient,
-    ClientConfig,
     SamplingParams,
     ServerUnreachable,
     SplitserveError,
@@ -21,6 +21,7 @@ from splitserve_rpc.cluster_identity import Role
 from splitserve_rpc.server import channel_options
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.processes.addresses import reserve_address
+from tests.support.processes.patience import PATIENT
 from tests.support.processes.processes import Processes, processes
 from tests.support.security.cluster import Certificates
 from tests.support.security.sent_batch import refusal_of_batch
@@ -43,7 +44,7 @@ async def running(
         flags = certificates.flags("scheduler")
         running.start_scheduler(f"--cluster-listen={cluster}", *flags)
         running.start_executor(f"--scheduler={cluster}", *certificates.flags("executor"))
-        operator = ClientConfig(credentials=certificates.client("operator"))
+        operator = replace(PATIENT, credentials=certificates.client("operator"))
         await running.wait_until(lambda executors: len(executors) == 1, cluster, operator)
         yield running, cluster
 
@@ -53,14 +54,14 @@ async def test_everything_is_encrypted_and_checked(
 ) -> None:
     served, cluster = running
     async with AsyncClient(
-        served.address, ClientConfig(credentials=certificates.client())
+        served.address, replace(PATIENT, credentials=certificates.client())
     ) as client:
         assert len((await client.complete([5, 6, 7], PARAMS)).token_ids) == 8
         # What clients reach knows nothing of executors.
         with pytest.raises(SplitserveError) as refused:
             await client.list_executors()
     assert refused.value.reason == "METHOD_UNKNOWN"
-    executor = ClientConfig(credentials=certificates.client("executor"))
+    executor = replace(PATIENT, credentials=certificates.client("executor"))
     async with AsyncClient(cluster, executor) as client:
         with pytest.raises(SplitserveError) as refused:
             await client.list_executors()
@@ -83,12 +84,14 @@ async def test_clients_need_a_certificate_of_their_authority_when_there_is_one(
         running.start_scheduler(
             f"--cluster-listen={cluster}", *certificates.flags("scheduler"), client_ca
         )
-        operator = ClientConfig(credentials=certificates.client("operator"))
+        operator = replace(PATIENT, credentials=certificates.client("operator"))
         await running.wait_until(lambda executors: not executors, cluster, operator)
-        async with AsyncClient(running.address, ClientConfig(credentials=alice)) as client:
+        async with AsyncClient(running.address, replace(PATIENT, credentials=alice)) as client:
             assert not await client.is_serving()
         for stranger in (certificates.client(), certificates.client("executor")):
-            async with AsyncClient(running.address, ClientConfig(credentials=stranger)) as client:
+            async with AsyncClient(
+                running.address, replace(PATIENT, credentials=stranger)
+            ) as client:
                 with pytest.raises(ServerUnreachable):
                     await client.is_serving()
 

@@ -18,10 +18,11 @@ from typing import Any
 
 import pytest
 
-from tests.contract.stranger.process import ROOT, SOURCE_ROOTS, poll
+from tests.contract.stranger.process import poll
 from tests.support.processes.addresses import reserve_address
+from tests.support.processes.forked import ROOT, SOURCE_ROOTS
+from tests.support.processes.patience import PATIENCE_S
 
-TIMEOUT_S = 120.0
 DOCUMENT = (ROOT / "docs" / "security.md").read_text()
 SECTION = DOCUMENT.partition("## Five minutes")[2].partition("\n## ")[0]
 SETUP, USE = (
@@ -93,6 +94,6 @@ async def test_five_minutes_are_as_they_are_shown(tmp_path: Path) -> None:
         return [model["id"] for model in answer.get("data", ())] == ["bundled"], answer
 
     with serving(serve.replace("8443", http.rpartition(":")[2]), tmp_path):
-        await poll(lists_models, TIMEOUT_S)
+        await poll(lists_models, PATIENCE_S)
         stranger = await answer_to("sk-ss-000000000000-" + "A" * 43)
     assert stranger["error"]["code"] == "invalid_api_key"

@@ -16,6 +16,7 @@ import openai
 from tests.contract.stranger.process import poll
 from tests.integration.test_serve_cli import Serve
 from tests.support.processes.gateway import trusting
+from tests.support.processes.patience import PATIENCE_S
 from tests.support.security.cluster import Certificates
 from tests.support.security.key_file import KeyFile
 
@@ -63,7 +64,7 @@ def test_callers_are_known_over_https(tmp_path: Path) -> None:
             line = " ".join(shown.splitlines()[:2]).replace("\\ ", "")
             assert "usage" in json.loads(run_curl(f"{line} --cacert {files.ca}", alice))
         verify = trusting(files)
-        with openai.DefaultHttpxClient(verify=verify, trust_env=False, timeout=60.0) as http:
+        with openai.DefaultHttpxClient(verify=verify, trust_env=False, timeout=PATIENCE_S) as http:
             base_url = f"https://{serve.http}/v1"
             client = openai.OpenAI(
                 base_url=base_url, api_key=alice, max_retries=0, http_client=http

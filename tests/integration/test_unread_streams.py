@@ -19,6 +19,7 @@ from tests.contract.stranger.process import poll
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.fakes.fake_truth import expected_completions
 from tests.support.processes.local_call import LocalCall
+from tests.support.processes.patience import PATIENT
 from tests.support.processes.scheduler_in_process import SchedulerInProcess, scheduler_in_process
 
 BOUND = 16 * 1024
@@ -78,7 +79,7 @@ async def test_session_ends_by_name_when_it_is_not_read_and_another_goes_on() ->
     params = SamplingParams(seed=1, max_tokens=250)
     async with (
         scheduler_in_process(FakeExecutor(), config=CONFIG) as scheduler,
-        AsyncClient(scheduler.address) as client,
+        AsyncClient(scheduler.address, PATIENT) as client,
         client.session() as session,
     ):
         busy = session.submit(PROMPT, params)

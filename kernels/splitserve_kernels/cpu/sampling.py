@@ -6,31 +6,12 @@ Shape letters: S rows, V vocabulary.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from splitserve_kernels.cpu.library import CSamplingRows, NativeLibrary, pointer
-
-
-@dataclass(frozen=True, slots=True)
-class DrawRows:
-    """How each row's token is chosen; all [S].
-
-    `temperatures`: float32, 0 for the largest logit. `top_k`: int32, V or more for no limit.
-    `top_p`: float64, 1 for no limit. `min_p`: float32, 0 for no limit. `seeds`, `positions`: int64,
-    what the random number is a function of.
-    """
-
-    temperatures: npt.NDArray[np.float32]
-    top_k: npt.NDArray[np.int32]
-    top_p: npt.NDArray[np.float64]
-    min_p: npt.NDArray[np.float32]
-    seeds: npt.NDArray[np.int64]
-    positions: npt.NDArray[np.int64]
+from splitserve_kernels.draw_rows import DrawRows
 
 
 def choose_tokens(library: NativeLibrary, logits: Tensor, rows: DrawRows) -> Tensor:

@@ -43,5 +43,7 @@ def _gated_product_kernel(
     up = tl.load(gates + WIDTH, mask=mask, other=0.0).to(tl.float32)
     # Of the absolute value, so that it does not overflow.
     small = tl.exp(-tl.abs(gate))
-    silu = (gate * tl.where(gate >= 0.0, 1.0, small) / (1.0 + small)).to(loaded.dtype).to(tl.float32)
+    silu = (
+        (gate * tl.where(gate >= 0.0, 1.0, small) / (1.0 + small)).to(loaded.dtype).to(tl.float32)
+    )
     tl.store(product + token * WIDTH + dims, (silu * up).to(loaded.dtype), mask=mask)

@@ -12,7 +12,8 @@ from grpc_status import rpc_status
 from splitserve.scheduler.v1 import scheduler_pb2 as pb
 from splitserve.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
 
-TIMEOUT_S = 30.0
+# A machine with much other work takes its time.
+TIMEOUT_S = 240.0
 # grpc.aio has no types.
 Call: TypeAlias = Any
 # Whatever the field of SamplingParams takes.

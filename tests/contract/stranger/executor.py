@@ -307,7 +307,7 @@ class StrangerExecutor:
             )
         )
 
-    async def wait_until(self, is_true: Callable[[], bool], timeout_s: float = 30) -> None:
+    async def wait_until(self, is_true: Callable[[], bool], timeout_s: float = 240) -> None:
         """Waits for something that batches bring about. Raises TimeoutError."""
         async with asyncio.timeout(timeout_s):
             while not is_true():

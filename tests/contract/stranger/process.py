@@ -1,7 +1,6 @@
 """Starts scheduler processes and what belongs to them; ends all of it whatever happens."""
 
 import asyncio
-import os
 import subprocess
 import sys
 import tempfile
@@ -9,7 +8,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, TypeVar
 
 import grpc
@@ -18,6 +16,7 @@ from splitserve.scheduler.v1 import admin_pb2, admin_pb2_grpc
 from tests.contract.stranger.client import StrangerClient
 from tests.contract.stranger.executor import StrangerExecutor
 from tests.support.processes.addresses import reserve_address
+from tests.support.processes.forked import ForkedProcess, start_process
 
 T = TypeVar("T")
 _PAUSE_S = 0.005
@@ -25,20 +24,15 @@ _PAUSE_S = 0.005
 PATIENCE_S = 240.0
 # Tests hold steps for as long as it takes to look at what others do meanwhile.
 _PATIENT: dict[str, object] = {"step_patience_s": 300}
-ROOT = Path(__file__).resolve().parents[3]
-SOURCE_ROOTS = (".", "protos", "kernels", "clients")
 
 
-def _spawn(address: str, options: dict[str, object], log: int) -> subprocess.Popen[bytes]:
+def _spawn(address: str, options: dict[str, object], log: int) -> ForkedProcess:
     flags = [
         f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
         for name, value in options.items()
     ]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("SPLITSERVE_")}
-    environment["PYTHONPATH"] = os.pathsep.join(str(ROOT / part) for part in SOURCE_ROOTS)
     listen = (f"--listen={address}", f"--cluster-listen={address}")
-    command = [sys.executable, "-m", "scheduler_service", *listen, *flags]
-    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
+    return start_process("scheduler_service", [*listen, *flags], stdout=log, stderr=log)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +40,13 @@ class Scheduler:
     """A scheduler process."""
 
     address: str
-    process: subprocess.Popen[bytes]
+    process: ForkedProcess
 
     def terminate(self) -> None:
         """Asks it to drain and end."""
         self.process.terminate()
 
-    async def stop(self, timeout_s: float = 30) -> None:
+    async def stop(self, timeout_s: float = PATIENCE_S) -> None:
         """Ends it, by force after `timeout_s`."""
         self.process.terminate()
         try:

@@ -8,6 +8,7 @@ from tests.contract.stranger.client import StrangerClient, request_of
 from tests.contract.stranger.executor import ExecutorConfig, StrangerExecutor, expected_tokens
 from tests.contract.stranger.process import running_cluster, running_scheduler
 from tests.support.processes.addresses import reserve_address
+from tests.support.processes.patience import PATIENCE_S
 
 
 def make_requests(count: int, num_tokens: int = 8, length: int = 6) -> list[pb.GenerateRequest]:
@@ -53,7 +54,7 @@ async def test_batches_keep_max_message_bytes_when_prompts_are_long() -> None:
     executor = StrangerExecutor(config)
     async with running_cluster(executor) as cluster:
         requests = make_requests(6, length=3000)
-        generations = [cluster.client.start(request, timeout_s=60) for request in requests]
+        generations = [cluster.client.start(request, timeout_s=PATIENCE_S) for request in requests]
         completions = [await generation.finish() for generation in generations]
         cluster.check_contract()
     assert [c.tokens for c in completions] == [truth_of(request) for request in requests]

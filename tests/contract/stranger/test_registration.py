@@ -20,6 +20,7 @@ from tests.contract.stranger.process import (
     running_scheduler,
 )
 from tests.contract.stranger.truth import expected_tokens
+from tests.support.processes.patience import PATIENCE_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SERVICES = ("", "splitserve.scheduler.v1.SchedulerService")
@@ -56,7 +57,7 @@ async def register(address: str, info: executor_pb2.ExecutorInfo) -> ErrorDetail
     async with grpc.aio.insecure_channel(address) as channel:
         stub = registry_pb2_grpc.RegistryServiceStub(channel)
         try:
-            await stub.Register(registry_pb2.RegisterRequest(executor=info), timeout=30)
+            await stub.Register(registry_pb2.RegisterRequest(executor=info), timeout=PATIENCE_S)
         except grpc.aio.AioRpcError as error:
             return read_error(error)
     return None
@@ -201,7 +202,9 @@ async def test_health_follows_executor_when_it_comes_and_goes() -> None:
         async def wait_for(status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
             async def ask() -> tuple[bool, list[object]]:
                 answers = [
-                    await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=30)
+                    await stub.Check(
+                        health_pb2.HealthCheckRequest(service=name), timeout=PATIENCE_S
+                    )
                     for name in SERVICES
                 ]
                 return all(answer.status == status for answer in answers), list(answers)
@@ -221,7 +224,7 @@ async def test_reflection_lists_services(empty: Scheduler) -> None:
     async with grpc.aio.insecure_channel(empty.address) as channel:
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
         call = stub.ServerReflectionInfo(
-            iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=30
+            iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=PATIENCE_S
         )
         response = await call.read()
     names = {service.name for service in response.list_services_response.service}

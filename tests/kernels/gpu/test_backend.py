@@ -55,7 +55,14 @@ def test_availability_imports_triton_and_names_the_device_only_when_it_is_asked(
     assert said == "there is no CUDA device, and TRITON_INTERPRET=1 is not set"
 
 
-@pytest.mark.parametrize("rows", [((0, 5), (70, 1), (8, 20)), ((0, 1), (70, 1), (8, 1))])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ((0, 5), (70, 1), (8, 20)),
+        ((0, 1), (70, 1), (8, 1)),
+        ((300, 1), (0, 1), (70, 1), (8, 20), (5, 1), (0, 70)),
+    ],
+)
 def test_backend_equals_the_oracle_when_it_writes_and_attends(
     rows: tuple[tuple[int, int], ...], device: torch.device
 ) -> None:

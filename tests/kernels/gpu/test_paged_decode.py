@@ -1,14 +1,16 @@
-"""Split decode attention against the oracle."""
+"""Decode attention, its keys shared among any number of programs, against the oracle."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from splitserve_kernels.gpu.attention.splits import MAX_NUM_SPLITS, choose_num_splits
-from splitserve_kernels.gpu.layer_pools import KVScales, LayerPools
+from splitserve_kernels.gpu.layer_pools import UNIT_SCALES, KVScales, LayerPools
 from splitserve_kernels.paged_batch import AttentionOptions, build_paged_batch
 from tests.kernels.gpu.problems import (
     Problem,
@@ -38,84 +40,106 @@ GAPS = Shape(4, 2, 32, 32, 8, ((9, 0), (0, 1), (70, 1), (20, 0), (30, 1), (5, 0)
 
 
 def _decode(
-    problem: Problem, options: AttentionOptions, num_splits: int | None = None
+    problem: Problem,
+    options: AttentionOptions,
+    num_programs: int | None = None,
+    scales: KVScales = UNIT_SCALES,
 ) -> torch.Tensor:
-    pools = LayerPools(problem.key_pool, problem.value_pool)
-    return paged_decode(problem.query, pools, problem.batch, options, num_splits)
+    pools = LayerPools(problem.key_pool, problem.value_pool, scales)
+    output = _empty_output(problem)
+    paged_decode(
+        problem.query,
+        pools,
+        problem.batch,
+        options,
+        output,
+        num_rows=problem.batch.num_rows,
+        num_programs=num_programs,
+    )
+    return output
 
 
-@pytest.mark.parametrize("num_splits", [1, 4])
+def _empty_output(problem: Problem) -> torch.Tensor:
+    """NaN: all is to be written."""
+    num_tokens, num_heads, _ = problem.query.shape
+    value_dim = problem.value_pool.shape[3]
+    return problem.query.new_full((num_tokens, num_heads, value_dim), torch.nan)
+
+
+@pytest.mark.parametrize("num_programs", [1, 5])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_decode_equals_oracle_when_shapes_are_odd(
-    shape: Shape, num_splits: int, device: torch.device
+    shape: Shape, num_programs: int, device: torch.device
 ) -> None:
     problem, options = make_problem(shape, device), AttentionOptions(scale=0.3)
-    assert_close(_decode(problem, options, num_splits), attend_by_oracle(problem, options))
+    assert_close(_decode(problem, options, num_programs), attend_by_oracle(problem, options))
 
 
-@pytest.mark.parametrize("num_splits", [1, 2, 16])
+@pytest.mark.parametrize("num_programs", [1, 2, 16])
 def test_decode_equals_oracle_when_rows_have_no_tokens(
-    num_splits: int, device: torch.device
+    num_programs: int, device: torch.device
 ) -> None:
     problem, options = make_problem(GAPS, device), AttentionOptions(scale=0.3)
-    assert_close(_decode(problem, options, num_splits), attend_by_oracle(problem, options))
+    assert_close(_decode(problem, options, num_programs), attend_by_oracle(problem, options))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("num_splits", [1, 4])
+@pytest.mark.parametrize("num_programs", [1, 5])
 @pytest.mark.parametrize("shape", [PLAIN, SHAPES[2]])
 def test_decode_equals_oracle_when_numbers_have_16_bits(
-    shape: Shape, num_splits: int, dtype: torch.dtype, device: torch.device
+    shape: Shape, num_programs: int, dtype: torch.dtype, device: torch.device
 ) -> None:
     problem, options = make_problem(shape, device, dtype), AttentionOptions(scale=0.3)
-    actual = _decode(problem, options, num_splits)
+    actual = _decode(problem, options, num_programs)
     assert actual.dtype == dtype
     assert_close(actual, attend_by_oracle(problem, options))
 
 
-@pytest.mark.parametrize("num_splits", [1, 4])
+@pytest.mark.parametrize("num_programs", [1, 5])
 @pytest.mark.parametrize("window", [1, 9, 64, 1000])
 def test_decode_sees_the_window_alone_when_it_slides(
-    window: int, num_splits: int, device: torch.device
+    window: int, num_programs: int, device: torch.device
 ) -> None:
     shape = Shape(4, 2, 32, 32, 8, ((100, 1), (0, 1), (63, 1), (64, 1)))
     options = AttentionOptions(scale=0.3, sliding_window=window)
     problem = make_problem(shape, device)
     expected = attend_by_oracle(problem, options)
     hide_what_is_behind(problem, shape, window)
-    assert_close(_decode(problem, options, num_splits), expected)
+    assert_close(_decode(problem, options, num_programs), expected)
 
 
-@pytest.mark.parametrize("num_splits", [1, 4])
+@pytest.mark.parametrize("num_programs", [1, 5])
 @pytest.mark.parametrize("softcap", [0.5, 30.0])
 def test_decode_equals_oracle_when_scores_are_capped(
-    softcap: float, num_splits: int, device: torch.device
+    softcap: float, num_programs: int, device: torch.device
 ) -> None:
     problem, options = make_problem(PLAIN, device), AttentionOptions(0.3, softcap=softcap)
-    assert_close(_decode(problem, options, num_splits), attend_by_oracle(problem, options))
+    assert_close(_decode(problem, options, num_programs), attend_by_oracle(problem, options))
 
 
-@pytest.mark.parametrize("num_splits", [1, 4])
-def test_decode_equals_oracle_when_heads_have_sinks(num_splits: int, device: torch.device) -> None:
+@pytest.mark.parametrize("num_programs", [1, 5])
+def test_decode_equals_oracle_when_heads_have_sinks(
+    num_programs: int, device: torch.device
+) -> None:
     sinks = torch.linspace(-2, 9, PLAIN.num_heads).to(device)
     sinks[3] = -torch.inf
     options = AttentionOptions(scale=0.3, sliding_window=50, sinks=sinks)
     problem = make_problem(PLAIN, device)
-    assert_close(_decode(problem, options, num_splits), attend_by_oracle(problem, options))
+    assert_close(_decode(problem, options, num_programs), attend_by_oracle(problem, options))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("num_splits", [1, 4])
+@pytest.mark.parametrize("num_programs", [1, 5])
 def test_decode_equals_oracle_when_pools_have_8_bits(
-    num_splits: int, dtype: torch.dtype, device: torch.device
+    num_programs: int, dtype: torch.dtype, device: torch.device
 ) -> None:
     problem, options = make_problem(SHAPES[2], device, dtype), AttentionOptions(scale=0.3)
     narrow = (
         problem.key_pool.to(torch.float8_e4m3fn),
         problem.value_pool.to(torch.float8_e4m3fn),
     )
-    pools = LayerPools(*narrow, KVScales(key=0.7, value=1.6))
-    actual = paged_decode(problem.query, pools, problem.batch, options, num_splits)
+    scales = KVScales(key=0.7, value=1.6)
+    actual = _decode(problem.with_pools(*narrow), options, num_programs, scales)
     wide = problem.with_pools(narrow[0].float() * 0.7, narrow[1].float() * 1.6)
     assert_close(actual, attend_by_oracle(wide, options))
 
@@ -127,11 +151,11 @@ def test_decode_computes_in_float32_when_pools_have_another_dtype(device: torch.
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("num_splits", [1, 4])
-def test_decode_says_nan_when_a_query_is_nan(num_splits: int, device: torch.device) -> None:
+@pytest.mark.parametrize("num_programs", [1, 5])
+def test_decode_says_nan_when_a_query_is_nan(num_programs: int, device: torch.device) -> None:
     problem = make_problem(PLAIN, device)
     problem.query[1, 5] = torch.nan
-    actual = _decode(problem, AttentionOptions(scale=0.3), num_splits)
+    actual = _decode(problem, AttentionOptions(scale=0.3), num_programs)
     is_nan = actual.isnan()
     assert bool(is_nan[1, 5].all())
     assert int(is_nan.sum()) == actual.shape[2]
@@ -142,28 +166,54 @@ def test_decode_returns_nothing_when_there_are_no_rows(device: torch.device) -> 
     batch = build_paged_batch(none.view(0, 0), none, none, 16, device)
     pool = torch.zeros(2, 16, 2, 32, device=device)
     query = torch.empty(0, 4, 32, device=device)
-    output = paged_decode(query, LayerPools(pool, pool), batch, AttentionOptions(scale=1.0))
+    output = _decode(Problem(query, pool, pool, batch), AttentionOptions(scale=1.0))
     assert output.shape == (0, 4, 32)
 
 
-@pytest.mark.parametrize(
-    ("num_programs", "num_tokens", "num_multiprocessors", "expected"),
-    [
-        (1, 1, 132, 1),  # nothing to share
-        (1, 511, 132, 1),
-        (1, 512, 132, 2),
-        (8, 100_000, 132, 32),  # one row, 8 heads: 256 of 264 programs
-        (264, 100_000, 132, 1),  # full without
-        (132, 100_000, 132, 2),
-        (1, 1_000_000, 132, MAX_NUM_SPLITS),
-        (8, 2048, 132, 8),  # 256 keys each
-        (1, 100_000, 1, 2),
-    ],
-)
-def test_choose_num_splits_fills_the_device_when_rows_are_few(
-    num_programs: int, num_tokens: int, num_multiprocessors: int, expected: int
+# Of tiles of 64 keys: rows that are one program's, whose first or last keys are, and all between.
+UNEVEN = Shape(2, 1, 16, 16, 16, (*(((70, 1),) * 5), (3000, 1), (0, 1), *(((63, 1),) * 4)))
+
+
+@pytest.mark.parametrize("num_programs", [2, 3, 7, 29, 150])
+def test_decode_equals_oracle_when_one_row_is_much_longer(
+    num_programs: int, device: torch.device
 ) -> None:
-    assert choose_num_splits(num_programs, num_tokens, num_multiprocessors) == expected
+    problem, options = make_problem(UNEVEN, device), AttentionOptions(scale=0.3)
+    assert_close(_decode(problem, options, num_programs), attend_by_oracle(problem, options))
+
+
+def test_decode_finds_its_rows_when_there_are_hundreds(device: torch.device) -> None:
+    rows = tuple((row % 7 * 30, int(row % 23 == 0)) for row in range(530))
+    problem = make_problem(Shape(1, 1, 16, 16, 16, rows), device)
+    options = AttentionOptions(scale=0.3)
+    assert_close(_decode(problem, options, 7), attend_by_oracle(problem, options))
+
+
+@settings(max_examples=int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "25")) // 5)
+@given(
+    lengths=st.lists(st.integers(1, 400), min_size=1, max_size=6),
+    num_programs=st.integers(1, 20),
+    window=st.none() | st.integers(1, 300),
+    has_sinks=st.booleans(),
+)
+def test_decode_equals_oracle_whatever_the_lengths_are(
+    lengths: list[int], num_programs: int, window: int | None, has_sinks: bool
+) -> None:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    shape = Shape(4, 2, 16, 16, 16, tuple((length - 1, 1) for length in lengths))
+    sinks = torch.linspace(-2, 9, 4).to(device) if has_sinks else None
+    options = AttentionOptions(scale=0.3, sliding_window=window, sinks=sinks)
+    problem = make_problem(shape, device)
+    assert_close(_decode(problem, options, num_programs), attend_by_oracle(problem, options))
+
+
+def test_decode_leaves_other_tokens_alone_when_prompts_follow(device: torch.device) -> None:
+    problem = make_problem(Shape(4, 2, 32, 32, 16, ((200, 1), (33, 1), (9, 6))), device)
+    options, output = AttentionOptions(scale=0.3), _empty_output(problem)
+    pools = LayerPools(problem.key_pool, problem.value_pool)
+    paged_decode(problem.query, pools, problem.batch, options, output, num_rows=2, num_programs=3)
+    assert_close(output[:2], attend_by_oracle(problem, options)[:2])
+    assert bool(output[2:].isnan().all())
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")

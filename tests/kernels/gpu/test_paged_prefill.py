@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from splitserve_kernels.gpu.layer_pools import KVScales, LayerPools
+from splitserve_kernels.gpu.layer_pools import UNIT_SCALES, KVScales, LayerPools
 from splitserve_kernels.paged_batch import AttentionOptions, build_paged_batch
 from tests.kernels.gpu.problems import (
     Problem,
@@ -18,7 +18,7 @@ from tests.kernels.gpu.problems import (
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from splitserve_kernels.gpu.attention.paged_prefill import choose_num_queries, paged_prefill
+from splitserve_kernels.gpu.attention.paged_prefill import paged_prefill
 
 SHAPES = (
     Shape(1, 1, 32, 32, 1, ((0, 1), (0, 2), (3, 30))),
@@ -33,9 +33,19 @@ MIXED = Shape(8, 2, 32, 32, 16, ((20, 1), (0, 40), (9, 0), (33, 17), (100, 1), (
 DTYPES = (torch.float16, torch.bfloat16)
 
 
-def _prefill(problem: Problem, options: AttentionOptions) -> torch.Tensor:
-    pools = LayerPools(problem.key_pool, problem.value_pool)
-    return paged_prefill(problem.query, pools, problem.batch, options)
+def _prefill(
+    problem: Problem,
+    options: AttentionOptions,
+    scales: KVScales = UNIT_SCALES,
+    first_row: int = 0,
+) -> torch.Tensor:
+    pools = LayerPools(problem.key_pool, problem.value_pool, scales)
+    num_tokens, num_heads, _ = problem.query.shape
+    # NaN: all is to be written.
+    shape = (num_tokens, num_heads, problem.value_pool.shape[3])
+    output = problem.query.new_full(shape, torch.nan)
+    paged_prefill(problem.query, pools, problem.batch, options, output, first_row=first_row)
+    return output
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, MIXED])
@@ -106,8 +116,7 @@ def test_prefill_equals_oracle_when_pools_have_8_bits(
         problem.key_pool.to(torch.float8_e4m3fn),
         problem.value_pool.to(torch.float8_e4m3fn),
     )
-    pools = LayerPools(*narrow, KVScales(key=0.7, value=1.6))
-    actual = paged_prefill(problem.query, pools, problem.batch, options)
+    actual = _prefill(problem.with_pools(*narrow), options, KVScales(key=0.7, value=1.6))
     wide = problem.with_pools(narrow[0].float() * 0.7, narrow[1].float() * 1.6)
     assert_close(actual, attend_by_oracle(wide, options))
 
@@ -117,15 +126,16 @@ def test_prefill_returns_nothing_when_there_are_no_rows(device: torch.device) ->
     batch = build_paged_batch(none.view(0, 0), none, none, 16, device)
     pool = torch.zeros(2, 16, 2, 32, device=device)
     query = torch.empty(0, 4, 32, device=device)
-    output = paged_prefill(query, LayerPools(pool, pool), batch, AttentionOptions(scale=1.0))
+    output = _prefill(Problem(query, pool, pool, batch), AttentionOptions(scale=1.0))
     assert output.shape == (0, 4, 32)
 
 
-@pytest.mark.parametrize(
-    ("group", "max_num_new_tokens", "expected"),
-    [(1, 1, 16), (4, 4, 16), (4, 5, 32), (8, 1000, 128), (71, 1, 128), (200, 1, 256)],
-)
-def test_choose_num_queries_holds_the_longest_row_when_it_can(
-    group: int, max_num_new_tokens: int, expected: int
+@pytest.mark.parametrize("first_row", [1, 3])
+def test_prefill_leaves_decodes_alone_when_they_come_first(
+    first_row: int, device: torch.device
 ) -> None:
-    assert choose_num_queries(group, max_num_new_tokens, 128) == expected
+    shape = Shape(8, 2, 32, 32, 16, ((20, 1), (0, 1), (9, 1), (33, 170), (100, 1), (70, 0), (5, 3)))
+    problem, options = make_problem(shape, device), AttentionOptions(scale=0.3)
+    output = _prefill(problem, options, first_row=first_row)
+    assert bool(output[:first_row].isnan().all())
+    assert_close(output[first_row:], attend_by_oracle(problem, options)[first_row:])

@@ -1,15 +1,18 @@
-"""Greedy and random choice against the executor's sampler."""
+"""Tokens chosen by the kernels against the executor's sampler in plain torch."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from executor_service.sampling.philox import uniform
-from executor_service.sampling.sampler import SamplingRows
-from executor_service.sampling.sampler import sample as sample_by_oracle
+from executor_service.sampling.sampler import SamplingRows, draw_in_torch, draw_rows
 from executor_service.steps.sampling_params import ParamRows, SamplingParams
 
 pytest.importorskip("triton", reason="triton is not installed")
@@ -18,8 +21,11 @@ import triton
 import triton.language as tl
 
 from splitserve_kernels.gpu import philox
-from splitserve_kernels.gpu.sampling import greedy, sample
+from splitserve_kernels.gpu.sampling.columns import DrawColumns, num_words, pack
+from splitserve_kernels.gpu.sampling.draw import draw, greedy
 
+# Of a program: a block of the vocabulary.
+BLOCK = 4096
 SEEDS = (0, 1, 2**31, 2**32 - 1, 2**32, 2**63 - 1, -1, -(2**63), 123456789012345)
 
 
@@ -29,25 +35,29 @@ def _logits(num_rows: int, vocab_size: int, device: torch.device) -> Tensor:
     return torch.randn(num_rows, vocab_size + 5, generator=generator).to(device)[:, :-5] * 2
 
 
-def _oracle(logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-    count = len(logits)
-    rows = SamplingRows(
-        params=ParamRows.of([SamplingParams(temperature=t) for t in temperatures.tolist()]),
-        seeds=seeds.cpu().numpy(),
-        positions=positions.cpu().numpy().astype(np.int32),
+def _rows(params: list[SamplingParams], first_seed: int = 7) -> SamplingRows:
+    count = len(params)
+    return SamplingRows(
+        params=ParamRows.of(params),
+        seeds=np.arange(first_seed, first_seed + count, dtype=np.int64),
+        positions=np.arange(count, dtype=np.int32) * 13,
         num_prompt_tokens=np.zeros(count, dtype=np.int32),
         histories=[None] * count,
     )
-    return sample_by_oracle(logits.cpu(), rows)
 
 
-def _assert_equals_oracle(
-    logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor
-) -> None:
-    expected = _oracle(logits, temperatures, seeds, positions)
-    token_ids, is_valid = sample(logits, temperatures, seeds, positions)
-    assert is_valid.tolist() == (expected >= 0).tolist()
+def _columns(rows: SamplingRows, logits: Tensor) -> DrawColumns:
+    words = np.empty(num_words(len(logits)), np.int64)
+    pack(draw_rows(rows, logits.shape[1]), words)
+    return DrawColumns.of_words(torch.from_numpy(words).to(logits.device))
+
+
+def _assert_equals_oracle(logits: Tensor, rows: SamplingRows, max_listed: int = 16384) -> None:
+    before = logits.clone()
+    expected = draw_in_torch(logits.cpu(), rows)
+    token_ids = draw(logits, _columns(rows, logits), max_listed=max_listed)
     assert token_ids.tolist() == expected.tolist()
+    assert torch.equal(logits.nan_to_num(), before.nan_to_num())
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -70,9 +80,7 @@ def test_greedy_equals_the_executors_when_vocabularies_are_odd(
     vocab_size: int, device: torch.device
 ) -> None:
     logits = _logits(6, vocab_size, device)
-    token_ids, is_valid = greedy(logits)
-    assert token_ids.tolist() == logits.argmax(dim=-1).tolist()
-    assert bool(is_valid.all())
+    assert greedy(logits).tolist() == logits.argmax(dim=-1).tolist()
 
 
 def test_greedy_takes_the_smallest_id_when_logits_tie(device: torch.device) -> None:
@@ -81,7 +89,7 @@ def test_greedy_takes_the_smallest_id_when_logits_tie(device: torch.device) -> N
     logits[2, :] = -1.0
     logits[2, [4097, 8192, 4096]] = -0.0
     logits[3, 100:] = -torch.inf
-    assert greedy(logits)[0].tolist() == [0, 17, 4096, 0]
+    assert greedy(logits).tolist() == [0, 17, 4096, 0]
 
 
 def _broken_logits(device: torch.device) -> Tensor:
@@ -97,40 +105,123 @@ def _broken_logits(device: torch.device) -> Tensor:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_sample_marks_the_row_when_no_token_can_be_told(
-    temperature: float, device: torch.device
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=0.8),
+        SamplingParams(temperature=0.8, top_k=9, top_p=0.9, min_p=0.01),
+    ],
+)
+def test_draw_marks_the_row_when_no_token_can_be_told(
+    params: SamplingParams, device: torch.device
 ) -> None:
     logits = _broken_logits(device)
-    columns = torch.arange(8, device=device)
-    temperatures = torch.full((8,), temperature, device=device)
-    _assert_equals_oracle(logits, temperatures, columns, columns)
-    token_ids, is_valid = greedy(logits)
+    _assert_equals_oracle(logits, _rows([params] * 8))
+    is_valid = greedy(logits) >= 0
     assert is_valid.tolist() == [True, False, False, False, False, True, False, True]
-    assert (token_ids >= 0).tolist() == is_valid.tolist()
 
 
 @pytest.mark.parametrize("vocab_size", [1, 701, 9001])
-def test_sample_equals_the_executors_when_temperatures_differ(
+def test_draw_equals_the_executors_when_temperatures_differ(
     vocab_size: int, device: torch.device
 ) -> None:
-    count = 40
-    logits = _logits(count, vocab_size, device)
-    temperatures = torch.tensor([0.0, 0.3, 1.0, 1e-30, 5.0] * (count // 5), device=device)
-    seeds = torch.arange(count, device=device) * 0x123456789ABCDEF - 9
-    positions = torch.arange(count, device=device) * 13
-    _assert_equals_oracle(logits, temperatures, seeds, positions)
+    params = [SamplingParams(temperature=t) for t in (0.0, 0.3, 1.0, 1e-30, 5.0)] * 5
+    rows = _rows(params)
+    # All 64 bits matter.
+    seeds = rows.seeds * 0x123456789ABCDEF
+    _assert_equals_oracle(_logits(25, vocab_size, device), replace(rows, seeds=seeds))
 
 
-def test_sample_draws_no_token_without_weight_when_most_have_none(device: torch.device) -> None:
-    count = 40
-    logits = torch.full((count, 9001), -torch.inf, device=device)
+def test_draw_takes_no_token_without_weight_when_most_have_none(device: torch.device) -> None:
+    logits = torch.full((9, 9001), -torch.inf, device=device)
     logits[:, [3, 4095, 8500]] = torch.tensor([0.1, 0.7, -0.4], device=device)
-    columns = torch.arange(count, device=device)
-    _assert_equals_oracle(logits, torch.ones(count, device=device), columns, columns)
+    params = [SamplingParams(), SamplingParams(top_k=4), SamplingParams(top_p=0.999)]
+    _assert_equals_oracle(logits, _rows(params * 3))
+
+
+def test_draw_is_the_same_when_nothing_is_said_to_be_cut(device: torch.device) -> None:
+    logits = _logits(8, 9001, device)
+    rows = _rows([SamplingParams(temperature=0.9), SamplingParams(min_p=0.05)] * 4)
+    columns = _columns(rows, logits)
+    token_ids = draw(logits, columns, may_cut=False).tolist()
+    assert token_ids == draw(logits, columns).tolist() == draw_in_torch(logits, rows).tolist()
 
 
 def test_choices_are_empty_when_there_are_no_rows(device: torch.device) -> None:
-    none, ids = torch.empty(0, 9, device=device), torch.empty(0, dtype=torch.int64, device=device)
-    for token_ids, is_valid in (greedy(none), sample(none, none[:, 0], ids, ids)):
-        assert token_ids.shape == is_valid.shape == (0,)
+    none = torch.empty(0, 9, device=device)
+    assert greedy(none).shape == draw(none, _columns(_rows([]), none)).shape == (0,)
+
+
+LIMITS = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.01, 0.7, 1.0, 2.5, 1e3]),
+    top_k=st.sampled_from([None, None, 1, 2, 40, 650, 10**6]),
+    top_p=st.sampled_from([1.0, 1.0, 1e-6, 0.1, 0.5, 0.9, 0.999]),
+    min_p=st.sampled_from([0.0, 0.0, 1e-30, 0.05, 0.5, 1.0]),
+)
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[Tensor, SamplingRows]:
+    """Logits, many of them equal in some cases, and rows with any limits."""
+    params = draw(st.lists(LIMITS, min_size=1, max_size=4))
+    vocab_size = draw(st.sampled_from((1, 7, 701, BLOCK, BLOCK + 1, 2 * BLOCK + 77)))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
+    logits = torch.randn(len(params), vocab_size, generator=generator)
+    logits *= draw(st.sampled_from([0.0, 0.1, 1.0, 8.0]))
+    if draw(st.booleans()):
+        logits = logits.round()
+    if draw(st.booleans()):
+        logits[0, ::2] = -torch.inf
+    spoilt = st.sampled_from([float("nan"), float("inf"), float("-inf")])
+    places = st.tuples(st.integers(0, len(params) - 1), st.integers(0, vocab_size - 1), spoilt)
+    for row, token, number in draw(st.lists(places, max_size=2)):
+        logits[row, token] = number
+    return logits, _rows(params, draw(st.integers(-(2**63), 2**63 - 10)))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@settings(max_examples=30)
+@given(problem=problems(), max_listed=st.sampled_from([128, 16384]))
+def test_draw_chooses_what_torch_chooses_when_anything_is_asked(
+    problem: tuple[Tensor, SamplingRows], max_listed: int, device: torch.device
+) -> None:
+    logits, rows = problem
+    _assert_equals_oracle(logits.to(device), rows, max_listed)
+
+
+@pytest.mark.parametrize("max_listed", [64, 16384])
+@pytest.mark.parametrize(
+    ("params", "kept"),
+    [
+        # 600 tokens are as probable as the best, and as many half as probable.
+        (SamplingParams(top_k=601), 1200),
+        (SamplingParams(top_k=600), 600),
+        (SamplingParams(top_k=1), 600),
+        (SamplingParams(top_p=0.25), 225),
+        (SamplingParams(top_p=0.75), 750),
+        (SamplingParams(top_p=0.5, top_k=600), 300),
+        (SamplingParams(top_p=0.75, min_p=0.6), 600),
+    ],
+)
+def test_draw_keeps_the_smaller_ids_when_equals_are_cut(
+    params: SamplingParams, kept: int, max_listed: int, device: torch.device
+) -> None:
+    logits = torch.full((1, 2 * BLOCK), -40.0, device=device)
+    order = torch.randperm(2 * BLOCK, generator=torch.Generator().manual_seed(1)).to(device)
+    best, second = order[:600].sort().values, order[600:1200].sort().values
+    logits[0, best], logits[0, second] = 1.0, 1.0 - torch.log(torch.tensor(2.0)).item()
+    eligible = torch.cat([best, second])[:kept]
+    largest_kept = int(eligible.max())
+    rows = _rows([params])
+    # So near to 1 that only the last token is left.
+    nearly = replace(rows, seeds=np.array([_seed_of_largest_u()], np.int64))
+    token_ids = draw(logits, _columns(nearly, logits), max_listed=max_listed)
+    assert token_ids.tolist() == [largest_kept] == draw_in_torch(logits.cpu(), nearly).tolist()
+
+
+def _seed_of_largest_u() -> int:
+    """Of many seeds that whose u at position 0 is closest to 1."""
+    seeds = torch.arange(100_000)
+    return int(uniform(seeds, torch.zeros_like(seeds)).argmax())

@@ -17,10 +17,11 @@ from pathlib import Path
 import httpx2
 
 from splitserve_client import AsyncClient, ExecutorList, SplitserveError
-from tests.contract.stranger.process import ROOT, poll
+from tests.contract.stranger.process import poll
 from tests.support.chaos.executor_forks import start_executor
 from tests.support.chaos.network import Network
 from tests.support.processes.addresses import reserve_address
+from tests.support.processes.forked import ROOT
 from tests.support.processes.patience import PATIENCE_S, PATIENT
 
 BUNDLED = ROOT / "executor_service" / "bundled_model"

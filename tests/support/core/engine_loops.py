@@ -32,7 +32,7 @@ from tests.support.fakes.fake_runner import FakeRunner
 ADDRESS = "executor:1"
 VOCAB_SIZE = 97
 CONFIG = make_config(vocab_size=VOCAB_SIZE, eos_token_ids=frozenset())
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
 
 
 class LoopLink:

@@ -21,7 +21,7 @@ from executor_service.runner.pool_sizes import CacheConfig, build_runner
 
 # As a float it is NaN, as a token id nothing.
 RUBBISH = 0x7FFFFFFF
-_PATIENCE_S = 30.0
+_PATIENCE_S = 240.0
 
 
 @dataclass(slots=True)

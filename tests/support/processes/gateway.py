@@ -22,6 +22,7 @@ from tests.contract.stranger.process import poll
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.models import tiny_tokenizers
 from tests.support.processes.fake_service import FakeService, StepWatch, fake_service
+from tests.support.processes.patience import PATIENCE_S
 
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}[{{ message['role'] }}]{{ message['content'] }}\n"
@@ -155,7 +156,7 @@ async def running_gateway(
             serving(config) as server,
             httpx2.AsyncClient(
                 base_url=url_of(server),
-                timeout=60.0,
+                timeout=PATIENCE_S,
                 trust_env=False,
                 verify=client_tls or True,
             ) as http,

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import ssl
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,8 +13,9 @@ from typing import Any
 
 import httpx2
 
-from tests.contract.stranger.process import ROOT, SOURCE_ROOTS, poll
+from tests.contract.stranger.process import poll
 from tests.support.processes.addresses import reserve_address
+from tests.support.processes.forked import ForkedProcess, start_process
 from tests.support.processes.patience import PATIENCE_S
 
 TIMEOUT_S = PATIENCE_S
@@ -26,7 +25,7 @@ TIMEOUT_S = PATIENCE_S
 class GatewayProcess:
     """What runs; `http` speaks to it."""
 
-    process: subprocess.Popen[bytes]
+    process: ForkedProcess
     http: httpx2.AsyncClient
 
     async def wait_ready(self, status: int = 200) -> None:
@@ -65,17 +64,11 @@ class GatewayProcess:
         return await asyncio.to_thread(self.process.wait, TIMEOUT_S)
 
 
-def start_gateway(schedulers: Sequence[str], http: str, *flags: str) -> subprocess.Popen[bytes]:
+def start_gateway(schedulers: Sequence[str], http: str, *flags: str) -> ForkedProcess:
     """Starts one at `http`."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("SPLITSERVE_")}
-    environment["PYTHONPATH"] = os.pathsep.join(str(ROOT / part) for part in SOURCE_ROOTS)
-    command = [sys.executable, "-m", "splitserve_gateway", "--schedulers", ",".join(schedulers)]
-    return subprocess.Popen(
-        [*command, "--http", http, *flags],
-        cwd=ROOT,
-        env=environment,
-        stdin=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+    options = ("--schedulers", ",".join(schedulers), "--http", http, *flags)
+    return start_process(
+        "splitserve_gateway", options, stdin=subprocess.PIPE, stderr=subprocess.PIPE
     )
 
 

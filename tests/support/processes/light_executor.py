@@ -4,7 +4,7 @@ Without torch it starts in a second, and `fake_truth` says what its clients must
 that is not theirs is an error in its log. Options are the executor's.
 
 DEADLY_REQUEST=KIND:SEED:LENGTH, KIND `die` or `hang`, is what it does in a step that has a row with
-this seed and so many tokens.
+this seed and so many tokens. GATE holds its steps (`gate`).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from executor_service.steps.executor_info import (
 from executor_service.steps.step import FinishedStep, StepInput
 from tests.support.fakes.fake_runner import FakeRunner
 from tests.support.fakes.fake_truth import VOCAB_SIZE
+from tests.support.processes.gate import gated
 
 MODULE = "tests.support.processes.light_executor"
 DEADLY_REQUEST = "DEADLY_REQUEST"
@@ -85,7 +86,7 @@ def _load_engine(config: ExecutorConfig, executor_epoch: int) -> SimpleNamespace
         features=SAMPLING_FEATURES,
     )
     return SimpleNamespace(
-        runner=_LightRunner(runner, _deadly()),
+        runner=gated(_LightRunner(runner, _deadly())),
         grammars=None,
         info=info,
         architecture="light",

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -15,8 +13,8 @@ from splitserve_client import AsyncClient, ClientConfig, Executor, SplitserveErr
 from splitserve_options.option import BUNDLED_MODEL
 from tests.support.processes import light_executor
 from tests.support.processes.addresses import reserve_address
+from tests.support.processes.forked import ForkedProcess, start_process
 
-ROOT = Path(__file__).parents[3]
 START_TIMEOUT_S = 300.0
 
 
@@ -31,9 +29,9 @@ class Processes:
         self.model = model
         self.log = log
         self.address = reserve_address()
-        self.scheduler: subprocess.Popen[bytes] | None = None
-        self.executors: dict[str, subprocess.Popen[bytes]] = {}
-        self.gateway: subprocess.Popen[bytes] | None = None
+        self.scheduler: ForkedProcess | None = None
+        self.executors: dict[str, ForkedProcess] = {}
+        self.gateway: ForkedProcess | None = None
 
     def start_scheduler(self, *options: str) -> None:
         listen = ("--listen", self.address, "--cluster-listen", self.address)
@@ -54,16 +52,14 @@ class Processes:
         """Starts a gateway before the scheduler."""
         self.gateway = self._start("splitserve_gateway", "--schedulers", self.address, *options)
 
-    def _start(self, package: str, *options: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", package, "--exit-on-stdin-eof", "--log-level", "error"]
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("SPLITSERVE_")}
+    def _start(self, package: str, *options: str) -> ForkedProcess:
+        flags = ("--exit-on-stdin-eof", "--log-level", "error", *options)
         with nullcontext() if self.log is None else self.log.open("ab") as log:
-            return subprocess.Popen(
-                [*command, *options],
+            return start_process(
+                package,
+                flags,
                 stdin=subprocess.PIPE,
-                stderr=log,
-                cwd=ROOT,
-                env=environment | {"OMP_NUM_THREADS": "1"},
+                stderr=None if log is None else log.fileno(),
             )
 
     @property
@@ -75,7 +71,7 @@ class Processes:
         """Whether none has ended by itself."""
         return all(process.poll() is None for process in self._all())
 
-    def _all(self) -> list[subprocess.Popen[bytes]]:
+    def _all(self) -> list[ForkedProcess]:
         processes = [self.gateway, *self.executors.values(), self.scheduler]
         return [process for process in processes if process is not None]
 
@@ -113,6 +109,15 @@ class Processes:
             self.start_executor()
         return await self.wait_until(
             lambda executors: {e.address for e in executors} == self.executors.keys()
+        )
+
+    async def wait_known(self, num_requests: int) -> None:
+        """Waits until executors have just so many requests, which run or wait there."""
+        await self.wait_until(
+            lambda executors: (
+                sum(e.num_running_requests + e.num_waiting_requests for e in executors)
+                == num_requests
+            )
         )
 
     async def wait_until(
@@ -172,7 +177,7 @@ def processes(model: Path, log: Path | None = None) -> Iterator[Processes]:
         started.kill_all()
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
+def _kill(process: ForkedProcess) -> None:
     """Harmless if it has ended."""
     process.send_signal(signal.SIGKILL)
     process.wait()

@@ -11,6 +11,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 
 from splitserve_rpc.errors import failure_of
 from splitserve_rpc.server import RunningServer, ServerSecurity, bind_server
+from tests.support.processes.patience import PATIENCE_S
 
 _PROTOS = Path(__file__).parents[3] / "protos"
 
@@ -46,7 +47,7 @@ async def serve_everything(security: ServerSecurity) -> RunningServer:
 async def outcome(channel: grpc.aio.Channel, method: str, **arguments: object) -> str:
     """What was answered, or the reason or the status of the refusal."""
     try:
-        answer: bytes = await channel.unary_unary(method)(b"", timeout=60, **arguments)
+        answer: bytes = await channel.unary_unary(method)(b"", timeout=PATIENCE_S, **arguments)
     except grpc.aio.AioRpcError as error:
         return failure_of(error).reason or error.code().name
     return answer.decode()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import grpc
@@ -19,6 +19,7 @@ from splitserve_rpc.cluster_identity import Role
 from splitserve_rpc.server import channel_options
 from tests.contract.stranger.process import poll
 from tests.support.processes.addresses import reserve_address
+from tests.support.processes.patience import PATIENCE_S, PATIENT
 from tests.support.processes.processes import START_TIMEOUT_S, Processes, processes
 from tests.support.security.bearer import bearer
 from tests.support.security.cluster import Certificates
@@ -75,13 +76,16 @@ class SecuredStack:
 
     def client(self, caller: str) -> ClientConfig:
         """Of `caller`, for the address of clients."""
-        return ClientConfig(credentials=self.certificates.client(), api_key=self.key(caller))
+        credentials = self.certificates.client()
+        return replace(PATIENT, credentials=credentials, api_key=self.key(caller))
 
     def browser(self) -> httpx2.AsyncClient:
         """Speaks HTTPS with the gateway, as anybody can."""
         context = ssl.create_default_context(cafile=str(self.certificates.directory / "ca.crt"))
         base_url = f"https://{self.http}"
-        return httpx2.AsyncClient(base_url=base_url, trust_env=False, verify=context, timeout=60.0)
+        return httpx2.AsyncClient(
+            base_url=base_url, trust_env=False, verify=context, timeout=PATIENCE_S
+        )
 
 
 @asynccontextmanager
@@ -107,7 +111,7 @@ async def secured_stack(folder: Path) -> AsyncIterator[SecuredStack]:
             *(f"--http={http}", f"--http-tls-cert={files.cert}", f"--http-tls-key={files.key}"),
             *(f"--tls-ca={ca}", f"--gateway-key-file={own}", "--log-level=debug"),
         )
-        operator = ClientConfig(credentials=certificates.client("operator"))
+        operator = replace(PATIENT, credentials=certificates.client("operator"))
         await running.wait_until(lambda executors: len(executors) == 1, cluster, operator)
         stack = SecuredStack(
             certificates, keys, folder, running, running.address, cluster, executor, http

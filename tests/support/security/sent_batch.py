@@ -6,6 +6,7 @@ import grpc.aio
 
 from splitserve.executor.v1 import executor_pb2
 from splitserve_rpc.errors import failure_of
+from tests.support.processes.patience import PATIENCE_S
 
 _EXECUTE = "/splitserve.executor.v1.ExecutorService/Execute"
 
@@ -16,7 +17,7 @@ async def refusal_of_batch(channel: grpc.aio.Channel, batch: executor_pb2.Schedu
     The batch goes with the call: whoever writes to a stream that has ended already is told of that,
     and not why.
     """
-    call = channel.unary_stream(_EXECUTE)(batch.SerializeToString(), timeout=60)
+    call = channel.unary_stream(_EXECUTE)(batch.SerializeToString(), timeout=PATIENCE_S)
     try:
         async for _ in call:
             break

@@ -33,10 +33,11 @@ PARAMS: Sequence[dict[str, Any]] = (
     {"temperature": 0.8, "num_logprobs": 2},
     {"temperature": 0.8, "top_p": 0.7},
     {"repetition_penalty": 1.6},
+    {"temperature": 0.8, "frequency_penalty": 2.0, "presence_penalty": 1.0, "top_k": 40},
     {"num_prompt_logprobs": 1, "num_logprobs": 0},
     {"min_tokens": 9, "suppressed_token_ids": [5, 6]},
 )
-_KEEPS_HISTORY = ("repetition_penalty", "num_prompt_logprobs")
+_KEEPS_HISTORY = ("repetition_penalty", "frequency_penalty", "num_prompt_logprobs")
 
 
 @dataclass(slots=True)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import pytest
 
 from splitserve_rpc.discovery import MAX_SCHEDULERS, InFile, Listed, Named, discovery
 from splitserve_rpc.watched_files import FilesUnusable
+from tests.support.processes.patience import PATIENCE_S
 
 
 async def test_list_has_each_address_once_when_it_is_named_twice() -> None:
@@ -137,3 +140,25 @@ async def test_name_server_is_asked_once_when_many_wait_for_it() -> None:
 
 async def test_name_of_this_machine_is_found_by_the_system() -> None:
     assert "127.0.0.1:7" in await discovery("dns:localhost:7").addresses()
+
+
+def test_process_ends_when_a_name_server_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, has_ended = threading.Event(), threading.Event()
+
+    def say_nothing(*_: object, **__: object) -> list[object]:
+        asked.set()
+        has_ended.wait()
+        return []
+
+    async def ask_and_leave() -> None:
+        asking = asyncio.create_task(Named("schedulers:1").addresses())
+        await asyncio.to_thread(asked.wait)
+        asking.cancel()
+
+    monkeypatch.setattr(socket, "getaddrinfo", say_nothing)
+    running = threading.Thread(target=asyncio.run, args=(ask_and_leave(),), daemon=True)
+    running.start()
+    running.join(PATIENCE_S)
+    was_waiting = running.is_alive()
+    has_ended.set()
+    assert not was_waiting

@@ -50,6 +50,11 @@ def paged_attention(
     """
     query = with_dense_heads(query)
     pools = LayerPools(key_pool, value_pool, scales)
+    output = query.new_empty(query.shape[0], query.shape[1], value_pool.shape[3])
     if batch.max_num_new_tokens <= 1:
-        return paged_decode(query, pools, batch, options)
-    return paged_prefill(query, pools, batch, options)
+        paged_decode(query, pools, batch, options, output, num_rows=batch.num_rows)
+        return output
+    # A decode that took part in a tile of prompts would have all its keys read by one program.
+    paged_decode(query, pools, batch, options, output, num_rows=batch.num_decodes)
+    paged_prefill(query, pools, batch, options, output, first_row=batch.num_decodes)
+    return output

@@ -1,11 +1,13 @@
-"""Paged attention of rows with one new token: the keys of a row are split over several programs.
+"""Paged attention of rows with one new token each: all programs have equally many keys.
 
-Each split leaves an unnormalised sum, its softmax total and its largest score; a second kernel
-merges them. Sources: Dao et al., "Flash-Decoding for long-context inference", 2023; Kwon et al.,
-"Efficient Memory Management for Large Language Model Serving with PagedAttention", SOSP 2023.
+A program may have some keys of a row only. Then it leaves an unnormalised sum, its softmax total
+and its largest score, and a second kernel merges those of the row; what one program saw whole it
+finishes itself. Sources: Dao et al., "Flash-Decoding for long-context inference", 2023; Kwon et
+al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", SOSP 2023;
+of the shares, `key_shares`.
 
 Shape letters: R rows, T tokens over all rows, H query heads, G key/value heads, D size of a query
-or key head, E size of a value head, P splits, M heads of a group, padded.
+or key head, E size of a value head, P programs of a key/value head, M heads of a tile, padded.
 """
 
 # Capital letters: what is known when a kernel is compiled.
@@ -13,19 +15,22 @@ or key head, E size of a value head, P splits, M heads of a group, padded.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from splitserve_kernels.gpu.attention.split_merge import SplitSums, merge_splits
-from splitserve_kernels.gpu.attention.splits import choose_num_splits, num_multiprocessors
+from splitserve_kernels.gpu.attention.key_shares import (
+    row_of_tile,
+    tiles_in_sight,
+    tiles_of_a_program,
+)
+from splitserve_kernels.gpu.attention.occupancy import num_programs_at_once
+from splitserve_kernels.gpu.attention.share_merge import ShareSums, merge_shares
+from splitserve_kernels.gpu.attention.tile_sizes import decode_tile_sizes
 from splitserve_kernels.gpu.attention.tiles import (
     LOG2_E,
-    MIN_DOT_SIZE,
     attend_to_keys,
     attention_constants,
-    is_large,
     score_scale,
 )
 from splitserve_kernels.gpu.layer_pools import LayerPools
@@ -39,30 +44,28 @@ def paged_decode(
     pools: LayerPools,
     batch: PagedBatch,
     options: AttentionOptions,
-    num_splits: int | None = None,
-) -> Tensor:
-    """`reference.paged_attention` for a batch whose rows have no more than one new token each.
+    output: Tensor,
+    *,
+    num_rows: int,
+    num_programs: int | None = None,
+) -> None:
+    """`reference.paged_attention` for the first `num_rows` rows, of one new token each, or none.
 
-    `query`: [T, H, D], last stride 1. Returns [T, H, E] in the dtype of `query`. What is launched
-    depends on shapes, on `batch.max_num_tokens` and on the device only, so that a CUDA graph can
-    record it. `num_splits`, at most MAX_NUM_SPLITS, is chosen if it is None.
+    `query`: [T, H, D], last stride 1. Writes the tokens of these rows in `output` [T, H, E], which
+    is contiguous. What is launched depends on shapes and on the device only, so that a CUDA graph
+    can record it. `num_programs`: how many share the keys of each key/value head; None for as many
+    as the device runs at a time.
     """
-    num_tokens, num_heads, _ = query.shape
-    num_kv_heads, value_dim = pools.num_kv_heads, pools.value.shape[3]
-    output = query.new_empty(num_tokens, num_heads, value_dim)
-    if num_tokens == 0:
-        return output
-    if num_splits is None:
-        num_splits = _num_splits(query, pools, batch, options)
-    is_split = num_splits > 1
-    parts = largest = total = output
-    if is_split:
-        shape = (num_splits, num_tokens, num_heads)
-        parts = query.new_empty(*shape, value_dim, dtype=torch.float32)
-        largest, total = query.new_empty(2, *shape, dtype=torch.float32)
+    if num_rows == 0:
+        return
     constants = attention_constants(query, pools, options)
-    block_m = max(MIN_DOT_SIZE, triton.next_power_of_2(constants["GROUP"]))
-    _decode_kernel[(batch.num_rows, num_kv_heads, num_splits)](
+    sizes = decode_tile_sizes(constants)
+    num_head_tiles = triton.cdiv(constants["GROUP"], sizes.num_heads)
+    if num_programs is None:
+        at_once = num_programs_at_once(query.device, constants, sizes)
+        num_programs = max(1, at_once // (pools.num_kv_heads * num_head_tiles))
+    sums = ShareSums.empty(num_programs, output)
+    _decode_kernel[(num_programs, pools.num_kv_heads * num_head_tiles)](
         query,
         pools.key,
         pools.value,
@@ -70,38 +73,38 @@ def paged_decode(
         batch.num_computed_tokens,
         batch.query_starts,
         output if options.sinks is None else options.sinks,
-        parts,
-        largest,
-        total,
+        output,
+        sums.parts,
+        sums.largest,
+        sums.total,
         score_scale(pools, options),
         float(pools.scales.value),
-        num_tokens,
+        num_rows,
         query.stride(0),
         query.stride(1),
         pools.key.stride(0),
         pools.value.stride(0),
         batch.block_tables.stride(0),
-        IS_SPLIT=is_split,
-        BLOCK_M=block_m,
-        BLOCK_N=32 if is_large(constants) else 64,
-        num_warps=8 if block_m > 32 else 4,
-        num_stages=3,
+        BLOCK_M=sizes.num_queries,
+        HEADS=sizes.num_heads,
+        HEAD_TILES=num_head_tiles,
+        BLOCK_N=sizes.num_keys,
+        num_warps=sizes.num_warps,
+        num_stages=sizes.num_stages,
         **constants,
     )
-    if is_split:
-        merge_splits(SplitSums(parts, largest, total), batch, output, pools.scales.value)
-    return output
+    merge_shares(
+        sums,
+        batch,
+        output,
+        pools.scales.value,
+        num_rows=num_rows,
+        tile_size=sizes.num_keys,
+        window=options.sliding_window,
+    )
 
 
-def _num_splits(
-    query: Tensor, pools: LayerPools, batch: PagedBatch, options: AttentionOptions
-) -> int:
-    in_sight = min(batch.max_num_tokens, options.sliding_window or batch.max_num_tokens)
-    num_programs = batch.num_rows * pools.num_kv_heads
-    return choose_num_splits(num_programs, in_sight, num_multiprocessors(query.device))
-
-
-@triton.jit(do_not_specialize=["num_tokens", "table_stride"])
+@triton.jit(do_not_specialize=["num_rows", "table_stride"])
 def _decode_kernel(
     query: tl.tensor,
     key_pool: tl.tensor,
@@ -110,19 +113,21 @@ def _decode_kernel(
     num_computed_tokens: tl.tensor,
     query_starts: tl.tensor,
     sinks: tl.tensor,
+    output: tl.tensor,
     parts: tl.tensor,
     largest_of_parts: tl.tensor,
     total_of_parts: tl.tensor,
     score_scale: tl.tensor,
     value_scale: tl.tensor,
-    num_tokens: tl.tensor,
+    num_rows: tl.tensor,
     query_token_stride: tl.tensor,
     query_head_stride: tl.tensor,
     key_block_stride: tl.tensor,
     value_block_stride: tl.tensor,
     table_stride: tl.tensor,
-    IS_SPLIT: tl.constexpr,
     BLOCK_M: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD_TILES: tl.constexpr,
     BLOCK_N: tl.constexpr,
     GROUP: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
@@ -136,81 +141,100 @@ def _decode_kernel(
     HAS_SINKS: tl.constexpr,
     COMPUTE_DTYPE: tl.constexpr,
 ) -> None:
-    """One row, one key/value head, one split.
+    """The p-th share of the keys, some heads of one group, row by row.
 
-    Writes `parts` [P, T, H, E], `largest_of_parts` and `total_of_parts` [P, T, H]; without
-    IS_SPLIT, `parts` is the output. A sink is part of the first split.
+    Writes `output` [T, H, E] for rows that the share holds whole, and for others `parts`
+    [P, 2, H, E], `largest_of_parts` and `total_of_parts` [P, 2, H], as `ShareSums` says. A sink is
+    part of a row's first tile.
     """
-    row = tl.program_id(0).to(tl.int64)
-    kv_head = tl.program_id(1)
-    split = tl.program_id(2)
-    token = tl.load(query_starts + row)
-    if tl.load(query_starts + row + 1) == token:
+    program = tl.program_id(0)
+    kv_head = tl.program_id(1) // HEAD_TILES
+    share, num_tiles = tiles_of_a_program(
+        tl.num_programs(0), num_rows, num_computed_tokens, query_starts, BLOCK_N, WINDOW
+    )
+    first_tile = program * share
+    end_tile = tl.minimum(first_tile + share, num_tiles)
+    if first_tile >= end_tile:
         return
-    heads = kv_head * GROUP + tl.arange(0, BLOCK_M)
-    is_head = tl.arange(0, BLOCK_M) < GROUP
+    row, row_tile = row_of_tile(
+        first_tile, num_rows, num_computed_tokens, query_starts, BLOCK_N, WINDOW
+    )
+    head_of_group = tl.program_id(1) % HEAD_TILES * HEADS + tl.arange(0, BLOCK_M)
+    is_head = (tl.arange(0, BLOCK_M) < HEADS) & (head_of_group < GROUP)
+    heads = kv_head * GROUP + head_of_group
     dims = tl.arange(0, BLOCK_D)
-    query_places = token.to(tl.int64) * query_token_stride + heads * query_head_stride
-    q = tl.load(
-        query + query_places[:, None] + dims[None, :],
-        mask=is_head[:, None] & (dims < HEAD_DIM)[None, :],
-        other=0.0,
-    ).to(COMPUTE_DTYPE)
-
-    position = tl.load(num_computed_tokens + row)
-    first = position * 0
-    if WINDOW > 0:
-        first = tl.maximum(position - WINDOW + 1, 0)
-    tiles_per_split = tl.cdiv(tl.cdiv(position + 1 - first, BLOCK_N), tl.num_programs(2))
-    first = first + split * tiles_per_split * BLOCK_N
-    end = tl.minimum(first + tiles_per_split * BLOCK_N, position + 1)
-
-    largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    if HAS_SINKS:
-        sink = tl.load(sinks + heads, mask=is_head, other=0.0).to(tl.float32) * _LOG2_E
-        largest = tl.where(split == 0, sink, float("-inf"))
-        total = tl.where((split == 0) & is_head, 1.0, 0.0)
-    attended = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
-    attended, total, largest = attend_to_keys(
-        q,
-        attended,
-        total,
-        largest,
-        tl.zeros([BLOCK_M], tl.int32) + position,
-        first,
-        end,
-        block_tables + row * table_stride,
-        key_pool + kv_head * HEAD_DIM,
-        value_pool + kv_head * VALUE_DIM,
-        key_block_stride,
-        value_block_stride,
-        score_scale,
-        True,
-        BLOCK_N,
-        BLOCK_SIZE,
-        NUM_KV_HEADS,
-        HEAD_DIM,
-        VALUE_DIM,
-        BLOCK_D,
-        BLOCK_E,
-        0,  # `first` is within the window
-        SOFTCAP,
-    )
-
     value_dims = tl.arange(0, BLOCK_E)
-    # [P, T, H] flattened; [T, H] without splits, when `split` is 0.
-    places = (split.to(tl.int64) * num_tokens + token) * (NUM_KV_HEADS * GROUP) + heads
-    mask = is_head[:, None] & (value_dims < VALUE_DIM)[None, :]
-    if IS_SPLIT:
-        tl.store(largest_of_parts + places, largest, mask=is_head)
-        tl.store(total_of_parts + places, total, mask=is_head)
-        # The sum of an empty split is not read.
-        mask = mask & (first < end)
-    else:
-        attended = attended / total[:, None] * value_scale
-    tl.store(
-        parts + places[:, None] * VALUE_DIM + value_dims[None, :],
-        attended.to(parts.dtype.element_ty),
-        mask=mask,
-    )
+
+    tile = first_tile
+    while tile < end_tile:
+        num_row_tiles = tiles_in_sight(
+            row, num_rows, num_computed_tokens, query_starts, BLOCK_N, WINDOW
+        )
+        begin = tile - row_tile
+        stop = tl.minimum(end_tile - row_tile, num_row_tiles)
+        # A row without a token has no tile.
+        if begin < stop:
+            token = tl.load(query_starts + row).to(tl.int64)
+            position = tl.load(num_computed_tokens + row)
+            first = position * 0
+            if WINDOW > 0:
+                first = tl.maximum(position - WINDOW + 1, 0)
+            query_places = token * query_token_stride + heads * query_head_stride
+            q = tl.load(
+                query + query_places[:, None] + dims[None, :],
+                mask=is_head[:, None] & (dims < HEAD_DIM)[None, :],
+                other=0.0,
+            ).to(COMPUTE_DTYPE)
+            largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+            total = tl.zeros([BLOCK_M], tl.float32)
+            if HAS_SINKS:
+                sink = tl.load(sinks + heads, mask=is_head, other=0.0).to(tl.float32) * _LOG2_E
+                largest = tl.where(begin == 0, sink, float("-inf"))
+                total = tl.where((begin == 0) & is_head, 1.0, 0.0)
+            attended = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
+            attended, total, largest = attend_to_keys(
+                q,
+                attended,
+                total,
+                largest,
+                tl.zeros([BLOCK_M], tl.int32) + position,
+                first + begin * BLOCK_N,
+                tl.minimum(first + stop * BLOCK_N, position + 1),
+                block_tables + row.to(tl.int64) * table_stride,
+                key_pool + kv_head * HEAD_DIM,
+                value_pool + kv_head * VALUE_DIM,
+                key_block_stride,
+                value_block_stride,
+                score_scale,
+                True,
+                BLOCK_N,
+                BLOCK_SIZE,
+                NUM_KV_HEADS,
+                HEAD_DIM,
+                VALUE_DIM,
+                BLOCK_D,
+                BLOCK_E,
+                0,  # `first` is within the window
+                SOFTCAP,
+            )
+            mask = is_head[:, None] & (value_dims < VALUE_DIM)[None, :]
+            if stop - begin == num_row_tiles:
+                places = token * (NUM_KV_HEADS * GROUP) + heads
+                attended = attended / total[:, None] * value_scale
+                tl.store(
+                    output + places[:, None] * VALUE_DIM + value_dims[None, :],
+                    attended.to(output.dtype.element_ty),
+                    mask=mask,
+                )
+            else:
+                # The share's first row, or else its last.
+                place = program * 2 + (tile > first_tile).to(tl.int32)
+                places = place.to(tl.int64) * (NUM_KV_HEADS * GROUP) + heads
+                tl.store(largest_of_parts + places, largest, mask=is_head)
+                tl.store(total_of_parts + places, total, mask=is_head)
+                tl.store(
+                    parts + places[:, None] * VALUE_DIM + value_dims[None, :], attended, mask=mask
+                )
+            tile = row_tile + stop
+        row_tile += num_row_tiles
+        row += 1

@@ -18,13 +18,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from splitserve_kernels.gpu.attention.tile_sizes import prefill_tile_sizes
 from splitserve_kernels.gpu.attention.tiles import (
     LOG2_E,
-    MIN_DOT_SIZE,
     attend_to_keys,
     attention_constants,
-    is_float32,
-    is_large,
     score_scale,
 )
 from splitserve_kernels.gpu.layer_pools import LayerPools
@@ -35,24 +33,30 @@ _LOG2_E = tl.constexpr(LOG2_E)
 
 
 def paged_prefill(
-    query: Tensor, pools: LayerPools, batch: PagedBatch, options: AttentionOptions
-) -> Tensor:
-    """`reference.paged_attention` for any batch; rows may have one new token, or none.
+    query: Tensor,
+    pools: LayerPools,
+    batch: PagedBatch,
+    options: AttentionOptions,
+    output: Tensor,
+    *,
+    first_row: int = 0,
+) -> None:
+    """`reference.paged_attention` for the rows from `first_row` on, of any number of new tokens.
 
-    `query`: [T, H, D], last stride 1. Returns [T, H, E] in the dtype of `query`. What is launched
-    depends on shapes and on `batch.max_num_new_tokens` only.
+    The rows before have one new token each. `query`: [T, H, D], last stride 1. Writes the tokens of
+    its rows in `output` [T, H, E], which is contiguous. What is launched depends on shapes, on
+    `first_row` and on `batch.max_num_new_tokens` only.
     """
-    num_tokens, num_heads, _ = query.shape
-    output = query.new_empty(num_tokens, num_heads, pools.value.shape[3])
-    if num_tokens == 0:
-        return output
+    num_rows, num_tokens = batch.num_rows - first_row, query.shape[0] - first_row
+    if num_rows == 0 or num_tokens == 0:
+        return
     constants = attention_constants(query, pools, options)
-    most = 32 if is_float32(constants) else 128
-    block_m = choose_num_queries(constants["GROUP"], batch.max_num_new_tokens, most)
-    block_q = block_m // constants["GROUP"]
+    sizes = prefill_tile_sizes(constants, batch.max_num_new_tokens)
+    block_q = sizes.num_queries // sizes.num_heads
+    num_head_tiles = triton.cdiv(constants["GROUP"], sizes.num_heads)
     # No row begins more tiles than this, whatever the lengths: see `_find_row`.
-    num_tiles = num_tokens // block_q + batch.num_rows
-    _prefill_kernel[(num_tiles, pools.num_kv_heads)](
+    num_tiles = num_tokens // block_q + num_rows
+    _prefill_kernel[(num_tiles, pools.num_kv_heads * num_head_tiles)](
         query,
         pools.key,
         pools.value,
@@ -63,48 +67,49 @@ def paged_prefill(
         output,
         score_scale(pools, options),
         float(pools.scales.value),
-        batch.num_rows,
+        first_row,
+        num_rows,
         query.stride(0),
         query.stride(1),
         pools.key.stride(0),
         pools.value.stride(0),
         batch.block_tables.stride(0),
-        BLOCK_M=block_m,
+        BLOCK_M=sizes.num_queries,
         BLOCK_Q=block_q,
-        BLOCK_N=32 if is_large(constants) else 64,
-        num_warps=8 if block_m == 128 or is_float32(constants) else 4,
-        num_stages=3,
+        HEADS=sizes.num_heads,
+        HEAD_TILES=num_head_tiles,
+        BLOCK_N=sizes.num_keys,
+        num_warps=sizes.num_warps,
+        num_stages=sizes.num_stages,
         **constants,
     )
-    return output
-
-
-def choose_num_queries(group: int, max_num_new_tokens: int, most: int) -> int:
-    """M: a power of two for the longest row, at most `most`, and at least the heads of a group."""
-    wanted = min(most, triton.next_power_of_2(group * max_num_new_tokens))
-    num_queries: int = max(MIN_DOT_SIZE, wanted, triton.next_power_of_2(group))
-    return num_queries
 
 
 @triton.jit
 def _find_row(
-    query_starts: tl.tensor, num_rows: tl.tensor, tile: tl.tensor, BLOCK_Q: tl.constexpr
+    query_starts: tl.tensor,
+    first_row: tl.tensor,
+    num_rows: tl.tensor,
+    tile: tl.tensor,
+    BLOCK_Q: tl.constexpr,
 ) -> tl.tensor:
-    """The row that `tile` belongs to.
+    """The row that `tile` belongs to, from `first_row` on, before which tokens are rows.
 
-    Row r, from token s on, has the tiles from s // Q + r on. That leaves room for its tiles, of
-    which only the last has fewer than Q tokens, so a tile may belong to no token of its row.
+    The r-th of these rows, from token s on, has the tiles from s // Q + r on. That leaves room for
+    its tiles, of which only the last has fewer than Q tokens, so a tile may belong to no token of
+    its row.
     """
     num_before = 0
     for first in range(0, num_rows, _ROWS_AT_A_TIME):
         rows = first + tl.arange(0, _ROWS_AT_A_TIME)
-        starts = tl.load(query_starts + rows, mask=rows < num_rows, other=0)
+        starts = tl.load(query_starts + first_row + rows, mask=rows < num_rows, other=0)
+        starts = starts - first_row
         is_before = (rows < num_rows) & (starts // BLOCK_Q + rows <= tile)
         num_before += tl.sum(is_before.to(tl.int32), 0)
     return num_before - 1
 
 
-@triton.jit(do_not_specialize=["num_rows", "table_stride"])
+@triton.jit(do_not_specialize=["first_row", "num_rows", "table_stride"])
 def _prefill_kernel(
     query: tl.tensor,
     key_pool: tl.tensor,
@@ -116,6 +121,7 @@ def _prefill_kernel(
     output: tl.tensor,
     score_scale: tl.tensor,
     value_scale: tl.tensor,
+    first_row: tl.tensor,
     num_rows: tl.tensor,
     query_token_stride: tl.tensor,
     query_head_stride: tl.tensor,
@@ -124,6 +130,8 @@ def _prefill_kernel(
     table_stride: tl.tensor,
     BLOCK_M: tl.constexpr,
     BLOCK_Q: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD_TILES: tl.constexpr,
     BLOCK_N: tl.constexpr,
     GROUP: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
@@ -137,20 +145,22 @@ def _prefill_kernel(
     HAS_SINKS: tl.constexpr,
     COMPUTE_DTYPE: tl.constexpr,
 ) -> None:
-    """Q tokens of one row, one key/value head. Writes `output` [T, H, E]."""
+    """Q tokens of one row, some heads of one group. Writes `output` [T, H, E]."""
     # The last tiles of a row see the most keys: they begin first.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
-    kv_head = tl.program_id(1)
-    row = _find_row(query_starts, num_rows, tile, BLOCK_Q)
+    kv_head = tl.program_id(1) // HEAD_TILES
+    index = _find_row(query_starts, first_row, num_rows, tile, BLOCK_Q)
+    row = first_row + index
     row_start = tl.load(query_starts + row)
     num_new = tl.load(query_starts + row + 1) - row_start
-    first_token = (tile - row_start // BLOCK_Q - row) * BLOCK_Q
+    first_token = (tile - (row_start - first_row) // BLOCK_Q - index) * BLOCK_Q
     if first_token >= num_new:
         return
     stacked = tl.arange(0, BLOCK_M)
-    tokens = first_token + stacked // GROUP
-    heads = kv_head * GROUP + stacked % GROUP
-    is_query = (stacked < BLOCK_Q * GROUP) & (tokens < num_new)
+    tokens = first_token + stacked // HEADS
+    head_of_group = tl.program_id(1) % HEAD_TILES * HEADS + stacked % HEADS
+    heads = kv_head * GROUP + head_of_group
+    is_query = (stacked < BLOCK_Q * HEADS) & (head_of_group < GROUP) & (tokens < num_new)
     dims = tl.arange(0, BLOCK_D)
     query_places = (row_start + tokens).to(tl.int64) * query_token_stride
     query_places = query_places + heads * query_head_stride

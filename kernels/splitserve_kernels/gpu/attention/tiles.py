@@ -69,18 +69,21 @@ def attend_to_keys(
     """
     key_dims = tl.arange(0, BLOCK_D)
     value_dims = tl.arange(0, BLOCK_E)
+    lanes = tl.arange(0, BLOCK_N)
+    # Block ids are read a tile ahead: where they are read by the tile that needs them, its keys and
+    # values wait for them, and the compiler lets no load overlap the computing.
+    next_blocks = tl.load(table + (first + lanes) // BLOCK_SIZE, mask=first + lanes < end, other=0)
     for start in range(first, end, BLOCK_N):
-        positions = start + tl.arange(0, BLOCK_N)
+        positions = start + lanes
         is_key = positions < end
         key_mask = (key_dims < HEAD_DIM)[None, :]
         value_mask = (value_dims < VALUE_DIM)[None, :]
         if IS_MASKED:
-            blocks = tl.load(table + positions // BLOCK_SIZE, mask=is_key, other=0)
             key_mask = key_mask & is_key[:, None]
             value_mask = value_mask & is_key[:, None]
-        else:
-            blocks = tl.load(table + positions // BLOCK_SIZE)
-        blocks = blocks.to(tl.int64)
+        blocks = next_blocks.to(tl.int64)
+        ahead = positions + BLOCK_N
+        next_blocks = tl.load(table + ahead // BLOCK_SIZE, mask=ahead < end, other=0)
         slots = (positions % BLOCK_SIZE) * NUM_KV_HEADS
 
         key_places = blocks * key_block_stride + slots * HEAD_DIM
@@ -151,12 +154,6 @@ def attention_constants(
         HAS_SINKS=options.sinks is not None,
         COMPUTE_DTYPE=_TRITON_DTYPES[query.dtype if is_narrow else torch.float32],
     )
-
-
-def is_large(constants: AttentionConstants) -> bool:
-    """Whether heads need smaller tiles to fit into registers and shared memory."""
-    head_dim = max(constants["BLOCK_D"], constants["BLOCK_E"])
-    return head_dim > 128 or is_float32(constants)
 
 
 def is_float32(constants: AttentionConstants) -> bool:

@@ -11,14 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from executor_service.backends.attention_candidates import CANDIDATES, Candidate, WhyNotLayer
 from executor_service.backends.attention_trial import time_attention
 from executor_service.backends.choose import AUTO, NATIVE, TORCH
-from executor_service.backends.gpu import (
-    CANDIDATES,
-    Candidate,
-    WhyNotLayer,
-    choose_gpu_attention,
-)
+from executor_service.backends.gpu import choose_gpu_attention
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.device.kv_cache import LayerShape
 from executor_service.errors import BackendUnavailable, TrialFailed
@@ -162,26 +158,51 @@ def test_candidates_are_what_the_option_takes_when_it_names_a_backend() -> None:
     assert set(option.choices) == {AUTO, TORCH, NATIVE, *(each.name for each in CANDIDATES)}
 
 
-def test_candidates_pass_the_sinks_on_when_a_model_has_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module = "executor_service.backends.gpu"
-    monkeypatch.setattr(f"{module}.why_no_flash_attention", lambda: None)
-    monkeypatch.setattr(f"{module}.why_unavailable", lambda: None)
+@pytest.fixture
+def flash_attention_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = "executor_service.backends.attention_candidates"
+    for name in ("why_no_flash_attention", "why_no_flash_attention_3", "why_unavailable"):
+        monkeypatch.setattr(f"{module}.{name}", lambda: None)
+
+
+def _named(name: str) -> Candidate:
+    return next(candidate for candidate in CANDIDATES if candidate.name == name)
+
+
+@pytest.mark.usefixtures("flash_attention_is_here")
+def test_candidates_pass_the_sinks_on_when_a_model_has_them(tmp_path: Path) -> None:
     loaded = load_model(ModelConfig(str(make_tiny_model("gpt_oss", tmp_path)), dtype="bfloat16"))
-    assert CANDIDATES[1].why_not(loaded, 256) == why_not_flash_attention(
+    assert _named("flash-attn").why_not(loaded, 256) == why_not_flash_attention(
         (16, 16), loaded.dtype, 256, has_sinks=True
     )
+    reason = _named("flash-attn-3").why_not(loaded, 16)
+    assert reason == "attention sinks: flash-attn 3 has none"
 
 
+@pytest.mark.usefixtures("flash_attention_is_here")
+@pytest.mark.parametrize(("name", "block_size"), [("flash-attn", 256), ("flash-attn-3", 16)])
 def test_candidates_refuse_flash_attention_when_keys_and_values_have_8_bits(
-    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+    name: str, block_size: int, loaded: LoadedModel
 ) -> None:
-    module = "executor_service.backends.gpu"
-    monkeypatch.setattr(f"{module}.why_no_flash_attention", lambda: None)
-    monkeypatch.setattr(f"{module}.why_unavailable", lambda: None)
-    reason = CANDIDATES[1].why_not(replace(loaded, kv_dtype=torch.float8_e4m3fn), 256)
-    assert reason == "flash-attn takes no float8_e4m3fn keys and values"
+    narrow = replace(loaded, kv_dtype=torch.float8_e4m3fn)
+    reason = _named(name).why_not(narrow, block_size)
+    assert reason == f"{name} takes no float8_e4m3fn keys and values"
+
+
+@pytest.mark.usefixtures("flash_attention_is_here")
+def test_candidates_pass_the_window_on_when_a_model_has_one(loaded: LoadedModel) -> None:
+    options = [replace(each, sliding_window=20) for each in loaded.layer_options]
+    half = replace(
+        loaded,
+        dtype=torch.bfloat16,
+        kv_dtype=torch.bfloat16,
+        layer_options=tuple(options),
+    )
+    candidate = _named("flash-attn-3")
+    assert candidate.why_not(half, 16) is None
+    assert candidate.why_not(half, 32) == (
+        "a sliding window of 20 in blocks of 32: allowed: a block or more"
+    )
 
 
 def test_time_attention_takes_time(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:

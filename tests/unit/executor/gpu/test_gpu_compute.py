@@ -19,7 +19,7 @@ from executor_service.device.kv_cache import KVCache, copy_in_torch
 from executor_service.model.input_batch import build_input_batch
 from executor_service.model.loaded_model import LoadedModel, weights_bytes
 from executor_service.model.paged_model import torch_model
-from executor_service.sampling.sampler import SamplingRows, draw_in_torch
+from executor_service.sampling.sampler import SamplingRows, draw_unseen_in_torch
 from executor_service.steps.sampling_params import SamplingParams
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.steps.step_driver import Row, make_step
@@ -164,7 +164,7 @@ def test_compute_on_gpu_draws_and_copies_in_torch_when_kernels_are_wrong(
     monkeypatch.setattr(gpu_sampler, "triton_draw", draw_wrongly)
     monkeypatch.setattr(block_copy, "copy_blocks", copy_wrongly)
     compute = _choose(Loads(tmp_path, device, "olmo2"))
-    assert (compute.draw, compute.copy_blocks) == (draw_in_torch, copy_in_torch)
+    assert (compute.draw, compute.copy_blocks) == (draw_unseen_in_torch, copy_in_torch)
     errors = _errors(caplog)
     assert [error.split(" reason")[0] for error in errors] == [
         "kernel_refused kernel=sampling",

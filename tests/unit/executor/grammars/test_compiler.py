@@ -19,7 +19,7 @@ from splitserve_grammars.limits import MAX_COMPILE_CPU_S, MAX_LEXER_BYTES
 from splitserve_grammars.trial import TrialTooSlow, TrialUnavailable, Verdict, trial_command
 from tests.support.grammars.sampled_texts import byte_level_texts, json_schema
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 240.0
 NUM_BYTES = 1000
 
 

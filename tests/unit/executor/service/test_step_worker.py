@@ -101,8 +101,16 @@ def test_no_more_steps_begin_than_may_be_in_flight(late: _Late) -> None:
     assert late.answered == [1, 2, 3]
 
 
+_NEED_HISTORY = {
+    "repetition_penalty",
+    "frequency_penalty",
+    "num_prompt_logprobs",
+    "bad_words_token_ids",
+}
+
+
 def _with_params(**params: object) -> pb.ScheduleBatch:
-    history = PROMPT if {"repetition_penalty", "num_prompt_logprobs"} & set(params) else []
+    history = PROMPT if _NEED_HISTORY & set(params) else []
     row = NewRow(0, (0, 1), num_prompt=3, params=params, history=history)
     return SENDER.batch(1, new=[row], work=[WorkRow(0, 0, PROMPT)])
 
@@ -110,9 +118,11 @@ def _with_params(**params: object) -> pb.ScheduleBatch:
 @pytest.mark.parametrize(
     ("params", "answered"),
     [
-        ({"repetition_penalty": 1.5}, [1, 2]),
-        ({"temperature": 1.0, "top_p": 0.5}, [1, 2]),
-        ({"temperature": 1.0}, []),
+        # What may follow is found on the host.
+        ({"bad_words_token_ids": [pb.TokenSequence(token_ids=[3, 4])]}, [1, 2]),
+        ({"repetition_penalty": 1.5}, []),
+        ({"temperature": 1.0, "frequency_penalty": 3.0}, []),
+        ({"temperature": 1.0, "top_p": 0.5, "top_k": 9, "min_p": 0.1}, []),
         ({"num_prompt_logprobs": 1}, []),
         ({"min_tokens": 2, "suppressed_token_ids": [3], "num_logprobs": 1}, []),
     ],

@@ -80,8 +80,8 @@ def test_grammars_come_and_go_with_their_rows() -> None:
     table.expect_sampled(_column(2), 1)
     table.record_sampled(_column(2), 1, _column(10))
     assert grammars.rows[2][1] == [7, 8, 9, 10]
-    assert table.reads_history(_column(5, 6))
-    assert not table.reads_history(_column(5))
+    assert table.reads_output(_column(5, 6))
+    assert not table.reads_output(_column(5))
     of_step: object = table.grammars(_column(5, 6, 2))
     assert of_step == [(1, 6), (2, 2)]
     assert table.grammars(_column(5)) is None

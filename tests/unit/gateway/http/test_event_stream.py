@@ -39,7 +39,7 @@ async def sent_by(
     async def receive() -> Message:
         raise AssertionError("a stream of events reads nothing")
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(240):
         response = await event_stream(events, silence_s=silence_s)
         await response({"type": "http"}, receive, sent.send)
     return sent.pieces

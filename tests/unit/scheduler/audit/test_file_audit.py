@@ -38,7 +38,7 @@ class HeldFile:
     events: list[dict[str, Any]] = field(default_factory=list)
 
     def write(self, fields: Mapping[str, object]) -> None:
-        self.may_write.wait(60)
+        self.may_write.wait(240)
         if self.num_failures > 0:
             self.num_failures -= 1
             raise OSError(28, "No space left on device")

@@ -1,0 +1,138 @@
+"""How often the tokens of rows with penalties have occurred, on the device, from step to step.
+
+A row's tokens are counted once, when it is new; from then on each step adds what the row samples
+where it is sampled, in the order of the steps, so the next one may begin before the host knows it.
+
+Shape letters: S rows that sample, Q those of them with penalties, N rows that there is room for, V
+tokens of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from executor_service.device.host_copies import to_device
+from executor_service.steps.step import Int32Array, Int64Array
+
+# In a count: the token is in the prompt. What is below are the occurrences in the output.
+IN_PROMPT = 1 << 30
+_INITIAL_ROOM = 4
+
+
+@dataclass(frozen=True, slots=True)
+class CountedRows:
+    """Where the counts of some of the S rows are.
+
+    `rows`: [Q] int64, rising indexes of them. `table`: [N, V] int32. `lines`: [Q] int64 on the
+    device, theirs in the table. `row_ids`: [Q].
+    """
+
+    rows: Int64Array
+    table: Tensor
+    lines: Tensor
+    row_ids: Int32Array
+
+    def part(self, rows: slice) -> CountedRows:
+        """Those of rows on end, by their indexes among these."""
+        start, end = np.searchsorted(self.rows, (rows.start, rows.stop)).tolist()
+        return CountedRows(
+            self.rows[start:end] - rows.start,
+            self.table,
+            self.lines[start:end],
+            self.row_ids[start:end],
+        )
+
+
+@dataclass(slots=True)
+class _Counted:
+    """A row: its line in the table, the history it was counted from, and how many tokens."""
+
+    line: int
+    history: Sequence[int]
+    num_tokens: int
+
+
+class TokenCounts:
+    """The counts of all rows that have penalties. Not thread-safe."""
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        """Takes no memory before there is a row."""
+        self._table = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
+        self._counted: dict[int, _Counted] = {}
+
+    def of_rows(
+        self,
+        rows: Int64Array,
+        row_ids: Int32Array,
+        histories: Sequence[Sequence[int] | None],
+        positions: Int32Array,
+        num_prompt_tokens: Int32Array,
+    ) -> CountedRows:
+        """The counts of the tokens before `positions` [Q]; all columns are those of `rows` [Q].
+
+        A history that is the very same as in the step before need not have what was sampled since.
+        """
+        new: list[int] = []
+        for index, (row_id, position) in enumerate(
+            zip(row_ids.tolist(), positions.tolist(), strict=True)
+        ):
+            history = histories[index]
+            assert history is not None, "a row with penalties has its history"
+            counted = self._counted.get(row_id)
+            if counted is None:
+                self._counted[row_id] = _Counted(len(self._counted), history, position)
+            elif counted.history is history and counted.num_tokens == position:
+                continue
+            else:
+                counted.history, counted.num_tokens = history, position
+            new.append(index)
+        lines = [self._counted[row_id].line for row_id in row_ids.tolist()]
+        if new:
+            self._grow()
+            for index in new:
+                tokens = _tokens(histories[index], int(positions[index]))
+                self._count(lines[index], tokens, int(num_prompt_tokens[index]))
+        on_device = to_device(np.array(lines, np.int64), self._table.device)
+        return CountedRows(rows, self._table, on_device, row_ids)
+
+    def add(self, counted: CountedRows, token_ids: Tensor) -> None:
+        """`token_ids` [S] int32 are what all rows have sampled, -1 for nothing."""
+        rows = to_device(counted.rows, token_ids.device)
+        sampled = token_ids[rows]
+        # A row has one line, so nothing is added twice to the same count.
+        at = (counted.lines, sampled.clamp(min=0).to(torch.int64))
+        counted.table[at] += (sampled >= 0).to(torch.int32)
+        for row_id in counted.row_ids.tolist():
+            self._counted[row_id].num_tokens += 1
+
+    def forget(self) -> None:
+        """Counts all rows anew when they are next asked for."""
+        self._counted.clear()
+
+    def _grow(self) -> None:
+        """To room for all rows."""
+        room, vocab_size = self._table.shape
+        wanted = len(self._counted)
+        if wanted > room:
+            larger = self._table.new_empty(max(wanted, 2 * room, _INITIAL_ROOM), vocab_size)
+            larger[:room] = self._table
+            self._table = larger
+
+    def _count(self, line: int, tokens: np.ndarray, num_prompt_tokens: int) -> None:
+        counts = self._table[line].zero_()
+        on_device = to_device(tokens, counts.device)
+        counts[on_device[:num_prompt_tokens]] = IN_PROMPT
+        output = on_device[num_prompt_tokens:]
+        # Sums of integers are exact in any order, so this is deterministic on every device.
+        counts.scatter_add_(0, output, torch.ones_like(output, dtype=torch.int32))
+
+
+def _tokens(history: Sequence[int] | None, num_tokens: int) -> np.ndarray:
+    """The first `num_tokens` tokens, int64."""
+    assert history is not None, "a row with penalties has its history"
+    return np.asarray(history[:num_tokens], dtype=np.int64)

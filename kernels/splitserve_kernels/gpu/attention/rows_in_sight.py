@@ -1,0 +1,82 @@
+"""What libraries want to know of rows that our batches do not say: their lengths, tidy tables.
+
+Shape letters: R rows, M blocks of the longest block table, B block size.
+"""
+
+# Capital letters: what is known when a kernel is compiled.
+# ruff: noqa: N803
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from splitserve_kernels.paged_batch import PagedBatch
+
+_BLOCK_M = 256
+
+
+def rows_in_sight(batch: PagedBatch, block_size: int, window: int | None) -> tuple[Tensor, Tensor]:
+    """Tokens of each row, those of this step included, [R] int32; and block tables [R, M] int32.
+
+    With a sliding window, which is no shorter than a block, entries that lie wholly behind it name
+    the first block in sight instead. Whoever reads keys and values a tile at a time may read them,
+    and finds numbers that the row wrote itself: what was named may be another row's by now, and
+    NaN there would be NaN here, even where its weight is 0.
+
+    On the device, at each call, so that a CUDA graph that is replayed does it anew.
+    """
+    num_rows, width = batch.block_tables.shape
+    lengths = torch.empty_like(batch.num_computed_tokens)
+    tables = batch.block_tables if window is None else torch.empty_like(batch.block_tables)
+    if num_rows == 0:
+        return lengths, tables
+    num_tiles = 1 if window is None else triton.cdiv(width, _BLOCK_M)
+    _rows_kernel[(num_rows, num_tiles)](
+        batch.block_tables,
+        batch.num_computed_tokens,
+        batch.query_starts,
+        lengths,
+        tables,
+        width,
+        batch.block_tables.stride(0),
+        tables.stride(0),
+        BLOCK_SIZE=block_size,
+        WINDOW=window or 0,
+        BLOCK_M=_BLOCK_M,
+        num_warps=4,
+    )
+    return lengths, tables
+
+
+@triton.jit(do_not_specialize=["width", "table_stride", "new_table_stride"])
+def _rows_kernel(
+    block_tables: tl.tensor,
+    num_computed_tokens: tl.tensor,
+    query_starts: tl.tensor,
+    lengths: tl.tensor,
+    new_tables: tl.tensor,
+    width: tl.tensor,
+    table_stride: tl.tensor,
+    new_table_stride: tl.tensor,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+) -> None:
+    """Some entries of one row's table, and the row's length."""
+    row = tl.program_id(0).to(tl.int64)
+    position = tl.load(num_computed_tokens + row)
+    num_new = tl.load(query_starts + row + 1) - tl.load(query_starts + row)
+    tl.store(lengths + row, position + num_new)
+    if WINDOW > 0:
+        first = tl.maximum(position - WINDOW + 1, 0) // BLOCK_SIZE
+        entries = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+        sources = tl.maximum(entries, first)
+        blocks = tl.load(
+            block_tables + row * table_stride + sources,
+            mask=(entries < width) & (sources < width),
+            other=0,
+        )
+        tl.store(new_tables + row * new_table_stride + entries, blocks, mask=entries < width)

@@ -1,0 +1,78 @@
+"""How large the tiles of attention are, so that they fit into registers and shared memory.
+
+Compiled for three generations of GPUs, by `tests/kernels/gpu/compiled`, which holds what these
+sizes promise; no GPU has timed them yet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+
+from splitserve_kernels.gpu.attention.tiles import (
+    MIN_DOT_SIZE,
+    AttentionConstants,
+    is_float32,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TileSizes:
+    """`num_queries`: M, tokens of a tile times heads of it. `num_keys`: of a tile.
+
+    `num_heads`: heads of a group that a program takes; the next program has the next ones.
+    `num_stages`: how many tiles of keys are in the making, as the compiler counts.
+    """
+
+    num_queries: int
+    num_heads: int
+    num_keys: int
+    num_warps: int
+    num_stages: int
+
+
+def decode_tile_sizes(constants: AttentionConstants) -> TileSizes:
+    """For one token of a row: M is the heads of a group."""
+    head_dim = _head_dim(constants)
+    most = 128 if head_dim <= 128 else 32 if head_dim <= 256 else 16
+    num_queries = min(most, max(MIN_DOT_SIZE, triton.next_power_of_2(constants["GROUP"])))
+    return TileSizes(
+        num_queries=num_queries,
+        num_heads=min(num_queries, constants["GROUP"]),
+        num_keys=_num_keys(constants),
+        num_warps=8 if num_queries > 32 or head_dim > 256 else 4,
+        num_stages=3,
+    )
+
+
+def prefill_tile_sizes(constants: AttentionConstants, max_num_new_tokens: int) -> TileSizes:
+    """For rows of up to so many tokens: M is a power of two that holds the longest, if any does."""
+    head_dim = _head_dim(constants)
+    if is_float32(constants):
+        most = 32 if head_dim <= 64 else MIN_DOT_SIZE
+    else:
+        most = 128 if head_dim <= 256 else 64 if head_dim <= 512 else MIN_DOT_SIZE
+    wanted = triton.next_power_of_2(constants["GROUP"] * max_num_new_tokens)
+    num_queries = min(most, max(MIN_DOT_SIZE, wanted))
+    is_wide = num_queries == 128 or head_dim > 256 or is_float32(constants)
+    return TileSizes(
+        num_queries=num_queries,
+        num_heads=min(num_queries, constants["GROUP"]),
+        num_keys=_num_keys(constants),
+        num_warps=8 if is_wide else 4,
+        num_stages=3,
+    )
+
+
+def _head_dim(constants: AttentionConstants) -> int:
+    return max(constants["BLOCK_D"], constants["BLOCK_E"])
+
+
+def _num_keys(constants: AttentionConstants) -> int:
+    """Keys of a tile: of keys and values there are two tiles at a time in shared memory."""
+    itemsize = 4 if is_float32(constants) else 2
+    bytes_of_key = (constants["BLOCK_D"] + constants["BLOCK_E"]) * itemsize
+    if bytes_of_key <= 512 and not is_float32(constants):
+        return 64
+    return 32 if bytes_of_key <= 1024 else 16

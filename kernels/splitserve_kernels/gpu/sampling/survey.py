@@ -1,0 +1,36 @@
+"""The largest logit of each block of the vocabulary, and the first token that has it.
+
+Shape letters: S rows that sample, V tokens of the vocabulary, L blocks of the vocabulary.
+"""
+
+# Capital letters: what is known when a kernel is compiled.
+# ruff: noqa: N803
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def survey_kernel(
+    logits: tl.tensor,
+    largest: tl.tensor,
+    token_ids: tl.tensor,
+    vocab_size: tl.tensor,
+    row_stride: tl.tensor,
+    num_blocks: tl.tensor,
+    BLOCK_V: tl.constexpr,
+) -> None:
+    """A block of a row. `largest`, `token_ids`: [S, L]; a block with NaN has +inf."""
+    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    tokens = block * BLOCK_V + tl.arange(0, BLOCK_V)
+    is_token = tokens < vocab_size
+    x = tl.load(logits + row * row_stride + tokens, mask=is_token, other=float("-inf"))
+    # Either makes a row invalid.
+    x = tl.where(x == x, x, float("inf"))
+    most = tl.max(x, 0)
+    tl.store(largest + row * num_blocks + block, most)
+    tl.store(
+        token_ids + row * num_blocks + block, tl.min(tl.where(x == most, tokens, vocab_size), 0)
+    )

@@ -1,0 +1,154 @@
+"""Every kernel of the GPU, as its launcher calls it: the one list that all kernels are in.
+
+A case launches on tensors of a CPU, whose shapes and dtypes are those of a model; `compiler` has
+the launch compile instead. A kernel without a case fails `test_compilation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from splitserve_kernels.gpu.attention.backend import paged_attention
+from splitserve_kernels.gpu.attention.rows_in_sight import rows_in_sight
+from splitserve_kernels.gpu.block_copy import copy_blocks
+from splitserve_kernels.gpu.gated_product import gated_product
+from splitserve_kernels.gpu.kv_write import kv_write
+from splitserve_kernels.gpu.layer_pools import KVScales, LayerPools
+from splitserve_kernels.gpu.rms_norm import add_rms_norm, rms_norm
+from splitserve_kernels.gpu.rotary_kv_write import RotaryTables, rotary_kv_write
+from splitserve_kernels.gpu.sampling.columns import DrawColumns
+from splitserve_kernels.gpu.sampling.draw import draw, greedy
+from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch, build_paged_batch
+from tests.kernels.gpu.compiled.resources import Bounds
+
+# Ampere, Hopper and Blackwell of data centres.
+CAPABILITIES = (80, 90, 100)
+# Float8 is not converted before.
+_SINCE_HOPPER = (90, 100)
+_FLOAT8, _BFLOAT16, _FLOAT32 = torch.float8_e4m3fn, torch.bfloat16, torch.float32
+_PLAIN = AttentionOptions(scale=1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """`launch`: all its launches are compiled. `bounds`: by the name of a kernel, see `Bounds`."""
+
+    launch: Callable[[], None]
+    capabilities: tuple[int, ...] = CAPABILITIES
+    bounds: Mapping[str, Bounds] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Heads of queries, of keys and values; their sizes; the dtypes of queries and of pools."""
+
+    num_heads: int
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+    dtype: torch.dtype = _BFLOAT16
+    pool_dtype: torch.dtype | None = None
+
+    def pools(self) -> LayerPools:
+        dtype = self.pool_dtype or self.dtype
+        key, value = (
+            torch.zeros(4, 16, self.num_kv_heads, size).to(dtype)
+            for size in (self.key_dim, self.value_dim)
+        )
+        return LayerPools(key, value, KVScales(0.5, 0.5))
+
+    def query(self, num_tokens: int) -> torch.Tensor:
+        return torch.zeros(num_tokens, self.num_heads, self.key_dim, dtype=self.dtype)
+
+
+LLAMA = Layer(32, 8, 128, 128)
+LLAMA_FLOAT8 = Layer(32, 8, 128, 128, pool_dtype=_FLOAT8)
+LLAMA_FLOAT32 = Layer(32, 8, 128, 128, _FLOAT32)
+GEMMA = Layer(16, 8, 256, 256)
+WIDEST = Layer(16, 2, 512, 512)
+LATENT = Layer(128, 1, 576, 512)
+EVERYTHING = AttentionOptions(1.0, sliding_window=99, softcap=30.0, sinks=torch.zeros(32))
+# By the name of its case, of layers whose decodes are held to their occupancy.
+ATTENTION_LAYERS: dict[str, Layer] = {
+    "attention": LLAMA,
+    "attention with everything": LLAMA,
+    "attention over float8": LLAMA_FLOAT8,
+    "attention in float32": LLAMA_FLOAT32,
+    "attention of heads of 256": GEMMA,
+    "attention of heads of 512": WIDEST,
+    "attention of latent heads": LATENT,
+}
+
+
+def _batch(num_decodes: int, num_prompt_tokens: int) -> PagedBatch:
+    new = torch.tensor([1] * num_decodes + [num_prompt_tokens])
+    tables = torch.zeros(len(new), 99, dtype=torch.int32)
+    return build_paged_batch(tables, torch.full_like(new, 7), new, 16)
+
+
+def _attention(layer: Layer, options: AttentionOptions = _PLAIN) -> Callable[[], None]:
+    """A step of decodes and a prompt: both kernels, and what merges."""
+
+    def launch() -> None:
+        pools = layer.pools()
+        batch = _batch(num_decodes=3, num_prompt_tokens=600)
+        paged_attention(layer.query(603), pools.key, pools.value, batch, options, pools.scales)
+
+    return launch
+
+
+def _writes(layer: Layer) -> Callable[[], None]:
+    def launch() -> None:
+        query, pools = layer.query(3), layer.pools()
+        key, slots = query[:, : layer.num_kv_heads], torch.arange(3)
+        table = torch.zeros(3, layer.key_dim // 4)
+        kv_write(key, key, pools, slots)
+        rotary_kv_write((query, key, key), RotaryTables(table, table), pools, slots)
+
+    return launch
+
+
+def _copies() -> None:
+    pool, ids = torch.zeros(8, 5000, dtype=torch.int64), torch.arange(3)
+    copy_blocks(pool, ids, ids)
+
+
+def _elementwise() -> None:
+    """Widths of an 8B Llama, and of Qwen3's heads: 32 of queries and 8 of keys."""
+    hidden, weight = torch.zeros(3, 4096, dtype=_BFLOAT16), torch.zeros(4096, dtype=_BFLOAT16)
+    rms_norm(hidden, weight, 1e-5)
+    add_rms_norm(hidden, hidden, weight, 1e-5)
+    heads = torch.zeros(3, 48, 128, dtype=_BFLOAT16)
+    rms_norm(heads[:, :40], torch.zeros(40, 128, dtype=_BFLOAT16), 1e-5)
+    gated_product(torch.zeros(3, 28672, dtype=_BFLOAT16))
+
+
+def _samples() -> None:
+    logits = torch.zeros(3, 32000)
+    greedy(logits)
+    draw(logits, DrawColumns.of_words(torch.zeros(20, dtype=torch.int64)))
+
+
+def _rows() -> None:
+    rows_in_sight(_batch(3, 600), 16, window=99)
+
+
+CASES: dict[str, Case] = {
+    "attention": Case(_attention(LLAMA)),
+    "attention with everything": Case(_attention(LLAMA, EVERYTHING), capabilities=(90,)),
+    "attention over float8": Case(_attention(LLAMA_FLOAT8), capabilities=(90,)),
+    "attention in float32": Case(_attention(LLAMA_FLOAT32), capabilities=(90,)),
+    "attention of heads of 256": Case(_attention(GEMMA), capabilities=(90,)),
+    # Where there is the least shared memory.
+    "attention of heads of 512": Case(_attention(WIDEST), capabilities=(80,)),
+    "attention of latent heads": Case(_attention(LATENT), capabilities=(80,)),
+    "rows in sight": Case(_rows, capabilities=(90,)),
+    "writes": Case(_writes(LLAMA)),
+    "writes in float8": Case(_writes(LLAMA_FLOAT8), capabilities=_SINCE_HOPPER),
+    "copies": Case(_copies),
+    "elementwise": Case(_elementwise),
+    "samples": Case(_samples),
+}

@@ -1,0 +1,54 @@
+"""What a compiled kernel takes of a multiprocessor, and what it may take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# By compute capability: shared memory of a multiprocessor, and of one program at most.
+SHARED_BYTES = {80: 164 * 1024, 90: 228 * 1024, 100: 228 * 1024}
+RESERVED_SHARED_BYTES = 1024
+_REGISTERS = 65536
+# Registers are given to warps in portions.
+_PORTION = 256
+_THREADS_PER_WARP = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """Of one program: `registers` of each thread, what did not fit there, shared memory."""
+
+    kernel: str
+    num_warps: int
+    registers: int
+    spilled_bytes: int
+    shared_bytes: int
+
+    def programs_at_once(self, capability: int) -> int:
+        """That fit on a multiprocessor."""
+        shared_bytes = self.shared_bytes + RESERVED_SHARED_BYTES
+        by_memory = SHARED_BYTES[capability] // shared_bytes
+        registers = -(-self.registers * _THREADS_PER_WARP // _PORTION) * _PORTION
+        return min(by_memory, _REGISTERS // (registers * self.num_warps))
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a program may take; by default what the hardware has, and nothing spilled."""
+
+    registers: int = 255
+    spilled_bytes: int = 0
+    shared_bytes: int | None = None
+
+    def why_not(self, found: Resources, capability: int) -> str | None:
+        """What is beyond the bounds; None if nothing is."""
+        most = SHARED_BYTES[capability] - RESERVED_SHARED_BYTES
+        if self.shared_bytes is not None:
+            most = min(most, self.shared_bytes)
+        for name, number, bound in (
+            ("registers", found.registers, self.registers),
+            ("spilled_bytes", found.spilled_bytes, self.spilled_bytes),
+            ("shared_bytes", found.shared_bytes, most),
+        ):
+            if number > bound:
+                return f"{found.kernel}: {name} is {number}, allowed: at most {bound}"
+        return None

@@ -1,0 +1,116 @@
+"""Counts that are kept from step to step against those counted anew."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from executor_service.sampling.token_counts import IN_PROMPT, CountedRows, TokenCounts
+
+VOCAB_SIZE = 11
+CPU = torch.device("cpu")
+
+
+def _of_rows(
+    counts: TokenCounts,
+    histories: dict[int, list[int]],
+    positions: Sequence[int] | None = None,
+    num_prompt_tokens: int = 2,
+) -> CountedRows:
+    """By row ids; all rows that sample have penalties."""
+    lengths = [len(history) for history in histories.values()]
+    return counts.of_rows(
+        np.arange(len(histories)),
+        np.array(list(histories), np.int32),
+        list(histories.values()),
+        np.array(lengths if positions is None else positions, np.int32),
+        np.full(len(histories), num_prompt_tokens, np.int32),
+    )
+
+
+def _counted(counted: CountedRows) -> list[list[int]]:
+    counts: list[list[int]] = counted.table[counted.lines].tolist()
+    return counts
+
+
+def _expected(tokens: Sequence[int], num_prompt_tokens: int = 2) -> list[int]:
+    prompt, output = set(tokens[:num_prompt_tokens]), Counter(tokens[num_prompt_tokens:])
+    return [output[t] + (IN_PROMPT if t in prompt else 0) for t in range(VOCAB_SIZE)]
+
+
+TOKENS = st.integers(0, VOCAB_SIZE - 1)
+
+
+@given(
+    prompts=st.lists(st.lists(TOKENS, min_size=2, max_size=6), min_size=1, max_size=9),
+    data=st.data(),
+)
+def test_counts_are_those_of_the_sequence_when_the_host_hears_of_no_token(
+    prompts: list[list[int]], data: st.DataObject
+) -> None:
+    counts = TokenCounts(VOCAB_SIZE, CPU)
+    # What the host knows stays as it was when the rows were added.
+    histories = dict(enumerate(prompts))
+    sequences = {row_id: list(prompt) for row_id, prompt in histories.items()}
+    for _ in range(5):
+        chosen = data.draw(st.sets(st.sampled_from(sorted(sequences)), min_size=1))
+        # A row that leaves out a first step is counted when it comes.
+        rows = {row_id: histories[row_id] for row_id in sorted(chosen)}
+        lengths = [len(sequences[row_id]) for row_id in rows]
+        counted = _of_rows(counts, rows, lengths)
+        assert _counted(counted) == [_expected(sequences[row_id]) for row_id in rows]
+        sampled = data.draw(st.lists(TOKENS, min_size=len(rows), max_size=len(rows)))
+        counts.add(counted, torch.tensor(sampled, dtype=torch.int32))
+        for row_id, token in zip(rows, sampled, strict=True):
+            sequences[row_id].append(token)
+
+
+def test_counts_begin_anew_when_the_row_is_another() -> None:
+    counts = TokenCounts(VOCAB_SIZE, CPU)
+    counts.add(_of_rows(counts, {4: [1, 2, 3]}), torch.tensor([5], dtype=torch.int32))
+    # As many tokens, and the same row id.
+    assert _counted(_of_rows(counts, {4: [1, 2, 3, 7]})) == [_expected([1, 2, 3, 7])]
+
+
+def test_counts_begin_anew_when_a_token_was_sampled_in_vain() -> None:
+    counts, history = TokenCounts(VOCAB_SIZE, CPU), [1, 2, 3]
+    counts.add(_of_rows(counts, {4: history}), torch.tensor([5], dtype=torch.int32))
+    assert _counted(_of_rows(counts, {4: history})) == [_expected([1, 2, 3])]
+
+
+def test_counts_stop_at_the_position_when_the_history_goes_on() -> None:
+    counts = TokenCounts(VOCAB_SIZE, CPU)
+    assert _counted(_of_rows(counts, {0: [1, 2, 3, 4]}, [3])) == [_expected([1, 2, 3])]
+
+
+def test_counts_stay_when_a_row_samples_nothing() -> None:
+    counts = TokenCounts(VOCAB_SIZE, CPU)
+    counted = _of_rows(counts, {0: [1, 2], 1: [3, 3]})
+    counts.add(counted, torch.tensor([-1, 4], dtype=torch.int32))
+    assert _counted(counted) == [_expected([1, 2]), _expected([3, 3, 4])]
+
+
+def test_counts_are_taken_from_histories_when_they_were_forgotten() -> None:
+    counts, history = TokenCounts(VOCAB_SIZE, CPU), [1, 2, 3]
+    counts.add(_of_rows(counts, {4: history}), torch.tensor([5], dtype=torch.int32))
+    counts.forget()
+    history.append(6)
+    assert _counted(_of_rows(counts, {9: [0, 0], 4: history})) == [
+        _expected([0, 0]),
+        _expected([1, 2, 3, 6]),
+    ]
+
+
+def test_part_has_the_rows_of_a_slice() -> None:
+    counts = TokenCounts(VOCAB_SIZE, CPU)
+    rows, row_ids = np.array([1, 3, 4]), np.array([7, 8, 9], np.int32)
+    histories = [[1], [2], [3]]
+    ones = np.ones(3, np.int32)
+    part = counts.of_rows(rows, row_ids, histories, ones, ones).part(slice(2, 4))
+    assert (part.rows.tolist(), part.row_ids.tolist()) == ([1], [8])
+    assert _counted(part) == [_expected([2], 1)]

@@ -1,0 +1,84 @@
+"""A wake-up that is lost, by a bug that is made here, costs half a second and a line in the log."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from scheduler_service.config import ClusterConfig
+from scheduler_service.executors.engine_loop import EngineLoop
+from scheduler_service.service.forgotten_work import ForgottenWork
+from scheduler_service.service.readiness import Readiness
+from scheduler_service.service.readiness_watch import ReadinessWatch
+from tests.support.core.bursts import Machine
+from tests.support.core.stepped_fleet import Fleet, turns
+
+
+async def test_request_begins_when_its_wake_up_was_lost(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet = Fleet(ClusterConfig(pipeline_depth=1))
+    await fleet.join(Machine("executor:1"))
+    await turns()
+    with monkeypatch.context() as broken:
+        broken.setattr(EngineLoop, "wake_up", lambda _loop: None)
+        fleet.submit(1)
+    await turns()
+    forgotten = ForgottenWork(fleet.cluster)
+    await forgotten.look()
+    assert fleet.cluster.num_in_flight == 0
+    await forgotten.look()
+    assert fleet.cluster.num_in_flight == 1
+    assert "wake_up_missed num_unfinished=1" in caplog.text
+    await fleet.cluster.drain(0)
+
+
+async def test_nothing_is_said_when_there_is_nothing_to_begin(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fleet = Fleet(ClusterConfig(pipeline_depth=1))
+    machine = Machine("executor:1")
+    await fleet.join(machine)
+    await turns()
+    forgotten = ForgottenWork(fleet.cluster)
+    for _ in range(3):
+        await forgotten.look()
+    fleet.submit(1)
+    await turns()
+    for _ in range(3):  # its step is in flight
+        await forgotten.look()
+    assert fleet.cluster.num_in_flight == 1
+    assert machine.link is not None
+    machine.link.break_off()
+    await turns()
+    for _ in range(3):  # nobody is there
+        await forgotten.look()
+    assert fleet.cluster.num_unassigned == 1
+    assert "wake_up_missed" not in caplog.text
+    await fleet.cluster.drain(0)
+
+
+async def test_readiness_is_looked_at_again_when_it_could_not_be_published(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fleet = Fleet(ClusterConfig(pipeline_depth=1))
+    changed, published = asyncio.Event(), list[bool]()
+
+    async def publish(is_serving: bool) -> None:
+        published.append(is_serving)
+        if published == [False, True]:
+            raise RuntimeError("not now")
+
+    watch = ReadinessWatch(fleet.cluster, publish)
+    running = asyncio.create_task(watch.run(changed))
+    await turns()
+    await fleet.join(Machine("executor:1"))
+    for _ in range(2):
+        changed.set()
+        await turns()
+    running.cancel()
+    assert published == [False, True, True]
+    assert watch.current is Readiness.READY
+    assert "readiness_watch_broken" in caplog.text
+    await fleet.cluster.drain(0)
