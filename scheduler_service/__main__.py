@@ -58,7 +58,7 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     peers = None if config.peers is None else discovery(config.peers)
     audit = open_audit(config.audit_log)
     for_clients, for_cluster = _bind(
-        config, opened.callers, audit, lambda: cluster.max_message_bytes
+        config, opened.callers, audit, lambda: cluster.served.max_message_bytes
     )
     changed = asyncio.Event()
     scheduler_epoch = time.time_ns()

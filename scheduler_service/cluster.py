@@ -11,20 +11,19 @@ from contextlib import contextmanager, suppress
 from scheduler_service.audit.audit import Audit, NoAudit
 from scheduler_service.callers.admission import Admission
 from scheduler_service.config import ClusterConfig
-from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import StepEvents
 from scheduler_service.core.planning.arrival_checks import check_request
 from scheduler_service.core.request import Request
-from scheduler_service.core.sampling_params import MAX_SEQUENCES
 from scheduler_service.dispatcher import Dispatcher, DispatcherOwner
 from scheduler_service.executors.drains import Drained
 from scheduler_service.executors.engine_loop import EngineLoop
-from scheduler_service.executors.engines import EngineOwner, EngineParts, Engines
+from scheduler_service.executors.engine_parts import EngineOwner, EngineParts
+from scheduler_service.executors.engines import Engines
 from scheduler_service.executors.executor_link import ExecutorLink, ExecutorLost, Link, LinkConfig
 from scheduler_service.fleet.executor_losses import LossCause
 from scheduler_service.journal.journal import Journal, NoJournal
-from scheduler_service.request_limits import message_bytes, most_message_bytes
 from scheduler_service.request_names import RequestName
+from scheduler_service.served import Served
 from scheduler_service.streams.delivery import Delivery
 from scheduler_service.streams.outbox import Unread
 from scheduler_service.streams.sinks import Sink, Stream
@@ -75,6 +74,7 @@ class Cluster:
                 self._engine_gave_back,
             ),
         )
+        self.served = Served(self._engines, config.max_model_len)
 
     # -- executors -----------------------------------------------------------------------------
 
@@ -105,39 +105,6 @@ class Cluster:
     def is_draining(self) -> bool:
         """Whether it takes no more requests."""
         return self._draining is not None
-
-    @property
-    def model(self) -> executor.ModelInfo | None:
-        """What the executors serve; None before one was connected."""
-        return self._engines.model
-
-    @property
-    def tokenizer_files(self) -> dict[str, bytes]:
-        """The tokenizer of the model."""
-        return self._engines.tokenizer_files
-
-    @property
-    def max_model_len(self) -> int:
-        """Most tokens of prompt and output together, as some connected executor allows."""
-        config = self.largest_config
-        return config.max_len if config is not None else 0
-
-    @property
-    def max_num_sequences(self) -> int:
-        """Most sequences of a request, as some connected executor allows."""
-        return min(self._engines.max_num_seqs, MAX_SEQUENCES)
-
-    @property
-    def largest_config(self) -> SchedulerConfig | None:
-        """Of the executor that takes the largest requests; None before the first."""
-        return self._engines.config
-
-    @property
-    def max_message_bytes(self) -> int:
-        """What a message of a client may have now; GetModel says it."""
-        most_bytes = most_message_bytes(self._config.max_model_len)
-        config = self.largest_config
-        return most_bytes if config is None else message_bytes(config, most_bytes)
 
     @property
     def num_unassigned(self) -> int:

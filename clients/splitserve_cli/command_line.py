@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, NoReturn
 
-from splitserve_client.connection import DEFAULT_ADDRESS, ClientConfig
+from splitserve_client.client_config import DEFAULT_ADDRESS, ClientConfig
 from splitserve_client.errors import SplitserveError
 from splitserve_rpc.printable import printable
 from splitserve_rpc.security import SecurityUnusable, check_pair

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from splitserve_cli.command_line import add_address, add_file, add_server, client_config
 from splitserve_client.client import AsyncClient
-from splitserve_client.connection import ClientConfig
+from splitserve_client.client_config import ClientConfig
 from splitserve_client.errors import SplitserveError
 from splitserve_options.option import DEFAULT_CLUSTER_ADDRESS
 from splitserve_rpc.security import read_token

@@ -18,7 +18,7 @@ from splitserve_cli.command_line import API_KEY_ENV, environment_key
 from splitserve_cli.serve_config import HttpTls, ServeConfig
 from splitserve_cli.terminal import as_seen_by_people
 from splitserve_client.client import AsyncClient
-from splitserve_client.connection import DEFAULT_ADDRESS, ClientConfig
+from splitserve_client.client_config import DEFAULT_ADDRESS, ClientConfig
 from splitserve_client.errors import ChatTemplateFailed, SplitserveError, TokenizerUnavailable
 from splitserve_client.prompt import Prompt
 from splitserve_client.text_calls import stream_text

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from splitserve_client.chat_template import Message, TemplateOptions
 from splitserve_client.client import AsyncClient
-from splitserve_client.connection import ClientConfig
+from splitserve_client.client_config import ClientConfig
 from splitserve_client.detokenizer import Detokenizer
 from splitserve_client.errors import (
     CallerNotAllowed,

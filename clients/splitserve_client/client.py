@@ -9,8 +9,9 @@ from types import TracebackType
 from typing import Self, Unpack
 
 from splitserve_client.chat_template import Message
+from splitserve_client.client_config import DEFAULT_ADDRESS, ClientConfig
 from splitserve_client.codec import decode_executors, decode_identity, decode_model
-from splitserve_client.connection import DEFAULT_ADDRESS, ClientConfig, Connection
+from splitserve_client.connection import Connection
 from splitserve_client.generation import Generation, RequestOptions, collect_generation
 from splitserve_client.prompt import AnyPrompt, as_prompt
 from splitserve_client.resumable_request import ResumableRequest, Submission

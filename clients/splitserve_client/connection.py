@@ -1,26 +1,22 @@
-"""How a client connects to a scheduler, and its calls with errors of this package."""
+"""The calls of a client to a scheduler, with errors of this package."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-import os
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2
 
 from splitserve.scheduler.v1 import admin_pb2, scheduler_pb2
 from splitserve_client.api_key import ApiKey, Metadata
-from splitserve_client.channels import Channels, Credentials, Stubs
+from splitserve_client.channels import Stubs
+from splitserve_client.client_config import ClientConfig
 from splitserve_client.errors import (
-    CredentialsUnusable,
     Draining,
     InvalidRequest,
     ServerUnreachable,
@@ -28,18 +24,12 @@ from splitserve_client.errors import (
     error_of_failure,
 )
 from splitserve_client.following import MAX_HOPS, allowed
-from splitserve_client.plain_text import warn_of_plain_text
-from splitserve_client.resumption import RetryPolicy, Timing
 from splitserve_client.schedulers import Elsewhere, Schedulers, Target
+from splitserve_client.targets import open_channels, open_target
 from splitserve_rpc.bearer import bearer_credential
 from splitserve_rpc.cluster_identity import ClusterIdentity
-from splitserve_rpc.discovery import Listed, discovery, names_several
+from splitserve_rpc.discovery import Listed, names_several
 from splitserve_rpc.errors import duration_from_s, failure_of
-from splitserve_rpc.server import channel_options
-from splitserve_rpc.tls import Tls, TlsFiles
-from splitserve_rpc.watched_files import FilesUnusable
-
-DEFAULT_ADDRESS = "127.0.0.1:50051"
 
 _TOKENIZER_TIMEOUT_S = 60.0
 # A stream that brings nothing for so long may be where nobody computes.
@@ -47,48 +37,6 @@ _SILENCE_S = 5.0
 
 Method = Callable[[Stubs], Callable[..., Any]]
 Brings = Callable[[Any], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class ClientConfig:
-    """How patient a client is, who it is, and how it connects.
-
-    `connect_timeout_s`: for the first connection and for short calls. `retry`: for streams that
-    broke. `tls`: files, read again for each new connection; `TlsFiles()` believes the usual
-    authorities. `tls_name`: what the server's certificate is for, None: the host of the address.
-    `credentials`: in place of `tls`; with neither, plain text. `api_key`: an API key or a
-    JWT, sent with every call; `api_key_file` has it in a file, which is read again when it changes.
-    In plain text to another machine either is sent, too, which is warned of.
-    `cluster_token`: for `list_executors` and `drain_executor`, if the server asks for one; nothing
-    else is sent it. `follows_peers`: whether a scheduler that stops may name others where streams
-    go on, with the same security; docs/security.md says which are believed.
-    """
-
-    connect_timeout_s: float = 5.0
-    retry: RetryPolicy = field(default_factory=RetryPolicy)
-    credentials: grpc.ChannelCredentials | None = None
-    cluster_token: str | None = field(default=None, repr=False)
-    timing: Timing = field(default_factory=lambda: Timing(time.monotonic, asyncio.sleep))
-    tls: TlsFiles | None = None
-    tls_name: str | None = None
-    api_key: str | None = field(default=None, repr=False)
-    api_key_file: str | os.PathLike[str] | None = None
-    follows_peers: bool = True
-
-    @property
-    def is_plain_text(self) -> bool:
-        """Whether everybody on the way reads what is said."""
-        return self.tls is None and self.credentials is None
-
-    @property
-    def has_api_key(self) -> bool:
-        """Whether calls bring a credential."""
-        return self.api_key is not None or self.api_key_file is not None
-
-    def check(self) -> None:
-        """Looks at the files, as each client does at first. Raises CredentialsUnusable."""
-        ApiKey(self.api_key, self.api_key_file)
-        _credentials(self)
 
 
 class Connection:
@@ -101,7 +49,7 @@ class Connection:
         self._operator = ClusterIdentity(token=config.cluster_token)
         self._address = address
         self._config = config
-        self._target = _target(address, config)
+        self._target = open_target(address, config)
         # What may still run is where we came from.
         self._left: list[Target] = []
 
@@ -280,9 +228,9 @@ class Connection:
             return error
         self._left.append(self._target)
         found = Listed([*dict.fromkeys((self._address, *named))])
-        open_channels = partial(_open_channels, self._config)
+        opening = partial(open_channels, self._config)
         clock = self._config.timing.clock
-        self._target = Schedulers(found, open_channels, clock, stopping=self._address)
+        self._target = Schedulers(found, opening, clock, stopping=self._address)
         return ServerUnreachable(error.message, error.reason)
 
 
@@ -333,62 +281,3 @@ async def _is_better(looking: asyncio.Future[bool], reading: asyncio.Future[Any]
         return not reading.done() and looking.result()
     finally:
         looking.cancel()
-
-
-def _target(address: str, config: ClientConfig) -> Target:
-    """Where calls go. Raises CredentialsUnusable and ServerUnreachable."""
-    if not names_several(address):
-        return _open_channels(config, address)
-    try:
-        found = discovery(address)
-    except (ValueError, FilesUnusable) as error:
-        raise ServerUnreachable(f"the address {address!r} cannot be used: {error}") from error
-    _credentials(config)  # so that it is said now
-    config = replace(config, tls_name=found.host or config.tls_name)
-    return Schedulers(found, partial(_open_channels, config), config.timing.clock)
-
-
-def _open_channels(config: ClientConfig, address: str) -> Channels:
-    """Raises CredentialsUnusable."""
-    if config.has_api_key and config.is_plain_text:
-        warn_of_plain_text(address)
-    open_channel = partial(_open_channel, address, config)
-    return Channels(open_channel, _credentials(config), _unreachable(address, config))
-
-
-def _open_channel(address: str, config: ClientConfig, credentials: Credentials) -> grpc.aio.Channel:
-    """A channel that finds a server again soon after it is back."""
-    options: list[tuple[str, int | str]] = [
-        *channel_options(),
-        # A server that is back is to be found at once, not after gRPC's patience of minutes.
-        ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", 1000),
-        ("grpc.min_reconnect_backoff_ms", int(config.connect_timeout_s * 1000)),
-        ("grpc.dns_min_time_between_resolutions_ms", 500),
-        ("grpc.enable_http_proxy", 0),
-    ]
-    if credentials is not None:
-        if config.tls_name is not None:
-            options.append(("grpc.ssl_target_name_override", config.tls_name))
-        return grpc.aio.secure_channel(address, credentials, options=options)
-    return grpc.aio.insecure_channel(address, options=options)
-
-
-def _credentials(config: ClientConfig) -> Callable[[], Credentials]:
-    """What a new channel is opened with. Raises CredentialsUnusable."""
-    if config.tls is None:
-        return lambda: config.credentials
-    if config.credentials is not None:
-        raise CredentialsUnusable("tls and credentials are given; allowed: one of them")
-    try:
-        return Tls(config.tls).channel_credentials
-    except FilesUnusable as error:
-        raise CredentialsUnusable(str(error)) from error
-
-
-def _unreachable(address: str, config: ClientConfig) -> str:
-    """What was tried when there is no connection; what gRPC says of it follows."""
-    if config.is_plain_text:
-        return f"cannot connect to {address} in plain text: no server answers, or it wants TLS"
-    wants = "it wants plain text, or another certificate"
-    return f"cannot connect to {address} with TLS: no server answers, or {wants}"

@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar, Unpack
 
 from splitserve_client.chat_template import Message
 from splitserve_client.client import AsyncClient
-from splitserve_client.connection import DEFAULT_ADDRESS, ClientConfig
+from splitserve_client.client_config import DEFAULT_ADDRESS, ClientConfig
 from splitserve_client.generation import Generation, RequestOptions
 from splitserve_client.prompt import AnyPrompt
 from splitserve_client.text_calls import ChatOptions, TextOptions

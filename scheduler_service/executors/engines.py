@@ -4,31 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from scheduler_service.audit import events as audit_events
-from scheduler_service.audit.audit import Audit
-from scheduler_service.config import ClusterConfig
 from scheduler_service.core.config import SchedulerConfig
-from scheduler_service.core.plan import StepEvents
-from scheduler_service.core.request import Request
 from scheduler_service.executors.answer_watch import AnswerWatch, FleetPulse
 from scheduler_service.executors.applicants import VERIFY_TIMEOUT_S, Applicants
 from scheduler_service.executors.drains import Drained, Drains
 from scheduler_service.executors.engine_loop import EngineLoop
+from scheduler_service.executors.engine_news import EngineNews
+from scheduler_service.executors.engine_parts import EngineOwner, EngineParts
 from scheduler_service.executors.executor_link import ExecutorLost, Link, LinkConfig
-from scheduler_service.executors.handshake import (
-    check_model,
-    core_config,
-    epoch_for,
-)
+from scheduler_service.executors.handshake import check_model, epoch_for
+from scheduler_service.executors.idle_checks import IdleChecks
 from scheduler_service.executors.lives import Life, Lives
 from scheduler_service.executors.step_alarm import StepAlarm
 from scheduler_service.fleet.executor_losses import LossCause
-from scheduler_service.journal.core import Core
-from scheduler_service.journal.journal import Journal, NoJournal
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve_rpc.domain_error import DomainError
 
@@ -36,33 +27,6 @@ _DRAINED = "it was drained"
 _SHOWN_CHARS = 200
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class EngineOwner:
-    """Who hears of engines. `lost`: the engine is closed, these were its requests, and why.
-
-    `joined`: there is one that takes requests, be it new or one that was too slow for a while.
-    `refill`: an engine is about to plan a step. `gave_back`: one that drains gave these away.
-    """
-
-    deliver: Callable[[StepEvents], None]
-    refill: Callable[[EngineLoop], None]
-    joined: Callable[[], None]
-    lost: Callable[[EngineLoop, list[Request], LossCause], None]
-    gave_back: Callable[[EngineLoop, list[Request]], None]
-
-
-@dataclass(frozen=True, slots=True)
-class EngineParts:
-    """What engines are made of."""
-
-    config: ClusterConfig
-    scheduler_epoch: int
-    now_ns: Callable[[], int]
-    journal: Journal | NoJournal
-    audit: Audit
-    connect: Callable[[executor.ExecutorInfo, LinkConfig], Link]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +62,8 @@ class Engines:
         config = parts.config
         self._lives = Lives(config.step_patience_s, config.step_timeout_s)
         self._pulse = FleetPulse()
-        self._asked: set[str] = set()
+        self._idle_checks = IdleChecks(self._pulse, parts.now_ns, lambda: self.known)
+        self._news = EngineNews(parts.audit)
         self._accepted_model: executor.ModelInfo | None = None
         self._last_config: SchedulerConfig | None = None
         self._is_closed = False
@@ -197,13 +162,13 @@ class Engines:
             AnswerWatch(info.address, life.patience, self._pulse),
             self._parts.now_ns,
             block_size=info.block_size_tokens,
-            ask_others=lambda: self._ask_idle(info.address),
+            ask_others=lambda: self._idle_checks.begin(info.address),
             recovered=self._owner.joined,
         )
 
     def _take(self, info: executor.ExecutorInfo, link: Link, speech: _Speech) -> None:
         """Raises DomainError if no core can be made for it; then nothing has changed."""
-        config, core = self._make_core(info, speech)
+        config, core = self._parts.make_core(info, speech.life.last_step_id, speech.scheduler_epoch)
         engine = EngineLoop(
             core,
             link,
@@ -233,23 +198,6 @@ class Engines:
         config = self._parts.config
         policies = replace(config.policies, tenant_weights=weights)
         self._parts = replace(self._parts, config=replace(config, policies=policies))
-
-    def _make_core(
-        self, info: executor.ExecutorInfo, speech: _Speech
-    ) -> tuple[SchedulerConfig, Core]:
-        try:
-            config = core_config(info, self._parts.config)
-            core = self._parts.journal.core(
-                config,
-                speech.life.last_step_id,
-                info.address,
-                info.executor_epoch,
-                speech.scheduler_epoch,
-            )
-        except (ValueError, OverflowError, MemoryError, OSError) as error:
-            message = f"no scheduler can be made for it: {error}"
-            raise DomainError("EXECUTOR_INFO_INVALID", message) from error
-        return config, core
 
     # -- leaving -------------------------------------------------------------------------------
 
@@ -321,11 +269,7 @@ class Engines:
         try:
             if not self.tokenizer_files:
                 self.tokenizer_files = await engine.link.tokenizer_files()
-            _log.info("executor_joined address=%s epoch=%d", info.address, info.executor_epoch)
-            registered = audit_events.ExecutorRegistered(
-                info.address, info.executor_epoch, info.model.name
-            )
-            self._parts.audit.record(registered)
+            self._news.joined(info)
             self._last_config = member.config
             engine.is_connected = True
             self._owner.joined()
@@ -355,44 +299,15 @@ class Engines:
         self._pulse.forget(info.address)
         requests = engine.evacuate()
         self._drains.gone(engine, is_lost=why != _DRAINED)
-        self._tell_removal(info, len(requests), why)
+        if why == _DRAINED:
+            self._news.drained(info)
+        else:
+            self._news.lost(info, len(requests), why)
         if member.task is not None and member.task is not asyncio.current_task():
             member.task.cancel()
         if self._last_config is None and not self._members:
             self._accepted_model = None  # it never served anybody
         self._owner.lost(engine, requests, cause)
-
-    def _tell_removal(self, info: executor.ExecutorInfo, num_requests: int, why: str) -> None:
-        if why == _DRAINED:
-            _log.info("executor_drained address=%s", info.address)
-            self._parts.audit.record(
-                audit_events.ExecutorDrained(info.address, info.executor_epoch)
-            )
-            return
-        _log.warning(
-            "executor_lost address=%s num_requests=%d reason=%r", info.address, num_requests, why
-        )
-        lost = audit_events.ExecutorLost(info.address, info.executor_epoch, num_requests)
-        self._parts.audit.record(lost)
-
-    def _ask_idle(self, doubted: str) -> None:
-        """Lets executors that have nothing to answer say that they are there, for their pulse."""
-        for member in self._members.values():
-            address = member.engine.link.info.address
-            is_idle = member.engine.is_connected and member.engine.steps.watch.is_idle
-            if address != doubted and is_idle and address not in self._asked:
-                self._asked.add(address)
-                self._keep(asyncio.create_task(self._ask(member.engine)))
-
-    async def _ask(self, engine: EngineLoop) -> None:
-        info = engine.link.info
-        try:
-            with suppress(ExecutorLost):  # its stream breaks, too, or it is only busy
-                answer = await engine.link.get_info(VERIFY_TIMEOUT_S)
-                if answer.executor_epoch == info.executor_epoch and engine in self.known:
-                    self._pulse.show(info.address, self._parts.now_ns())
-        finally:
-            self._asked.discard(info.address)
 
     async def close(self) -> None:
         """Ends all calls, and takes nobody any more."""
@@ -400,3 +315,4 @@ class Engines:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._idle_checks.close()

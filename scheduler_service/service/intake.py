@@ -58,7 +58,7 @@ class Intake:
 
         What refuses most cheaply comes first.
         """
-        config = self._cluster.largest_config
+        config = self._cluster.served.largest_config
         assert config is not None, "requests are accepted"
         tenant = self._tenant(message, caller)
         limits = self._callers.limits(tenant)
@@ -83,7 +83,7 @@ class Intake:
         return message.tenant
 
     def _check_model(self, digest: str, limits: TenantLimits, tenant: str) -> None:
-        model = self._cluster.model
+        model = self._cluster.served.model
         if model is None:
             return
         check_model(limits, tenant, model.name)

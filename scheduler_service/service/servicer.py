@@ -88,7 +88,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 accepted.request.client_key = client_key(stream.number, 0)
                 stream.request_id = accepted.admission.name.own_id
                 self._cluster.submit(accepted.request, RequestSink(stream, 0), accepted.admission)
-            self._request_log.admitted(accepted, caller, self._cluster.model)
+            self._request_log.admitted(accepted, caller, self._cluster.served.model)
             while (response := await stream.outbox.get()) is not None:
                 yield response
 
@@ -164,7 +164,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 stream.names[handle] = accepted.admission.name
                 sink = RequestSink(stream, handle)
                 self._cluster.submit(accepted.request, sink, accepted.admission)
-            self._request_log.admitted(accepted, caller, self._cluster.model)
+            self._request_log.admitted(accepted, caller, self._cluster.served.model)
         except DomainError as error:
             stream.names.pop(handle, None)
             stream.reject(handle, encode_rejection(error))
@@ -190,20 +190,20 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             digest=model.digest,
             dtype=model.dtype,
             vocab_size=model.vocab_size,
-            max_model_len_tokens=self._cluster.max_model_len,
+            max_model_len_tokens=self._cluster.served.max_model_len,
             eos_token_ids=model.eos_token_ids,
             default_sampling_params=encode_default_sampling(
                 model.default_sampling_params, model.vocab_size
             ),
-            max_message_bytes=self._cluster.max_message_bytes,
+            max_message_bytes=self._cluster.served.max_message_bytes,
             readiness=f"READINESS_{self._readiness().value}",
-            max_num_sequences=self._cluster.max_num_sequences,
+            max_num_sequences=self._cluster.served.max_num_sequences,
         )
 
     def _model_for(self, context: grpc.aio.ServicerContext) -> executor.ModelInfo:
         """The model, if the caller may know it. Raises DomainError."""
         caller = self._checks.of_call(context)
-        model = self._cluster.model
+        model = self._cluster.served.model
         if model is None:
             raise DomainError("MODEL_NOT_READY", "no executor has registered yet")
         self._checks.check_model(caller, model.name)
@@ -213,7 +213,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: api.IdentifyRequest, context: grpc.aio.ServicerContext
     ) -> api.IdentifyResponse:
         """Whose a credential is."""
-        return self._checks.identify(request.credential, self._cluster.model)
+        return self._checks.identify(request.credential, self._cluster.served.model)
 
     async def GetTokenizer(
         self, request: api.GetTokenizerRequest, context: grpc.aio.ServicerContext
@@ -223,10 +223,10 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             message = f"it has {num_bytes} bytes; allowed: {_MAX_TOKENIZER_REQUEST_BYTES}"
             raise DomainError("MESSAGE_TOO_LARGE", message)
         self._model_for(context)
-        if not self._cluster.tokenizer_files:
+        if not self._cluster.served.tokenizer_files:
             raise DomainError("TOKENIZER_UNAVAILABLE", "the executors offer no tokenizer")
         async with self._open_calls.tokenizer(self._checks.owner_of(context)):
-            for name, data in self._cluster.tokenizer_files.items():
+            for name, data in self._cluster.served.tokenizer_files.items():
                 for start in range(0, max(len(data), 1), _CHUNK_BYTES):
                     end = start + _CHUNK_BYTES
                     yield api.GetTokenizerResponse(file_name=name, data=data[start:end])

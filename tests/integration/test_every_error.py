@@ -154,7 +154,9 @@ async def test_call_is_refused_by_name_when_its_message_cannot_be_decoded(
 async def test_call_is_refused_by_name_when_its_message_is_too_large(
     running: Running, server: str, method: MethodDescriptor
 ) -> None:
-    limit = {"scheduler": running.scheduler.cluster.max_message_bytes, "executor": 2**26}[server]
+    limit = {"scheduler": running.scheduler.cluster.served.max_message_bytes, "executor": 2**26}[
+        server
+    ]
     if method.containing_service.name == "Health":
         limit = 1024
     channel = running.channels[server]

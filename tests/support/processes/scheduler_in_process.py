@@ -64,7 +64,7 @@ async def scheduler_in_process(
         "127.0.0.1:0",
         (),
         most_message_bytes(config.max_model_len),
-        lambda: cluster.max_message_bytes,
+        lambda: cluster.served.max_message_bytes,
         ServerSecurity(
             Access(scopes_of=scopes_of(callers)), on_refusal=caller_refusals(audit, names)
         ),

@@ -6,6 +6,7 @@ import tracemalloc
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import grpc.aio
@@ -83,8 +84,7 @@ def fill(place: Any) -> None:  # noqa: ANN401
 class _Cluster:
     """As much of a Cluster as a request needs that is refused when it is decoded."""
 
-    largest_config = CONFIG
-    model = None
+    served = SimpleNamespace(largest_config=CONFIG, model=None)
     delivery = Delivery(Unread(MIB, MIB), lambda _stream: None)
 
     def check_accepting(self) -> None:
@@ -194,4 +194,4 @@ def test_message_limit_is_usual_when_max_model_len_asks_for_no_more() -> None:
 
 def test_cluster_takes_the_usual_message_when_it_knows_no_executor() -> None:
     cluster = Cluster(ClusterConfig(max_model_len=2 * MIB), 1, lambda: None)
-    assert cluster.max_message_bytes == most_message_bytes(2 * MIB)
+    assert cluster.served.max_message_bytes == most_message_bytes(2 * MIB)

@@ -85,13 +85,13 @@ async def test_model_and_length_are_those_of_executors_that_answer_when_others_c
     dead.model.digest, dead.model.max_model_len_tokens = "e" * 64, 3
 
     await network.cluster.join(dead)
-    assert network.cluster.model is None
+    assert network.cluster.served.model is None
     await network.cluster.join(machine.info)
     await turns()
     await network.cluster.join(info_of(Machine("nobody:1"), lambda info: None))
 
-    assert network.cluster.model == machine.info.model
-    assert network.cluster.max_model_len == 96
+    assert network.cluster.served.model == machine.info.model
+    assert network.cluster.served.max_model_len == 96
     assert [link.is_closed for link in network.links] == [True, False, True]
     await network.cluster.drain(0)
 
@@ -255,7 +255,7 @@ async def test_tenants_have_other_weights_at_executors_that_join_from_then_on() 
         await turns()
 
     def note() -> None:
-        config = network.cluster.largest_config
+        config = network.cluster.served.largest_config
         assert config is not None
         weights.append(dict(config.tenant_weights))
 
