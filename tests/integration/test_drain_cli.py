@@ -84,12 +84,16 @@ async def test_command_drains_nobody_when_the_time_makes_no_sense() -> None:
 async def test_command_takes_back_whom_it_sent_away() -> None:
     going, staying = FakeExecutor(), FakeExecutor()
     async with fake_service(going, staying) as service:
-        assert (await drain(service, going.address)).code == 0
+        assert (await drain(service, going.address)).returncode == 0
         await service.wait_connected(1)
         done = await drain(service, "--undo", going.address)
-        assert (done.code, done.out, done.errors) == (0, f"{going.address} taken back\n", "")
+        assert (done.returncode, done.stdout, done.stderr) == (
+            0,
+            f"{going.address} taken back\n",
+            "",
+        )
         await service.wait_connected(2)
         unknown = reserve_address()
         done = await drain(service, "--undo", unknown)
-        assert (done.code, done.out) == (1, "")
-        assert done.errors.endswith(" [EXECUTOR_UNKNOWN]\n")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.endswith(" [EXECUTOR_UNKNOWN]\n")

@@ -240,7 +240,7 @@ async def test_process_logs_nothing_of_who_speaks_another_protocol(
     finally:
         process.terminate()
         _, log = await asyncio.to_thread(process.communicate)
-    lines = log.decode().splitlines()
+    lines = (log or b"").decode().splitlines()
     assert any("gateway_serving" in line for line in lines)
     assert [line for line in lines if " splitserve_gateway" not in line] == []
 

@@ -30,7 +30,7 @@ class Processes:
         self.log = log
         self.address = reserve_address()
         self.scheduler: ForkedProcess | None = None
-        self.executors: dict[str, ForkedProcess] = {}
+        self.executors: dict[str, ForkedProcess | subprocess.Popen[bytes]] = {}
         self.gateway: ForkedProcess | None = None
 
     def start_scheduler(self, *options: str) -> None:
@@ -177,7 +177,7 @@ def processes(model: Path, log: Path | None = None) -> Iterator[Processes]:
         started.kill_all()
 
 
-def _kill(process: ForkedProcess) -> None:
+def _kill(process: ForkedProcess | subprocess.Popen[bytes]) -> None:
     """Harmless if it has ended."""
     process.send_signal(signal.SIGKILL)
     process.wait()
