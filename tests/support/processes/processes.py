@@ -71,8 +71,12 @@ class Processes:
         """Whether none has ended by itself."""
         return all(process.poll() is None for process in self._all())
 
-    def _all(self) -> list[ForkedProcess]:
-        processes = [self.gateway, *self.executors.values(), self.scheduler]
+    def _all(self) -> list[ForkedProcess | subprocess.Popen[bytes]]:
+        processes: list[ForkedProcess | subprocess.Popen[bytes] | None] = [
+            self.gateway,
+            *self.executors.values(),
+            self.scheduler,
+        ]
         return [process for process in processes if process is not None]
 
     def kill_executor(self, address: str) -> None:
