@@ -23,6 +23,7 @@ from splitserve_client.errors import (
     CredentialsUnusable,
     Draining,
     InvalidRequest,
+    ModelNotReady,
     ServerUnreachable,
     SplitserveError,
     error_of_failure,
@@ -229,6 +230,8 @@ class Connection:
 
     def goes_on_elsewhere(self, error: SplitserveError) -> bool:
         """Whether calls go on after `error` at a scheduler that is not being stopped."""
+        if isinstance(error, ModelNotReady):
+            return self._target.has_left_one
         knows_others = names_several(self._address)
         return (knows_others and isinstance(error, Draining)) or bool(self.places_named(error))
 
@@ -251,6 +254,8 @@ class Connection:
 
         `target`: where the call was. All streams there are told the same, and it is one hop.
         """
+        if isinstance(error, ModelNotReady) and target.has_left_one:
+            return ServerUnreachable(error.message, error.reason)
         knows_others = target is not self._target or names_several(self._address)
         if knows_others and isinstance(error, Draining):
             return ServerUnreachable(error.message, error.reason)
