@@ -70,6 +70,11 @@ class Channels:
         """There is no other scheduler."""
         return None
 
+    @property
+    def has_left_one(self) -> bool:
+        """There is no other scheduler."""
+        return False
+
     def has(self, stubs: Stubs) -> bool:
         """Whether these are its stubs."""
         return stubs is self._stubs

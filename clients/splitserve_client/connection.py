@@ -19,6 +19,7 @@ from splitserve_client.client_config import ClientConfig
 from splitserve_client.errors import (
     Draining,
     InvalidRequest,
+    ModelNotReady,
     ServerUnreachable,
     SplitserveError,
     error_of_failure,
@@ -197,6 +198,8 @@ class Connection:
 
         It came over a stream that goes on.
         """
+        if isinstance(error, ModelNotReady):
+            return self._target.has_left_one
         if isinstance(error, Draining):
             self._target.leave()
         return self._followed(error, self._target) is not error
@@ -220,6 +223,8 @@ class Connection:
 
         `target`: where the call was. All streams there are told the same, and it is one hop.
         """
+        if isinstance(error, ModelNotReady) and target.has_left_one:
+            return ServerUnreachable(error.message, error.reason)
         knows_others = target is not self._target or names_several(self._address)
         if knows_others and isinstance(error, Draining):
             return ServerUnreachable(error.message, error.reason)

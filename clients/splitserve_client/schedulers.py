@@ -32,6 +32,10 @@ class Target(Protocol):
     def is_ready(self) -> bool:
         """Whether there is a connection, as far as is known."""
 
+    @property
+    def has_left_one(self) -> bool:
+        """Whether it left one that stops: where it is now executors may be on their way."""
+
     async def close(self) -> None:
         """Ends what runs."""
 
@@ -84,6 +88,11 @@ class Schedulers:
     def is_ready(self) -> bool:
         """Whether there is a connection to the one that it has."""
         return self._current is not None and self._channels[self._current].is_ready
+
+    @property
+    def has_left_one(self) -> bool:
+        """See Target."""
+        return self._stopping is not None
 
     async def close(self) -> None:
         """Ends what runs."""

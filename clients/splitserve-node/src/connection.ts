@@ -19,6 +19,7 @@ import {
   ClientClosed,
   DeadlineExceeded,
   Draining,
+  ModelNotReady,
   ServerUnreachable,
   type SplitserveError,
 } from "./errors.js";
@@ -152,6 +153,7 @@ export class Connection {
 
   /** Whether calls go on after `error` at a scheduler that is not being stopped. */
   goesOnElsewhere(error: SplitserveError): boolean {
+    if (error instanceof ModelNotReady) return this.#target.hasLeftOne;
     return error instanceof Draining && (this.#knowsOthers || this.#placesNamed(error).length > 0);
   }
 
@@ -174,6 +176,7 @@ export class Connection {
       yield* responses;
     } catch (error) {
       target.noteFailure(channel, error);
+      if (error instanceof ModelNotReady && target.hasLeftOne) throw broken(error);
       throw error instanceof Draining ? this.#follow(error, target) : error;
     }
   }
@@ -183,14 +186,13 @@ export class Connection {
    * streams there are told the same, and it is one hop.
    */
   #follow(error: Draining, target: Target): SplitserveError {
-    const broken = new ServerUnreachable(error.message, { reason: error.reason, cause: error });
-    if (target !== this.#target || this.#knowsOthers) return broken;
+    if (target !== this.#target || this.#knowsOthers) return broken(error);
     const named = this.#placesNamed(error);
     if (named.length === 0) return error;
     this.#left.push(this.#target);
     const places = listed([...new Set([this.#address, ...named])]);
     this.#target = this.#several(places, this.#address);
-    return broken;
+    return broken(error);
   }
 
   #several(discovery: Discovery, stopping?: string): Schedulers {
@@ -224,4 +226,9 @@ export class Connection {
 
 function closed(): ClientClosed {
   return new ClientClosed("the client is closed");
+}
+
+/** What `error` is where calls go on elsewhere, or soon. */
+export function broken(error: SplitserveError): ServerUnreachable {
+  return new ServerUnreachable(error.message, { reason: error.reason, cause: error });
 }

@@ -14,6 +14,8 @@ export interface Target {
   choose(signal: AbortSignal): Promise<Channel>;
   /** A call over `channel` failed. */
   noteFailure(channel: Channel, error: unknown): void;
+  /** Whether it went away from one that stops: where it is now executors may be on their way. */
+  readonly hasLeftOne: boolean;
   /** Ends what runs. */
   close(): void;
 }
@@ -30,6 +32,7 @@ export interface SchedulersParts {
 
 /** There is no other. */
 export class OneScheduler implements Target {
+  readonly hasLeftOne = false;
   readonly #channel: Channel;
   readonly #timeoutMs: number;
 
@@ -70,6 +73,10 @@ export class Schedulers implements Target {
   constructor(parts: SchedulersParts, stopping?: string) {
     this.#parts = parts;
     this.#stopping = stopping;
+  }
+
+  get hasLeftOne(): boolean {
+    return this.#stopping !== undefined;
   }
 
   close(): void {

@@ -1,7 +1,7 @@
 // Many requests over one stream, which is opened again when it breaks.
 
 import type { BidiCall } from "./calls.js";
-import type { Connection, Scope } from "./connection.js";
+import { broken, type Connection, type Scope } from "./connection.js";
 import { decodeError } from "./decoding.js";
 import { ClientClosed, ServerFault, ServerUnreachable, SplitserveError } from "./errors.js";
 import {
@@ -215,9 +215,7 @@ export class Session {
 
   #receiveRefusal(handle: number, open: OpenRequest, said: SplitserveError): void {
     // What is refused by one that stops is no failure where there is another.
-    const refusal = this.#parts.connection.goesOnElsewhere(said)
-      ? new ServerUnreachable(said.message, { reason: said.reason, cause: said })
-      : said;
+    const refusal = this.#parts.connection.goesOnElsewhere(said) ? broken(said) : said;
     if (!this.#open.wanted.has(handle)) this.#end(handle, { finish: open.request.aborted() });
     else if (open.request.mayGoOn(refusal)) void this.#submitLater(handle, open, refusal);
     else this.#end(handle, { error: refusal });

@@ -195,6 +195,23 @@ test("a request follows though nobody serves yet where it goes", async () => {
   for (const server of [draining, named]) server.stop();
 });
 
+test("a new request waits where its client has gone while no executor is there yet", async () => {
+  const named = new ScriptedServer();
+  const [draining, address] = await stopping(named);
+  const client = new Client(address, { timing: new VirtualTime() });
+  assert.deepEqual(await read(client.generate([1], { maxTokens: 6 })), [0, 1, 2, 3, 4, 5]);
+
+  named.requests.length = 0;
+  named.script = (request, call) => {
+    if (call < 3) throw failure(status.FAILED_PRECONDITION, "MODEL_NOT_READY");
+    return rest(request);
+  };
+  assert.deepEqual(await read(client.generate([1], { maxTokens: 6 })), [0, 1, 2, 3, 4, 5]);
+  assert.equal(named.requests.length, 4);
+  client.close();
+  for (const server of [draining, named]) server.stop();
+});
+
 test("a client that knows several by name leaves one that stops", async () => {
   const servers = [new ScriptedServer(), new ScriptedServer()];
   const addresses = await Promise.all(servers.map((server) => server.start()));

@@ -8,7 +8,15 @@ from functools import partial
 
 import pytest
 
-from splitserve_client import AsyncClient, ClientConfig, Draining, RetryPolicy, SamplingParams
+from splitserve_client import (
+    AsyncClient,
+    ClientConfig,
+    Draining,
+    ModelNotReady,
+    RetryPolicy,
+    SamplingParams,
+    collect_generation,
+)
 from splitserve_client.connection import Connection
 from splitserve_client.following import MAX_HOPS, allowed
 from splitserve_rpc.domain_error import DomainError
@@ -110,6 +118,54 @@ async def test_client_follows_when_nobody_serves_yet_where_it_goes() -> None:
                 await client.complete([3], SamplingParams(seed=7, max_tokens=3))
             # It is not asked again: that would be another hop.
             assert (len(stopping.requests), len(named.requests)) == (number, number)
+
+
+@pytest.mark.parametrize("in_session", [False, True])
+async def test_new_request_waits_where_its_client_has_gone_when_no_executor_is_there_yet(
+    in_session: bool,
+) -> None:
+    async with AsyncExitStack() as stack:
+        stopping, named = FakeScheduler(), FakeScheduler()
+        servers = [await start(fake) for fake in (stopping, named)]
+        for server in servers:
+            stack.push_async_callback(server.server.stop, None)
+            await server.set_serving(("",), False)
+        first, following = (f"127.0.0.1:{server.port}" for server in servers)
+        stopping.before_request = partial(_stop, following)
+        config = ClientConfig(retry=RetryPolicy(first_delay_s=0.001, max_delay_s=0.001))
+        client = await stack.enter_async_context(AsyncClient(first, config))
+        params = SamplingParams(seed=7, max_tokens=3)
+        await client.complete([3], params)
+
+        refusals = [DomainError("MODEL_NOT_READY", "no executor has registered yet")] * 3
+
+        def refuse(_: object) -> None:
+            if refusals:
+                raise refusals.pop()
+
+        named.before_request = refuse
+        if in_session:
+            session = await stack.enter_async_context(client.session())
+            generation = await collect_generation(session.submit([3], params))
+        else:
+            generation = await client.complete([3], params)
+        assert list(generation.token_ids) == expected_tokens([3], 7, 3)
+        assert not refusals
+
+
+async def test_new_request_is_refused_when_its_only_scheduler_has_no_executor() -> None:
+    async with AsyncExitStack() as stack:
+        fake = FakeScheduler()
+        server = await start(fake)
+        stack.push_async_callback(server.server.stop, None)
+
+        def refuse(_: object) -> None:
+            raise DomainError("MODEL_NOT_READY", "no executor has registered yet")
+
+        fake.before_request = refuse
+        client = await stack.enter_async_context(AsyncClient(f"127.0.0.1:{server.port}"))
+        with pytest.raises(ModelNotReady):
+            await client.complete([3], SamplingParams(max_tokens=3))
 
 
 def _stop(following: str, _: object) -> None:
