@@ -42,8 +42,8 @@ LIMITS = TenantLimits(
 )
 
 
-class ClusterOfNobody:
-    """As much of a Cluster as a request needs before it is submitted."""
+class ServedOfNobody:
+    """The limits of executors that there are not."""
 
     model = None
     largest_config = SchedulerConfig(
@@ -56,6 +56,12 @@ class ClusterOfNobody:
         vocab_size=32_000,
         eos_token_ids=frozenset({2}),
     )
+
+
+class ClusterOfNobody:
+    """As much of a Cluster as a request needs before it is submitted."""
+
+    served = ServedOfNobody()
     now_ns = staticmethod(time.monotonic_ns)
 
     def next_arrival(self) -> int:

@@ -22,8 +22,9 @@ Array = npt.NDArray[Any]
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 
-# Steps that may be on their way before the host waits: one that computes, one that is asked for.
-_NUM_BUFFERS = 3
+# Of three steps, which may be on their way before the host waits: what rows there are, which of
+# their logits are wanted, and whose tokens the step after awaits.
+_NUM_BUFFERS = 3 * 3
 _SMALLEST_BUFFER = 2**16
 # Of each array. Kernels are compiled anew for pointers that are less aligned.
 ALIGNMENT = 16

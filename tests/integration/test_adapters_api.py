@@ -138,9 +138,10 @@ async def test_request_goes_where_its_adapter_is_when_not_all_executors_have_any
         await able.wait_held()
         await service.kill(executors[1], able)
         await ask(service, "")
-        # It is in the one queue, of which each executor that is there is said to have a part.
-        (listed,) = (await service.client.list_executors()).executors
-        assert listed.num_waiting_requests == 1
+        # It is in the one queue, and no executor that is there is said to have a part of that.
+        listed = await service.client.list_executors()
+        assert [executor.num_waiting_requests for executor in listed.executors] == [0]
+        assert listed.num_unfitting_requests == 1
         await executors[1].start()
         await asking
         assert all(adapters_of(step) == set() for step in plain.steps)

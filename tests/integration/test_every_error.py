@@ -264,7 +264,9 @@ async def test_session_ends_by_name_when_a_later_message_cannot_be_decoded(
 async def test_fault_of_ours_has_a_reason_and_a_traceback_in_the_log(
     running: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(type(running.scheduler.cluster), "max_model_len", property(lambda _: 1 / 0))
+    monkeypatch.setattr(
+        type(running.scheduler.cluster.served), "max_model_len", property(lambda _: 1 / 0)
+    )
     path = "/splitserve.scheduler.v1.SchedulerService/GetModel"
     reason, text = await refusal(running.channels["scheduler"], path, b"")
     assert reason == "INVARIANT_BROKEN"

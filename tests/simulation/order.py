@@ -68,9 +68,11 @@ def _overtaken_too_often(outcomes: Sequence[Outcome], key: Key, slack_s: float) 
             turns.append(outcome)
         else:
             problems.append(_describe(outcome, passed))
-    if len(problems) <= len(outcomes) // _ONE_OF:
+    num_elsewhere = len(outcomes) // _ONE_OF
+    if len(problems) <= num_elsewhere:
         problems.clear()
-    if len(turns) > 2 * (len(outcomes) // _TURN_EVERY) + 1:
+    # Those before whom somebody goes elsewhere may be the oldest as well.
+    if len(turns) > 2 * (len(outcomes) // _TURN_EVERY) + 1 + num_elsewhere:
         problems.append(f"{len(turns)} of {len(outcomes)} began as it was their turn")
     return problems
 

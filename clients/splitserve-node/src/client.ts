@@ -202,7 +202,11 @@ export class Client {
     const { listExecutors } = AdminService.method;
     const listed = await this.#connection.unary(listExecutors, {}, options.signal);
     const { executors, numUnassignedRequests, numUnfittingRequests } = listed;
-    return { executors: executors.map(decodeExecutor), numUnassignedRequests, numUnfittingRequests };
+    return {
+      executors: executors.map(decodeExecutor),
+      numUnassignedRequests,
+      numUnfittingRequests,
+    };
   }
 }
 

@@ -69,7 +69,8 @@ def held_compiler(num_open: int = 10_000) -> Iterator[tuple[GrammarCompiler, Hel
 
 @pytest.fixture
 def compiler() -> Iterator[GrammarCompiler]:
-    made = GrammarCompiler(byte_level_texts().vocabulary)
+    # However busy the machine is.
+    made = GrammarCompiler(byte_level_texts().vocabulary, lambda: GrammarTrials(max_wall_s=240))
     yield made
     made.close()
 
