@@ -151,6 +151,7 @@ class FleetQueue:
             self._hosts.note(host)
         self._holds.end(now_ns)
         if not self._waiting:
+            self._is_behind = False
             return
         self._hosts.look()
         if changed and not (self._holds or any(self._may_take(h, now_ns) for h in changed)):

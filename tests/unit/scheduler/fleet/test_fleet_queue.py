@@ -346,6 +346,17 @@ def test_any_number_of_requests_that_fit_elsewhere_hold_up_nobody_for_long(polic
     assert fleet.dispatch() == [("large0", 1)]
 
 
+def test_nobody_is_looked_for_again_and_again_when_all_who_were_left_over_are_gone() -> None:
+    fleet = Fleet({"num_device_blocks": 4})
+    names = [fleet.push(f"large{number}", 100, max_tokens=90).request_id for number in range(1000)]
+    fleet.dispatch()
+    assert fleet.queue.next_look_ns == 0
+    for name in names:
+        fleet.queue.forget(name)
+    fleet.dispatch()
+    assert fleet.queue.next_look_ns is None
+
+
 def test_who_fits_no_kind_of_hosts_is_asked_again_when_there_is_another_kind() -> None:
     fleet = Fleet({"num_device_blocks": 4}, {"num_device_blocks": 64}, {"num_device_blocks": 8})
     (_, large, middle) = fleet.drivers
