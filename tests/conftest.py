@@ -14,6 +14,9 @@ import pytest
 import torch
 from hypothesis import settings
 
+# What fails there is to say with what values, too.
+pytest.register_assert_rewrite("tests.support", "tests.contract.stranger")
+
 # On a machine with other work an example may take any time.
 settings.register_profile("any_time", deadline=None)
 settings.load_profile("any_time")

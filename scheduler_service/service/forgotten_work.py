@@ -25,6 +25,8 @@ class ForgottenWork:
     async def look(self) -> None:
         """To be called now and then, with far more time between than a step takes to begin."""
         cluster = self._cluster
+        # Whoever was woken by now, by what came while this process stood still, say, begins first.
+        await asyncio.sleep(0)
         before = self._num_steps
         is_still = cluster.has_work and not cluster.num_in_flight
         self._num_steps = cluster.num_steps_answered if is_still else None

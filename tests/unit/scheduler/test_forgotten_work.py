@@ -34,6 +34,24 @@ async def test_request_begins_when_its_wake_up_was_lost(
     await fleet.cluster.drain(0)
 
 
+async def test_nothing_is_said_of_a_wake_up_that_is_under_way(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet = Fleet(ClusterConfig(pipeline_depth=1))
+    await fleet.join(Machine("executor:1"))
+    await turns()
+    with monkeypatch.context() as broken:
+        broken.setattr(EngineLoop, "wake_up", lambda _loop: None)
+        fleet.submit(1)
+    forgotten = ForgottenWork(fleet.cluster)
+    await forgotten.look()
+    fleet.submit(2)  # its wake-up is for both, and comes before the second look is over
+    await forgotten.look()
+    assert fleet.cluster.num_in_flight == 1
+    assert "wake_up_missed" not in caplog.text
+    await fleet.cluster.drain(0)
+
+
 async def test_nothing_is_said_when_there_is_nothing_to_begin(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
