@@ -19,6 +19,7 @@ from scheduler_service.executors.handshake import check_model, epoch_for
 from scheduler_service.executors.idle_checks import IdleChecks
 from scheduler_service.executors.lives import Life, Lives
 from scheduler_service.executors.step_alarm import StepAlarm
+from scheduler_service.executors.tasks import Tasks
 from scheduler_service.fleet.executor_losses import LossCause
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve_rpc.domain_error import DomainError
@@ -57,8 +58,7 @@ class Engines:
         self._parts = parts
         self._owner = owner
         self._members: dict[str, _Member] = {}
-        # In order, so that the same happens each time that they are ended.
-        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._tasks = Tasks()
         config = parts.config
         self._lives = Lives(config.step_patience_s, config.step_timeout_s)
         self._pulse = FleetPulse()
@@ -185,13 +185,7 @@ class Engines:
         self._accepted_model = info.model
         self._lives.keep(info.address, speech.life)
         member = self._members[info.address] = _Member(engine, config, speech.life)
-        member.task = asyncio.create_task(self._run(member))
-        self._keep(member.task)
-
-    def _keep(self, task: asyncio.Task[None]) -> None:
-        """Until it is done; a loop alone does not keep its tasks."""
-        self._tasks[task] = None
-        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+        member.task = self._tasks.begin(self._run(member))
 
     def weigh_tenants(self, weights: Mapping[str, float]) -> None:
         """For executors that join from now on."""
@@ -312,7 +306,5 @@ class Engines:
     async def close(self) -> None:
         """Ends all calls, and takes nobody any more."""
         self._is_closed = True
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
         await self._idle_checks.close()
