@@ -11,7 +11,7 @@ from scheduler_service.executors.engine_loop import EngineLoop
 from scheduler_service.service.forgotten_work import ForgottenWork
 from scheduler_service.service.readiness import Readiness
 from scheduler_service.service.readiness_watch import ReadinessWatch
-from tests.support.core.bursts import Machine
+from tests.support.core.machines import Machine
 from tests.support.core.stepped_fleet import Fleet, turns
 
 

@@ -13,7 +13,7 @@ from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.executors.drains import Drained
 from scheduler_service.request_names import RequestName
 from splitserve_rpc.domain_error import DomainError
-from tests.support.core.bursts import Machine
+from tests.support.core.machines import Machine
 from tests.support.core.stepped_fleet import Fleet, turns
 
 

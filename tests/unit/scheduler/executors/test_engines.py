@@ -22,7 +22,7 @@ from scheduler_service.request_names import RequestName
 from scheduler_service.streams.sinks import GenerateStream, RequestSink
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve_rpc.domain_error import DomainError
-from tests.support.core.bursts import VOCAB_SIZE, BurstLink, Machine
+from tests.support.core.machines import VOCAB_SIZE, BurstLink, Machine
 
 ADDRESS = "executor:1"
 
