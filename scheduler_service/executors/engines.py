@@ -213,7 +213,8 @@ class Engines:
         Nothing to do for one that is gone. Raises DomainError.
         """
         member = self._members.get(address)
-        if member is None or member.engine.link.info.executor_epoch != executor_epoch:
+        is_here = member is not None and member.engine.link.info.executor_epoch == executor_epoch
+        if member is None or not is_here or self._is_closed:
             return
         try:
             is_draining = await member.engine.link.is_draining(VERIFY_TIMEOUT_S)
