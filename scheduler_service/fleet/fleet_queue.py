@@ -14,11 +14,13 @@ from itertools import islice
 
 from scheduler_service.core.planning.room import Lack
 from scheduler_service.core.policies.queue_policy import make_queue_policy
+from scheduler_service.core.policies.request_queue import Key
 from scheduler_service.core.request import Request
 from scheduler_service.fleet.fitting_lanes import FittingLanes
 from scheduler_service.fleet.holds import Holds
 from scheduler_service.fleet.host_state import Host, HostState
 from scheduler_service.fleet.hosts import Hosts
+from scheduler_service.fleet.moves import to_be_moved
 from scheduler_service.fleet.overdue import MAX_OVERDUE, end_overdue
 from scheduler_service.fleet.passed import Passed, Waits
 from scheduler_service.fleet.prefix_router import PrefixRouter
@@ -28,6 +30,9 @@ from scheduler_service.fleet.router import Choice, Router
 _AWAITED_AT_A_HOST = frozenset({Lack.BLOCKS, Lack.ROWS, Lack.BYTES, Lack.ADAPTER_SLOT})
 # How many are judged for one question.
 _MAX_JUDGED = 1024
+# Of those who wait at a host so many may be taken back at a time. Few are ever given to one that
+# cannot begin them at once.
+_MAX_OVERTAKEN = 8
 
 
 class FleetQueue:
@@ -137,6 +142,45 @@ class FleetQueue:
         """Something has changed at a host while nobody waited."""
         self._hosts.note(host)
 
+    def overtaken(
+        self, now_ns: int, hosts: Collection[Host], changed: Collection[Host] | None = None
+    ) -> tuple[Host, str] | None:
+        """Somebody who waits at a host, and at another could begin before all who wait here.
+
+        The host, and its id: to be taken back, and pushed, before `dispatch`, whose arguments these
+        are. Under a policy with shares nobody is: whose turn it is depends on what tenants got.
+        """
+        self._look(hosts, changed)
+        if not self._waiting or self._policy.shares is not None:
+            return None
+        waited_at = [state.host for state in self._hosts.all if state.is_waited_at]
+        first = next(self._policy.candidates(now_ns), None) if waited_at else None
+        if first is None:
+            return None
+        before = self._place(first)
+        for state in self._hosts.all:
+            found = state.is_open and to_be_moved(
+                now_ns,
+                state.host,
+                waited_at,
+                lambda request: self._place(request) < before,
+                _MAX_OVERTAKEN,
+            )
+            if found:
+                return found
+        return None
+
+    def _place(self, request: Request) -> tuple[Key, Key]:
+        """Smaller goes first."""
+        return self._policy.urgency(request), self._policy.rank(request)
+
+    def _look(self, hosts: Collection[Host], changed: Collection[Host] | None) -> None:
+        self._hosts.keep(hosts)
+        for host in hosts if changed is None else changed:
+            self._hosts.note(host)
+        if self._waiting:
+            self._hosts.look()
+
     def dispatch(
         self, now_ns: int, hosts: Collection[Host], changed: Collection[Host] | None = None
     ) -> Iterator[tuple[Request, Host]]:
@@ -146,13 +190,10 @@ class FleetQueue:
         requests. `changed`: where something has changed since the last time, or was noted; None for
         everywhere.
         """
-        self._hosts.keep(hosts)
-        for host in hosts if changed is None else changed:
-            self._hosts.note(host)
+        self._look(hosts, changed)
         self._holds.end(now_ns)
         if not self._waiting:
             return
-        self._hosts.look()
         if changed and not (self._holds or any(self._may_take(h, now_ns) for h in changed)):
             return
         passed, allows_bypasses = Passed(), self._policy.allows_bypasses

@@ -16,6 +16,8 @@ from scheduler_service.fleet.moves import to_be_moved
 from scheduler_service.fleet.router import Choice, LeastLoaded
 from tests.support.core.driver import CoreDriver
 
+MS = 1_000_000
+
 
 class Fleet:
     """Some cores, a queue before them, and a clock."""
@@ -57,6 +59,18 @@ class Fleet:
             cores[number].readmit(request)
             given.append((request.request_id, number))
         return given
+
+    def take_back_overtaken(self) -> list[str]:
+        """Who waited at a core, and waits for any of them now."""
+        taken = []
+        while found := self.queue.overtaken(self.now_ns, [d.core for d in self.drivers]):
+            host, name = found
+            core = next(driver.core for driver in self.drivers if driver.core is host)
+            request = core.withdraw(name)
+            assert request is not None
+            self.queue.push(request)
+            taken.append(name)
+        return taken
 
     def step(self) -> list[tuple[str, int]]:
         """Every core makes a step, whose tokens are charged; then what goes where."""
@@ -291,6 +305,51 @@ def test_request_is_not_moved_while_a_step_in_flight_concerns_it() -> None:
     assert to_be_moved(late_ns, taker, cores) is None
     driver.answer()
     assert to_be_moved(late_ns, taker, cores) == (driver.core, "a")
+
+
+def fleet_where_two_wait_at_a_busy_host(policy: str = "priority") -> Fleet:
+    """`urgent` and `usual` wait at one host, `first` runs at the other, and `later` anywhere."""
+    fleet = Fleet(ONE_ROW, ONE_ROW, policy=policy)
+    fleet.push("first", priority=-5)
+    fleet.push("usual")
+    fleet.dispatch()
+    fleet.step()
+    fleet.push("urgent", priority=-3)
+    fleet.push("most urgent", priority=-4)
+    fleet.step()
+    fleet.step()
+    fleet.push("later", priority=1)
+    fleet.dispatch()
+    fleet.now_ns += 10 * MS
+    return fleet
+
+
+def test_request_begins_elsewhere_before_those_that_go_after_it_when_its_host_is_busy() -> None:
+    fleet = fleet_where_two_wait_at_a_busy_host()
+    assert fleet.take_back_overtaken() == []
+    begun = []
+    for ended in ("first", "urgent", "usual"):
+        fleet.end(ended)
+        fleet.take_back_overtaken()
+        begun += [name for name, _ in fleet.dispatch()]
+        fleet.step()
+    assert begun == ["urgent", "usual", "later"]
+
+
+def test_request_is_not_taken_back_when_whoever_is_next_goes_before_it() -> None:
+    fleet = fleet_where_two_wait_at_a_busy_host()
+    fleet.push("new", priority=-4)
+    fleet.end("first")
+    assert fleet.take_back_overtaken() == []
+
+
+def test_request_is_not_taken_back_at_once() -> None:
+    fleet = fleet_where_two_wait_at_a_busy_host()
+    fleet.now_ns -= 5 * MS
+    fleet.end("first")
+    assert fleet.take_back_overtaken() == []
+    fleet.now_ns += 5 * MS
+    assert fleet.take_back_overtaken() == ["urgent"]
 
 
 def test_hashes_of_blocks_are_made_anew_where_blocks_are_of_another_size() -> None:
