@@ -25,8 +25,6 @@ from scheduler_service.fleet.moves import to_be_moved
 from scheduler_service.fleet.quarantine import Quarantine, Verdict
 from splitserve_rpc.domain_error import DomainError
 
-# Bounds the work of one look.
-_MAX_TAKEN_BACK = 8
 # By then the clock is past that time.
 _PAST_TIME_S = 0.001
 
@@ -230,9 +228,13 @@ class Dispatcher:
         changed_hosts: list[Host] | None = None
         if changed is not None:
             changed_hosts = [engine.scheduler for engine in changed if engine.takes_requests]
-        self._take_back_overtaken(engines, changed_hosts)
         isolated = self._quarantine.dispatch(list(engines))
-        given = self._queue.dispatch(self._now_ns(), engines.keys(), changed_hosts)
+        given = self._queue.dispatch(
+            self._now_ns(),
+            engines.keys(),
+            changed_hosts,
+            lambda host, request_id: self._withdraw(engines[host], request_id),
+        )
         for request, host in chain(isolated, given):
             engine = self.tracked[request.request_id].engine = engines[host]
             try:
@@ -240,18 +242,6 @@ class Dispatcher:
             except ExecutorLost:  # it gives the request back, and then there is more to do
                 break
         self._plan_look()
-
-    def _take_back_overtaken(
-        self, engines: Mapping[Host, EngineLoop], changed: list[Host] | None
-    ) -> None:
-        """Whoever waits at one executor begins at another before those who go after it."""
-        for _ in range(_MAX_TAKEN_BACK):
-            found = self._queue.overtaken(self._now_ns(), engines.keys(), changed)
-            if found is None:
-                return
-            host, request_id = found
-            self._withdraw(engines[host], request_id)
-            self._queue.note(host)
 
     def _plan_look(self) -> None:
         """Sees to it that whoever waits is looked at when its time has come."""

@@ -127,7 +127,7 @@ PLANTED: Mapping[str, Planted] = MappingProxyType(
             fleet_queue, "make_queue_policy", _by_arrival, contended
         ),
         "nobody is taken back from a busy executor": Planted(
-            fleet_queue.FleetQueue, "overtaken", _does_nothing, contended
+            fleet_queue, "to_be_moved", _does_nothing, contended
         ),
     }
 )

@@ -11,7 +11,7 @@ from scheduler_service.core.config import Feature
 from scheduler_service.core.planning.room import Lack
 from scheduler_service.core.request import Request, SchedulingParams
 from scheduler_service.fleet.fleet_queue import FleetQueue
-from scheduler_service.fleet.host_state import HostState
+from scheduler_service.fleet.host_state import Host, HostState
 from scheduler_service.fleet.moves import to_be_moved
 from scheduler_service.fleet.router import Choice, LeastLoaded
 from tests.support.core.driver import CoreDriver
@@ -33,6 +33,7 @@ class Fleet:
         self.queue = FleetQueue(policy, weights or {})
         self.now_ns = 0
         self.num_requests = 0
+        self.taken_back: list[str] = []
 
     def push(
         self, name: str, prompt: int = 3, *, max_tokens: int = 50, **scheduling: object
@@ -54,23 +55,19 @@ class Fleet:
         """What goes where now, by the number of the core."""
         cores = [driver.core for driver in self.drivers]
         given = []
-        for request, host in self.queue.dispatch(self.now_ns, cores):
+        for request, host in self.queue.dispatch(self.now_ns, cores, None, self.take_back):
             number = next(i for i, core in enumerate(cores) if core is host)
             cores[number].readmit(request)
             given.append((request.request_id, number))
         return given
 
-    def take_back_overtaken(self) -> list[str]:
-        """Who waited at a core, and waits for any of them now."""
-        taken = []
-        while found := self.queue.overtaken(self.now_ns, [d.core for d in self.drivers]):
-            host, name = found
-            core = next(driver.core for driver in self.drivers if driver.core is host)
-            request = core.withdraw(name)
-            assert request is not None
-            self.queue.push(request)
-            taken.append(name)
-        return taken
+    def take_back(self, host: Host, name: str) -> None:
+        """A request that waits at a core waits for any of them."""
+        core = next(driver.core for driver in self.drivers if driver.core is host)
+        request = core.withdraw(name)
+        assert request is not None
+        self.queue.push(request)
+        self.taken_back.append(name)
 
     def step(self) -> list[tuple[str, int]]:
         """Every core makes a step, whose tokens are charged; then what goes where."""
@@ -326,30 +323,30 @@ def fleet_where_two_wait_at_a_busy_host(policy: str = "priority") -> Fleet:
 
 def test_request_begins_elsewhere_before_those_that_go_after_it_when_its_host_is_busy() -> None:
     fleet = fleet_where_two_wait_at_a_busy_host()
-    assert fleet.take_back_overtaken() == []
+    assert fleet.dispatch() == []
     begun = []
     for ended in ("first", "urgent", "usual"):
         fleet.end(ended)
-        fleet.take_back_overtaken()
         begun += [name for name, _ in fleet.dispatch()]
         fleet.step()
     assert begun == ["urgent", "usual", "later"]
+    assert fleet.taken_back == ["urgent", "usual"]
 
 
 def test_request_is_not_taken_back_when_whoever_is_next_goes_before_it() -> None:
     fleet = fleet_where_two_wait_at_a_busy_host()
     fleet.push("new", priority=-4)
     fleet.end("first")
-    assert fleet.take_back_overtaken() == []
+    assert [name for name, _ in fleet.dispatch()] == ["new"]
+    assert fleet.taken_back == []
 
 
 def test_request_is_not_taken_back_at_once() -> None:
     fleet = fleet_where_two_wait_at_a_busy_host()
     fleet.now_ns -= 5 * MS
     fleet.end("first")
-    assert fleet.take_back_overtaken() == []
-    fleet.now_ns += 5 * MS
-    assert fleet.take_back_overtaken() == ["urgent"]
+    assert [name for name, _ in fleet.dispatch()] == ["later"]
+    assert fleet.taken_back == []
 
 
 def test_hashes_of_blocks_are_made_anew_where_blocks_are_of_another_size() -> None:
