@@ -66,12 +66,17 @@ class Uploads:
         self._buffers = [_Buffer(torch.empty(0, dtype=torch.uint8)) for _ in range(_NUM_BUFFERS)]
         self._next = 0
 
+    @property
+    def shares_memory(self) -> bool:
+        """Whether the device reads the memory of the host, so that nothing is copied."""
+        return self._streams.shares_memory
+
     def send(self, numbers: Numbers) -> tuple[list[Tensor], list[Tensor]]:
         """`numbers` on the device, in memory of their own: longs and ints, shaped as they are.
 
         Where the device reads the host's memory, the arrays themselves: nobody may change them.
         """
-        if self._streams.shares_memory:
+        if self.shares_memory:
             longs, ints = ([torch.from_numpy(a) for a in arrays] for arrays in numbers.kinds)
             return longs, ints
         target = torch.empty(numbers.num_bytes, dtype=torch.uint8, device=self._device)
