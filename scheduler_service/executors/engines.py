@@ -15,7 +15,7 @@ from scheduler_service.executors.engine_loop import EngineLoop
 from scheduler_service.executors.engine_news import EngineNews
 from scheduler_service.executors.engine_parts import EngineOwner, EngineParts
 from scheduler_service.executors.executor_link import ExecutorLost, Link, LinkConfig
-from scheduler_service.executors.handshake import check_model, epoch_for
+from scheduler_service.executors.handshake import check_model, epoch_for, measured_step
 from scheduler_service.executors.idle_checks import IdleChecks
 from scheduler_service.executors.lives import Life, Lives
 from scheduler_service.executors.step_alarm import StepAlarm
@@ -132,7 +132,7 @@ class Engines:
             await self._ask_and_take(info, target)
 
     async def _ask_and_take(self, info: executor.ExecutorInfo, target: str | None) -> None:
-        life = self._lives.of(info.address, info.executor_epoch)
+        life = self._lives.of(info.address, info.executor_epoch, measured_step(info))
         steps = self._steps_of(info, life)
         config = LinkConfig(
             self._parts.config.reconnect_timeout_s,

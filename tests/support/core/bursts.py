@@ -1,8 +1,8 @@
 """A cluster with executors in this process, and bursts of what can happen to it, drawn at random.
 
-The event loop runs nothing but what is drawn: no sockets, no threads, no clock. Between two events
-it gets from none to three turns, so that what was scheduled for the next turn meets what happens in
-this one. The same seed is the same run.
+The event loop runs nothing but what is drawn: no sockets, no threads, and a clock that events move.
+Between two events it gets from none to three turns, so that what was scheduled for the next turn
+meets what happens in this one. The same seed is the same run.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from typing import Any
 from scheduler_service.callers.admission import Admission
 from scheduler_service.cluster import Cluster
 from scheduler_service.config import ClusterConfig
+from scheduler_service.core.config import PolicyConfig
 from scheduler_service.core.request import (
     Request,
+    SchedulingParams,
     sequence_seed,
 )
 from scheduler_service.core.sampling_params import SamplingParams
@@ -31,6 +33,9 @@ from tests.support.fakes.fake_chain import expected_tokens
 
 SCHEDULER_EPOCH = 7
 MAX_TURNS = 3000
+_QUEUE_POLICIES = ("fcfs", "fcfs", "priority", "fair")
+# Whoever waits has soon waited for long.
+_EVENT_NS = 4_000_000
 
 Mutation = Callable[[Random, pb.StepResult], None]
 
@@ -59,6 +64,7 @@ class Burst:
         self.errors: list[str] = []
         self._mutations = mutations
         self._has_faults = has_faults
+        self._now_ns = 0
         self.cluster = self.make_cluster()
 
     def make_cluster(self) -> Cluster:
@@ -72,9 +78,10 @@ class Burst:
             max_num_waiting=100,
             # So many are lost here that it would be somebody's fault.
             max_executor_losses=1000,
+            policies=PolicyConfig(queue_policy=self.random.choice(_QUEUE_POLICIES)),
         )
         return Cluster(
-            config, SCHEDULER_EPOCH, lambda: None, now_ns=lambda: 0, connect=self.connect
+            config, SCHEDULER_EPOCH, lambda: None, now_ns=lambda: self._now_ns, connect=self.connect
         )
 
     def connect(self, info: pb.ExecutorInfo, _config: LinkConfig) -> BurstLink:
@@ -98,6 +105,7 @@ class Burst:
         if self._has_faults:
             events += [self._spoil, self._replace, self._lose]
         for _ in range(num_events):
+            self._now_ns += _EVENT_NS
             await self.random.choice(events)()
             await self._turns(self.random.choice([0, 0, 1, 2, 3]))
             self.check(is_over=False)
@@ -171,7 +179,14 @@ class Burst:
         delivery = self.cluster.delivery
         client = BurstClient(expected, [[] for _ in range(params.n)], delivery.new_outbox())
         arrival = self.cluster.next_arrival()
-        request = Request.create(f"r{number}", prompt, params, arrival=arrival, seed=number)
+        request = Request.create(
+            f"r{number}",
+            prompt,
+            params,
+            arrival=arrival,
+            seed=number,
+            scheduling=SchedulingParams(priority=self.random.choice([0, 0, 1, -1])),
+        )
         delivery.open_stream(client)
         request.client_key = client_key(client.number, 0)
         self.clients[request.request_id] = client

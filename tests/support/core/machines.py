@@ -34,6 +34,8 @@ class Machine:
         # Whether a scheduler sent it away, as it remembers; whether it is about to end.
         self.says_drained = False
         self.says_draining = False
+        # The step that it has measured.
+        self.trial_step: pb.TrialStep | None = None
         self.restart()
 
     def restart(self) -> None:
@@ -58,6 +60,8 @@ class Machine:
         """What it says of itself."""
         info = encode_info(executor_info(CONFIG, self.epoch))
         info.address, info.model.digest = self.address, "d" * 64
+        if self.trial_step is not None:
+            info.trial_step.CopyFrom(self.trial_step)
         return info
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from scheduler_service.core.request import Request, SchedulingParams
 from scheduler_service.fleet.fleet_queue import FleetQueue
+from scheduler_service.fleet.host_state import Host
 from tests.support.core.driver import CoreDriver
 
 
@@ -24,6 +25,7 @@ class Fleet:
         self.queue = FleetQueue(policy, weights or {})
         self.now_ns = 0
         self.num_requests = 0
+        self.taken_back: list[str] = []
 
     def push(
         self, name: str, prompt: int = 3, *, max_tokens: int = 50, **scheduling: object
@@ -45,11 +47,19 @@ class Fleet:
         """What goes where now, by the number of the core."""
         cores = [driver.core for driver in self.drivers]
         given = []
-        for request, host in self.queue.dispatch(self.now_ns, cores):
+        for request, host in self.queue.dispatch(self.now_ns, cores, None, self.take_back):
             number = next(i for i, core in enumerate(cores) if core is host)
             cores[number].readmit(request)
             given.append((request.request_id, number))
         return given
+
+    def take_back(self, host: Host, name: str) -> None:
+        """A request that waits at a core waits for any of them."""
+        core = next(driver.core for driver in self.drivers if driver.core is host)
+        request = core.withdraw(name)
+        assert request is not None
+        self.queue.push(request)
+        self.taken_back.append(name)
 
     def step(self) -> list[tuple[str, int]]:
         """Every core makes a step, whose tokens are charged; then what goes where."""

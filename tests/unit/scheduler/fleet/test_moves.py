@@ -8,6 +8,8 @@ from scheduler_service.core.planning.room import Lack
 from scheduler_service.fleet.moves import to_be_moved
 from tests.unit.scheduler.fleet.queued_fleet import ONE_ROW, Fleet
 
+MS = 1_000_000
+
 
 def test_waiting_request_moves_when_another_executor_would_begin_it_sooner() -> None:
     fleet = Fleet({"num_device_blocks": 16}, {"num_device_blocks": 16})
@@ -87,3 +89,48 @@ def test_request_that_was_admitted_before_pays_once() -> None:
     fleet.drivers[0].plan()
     # Tenant b was put level with a, which did not pay again.
     assert fleet.dispatch() == [("later", 0)]
+
+
+def fleet_where_two_wait_at_a_busy_host(policy: str = "priority") -> Fleet:
+    """`urgent` and `usual` wait at one host, `first` runs at the other, and `later` anywhere."""
+    fleet = Fleet(ONE_ROW, ONE_ROW, policy=policy)
+    fleet.push("first", priority=-5)
+    fleet.push("usual")
+    fleet.dispatch()
+    fleet.step()
+    fleet.push("urgent", priority=-3)
+    fleet.push("most urgent", priority=-4)
+    fleet.step()
+    fleet.step()
+    fleet.push("later", priority=1)
+    fleet.dispatch()
+    fleet.now_ns += 10 * MS
+    return fleet
+
+
+def test_request_begins_elsewhere_before_those_that_go_after_it_when_its_host_is_busy() -> None:
+    fleet = fleet_where_two_wait_at_a_busy_host()
+    assert fleet.dispatch() == []
+    begun = []
+    for ended in ("first", "urgent", "usual"):
+        fleet.end(ended)
+        begun += [name for name, _ in fleet.dispatch()]
+        fleet.step()
+    assert begun == ["urgent", "usual", "later"]
+    assert fleet.taken_back == ["urgent", "usual"]
+
+
+def test_request_is_not_taken_back_when_whoever_is_next_goes_before_it() -> None:
+    fleet = fleet_where_two_wait_at_a_busy_host()
+    fleet.push("new", priority=-4)
+    fleet.end("first")
+    assert [name for name, _ in fleet.dispatch()] == ["new"]
+    assert fleet.taken_back == []
+
+
+def test_request_is_not_taken_back_at_once() -> None:
+    fleet = fleet_where_two_wait_at_a_busy_host()
+    fleet.now_ns -= 5 * MS
+    fleet.end("first")
+    assert [name for name, _ in fleet.dispatch()] == ["later"]
+    assert fleet.taken_back == []
