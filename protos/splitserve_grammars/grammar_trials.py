@@ -11,6 +11,7 @@ from contextlib import suppress
 
 from splitserve_grammars.limits import MAX_TRIAL_WALL_S, NUM_TRIES
 from splitserve_grammars.trial import (
+    MAX_LINE_BYTES,
     TrialUnavailable,
     Verdict,
     decode_answer,
@@ -120,7 +121,7 @@ def _exchange(process: subprocess.Popen[bytes], line: bytes) -> bytes:
     with suppress(BrokenPipeError):
         process.stdin.write(line)
         process.stdin.flush()
-    return process.stdout.readline()
+    return process.stdout.readline(MAX_LINE_BYTES)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from contextlib import closing
 
 import pytest
 
 from splitserve_grammars.grammar_trials import GrammarTrials
-from splitserve_grammars.trial import TrialUnavailable
+from splitserve_grammars.trial import MAX_LINE_BYTES, TrialUnavailable
 from tests.support.processes.patience import PATIENCE_S
 
 # More than a pipe holds.
@@ -40,3 +42,10 @@ def test_process_is_given_up_when_it_stalls(script: str) -> None:
     asking.join()
     assert not is_stuck
     assert len(raised) == 1
+
+
+def test_process_is_given_up_when_it_says_too_much() -> None:
+    script = f"print('[\"\", \"\", 1' + ' ' * {MAX_LINE_BYTES} + ']', flush=True); input()"
+    trials = GrammarTrials([sys.executable, "-c", script], PATIENCE_S)
+    with closing(trials), pytest.raises(TrialUnavailable):
+        trials.ask("regex", ["a"], 1.0)
