@@ -81,7 +81,7 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
         if compute.make_in_pieces is not None:
             make_model = compute.make_in_pieces(config.max_num_batched_tokens)
         make_model = with_decode_graphs(make_model, config.max_num_seqs)
-    runner = build_runner(loaded, cache_config, make_model, compute.draw)
+    runner = build_runner(loaded, cache_config, make_model, compute.draw, adjust=compute.adjust)
     if loaded.device.type == "cuda":
         compile_kernels(runner, loaded, config.max_num_seqs, config.max_num_batched_tokens)
     grammars = _grammars(loaded)
