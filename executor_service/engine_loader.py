@@ -79,7 +79,9 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
     if compute.is_recordable and config.cuda_graphs == "auto":
         if compute.make_in_pieces is not None:
             make_model = compute.make_in_pieces(config.max_num_batched_tokens)
-        make_model = with_decode_graphs(make_model, config.max_num_seqs)
+        make_model = with_decode_graphs(
+            make_model, config.max_num_seqs, static_draw=compute.static_draw
+        )
     runner = build_runner(loaded, cache_config, make_model, compute.draw)
     if loaded.device.type == "cuda":
         compile_kernels(runner, loaded, config.max_num_seqs, config.max_num_batched_tokens)

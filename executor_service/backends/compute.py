@@ -10,6 +10,7 @@ from executor_service.device.kv_cache import CopyBlocks, copy_in_torch
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import MakeModel
 from executor_service.sampling.sampler import Draw, draw_in_torch
+from executor_service.sampling.static_draw import StaticDraw
 
 _log = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ class Compute:
     is_int8: bool = False
     is_recordable: bool = False
     make_in_pieces: Callable[[int], MakeModel] | None = None
+    static_draw: StaticDraw | None = None
 
 
 def log_not_used(what: str, loaded: LoadedModel, reason: str, instead: str) -> None:

@@ -68,7 +68,7 @@ class ModelRunner:
         self._counts = TokenCounts(loaded.vocab_size, cache.device)
         self._streams = streams or streams_of(cache.device)
         uploads = Uploads(cache.device, self._streams)
-        self._sampled = SampledTokens(uploads)
+        self._sampled = SampledTokens()
         self._forward_pass = ForwardPass(loaded, cache, model, uploads, self._sampled)
         self._draw = draw
         self._transfers = BlockTransfers(cache, self._streams)

@@ -96,7 +96,7 @@ class PendingSampling:
         self.rows = forward.readout.sampling_rows
         self._sampling = _sampling_rows(step, self.rows, counts)
         self._prompt_tokens = _prompt_tokens(step, forward.readout)
-        self.token_ids, scores = _sample(forward.sampling_logits, self._sampling, draw)
+        self.token_ids, scores = _sample(forward, self._sampling, draw)
         if self._sampling.counted is not None:
             counts.add(self._sampling.counted, self.token_ids)
         prompt_scores = _score_prompts(forward.prompt_logits, self._prompt_tokens)
@@ -105,10 +105,7 @@ class PendingSampling:
         self._copy = HostCopy(tensors, streams.copy_to_host)
 
     def output(self, move_us: int, forward_us: int, sample_us: int) -> StepOutput:
-        """What became of the rows; to be asked for when the device has done all.
-
-        The durations are passed on.
-        """
+        """What became of the rows, and the durations; asked for when the device has done all."""
         sampled_ids, *columns = self._copy.arrays()
         rows = _RowResults.of(self._num_rows)
         for row, message in self._row_errors.items():
@@ -162,11 +159,15 @@ class PendingSampling:
         return _columns(tokens, columns, rows.is_computed[tokens.row_indexes])
 
 
-def _sample(logits: Tensor, rows: SamplingRows, draw: Draw) -> tuple[Tensor, tuple[Tensor, ...]]:
+def _sample(
+    forward: ForwardResult, rows: SamplingRows, draw: Draw
+) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The tokens of all rows, and what `score` says of those rows that ask for it."""
+    logits, token_ids = forward.sampling_logits, forward.token_ids
     if not len(logits):
         return logits.new_empty(0, dtype=torch.int32), ()
-    token_ids = sample(logits, rows, draw)
+    if token_ids is None:
+        token_ids = sample(logits, rows, draw)
     num_top = rows.params.num_logprobs
     is_scored = num_top >= 0
     if not is_scored.any():

@@ -1,7 +1,7 @@
 """A device that is late, behind the real worker and the real scheduler: the tokens are the same.
 
 Two steps are in flight, and the first is over only when the second has begun: all that a decode is
-fed comes from the device. With recorded decodes both share the recordings' buffers.
+fed comes from the device. With recorded decodes both share the recordings' buffers, and draw there.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.core.in_process import InProcessEngine, executor_info, output_token_ids
 from tests.support.devices.late_device import LateStreams, late_runner
 from tests.support.devices.recorded_ops import RecordedOps, mixed_model
+from tests.support.devices.static_draw import SortingDraw
 from tests.support.models.hugging_face import generate_greedily, load_reference
 from tests.support.models.tiny_models import VOCAB_SIZE, make_tiny_model
 from tests.support.processes.patience import PATIENCE_S
@@ -60,7 +61,7 @@ PENALIZED = replace(CUT, repetition_penalty=1.3, frequency_penalty=0.4, presence
 def make_model(request: pytest.FixtureRequest) -> MakeModel:
     if not request.param:
         return torch_model
-    return with_decode_graphs(mixed_model, CONFIG.max_num_seqs, RecordedOps)
+    return with_decode_graphs(mixed_model, CONFIG.max_num_seqs, RecordedOps, SortingDraw())
 
 
 def _requests(params: SamplingParams) -> list[Request]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -23,9 +23,12 @@ from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import PagedModel, TransformersModel, torch_model
 from executor_service.runner.decode_graphs import DecodeGraphs, recorded_sizes, with_decode_graphs
 from executor_service.runner.decode_inputs import DecodeInputs
+from executor_service.runner.model_runner import ModelRunner
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
+from executor_service.sampling.sampler import SamplingRows, draw_in_torch
 from executor_service.steps.sampling_params import SamplingParams
 from tests.support.devices.recorded_ops import RecordedOps, StaticAttention, mixed_model
+from tests.support.devices.static_draw import SortingDraw
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.steps.step_driver import DrivenSequence, Row, drive, make_step
 
@@ -142,6 +145,81 @@ def test_graphs_say_the_same_bits_when_no_row_is_added(pair: Pair, num_rows: int
             for row in _random_decodes(generator, num_rows)
         ]
         assert torch.equal(_logits(pair.graphs, rows), _logits(pair.original, rows))
+
+
+PLAIN = (
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=0.9),
+    SamplingParams(temperature=1.2, top_k=7, top_p=0.8, min_p=0.01),
+    SamplingParams(temperature=1.0, num_logprobs=2),
+)
+PENALIZED = SamplingParams(temperature=0.9, repetition_penalty=1.5)
+
+
+class _Refusing:
+    """A Draw that says when it is asked."""
+
+    num_asked = 0
+
+    def __call__(self, logits: Tensor, rows: SamplingRows) -> Tensor:
+        self.num_asked += 1
+        return draw_in_torch(logits, rows)
+
+
+def _drawing_runners(loaded: LoadedModel) -> tuple[ModelRunner, ModelRunner, _Refusing]:
+    """One that draws in its recordings, one that never does, and what the first draws with else."""
+    config = CacheConfig(BLOCK_SIZE, NUM_BLOCKS, num_host_blocks=0)
+    recorded = with_decode_graphs(mixed_model, MAX_NUM_ROWS, RecordedOps, SortingDraw())
+    draw = _Refusing()
+    plain = with_decode_graphs(mixed_model, MAX_NUM_ROWS, RecordedOps)
+    return build_runner(loaded, config, recorded, draw), build_runner(loaded, config, plain), draw
+
+
+def _asking(rows: list[Row], params: Sequence[SamplingParams]) -> list[Row]:
+    return [
+        replace(row, params=params[i % len(params)], seed=i * 7 - 3, history=[5, *row.tokens] * 30)
+        for i, row in enumerate(rows)
+    ]
+
+
+def test_graphs_draw_the_tokens_that_are_drawn_outside_when_nothing_else_decides(
+    loaded: LoadedModel,
+) -> None:
+    recorded, plain, draw = _drawing_runners(loaded)
+    generator = random.Random(21)
+    for num_rows, first in ((6, 0), (5, 1), (1, 0), (3, 2), (2, 3), (4, 1)):
+        rows = _asking(_random_decodes(generator, num_rows), PLAIN[first:] + PLAIN[:first])
+        outputs = [runner.execute(make_step(rows)) for runner in (recorded, plain)]
+        assert outputs[0].sampled_token_ids.tolist() == outputs[1].sampled_token_ids.tolist()
+        assert (outputs[0].logprobs is None) == (outputs[1].logprobs is None)
+    assert draw.num_asked == 0
+
+
+def test_tokens_are_drawn_outside_when_more_than_logits_decides(loaded: LoadedModel) -> None:
+    recorded, plain, draw = _drawing_runners(loaded)
+    rows = _random_decodes(random.Random(22), 5)
+    silent = replace(rows[0], samples=False)
+    for number, changed in enumerate(
+        (_asking(rows, (PENALIZED, *PLAIN)), _asking([silent, *rows[1:]], PLAIN)), start=1
+    ):
+        outputs = [runner.execute(make_step(changed)) for runner in (recorded, plain)]
+        assert outputs[0].sampled_token_ids.tolist() == outputs[1].sampled_token_ids.tolist()
+        assert draw.num_asked == number
+
+
+class _DrawsLate(SortingDraw):
+    """Draws something else each time that it is asked."""
+
+    def draw(self, logits: Tensor, words: Tensor) -> Tensor:
+        return super().draw(logits, words) + self.num_drawn
+
+
+def test_graphs_say_an_error_and_serve_without_when_they_draw_another_token(
+    loaded: LoadedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    make = with_decode_graphs(_static_model, MAX_NUM_ROWS, RecordedOps, _DrawsLate())
+    assert not isinstance(make(loaded, _cache(loaded)), DecodeGraphs)
+    assert "draw another token" in caplog.text
 
 
 def test_graphs_leave_the_pools_alone_when_rows_are_added(pair: Pair) -> None:
