@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from executor_service.device.kv_cache import CopyBlocks, copy_in_torch
@@ -35,7 +34,6 @@ class Compute:
     is_batch_invariant: bool = False
     is_int8: bool = False
     is_recordable: bool = False
-    make_in_pieces: Callable[[int], MakeModel] | None = None
     static_draw: StaticDraw | None = None
 
 

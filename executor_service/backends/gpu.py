@@ -20,7 +20,6 @@ from executor_service.backends.gpu_kernels import (
 )
 from executor_service.decoders.decoder import DecoderModel
 from executor_service.decoders.llama_parts import release_weights, why_not_llama
-from executor_service.decoders.recorded_pieces import in_recorded_pieces
 from executor_service.device.errors import release_cached_memory
 from executor_service.errors import BackendUnavailable, TrialFailed, one_line
 from executor_service.model.loaded_model import LoadedModel
@@ -163,5 +162,4 @@ def _with_decoder(compute: Compute, decoder: GpuDecoder) -> Compute:
         loaded=replace(compute.loaded, weights_bytes=decoder.num_bytes),
         make_model=lambda _loaded, cache: DecoderModel(decoder, cache),
         description=f"GPU decoder, {compute.description}",
-        make_in_pieces=lambda max_num_tokens: in_recorded_pieces(decoder, max_num_tokens),
     )

@@ -23,7 +23,7 @@ from executor_service.steps.step import BoolArray, Int32Array, Int64Array, StepI
 from splitserve_kernels.draw_rows import DrawRows
 from splitserve_kernels.paged_batch import PagedBatch, RowLayout, lay_out_rows
 
-# How all rows of a pass are drawn, each once; None if more than their logits decides.
+# How the rows of a pass that sample are drawn; None if more than their logits decides.
 PlainDraws = Callable[[], DrawRows | None]
 
 

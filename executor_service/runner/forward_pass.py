@@ -101,10 +101,10 @@ class ForwardPass:
         batch = build_input_batch(
             step, rows, cache.block_size, cache.device, self._sampled, self._uploads
         )
-        if len(rows) == step.num_rows:
-            batch.draws = lambda: plain_draws(step, self._loaded.vocab_size)
+        sampling_rows, vocab_size = batch.readout.sampling_rows, self._loaded.vocab_size
+        batch.draws = lambda: plain_draws(step, sampling_rows, vocab_size)
         logits = self._model.logits(batch)
-        num_sampling = len(batch.readout.sampling_rows)
+        num_sampling = len(sampling_rows)
         sampling, prompt = logits[:num_sampling], logits[num_sampling:]
         return ForwardResult(batch.readout, sampling, prompt, {}, batch.token_ids)
 

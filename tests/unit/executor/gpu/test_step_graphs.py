@@ -1,4 +1,4 @@
-"""Steps of decodes with our kernels, recorded on a GPU and run again where there is none."""
+"""Steps with our kernels, recorded on a GPU and run again where there is none."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from executor_service.device.cuda_graphs import CudaGraphs, Recorder
 from executor_service.device.kv_cache import KVCache
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import PagedModel, TransformersModel, torch_model
-from executor_service.runner.decode_graphs import with_decode_graphs
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
+from executor_service.runner.recorded_models import RecordedModels
 from executor_service.sampling.sampler import SamplingRows
 from executor_service.steps.sampling_params import SamplingParams
 from tests.support.devices.recorded_ops import RunAgain
@@ -29,7 +29,7 @@ from splitserve_kernels.gpu.attention import backend
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 60
-MAX_NUM_ROWS = 3
+MAX_NUM_ROWS, MAX_NUM_TOKENS = 3, 14
 PARAMS = (
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=0.9),
@@ -65,7 +65,9 @@ def test_runner_samples_the_same_tokens_when_our_kernels_are_recorded(
     outputs, num_drawn_outside = [], []
     for make_model in (
         torch_model,
-        with_decode_graphs(_triton_model, MAX_NUM_ROWS, make_recorder, TritonStaticDraw()),
+        RecordedModels(
+            _triton_model, MAX_NUM_ROWS, MAX_NUM_TOKENS, TritonStaticDraw(), make_recorder
+        ).make,
     ):
         config = CacheConfig(BLOCK_SIZE, num_device_blocks=NUM_BLOCKS, num_host_blocks=0)
         num_drawn = Counter[str]()
@@ -91,6 +93,5 @@ def test_runner_samples_the_same_tokens_when_our_kernels_are_recorded(
         outputs.append([sequence.output for sequence in sequences])
         num_drawn_outside.append(num_drawn["outside"])
     assert outputs[0] == outputs[1]
-    # Beside prompts only.
-    assert num_drawn_outside[1] == MAX_NUM_ROWS < num_drawn_outside[0]
-    assert "decode_graphs" not in caplog.text, "what is refused is logged as an error"
+    assert num_drawn_outside[1] == 0 < num_drawn_outside[0]
+    assert "cuda_graphs" not in caplog.text, "what is refused is logged as an error"
