@@ -27,6 +27,7 @@ from executor_service.runner.kernel_warm_up import compile_kernels
 from executor_service.runner.model_runner import ModelRunner
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
 from executor_service.runner.recorded_models import RecordedModels
+from executor_service.runner.trial_step import measure_step
 from executor_service.steps.executor_info import (
     ExecutorInfo,
     ExecutorLimits,
@@ -88,6 +89,8 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
         compile_kernels(runner, loaded, config.max_num_seqs, config.max_num_batched_tokens)
     grammars = _grammars(loaded)
     info = _describe(config, executor_epoch, loaded, runner)
+    trial_step = measure_step(runner, loaded, config.max_num_batched_tokens)
+    info = replace(info, trial_step=trial_step)
     if grammars is not None:
         info = replace(info, features=info.features | {Feature.GRAMMAR})
     return LoadedEngine(

@@ -26,7 +26,8 @@ from splitserve_kernels.paged_batch import PagedBatch
 class _Arrays:
     """A step of one shape as it is copied. `places`, `indexes`: [N], of what is awaited.
 
-    `input_ids`, `positions`, `slots`: [T]. `logits_index`: [L]. `words`: of the draw.
+    `input_ids`, `positions`, `slots`: [T]. `logits_index`: [L]. `words`: of the draw. `row_ids`:
+    [N], where the device has the tables; else `tables` has them, which is without columns then.
     `num_computed`: [N]. `query_starts`: [N + 1]. `tables`: [N, W].
     """
 
@@ -37,6 +38,7 @@ class _Arrays:
     places: Int64Array
     indexes: Int64Array
     words: Int64Array
+    row_ids: Int64Array
     num_computed: Int32Array
     query_starts: Int32Array
     tables: Int32Array
@@ -45,7 +47,7 @@ class _Arrays:
     def numbers(self) -> Numbers:
         """Tables last: all else lies in the same place however wide they are."""
         longs = [self.input_ids, self.positions, self.slots, self.logits_index]
-        longs += [self.places, self.indexes, self.words]
+        longs += [self.places, self.indexes, self.words, self.row_ids]
         return Numbers(longs, [self.num_computed, self.query_starts, self.tables])
 
 
@@ -60,6 +62,7 @@ class _Arrived:
     places: Tensor
     indexes: Tensor
     words: Tensor
+    row_ids: Tensor
     num_computed: Tensor
     query_starts: Tensor
     tables: Tensor
@@ -120,20 +123,23 @@ class StaticInputs:
         first lines of logits are drawn; None if it makes no difference.
         """
         num_tokens, num_decodes = len(rows.token_ids), rows.layout.num_decodes
-        width = self._width_read(rows, shape)
-        arrays = self._added(shape, width)
+        width, resident, awaited = self._width_read(rows, shape), rows.resident, rows.awaited
+        arrays = self._added(shape, width if resident is None else 0)
         arrays.input_ids[:num_tokens] = rows.token_ids
         arrays.positions[:num_tokens] = rows.layout.positions
         arrays.slots[:num_tokens] = rows.layout.slots
         arrays.logits_index[: len(rows.logits_index)] = rows.logits_index
         _put_rows(arrays.num_computed, rows.num_computed_tokens, num_decodes, shape)
-        tables = rows.block_tables[:, :width]
-        _put_rows(arrays.tables[:, : tables.shape[1]], tables, num_decodes, shape)
+        if resident is None:
+            tables = rows.block_tables[:, :width]
+            _put_rows(arrays.tables[:, : tables.shape[1]], tables, num_decodes, shape)
+        else:
+            arrays.row_ids[:] = resident.empty_row_id
+            _put_rows(arrays.row_ids, resident.row_ids, num_decodes, shape)
         if not shape.is_decode:
             _put_starts(arrays.query_starts, rows.layout.query_starts, num_decodes, shape)
             # What nobody attended for would be whatever memory holds. No more have blocks.
             arrays.query_starts[-1] = min(shape.num_tokens, num_tokens + self._max_num_tokens)
-        awaited = rows.awaited
         num_awaited = 0 if awaited is None else len(awaited.places)
         if awaited is not None:
             arrays.places[:num_awaited] = awaited.places
@@ -141,10 +147,12 @@ class StaticInputs:
         if draws is not None and self._static_draw is not None:
             self._static_draw.pack(draws, arrays.words)
         uploads.send_to(self._memory, arrays.numbers)
-        arrived = self._arrived[shape]
-        self._tables[: shape.num_rows, :width].copy_(
-            arrived.tables.view(-1)[: arrays.tables.size].view(arrays.tables.shape)
-        )
+        arrived, tables_read = self._arrived[shape], self._tables[: shape.num_rows, :width]
+        if resident is None:
+            flat = arrived.tables.view(-1)[: arrays.tables.size]
+            tables_read.copy_(flat.view(arrays.tables.shape))
+        else:
+            resident.gather(arrived.row_ids, width, out=tables_read)
         if awaited is not None:
             where = arrived.places[:num_awaited], arrived.indexes[:num_awaited]
             fill_in(arrived.input_ids, awaited, *where)
@@ -167,6 +175,7 @@ class StaticInputs:
             places=np.zeros(num_rows, np.int64),
             indexes=np.zeros(num_rows, np.int64),
             words=np.zeros(0 if draw is None else draw.num_words(shape.num_lines), np.int64),
+            row_ids=np.zeros(num_rows, np.int64),
             num_computed=np.zeros(num_rows, np.int32),
             query_starts=starts.astype(np.int32),
             tables=np.zeros((num_rows, width), np.int32),

@@ -34,6 +34,7 @@ from splitserve_client import (
 from splitserve_rpc.domain_error import DomainError
 from tests.support.fakes.fake_generation import expected_tokens
 from tests.support.fakes.fake_scheduler import Cut, FakeScheduler, start
+from tests.support.processes.patience import PATIENCE_S
 from tests.unit.client.conftest import VirtualTime
 
 PROMPT = [3, 4, 5]
@@ -245,7 +246,7 @@ async def test_generate_ends_the_call_when_its_iterator_is_closed(
         async for _ in events:
             break
 
-    await asyncio.wait_for(fake.ended.wait(), 10)
+    await asyncio.wait_for(fake.ended.wait(), PATIENCE_S)
 
 
 async def test_client_says_so_at_once_when_no_server_answers() -> None:
