@@ -87,8 +87,8 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
         cache_config,
         make_model,
         compute.draw,
-        make_measured=make_measured,
         adjust=compute.adjust,
+        make_measured=make_measured,
     )
     if loaded.device.type == "cuda":
         compile_kernels(runner, loaded, config.max_num_seqs, config.max_num_batched_tokens)

@@ -36,8 +36,8 @@ class Compute:
     is_batch_invariant: bool = False
     is_int8: bool = False
     is_recordable: bool = False
-    static_draw: StaticDraw | None = None
     adjust: Adjust = adjust_in_torch
+    static_draw: StaticDraw | None = None
 
 
 def log_not_used(what: str, loaded: LoadedModel, reason: str, instead: str) -> None:

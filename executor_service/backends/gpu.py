@@ -130,8 +130,8 @@ def compute_on_gpu(
         draw,
         choose_gpu_copy(loaded.device),
         is_recordable=loaded.device.type == "cuda",
-        static_draw=static_draw_of(draw),
         adjust=choose_gpu_adjust(loaded.vocab_size, loaded.device),
+        static_draw=static_draw_of(draw),
     )
     reason = why_not_llama(loaded)
     if reason is not None:

@@ -160,7 +160,8 @@ class StaticInputs:
     def _width_read(self, rows: PassRows, shape: StepShape) -> int:
         """Blocks of a table up to the last token of the longest row, or of the added tokens."""
         added = 0 if shape.is_decode else shape.num_tokens - len(rows.token_ids)
-        return min(max(rows.block_tables.shape[1], -(-added // self._block_size)), self._width)
+        num_blocks: int = rows.block_tables.shape[1]
+        return min(max(num_blocks, -(-added // self._block_size)), self._width)
 
     def _added(self, shape: StepShape, width: int) -> _Arrays:
         """Of added rows and tokens alone, which are greedy."""
@@ -187,7 +188,10 @@ class StaticInputs:
 
 
 def _put_rows(
-    target: Int32Array, numbers: Int32Array | Int64Array, num_decodes: int, shape: StepShape
+    target: Int32Array | Int64Array,
+    numbers: Int32Array | Int64Array,
+    num_decodes: int,
+    shape: StepShape,
 ) -> None:
     """`numbers` [R, ..] of rows, decodes first, to where `shape` has decodes and prompts."""
     target[:num_decodes] = numbers[:num_decodes]
