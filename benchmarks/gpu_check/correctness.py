@@ -135,7 +135,7 @@ def _expected(problem: AttentionProblem, pools: list[Tensor], options: Attention
 
 def _float8_error(shape: AttentionShape, sizes: Sizes) -> float:
     from splitserve_kernels.gpu.attention import backend
-    from splitserve_kernels.gpu.layer_pools import KVScales
+    from splitserve_kernels.paged_batch import KVScales
 
     options, scales = AttentionOptions(scale=128**-0.5), KVScales(key=0.02, value=0.01)
     problem = make_problem(shape, 1, torch.bfloat16, sizes.device)
