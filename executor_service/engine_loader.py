@@ -73,6 +73,7 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
         config.block_size,
         is_deterministic=config.deterministic,
         is_int8=config.quantization == "int8",
+        flash_attention_3=config.flash_attn_3_from,
     )
     loaded = compute.loaded
     cache_config = _cache_config(config, compute)
@@ -188,10 +189,13 @@ def _describe(
 
 
 def _digest(loaded: LoadedModel, config: ExecutorConfig) -> str:
-    """A model whose weights were rounded is another model."""
-    if config.quantization == "none":
+    """A model whose weights were rounded is another model, and so is one with other scales."""
+    beside = [] if config.quantization == "none" else [config.quantization]
+    # The checkpoint's digest need not have seen these few bytes.
+    beside += [f"{each.key!r} {each.value!r}" for each in loaded.kv_scales]
+    if not beside:
         return loaded.digest
-    return hashlib.sha256(f"{loaded.digest} {config.quantization}".encode()).hexdigest()
+    return hashlib.sha256(" ".join([loaded.digest, *beside]).encode()).hexdigest()
 
 
 def _version() -> str:

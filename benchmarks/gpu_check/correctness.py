@@ -24,6 +24,7 @@ from benchmarks.gpu_check.problems import (
 )
 from benchmarks.gpu_check.results import Measurement
 from benchmarks.gpu_check.sizes import Sizes
+from executor_service.backends.attention_candidates import DEFAULT_BLOCK_SIZE, LayerDemand
 from executor_service.device.kv_cache import LayerShape
 from splitserve_kernels import reference
 from splitserve_kernels.gpu.availability import why_unavailable
@@ -55,9 +56,10 @@ def try_kernels(sizes: Sizes) -> Iterator[Measurement]:
     for name, reason in why_absent().items():
         yield Measurement(_SECTION, name, "not run", note=reason)
     for candidate in present_backends():
-        backend, block_size = candidate.make(), candidate.block_size
+        backend, block_size = candidate.make(), DEFAULT_BLOCK_SIZE
         for case in _cases(sizes):
-            if candidate.why_not_layer(case.layer, case.options, case.dtype, block_size):
+            demand = LayerDemand(case.layer, case.options, case.dtype, case.dtype, block_size)
+            if candidate.why_not_layer(demand):
                 continue
             for rows_name, rows in (("decode", _DECODES), ("mixed", MIXED_ROWS)):
                 tried = replace(case.shape, rows=rows, block_size=block_size)
@@ -135,7 +137,7 @@ def _expected(problem: AttentionProblem, pools: list[Tensor], options: Attention
 
 def _float8_error(shape: AttentionShape, sizes: Sizes) -> float:
     from splitserve_kernels.gpu.attention import backend
-    from splitserve_kernels.gpu.layer_pools import KVScales
+    from splitserve_kernels.paged_batch import KVScales
 
     options, scales = AttentionOptions(scale=128**-0.5), KVScales(key=0.02, value=0.01)
     problem = make_problem(shape, 1, torch.bfloat16, sizes.device)

@@ -16,7 +16,7 @@ from benchmarks.gpu_check.engine import decode_times, make_runner, make_step, re
 from benchmarks.gpu_check.models import load_random
 from benchmarks.gpu_check.results import Measurement
 from benchmarks.gpu_check.sizes import ModelShape, Sizes
-from executor_service.backends.attention_candidates import CANDIDATES
+from executor_service.backends.attention_candidates import gpu_candidates
 from executor_service.backends.compute import Compute
 from executor_service.backends.gpu import choose_gpu_attention
 from executor_service.decoders.decoder import DecoderModel
@@ -42,7 +42,7 @@ def measure_decoder(shape: ModelShape, sizes: Sizes) -> Iterator[Measurement]:
     release_models()
     sizes = replace(sizes, batches=sizes.batches[:_NUM_BATCHES])
     loaded = load_random(shape, sizes)
-    chosen = choose_gpu_attention(loaded, None, None, CANDIDATES)
+    chosen = choose_gpu_attention(loaded, None, None, gpu_candidates())
     theirs = Compute(
         loaded,
         attending_with(chosen.backend),

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-_PACKAGES = ("torch", "triton", "transformers", "flash-attn", "numpy")
+_PACKAGES = ("torch", "triton", "transformers", "flash_attn_3", "kernels", "numpy")
 
 
 @dataclass(frozen=True, slots=True)

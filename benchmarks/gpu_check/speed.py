@@ -11,6 +11,7 @@ from benchmarks.gpu_check.problems import AttentionShape, make_problem
 from benchmarks.gpu_check.results import Measurement
 from benchmarks.gpu_check.sizes import Sizes
 from benchmarks.gpu_check.timing import median_s, recorded
+from executor_service.backends.attention_candidates import DEFAULT_BLOCK_SIZE, LayerDemand
 from executor_service.device.kv_cache import LayerShape
 from splitserve_kernels.paged_batch import AttentionBackend, AttentionOptions
 
@@ -47,8 +48,9 @@ def measure_attention(sizes: Sizes) -> Iterator[Measurement]:
         AttentionOptions(scale=head_dim**-0.5),
     )
     for candidate in present_backends():
-        name, backend, block_size = candidate.name, candidate.make(), candidate.block_size
-        if candidate.why_not_layer(layer, plain, sizes.dtype, block_size):
+        name, backend, block_size = candidate.name, candidate.make(), DEFAULT_BLOCK_SIZE
+        demand = LayerDemand(layer, plain, sizes.dtype, sizes.dtype, block_size)
+        if candidate.why_not_layer(demand):
             continue
         for batch in sizes.batches:
             for context in sizes.contexts:
