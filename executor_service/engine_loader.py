@@ -86,7 +86,12 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
         make_model, make_measured = recorded.make, recorded.make_largest
         unrecorded = recorded.left_out()
     runner = build_runner(
-        loaded, cache_config, make_model, compute.draw, make_measured=make_measured
+        loaded,
+        cache_config,
+        make_model,
+        compute.draw,
+        adjust=compute.adjust,
+        make_measured=make_measured,
     )
     if loaded.device.type == "cuda":
         with unrecorded:

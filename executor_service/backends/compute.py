@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from executor_service.device.kv_cache import CopyBlocks, copy_in_torch
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import MakeModel
-from executor_service.sampling.sampler import Draw, draw_in_torch
+from executor_service.sampling.sampler import Adjust, Draw, adjust_in_torch, draw_in_torch
 from executor_service.sampling.static_draw import StaticDraw
 
 _log = logging.getLogger(__name__)
@@ -18,11 +18,13 @@ _log = logging.getLogger(__name__)
 class Compute:
     """`make_model` makes what runs `loaded`, `draw` chooses tokens. `description`: for people.
 
+    `adjust` changes logits before tokens are chosen.
+
     `block_size`: tokens of a KV block. `copy_blocks`: copies them within the device pool.
     `is_batch_invariant`: a sequence's logits are the same bits whatever shares its batch, and
     however its tokens are cut into steps. `is_int8`: matrices are rounded to 8 bits.
-    `is_recordable`: a CUDA graph can record its decodes. `make_in_pieces`: makes, of a number of
-    tokens, what makes models whose other steps of so many are recorded, too; None if there is none.
+    `is_recordable`: CUDA graphs can record its steps. `static_draw`: what draws in these; None if
+    nothing does.
     """
 
     loaded: LoadedModel
@@ -34,6 +36,7 @@ class Compute:
     is_batch_invariant: bool = False
     is_int8: bool = False
     is_recordable: bool = False
+    adjust: Adjust = adjust_in_torch
     static_draw: StaticDraw | None = None
 
 

@@ -14,6 +14,7 @@ from executor_service.backends.attention_candidates import CANDIDATES, Candidate
 from executor_service.backends.attention_trial import time_attention, try_backend
 from executor_service.backends.compute import Compute, log_not_used
 from executor_service.backends.gpu_kernels import (
+    choose_gpu_adjust,
     choose_gpu_copy,
     choose_gpu_draw,
     static_draw_of,
@@ -129,6 +130,7 @@ def compute_on_gpu(
         draw,
         choose_gpu_copy(loaded.device),
         is_recordable=loaded.device.type == "cuda",
+        adjust=choose_gpu_adjust(loaded.vocab_size, loaded.device),
         static_draw=static_draw_of(draw),
     )
     reason = why_not_llama(loaded)

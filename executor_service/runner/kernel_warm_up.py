@@ -34,6 +34,7 @@ _ALL_PARAMS = (
         repetition_penalty=1.1,
         presence_penalty=0.1,
         frequency_penalty=0.1,
+        logit_bias={0: 0.5},
         num_logprobs=2,
         num_prompt_logprobs=2,
     ),

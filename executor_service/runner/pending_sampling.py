@@ -9,7 +9,7 @@ Shape letters: R rows of the step, S rows that sample, P scored prompt tokens, V
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -209,8 +209,7 @@ def _sampling_rows(step: StepInput, sampling_rows: Int64Array, counts: TokenCoun
             histories=[step.histories[row] for row in sampling_rows.tolist()],
             masks=_masks(step, sampling_rows),
         )
-    counted = rows.count(counts, row_ids)
-    return rows if counted is None else replace(rows, counted=counted)
+    return rows.with_counts(counts, row_ids)
 
 
 def _masks(step: StepInput, sampling_rows: Int64Array) -> TokenMasks | None:

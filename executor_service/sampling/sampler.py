@@ -66,21 +66,22 @@ class SamplingRows:
             np.int64,
         )
 
-    def count(self, counts: TokenCounts, row_ids: Int32Array) -> CountedRows | None:
-        """Those with penalties as they are in `counts`; None if there are none.
+    def with_counts(self, counts: TokenCounts, row_ids: Int32Array) -> SamplingRows:
+        """With the counts of those that have penalties, as they are in `counts`.
 
         `row_ids`: [S].
         """
         rows = self.penalized
         if not len(rows):
-            return None
-        return counts.of_rows(
+            return self
+        counted = counts.of_rows(
             rows,
             row_ids[rows],
             [self.histories[row] for row in rows.tolist()],
             self.positions[rows],
             self.num_prompt_tokens[rows],
         )
+        return replace(self, counted=counted)
 
     def part(self, rows: slice) -> SamplingRows:
         """Those of some rows on end."""
@@ -137,8 +138,7 @@ def sample(
     uploads = uploads or Uploads(logits.device, streams_of(logits.device))
     if rows.counted is None:
         counts = TokenCounts(logits.shape[1], logits.device, uploads)
-        counted = rows.count(counts, np.arange(num_rows, dtype=np.int32))
-        rows = replace(rows, counted=counted)
+        rows = rows.with_counts(counts, np.arange(num_rows, dtype=np.int32))
     size = _ROWS_AT_A_TIME if logits.device.type == "cpu" else num_rows
     token_ids = []
     for start in range(0, num_rows, size):

@@ -8,8 +8,6 @@ import pytest
 from executor_service.config import ExecutorConfig
 from executor_service.engine_loader import load_engine
 from executor_service.steps.executor_info import DefaultSampling, Feature
-from splitserve_kernels.cpu.build import BuildFailed
-from splitserve_kernels.cpu.library import load_library
 from splitserve_options import options
 from tests.support.models.tiny_models import make_tiny_model
 
@@ -53,11 +51,3 @@ def test_load_engine_announces_grammars_when_the_tokenizer_is_there(tmp_path: Pa
         engine = load_engine(config, executor_epoch=1)
         assert (Feature.GRAMMAR in engine.info.features) == has_tokenizer
         assert (engine.grammars is not None) == has_tokenizer
-
-
-@pytest.fixture
-def native_library() -> None:
-    try:
-        load_library()
-    except BuildFailed as failure:
-        pytest.skip(str(failure))
