@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -78,11 +79,13 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
     loaded = compute.loaded
     cache_config = _cache_config(config, compute)
     make_model, make_measured = compute.make_model, None
+    unrecorded: AbstractContextManager[None] = nullcontext()
     if compute.is_recordable and config.cuda_graphs == "auto":
         recorded = RecordedModels(
             make_model, config.max_num_seqs, config.max_num_batched_tokens, compute.static_draw
         )
         make_model, make_measured = recorded.make, recorded.make_largest
+        unrecorded = recorded.left_out()
     runner = build_runner(
         loaded,
         cache_config,
@@ -92,7 +95,8 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
         make_measured=make_measured,
     )
     if loaded.device.type == "cuda":
-        compile_kernels(runner, loaded, config.max_num_seqs, config.max_num_batched_tokens)
+        with unrecorded:
+            compile_kernels(runner, loaded, config.max_num_seqs, config.max_num_batched_tokens)
     grammars = _grammars(loaded)
     info = _describe(config, executor_epoch, loaded, runner)
     trial_step = measure_step(runner, loaded, config.max_num_batched_tokens)
