@@ -16,6 +16,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from splitserve_kernels.cpu.build import BuildFailed
+from splitserve_kernels.cpu.library import NativeLibrary, load_library
+
+# What fails there is to say with what values, too.
+pytest.register_assert_rewrite("tests.support", "tests.contract.stranger")
+
 # On a machine with other work an example may take any time. They are the same each time, so that no
 # change fails by what it did not bring; who says how many gets new ones, as make soak does.
 settings.register_profile(
@@ -38,6 +44,15 @@ def pytest_runtest_setup() -> None:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def native_library() -> NativeLibrary:
+    """The CPU kernels; whoever needs them is skipped where they cannot be compiled."""
+    try:
+        return load_library()
+    except BuildFailed as failure:
+        pytest.skip(str(failure))
 
 
 @pytest.hookimpl(wrapper=True)

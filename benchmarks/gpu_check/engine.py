@@ -27,9 +27,9 @@ from executor_service.backends.choose import choose_compute
 from executor_service.backends.compute import Compute
 from executor_service.device.kv_cache import block_bytes
 from executor_service.model.transformers_attention import unbind
-from executor_service.runner.decode_graphs import with_decode_graphs
 from executor_service.runner.model_runner import ModelRunner
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
+from executor_service.runner.recorded_models import RecordedModels
 from executor_service.steps.sampling_params import ParamRows, SamplingParams
 from executor_service.steps.step import NO_MOVES, StepInput, StepOutput
 
@@ -132,9 +132,8 @@ def make_runner(compute: Compute, sizes: Sizes, *, is_recorded: bool) -> ModelRu
     most_rows = max(sizes.batches) + 1
     make = compute.make_model
     if is_recorded:
-        if compute.make_in_pieces is not None:
-            make = compute.make_in_pieces(sizes.num_prompt_tokens)
-        make = with_decode_graphs(make, most_rows)
+        recorded = RecordedModels(make, most_rows, sizes.num_prompt_tokens, compute.static_draw)
+        make = recorded.make
     width = _table_width(compute.block_size, sizes)
     config = CacheConfig(
         compute.block_size, most_rows * width, num_host_blocks=0, copy_blocks=compute.copy_blocks

@@ -15,12 +15,14 @@ from torch import Tensor
 
 from executor_service.device.errors import is_beyond_rows
 from executor_service.device.kv_cache import KVCache
+from executor_service.device.resident_tables import ResidentTables
 from executor_service.device.sampled_tokens import SampledTokens
 from executor_service.device.uploads import Uploads
 from executor_service.errors import StepFailed
 from executor_service.model.input_batch import Readout, build_input_batch
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import PagedModel
+from executor_service.runner.plain_draws import plain_draws
 from executor_service.steps.step import Int64Array, StepInput
 
 _logger = logging.getLogger(__name__)
@@ -33,13 +35,15 @@ class ForwardResult:
     """Logits of the rows that did not fail.
 
     `sampling_logits`: [S, V], `prompt_logits`: [P, V], both float32, as `readout` lists them.
-    `row_errors`: for each row that failed, what to tell people.
+    `row_errors`: for each row that failed, what to tell people. `token_ids`: [S] int32, what the
+    rows sample, where the model has drawn as well; the next pass may overwrite them.
     """
 
     readout: Readout
     sampling_logits: Tensor
     prompt_logits: Tensor
     row_errors: dict[int, str]
+    token_ids: Tensor | None = None
 
 
 class ForwardPass:
@@ -62,6 +66,8 @@ class ForwardPass:
         self._model = model
         self._uploads = uploads
         self._sampled = sampled
+        max_num_blocks = -(-loaded.max_model_len // cache.block_size)
+        self._tables = ResidentTables(max_num_blocks, cache.device, uploads)
 
     def run(self, step: StepInput) -> ForwardResult:
         """Computes all rows of `step`, at least one.
@@ -94,13 +100,18 @@ class ForwardPass:
 
     def _run_rows(self, step: StepInput, rows: Int64Array) -> ForwardResult:
         """Computes `rows` (indexes into the step) in one pass; passes on what the model raises."""
-        cache = self._cache
+        cache, tables = self._cache, None
+        if step.tables is not None and not self._uploads.shares_memory:
+            tables = self._tables.follow(step.tables)
         batch = build_input_batch(
-            step, rows, cache.block_size, cache.device, self._sampled, self._uploads
+            step, rows, cache.block_size, cache.device, self._sampled, self._uploads, tables
         )
+        sampling_rows, vocab_size = batch.readout.sampling_rows, self._loaded.vocab_size
+        batch.draws = lambda: plain_draws(step, sampling_rows, vocab_size)
         logits = self._model.logits(batch)
-        num_sampling = len(batch.readout.sampling_rows)
-        return ForwardResult(batch.readout, logits[:num_sampling], logits[num_sampling:], {})
+        num_sampling = len(sampling_rows)
+        sampling, prompt = logits[:num_sampling], logits[num_sampling:]
+        return ForwardResult(batch.readout, sampling, prompt, {}, batch.token_ids)
 
     def _run_row_by_row(self, step: StepInput, rows: Int64Array) -> ForwardResult:
         # A row may read what another row of this step writes. The writer's position then lies

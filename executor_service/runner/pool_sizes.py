@@ -22,7 +22,7 @@ from executor_service.model.paged_model import MakeModel, torch_model
 from executor_service.model.transformers_attention import unbind
 from executor_service.runner.largest_step import StepSize, measure_worst_step, num_worst_step_blocks
 from executor_service.runner.model_runner import ModelRunner
-from executor_service.sampling.sampler import Draw, draw_in_torch
+from executor_service.sampling.sampler import Adjust, Draw, adjust_in_torch, draw_in_torch
 
 _log = logging.getLogger(__name__)
 
@@ -55,12 +55,14 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True)
 class _RunnerFactory:
-    """What makes runners for `loaded`."""
+    """What makes runners for `loaded`. `make_measured`: models that take as much memory."""
 
     loaded: LoadedModel
     cache_config: CacheConfig
     make_model: MakeModel
+    make_measured: MakeModel
     draw: Draw
+    adjust: Adjust
 
     @property
     def block_bytes(self) -> int:
@@ -81,7 +83,15 @@ class _RunnerFactory:
 
     def runner(self, cache: KVCache) -> ModelRunner:
         """A runner on the pools of `cache`."""
-        return ModelRunner(self.loaded, cache, self.make_model(self.loaded, cache), self.draw)
+        return self._runner(cache, self.make_model)
+
+    def measured_runner(self, cache: KVCache) -> ModelRunner:
+        """A runner that takes as much memory, and that nobody is served by."""
+        return self._runner(cache, self.make_measured)
+
+    def _runner(self, cache: KVCache, make_model: MakeModel) -> ModelRunner:
+        model = make_model(self.loaded, cache)
+        return ModelRunner(self.loaded, cache, model, self.draw, adjust=self.adjust)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +117,18 @@ def build_runner(
     make_model: MakeModel = torch_model,
     draw: Draw = draw_in_torch,
     meter: PeakMeter | None = None,
+    adjust: Adjust = adjust_in_torch,
+    make_measured: MakeModel | None = None,
 ) -> ModelRunner:
-    """Allocates the pools and makes a runner for `loaded`, which `draw` chooses tokens for.
+    """Allocates the pools and makes a runner for `loaded`; `adjust` and `draw` choose tokens.
 
-    Where the number of blocks is not given, it runs the largest step first, and `meter` measures
-    what that takes. Raises OutOfMemory, with the numbers, if the pools, that step or a single block
-    do not fit.
+    Where the number of blocks is not given, it runs the largest step first, on what `make_measured`
+    makes (None: `make_model`), and `meter` measures what that takes. Raises OutOfMemory, with the
+    numbers, if the pools, that step or a single block do not fit.
     """
-    factory = _RunnerFactory(loaded, cache_config, make_model, draw)
+    factory = _RunnerFactory(
+        loaded, cache_config, make_model, make_measured or make_model, draw, adjust
+    )
     room = _free_room(loaded.device, cache_config)
     if _must_measure(loaded.device, cache_config, room):
         step_bytes = _measure_step(
@@ -165,7 +179,7 @@ def _measure_step(
     try:
         cache = factory.cache(num_worst_step_blocks(size, block_size), 0)
         step_bytes = measure_worst_step(
-            size, cache, loaded.vocab_size, lambda: factory.runner(cache), meter
+            size, cache, loaded.vocab_size, lambda: factory.measured_runner(cache), meter
         )
     except RecordingFailed:
         raise

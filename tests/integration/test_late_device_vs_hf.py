@@ -1,7 +1,7 @@
 """A device that is late, behind the real worker and the real scheduler: the tokens are the same.
 
 Two steps are in flight, and the first is over only when the second has begun: all that a decode is
-fed comes from the device. With recorded decodes both share the recordings' buffers.
+fed comes from the device. With recorded steps both share the recordings' buffers, and draw there.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import pytest
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import MakeModel, torch_model
-from executor_service.runner.decode_graphs import with_decode_graphs
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
+from executor_service.runner.recorded_models import RecordedModels
 from executor_service.service.step_worker import Encode, StepWorker
 from executor_service.steps.step_executor import StepExecutor
 from scheduler_service.core.config import SchedulerConfig
@@ -28,7 +28,8 @@ from scheduler_service.step_codec import decode_result, encode_plan
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.core.in_process import InProcessEngine, executor_info, output_token_ids
 from tests.support.devices.late_device import LateStreams, late_runner
-from tests.support.devices.recorded_ops import RecordedOps, mixed_model
+from tests.support.devices.recorded_ops import RecordedOps, static_model
+from tests.support.devices.static_draw import SortingDraw
 from tests.support.models.hugging_face import generate_greedily, load_reference
 from tests.support.models.tiny_models import VOCAB_SIZE, make_tiny_model
 from tests.support.processes.patience import PATIENCE_S
@@ -45,7 +46,8 @@ CONFIG = SchedulerConfig(
     vocab_size=VOCAB_SIZE,
     eos_token_ids=frozenset(),
 )
-CACHE = CacheConfig(CONFIG.block_size, CONFIG.num_device_blocks, num_host_blocks=0)
+# Two long ones do not fit beside each other.
+SCARCE = replace(CONFIG, num_device_blocks=17)
 PROMPTS = [
     [random.Random(length).randrange(3, VOCAB_SIZE) for _ in range(length)]
     for length in (5, 33, 12, 1, 20, 7, 9, 3)
@@ -60,7 +62,18 @@ PENALIZED = replace(CUT, repetition_penalty=1.3, frequency_penalty=0.4, presence
 def make_model(request: pytest.FixtureRequest) -> MakeModel:
     if not request.param:
         return torch_model
-    return with_decode_graphs(mixed_model, CONFIG.max_num_seqs, RecordedOps)
+    recorded = RecordedModels(
+        static_model,
+        CONFIG.max_num_seqs,
+        CONFIG.max_num_batched_tokens,
+        SortingDraw(),
+        RecordedOps,
+    )
+    return recorded.make
+
+
+def _cache(config: SchedulerConfig) -> CacheConfig:
+    return CacheConfig(config.block_size, config.num_device_blocks, config.num_host_blocks)
 
 
 def _requests(params: SamplingParams) -> list[Request]:
@@ -71,12 +84,15 @@ def _requests(params: SamplingParams) -> list[Request]:
 
 
 def _generate_late(
-    loaded: LoadedModel, make_model: MakeModel, params: SamplingParams
-) -> list[list[int]]:
+    loaded: LoadedModel,
+    make_model: MakeModel,
+    params: SamplingParams,
+    config: SchedulerConfig = CONFIG,
+) -> tuple[list[list[int]], Scheduler]:
     streams = LateStreams(is_held=True)
-    runner = late_runner(loaded, CACHE, streams, make_model)
-    worker = StepWorker(StepExecutor(executor_info(CONFIG, epoch=1), runner))
-    scheduler, requests = Scheduler(CONFIG), _requests(params)
+    runner = late_runner(loaded, _cache(config), streams, make_model)
+    worker = StepWorker(StepExecutor(executor_info(config, epoch=1), runner))
+    scheduler, requests = Scheduler(config), _requests(params)
     for request in requests:
         scheduler.add(request)
     results: SimpleQueue[pb.StepResult] = SimpleQueue()
@@ -92,7 +108,7 @@ def _generate_late(
             in_flight.append(len(plan.work.row_ids))
         if not in_flight:
             worker.finish()
-            return [output_token_ids(request) for request in requests]
+            return [output_token_ids(request) for request in requests], scheduler
         streams.wait_for_steps(len(in_flight))
         assert results.empty()
         streams.finish_step()
@@ -105,7 +121,7 @@ def test_tokens_are_those_of_hugging_face_when_the_device_is_late(
 ) -> None:
     directory = make_tiny_model("llama", tmp_path_factory.mktemp("llama"), seed=6)
     loaded = load_model(ModelConfig(str(directory), max_model_len=MAX_MODEL_LEN))
-    outputs = _generate_late(loaded, make_model, GREEDY)
+    outputs, _ = _generate_late(loaded, make_model, GREEDY)
     reference = load_reference(directory)
     assert outputs == [generate_greedily(reference, p, NUM_OUTPUT_TOKENS) for p in PROMPTS]
 
@@ -116,9 +132,34 @@ def test_random_tokens_are_the_same_when_the_device_is_late(
 ) -> None:
     directory = make_tiny_model("qwen3", tmp_path_factory.mktemp("qwen3"), seed=6)
     loaded = load_model(ModelConfig(str(directory), max_model_len=MAX_MODEL_LEN))
-    outputs = _generate_late(loaded, make_model, params)
-    engine = InProcessEngine(CONFIG, build_runner(loaded, CACHE), epoch=1, depth=1)
+    outputs, _ = _generate_late(loaded, make_model, params)
+    engine = InProcessEngine(CONFIG, build_runner(loaded, _cache(CONFIG)), epoch=1, depth=1)
     for request in _requests(params):
         engine.add(request)
     expected = engine.run()
     assert outputs == [expected[str(number)] for number in range(len(PROMPTS))]
+
+
+def test_tokens_are_the_same_when_rows_lose_their_blocks_on_a_late_device(
+    make_model: MakeModel, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Row ids and blocks change hands while steps are in flight that were told otherwise."""
+    directory = make_tiny_model("llama", tmp_path_factory.mktemp("llama"), seed=6)
+    loaded = load_model(ModelConfig(str(directory), max_model_len=MAX_MODEL_LEN))
+    outputs, scheduler = _generate_late(loaded, make_model, GREEDY, SCARCE)
+    reference = load_reference(directory)
+    assert outputs == [generate_greedily(reference, p, NUM_OUTPUT_TOKENS) for p in PROMPTS]
+    assert scheduler.num_preemptions > 0
+
+
+def test_tokens_are_the_same_when_blocks_fall_behind_a_window_on_a_late_device(
+    make_model: MakeModel, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    directory = make_tiny_model("mistral", tmp_path_factory.mktemp("mistral"), seed=6)
+    loaded = load_model(ModelConfig(str(directory), max_model_len=MAX_MODEL_LEN))
+    assert loaded.sliding_window is not None
+    # Not as many as a sequence without a window would need.
+    config = replace(SCARCE, num_device_blocks=9, sliding_window=loaded.sliding_window)
+    outputs, _ = _generate_late(loaded, make_model, GREEDY, config)
+    reference = load_reference(directory)
+    assert outputs == [generate_greedily(reference, p, NUM_OUTPUT_TOKENS) for p in PROMPTS]
