@@ -37,6 +37,8 @@ NUM_STEPS = 1000
 # More than twice of what was ever seen. What starves waits for all of the NUM_STEPS.
 MAX_WAIT_STEPS = 600
 MAX_SLOT_WAIT_STEPS = 200
+# With two rows. It is 225 and more where urgent requests always go first.
+MAX_SCARCE_WAIT_STEPS = 160
 NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "6"))
 # What is bounded are steps: how long they take is up to the machine and the number of examples.
 pytestmark = pytest.mark.timeout(3600)
@@ -65,6 +67,24 @@ def test_request_ends_in_bounded_time_when_others_never_cease_to_come(
     for _ in range(NUM_STEPS):
         flood.step()
     assert flood.longest_wait <= MAX_WAIT_STEPS
+
+
+@pytest.mark.parametrize("policy", list(QUEUE_POLICIES))
+def test_request_has_its_turn_when_urgent_ones_never_cease_to_come(policy: str) -> None:
+    config = make_config(
+        queue_policy=policy,
+        max_num_seqs=2,
+        num_device_blocks=24,
+        max_num_waiting=MAX_WAITING,
+        max_num_batched_tokens=16,
+        max_model_len=MAX_MODEL_LEN,
+        vocab_size=VOCAB_SIZE,
+        eos_token_ids=frozenset(),
+    )
+    flood = Flood(config, seed=1, depth=1)
+    for _ in range(NUM_STEPS):
+        flood.step()
+    assert flood.longest_wait <= MAX_SCARCE_WAIT_STEPS
 
 
 def roomy_config(**options: object) -> SchedulerConfig:
