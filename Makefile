@@ -66,7 +66,8 @@ $(READY): pyproject.toml
 serve: $(READY)
 	@exec $(BIN)/splitserve serve $(ARGS)
 
-PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+# Sets of texts have the same order each time: histories of the simulation follow from it, too.
+PYTEST := PYTHONHASHSEED=0 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 SIDE_BY_SIDE := --no-print-directory --keep-going --jobs=$(WORKERS) --output-sync
 
 # All of it runs to the end, so that one look shows everything. What lint says comes last.

@@ -35,7 +35,7 @@ from splitserve_client import AsyncClient, Finish, SamplingParams, SchedulingPar
 from splitserve_options import options
 
 Prompts = list[list[int]]
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 600.0
 
 
 @contextmanager

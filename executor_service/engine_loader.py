@@ -27,6 +27,7 @@ from executor_service.runner.decode_graphs import with_decode_graphs
 from executor_service.runner.kernel_warm_up import compile_kernels
 from executor_service.runner.model_runner import ModelRunner
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
+from executor_service.runner.trial_step import measure_step
 from executor_service.steps.executor_info import (
     ExecutorInfo,
     ExecutorLimits,
@@ -80,11 +81,13 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
         if compute.make_in_pieces is not None:
             make_model = compute.make_in_pieces(config.max_num_batched_tokens)
         make_model = with_decode_graphs(make_model, config.max_num_seqs)
-    runner = build_runner(loaded, cache_config, make_model, compute.draw)
+    runner = build_runner(loaded, cache_config, make_model, compute.draw, adjust=compute.adjust)
     if loaded.device.type == "cuda":
         compile_kernels(runner, loaded, config.max_num_seqs, config.max_num_batched_tokens)
     grammars = _grammars(loaded)
     info = _describe(config, executor_epoch, loaded, runner)
+    trial_step = measure_step(runner, loaded, config.max_num_batched_tokens)
+    info = replace(info, trial_step=trial_step)
     if grammars is not None:
         info = replace(info, features=info.features | {Feature.GRAMMAR})
     return LoadedEngine(

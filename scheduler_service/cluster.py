@@ -122,9 +122,9 @@ class Cluster:
         return self._dispatcher.has_work([e for e in self.engines if e.is_connected])
 
     @property
-    def num_in_flight(self) -> int:
-        """Steps that executors have not answered."""
-        return sum(engine.steps.watch.num_in_flight for engine in self.engines)
+    def is_computing(self) -> bool:
+        """Whether a step of any executor is not answered."""
+        return not all(engine.steps.watch.is_idle for engine in self.engines)
 
     def look_again(self) -> None:
         """Sees who of those that wait could begin, as if everything had changed."""

@@ -229,7 +229,12 @@ class Dispatcher:
         if changed is not None:
             changed_hosts = [engine.scheduler for engine in changed if engine.takes_requests]
         isolated = self._quarantine.dispatch(list(engines))
-        given = self._queue.dispatch(self._now_ns(), engines.keys(), changed_hosts)
+        given = self._queue.dispatch(
+            self._now_ns(),
+            engines.keys(),
+            changed_hosts,
+            lambda host, request_id: self._withdraw(engines[host], request_id),
+        )
         for request, host in chain(isolated, given):
             engine = self.tracked[request.request_id].engine = engines[host]
             try:

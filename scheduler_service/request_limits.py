@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.planning.arrival_checks import check_prompt_length
 from scheduler_service.core.sampling_params import MAX_SEQUENCES
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_rpc.domain_error import DomainError
@@ -39,13 +40,7 @@ def check_lengths(message: api.GenerateRequest, config: SchedulerConfig) -> None
     _check_count("resume_token_ids", len(message.resume_token_ids), config.max_model_len)
     for sequence in message.resume_sequences:
         _check_count("resume_sequences", len(sequence.token_ids), config.max_model_len)
-    num_prompt_tokens = len(message.prompt_token_ids)
-    if num_prompt_tokens >= config.max_model_len:
-        raise DomainError(
-            "PROMPT_TOO_LONG",
-            f"the prompt has {num_prompt_tokens} tokens; allowed: at most "
-            f"{config.max_model_len - 1}, one less than max_model_len {config.max_model_len}",
-        )
+    check_prompt_length(len(message.prompt_token_ids), config)
     num_encoder_tokens = len(message.encoder_token_ids)
     if num_encoder_tokens > config.num_device_slots:
         raise DomainError(

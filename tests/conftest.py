@@ -4,24 +4,55 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 from collections.abc import Generator
 
 # Tiny tensors: a second thread costs more than it gives, most of all while other tests run beside.
 # Torch looks when it is imported.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+import numpy as np
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# On a machine with other work an example may take any time.
-settings.register_profile("any_time", deadline=None)
+from splitserve_kernels.cpu.build import BuildFailed
+from splitserve_kernels.cpu.library import NativeLibrary, load_library
+
+# What fails there is to say with what values, too.
+pytest.register_assert_rewrite("tests.support", "tests.contract.stranger")
+
+# On a machine with other work an example may take any time. They are the same each time, so that no
+# change fails by what it did not bring; who says how many gets new ones, as make soak does.
+settings.register_profile(
+    "any_time",
+    deadline=None,
+    derandomize="SPLITSERVE_TEST_EXAMPLES" not in os.environ,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("any_time")
 
 if not torch.cuda.is_available():
     # Triton's kernels are tested in its interpreter. It looks when it is imported, and whoever
     # imports transformers imports it.
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """What draws without a seed of its own draws the same, whichever tests were before."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def native_library() -> NativeLibrary:
+    """The CPU kernels; whoever needs them is skipped where they cannot be compiled."""
+    try:
+        return load_library()
+    except BuildFailed as failure:
+        pytest.skip(str(failure))
 
 
 @pytest.hookimpl(wrapper=True)

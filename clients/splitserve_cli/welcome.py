@@ -162,7 +162,7 @@ def _curl(config: ServeConfig, *, has_tokenizer: bool) -> str:
     if config.http is None or not has_tokenizer:
         return ""
     url = f"{'http' if config.http_tls is HttpTls.NONE else 'https'}://{config.http}"
-    body = '{"prompt": "Tell me a story about a dragon.", "max_tokens": 40}'
+    body = '{"prompt": "Tell me a story about a dragon.", "max_tokens": 40, "seed": 1}'
     headers = "-H 'content-type: application/json'"
     if config.needs_key:
         headers = f'{headers} -H "authorization: Bearer ${API_KEY_ENV}"'

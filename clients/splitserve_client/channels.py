@@ -51,6 +51,7 @@ class Channels:
         self._open_channel = open_channel
         self._credentials = credentials
         self._stubs = self._open()
+        self._is_closed = False
 
     @property
     def is_ready(self) -> bool:
@@ -81,6 +82,7 @@ class Channels:
 
     async def close(self) -> None:
         """Ends what runs."""
+        self._is_closed = True
         await self._stubs.channel.close()
 
     @asynccontextmanager
@@ -88,8 +90,10 @@ class Channels:
         """The stubs for one call, which ends with the context.
 
         Waits for the first connection. Raises ServerUnreachable (the problem, and what gRPC says)
-        as soon as it is refused, or after `timeout_s`.
+        as soon as it is refused, or after `timeout_s`, or at once after `close`.
         """
+        if self._is_closed:
+            raise ServerUnreachable("the client is closed")
         replaced, stubs = self._stubs, self._renewed()
         stubs.num_calls += 1
         try:

@@ -18,7 +18,7 @@ class RetryPolicy:
 
     first_delay_s: float = 0.1
     factor: float = 2.0
-    max_delay_s: float = 2.0
+    max_delay_s: float = 1.0
     give_up_after_s: float = 60.0
 
 

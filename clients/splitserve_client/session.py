@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from types import TracebackType
@@ -20,6 +21,8 @@ from splitserve_client.session_request import SessionRequest
 from splitserve_client.types import ResumeTokenIds, SamplingParams, SchedulingParams
 from splitserve_client.unread import UnreadBudget
 from splitserve_client.wakeups import Wakeups
+
+_log = logging.getLogger(__name__)
 
 Connect = Callable[[AsyncIterator[api.SessionRequest]], AsyncGenerator[api.SessionResponse, None]]
 
@@ -191,6 +194,12 @@ class Session:
                     self._receive(response, outgoing)
         except SplitserveError as error:
             return error
+        except (Exception, asyncio.CancelledError):
+            # gRPC, too, cancels a call: if it cannot have its messages.
+            if _is_cancelled():
+                raise
+            _log.exception("session_broken")
+            return SplitserveError("the session failed on the client's side; its log says why")
         finally:
             outgoing.end()
         return ServerUnreachable("the session's stream ended")
@@ -303,3 +312,9 @@ class Session:
         if opened.sent_over in self._left:
             self._end_if_unused(opened.sent_over)
         return opened
+
+
+def _is_cancelled() -> bool:
+    """Whether somebody wants the task that asks to end."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

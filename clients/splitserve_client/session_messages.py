@@ -34,7 +34,11 @@ class SessionMessages:
                 yield api.SessionRequest(abort=api.SessionAbort(handle=handle))
                 continue
             handle = next(iter(outgoing.to_submit))
-            message = self._submission(handle)
+            try:
+                message = self._submission(handle)
+            except (TypeError, ValueError, OverflowError) as error:
+                self._fail(handle, InvalidRequest(f"the request cannot be encoded: {error}"))
+                continue
             if await self._is_small_enough(handle, message) and handle in outgoing.to_submit:
                 del outgoing.to_submit[handle]
                 self._open.wanted[handle].sent_over = outgoing

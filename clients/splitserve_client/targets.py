@@ -44,7 +44,7 @@ def _open_channel(address: str, config: ClientConfig, credentials: Credentials) 
         *channel_options(),
         # A server that is back is to be found at once, not after gRPC's patience of minutes.
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", 1000),
+        ("grpc.max_reconnect_backoff_ms", 500),
         ("grpc.min_reconnect_backoff_ms", int(config.connect_timeout_s * 1000)),
         ("grpc.dns_min_time_between_resolutions_ms", 500),
         ("grpc.enable_http_proxy", 0),

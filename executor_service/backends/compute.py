@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from executor_service.device.kv_cache import CopyBlocks, copy_in_torch
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import MakeModel
-from executor_service.sampling.sampler import Draw, draw_in_torch
+from executor_service.sampling.sampler import Adjust, Draw, adjust_in_torch, draw_in_torch
 
 _log = logging.getLogger(__name__)
 
@@ -17,6 +17,8 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class Compute:
     """`make_model` makes what runs `loaded`, `draw` chooses tokens. `description`: for people.
+
+    `adjust` changes logits before tokens are chosen.
 
     `block_size`: tokens of a KV block. `copy_blocks`: copies them within the device pool.
     `is_batch_invariant`: a sequence's logits are the same bits whatever shares its batch, and
@@ -35,6 +37,7 @@ class Compute:
     is_int8: bool = False
     is_recordable: bool = False
     make_in_pieces: Callable[[int], MakeModel] | None = None
+    adjust: Adjust = adjust_in_torch
 
 
 def log_not_used(what: str, loaded: LoadedModel, reason: str, instead: str) -> None:

@@ -13,7 +13,11 @@ from typing import TYPE_CHECKING
 from executor_service.backends.attention_candidates import CANDIDATES, Candidate
 from executor_service.backends.attention_trial import time_attention, try_backend
 from executor_service.backends.compute import Compute, log_not_used
-from executor_service.backends.gpu_kernels import choose_gpu_copy, choose_gpu_draw
+from executor_service.backends.gpu_kernels import (
+    choose_gpu_adjust,
+    choose_gpu_copy,
+    choose_gpu_draw,
+)
 from executor_service.decoders.decoder import DecoderModel
 from executor_service.decoders.llama_parts import release_weights, why_not_llama
 from executor_service.decoders.recorded_pieces import in_recorded_pieces
@@ -125,6 +129,7 @@ def compute_on_gpu(
         choose_gpu_draw(loaded.vocab_size, loaded.device),
         choose_gpu_copy(loaded.device),
         is_recordable=loaded.device.type == "cuda",
+        adjust=choose_gpu_adjust(loaded.vocab_size, loaded.device),
     )
     reason = why_not_llama(loaded)
     if reason is not None:

@@ -11,10 +11,11 @@ from typing import TypeVar
 
 import torch
 
+from executor_service.backends.adjust_trial import try_adjust
 from executor_service.backends.draw_trial import try_draw
 from executor_service.device.kv_cache import CopyBlocks, copy_in_torch
 from executor_service.errors import TrialFailed, one_line
-from executor_service.sampling.sampler import Draw, draw_unseen_in_torch
+from executor_service.sampling.sampler import Adjust, Draw, adjust_in_torch, draw_unseen_in_torch
 
 _NUM_BLOCKS = 40
 # No multiple of what a program copies.
@@ -38,6 +39,21 @@ def choose_gpu_draw(vocab_size: int, device: torch.device) -> Draw:
 
     in_torch: Draw = draw_unseen_in_torch
     return tried_kernel("sampling", make, trial, in_torch)
+
+
+def choose_gpu_adjust(vocab_size: int, device: torch.device) -> Adjust:
+    """The Triton kernel, or plain torch where it changes logits otherwise."""
+
+    def make() -> Adjust:
+        from executor_service.backends.gpu_adjust import triton_adjust
+
+        return triton_adjust
+
+    def trial(adjust: Adjust) -> None:
+        try_adjust(adjust, vocab_size, device)
+
+    in_torch: Adjust = adjust_in_torch
+    return tried_kernel("adjusting", make, trial, in_torch)
 
 
 def choose_gpu_copy(device: torch.device) -> CopyBlocks:

@@ -42,6 +42,11 @@ class Timer(Protocol):
 class Mark(Protocol):
     """A point in what a stream was asked."""
 
+    @property
+    def is_over(self) -> bool:
+        """Whether `wait` would return at once."""
+        ...
+
     def wait(self) -> None:
         """Returns when the stream is done with what it was asked before."""
         ...
@@ -133,6 +138,10 @@ class HostStreams:
 class HostMark:
     """All is done."""
 
+    @property
+    def is_over(self) -> bool:
+        return True
+
     def wait(self) -> None:
         """It is."""
 
@@ -207,6 +216,11 @@ class CudaMark:
     def __init__(self, device: torch.device) -> None:
         self._event = _cuda.Event()
         self._event.record(_cuda.current_stream(device))
+
+    @property
+    def is_over(self) -> bool:
+        is_over: bool = self._event.query()
+        return is_over
 
     def wait(self) -> None:
         self._event.synchronize()

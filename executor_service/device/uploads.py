@@ -1,13 +1,12 @@
 """Arrays of a step on their way to the device: all in one copy, which nobody waits for.
 
 What is copied has to lie in pinned memory: from other memory the driver may wait for all that the
-device was asked before, and the host could not be a step ahead. Pinned buffers take turns. Each is
-written again only when what was copied out of it has been read.
+device was asked before, and the host could not be a step ahead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,18 +15,20 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from executor_service.device.streams import DeviceStreams, Mark
+from executor_service.device.pinned_ring import PinnedRing
+from executor_service.device.streams import DeviceStreams
 
 Array = npt.NDArray[Any]
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 
-# Of three steps, which may be on their way before the host waits: what rows there are, which of
-# their logits are wanted, and whose tokens the step after awaits.
-_NUM_BUFFERS = 3 * 3
-_SMALLEST_BUFFER = 2**16
+# Three steps of the largest kinds: masks for 256 rows, histories of some rows with 131 072 tokens.
+MAX_PINNED_BYTES = 2**26
+# What is larger is copied in parts, which other copies go on beside.
+_PARTS = 4
 # Of each array. Kernels are compiled anew for pointers that are less aligned.
 ALIGNMENT = 16
+_DTYPES = {np.dtype(np.int64): torch.int64, np.dtype(np.int32): torch.int32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,31 +48,41 @@ class Numbers:
         """What they take beside each other."""
         return sum(aligned(array.nbytes) for arrays in self.kinds for array in arrays)
 
-
-@dataclass(slots=True)
-class _Buffer:
-    """`read`: when all that was copied out of it has been read; None if nothing ever was."""
-
-    memory: Tensor
-    read: Mark | None = None
+    def places(self) -> Iterator[tuple[int, Array]]:
+        """All arrays, and where each begins, in bytes."""
+        start = 0
+        for arrays in self.kinds:
+            for array in arrays:
+                yield start, array
+                start += aligned(array.nbytes)
 
 
 class Uploads:
     """Copies to one device, in the order in which they are asked for."""
 
-    def __init__(self, device: torch.device, streams: DeviceStreams) -> None:
-        """Buffers are made when they are needed, and grow."""
+    def __init__(
+        self,
+        device: torch.device,
+        streams: DeviceStreams,
+        max_pinned_bytes: int = MAX_PINNED_BYTES,
+    ) -> None:
+        """Pinned memory is taken when it is needed; the host waits where that is not enough."""
         self._device = device
         self._streams = streams
-        self._buffers = [_Buffer(torch.empty(0, dtype=torch.uint8)) for _ in range(_NUM_BUFFERS)]
-        self._next = 0
+        self._ring = PinnedRing(streams, max_pinned_bytes)
+        self._max_part_bytes = max_pinned_bytes // _PARTS
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether the device reads the memory of the host, so that nothing is copied."""
+        return self._streams.shares_memory
 
     def send(self, numbers: Numbers) -> tuple[list[Tensor], list[Tensor]]:
         """`numbers` on the device, in memory of their own: longs and ints, shaped as they are.
 
         Where the device reads the host's memory, the arrays themselves: nobody may change them.
         """
-        if self._streams.shares_memory:
+        if self.shares_memory:
             longs, ints = ([torch.from_numpy(a) for a in arrays] for arrays in numbers.kinds)
             return longs, ints
         target = torch.empty(numbers.num_bytes, dtype=torch.uint8, device=self._device)
@@ -84,23 +95,34 @@ class Uploads:
         What was asked of the device before still finds what was there.
         """
         num_bytes = numbers.num_bytes
-        if not num_bytes:
-            return
-        buffer = self._take_turn(num_bytes)
-        source = buffer.memory[:num_bytes]
-        _write(source.numpy(), numbers)
-        self._streams.copy_to_device(source, target[:num_bytes])
-        buffer.read = self._streams.mark()
+        if num_bytes > self._max_part_bytes:
+            for start, array in numbers.places():
+                self._send_in_parts(array, target[start : start + array.nbytes])
+        elif num_bytes:
+            part = self._ring.take(num_bytes)
+            memory = part.numpy()
+            for start, array in numbers.places():
+                place = memory[start : start + array.nbytes].view(array.dtype)
+                place.reshape(array.shape)[...] = array
+            self._ring.copy_to(target[:num_bytes], part)
 
-    def _take_turn(self, num_bytes: int) -> _Buffer:
-        buffer = self._buffers[self._next]
-        self._next = (self._next + 1) % _NUM_BUFFERS
-        if buffer.read is not None:
-            buffer.read.wait()
-        if len(buffer.memory) < num_bytes:
-            size = max(_SMALLEST_BUFFER, 2 ** (num_bytes - 1).bit_length())
-            buffer.memory = self._streams.host_buffer(size)
-        return buffer
+    def send_array(self, array: Array) -> Tensor:
+        """`array` on the device, of its dtype; as in `send`."""
+        source = torch.from_numpy(array)
+        if self.shares_memory:
+            return source
+        target = torch.empty(array.shape, dtype=source.dtype, device=self._device)
+        self._send_in_parts(array, target.view(-1).view(torch.uint8))
+        return target
+
+    def _send_in_parts(self, array: Array, target: Tensor) -> None:
+        """Over `target`, uint8 of as many bytes."""
+        content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        for start in range(0, len(content), self._max_part_bytes):
+            end = start + self._max_part_bytes
+            part = self._ring.take(len(content[start:end]))
+            part.numpy()[...] = content[start:end]
+            self._ring.copy_to(target[start:end], part)
 
 
 def aligned(num_bytes: int) -> int:
@@ -110,22 +132,8 @@ def aligned(num_bytes: int) -> int:
 
 def views(memory: Tensor, numbers: Numbers) -> tuple[list[Tensor], list[Tensor]]:
     """The tensors that `numbers` are in `memory`, uint8, one after the other."""
-    found: tuple[list[Tensor], list[Tensor]] = ([], [])
-    start = 0
-    for tensors, arrays, dtype in zip(
-        found, numbers.kinds, (torch.int64, torch.int32), strict=True
-    ):
-        for array in arrays:
-            part = memory[start : start + array.nbytes]
-            tensors.append(part.view(dtype).view(array.shape))
-            start += aligned(array.nbytes)
-    return found
-
-
-def _write(memory: npt.NDArray[np.uint8], numbers: Numbers) -> None:
-    start = 0
-    for arrays in numbers.kinds:
-        for array in arrays:
-            part = memory[start : start + array.nbytes]
-            part.view(array.dtype).reshape(array.shape)[...] = array
-            start += aligned(array.nbytes)
+    found = [
+        memory[start : start + array.nbytes].view(_DTYPES[array.dtype]).view(array.shape)
+        for start, array in numbers.places()
+    ]
+    return found[: len(numbers.longs)], found[len(numbers.longs) :]

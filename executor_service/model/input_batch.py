@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from executor_service.device.resident_tables import ResidentRows
 from executor_service.device.sampled_tokens import SampledTokens
 from executor_service.device.streams import streams_of
 from executor_service.device.uploads import Numbers, Uploads
@@ -55,7 +56,8 @@ class PassRows:
     """The rows of a pass on the host, laid end to end.
 
     `token_ids`: [T] int64; those that are awaited mean nothing. `num_computed_tokens`: [R] int64.
-    `block_tables`: [R, M] int32. `logits_index`: [S + P] int64.
+    `block_tables`: [R, M] int32. `logits_index`: [S + P] int64. `resident`: where the device has
+    the block tables, None if it does not.
     """
 
     token_ids: Int64Array
@@ -64,6 +66,7 @@ class PassRows:
     layout: RowLayout
     logits_index: Int64Array
     awaited: AwaitedInputs | None = None
+    resident: ResidentRows | None = None
 
     @property
     def num_rows(self) -> int:
@@ -143,26 +146,36 @@ def build_input_batch(
     device: torch.device,
     sampled: SampledTokens | None = None,
     uploads: Uploads | None = None,
+    tables: Tensor | None = None,
 ) -> InputBatch:
     """The forward pass that computes `rows` (indexes into the rows of `step`, rising).
 
     `sampled` has the tokens that the step awaits; None if there are none. `uploads`: to `device`,
-    for who builds many; None for some of its own.
+    for who builds many; None for some of its own. `tables`: those of all row ids, on the device, as
+    in `ResidentRows`; None for those of the step.
     """
     selected = np.asarray(rows, dtype=np.int64)
-    readout, pass_rows = lay_out(step, selected, block_size, sampled)
+    readout, pass_rows = lay_out(step, selected, block_size, sampled, tables)
     return InputBatch(readout, pass_rows, uploads or Uploads(device, streams_of(device)))
 
 
 def lay_out(
-    step: StepInput, selected: Int64Array, block_size: int, sampled: SampledTokens | None
+    step: StepInput,
+    selected: Int64Array,
+    block_size: int,
+    sampled: SampledTokens | None,
+    resident_tables: Tensor | None = None,
 ) -> tuple[Readout, PassRows]:
     """The rows `selected` of `step`, see `build_input_batch`, and whose their logits are."""
     new = step.num_new_tokens[selected].astype(np.int64)
     # How they are laid out, and where of that the rows are as the step has them.
     order = np.argsort(new > 1, kind="stable")
     computed = step.num_computed_tokens[selected].astype(np.int64)
-    tables = step.block_tables[selected[order]]
+    rows_in_order = selected[order]
+    tables = step.block_tables
+    # Nobody reads all of them then, and they may be many.
+    if resident_tables is None or not np.array_equal(rows_in_order, np.arange(step.num_rows)):
+        tables = tables[rows_in_order]
     layout = lay_out_rows(tables, computed[order], new[order], block_size)
     starts = np.empty_like(new)
     starts[order] = layout.query_starts[:-1]
@@ -185,26 +198,34 @@ def lay_out(
     )
     logits_index = np.concatenate([(starts + new - 1)[samples], places[scored]])
     awaited = _awaited(step, selected, starts, sampled)
-    rows = PassRows(token_ids, computed[order], tables, layout, logits_index, awaited)
+    resident = None
+    if resident_tables is not None:
+        resident = ResidentRows(resident_tables, step.row_ids[rows_in_order].astype(np.int64))
+    rows = PassRows(token_ids, computed[order], tables, layout, logits_index, awaited, resident)
     return readout, rows
 
 
 def send_rows(rows: PassRows, uploads: Uploads) -> PassTensors:
     """`rows` in memory of their own, in one copy."""
-    layout, awaited = rows.layout, rows.awaited
+    layout, awaited, resident = rows.layout, rows.awaited, rows.resident
     longs = [rows.token_ids[None], layout.positions[None], layout.slots, rows.logits_index]
     if awaited is not None:
         longs += [awaited.places, awaited.indexes]
-    ints = [
-        rows.num_computed_tokens.astype(np.int32),
-        layout.query_starts.astype(np.int32),
-        rows.block_tables,
-    ]
-    (input_ids, position_ids, slots, index, *where), (computed, query_starts, tables) = (
+    ints = [rows.num_computed_tokens.astype(np.int32), layout.query_starts.astype(np.int32)]
+    if resident is None:
+        ints.append(rows.block_tables)
+    else:
+        longs.append(resident.row_ids)
+    (input_ids, position_ids, slots, index, *others), (computed, query_starts, *tables_sent) = (
         uploads.send(Numbers(longs, ints))
     )
+    if resident is None:
+        (tables,) = tables_sent
+    else:
+        width = min(rows.block_tables.shape[1], resident.tables.shape[1])
+        tables = resident.gather(others.pop(), width)
     if awaited is not None:
-        fill_in(input_ids[0], awaited, *where)
+        fill_in(input_ids[0], awaited, *others)
     paged = PagedBatch(
         block_tables=tables,
         num_computed_tokens=computed,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from executor_service.device.kv_cache import KVCache
 from executor_service.device.uploads import Numbers, Uploads, views
@@ -29,7 +28,8 @@ class DecodeInputs:
         # Where a step arrives, in one copy: its tables beside each other, as wide as they are.
         self._arrived = torch.zeros(widest.num_bytes, dtype=torch.uint8, device=device)
         longs, ints = views(self._arrived, widest)
-        self._input_ids, self._position_ids, self._slots, self._places, self._indexes = longs
+        self._input_ids, self._position_ids, self._slots, *others = longs
+        self._places, self._indexes, self._row_ids = others
         self._num_computed, tables = ints
         self._arrived_tables = tables.view(-1)
         self._slots.fill_(-1)
@@ -61,13 +61,15 @@ class DecodeInputs:
 
         `num_rows`: N. Added rows write to no slot and read block 0.
         """
-        real = rows.num_rows
+        real, resident = rows.num_rows, rows.resident
         # What lies beyond the last token of the longest sequence is never read.
         width = min(rows.block_tables.shape[1], self._width)
-        tables = np.zeros((num_rows, width), np.int32)
-        tables[:real] = rows.block_tables[:, :width]
+        tables = None
+        if resident is None:
+            tables = np.zeros((num_rows, width), np.int32)
+            tables[:real] = rows.block_tables[:, :width]
         numbers = self._numbers(tables)
-        input_ids, positions, slots, places, indexes = numbers.longs
+        input_ids, positions, slots, places, indexes, row_ids = numbers.longs
         input_ids[:real] = rows.token_ids
         positions[:real] = rows.layout.positions
         slots[:real] = rows.layout.slots
@@ -77,18 +79,25 @@ class DecodeInputs:
         if awaited is not None:
             places[:num_awaited] = awaited.places
             indexes[:num_awaited] = awaited.indexes
+        if resident is not None:
+            row_ids[:real] = resident.row_ids
+            row_ids[real:num_rows] = resident.empty_row_id
         uploads.send_to(self._arrived, numbers)
-        arrived: Tensor = self._arrived_tables[: tables.size].view(tables.shape)
-        self._tables[:num_rows, :width].copy_(arrived)
+        target = self._tables[:num_rows, :width]
+        if resident is not None:
+            resident.gather(self._row_ids[:num_rows], width, out=target)
+        elif tables is not None:
+            target.copy_(self._arrived_tables[: tables.size].view(tables.shape))
         if awaited is not None:
             where = self._places[:num_awaited], self._indexes[:num_awaited]
             fill_in(self._input_ids[:real], awaited, *where)
 
-    def _numbers(self, tables: np.ndarray) -> Numbers:
-        """Input ids, positions, slots, and places and indexes of what is awaited; `tables` [N, W].
+    def _numbers(self, tables: np.ndarray | None) -> Numbers:
+        """Input ids, positions, slots, places and indexes of what is awaited, row ids; computed.
 
-        Of added rows alone.
+        Of added rows alone. `tables` [N, W]: None if the device has them.
         """
-        longs = [np.zeros(self._max_num_rows, np.int64) for _ in range(5)]
+        longs = [np.zeros(self._max_num_rows, np.int64) for _ in range(6)]
         longs[2][:] = -1
-        return Numbers(longs, [np.zeros(self._max_num_rows, np.int32), tables])
+        ints = [np.zeros(self._max_num_rows, np.int32)]
+        return Numbers(longs, ints if tables is None else [*ints, tables])

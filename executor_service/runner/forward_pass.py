@@ -15,6 +15,7 @@ from torch import Tensor
 
 from executor_service.device.errors import is_beyond_rows
 from executor_service.device.kv_cache import KVCache
+from executor_service.device.resident_tables import ResidentTables
 from executor_service.device.sampled_tokens import SampledTokens
 from executor_service.device.uploads import Uploads
 from executor_service.errors import StepFailed
@@ -62,6 +63,8 @@ class ForwardPass:
         self._model = model
         self._uploads = uploads
         self._sampled = sampled
+        max_num_blocks = -(-loaded.max_model_len // cache.block_size)
+        self._tables = ResidentTables(max_num_blocks, cache.device, uploads)
 
     def run(self, step: StepInput) -> ForwardResult:
         """Computes all rows of `step`, at least one.
@@ -94,9 +97,11 @@ class ForwardPass:
 
     def _run_rows(self, step: StepInput, rows: Int64Array) -> ForwardResult:
         """Computes `rows` (indexes into the step) in one pass; passes on what the model raises."""
-        cache = self._cache
+        cache, tables = self._cache, None
+        if step.tables is not None and not self._uploads.shares_memory:
+            tables = self._tables.follow(step.tables)
         batch = build_input_batch(
-            step, rows, cache.block_size, cache.device, self._sampled, self._uploads
+            step, rows, cache.block_size, cache.device, self._sampled, self._uploads, tables
         )
         logits = self._model.logits(batch)
         num_sampling = len(batch.readout.sampling_rows)

@@ -18,6 +18,7 @@ import numpy as np
 
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.runner.model_runner import ModelRunner
+from executor_service.steps.block_tables import BlockTables
 from executor_service.steps.sampling_params import ParamRows, SamplingParams
 from executor_service.steps.step import NO_MOVES, BlockMoves, StepInput, execute_step
 
@@ -33,6 +34,7 @@ _ALL_PARAMS = (
         repetition_penalty=1.1,
         presence_penalty=0.1,
         frequency_penalty=0.1,
+        logit_bias={0: 0.5},
         num_logprobs=2,
         num_prompt_logprobs=2,
     ),
@@ -87,6 +89,7 @@ def make_step(
     copy = NO_MOVES
     if cache.num_device_blocks > 1:
         copy = BlockMoves(np.array([1], np.int32), np.array([0], np.int32))
+    tables = np.zeros((num_rows, width), np.int32)
     return StepInput(
         step_id=1,
         swap_out=NO_MOVES,
@@ -97,7 +100,8 @@ def make_step(
         num_new_tokens=new,
         token_ids=(np.arange(new.sum()) % vocab_size).astype(np.int32),
         samples=np.ones(num_rows, np.bool_),
-        block_tables=np.zeros((num_rows, width), np.int32),
+        block_tables=tables,
+        tables=BlockTables.of(tables),
         num_prompt_tokens=computed + new,
         seeds=np.arange(num_rows, dtype=np.int64),
         sampling_params=ParamRows.of([params] * num_rows),

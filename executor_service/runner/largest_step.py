@@ -14,6 +14,7 @@ from executor_service.device.kv_cache import KVCache
 from executor_service.device.memory import PeakMeter
 from executor_service.errors import StepFailed
 from executor_service.runner.prompt_logprob_chunks import MAX_SCORED_TOKENS
+from executor_service.steps.block_tables import BlockTables
 from executor_service.steps.sampling_params import ParamRows, SamplingParams
 from executor_service.steps.step import NO_MOVES, RowStatus, Runner, StepInput, execute_step
 
@@ -57,6 +58,7 @@ def make_worst_step(size: StepSize, block_size: int, vocab_size: int) -> StepInp
     computed = ends - num_new
     # What is scored last is the token after the input.
     history = [0] * (int(ends.max()) + 1)
+    tables = _block_tables(computed, ends, block_size)
     return StepInput(
         step_id=1,
         swap_out=NO_MOVES,
@@ -67,7 +69,8 @@ def make_worst_step(size: StepSize, block_size: int, vocab_size: int) -> StepInp
         num_new_tokens=num_new.astype(np.int32),
         token_ids=(np.arange(num_new.sum()) % vocab_size).astype(np.int32),
         samples=np.ones(len(num_new), np.bool_),
-        block_tables=_block_tables(computed, ends, block_size),
+        block_tables=tables,
+        tables=BlockTables.of(tables),
         num_prompt_tokens=_num_prompt_tokens(computed, num_new),
         seeds=np.arange(len(num_new), dtype=np.int64),
         sampling_params=ParamRows.of([_COSTLY_PARAMS] * len(num_new)),

@@ -27,7 +27,7 @@ from executor_service.model.paged_model import PagedModel
 from executor_service.runner.forward_pass import ForwardPass
 from executor_service.runner.pending_sampling import PendingSampling
 from executor_service.runner.prompt_logprob_chunks import run_in_parts, scores_too_much
-from executor_service.sampling.sampler import Draw, draw_in_torch
+from executor_service.sampling.sampler import Adjust, Draw, adjust_in_torch, draw_in_torch
 from executor_service.sampling.token_counts import TokenCounts
 from executor_service.steps.step import (
     FinishedStep,
@@ -59,18 +59,20 @@ class ModelRunner:
         model: PagedModel,
         draw: Draw = draw_in_torch,
         streams: DeviceStreams | None = None,
+        adjust: Adjust = adjust_in_torch,
     ) -> None:
         """`model` computes what `loaded` says, on the pools of `cache`; `draw` chooses tokens.
 
-        `streams`: None for those of the device of `cache`.
+        `streams`: None for those of the device of `cache`. `adjust`: what changes logits before.
         """
         self.cache = cache
-        self._counts = TokenCounts(loaded.vocab_size, cache.device)
         self._streams = streams or streams_of(cache.device)
-        uploads = Uploads(cache.device, self._streams)
+        self._uploads = uploads = Uploads(cache.device, self._streams)
+        self._counts = TokenCounts(loaded.vocab_size, cache.device, uploads)
         self._sampled = SampledTokens(uploads)
         self._forward_pass = ForwardPass(loaded, cache, model, uploads, self._sampled)
         self._draw = draw
+        self._adjust = adjust
         self._transfers = BlockTransfers(cache, self._streams)
         self._unfinished: deque[PendingModelStep] = deque()
         self._ran_out_of_memory = False
@@ -136,7 +138,9 @@ class ModelRunner:
         forward = self._forward_pass.run(step)
         forward_timer.stop()
         sample_timer = self._streams.start_timer()
-        sampling = PendingSampling(step, forward, self._draw, self._counts, self._streams)
+        sampling = PendingSampling(
+            step, forward, self._draw, self._counts, self._streams, self._adjust, self._uploads
+        )
         sample_timer.stop()
         return _Computing(forward_timer, sample_timer, sampling)
 

@@ -8,8 +8,8 @@ Shape letters: R rows of the step, S rows that sample, P scored prompt tokens, V
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -17,10 +17,11 @@ from torch import Tensor
 
 from executor_service.device.host_copies import Array, HostCopy, to_device
 from executor_service.device.streams import DeviceStreams
+from executor_service.device.uploads import Uploads
 from executor_service.model.input_batch import Readout
 from executor_service.runner.forward_pass import ForwardResult
 from executor_service.sampling.logprobs import ScoredTokens, make_columns, score
-from executor_service.sampling.sampler import Draw, SamplingRows, sample
+from executor_service.sampling.sampler import Adjust, Draw, SamplingRows, sample
 from executor_service.sampling.token_counts import TokenCounts
 from executor_service.steps.step import (
     BoolArray,
@@ -89,6 +90,8 @@ class PendingSampling:
         draw: Draw,
         counts: TokenCounts,
         streams: DeviceStreams,
+        adjust: Adjust,
+        uploads: Uploads,
     ) -> None:
         """Asks for everything. `counts`: of all rows of the steps before; has these then, too."""
         self._num_rows = step.num_rows
@@ -96,7 +99,11 @@ class PendingSampling:
         self.rows = forward.readout.sampling_rows
         self._sampling = _sampling_rows(step, self.rows, counts)
         self._prompt_tokens = _prompt_tokens(step, forward.readout)
-        self.token_ids, scores = _sample(forward.sampling_logits, self._sampling, draw)
+        self.token_ids, scores = _sample(
+            forward.sampling_logits,
+            self._sampling,
+            lambda logits, rows: sample(logits, rows, draw, adjust, uploads),
+        )
         if self._sampling.counted is not None:
             counts.add(self._sampling.counted, self.token_ids)
         prompt_scores = _score_prompts(forward.prompt_logits, self._prompt_tokens)
@@ -162,11 +169,13 @@ class PendingSampling:
         return _columns(tokens, columns, rows.is_computed[tokens.row_indexes])
 
 
-def _sample(logits: Tensor, rows: SamplingRows, draw: Draw) -> tuple[Tensor, tuple[Tensor, ...]]:
+def _sample(
+    logits: Tensor, rows: SamplingRows, sample_rows: Callable[[Tensor, SamplingRows], Tensor]
+) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The tokens of all rows, and what `score` says of those rows that ask for it."""
     if not len(logits):
         return logits.new_empty(0, dtype=torch.int32), ()
-    token_ids = sample(logits, rows, draw)
+    token_ids = sample_rows(logits, rows)
     num_top = rows.params.num_logprobs
     is_scored = num_top >= 0
     if not is_scored.any():
@@ -199,8 +208,7 @@ def _sampling_rows(step: StepInput, sampling_rows: Int64Array, counts: TokenCoun
             histories=[step.histories[row] for row in sampling_rows.tolist()],
             masks=_masks(step, sampling_rows),
         )
-    counted = rows.count(counts, row_ids)
-    return rows if counted is None else replace(rows, counted=counted)
+    return rows.with_counts(counts, row_ids)
 
 
 def _masks(step: StepInput, sampling_rows: Int64Array) -> TokenMasks | None:

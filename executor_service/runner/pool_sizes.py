@@ -22,7 +22,7 @@ from executor_service.model.paged_model import MakeModel, torch_model
 from executor_service.model.transformers_attention import unbind
 from executor_service.runner.largest_step import StepSize, measure_worst_step, num_worst_step_blocks
 from executor_service.runner.model_runner import ModelRunner
-from executor_service.sampling.sampler import Draw, draw_in_torch
+from executor_service.sampling.sampler import Adjust, Draw, adjust_in_torch, draw_in_torch
 
 _log = logging.getLogger(__name__)
 
@@ -61,6 +61,7 @@ class _RunnerFactory:
     cache_config: CacheConfig
     make_model: MakeModel
     draw: Draw
+    adjust: Adjust
 
     @property
     def block_bytes(self) -> int:
@@ -81,7 +82,8 @@ class _RunnerFactory:
 
     def runner(self, cache: KVCache) -> ModelRunner:
         """A runner on the pools of `cache`."""
-        return ModelRunner(self.loaded, cache, self.make_model(self.loaded, cache), self.draw)
+        model = self.make_model(self.loaded, cache)
+        return ModelRunner(self.loaded, cache, model, self.draw, adjust=self.adjust)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +109,15 @@ def build_runner(
     make_model: MakeModel = torch_model,
     draw: Draw = draw_in_torch,
     meter: PeakMeter | None = None,
+    adjust: Adjust = adjust_in_torch,
 ) -> ModelRunner:
-    """Allocates the pools and makes a runner for `loaded`, which `draw` chooses tokens for.
+    """Allocates the pools and makes a runner for `loaded`; `adjust` and `draw` choose tokens.
 
     Where the number of blocks is not given, it runs the largest step first, and `meter` measures
     what that takes. Raises OutOfMemory, with the numbers, if the pools, that step or a single block
     do not fit.
     """
-    factory = _RunnerFactory(loaded, cache_config, make_model, draw)
+    factory = _RunnerFactory(loaded, cache_config, make_model, draw, adjust)
     room = _free_room(loaded.device, cache_config)
     if _must_measure(loaded.device, cache_config, room):
         step_bytes = _measure_step(

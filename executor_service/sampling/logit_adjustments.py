@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from executor_service.device.host_copies import to_device
+from executor_service.device.streams import streams_of
+from executor_service.device.uploads import Numbers, Uploads
 from executor_service.sampling.token_counts import IN_PROMPT, CountedRows
 from executor_service.steps.sampling_params import ParamRows
 from executor_service.steps.step import BoolArray, Int32Array
@@ -31,13 +33,14 @@ def adjust_logits(
     histories: Sequence[Sequence[int] | None],
     masks: TokenMasks | None = None,
     counted: CountedRows | None = None,
+    uploads: Uploads | None = None,
 ) -> Tensor:
     """Applies steps 1 and 2 of `SamplingParams` in `executor.proto`.
 
     `logits`: [S, V] float32. `positions`: [S] int32, tokens before the one to sample.
     `num_prompt_tokens`: [S] int32. `masks`: by indexes of the S. `counted`: of all rows with
-    penalties; None if there are none. Returns `logits` itself if no row asks for anything,
-    otherwise a changed copy.
+    penalties; None if there are none. `uploads`: to the device; None for some of its own. Returns
+    `logits` itself if no row asks for anything, otherwise a changed copy.
     """
     adjusting = np.flatnonzero(params.adjusts_logits).tolist()
     num_output_tokens = positions - num_prompt_tokens
@@ -52,17 +55,20 @@ def adjust_logits(
     masked = masks is not None and len(masks.rows) > 0
     if not (masked or suppressing or constrained or biased or penalized):
         return logits
+    uploads = uploads or Uploads(logits.device, streams_of(logits.device))
     logits = logits.clone()
     if masks is not None and masked:
-        mask = _mask_on_host if logits.device.type == "cpu" else _mask_on_device
-        mask(logits, masks)
+        if logits.device.type == "cpu":
+            _mask_on_host(logits, masks)
+        else:
+            _mask_on_device(logits, masks, uploads)
     if suppressing:
         token_ids = [params[row].suppressed_token_ids for row in suppressing]
-        logits[_pairs(suppressing, token_ids, logits.device)] = -torch.inf
+        logits[_pairs(suppressing, token_ids, uploads)] = -torch.inf
     if constrained:
-        _constrain(logits, constrained, params, positions, histories)
+        _constrain(logits, constrained, params, positions, histories, uploads)
     if biased:
-        _add_bias(logits, biased, params)
+        _add_bias(logits, biased, params, uploads)
     if counted is not None and penalized:
         _penalize(logits, params, counted)
     return logits
@@ -88,11 +94,11 @@ def _bounds_of_bytes() -> npt.NDArray[np.float32]:
 _BOUNDS = _bounds_of_bytes()
 
 
-def _mask_on_device(logits: Tensor, masks: TokenMasks) -> None:
+def _mask_on_device(logits: Tensor, masks: TokenMasks, uploads: Uploads) -> None:
     """Gives -inf to what `masks` do not allow, in `logits` [S, V], in place."""
     for start in range(0, len(masks.rows), _ROWS_AT_A_TIME):
         end = start + _ROWS_AT_A_TIME
-        blocked = unpack_words(masks.words[start:end], logits.shape[1], logits.device)
+        blocked = unpack_words(uploads.send_array(masks.words[start:end]), logits.shape[1])
         rows = masks.rows[start:end]
         if rows[-1] - rows[0] == len(rows) - 1:
             # As a rule: a view.
@@ -102,10 +108,10 @@ def _mask_on_device(logits: Tensor, masks: TokenMasks) -> None:
             logits[selected] = logits[selected].masked_fill_(blocked, -torch.inf)
 
 
-def unpack_words(words: Int32Array, vocab_size: int, device: torch.device) -> Tensor:
-    """[G, W] to [G, V] bool on `device`, which does it: True for what is not allowed."""
-    shifts = torch.arange(32, dtype=torch.int32, device=device)
-    bits_of_words = (to_device(words, device)[:, :, None] >> shifts) & 1
+def unpack_words(words: Tensor, vocab_size: int) -> Tensor:
+    """[G, W] int32 to [G, V] bool: True for what is not allowed."""
+    shifts = torch.arange(32, dtype=torch.int32, device=words.device)
+    bits_of_words = (words[:, :, None] >> shifts) & 1
     return bits_of_words.flatten(1)[:, :vocab_size] == 0
 
 
@@ -115,6 +121,7 @@ def _constrain(
     params: ParamRows,
     positions: Int32Array,
     histories: Sequence[Sequence[int] | None],
+    uploads: Uploads,
 ) -> None:
     """Applies the constraints of the rows in `constrained` to `logits` [S, V], in place."""
     # Rows of one request, as a rule, have the very same parameters.
@@ -126,7 +133,7 @@ def _constrain(
     for rows in by_params.values():
         constraints = params[rows[0]].constraints
         assert constraints is not None, "rows without are not here"
-        _block(logits, rows, constraints.blocked(logits.shape[1]))
+        _block(logits, rows, constraints.blocked(logits.shape[1]), uploads)
         if constraints.phrases:
             phrase_rows += rows
             forbidden += [
@@ -134,14 +141,16 @@ def _constrain(
                 for row in rows
             ]
     if any(forbidden):
-        logits[_pairs(phrase_rows, forbidden, logits.device)] = -torch.inf
+        logits[_pairs(phrase_rows, forbidden, uploads)] = -torch.inf
 
 
-def _block(logits: Tensor, rows: Sequence[int], blocked: BoolArray | None) -> None:
+def _block(
+    logits: Tensor, rows: Sequence[int], blocked: BoolArray | None, uploads: Uploads
+) -> None:
     """Gives -inf to the tokens `blocked` [V] in `rows` of `logits` [S, V], in place."""
     if blocked is None:
         return
-    mask = to_device(blocked, logits.device)
+    mask = uploads.send_array(blocked)
     if len(rows) == len(logits):
         logits.masked_fill_(mask, -torch.inf)
         return
@@ -150,18 +159,18 @@ def _block(logits: Tensor, rows: Sequence[int], blocked: BoolArray | None) -> No
         logits[row].masked_fill_(mask, -torch.inf)
 
 
-def _add_bias(logits: Tensor, biased: Sequence[int], params: ParamRows) -> None:
+def _add_bias(logits: Tensor, biased: Sequence[int], params: ParamRows, uploads: Uploads) -> None:
     """Adds the `logit_bias` of the rows in `biased` to `logits` [S, V], in place."""
     token_ids = [list(params[row].logit_bias) for row in biased]
     values = [value for row in biased for value in params[row].logit_bias.values()]
-    bias = to_device(np.array(values, dtype=np.float32), logits.device)
+    bias = uploads.send_array(np.array(values, dtype=np.float32))
     # A token occurs once in a row, so nothing is accumulated twice.
-    logits[_pairs(biased, token_ids, logits.device)] += bias
+    logits[_pairs(biased, token_ids, uploads)] += bias
 
 
 def _penalize(logits: Tensor, params: ParamRows, counted: CountedRows) -> None:
     """Applies the penalties of the rows in `counted` to `logits` [S, V], in place."""
-    rows = to_device(counted.rows, logits.device)
+    rows, lines = (to_device(c, logits.device) for c in (counted.rows, counted.lines))
     penalties = np.array(
         [
             (row.repetition_penalty, row.frequency_penalty, row.presence_penalty)
@@ -174,7 +183,7 @@ def _penalize(logits: Tensor, params: ParamRows, counted: CountedRows) -> None:
     size = 1 if logits.device.type == "cpu" else _ROWS_AT_A_TIME
     for start in range(0, len(rows), size):
         part = slice(start, start + size)
-        counts, before = counted.table[counted.lines[part]], logits[rows[part]]
+        counts, before = counted.table[lines[part]], logits[rows[part]]
         repeated = torch.where(before > 0, before / repetition[part], before * repetition[part])
         after = torch.where(counts > 0, repeated, before)
         in_output = counts & (IN_PROMPT - 1)
@@ -188,9 +197,10 @@ def _known(history: Sequence[int] | None) -> Sequence[int]:
 
 
 def _pairs(
-    rows: Sequence[int], token_ids: Sequence[Sequence[int]], device: torch.device
+    rows: Sequence[int], token_ids: Sequence[Sequence[int]], uploads: Uploads
 ) -> tuple[Tensor, Tensor]:
     """Index tensors (row, token) of all tokens of all rows; both [number of pairs] int64."""
     lengths = [len(tokens) for tokens in token_ids]
     flat = np.concatenate([np.asarray(tokens, dtype=np.int64) for tokens in token_ids])
-    return to_device(np.repeat(np.asarray(rows), lengths), device), to_device(flat, device)
+    (of_rows, tokens), _ = uploads.send(Numbers([np.repeat(np.asarray(rows), lengths), flat], []))
+    return of_rows, tokens

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from executor_service.device.host_copies import to_device
+from executor_service.device.streams import streams_of
+from executor_service.device.uploads import Uploads
 from executor_service.sampling.logit_adjustments import adjust_logits
 from executor_service.sampling.philox import uniform
 from executor_service.sampling.token_counts import CountedRows, TokenCounts
@@ -64,21 +66,22 @@ class SamplingRows:
             np.int64,
         )
 
-    def count(self, counts: TokenCounts, row_ids: Int32Array) -> CountedRows | None:
-        """Those with penalties as they are in `counts`; None if there are none.
+    def with_counts(self, counts: TokenCounts, row_ids: Int32Array) -> SamplingRows:
+        """With the counts of those that have penalties, as they are in `counts`.
 
         `row_ids`: [S].
         """
         rows = self.penalized
         if not len(rows):
-            return None
-        return counts.of_rows(
+            return self
+        counted = counts.of_rows(
             rows,
             row_ids[rows],
             [self.histories[row] for row in rows.tolist()],
             self.positions[rows],
             self.num_prompt_tokens[rows],
         )
+        return replace(self, counted=counted)
 
     def part(self, rows: slice) -> SamplingRows:
         """Those of some rows on end."""
@@ -109,32 +112,47 @@ def draw_rows(rows: SamplingRows, vocab_size: int) -> DrawRows:
 # Adjusted logits [S, V] float32 and their rows -> token ids [S] int32, -1 where invalid, on the
 # device of the logits.
 Draw = Callable[[Tensor, SamplingRows], Tensor]
+# Logits [S, V] float32, their rows, and how large arrays reach their device -> adjusted ones; a
+# copy where they differ.
+Adjust = Callable[[Tensor, SamplingRows, Uploads], Tensor]
 # Scaled logits and their rows -> weights, 0 for what is cut.
 Truncate = Callable[[Tensor, ParamRows], Tensor]
 
 
-def sample(logits: Tensor, rows: SamplingRows, draw: Draw | None = None) -> Tensor:
+def sample(
+    logits: Tensor,
+    rows: SamplingRows,
+    draw: Draw | None = None,
+    adjust: Adjust | None = None,
+    uploads: Uploads | None = None,
+) -> Tensor:
     """Chooses one token for each row. `logits`: [S, V] float32, not changed.
 
-    `draw` is what chooses once biases and penalties are applied; plain torch if it is None. Returns
-    [S] int32 on the device of `logits`: -1 where no token can be told, because a row of logits has
-    NaN or +inf, or -inf alone.
+    `adjust` applies masks, biases and penalties, and `draw` chooses then; plain torch where they
+    are None. `uploads`: to the device of `logits`; None for some of its own. Returns [S] int32
+    there: -1 where no token can be told, because a row of logits has NaN or +inf, or -inf alone.
     """
-    draw, num_rows = draw or draw_in_torch, len(logits)
+    draw, adjust, num_rows = draw or draw_in_torch, adjust or adjust_in_torch, len(logits)
     if not rows.params.adjusts_logits.any():
         return draw(logits, rows)
+    uploads = uploads or Uploads(logits.device, streams_of(logits.device))
     if rows.counted is None:
-        counts = TokenCounts(logits.shape[1], logits.device)
-        counted = rows.count(counts, np.arange(num_rows, dtype=np.int32))
-        rows = replace(rows, counted=counted)
+        counts = TokenCounts(logits.shape[1], logits.device, uploads)
+        rows = rows.with_counts(counts, np.arange(num_rows, dtype=np.int32))
     size = _ROWS_AT_A_TIME if logits.device.type == "cpu" else num_rows
-    parts = [slice(start, start + size) for start in range(0, num_rows, size)]
-    return torch.cat([_sample_adjusted(logits[part], rows.part(part), draw) for part in parts])
+    token_ids = []
+    for start in range(0, num_rows, size):
+        part = slice(start, start + size)
+        of_part, rows_of_part = logits[part], rows if size >= num_rows else rows.part(part)
+        drawn = draw(adjust(of_part, rows_of_part, uploads), rows_of_part)
+        # Suppression may have hidden an infinity.
+        token_ids.append(torch.where(torch.isfinite(of_part.amax(dim=-1)), drawn, -1))
+    return torch.cat(token_ids)
 
 
-def _sample_adjusted(logits: Tensor, rows: SamplingRows, draw: Draw) -> Tensor:
-    """As `sample`."""
-    adjusted = adjust_logits(
+def adjust_in_torch(logits: Tensor, rows: SamplingRows, uploads: Uploads) -> Tensor:
+    """Steps 1 and 2 of `SamplingParams` in `executor.proto`."""
+    return adjust_logits(
         logits,
         rows.params,
         rows.positions,
@@ -142,10 +160,8 @@ def _sample_adjusted(logits: Tensor, rows: SamplingRows, draw: Draw) -> Tensor:
         rows.histories,
         rows.masks,
         rows.counted,
+        uploads,
     )
-    token_ids = draw(adjusted, rows)
-    # Suppression may have hidden an infinity.
-    return torch.where(torch.isfinite(logits.amax(dim=-1)), token_ids, -1)
 
 
 def draw_in_torch(adjusted: Tensor, rows: SamplingRows) -> Tensor:

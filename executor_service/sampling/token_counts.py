@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from executor_service.device.host_copies import to_device
+from executor_service.device.streams import streams_of
+from executor_service.device.uploads import Uploads
 from executor_service.steps.step import Int32Array, Int64Array
 
 # In a count: the token is in the prompt. What is below are the occurrences in the output.
@@ -28,13 +30,13 @@ _INITIAL_ROOM = 4
 class CountedRows:
     """Where the counts of some of the S rows are.
 
-    `rows`: [Q] int64, rising indexes of them. `table`: [N, V] int32. `lines`: [Q] int64 on the
-    device, theirs in the table. `row_ids`: [Q].
+    `rows`: [Q] int64, rising indexes of them. `table`: [N, V] int32, on the device. `lines`: [Q]
+    int64, theirs in the table. `row_ids`: [Q].
     """
 
     rows: Int64Array
     table: Tensor
-    lines: Tensor
+    lines: Int64Array
     row_ids: Int32Array
 
     def part(self, rows: slice) -> CountedRows:
@@ -60,8 +62,14 @@ class _Counted:
 class TokenCounts:
     """The counts of all rows that have penalties. Not thread-safe."""
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
-        """Takes no memory before there is a row."""
+    def __init__(
+        self, vocab_size: int, device: torch.device, uploads: Uploads | None = None
+    ) -> None:
+        """Takes no memory before there is a row.
+
+        `uploads`: to `device`, how histories get there; None for some of its own.
+        """
+        self._uploads = uploads or Uploads(device, streams_of(device))
         self._table = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
         self._counted: dict[int, _Counted] = {}
 
@@ -97,15 +105,15 @@ class TokenCounts:
             for index in new:
                 tokens = _tokens(histories[index], int(positions[index]))
                 self._count(lines[index], tokens, int(num_prompt_tokens[index]))
-        on_device = to_device(np.array(lines, np.int64), self._table.device)
-        return CountedRows(rows, self._table, on_device, row_ids)
+        return CountedRows(rows, self._table, np.array(lines, np.int64), row_ids)
 
     def add(self, counted: CountedRows, token_ids: Tensor) -> None:
         """`token_ids` [S] int32 are what all rows have sampled, -1 for nothing."""
         rows = to_device(counted.rows, token_ids.device)
+        lines = to_device(counted.lines, token_ids.device)
         sampled = token_ids[rows]
         # A row has one line, so nothing is added twice to the same count.
-        at = (counted.lines, sampled.clamp(min=0).to(torch.int64))
+        at = (lines, sampled.clamp(min=0).to(torch.int64))
         counted.table[at] += (sampled >= 0).to(torch.int32)
         for row_id in counted.row_ids.tolist():
             self._counted[row_id].num_tokens += 1
@@ -125,8 +133,7 @@ class TokenCounts:
 
     def _count(self, line: int, tokens: np.ndarray, num_prompt_tokens: int) -> None:
         counts = self._table[line].zero_()
-        # 32 bits on the way: a copy of many bytes may wait for what the device is doing.
-        on_device = to_device(tokens, counts.device).to(torch.int64)
+        on_device = self._uploads.send_array(tokens).to(torch.int64)
         counts[on_device[:num_prompt_tokens]] = IN_PROMPT
         output = on_device[num_prompt_tokens:]
         # Sums of integers are exact in any order, so this is deterministic on every device.

@@ -18,6 +18,7 @@ from executor_service.steps.executor_info import (
     DefaultSampling,
     ExecutorInfo,
     Feature,
+    TrialStep,
 )
 from executor_service.steps.step import (
     Float32Array,
@@ -150,7 +151,12 @@ def encode_info(info: ExecutorInfo) -> pb.ExecutorInfo:
         software_version=info.software_version,
         newest_scheduler_epoch=info.newest_scheduler_epoch,
         step_running_ms=info.step_running_ms,
+        trial_step=_encode_trial_step(info.trial_step),
     )
+
+
+def _encode_trial_step(trial: TrialStep | None) -> pb.TrialStep | None:
+    return None if trial is None else pb.TrialStep(**asdict(trial))
 
 
 def _encode_default_sampling(sampling: DefaultSampling) -> pb.SamplingParams | None:

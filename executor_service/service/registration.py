@@ -27,10 +27,14 @@ from splitserve_rpc.server import channel_options
 
 _PERIOD_S = 1.0
 _FIRST_RETRY_S = 0.25
-_MAX_RETRY_S = 2.0
-# A scheduler that restarts, or that stops before we do, is gone for a moment: no news before we
-# wait this long for the next attempt.
-_QUIET_BELOW_S = 1.0
+# All streams of a scheduler that is back wait for its executors, and to be refused a connection
+# costs nobody anything. One that answers, and refuses, is asked less often.
+_MAX_RETRY_S = 0.5
+_MAX_REFUSED_RETRY_S = 2.0
+_MAX_DOUBLINGS = 8
+# A scheduler that restarts, or that stops before we do, is gone for a moment: so many failures in a
+# row are no news.
+_QUIET_FAILURES = 2
 _JITTER_RATIO = 0.2
 _CALL_TIMEOUT_S = 5.0
 _PROBE_TIMEOUT_S = 2.0
@@ -187,18 +191,21 @@ class Registrar:
 
     async def run(self) -> None:
         """Registers until cancelled."""
-        retry_s = _FIRST_RETRY_S
+        num_failures = 0
         while True:
             await self._wait_unwatched()
             try:
                 await self._register()
-                delay_s, retry_s = _PERIOD_S, _FIRST_RETRY_S
+                delay_s, num_failures = _PERIOD_S, 0
             except RegistrationFailed as failure:
+                most_s = _MAX_RETRY_S
                 if failure.event != UNREACHABLE:
+                    most_s = _MAX_REFUSED_RETRY_S
                     self._log_change(logging.WARNING, str(failure))
-                elif retry_s >= _QUIET_BELOW_S:
+                elif num_failures >= _QUIET_FAILURES:
                     self._log_unreachable(str(failure))
-                delay_s, retry_s = retry_s, min(2 * retry_s, _MAX_RETRY_S)
+                delay_s = min(_FIRST_RETRY_S * 2 ** min(num_failures, _MAX_DOUBLINGS), most_s)
+                num_failures += 1
             await self._pacing.sleep(self._pacing.jittered(delay_s))
 
     async def _register(self) -> None:

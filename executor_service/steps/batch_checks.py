@@ -58,8 +58,8 @@ def check_batch(
 def _check_row_changes(
     content: BatchContent, is_snapshot: bool, rows: RowTable, info: ExecutorInfo
 ) -> tuple[BoolArray, Int32Array]:
-    """Returns what `rows.exists` and `rows.num_blocks` will be after the row changes; [N] each."""
-    exists, num_blocks = rows.exists, rows.num_blocks
+    """Which rows there will be after the row changes, and how long their tables; [N] each."""
+    exists, num_blocks = rows.exists, rows.tables.lengths
     if is_snapshot:
         exists, num_blocks = np.zeros_like(exists), np.zeros_like(num_blocks)
         if len(content.removed_row_ids):
@@ -210,7 +210,7 @@ def check_window(content: BatchContent, rows: RowTable, info: ExecutorInfo) -> N
     firsts = first_positions // info.block_size
     ends = work.num_computed_tokens + work.num_new_tokens
     lasts = (ends - 1) // info.block_size
-    is_suspect = rows.last_missing.take(work.row_ids) >= firsts
+    is_suspect = rows.tables.last_missing.take(work.row_ids) >= firsts
     given = _rows_given_missing_blocks(content)
     if len(given):
         is_suspect |= np.isin(work.row_ids, given)
@@ -238,7 +238,7 @@ def _rows_given_missing_blocks(content: BatchContent) -> Int32Array:
 
 def _table_after(content: BatchContent, row_id: int, rows: RowTable) -> Int32Array:
     """The block table of a row as this batch leaves it."""
-    table = rows.block_table(row_id)
+    table = rows.tables.of_row(row_id)
     new, writes = content.new_rows, content.table_writes
     if new is not None and len(index := np.flatnonzero(new.row_ids == row_id)):
         table = _part(new.block_ids, new.block_offsets, index)

@@ -75,9 +75,19 @@ class ExecutorLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class TrialStep:
+    """How long a step took, and what there was to do; see `TrialStep` in the proto."""
+
+    num_tokens: int
+    num_attended: int
+    took_us: int
+
+
+@dataclass(frozen=True, slots=True)
 class ExecutorInfo:
     """What an executor registers with. `address` is empty until it is known.
 
+    `trial_step`: None if steps may have to wait for something to be loaded or compiled.
     `newest_scheduler_epoch`, `step_running_ms`: what is so at the moment; see the proto.
     """
 
@@ -93,3 +103,4 @@ class ExecutorInfo:
     address: str = ""
     newest_scheduler_epoch: int = 0
     step_running_ms: int = 0
+    trial_step: TrialStep | None = None

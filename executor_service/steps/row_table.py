@@ -1,8 +1,7 @@
 """The row table: what the executor remembers of each sequence between steps.
 
-Shape letters: N row ids (`max_num_rows`), C blocks the tables have room for (grows), D steps that
-may be unfinished (`max_inflight_steps`), R rows of a step, W blocks of their longest table, X
-blocks of their longest cross table.
+Shape letters: N row ids (`max_num_rows`), D steps that may be unfinished (`max_inflight_steps`), R
+rows of a step, X blocks of their longest cross table.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from executor_service.steps.batch import NewCross, NewRows, TableWrites
+from executor_service.steps.block_tables import BlockTables
 from executor_service.steps.sampling_params import ParamRows
 from executor_service.steps.step import BoolArray, CrossInput, Int32Array, Int64Array
 from executor_service.steps.token_masks import RowGrammars, StepGrammars
@@ -22,7 +22,6 @@ _NO_TOKEN = -1
 # Stands for a token that is not known yet.
 _ANY_TOKEN = 0
 _NO_STEP = np.iinfo(np.int64).min
-_INITIAL_CAPACITY = 16
 _NO_IDS = np.empty(0, np.int32)
 
 
@@ -41,8 +40,7 @@ _NO_CROSS = _Cross()
 class RowTable:
     """Columns indexed by row id. Methods trust their arguments: a batch is checked before.
 
-    `exists`: [N]. `num_blocks`: [N] int32, the lengths of the block tables. `last_missing`: [N]
-    int32, the last index of a table whose entry is -1, and -1 where none is.
+    `exists`: [N]. `tables`: the block tables.
     """
 
     def __init__(
@@ -50,10 +48,7 @@ class RowTable:
     ) -> None:
         """`max_inflight_steps`: D. `grammars`: None if nobody here follows those of the rows."""
         self.exists: BoolArray = np.zeros(max_num_rows, np.bool_)
-        self.num_blocks: Int32Array = np.zeros(max_num_rows, np.int32)
-        self.last_missing: Int32Array = np.full(max_num_rows, -1, np.int32)
-        self._knows_missing = False
-        self._tables = np.full((max_num_rows, _INITIAL_CAPACITY), _NO_BLOCK, np.int32)
+        self.tables = BlockTables(max_num_rows)
         self._num_prompt_tokens = np.zeros(max_num_rows, np.int32)
         self._seeds = np.zeros(max_num_rows, np.int64)
         self._params = ParamRows.empty(max_num_rows)
@@ -72,20 +67,6 @@ class RowTable:
         self._sampled_steps = np.full(shape, _NO_STEP, np.int64)
 
     # -- what is asked ---------------------------------------------------------------------------
-
-    def block_tables(self, row_ids: Int32Array) -> Int32Array:
-        """A copy of the tables of `row_ids` [R]: [R, W], padded with -1."""
-        if len(row_ids) == 0:
-            return np.empty((0, 0), np.int32)
-        width = int(np.maximum.reduce(self.num_blocks.take(row_ids)))
-        # Whole lines are copied much faster than parts of them.
-        tables: Int32Array = self._tables.take(row_ids, axis=0)[:, :width]
-        return tables
-
-    def block_table(self, row_id: int) -> Int32Array:
-        """The table of one row; a view."""
-        table: Int32Array = self._tables[row_id, : self.num_blocks[row_id]]
-        return table
 
     def num_prompt_tokens(self, row_ids: Int32Array) -> Int32Array:
         """[R] int32."""
@@ -184,12 +165,10 @@ class RowTable:
         if len(row_ids) == 0:
             return
         self.exists[row_ids] = False
-        self.num_blocks[row_ids] = 0
-        self._tables[row_ids] = _NO_BLOCK
+        self.tables.remove(row_ids)
         self._params.forget(row_ids)
         self._histories[row_ids] = None
         self._has_history[row_ids] = False
-        self.last_missing[row_ids] = -1
         self._adapters[row_ids] = ""
         self._has_adapter[row_ids] = False
         self._crosses[row_ids] = _NO_CROSS
@@ -206,7 +185,7 @@ class RowTable:
         self._seeds[row_ids] = rows.seeds
         self._num_prompt_tokens[row_ids] = rows.num_prompt_tokens
         starts = np.zeros(len(row_ids), np.int32)
-        self.write_tables(TableWrites(row_ids, starts, rows.block_offsets, rows.block_ids))
+        self.tables.write(row_ids, starts, rows.block_offsets, rows.block_ids)
         params = ParamRows.of(rows.sampling_params).take(rows.sampling_params_indexes)
         self._params.put(row_ids, params)
         self._add_histories(rows, params)
@@ -250,25 +229,8 @@ class RowTable:
 
     def write_tables(self, writes: TableWrites) -> None:
         """Overwrites and extends block tables."""
-        if len(writes.row_ids) == 0:
-            return
-        row_ids, starts = writes.row_ids.astype(np.intp), writes.start_indexes
-        counts = writes.block_offsets[1:] - writes.block_offsets[:-1]
-        ends = starts + counts
-        self._grow_to(int(np.maximum.reduce(ends)))
-        if np.count_nonzero(counts == 1) == len(counts):
-            self._tables[row_ids, starts] = writes.block_ids
-        else:
-            skipped = np.repeat(starts - writes.block_offsets[:-1], counts)
-            columns = np.arange(len(writes.block_ids)) + skipped
-            self._tables[np.repeat(row_ids, counts), columns] = writes.block_ids
-        self.num_blocks[row_ids] = np.maximum(self.num_blocks.take(row_ids), ends)
-        # A model without a sliding window never gets here.
-        self._knows_missing |= bool(np.count_nonzero(writes.block_ids < 0))
-        if self._knows_missing:
-            for row_id in row_ids.tolist():
-                missing = np.flatnonzero(self.block_table(row_id) < 0)
-                self.last_missing[row_id] = missing[-1] if len(missing) else -1
+        columns = (writes.row_ids, writes.start_indexes, writes.block_offsets, writes.block_ids)
+        self.tables.write(*columns)
 
     def expect_sampled(self, row_ids: Int32Array, step_id: int) -> None:
         """Remembers that the rows sample in `step_id`, which is yet to be recorded."""
@@ -292,10 +254,3 @@ class RowTable:
         is_known &= self._has_history.take(row_ids) & (token_ids >= 0)
         for index in np.flatnonzero(is_known).tolist():
             self._histories[row_ids[index]].append(int(token_ids[index]))
-
-    def _grow_to(self, num_blocks: int) -> None:
-        num_rows, capacity = self._tables.shape
-        if num_blocks > capacity:
-            wider = np.full((num_rows, max(num_blocks, 2 * capacity)), _NO_BLOCK, np.int32)
-            wider[:, :capacity] = self._tables
-            self._tables = wider

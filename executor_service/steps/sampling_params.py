@@ -19,6 +19,8 @@ _Float32s = npt.NDArray[np.float32]
 _Indexes = npt.NDArray[np.integer[Any]]
 
 _NONE = -1
+_NO_TOKENS = np.empty(0, np.int32)
+_NO_BIASES = np.empty(0, np.float32)
 _COLUMNS = np.dtype(
     [
         ("temperature", np.float32),
@@ -61,11 +63,19 @@ class SamplingParams:
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     grammar: Grammar | None = None
     constraints: TokenConstraints | None = field(init=False, repr=False, compare=False)
+    biased_token_ids: _Int32s = field(init=False, repr=False, compare=False)
+    biases: _Float32s = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Prepares what would take its time in each step."""
+        """Prepares what would take its time in each step; `logit_bias` by rising tokens."""
         constraints = TokenConstraints.of(self.allowed_token_ids, self.bad_words_token_ids)
         object.__setattr__(self, "constraints", constraints)
+        token_ids, biases = _NO_TOKENS, _NO_BIASES
+        if self.logit_bias:
+            token_ids = np.array(sorted(self.logit_bias), np.int32)
+            biases = np.array([self.logit_bias[t] for t in token_ids.tolist()], np.float32)
+        object.__setattr__(self, "biased_token_ids", token_ids)
+        object.__setattr__(self, "biases", biases)
 
     @property
     def uses_penalties(self) -> bool:

@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from executor_service.steps.block_tables import BlockTables
 from executor_service.steps.sampling_params import ParamRows
 from executor_service.steps.token_masks import StepGrammars
 
@@ -90,7 +91,8 @@ class StepInput:
     for rows whose params say `reads_output`, nothing is awaited.
     `adapters`: R names, empty for a row without; or nothing at all if no row has one. `cross`: None
     if no row has encoder tokens. `awaited`: None if all tokens are known. `grammars`: None if no
-    row has one, or nobody here follows them.
+    row has one, or nobody here follows them. `tables`: those of all row ids, of which
+    `block_tables` are copies, as they are while the step begins; None if nobody keeps them.
     """
 
     step_id: int
@@ -111,6 +113,7 @@ class StepInput:
     cross: CrossInput | None = None
     awaited: AwaitedTokens | None = None
     grammars: StepGrammars | None = None
+    tables: BlockTables | None = None
 
     @property
     def num_rows(self) -> int:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import IO
 
 from splitserve_grammars.limits import MAX_TRIAL_WALL_S, NUM_TRIES
 from splitserve_grammars.trial import (
+    MAX_LINE_BYTES,
     TrialUnavailable,
     Verdict,
     decode_answer,
@@ -65,13 +64,15 @@ class GrammarTrials:
     def _ask(self, line: bytes) -> Verdict:
         is_answered = False
         try:
-            stdin, stdout = self._pipes()
-            # It may be gone already.
-            with suppress(BrokenPipeError):
-                stdin.write(line)
-                stdin.flush()
-            is_readable = select.select([stdout], [], [], self._max_wall_s)[0]
-            verdict_line = stdout.readline() if is_readable else b""
+            process = self._running()
+            # Whatever the process does not do: a long line is not written before it reads.
+            patience = threading.Timer(self._max_wall_s, self._give_up, (process,))
+            patience.daemon = True
+            patience.start()
+            try:
+                verdict_line = _exchange(process, line)
+            finally:
+                patience.cancel()
             is_answered = verdict_line.endswith(b"\n")
             return decode_answer(verdict_line)
         except OSError as error:
@@ -80,6 +81,12 @@ class GrammarTrials:
             if not is_answered:
                 # Whatever it may still say is no answer to what is asked next.
                 self._end()
+
+    def _give_up(self, process: subprocess.Popen[bytes]) -> None:
+        """Ends `process`, so that whoever writes to it or reads from it goes on."""
+        with self._lock:
+            if self._process is process:
+                _kill(process)
 
     def _end(self) -> None:
         with self._lock:
@@ -91,7 +98,7 @@ class GrammarTrials:
             with suppress(BrokenPipeError), process:
                 process.wait()
 
-    def _pipes(self) -> tuple[IO[bytes], IO[bytes]]:
+    def _running(self) -> subprocess.Popen[bytes]:
         with self._lock:
             if self._is_closed:
                 raise TrialUnavailable("grammars are no longer tried")
@@ -103,10 +110,18 @@ class GrammarTrials:
                     stderr=subprocess.DEVNULL,
                     start_new_session=True,
                 )
-            stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None, "it has pipes"
-        assert stdout is not None, "it has pipes"
-        return stdin, stdout
+            return self._process
+
+
+def _exchange(process: subprocess.Popen[bytes], line: bytes) -> bytes:
+    """What `process` says of `line`; no whole line if it ends before."""
+    assert process.stdin is not None, "it has pipes"
+    assert process.stdout is not None, "it has pipes"
+    # It may be gone already.
+    with suppress(BrokenPipeError):
+        process.stdin.write(line)
+        process.stdin.flush()
+    return process.stdout.readline(MAX_LINE_BYTES)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

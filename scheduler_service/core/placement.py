@@ -171,18 +171,13 @@ class Placement:
 
     def drop(self, sequence: Sequence) -> None:
         """Forgets all KV of a sequence and all that steps in flight bring it: it waits again."""
-        if sequence.status is SequenceStatus.RUNNING:
-            self._vacate(sequence, awaits_results=False)
-        elif sequence.status is SequenceStatus.SWAPPED:
-            self.blocks.drop_host_table(sequence)
-        self.departures.ignore_results(sequence)
-        sequence.status = SequenceStatus.WAITING
+        self._strip(sequence, SequenceStatus.WAITING)
         sequence.num_promised, sequence.candidates = 0, None
         self._update_status(sequence.request)
 
     def finish_sequence(self, sequence: Sequence) -> None:
         """Takes everything from a sequence; the others of its request go on."""
-        self._strip(sequence)
+        self._strip(sequence, SequenceStatus.FINISHED)
         self._update_status(sequence.request)
 
     def finish(
@@ -200,7 +195,7 @@ class Placement:
         self.suspects.acquit(request)
         for sequence in request.sequences:
             if sequence.status is not SequenceStatus.FINISHED:
-                self._strip(sequence)
+                self._strip(sequence, SequenceStatus.FINISHED)
         self._move(request, RequestStatus.ABSENT)
         self.waiting.ended(request.request_id)
         del self.requests[request.request_id]
@@ -294,13 +289,14 @@ class Placement:
         if not self.rows_of_tenants[scheduling.tenant]:
             del self.rows_of_tenants[scheduling.tenant]
 
-    def _strip(self, sequence: Sequence) -> None:
+    def _strip(self, sequence: Sequence, status: SequenceStatus) -> None:
+        """Takes all KV of a sequence, and what steps in flight bring it."""
         if sequence.status is SequenceStatus.RUNNING:
             self._vacate(sequence, awaits_results=False)
         elif sequence.status is SequenceStatus.SWAPPED:
             self.blocks.drop_host_table(sequence)
         self.departures.ignore_results(sequence)
-        sequence.status = SequenceStatus.FINISHED
+        sequence.status = status
 
     def _is_to_be_swapped(self, request: Request) -> bool:
         rows = [sequence.row_id for sequence in running(request)]

@@ -18,7 +18,6 @@ class PreemptionCosts:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._mode = config.preemption_mode
-        self._block_bytes = config.block_bytes
         self._us_per_block = config.block_bytes / ASSUMED_HOST_LINK_BYTES_PER_S * 1e6
         self._us_per_token = 0.0
         self.prefill_us = 0.0

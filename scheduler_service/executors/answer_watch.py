@@ -83,11 +83,6 @@ class AnswerWatch:
         return not self._in_flight
 
     @property
-    def num_in_flight(self) -> int:
-        """Steps that it has not answered."""
-        return len(self._in_flight)
-
-    @property
     def look_at_ns(self) -> int | None:
         """When to look; None: never, as it is now."""
         if self._is_cut or not self._in_flight:

@@ -15,10 +15,11 @@ from scheduler_service.executors.engine_loop import EngineLoop
 from scheduler_service.executors.engine_news import EngineNews
 from scheduler_service.executors.engine_parts import EngineOwner, EngineParts
 from scheduler_service.executors.executor_link import ExecutorLost, Link, LinkConfig
-from scheduler_service.executors.handshake import check_model, epoch_for
+from scheduler_service.executors.handshake import check_model, epoch_for, measured_step
 from scheduler_service.executors.idle_checks import IdleChecks
 from scheduler_service.executors.lives import Life, Lives
 from scheduler_service.executors.step_alarm import StepAlarm
+from scheduler_service.executors.tasks import Tasks
 from scheduler_service.fleet.executor_losses import LossCause
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve_rpc.domain_error import DomainError
@@ -57,8 +58,7 @@ class Engines:
         self._parts = parts
         self._owner = owner
         self._members: dict[str, _Member] = {}
-        # In order, so that the same happens each time that they are ended.
-        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._tasks = Tasks()
         config = parts.config
         self._lives = Lives(config.step_patience_s, config.step_timeout_s)
         self._pulse = FleetPulse()
@@ -132,7 +132,7 @@ class Engines:
             await self._ask_and_take(info, target)
 
     async def _ask_and_take(self, info: executor.ExecutorInfo, target: str | None) -> None:
-        life = self._lives.of(info.address, info.executor_epoch)
+        life = self._lives.of(info.address, info.executor_epoch, measured_step(info))
         steps = self._steps_of(info, life)
         config = LinkConfig(
             self._parts.config.reconnect_timeout_s,
@@ -185,13 +185,7 @@ class Engines:
         self._accepted_model = info.model
         self._lives.keep(info.address, speech.life)
         member = self._members[info.address] = _Member(engine, config, speech.life)
-        member.task = asyncio.create_task(self._run(member))
-        self._keep(member.task)
-
-    def _keep(self, task: asyncio.Task[None]) -> None:
-        """Until it is done; a loop alone does not keep its tasks."""
-        self._tasks[task] = None
-        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+        member.task = self._tasks.begin(self._run(member))
 
     def weigh_tenants(self, weights: Mapping[str, float]) -> None:
         """For executors that join from now on."""
@@ -219,7 +213,8 @@ class Engines:
         Nothing to do for one that is gone. Raises DomainError.
         """
         member = self._members.get(address)
-        if member is None or member.engine.link.info.executor_epoch != executor_epoch:
+        is_here = member is not None and member.engine.link.info.executor_epoch == executor_epoch
+        if member is None or not is_here or self._is_closed:
             return
         try:
             is_draining = await member.engine.link.is_draining(VERIFY_TIMEOUT_S)
@@ -312,7 +307,5 @@ class Engines:
     async def close(self) -> None:
         """Ends all calls, and takes nobody any more."""
         self._is_closed = True
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
         await self._idle_checks.close()

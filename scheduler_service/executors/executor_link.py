@@ -27,6 +27,7 @@ _RETRY_PAUSE_S = 0.1
 _MAX_FRUITLESS_CALLS = 10
 MAX_TOKENIZER_BYTES = 256 * 1024 * 1024
 MAX_TOKENIZER_FILES = 64
+_CLOSED = "its link is closed"
 _SERVICE = executor.DESCRIPTOR.services_by_name["ExecutorService"]
 
 _log = logging.getLogger(__name__)
@@ -96,7 +97,7 @@ class Link(Protocol):
         """Yields one result for each batch sent, in order. Raises ExecutorLost."""
 
     async def close(self) -> None:
-        """Ends what is open."""
+        """Ends what is open; whoever waits for an answer is told ExecutorLost."""
 
 
 def execute_method(channel: grpc.aio.Channel) -> grpc.aio.StreamStreamMultiCallable:
@@ -169,6 +170,14 @@ class ExecutorLink:
             if failure_of(error).reason == "MODEL_NOT_READY":
                 raise ExecutorRestarted("a new life of it loads its model") from error
             raise ExecutorLost(f"{error.code().name}: {error.details()}") from error
+        except grpc.aio.UsageError as error:
+            raise ExecutorLost(_CLOSED) from error
+        except asyncio.CancelledError as error:
+            asking = asyncio.current_task()
+            if asking is None or asking.cancelling():
+                raise
+            # Closing a channel cancels its calls, and not who waits for them.
+            raise ExecutorLost(_CLOSED) from error
         return answer
 
     async def check_alive(self) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from scheduler_service.config import ClusterConfig
 from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.executors.step_patience import MeasuredStep, StepSize
 from scheduler_service.step_codec import decode_features
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve_rpc.contract import CONTRACT_MAJOR
@@ -51,6 +52,9 @@ _RANGES = MappingProxyType(
         "limits.max_message_bytes": (MIN_MESSAGE_BYTES, _INT32_MAX),
         "limits.max_inflight_steps": (1, _INT32_MAX),
     }
+)
+_TRIAL_STEP_RANGES = MappingProxyType(
+    {"num_tokens": _INT32_MAX, "num_attended": 2**50, "took_us": 2**50}
 )
 _MAX_LENGTHS = MappingProxyType(
     {
@@ -159,6 +163,9 @@ def _check_optional(info: executor.ExecutorInfo) -> None:
     if (executor.FEATURE_ADAPTERS in info.features) != (most >= 1):
         allowed = "1 or more with FEATURE_ADAPTERS, absent without"
         raise _invalid("limits.max_adapters_per_step", most, allowed)
+    for name, most in _TRIAL_STEP_RANGES.items() if info.HasField("trial_step") else ():
+        if not 1 <= (number := getattr(info.trial_step, name)) <= most:
+            raise _invalid(f"trial_step.{name}", number, f"1 to {most}")
 
 
 def _invalid(path: str, value: object, allowed: str) -> DomainError:
@@ -178,6 +185,14 @@ def epoch_for(answer: executor.ExecutorInfo, own_epoch: int) -> int:
     if not least <= newest <= most:
         raise _invalid("newest_scheduler_epoch", newest, f"{least} to {most}")
     return own_epoch if newest <= own_epoch else newest + 1
+
+
+def measured_step(info: executor.ExecutorInfo) -> MeasuredStep | None:
+    """The step that it has measured, if it says so."""
+    if not info.HasField("trial_step"):
+        return None
+    trial = info.trial_step
+    return MeasuredStep(StepSize(trial.num_tokens, trial.num_attended), trial.took_us / 1e6)
 
 
 def core_config(info: executor.ExecutorInfo, config: ClusterConfig) -> SchedulerConfig:

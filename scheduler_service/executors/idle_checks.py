@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
@@ -10,6 +9,7 @@ from scheduler_service.executors.answer_watch import FleetPulse
 from scheduler_service.executors.applicants import VERIFY_TIMEOUT_S
 from scheduler_service.executors.engine_loop import EngineLoop
 from scheduler_service.executors.executor_link import ExecutorLost
+from scheduler_service.executors.tasks import Tasks
 
 
 class IdleChecks:
@@ -25,8 +25,7 @@ class IdleChecks:
         self._now_ns = now_ns
         self._engines = engines
         self._asked: set[str] = set()
-        # In order, so that the same happens each time that they are ended.
-        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._tasks = Tasks()
 
     def begin(self, doubted: str) -> None:
         """Asks all that are idle, but for the executor at `doubted`."""
@@ -35,9 +34,7 @@ class IdleChecks:
             is_idle = engine.is_connected and engine.steps.watch.is_idle
             if address != doubted and is_idle and address not in self._asked:
                 self._asked.add(address)
-                task = asyncio.create_task(self._ask(engine))
-                self._tasks[task] = None
-                task.add_done_callback(lambda done: self._tasks.pop(done, None))
+                self._tasks.begin(self._ask(engine))
 
     async def _ask(self, engine: EngineLoop) -> None:
         info = engine.link.info
@@ -51,6 +48,4 @@ class IdleChecks:
 
     async def close(self) -> None:
         """Asks nobody any more."""
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from scheduler_service.executors.step_patience import StepPatience
+from scheduler_service.executors.step_patience import MeasuredStep, StepPatience
 
 _MAX_REMEMBERED = 4096
 
@@ -26,12 +26,12 @@ class Lives:
         self._patience_s = (step_patience_s, step_timeout_s)
         self._lives: OrderedDict[str, Life] = OrderedDict()
 
-    def of(self, address: str, executor_epoch: int) -> Life:
-        """That life, or a new one that is to be kept if it is true."""
+    def of(self, address: str, executor_epoch: int, measured: MeasuredStep | None = None) -> Life:
+        """That life, or a new one, which has `measured` a step, and is to be kept if it is true."""
         life = self._lives.get(address)
         if life is not None and life.executor_epoch == executor_epoch:
             return life
-        return Life(executor_epoch, StepPatience(*self._patience_s))
+        return Life(executor_epoch, StepPatience(*self._patience_s, measured))
 
     def keep(self, address: str, life: Life) -> None:
         """It is the latest at `address`."""

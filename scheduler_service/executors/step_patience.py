@@ -15,6 +15,11 @@ FACTOR = 3.0
 # So many steps of a size are seen before they are believed: the first are slow, because something
 # is loaded, compiled or captured.
 BELIEVED_STEPS = 8
+# Until then an executor that has measured a step by itself has so many times what that one says: it
+# knows that nothing is compiled any more, but not who else will be on its machine. Eight times the
+# least that is ever allowed is longer than almost all that was seen to hold up a sound process, and
+# whoever is given up wrongly loses one recompute, and comes back with twice the time.
+FIRST_LENIENCE = 8
 # Whoever was given up too early gets twice the time, up to so much; so many good steps halve it.
 MAX_LENIENCE = 64
 GOOD_STEPS = 32
@@ -62,13 +67,28 @@ class _Kind:
         return self.took_s * max(by_tokens, by_attended, 1.0)
 
 
+@dataclass(frozen=True, slots=True)
+class MeasuredStep:
+    """A step that an executor ran before it joined; nothing that comes later has to be compiled."""
+
+    size: StepSize
+    took_s: float
+
+
 class StepPatience:
     """With one life of an executor; `ceiling_s` while nothing is known, and the most there is.
 
     `floor_s`: the least. A process that shares its machine may wait so long for a turn.
+    `measured`: by the executor itself; its first steps go by that. Not by those of others: what
+    takes a GPU a moment takes a CPU a minute, and who has compiled says nothing of who has not.
     """
 
-    def __init__(self, floor_s: float, ceiling_s: float) -> None:
+    def __init__(
+        self, floor_s: float, ceiling_s: float, measured: MeasuredStep | None = None
+    ) -> None:
+        self._measured = measured and _Kind(
+            measured.took_s, measured.size.num_tokens, measured.size.num_attended
+        )
         self._floor_s = min(floor_s, ceiling_s)
         self.ceiling_s = ceiling_s
         self._kinds: dict[int, _Kind] = {}
@@ -99,8 +119,11 @@ class StepPatience:
 
     def _expected_s(self, size: StepSize) -> float:
         believed = [kind for kind in self._kinds.values() if kind.num_steps >= BELIEVED_STEPS]
+        factor = 1
+        if not believed and self._measured:
+            believed, factor = [self._measured], FIRST_LENIENCE
         most_s = min((kind.most_s(size) for kind in believed), default=self.ceiling_s)
-        return min(max(FACTOR * most_s, self._floor_s), self.ceiling_s)
+        return min(factor * max(FACTOR * most_s, self._floor_s), self.ceiling_s)
 
     def _take_good(self) -> None:
         self._num_good += 1

@@ -8,17 +8,19 @@ for room; what it passes by meanwhile is bounded by the rules of that core (`pla
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 
 from scheduler_service.core.planning.room import Lack
 from scheduler_service.core.policies.queue_policy import make_queue_policy
+from scheduler_service.core.policies.request_queue import Key
 from scheduler_service.core.request import Request
 from scheduler_service.fleet.fitting_lanes import FittingLanes
 from scheduler_service.fleet.holds import Holds
 from scheduler_service.fleet.host_state import Host, HostState
 from scheduler_service.fleet.hosts import Hosts
+from scheduler_service.fleet.moves import to_be_moved
 from scheduler_service.fleet.overdue import MAX_OVERDUE, end_overdue
 from scheduler_service.fleet.passed import Passed, Waits
 from scheduler_service.fleet.prefix_router import PrefixRouter
@@ -28,6 +30,9 @@ from scheduler_service.fleet.router import Choice, Router
 _AWAITED_AT_A_HOST = frozenset({Lack.BLOCKS, Lack.ROWS, Lack.BYTES, Lack.ADAPTER_SLOT})
 # How many are judged for one question.
 _MAX_JUDGED = 1024
+# Of those who wait at hosts so many are taken back in one go, and at each looked at. Few are ever
+# given to one that cannot begin them at once.
+_MAX_OVERTAKEN = 8
 
 
 class FleetQueue:
@@ -138,21 +143,28 @@ class FleetQueue:
         self._hosts.note(host)
 
     def dispatch(
-        self, now_ns: int, hosts: Collection[Host], changed: Collection[Host] | None = None
+        self,
+        now_ns: int,
+        hosts: Collection[Host],
+        changed: Collection[Host] | None = None,
+        take_back: Callable[[Host, str], None] | None = None,
     ) -> Iterator[tuple[Request, Host]]:
         """Requests, and the hosts that get them, in order.
 
         The caller gives each to its host before it asks for the next. `hosts`: all that take
         requests. `changed`: where something has changed since the last time, or was noted; None for
-        everywhere.
+        everywhere. `take_back`: has a request pushed that waits at a host, by its id.
         """
         self._hosts.keep(hosts)
         for host in hosts if changed is None else changed:
             self._hosts.note(host)
         self._holds.end(now_ns)
         if not self._waiting:
+            self._is_behind = False
             return
         self._hosts.look()
+        if take_back is not None:
+            self._take_back_overtaken(now_ns, take_back)
         if changed and not (self._holds or any(self._may_take(h, now_ns) for h in changed)):
             return
         passed, allows_bypasses = Passed(), self._policy.allows_bypasses
@@ -173,6 +185,44 @@ class FleetQueue:
             self._holds.passed(passed.held)
             yield self._take(request, state), state.host
             self._hosts.look_at(state)
+
+    def _take_back_overtaken(self, now_ns: int, take_back: Callable[[Host, str], None]) -> None:
+        """Whoever waits at a host, and could begin at another before all who wait here, does."""
+        for _ in range(_MAX_OVERTAKEN):
+            found = self._overtaken(now_ns)
+            if found is None:
+                return
+            take_back(*found)
+            self._hosts.note(found[0])
+            self._hosts.look()
+
+    def _overtaken(self, now_ns: int) -> tuple[Host, str] | None:
+        """One of them: the host, and its id.
+
+        Under a policy with shares nobody is: whose turn it is depends on what tenants got since.
+        """
+        waited_at = [state.host for state in self._hosts.all if state.is_waited_at]
+        if not waited_at or self._policy.shares is not None:
+            return None
+        first = next(self._policy.candidates(now_ns), None)
+        if first is None:
+            return None
+        before = self._place(first)
+        for state in self._hosts.all:
+            found = state.is_open and to_be_moved(
+                now_ns,
+                state.host,
+                waited_at,
+                lambda request: self._place(request) < before,
+                _MAX_OVERTAKEN,
+            )
+            if found:
+                return found
+        return None
+
+    def _place(self, request: Request) -> tuple[Key, Key]:
+        """Smaller goes first."""
+        return self._policy.urgency(request), self._policy.rank(request)
 
     def _pass(self, request: Request, waits: Waits, passed: Passed) -> None:
         if waits is not Waits.FOR_ONE_THAT_IT_FITS:

@@ -69,8 +69,9 @@ class HostState:
 
     `kind`: the same for hosts with equal configurations.
 
-    `is_open`, `is_open_soon`: as its openings say. `ahead_ns`: what it computes before the first
-    token of whoever comes now, and beside. `num_blank_blocks`: free ones that hold nothing.
+    `is_open`, `is_open_soon`: as its openings say. `is_waited_at`: by some that it was given.
+    `ahead_ns`: what it computes before the first token of whoever comes now, and beside.
+    `num_blank_blocks`: free ones that hold nothing.
     `token_ns`: what a token of a prompt takes, `is_measured` if that is known.
     """
 
@@ -80,6 +81,7 @@ class HostState:
     is_open: bool = False
     is_open_soon: bool = False
     is_idle: bool = False
+    is_waited_at: bool = False
     ahead_ns: float = 0.0
     num_free_blocks: int = 0
     num_blocks_left: int = 0
@@ -103,6 +105,7 @@ class HostState:
         self.num_free_blocks = device.num_free
         self.num_blocks_left = openings.num_blocks_left
         self.is_idle = host.num_running == 0
+        self.is_waited_at = not openings.nobody_waits
         self.num_blank_blocks = device.num_blank
         token_ns = host.recompute_ns(_NUM_MEASURED) / _NUM_MEASURED
         self.is_measured = token_ns > 0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from itertools import islice
 
 from scheduler_service.core.request import Request
 from scheduler_service.fleet.host_state import Host
@@ -11,10 +12,18 @@ from scheduler_service.fleet.host_state import Host
 _LEAST_PATIENCE_NS = 10_000_000
 
 
-def to_be_moved(now_ns: int, taker: Host, others: Iterable[Host]) -> tuple[Host, str] | None:
+def to_be_moved(
+    now_ns: int,
+    taker: Host,
+    others: Iterable[Host],
+    goes_first: Callable[[Request], bool] = lambda _request: True,
+    most: int | None = None,
+) -> tuple[Host, str] | None:
     """Who waits at one of `others` and had better begin at `taker`: the host, and its id.
 
-    To be asked as long as nobody waits for whatever host. Who has KV somewhere waits for its turn
+    `goes_first`: whether a request would begin at `taker` before all who wait for whatever host;
+    `most`: so many at each host are looked at.
+    Who has KV somewhere waits for its turn
     there for as long as it would take to compute it again: so it loses at most twice what whoever
     knew the future would (ski rental).
     """
@@ -23,11 +32,13 @@ def to_be_moved(now_ns: int, taker: Host, others: Iterable[Host]) -> tuple[Host,
     for host in others:
         if host is taker or host.openings.nobody_waits:
             continue
-        for request in host.openings.movable:
+        for request in islice(host.openings.movable, most):
             num_tokens = sum(len(sequence.token_ids) for sequence in request.unfinished)
             patience_ns = max(_LEAST_PATIENCE_NS, taker.recompute_ns(num_tokens))
             has_waited = now_ns - request.queued_at_ns >= patience_ns
-            if has_waited and taker.fits(request) and _can_begin(request, taker):
+            if not (has_waited and goes_first(request)):
+                continue
+            if taker.fits(request) and _can_begin(request, taker):
                 return host, request.request_id
     return None
 

@@ -43,11 +43,6 @@ class Prefixes:
     family: int = 0
 
     @property
-    def any_in_host_pool(self) -> bool:
-        """Whether something has to be brought back to a device."""
-        return any(self.num_host_blocks)
-
-    @property
     def cached(self) -> dict[int, CachedPrefix]:
         """The same, for one after the other."""
         prefixes = map(CachedPrefix, self.num_tokens, self.num_host_blocks)

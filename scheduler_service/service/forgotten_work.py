@@ -25,12 +25,14 @@ class ForgottenWork:
     async def look(self) -> None:
         """To be called now and then, with far more time between than a step takes to begin."""
         cluster = self._cluster
+        # Whoever was woken by now, by what came while this process stood still, say, begins first.
+        await asyncio.sleep(0)
         before = self._num_steps
-        is_still = cluster.has_work and not cluster.num_in_flight
+        is_still = cluster.has_work and not cluster.is_computing
         self._num_steps = cluster.num_steps_answered if is_still else None
         if not is_still or before != self._num_steps:
             return
         cluster.look_again()
         await asyncio.sleep(0)  # those that were woken plan their steps
-        if cluster.num_in_flight:
+        if cluster.is_computing:
             _log.error("wake_up_missed num_unfinished=%d", cluster.num_unfinished)

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from splitserve_kernels.cpu.build import BuildFailed
-from splitserve_kernels.cpu.library import load_library
 from tests.support.chaos.faults import FAULTS
 from tests.support.chaos.history import chaos
 from tests.support.chaos.load import NUM_STREAMS
@@ -36,13 +34,8 @@ OF_SERVICES = (
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _kernels() -> None:
-    """Without them scores depend a little on who shares a step, and so would these tests."""
-    try:
-        load_library()
-    except BuildFailed as failure:
-        pytest.skip(str(failure))
+# Without kernels scores depend a little on who shares a step, and so would these tests.
+pytestmark = pytest.mark.usefixtures("native_library")
 
 
 # A machine with much other work takes its time; nobody waits for it otherwise.

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tests.support.processes.addresses import reserve_address
 from tests.support.processes.forked import ROOT
+from tests.support.processes.patience import PATIENCE_S
 from tests.support.processes.processes import START_TIMEOUT_S, Processes, processes
 
 MODEL = "splitserve"
@@ -52,7 +53,7 @@ def _wait_ready(address: str, running: Processes) -> None:
     give_up = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < give_up:
         assert running.are_alive(), "a process ended"
-        connection = http.client.HTTPConnection(address, timeout=5)
+        connection = http.client.HTTPConnection(address, timeout=PATIENCE_S)
         try:
             connection.request("GET", "/health/ready")
             if connection.getresponse().status == 200:

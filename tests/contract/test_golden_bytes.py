@@ -29,6 +29,7 @@ from executor_service.steps.executor_info import (
     ExecutorLimits,
     Feature,
     ModelInfo,
+    TrialStep,
 )
 from executor_service.steps.sampling_params import Grammar
 from executor_service.steps.step import LogprobColumns, StepOutput
@@ -161,6 +162,7 @@ def _info() -> ExecutorInfo:
         ),
         software_version="1.2.3",
         address="executor-1:50052",
+        trial_step=TrialStep(16, 4096, 2500),
     )
 
 

@@ -11,8 +11,9 @@ from typing import Any, Generic, TypeVar
 
 from hypothesis import HealthCheck, settings
 
+from tests.support.processes.patience import PATIENCE_S
+
 T = TypeVar("T")
-_MOST_S = 60.0
 
 # An hour of them: make fuzz.
 fuzzing = settings(
@@ -32,7 +33,7 @@ class Running(Generic[T]):
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
         """Does it, and looks whether anything was logged as an error."""
-        self._runner.run(asyncio.wait_for(work, _MOST_S))
+        self._runner.run(asyncio.wait_for(work, PATIENCE_S))
         assert self.errors == []
 
 

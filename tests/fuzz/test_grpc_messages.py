@@ -21,6 +21,7 @@ from tests.contract.stranger.process import poll
 from tests.fuzz.mutations import messages, mutated
 from tests.fuzz.running import Running, fuzzing, running
 from tests.support.fakes.fake_executor import FakeExecutor
+from tests.support.processes.patience import PATIENCE_S
 from tests.support.processes.scheduler_in_process import SchedulerInProcess, scheduler_in_process
 from tests.support.security.bearer import bearer
 from tests.support.security.key_ring import KeyRing
@@ -55,7 +56,6 @@ SUBMIT = api.SessionRequest(submit=api.SessionSubmit(handle=1, request=VALID))
 # Whatever a request may ask for, an example is over after so many answers or so long.
 _MOST_ANSWERS = 3
 _MOST_S = 0.5
-_IDLE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Attacked:
             )
             return not any(left), left
 
-        await poll(look, _IDLE_S)
+        await poll(look, PATIENCE_S)
         assert self.executor.violations == []
 
 

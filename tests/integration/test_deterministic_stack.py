@@ -17,8 +17,7 @@ from executor_service.backends.compute import Compute
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from scheduler_service.core.config import PreemptionMode
 from scheduler_service.core.plan import StepEvents
-from splitserve_kernels.cpu.build import BuildFailed
-from splitserve_kernels.cpu.library import load_library
+from splitserve_kernels.cpu.library import NativeLibrary
 from tests.support.core.observed_engine import ObservedEngine, make_request
 from tests.support.models.model_pair import ModelPair
 from tests.support.models.tiny_models import make_tiny_model
@@ -46,11 +45,11 @@ class _ScoringEngine(ObservedEngine):
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16", "int8"])
-def compute(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Compute:
-    try:
-        load_library()
-    except BuildFailed as failure:
-        pytest.skip(str(failure))
+def compute(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    native_library: NativeLibrary,
+) -> Compute:
     directory: Path = make_tiny_model("llama", tmp_path_factory.mktemp("llama"), seed=3)
     dtype = "bfloat16" if request.param == "int8" else request.param
     return choose_compute(

@@ -194,7 +194,7 @@ async def test_executor_goes_in_its_own_time_when_no_scheduler_answers(has_time:
     async with fake_service(executor) as service:
         service.scheduler.process.kill()
         service.scheduler.process.wait()
-        await asyncio.wait_for(executor.leave(FOREVER_S if has_time else 0.01), 60)
+        await asyncio.wait_for(executor.leave(FOREVER_S if has_time else 0.01), PATIENCE_S)
 
 
 async def test_nobody_is_sent_away_when_another_says_that_it_leaves() -> None:

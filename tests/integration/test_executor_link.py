@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
+
 import pytest
 
 from executor_service.service.encode_answer import encode_info
@@ -13,7 +16,7 @@ from scheduler_service.executors.executor_link import (
     ExecutorRestarted,
     LinkConfig,
 )
-from splitserve.executor.v1 import executor_pb2_grpc
+from splitserve.executor.v1 import executor_pb2, executor_pb2_grpc
 from splitserve_rpc.server import bind_server
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.processes.patience import PATIENCE_S
@@ -73,3 +76,22 @@ async def test_executor_is_lost_at_once_when_a_new_life_still_loads_its_model() 
         await link.close()
         await loading.stop(0)
         await executor.start()
+
+
+async def test_executor_is_lost_for_who_asks_when_its_link_is_closed() -> None:
+    async with FakeExecutor() as executor:
+        link = ExecutorLink(encode_info(executor.info), FOR_EVER)
+        await link.close()
+        with pytest.raises(ExecutorLost, match="its link is closed"):
+            await link.get_info(FOR_EVER_S)
+
+
+async def test_executor_is_lost_for_who_waits_when_its_link_is_closed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        link = ExecutorLink(executor_pb2.ExecutorInfo(address=address), FOR_EVER)
+        asking = asyncio.create_task(link.get_info(FOR_EVER_S))
+        await asyncio.sleep(0)
+        await link.close()
+        with pytest.raises(ExecutorLost, match="its link is closed"):
+            await asking

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -18,10 +17,8 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.executor.v1 import executor_pb2_grpc
-from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
-from splitserve_rpc.server import bind_server
+from tests.support.fakes.fake_registry import FakeRegistry, fake_registry
 from tests.support.models.tiny_models import VOCAB_SIZE, make_tiny_model
 from tests.support.processes.forked import ROOT, SOURCE_ROOTS, run_process
 from tests.support.processes.patience import PATIENCE_S
@@ -51,33 +48,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model("llama", tmp_path_factory.mktemp("models") / "llama")
 
 
-class _Scheduler(registry_pb2_grpc.RegistryServiceServicer):
-    """Waits for one executor."""
-
-    def __init__(self) -> None:
-        self.registered: asyncio.Future[pb.ExecutorInfo] = asyncio.Future()
-
-    async def Register(  # noqa: N802
-        self, request: registry_pb2.RegisterRequest, context: grpc.aio.ServicerContext
-    ) -> registry_pb2.RegisterResponse:
-        if not self.registered.done():
-            self.registered.set_result(request.executor)
-        version = pb.ContractVersion(major=1)
-        return registry_pb2.RegisterResponse(scheduler_epoch=1, contract_version=version)
-
-
 @pytest.fixture
-async def scheduler() -> AsyncIterator[tuple[_Scheduler, str]]:
-    running = bind_server("127.0.0.1:0", ())
-    servicer = _Scheduler()
-    registry_pb2_grpc.add_RegistryServiceServicer_to_server(servicer, running.server)
-    await running.server.start()
-    yield servicer, f"127.0.0.1:{running.port}"
-    await running.server.stop(None)
+async def scheduler() -> AsyncIterator[tuple[FakeRegistry, str]]:
+    async with fake_registry() as serving:
+        yield serving
 
 
 async def test_executor_registers_computes_and_exits_with_0_when_it_is_terminated(
-    scheduler: tuple[_Scheduler, str], model: Path
+    scheduler: tuple[FakeRegistry, str], model: Path
 ) -> None:
     servicer, address = scheduler
     process = _start(
@@ -90,7 +68,7 @@ async def test_executor_registers_computes_and_exits_with_0_when_it_is_terminate
         "--threads=1",
     )
     try:
-        info = await servicer.registered
+        info = await servicer.registered.get()
         async with grpc.aio.insecure_channel(info.address) as channel:
             health = health_pb2_grpc.HealthStub(channel)
             answer = await health.Check(health_pb2.HealthCheckRequest())

@@ -12,6 +12,7 @@ from tests.contract.stranger.process import poll
 from tests.support.fakes.fake_truth import expected_completions
 from tests.support.processes.fake_service import StepWatch
 from tests.support.processes.gateway import RunningGateway, running_gateway, text_executor
+from tests.support.processes.patience import PATIENCE_S
 
 PATH = "/v1/completions"
 AT_A_TIME = 64
@@ -33,7 +34,7 @@ async def wait_until_open(gateway: RunningGateway, num_requests: int) -> None:
     async def look() -> tuple[bool, int]:
         return fleet.num_session_requests == num_requests, fleet.num_session_requests
 
-    await poll(look, 30.0)
+    await poll(look, PATIENCE_S)
 
 
 async def test_batch_is_answered_in_order_when_it_is_larger_than_the_queue(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ class Guarded:
             found = (await self.http.get("/health/ready")).status_code
             return found == status, found
 
-        await poll(ask, 30.0)
+        await poll(ask, PATIENCE_S)
 
 
 @asynccontextmanager
@@ -350,4 +350,4 @@ async def wait_for_log(caplog: pytest.LogCaptureFixture, event: str) -> None:
     async def look() -> tuple[bool, str]:
         return event in caplog.text, caplog.text
 
-    await poll(look, 30.0)
+    await poll(look, PATIENCE_S)

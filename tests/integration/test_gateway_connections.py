@@ -18,6 +18,7 @@ from splitserve_gateway.http.listener import connection_places
 from splitserve_gateway.sharing.shares import Shares
 from tests.contract.stranger.process import poll
 from tests.support.processes.gateway import RunningGateway, running_gateway, text_executor
+from tests.support.processes.patience import PATIENCE_S
 from tests.support.security.cluster import Certificates
 
 COMPLETION = {"prompt": "one two", "max_tokens": 3}
@@ -211,7 +212,7 @@ async def poll_until(value: Callable[[], int], expected: int) -> None:
     async def look() -> tuple[bool, int]:
         return value() == expected, value()
 
-    await poll(look, 30.0)
+    await poll(look, PATIENCE_S)
 
 
 async def test_connection_is_cut_when_there_are_too_many_and_others_are_not(

@@ -25,6 +25,7 @@ from tests.support.processes.gateway import (
     text_executor,
     watched_gateway,
 )
+from tests.support.processes.patience import PATIENCE_S
 from tests.support.processes.rude_clients import Leftovers, leave_often, wait_for_nothing
 from tests.support.security.cluster import Certificates
 
@@ -147,7 +148,7 @@ async def test_request_is_gone_when_its_client_leaves_while_its_prompt_is_made(
 
     def held(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401
         loop.call_soon_threadsafe(has_begun.set)
-        assert may_end.wait(60)
+        assert may_end.wait(PATIENCE_S)
         return original(*arguments, **options)
 
     async with holding(watched) as (gateway, watch):

@@ -17,6 +17,7 @@ from splitserve_rpc.tls import Tls, TlsFiles
 from tests.contract.stranger.process import poll
 from tests.support.fakes.fake_scheduler import FakeScheduler, start
 from tests.support.processes.gateway import serving, url_of
+from tests.support.processes.patience import PATIENCE_S
 from tests.support.security.cluster import Certificates
 
 
@@ -38,7 +39,7 @@ async def readiness(config: GatewayConfig, wanted: int, num_looks: int | None = 
             is_over = statuses[-1] == wanted or len(statuses) == num_looks
             return is_over, statuses[-1]
 
-        await poll(look, 30.0)
+        await poll(look, PATIENCE_S)
     return statuses
 
 
@@ -91,7 +92,7 @@ async def test_gateway_says_why_when_it_never_reaches_its_scheduler(
         ):
             caplog.clear()
             async with serving(GatewayConfig(schedulers=address, scheduler_tls=tls)):
-                await poll(look, 30.0)
+                await poll(look, PATIENCE_S)
             (line,) = told(caplog)
             assert line.startswith(f"upstream_unreachable address={address} error='cannot connect")
             assert how in line
@@ -116,7 +117,7 @@ async def test_gateway_says_a_problem_once_when_it_tries_again_and_again(
     listener = await asyncio.start_server(close, "127.0.0.1", 0)
     host, port = listener.sockets[0].getsockname()
     async with listener, serving(GatewayConfig(schedulers=f"{host}:{port}")):
-        await poll(look, 30.0)
+        await poll(look, PATIENCE_S)
     assert len(told(caplog)) == len(set(told(caplog)))
 
 

@@ -22,6 +22,7 @@ from tests.integration.test_gateway_callers import (
 )
 from tests.support.fakes.fake_callers import KnowingScheduler, key
 from tests.support.processes.gateway import url_of
+from tests.support.processes.patience import PATIENCE_S
 
 BOB = "sk-ss-bob-secret"
 LONG = {"prompt": "t1 " * 1000}
@@ -49,7 +50,7 @@ async def test_bodies_that_never_come_hold_not_all_places(gateway: Guarded) -> N
         status = await gateway.status("GET", "/v1/models", ALICE)
         return status == 429, status
 
-    await poll(is_full, 60.0)
+    await poll(is_full, PATIENCE_S)
     assert await gateway.status("GET", "/v1/models", BOB) == 200
     for writer in writers:
         writer.close()
@@ -69,7 +70,7 @@ async def test_tenants_take_turns_at_the_tokenizer(gateway: Guarded) -> None:
         async def ask() -> tuple[bool, int]:
             return places.num_waiting == num, places.num_waiting
 
-        await poll(ask, 60.0)
+        await poll(ask, PATIENCE_S)
 
     async with places.place("a"):
         tasks = [asyncio.create_task(tokenize(ALICE)) for _ in range(6)]

@@ -17,6 +17,7 @@ from splitserve_gateway.server import Server
 from tests.contract.stranger.process import poll
 from tests.support.processes.fake_service import StepWatch
 from tests.support.processes.gateway import serving, text_executor, url_of
+from tests.support.processes.patience import PATIENCE_S
 from tests.support.processes.scheduler_in_process import scheduler_in_process
 from tests.support.security.key_ring import KeyRing
 
@@ -67,7 +68,7 @@ async def running(tmp_path: Path) -> AsyncIterator[Running]:
                 answer = await http.get("/health/ready")
                 return answer.status_code == 200, answer.text
 
-            await poll(is_ready, 60.0)
+            await poll(is_ready, PATIENCE_S)
             model = server.app.state.gateway.fleet.models()[0].name
             yield Running(keys, watch, own, server, model)
 
@@ -147,7 +148,7 @@ async def test_gateway_goes_on_with_another_key_of_its_own_when_the_first_is_rev
             except openai.APIStatusError as error:
                 return False, error
 
-        await poll(is_answered, 30.0)
+        await poll(is_answered, PATIENCE_S)
         # What was begun with the first goes on.
         pieces += [event.choices[0].text async for event in stream]
     assert "".join(pieces) == whole

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import httpx2
 
-from scheduler_service.audit.events import AuditEvent, CallerRefused
+from scheduler_service.audit.events import CallerRefused
 from scheduler_service.callers.caller import Caller, Scope
 from splitserve_gateway.config import GatewayConfig
 from tests.contract.stranger.process import poll
 from tests.support.fakes.fake_executor import FakeExecutor
+from tests.support.fakes.listed_audit import ListedAudit
 from tests.support.processes.gateway import serving, url_of
 from tests.support.processes.patience import PATIENCE_S
 from tests.support.processes.scheduler_in_process import scheduler_in_process
@@ -32,17 +33,6 @@ class CountingKeyRing(KeyRing):
         if self.num_to_come == 0:
             self.is_enough.set()
         return super().identify(credential)
-
-
-class ListedAudit:
-    def __init__(self) -> None:
-        self.events: list[AuditEvent] = []
-
-    def record(self, event: AuditEvent) -> None:
-        self.events.append(event)
-
-    def close(self) -> None:
-        pass
 
 
 async def test_ready_gateway_leaves_no_refusal_in_the_audit_log(tmp_path: Path) -> None:

@@ -45,7 +45,8 @@ CONFIG = SchedulerConfig(
     vocab_size=VOCAB_SIZE,
     eos_token_ids=frozenset(),
 )
-CACHE = CacheConfig(CONFIG.block_size, CONFIG.num_device_blocks, num_host_blocks=0)
+# Two long ones do not fit beside each other.
+SCARCE = replace(CONFIG, num_device_blocks=17)
 PROMPTS = [
     [random.Random(length).randrange(3, VOCAB_SIZE) for _ in range(length)]
     for length in (5, 33, 12, 1, 20, 7, 9, 3)
@@ -63,6 +64,10 @@ def make_model(request: pytest.FixtureRequest) -> MakeModel:
     return with_decode_graphs(mixed_model, CONFIG.max_num_seqs, RecordedOps)
 
 
+def _cache(config: SchedulerConfig) -> CacheConfig:
+    return CacheConfig(config.block_size, config.num_device_blocks, config.num_host_blocks)
+
+
 def _requests(params: SamplingParams) -> list[Request]:
     return [
         Request.create(str(number), prompt, params, arrival=number, seed=number)
@@ -71,12 +76,15 @@ def _requests(params: SamplingParams) -> list[Request]:
 
 
 def _generate_late(
-    loaded: LoadedModel, make_model: MakeModel, params: SamplingParams
-) -> list[list[int]]:
+    loaded: LoadedModel,
+    make_model: MakeModel,
+    params: SamplingParams,
+    config: SchedulerConfig = CONFIG,
+) -> tuple[list[list[int]], Scheduler]:
     streams = LateStreams(is_held=True)
-    runner = late_runner(loaded, CACHE, streams, make_model)
-    worker = StepWorker(StepExecutor(executor_info(CONFIG, epoch=1), runner))
-    scheduler, requests = Scheduler(CONFIG), _requests(params)
+    runner = late_runner(loaded, _cache(config), streams, make_model)
+    worker = StepWorker(StepExecutor(executor_info(config, epoch=1), runner))
+    scheduler, requests = Scheduler(config), _requests(params)
     for request in requests:
         scheduler.add(request)
     results: SimpleQueue[pb.StepResult] = SimpleQueue()
@@ -92,7 +100,7 @@ def _generate_late(
             in_flight.append(len(plan.work.row_ids))
         if not in_flight:
             worker.finish()
-            return [output_token_ids(request) for request in requests]
+            return [output_token_ids(request) for request in requests], scheduler
         streams.wait_for_steps(len(in_flight))
         assert results.empty()
         streams.finish_step()
@@ -105,7 +113,7 @@ def test_tokens_are_those_of_hugging_face_when_the_device_is_late(
 ) -> None:
     directory = make_tiny_model("llama", tmp_path_factory.mktemp("llama"), seed=6)
     loaded = load_model(ModelConfig(str(directory), max_model_len=MAX_MODEL_LEN))
-    outputs = _generate_late(loaded, make_model, GREEDY)
+    outputs, _ = _generate_late(loaded, make_model, GREEDY)
     reference = load_reference(directory)
     assert outputs == [generate_greedily(reference, p, NUM_OUTPUT_TOKENS) for p in PROMPTS]
 
@@ -116,9 +124,34 @@ def test_random_tokens_are_the_same_when_the_device_is_late(
 ) -> None:
     directory = make_tiny_model("qwen3", tmp_path_factory.mktemp("qwen3"), seed=6)
     loaded = load_model(ModelConfig(str(directory), max_model_len=MAX_MODEL_LEN))
-    outputs = _generate_late(loaded, make_model, params)
-    engine = InProcessEngine(CONFIG, build_runner(loaded, CACHE), epoch=1, depth=1)
+    outputs, _ = _generate_late(loaded, make_model, params)
+    engine = InProcessEngine(CONFIG, build_runner(loaded, _cache(CONFIG)), epoch=1, depth=1)
     for request in _requests(params):
         engine.add(request)
     expected = engine.run()
     assert outputs == [expected[str(number)] for number in range(len(PROMPTS))]
+
+
+def test_tokens_are_the_same_when_rows_lose_their_blocks_on_a_late_device(
+    make_model: MakeModel, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Row ids and blocks change hands while steps are in flight that were told otherwise."""
+    directory = make_tiny_model("llama", tmp_path_factory.mktemp("llama"), seed=6)
+    loaded = load_model(ModelConfig(str(directory), max_model_len=MAX_MODEL_LEN))
+    outputs, scheduler = _generate_late(loaded, make_model, GREEDY, SCARCE)
+    reference = load_reference(directory)
+    assert outputs == [generate_greedily(reference, p, NUM_OUTPUT_TOKENS) for p in PROMPTS]
+    assert scheduler.num_preemptions > 0
+
+
+def test_tokens_are_the_same_when_blocks_fall_behind_a_window_on_a_late_device(
+    make_model: MakeModel, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    directory = make_tiny_model("mistral", tmp_path_factory.mktemp("mistral"), seed=6)
+    loaded = load_model(ModelConfig(str(directory), max_model_len=MAX_MODEL_LEN))
+    assert loaded.sliding_window is not None
+    # Not as many as a sequence without a window would need.
+    config = replace(SCARCE, num_device_blocks=9, sliding_window=loaded.sliding_window)
+    outputs, _ = _generate_late(loaded, make_model, GREEDY, config)
+    reference = load_reference(directory)
+    assert outputs == [generate_greedily(reference, p, NUM_OUTPUT_TOKENS) for p in PROMPTS]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from splitserve_kernels.cpu.build import BuildFailed
-from splitserve_kernels.cpu.library import load_library
 from tests.support.models.model_walk import check_type, known_outcomes
 
 # The decoders' own types, those with only the parts of a Llama, windows, sinks, soft caps,
@@ -26,12 +24,7 @@ _TYPES = (
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _native_library() -> None:
-    try:
-        load_library()
-    except BuildFailed as failure:
-        pytest.skip(str(failure))
+pytestmark = pytest.mark.usefixtures("native_library")
 
 
 @pytest.mark.parametrize("model_type", _TYPES)

@@ -23,10 +23,10 @@ from splitserve.scheduler.v1 import scheduler_pb2 as api
 from tests.contract.stranger.process import poll
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.processes.fake_service import StepWatch
+from tests.support.processes.patience import PATIENCE_S
 from tests.support.processes.scheduler_in_process import SchedulerInProcess, scheduler_in_process
 
 NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "25"))
-PATIENCE_S = 30.0
 SERVICE = "/splitserve.scheduler.v1.SchedulerService"
 FAULTY = "our own code fails"
 

@@ -26,8 +26,6 @@ _SAMPLED = 7
 _LETTERS = (1, 2)
 _VICTIM, _WATCHER = "victim", "watcher"
 
-_Rows = list[tuple[str, int, int]]
-
 
 @dataclass(frozen=True)
 class _Ask:

@@ -1,4 +1,4 @@
-"""Buffers that take turns, on a device that reads them as late as it may."""
+"""Pinned memory that is used again, on a device that reads it as late as it may."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,7 +25,8 @@ class LazyStream(HostStreams):
     """
 
     def __init__(self, *, loses_marks: bool = False) -> None:
-        self.num_waits = self.num_copies = self.num_buffers = 0
+        self.num_waits = self.num_copies = 0
+        self.buffers: list[int] = []
         self._loses_marks = loses_marks
         self._copies: deque[tuple[int, Tensor, Tensor]] = deque()
 
@@ -39,7 +39,7 @@ class LazyStream(HostStreams):
         yield
 
     def host_buffer(self, num_bytes: int) -> Tensor:
-        self.num_buffers += 1
+        self.buffers.append(num_bytes)
         return torch.full((num_bytes,), 0x7F, dtype=torch.uint8)
 
     def copy_to_device(self, source: Tensor, target: Tensor) -> None:
@@ -52,8 +52,12 @@ class LazyStream(HostStreams):
     def wait(self, number: int) -> None:
         if self._loses_marks:
             return
-        self.num_waits += bool(self._copies and self._copies[0][0] <= number)
+        self.num_waits += not self.has_read(number)
         self.advance(number)
+
+    def has_read(self, number: int) -> bool:
+        """Whether it got as far as the copy of that number; so it says."""
+        return self._loses_marks or not self._copies or self._copies[0][0] > number
 
     def advance(self, number: int) -> None:
         """Gets as far as the copy of that number."""
@@ -68,6 +72,10 @@ class LazyMark:
     def __init__(self, stream: LazyStream, number: int) -> None:
         self._stream, self._number = stream, number
 
+    @property
+    def is_over(self) -> bool:
+        return self._stream.has_read(self._number)
+
     def wait(self) -> None:
         self._stream.wait(self._number)
 
@@ -76,58 +84,96 @@ class LazyMark:
 STEPS = st.lists(
     st.tuples(
         st.lists(st.integers(0, 9), max_size=3),
-        st.lists(st.integers(0, 20000), max_size=3),
+        st.lists(st.integers(0, 2000), max_size=3),
         st.integers(0, 2),
     ),
     min_size=1,
     max_size=24,
 )
+LARGE = 2**26
+# A step may be larger, or there may be room for several.
+SIZES = st.sampled_from((512, 4096, 30_016, LARGE))
 
 
-def _send_all(steps: list[tuple[list[int], list[int], int]], stream: LazyStream) -> bool:
+def _send_all(
+    steps: list[tuple[list[int], list[int], int]], stream: LazyStream, max_bytes: int
+) -> bool:
     """Whether the device had all that was sent, at the end."""
-    uploads, number = Uploads(DEVICE, stream), 0
-    sent: list[tuple[Numbers, tuple[list[Tensor], list[Tensor]]]] = []
+    uploads, number = Uploads(DEVICE, stream, max_bytes), 0
+    sent: list[tuple[np.ndarray, Tensor]] = []
     for longs, ints, progress in steps:
         numbers = Numbers(
             [np.arange(size, dtype=np.int64) + 1000 * len(sent) for size in longs],
             [np.arange(size, dtype=np.int32) - 1000 * len(sent) for size in ints],
         )
-        sent.append((numbers, uploads.send(numbers)))
+        for arrays, tensors in zip(numbers.kinds, uploads.send(numbers), strict=True):
+            sent += zip(arrays, tensors, strict=True)
+        flags = np.arange(sum(ints) + 1) % 3 == 0
+        sent.append((flags, uploads.send_array(flags)))
         number += progress
         stream.advance(number)
     stream.advance(stream.num_copies)
-    return all(
-        np.array_equal(array, tensor.numpy())
-        for numbers, tensors in sent
-        for arrays, of_kind in zip(numbers.kinds, tensors, strict=True)
-        for array, tensor in zip(arrays, of_kind, strict=True)
-    )
+    return all(np.array_equal(array, tensor.numpy()) for array, tensor in sent)
 
 
-@given(STEPS)
+@given(STEPS, SIZES)
 def test_device_gets_what_was_sent_however_late_it_reads(
-    steps: list[tuple[list[int], list[int], int]],
+    steps: list[tuple[list[int], list[int], int]], max_bytes: int
 ) -> None:
-    assert _send_all(steps, LazyStream())
-
-
-def test_device_gets_something_else_when_nobody_waits_for_a_buffer() -> None:
-    """The property above sees a buffer that is written too early."""
-    steps = [([4], [4], 0)] * 12
-    assert _send_all(steps, LazyStream())
-    assert not _send_all(steps, LazyStream(loses_marks=True))
-
-
-def test_host_waits_for_nothing_when_three_steps_are_on_their_way() -> None:
     stream = LazyStream()
-    uploads, numbers = Uploads(DEVICE, stream), Numbers([np.arange(5)], [])
-    for copy in range(20):
-        uploads.send(numbers)
-        stream.advance(copy - 7)
+    assert _send_all(steps, stream, max_bytes)
+    assert all(num_bytes <= max_bytes for num_bytes in stream.buffers)
+    assert stream.buffers == sorted(set(stream.buffers))
+
+
+def test_device_gets_something_else_when_nobody_waits_for_memory() -> None:
+    """The property above sees memory that is written too early."""
+    steps = [([4], [4], 0)] * 12
+    assert _send_all(steps, LazyStream(), 512)
+    assert not _send_all(steps, LazyStream(loses_marks=True), 512)
+
+
+def test_host_waits_for_nothing_when_eight_steps_are_on_their_way() -> None:
+    """However many copies they are, and some of them large."""
+    stream = LazyStream()
+    uploads, behind = Uploads(DEVICE, stream), deque[int]()
+    for step in range(60):
+        for size in (5, 900, 2, 30_000 if step % 8 == 0 else 64, *range(9)):
+            uploads.send(Numbers([np.arange(size + 1)], []))
+        behind.append(stream.num_copies)
+        if len(behind) > 8:
+            stream.advance(behind.popleft())
     assert stream.num_waits == 0
-    assert stream.num_copies == 20
-    assert stream.num_buffers == 9
+    assert stream.buffers == [2**20]
+
+
+def test_host_waits_for_the_oldest_only_when_all_room_is_taken() -> None:
+    stream = LazyStream()
+    uploads, numbers = Uploads(DEVICE, stream, 1024), Numbers([np.arange(16)], [])
+    for _ in range(8):
+        uploads.send(numbers)
+    assert stream.num_waits == 0
+    uploads.send(numbers)
+    assert stream.num_waits == 1
+    assert stream.has_read(1)
+    assert not stream.has_read(2)
+    # Twice as much as one copy that is read already leaves free.
+    uploads.send(Numbers([np.arange(32)], []))
+    assert stream.has_read(3)
+    assert not stream.has_read(4)
+
+
+def test_what_is_larger_than_the_bound_arrives_in_parts() -> None:
+    stream = LazyStream()
+    uploads, array = Uploads(DEVICE, stream, 4096), np.arange(19998, dtype=np.float32)
+    array = array.reshape(9, -1)[:, ::2]
+    tensor = uploads.send_array(array)
+    (longs, _) = uploads.send(Numbers([np.arange(4000), np.arange(3)], []))
+    stream.advance(stream.num_copies)
+    assert np.array_equal(tensor.numpy(), array)
+    assert [np.array_equal(longs[0], np.arange(4000)), longs[1].tolist()] == [True, [0, 1, 2]]
+    assert stream.buffers == [4096]
+    assert stream.num_copies == 40 + 32 + 1
 
 
 def test_all_arrays_of_a_step_are_one_copy_and_lie_where_kernels_want_them() -> None:
@@ -162,15 +208,17 @@ def test_memory_that_stays_is_written_over_when_a_step_is_sent_to_it() -> None:
 
 def test_arrays_are_not_copied_when_the_device_reads_the_hosts_memory() -> None:
     array = np.arange(4)
-    ((tensor,), _) = Uploads(DEVICE, HostStreams()).send(Numbers([array], []))
+    uploads = Uploads(DEVICE, HostStreams())
+    ((tensor,), _) = uploads.send(Numbers([array], []))
     assert tensor.data_ptr() == array.ctypes.data
+    assert uploads.send_array(array).data_ptr() == array.ctypes.data
 
 
-@pytest.mark.parametrize("num_longs", [1, 70_000])
-def test_buffers_grow_when_a_step_is_larger(num_longs: int) -> None:
+def test_memory_grows_when_a_step_is_larger() -> None:
     stream = LazyStream()
     uploads = Uploads(DEVICE, stream)
     uploads.send(Numbers([np.arange(9)], []))
-    ((tensor,), _) = uploads.send(Numbers([np.arange(num_longs)], []))
+    ((tensor,), _) = uploads.send(Numbers([np.arange(170_000)], []))
     stream.advance(2)
-    assert np.array_equal(tensor.numpy(), np.arange(num_longs))
+    assert np.array_equal(tensor.numpy(), np.arange(170_000))
+    assert stream.buffers == [2**20, 2**21]

@@ -104,13 +104,13 @@ class Channel:
             await self._changed.wait()
 
     def unary_unary(self, path: str, *codecs: Any, **options: Any) -> Any:  # noqa: ANN401
-        return partial(self._call, path, _codecs(codecs, options), is_unary=(True, True))
+        return partial(self._call, path, _codecs(codecs, options), is_unary=True)
 
     def unary_stream(self, path: str, *codecs: Any, **options: Any) -> Any:  # noqa: ANN401
-        return partial(self._call, path, _codecs(codecs, options), is_unary=(True, False))
+        return partial(self._call, path, _codecs(codecs, options), is_unary=True)
 
     def stream_stream(self, path: str, *codecs: Any, **options: Any) -> Any:  # noqa: ANN401
-        return partial(self._call, path, _codecs(codecs, options), is_unary=(False, False))
+        return partial(self._call, path, _codecs(codecs, options), is_unary=False)
 
     def _call(
         self,
@@ -118,14 +118,14 @@ class Channel:
         codecs: tuple[Any, Any],
         request: Any = None,  # noqa: ANN401
         *,
-        is_unary: tuple[bool, bool],
+        is_unary: bool,
         timeout: float | None = None,
         metadata: Iterable[tuple[str, str]] | None = None,
         **_options: object,
     ) -> Call:
-        call = Call(self, next(self._numbers), path, codecs, is_unary[1])
+        call = Call(self, next(self._numbers), path, codecs)
         self._calls[call.number] = call
-        call.begin(request, is_unary[0], timeout, tuple(metadata or ()))
+        call.begin(request, is_unary, timeout, tuple(metadata or ()))
         return call
 
     # -- the connection --------------------------------------------------------------------------
@@ -193,14 +193,11 @@ class Channel:
 class Call:
     """One call, of any kind. `await` it for the one response, iterate or `read` it for many."""
 
-    def __init__(
-        self, channel: Channel, number: int, path: str, codecs: tuple[Any, Any], is_unary: bool
-    ) -> None:
+    def __init__(self, channel: Channel, number: int, path: str, codecs: tuple[Any, Any]) -> None:
         self.number = number
         self._channel = channel
         self._path = path
         self._serialize, self._deserialize = codecs
-        self._is_unary = is_unary
         self._end: End | None = None
         self._inbox: deque[bytes] = deque()
         self._changed = asyncio.Event()

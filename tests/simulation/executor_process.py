@@ -21,6 +21,7 @@ from executor_service.steps.executor_info import (
     ExecutorLimits,
     Feature,
     ModelInfo,
+    TrialStep,
 )
 from executor_service.steps.sampling_params import Grammar
 from executor_service.steps.step import StepInput
@@ -230,4 +231,7 @@ class SimulatedExecutor:
             limits=ExecutorLimits(max_inflight_steps=shape.max_inflight_steps),
             features=SAMPLING_FEATURES | {Feature.GRAMMAR},
             software_version="simulated",
+            trial_step=TrialStep(
+                MAX_MODEL_LEN, MAX_MODEL_LEN**2, round((shape.step_s + shape.byte_s) * 1e6)
+            ),
         )

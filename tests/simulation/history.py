@@ -47,7 +47,6 @@ class History:
     lines: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     num_calls: int = 0
-    virtual_s: float = 0.0
 
     @property
     def report(self) -> str:
@@ -90,7 +89,7 @@ def run_history(
                 except Stuck as stuck:
                     history.problems += [f"stuck: {stuck}", *story.describe()]
             history.problems += [f"unexpected: {error}" for error in loop.errors]
-            history.num_calls, history.virtual_s = loop.num_calls, loop.time()
+            history.num_calls = loop.num_calls
             loop.close()
             del story
     finally:

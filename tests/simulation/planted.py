@@ -126,6 +126,9 @@ PLANTED: Mapping[str, Planted] = MappingProxyType(
         "the one queue is in order of arrival": Planted(
             fleet_queue, "make_queue_policy", _by_arrival, contended
         ),
+        "nobody is taken back from a busy executor": Planted(
+            fleet_queue, "to_be_moved", _does_nothing, contended
+        ),
     }
 )
 

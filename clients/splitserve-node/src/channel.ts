@@ -13,7 +13,7 @@ const OPTIONS: grpc.ChannelOptions = {
   "grpc.keepalive_timeout_ms": 5_000,
   // A server that is back is to be found at once, not after gRPC's patience of minutes.
   "grpc.initial_reconnect_backoff_ms": 100,
-  "grpc.max_reconnect_backoff_ms": 1000,
+  "grpc.max_reconnect_backoff_ms": 500,
   "grpc.dns_min_time_between_resolutions_ms": 500,
   "grpc.enable_http_proxy": 0,
   // Trying again is ours.

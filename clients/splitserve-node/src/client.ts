@@ -5,6 +5,7 @@ import { credentials, type ChannelCredentials } from "@grpc/grpc-js";
 import type { ApiKey } from "./api-key.js";
 import { Connection } from "./connection.js";
 import { decodeExecutor, decodeModel } from "./decoding.js";
+import { durationOf } from "./encoding.js";
 import { InvalidRequest, RequestIdInUse, ServerUnreachable, SplitserveError } from "./errors.js";
 import { AdminService } from "./gen/splitserve/scheduler/v1/admin_pb.js";
 import { SchedulerService } from "./gen/splitserve/scheduler/v1/scheduler_pb.js";
@@ -14,6 +15,8 @@ import { Backoff, DEFAULT_RETRY, REAL_TIME, type RetryPolicy, type Timing } from
 import { Session } from "./session.js";
 import {
   numCompletions,
+  type DrainOptions,
+  type DrainedExecutor,
   type ExecutorList,
   type GenerateOptions,
   type GenerationEvent,
@@ -23,6 +26,7 @@ import {
 } from "./types.js";
 
 const TOKENIZER_TIMEOUT_MS = 60_000;
+const DRAIN_TIMES = "0 to 3600000";
 
 /** Contents of files in PEM. */
 export interface Tls {
@@ -207,6 +211,26 @@ export class Client {
       numUnassignedRequests,
       numUnfittingRequests,
     };
+  }
+
+  /**
+   * Sends an executor away, and returns when it is gone, however long that takes; no stream notices
+   * but by a pause. What runs there may end within `timeoutMs` (without: as the scheduler is told at
+   * its start), then it goes on elsewhere. A signal that is aborted changes nothing of that.
+   */
+  async drainExecutor(address: string, options: DrainOptions = {}): Promise<DrainedExecutor> {
+    const { timeoutMs, signal } = options;
+    const timeout =
+      timeoutMs === undefined ? {} : { timeout: durationOf("timeoutMs", timeoutMs, DRAIN_TIMES) };
+    const { drainExecutor } = AdminService.method;
+    const request = { address, ...timeout };
+    const drained = await this.#connection.unary(drainExecutor, request, signal, Infinity);
+    return { numMovedRequests: drained.numMovedRequests, isLost: drained.lost };
+  }
+
+  /** Takes an executor back that was sent away: it gets requests again, or may join again. */
+  async undrainExecutor(address: string, options: { signal?: AbortSignal } = {}): Promise<void> {
+    await this.#connection.unary(AdminService.method.undrainExecutor, { address }, options.signal);
   }
 }
 

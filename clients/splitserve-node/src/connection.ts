@@ -101,18 +101,19 @@ export class Connection {
     await this.#target.choose(signal);
   }
 
-  /** Throws a SplitserveError, or the reason of `signal`. */
+  /** Throws a SplitserveError, or the reason of `outer`. `timeoutMs`: not that of short calls. */
   async unary<I extends DescMessage, O extends DescMessage>(
     method: DescMethodUnary<I, O>,
     request: MessageInitShape<I>,
     outer?: AbortSignal,
+    timeoutMs = this.#options.connectTimeoutMs,
   ): Promise<MessageShape<O>> {
     const message = encode(method.input, request);
     const { signal, end } = this.scope(outer);
     const target = this.#target;
     try {
       const channel = await target.choose(signal);
-      const options = { ...this.#callOptions(signal), timeoutMs: this.#options.connectTimeoutMs };
+      const options = { ...this.#callOptions(signal), timeoutMs };
       return await calls.unary(channel, method, message, options);
     } finally {
       end();

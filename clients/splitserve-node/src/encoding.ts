@@ -131,13 +131,13 @@ export function encodeSchedulingParams(
 ): GenerateRequestInit {
   checkNames("SchedulingParams", params, SCHEDULING_NAMES);
   const { deadlineMs: _, ...same } = given(params);
-  return deadlineMs === undefined ? same : { ...same, deadline: durationOf(deadlineMs) };
+  if (deadlineMs === undefined) return same;
+  return { ...same, deadline: durationOf("deadlineMs", deadlineMs, "a finite number above 0") };
 }
 
-function durationOf(ms: number): Duration {
-  if (!Number.isFinite(ms)) {
-    throw new InvalidRequest(`deadlineMs is ${ms}; allowed: a finite number above 0`);
-  }
+/** Throws InvalidRequest for what is no duration; `name`: the option that it comes from. */
+export function durationOf(name: string, ms: number, allowed: string): Duration {
+  if (!Number.isFinite(ms)) throw new InvalidRequest(`${name} is ${ms}; allowed: ${allowed}`);
   const seconds = Math.trunc(ms / 1000);
   const nanos = Math.trunc((ms - seconds * 1000) * 1e6);
   return create(DurationSchema, { seconds: BigInt(seconds), nanos });

@@ -18,7 +18,7 @@ export interface RetryPolicy {
 export const DEFAULT_RETRY: RetryPolicy = {
   firstDelayMs: 100,
   factor: 2,
-  maxDelayMs: 2000,
+  maxDelayMs: 1000,
   giveUpAfterMs: 60_000,
 };
 

@@ -209,6 +209,20 @@ export interface ExecutorList {
   readonly numUnfittingRequests: number;
 }
 
+/** `timeoutMs`: how long what runs at an executor may take to end, up to an hour. */
+export interface DrainOptions {
+  readonly timeoutMs?: number;
+  readonly signal?: AbortSignal;
+}
+
+/** An executor that was sent away is gone. */
+export interface DrainedExecutor {
+  /** Those that go on elsewhere, or wait for that. */
+  readonly numMovedRequests: number;
+  /** It was lost before all was done. */
+  readonly isLost: boolean;
+}
+
 /** How many completions come back; a server refuses an `n` that does not allow so many. */
 export function numCompletions(params: SamplingParams): number {
   return Math.min(Math.max(params.n ?? 1, 1), MAX_COMPLETIONS);

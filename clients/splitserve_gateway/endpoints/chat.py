@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from splitserve_gateway.endpoints.chat_choices import ChatChoice
-from splitserve_gateway.endpoints.choice_answers import AnswerKind, ChoiceAnswer
+from splitserve_gateway.endpoints.choice_answers import AnswerKind, ChoiceAnswer, check_streaming
 from splitserve_gateway.endpoints.context import Gateway, gateway_of
 from splitserve_gateway.endpoints.logprobs import TokenNames
 from splitserve_gateway.generation.chat_requests import ChatGeneration, chat_generation
@@ -74,7 +74,4 @@ def _check(body: ChatRequest) -> None:
         raise invalid("one of messages and prompt_token_ids is required", "messages")
     if body.top_logprobs is not None and not body.logprobs:
         raise invalid("top_logprobs needs logprobs to be true", "top_logprobs")
-    if body.stream and body.prompt_logprobs is not None:
-        raise invalid("prompt_logprobs are not streamed", "prompt_logprobs")
-    if body.stream_options is not None and not body.stream:
-        raise invalid("stream_options is for stream only", "stream_options")
+    check_streaming(body)

@@ -26,8 +26,19 @@ from splitserve_gateway.generation.choices import (
     stream_choices,
 )
 from splitserve_gateway.generation.scores import gathered
+from splitserve_gateway.http.errors import invalid
 from splitserve_gateway.http.event_stream import event_stream
+from splitserve_gateway.schemas.chat import ChatRequest
+from splitserve_gateway.schemas.completions import CompletionRequest
 from splitserve_gateway.schemas.sampling import SamplingFields
+
+
+def check_streaming(body: ChatRequest | CompletionRequest) -> None:
+    """Raises ApiError for fields that do not go together with `stream`, or without it."""
+    if body.stream and body.prompt_logprobs is not None:
+        raise invalid("prompt_logprobs are not streamed", "prompt_logprobs")
+    if body.stream_options is not None and not body.stream:
+        raise invalid("stream_options is for stream only", "stream_options")
 
 
 class Choice(Protocol):

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from splitserve_gateway.endpoints.choice_answers import AnswerKind, ChoiceAnswer
+from splitserve_gateway.endpoints.choice_answers import AnswerKind, ChoiceAnswer, check_streaming
 from splitserve_gateway.endpoints.completion_choices import new_choices
 from splitserve_gateway.endpoints.context import Gateway, gateway_of
 from splitserve_gateway.generation.answers import checked_grammar
@@ -71,7 +71,4 @@ def _check(body: CompletionRequest) -> None:
     """Raises ApiError for fields that do not go together."""
     if (body.prompt is None) == (body.prompt_token_ids is None):
         raise invalid("one of prompt and prompt_token_ids is required", "prompt")
-    if body.stream and body.prompt_logprobs is not None:
-        raise invalid("prompt_logprobs are not streamed", "prompt_logprobs")
-    if body.stream_options is not None and not body.stream:
-        raise invalid("stream_options is for stream only", "stream_options")
+    check_streaming(body)

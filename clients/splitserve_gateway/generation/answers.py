@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 
 from splitserve_client import Grammar
@@ -49,14 +50,10 @@ async def answer_plan(
     marks = output_format.reasoning
     state = ReasoningState.NOT_BEGUN if marks is None else marks.state_after(prompt_end)
     special_tokens = frozenset(tokenizer.special_tokens)
-    try:
+    with _refusals():
         requested = await _requested(body)
         rules = AnswerRules(output_format, requested, use, state, special_tokens)
         plan = await plan_answer(serving.checker_for(body.user), rules)
-    except GrammarRefused as error:
-        raise invalid(str(error), error.field, "invalid_grammar") from error
-    except GrammarCheckUnavailable as error:
-        raise _check_unavailable(error) from error
     if not body.skip_special_tokens:  # they are wanted
         plan = replace(plan, options=replace(plan.options, hidden=frozenset()))
     return plan
@@ -65,16 +62,12 @@ async def answer_plan(
 async def checked_grammar(serving: Serving, body: SamplingFields) -> Grammar | None:
     """The grammar that `body` asks for, without a chat around it. Raises ApiError."""
     checker = serving.checker_for(body.user)
-    try:
+    with _refusals():
         requested = await _requested(body)
         if requested is None:
             return None
         grammar = await checker.check(requested.field, requested.source)
         return await checker.check(requested.field, as_sent(grammar))
-    except GrammarRefused as error:
-        raise invalid(str(error), error.field, "invalid_grammar") from error
-    except GrammarCheckUnavailable as error:
-        raise _check_unavailable(error) from error
 
 
 async def _requested(body: SamplingFields) -> RequestedGrammar | None:
@@ -84,11 +77,18 @@ async def _requested(body: SamplingFields) -> RequestedGrammar | None:
     return await asyncio.to_thread(requested_grammar, fields)
 
 
-def _check_unavailable(error: GrammarCheckUnavailable) -> ApiError:
-    return ApiError(
-        503,
-        "service_unavailable_error",
-        str(error),
-        code="grammar_check_unavailable",
-        retry_after_s=_RETRY_AFTER_S,
-    )
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Makes an ApiError of what is said of a grammar."""
+    try:
+        yield
+    except GrammarRefused as error:
+        raise invalid(str(error), error.field, "invalid_grammar") from error
+    except GrammarCheckUnavailable as error:
+        raise ApiError(
+            503,
+            "service_unavailable_error",
+            str(error),
+            code="grammar_check_unavailable",
+            retry_after_s=_RETRY_AFTER_S,
+        ) from error

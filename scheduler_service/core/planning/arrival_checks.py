@@ -43,6 +43,16 @@ def fits(request: Request, config: SchedulerConfig) -> bool:
     return True
 
 
+def check_prompt_length(num_prompt_tokens: int, config: SchedulerConfig) -> None:
+    """Raises DomainError if no request may have so long a prompt."""
+    if num_prompt_tokens >= config.max_model_len:
+        raise DomainError(
+            "PROMPT_TOO_LONG",
+            f"the prompt has {num_prompt_tokens} tokens; allowed: at most "
+            f"{config.max_model_len - 1}, one less than max_model_len {config.max_model_len}",
+        )
+
+
 def _check_token_ids(token_ids: Int32Array, vocab_size: int) -> None:
     # A negative number is a large one without its sign.
     if token_ids.view(np.uint32).max() < vocab_size:
@@ -86,12 +96,7 @@ def _check_features(request: Request, config: SchedulerConfig) -> None:
 
 def _check_length(request: Request, config: SchedulerConfig) -> None:
     num_prompt_tokens = request.sequence.num_prompt_tokens
-    if num_prompt_tokens >= config.max_model_len:
-        raise DomainError(
-            "PROMPT_TOO_LONG",
-            f"the prompt has {num_prompt_tokens} tokens; allowed: at most "
-            f"{config.max_model_len - 1}, one less than max_model_len {config.max_model_len}",
-        )
+    check_prompt_length(num_prompt_tokens, config)
     num_sequences = request.params.num_sequences
     if num_sequences > config.max_num_seqs:
         raise DomainError(

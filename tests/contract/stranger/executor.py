@@ -194,7 +194,7 @@ class StrangerExecutor:
                 if not self._streams:
                     request = registry_pb2.RegisterRequest(executor=self.info)
                     with suppress(grpc.aio.AioRpcError):
-                        response = await stub.Register(request, timeout=5)
+                        response = await stub.Register(request, timeout=60)
                         self.engine.adopt(response.scheduler_epoch)
                 self._wake.clear()
                 pause_s = self.config.register_interval_s * random.uniform(0.9, 1.1)

@@ -112,4 +112,5 @@ async def chaos(network: Network, folder: Path, *scheduler_options: str) -> Asyn
         codes = await stack.stop()
         assert set(codes.values()) == {0}, codes
         await wait_for_no_process(stack)
-        assert complaints(stack) == []
+        found = complaints(stack)
+        assert not found, "\n".join(found)

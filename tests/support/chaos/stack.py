@@ -8,20 +8,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import httpx2
 
 from splitserve_client import AsyncClient, ExecutorList, SplitserveError
 from tests.contract.stranger.process import poll
-from tests.support.chaos.executor_forks import start_executor
 from tests.support.chaos.network import Network
 from tests.support.processes.addresses import reserve_address
-from tests.support.processes.forked import ROOT
+from tests.support.processes.forked import ROOT, ForkedProcess, start_process
 from tests.support.processes.patience import PATIENCE_S, PATIENT
 
 BUNDLED = ROOT / "executor_service" / "bundled_model"
@@ -32,7 +30,9 @@ _EXECUTOR_OPTIONS = (
     *("--num-host-blocks", str(NUM_HOST_BLOCKS)),
 )
 
-Process = subprocess.Popen[bytes] | ForkServerProcess
+_EXECUTOR = "tests.support.chaos.rigged_executor"
+
+Process = subprocess.Popen[bytes] | ForkedProcess
 
 
 @dataclass
@@ -58,6 +58,8 @@ class Stack:
     began_ns: dict[str, int] = field(default_factory=dict)
     # Of whoever ended while this was not looking, by any other way than SIGKILL.
     crashes: list[str] = field(default_factory=list)
+    # Whoever is being killed or started: nobody begins in its place before that is over.
+    _changing: set[str] = field(default_factory=set)
 
     # -- who lives ---------------------------------------------------------------------------------
 
@@ -78,18 +80,24 @@ class Stack:
 
     async def start_executor(self, index: int) -> None:
         name, place = self.executor_names[index], self.network.place(index)
-        if self.is_alive(name):
+        if not self._is_missing(name):
             return
         where = ["--listen", place.listen, "--advertise-address", place.advertise]
         where += ["--scheduler", place.scheduler, *place.options]
         options = [*where, "--num-device-blocks", str(self.num_device_blocks), *_EXECUTOR_OPTIONS]
         self.began_ns[place.advertise] = time.time_ns()
-        process = await asyncio.to_thread(start_executor, options, self.log(name), place.namespace)
-        self._note(name, process)
-        await self.network.executor_began(index)
+        with self._change(name):
+            process = await asyncio.to_thread(self._fork, name, place.namespace, options)
+            self._note(name, process)
+            await self.network.executor_began(index)
+
+    def _fork(self, name: str, namespace: int | None, options: Sequence[str]) -> ForkedProcess:
+        with self.log(name).open("ab") as log, open(os.devnull, "rb") as nothing:
+            arguments = [str(namespace or 0), *options]
+            return start_process(_EXECUTOR, arguments, stdin=nothing.fileno(), stderr=log.fileno())
 
     def _start(self, name: str, package: str, *options: str) -> None:
-        if self.is_alive(name):
+        if not self._is_missing(name):
             return
         environment = {k: v for k, v in os.environ.items() if not k.startswith("SPLITSERVE_")}
         with self.log(name).open("ab") as log:
@@ -104,10 +112,9 @@ class Stack:
         self._note(name, process)
 
     def _note(self, name: str, process: Process) -> None:
-        assert process.pid is not None
         before = self.processes.get(name)
-        if before is not None and exit_code(before) != -signal.SIGKILL:
-            self.crashes.append(f"{name} ended with {exit_code(before)}")
+        if before is not None and before.poll() != -signal.SIGKILL:
+            self.crashes.append(f"{name} ended with {before.poll()}")
         self.processes[name] = process
         self.sessions.add(process.pid)
 
@@ -117,13 +124,22 @@ class Stack:
 
     def is_alive(self, name: str) -> bool:
         process = self.processes.get(name)
-        return process is not None and exit_code(process) is None
+        return process is not None and process.poll() is None
+
+    def _is_missing(self, name: str) -> bool:
+        return not self.is_alive(name) and name not in self._changing
+
+    @contextmanager
+    def _change(self, name: str) -> Iterator[None]:
+        self._changing.add(name)
+        try:
+            yield
+        finally:
+            self._changing.discard(name)
 
     def pid(self, name: str) -> int:
         """Of its present or last life."""
-        pid = self.processes[name].pid
-        assert pid is not None
-        return pid
+        return self.processes[name].pid
 
     def signal(self, name: str, number: signal.Signals) -> None:
         """Harmless if it has ended."""
@@ -133,16 +149,18 @@ class Stack:
 
     async def kill(self, name: str) -> None:
         """Ends a life by SIGKILL."""
-        self.signal(name, signal.SIGKILL)
-        await self.wait_ended(name)
-        if name in self.executor_names:
-            self.network.executor_ended(self.executor_names.index(name))
+        with self._change(name):
+            self.signal(name, signal.SIGKILL)
+            await self.wait_ended(name)
+            if name in self.executor_names:
+                self.network.executor_ended(self.executor_names.index(name))
 
     async def wait_ended(self, name: str) -> int:
         """Its exit code, negative for a signal."""
+        process = self.processes[name]
 
         async def look() -> tuple[bool, int | None]:
-            code = exit_code(self.processes[name])
+            code = process.poll()
             return code is not None, code
 
         code = await poll(look, PATIENCE_S)
@@ -210,11 +228,6 @@ class Stack:
         for name in ("gateway", *self.executor_names, "scheduler"):
             self.signal(name, signal.SIGTERM)
         return {name: await self.wait_ended(name) for name in self.processes}
-
-
-def exit_code(process: Process) -> int | None:
-    """None: it lives."""
-    return process.exitcode if isinstance(process, ForkServerProcess) else process.poll()
 
 
 @asynccontextmanager

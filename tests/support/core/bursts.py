@@ -1,234 +1,43 @@
 """A cluster with executors in this process, and bursts of what can happen to it, drawn at random.
 
-The event loop runs nothing but what is drawn: no sockets, no threads, no clock. Between two events
-it gets from none to three turns, so that what was scheduled for the next turn meets what happens in
-this one. The same seed is the same run.
+The event loop runs nothing but what is drawn: no sockets, no threads, and a clock that events move.
+Between two events it gets from none to three turns, so that what was scheduled for the next turn
+meets what happens in this one. The same seed is the same run.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
-from executor_service.service.decode_batch import decode_batch
-from executor_service.service.encode_answer import encode_answer, encode_info
-from executor_service.steps.step import StepInput
-from executor_service.steps.step_executor import StepExecutor
 from scheduler_service.callers.admission import Admission
-from scheduler_service.callers.quotas import num_computed_outputs
 from scheduler_service.cluster import Cluster
 from scheduler_service.config import ClusterConfig
-from scheduler_service.core.plan import TokenEvent
+from scheduler_service.core.config import PolicyConfig
 from scheduler_service.core.request import (
-    FinishReason,
-    Int32Array,
     Request,
-    ScoredToken,
+    SchedulingParams,
     sequence_seed,
 )
-from scheduler_service.core.request import Sequence as CoreSequence
 from scheduler_service.core.sampling_params import SamplingParams
-from scheduler_service.executors.executor_link import ExecutorLost, LinkConfig
+from scheduler_service.executors.executor_link import LinkConfig
 from scheduler_service.request_names import RequestName
-from scheduler_service.step_codec import EncodedBatch
-from scheduler_service.streams.outbox import Outbox
 from scheduler_service.streams.sinks import client_key
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve_rpc.domain_error import DomainError
-from tests.support.core.driver import make_config
-from tests.support.core.in_process import executor_info
+from tests.support.core.burst_clients import BurstClient
+from tests.support.core.machines import CONFIG, VOCAB_SIZE, BurstLink, Machine
 from tests.support.fakes.fake_chain import expected_tokens
-from tests.support.fakes.fake_runner import FakeRunner, StepFault
 
-VOCAB_SIZE = 97
 SCHEDULER_EPOCH = 7
 MAX_TURNS = 3000
-_CONFIG = make_config(
-    vocab_size=VOCAB_SIZE, eos_token_ids=frozenset(), max_num_seqs=4, num_device_blocks=24
-)
+_QUEUE_POLICIES = ("fcfs", "fcfs", "priority", "fair")
+# Whoever waits has soon waited for long.
+_EVENT_NS = 4_000_000
 
 Mutation = Callable[[Random, pb.StepResult], None]
-
-
-class Machine:
-    """An executor at an address, life after life. `link`: the scheduler's latest way to it."""
-
-    def __init__(self, address: str, guilty: int | None = None) -> None:
-        """`guilty`: steps with a request whose number is a multiple of it fail."""
-        self.address = address
-        self._guilty = guilty
-        self.epoch = 0
-        self.link: BurstLink | None = None
-        # Whether a scheduler sent it away, as it remembers; whether it is about to end.
-        self.says_drained = False
-        self.says_draining = False
-        self.restart()
-
-    def restart(self) -> None:
-        """A new life with empty pools."""
-        self.epoch += 1
-        self.runner = FakeRunner(
-            block_size=_CONFIG.block_size,
-            num_device_blocks=_CONFIG.num_device_blocks,
-            vocab_size=VOCAB_SIZE,
-            fault=self._fault,
-        )
-        self.executor = StepExecutor(executor_info(_CONFIG, self.epoch), self.runner)
-
-    def _fault(self, step: StepInput) -> StepFault:
-        seeds = step.seeds.tolist()
-        if self._guilty is not None and any(seed % self._guilty == 0 for seed in seeds):
-            return StepFault(error=RuntimeError("a request that nobody survives"))
-        return StepFault()
-
-    @property
-    def info(self) -> pb.ExecutorInfo:
-        """What it says of itself."""
-        info = encode_info(executor_info(_CONFIG, self.epoch))
-        info.address, info.model.digest = self.address, "d" * 64
-        return info
-
-
-class BurstLink:
-    """Stands for an ExecutorLink. Batches are executed at once, results come when `release`d."""
-
-    def __init__(self, machine: Machine, info: pb.ExecutorInfo) -> None:
-        self.info = info
-        self.held: list[pb.StepResult] = []
-        self._machine = machine
-        self._arrived: asyncio.Queue[pb.StepResult | None] = asyncio.Queue()
-        machine.link = self
-
-    def send(self, batch: EncodedBatch) -> None:
-        """See Link."""
-        answer = self._machine.executor.execute(
-            decode_batch(pb.ScheduleBatch.FromString(batch.data))
-        )
-        self.held.append(encode_answer(answer))
-
-    def release(self, change: Callable[[pb.StepResult], None] | None = None) -> None:
-        """The oldest result comes in."""
-        if self.held:
-            result = self.held.pop(0)
-            if change is not None:
-                change(result)
-            self._arrived.put_nowait(result)
-
-    @property
-    def is_silent(self) -> bool:
-        """Whether no result will ever come of what was sent."""
-        return not self.held and self._arrived.empty()
-
-    def break_off(self) -> None:
-        """The executor counts as lost."""
-        self._arrived.put_nowait(None)
-
-    async def get_info(self, timeout_s: float) -> pb.ExecutorInfo:
-        """See Link."""
-        return self._machine.info
-
-    async def introduce(self, timeout_s: float) -> tuple[pb.ExecutorInfo, bool]:
-        """See Link."""
-        return await self.get_info(timeout_s), self._machine.says_drained
-
-    async def is_draining(self, timeout_s: float) -> bool:
-        """See Link."""
-        return self._machine.says_draining
-
-    async def tokenizer_files(self) -> dict[str, bytes]:
-        """See Link."""
-        return {"tokenizer.json": b"{}"}
-
-    async def results(self) -> AsyncGenerator[pb.StepResult, None]:
-        """See Link."""
-        while (result := await self._arrived.get()) is not None:
-            yield result
-        raise ExecutorLost("the test lets it go")
-
-    async def close(self) -> None:
-        """See Link."""
-
-
-@dataclass(slots=True)
-class CountedCharge:
-    """What a request costs; how often it began, and how it ended. Implements `Charge`."""
-
-    num_begun: int = 0
-    num_outputs: list[int] = field(default_factory=list)
-
-    def begin(self) -> None:
-        """See Charge."""
-        self.num_begun += 1
-
-    def end(self, request: Request) -> None:
-        """See Charge."""
-        assert self.num_begun == 1
-        self.num_outputs.append(num_computed_outputs(request))
-
-    def check(self, num_told: int) -> None:
-        """It is over, and the client was told `num_told` tokens: these at least were charged."""
-        assert self.num_begun == 1
-        (num_outputs,) = self.num_outputs
-        assert num_outputs >= num_told
-
-
-@dataclass(slots=True)
-class BurstClient:
-    """The sink of one request: what it is to get, by sequence, and what it got."""
-
-    expected: list[list[int]]
-    tokens: list[list[int]]
-    outbox: Outbox
-    number: int = 0
-    finished: Request | None = None
-    num_endings: int = 0
-    prompt_scores: list[int] = field(default_factory=list)
-    charge: CountedCharge = field(default_factory=CountedCharge)
-    is_gone: bool = False
-
-    @property
-    def stream(self) -> BurstClient:
-        """Itself."""
-        return self
-
-    def plain_tokens(self, handles: Int32Array, token_ids: Int32Array) -> None:
-        """See Stream."""
-        self.tokens[0] += token_ids.tolist()
-
-    def flush(self) -> None:
-        """See Stream."""
-
-    def token(self, event: TokenEvent) -> None:
-        """See Sink."""
-        self.tokens[event.sequence.index].append(event.token_id)
-
-    def prompt_logprobs(self, scored: list[ScoredToken]) -> None:
-        """See Sink."""
-        self.prompt_scores += [score.position for score in scored]
-
-    def finish_sequence(self, sequence: CoreSequence) -> None:
-        """See Sink."""
-
-    def finish(self, request: Request) -> None:
-        """See Sink."""
-        self.finished = request
-        self.num_endings += 1
-
-    def check(self, *, is_over: bool) -> None:
-        """What it got is true, and all there is if it ended well."""
-        assert self.num_endings <= 1
-        if is_over:
-            self.charge.check(sum(map(len, self.tokens)))
-        reason = self.finished.finish_reason if self.finished is not None else None
-        is_complete = is_over and reason not in (None, FinishReason.ERROR, FinishReason.ABORTED)
-        for index, tokens in enumerate(self.tokens):
-            expected = self.expected[index]
-            assert tokens == expected[: len(tokens)]
-            if is_complete:
-                assert tokens == expected
 
 
 class Burst:
@@ -255,6 +64,7 @@ class Burst:
         self.errors: list[str] = []
         self._mutations = mutations
         self._has_faults = has_faults
+        self._now_ns = 0
         self.cluster = self.make_cluster()
 
     def make_cluster(self) -> Cluster:
@@ -268,9 +78,10 @@ class Burst:
             max_num_waiting=100,
             # So many are lost here that it would be somebody's fault.
             max_executor_losses=1000,
+            policies=PolicyConfig(queue_policy=self.random.choice(_QUEUE_POLICIES)),
         )
         return Cluster(
-            config, SCHEDULER_EPOCH, lambda: None, now_ns=lambda: 0, connect=self.connect
+            config, SCHEDULER_EPOCH, lambda: None, now_ns=lambda: self._now_ns, connect=self.connect
         )
 
     def connect(self, info: pb.ExecutorInfo, _config: LinkConfig) -> BurstLink:
@@ -294,6 +105,7 @@ class Burst:
         if self._has_faults:
             events += [self._spoil, self._replace, self._lose]
         for _ in range(num_events):
+            self._now_ns += _EVENT_NS
             await self.random.choice(events)()
             await self._turns(self.random.choice([0, 0, 1, 2, 3]))
             self.check(is_over=False)
@@ -367,7 +179,14 @@ class Burst:
         delivery = self.cluster.delivery
         client = BurstClient(expected, [[] for _ in range(params.n)], delivery.new_outbox())
         arrival = self.cluster.next_arrival()
-        request = Request.create(f"r{number}", prompt, params, arrival=arrival, seed=number)
+        request = Request.create(
+            f"r{number}",
+            prompt,
+            params,
+            arrival=arrival,
+            seed=number,
+            scheduling=SchedulingParams(priority=self.random.choice([0, 0, 1, -1])),
+        )
         delivery.open_stream(client)
         request.client_key = client_key(client.number, 0)
         self.clients[request.request_id] = client
@@ -446,4 +265,4 @@ class Burst:
             num_errors += 1
             assert reason in ("ROW_FAILED", "INVALID_LOGITS")
         # A spoiled column concerns all rows of its step that asked for it.
-        assert num_errors <= _CONFIG.max_num_seqs * self.num_spoiled
+        assert num_errors <= CONFIG.max_num_seqs * self.num_spoiled

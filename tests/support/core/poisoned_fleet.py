@@ -72,7 +72,7 @@ class PoisonedFleet:
     """Executors step by turns; one that died is back, with empty pools, when others had a turn.
 
     `num_deaths`: of all executors. `pauses`: by request, the most steps of the fleet between two of
-    its tokens. `num_isolated`: how often requests were.
+    its tokens.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class PoisonedFleet:
         self.quarantine = Quarantine(max_losses)
         self.clients: dict[str, Client] = {}
         self.pauses = Counter[str]()
-        self.num_deaths = self.num_isolated = self.num_steps = 0
+        self.num_deaths = self.num_steps = 0
         self._kills = kills
         self._depth = depth
         self._cause = cause
@@ -181,8 +181,7 @@ class PoisonedFleet:
         lost = self._engines[host].scheduler.evacuate()
         self._engines[host] = self._new_engine()
         loss = Loss(self._cause, self.num_deaths, self.num_steps, has_answered=True)
-        verdict = self.quarantine.executor_lost(lost, loss)
-        self.num_isolated += len(verdict.isolated)
+        self.quarantine.executor_lost(lost, loss)
         for request in sorted(lost, key=lambda moved: moved.arrival):
             delivery = self.clients[request.request_id].delivery
             delivery.request = request

@@ -15,7 +15,7 @@ from scheduler_service.request_names import RequestName
 from scheduler_service.streams.sinks import RequestSink, SessionStream
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.scheduler.v1 import scheduler_pb2 as api
-from tests.support.core.bursts import BurstLink, Machine
+from tests.support.core.machines import BurstLink, Machine
 
 FOREVER_S = 3600.0
 MAX_TOKENS = 5

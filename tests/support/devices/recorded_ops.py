@@ -120,8 +120,11 @@ class StaticAttention:
         keys = key_pool[tables].flatten(1, 2).repeat_interleave(group, dim=2)
         values = value_pool[tables].flatten(1, 2).repeat_interleave(group, dim=2)
         scores = torch.einsum("thd,tchd->thc", query, keys) * options.scale
-        is_behind = torch.arange(keys.shape[1])[None, :] > batch.num_computed_tokens[:, None]
-        scores = scores.masked_fill(is_behind[:, None, :], -torch.inf)
+        distances = batch.num_computed_tokens[:, None] - torch.arange(keys.shape[1])[None, :]
+        is_hidden = distances < 0
+        if options.sliding_window is not None:
+            is_hidden |= distances >= options.sliding_window
+        scores = scores.masked_fill(is_hidden[:, None, :], -torch.inf)
         return torch.einsum("thc,tchd->thd", torch.softmax(scores, dim=-1), values)
 
 

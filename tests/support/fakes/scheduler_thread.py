@@ -11,6 +11,7 @@ from splitserve_rpc.server import OPEN, ServerSecurity
 from tests.support.fakes.fake_generation import VOCAB_SIZE
 from tests.support.fakes.fake_scheduler import FakeScheduler, start
 from tests.support.models import tiny_tokenizers
+from tests.support.processes.patience import PATIENCE_S
 
 T = TypeVar("T")
 TEMPLATE = "{% for m in messages %}{{ m.content }} {% endfor %}t9"
@@ -35,7 +36,7 @@ class FakeServer:
         return FakeScheduler(tokenizer_files=files)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(20)
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(PATIENCE_S)
 
     def close(self) -> None:
         self.run(self.running.server.stop(None))

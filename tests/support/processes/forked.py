@@ -30,7 +30,11 @@ from tests.support.processes.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCE_ROOTS = (".", "protos", "kernels", "clients")
-_NEED_TORCH = ("executor_service", "tests.support.processes.gated_executor")
+_NEED_TORCH = (
+    "executor_service",
+    "tests.support.chaos.rigged_executor",
+    "tests.support.processes.gated_executor",
+)
 
 
 class ForkedProcess:

@@ -104,7 +104,7 @@ class RunningGateway:
         async def look() -> tuple[bool, None]:
             return holds(), None
 
-        await poll(look, 60.0)
+        await poll(look, PATIENCE_S)
 
 
 WatchedGateway = tuple[RunningGateway, StepWatch]
@@ -166,7 +166,7 @@ async def running_gateway(
                 status = (await http.get("/health/ready")).status_code
                 return status == 200, status
 
-            await poll(is_ready, 60.0)
+            await poll(is_ready, PATIENCE_S)
             tokenizer = Tokenizer.from_files(_files(executors[0].tokenizer_files))
             yield RunningGateway(url_of(server), http, service, tokenizer, server, client_tls)
             await service.wait_idle()

@@ -25,6 +25,7 @@ from executor_service.steps.executor_info import (
     ExecutorInfo,
     ExecutorLimits,
     ModelInfo,
+    TrialStep,
 )
 from executor_service.steps.step import FinishedStep, StepInput
 from tests.support.fakes.fake_runner import FakeRunner
@@ -84,6 +85,7 @@ def _load_engine(config: ExecutorConfig, executor_epoch: int) -> SimpleNamespace
         block_bytes=16 * _BLOCK_SIZE,
         limits=ExecutorLimits(config.max_num_seqs, config.max_num_batched_tokens),
         features=SAMPLING_FEATURES,
+        trial_step=TrialStep(64, 64 * MAX_MODEL_LEN, round(_STEP_S * 1e6)),
     )
     return SimpleNamespace(
         runner=gated(_LightRunner(runner, _deadly())),

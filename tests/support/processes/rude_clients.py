@@ -17,6 +17,7 @@ from splitserve_gateway.server import Server
 from tests.contract.stranger.process import poll
 from tests.support.processes.fake_service import FakeService
 from tests.support.processes.gateway import RunningGateway, post_bytes
+from tests.support.processes.patience import PATIENCE_S
 
 _BODIES: tuple[tuple[str, dict[str, object]], ...] = (
     ("/v1/completions", {"prompt": "one two three", "max_tokens": 60}),
@@ -119,4 +120,4 @@ async def wait_for_nothing(
         is_clean = left.num_tasks <= before.num_tasks and left.num_files <= before.num_files
         return is_clean and not any(counts), (left, before, counts)
 
-    await poll(look, 30.0)
+    await poll(look, PATIENCE_S)

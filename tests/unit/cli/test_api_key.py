@@ -17,6 +17,7 @@ from splitserve_cli.welcome import welcome
 from splitserve_rpc.access import Access
 from splitserve_rpc.server import ServerSecurity
 from tests.support.fakes.scheduler_thread import FakeServer
+from tests.support.processes.patience import PATIENCE_S
 from tests.support.security.callers import OneKey
 
 KEY = "sk-ss-a1-the-secret-of-alice"
@@ -127,7 +128,7 @@ def test_command_says_in_one_line_that_others_can_read_the_key() -> None:
     # An address that is not of loopback, and that is this machine all the same.
     argv = [sys.executable, "-m", "splitserve_cli", "info", "--address", "0.0.0.0:1"]
     environment = {**os.environ, "SPLITSERVE_API_KEY": KEY}
-    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
     warning, *_ = done.stderr.splitlines()
     assert warning.startswith("credential_in_plain_text address=0.0.0.0:1")
     assert done.stderr.count("credential_in_plain_text") == 1

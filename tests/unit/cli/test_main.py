@@ -13,6 +13,7 @@ import pytest
 from splitserve_cli.main import main
 from tests.support.fakes.scheduler_thread import FakeServer
 from tests.support.processes.interrupts import children_take_sigint
+from tests.support.processes.patience import PATIENCE_S
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "no-such-host.invalid:1"])
@@ -114,10 +115,10 @@ def test_generate_aborts_and_exits_with_130_when_interrupted(server: FakeServer)
         assert process.stderr is not None
         assert process.stdout.read(2)
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 130
+        assert process.wait(PATIENCE_S) == 130
         assert process.stderr.read() == b""
 
-    server.run(asyncio.wait_for(server.fake.ended.wait(), 20))
+    server.run(asyncio.wait_for(server.fake.ended.wait(), PATIENCE_S))
 
 
 def test_client_command_line_imports_no_grpc_when_it_only_gets_ready_to_serve() -> None:

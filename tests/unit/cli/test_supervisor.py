@@ -12,6 +12,7 @@ import pytest
 from splitserve_cli.child import Child, describe_exit
 from splitserve_cli.serve_config import ServeConfig
 from splitserve_cli.supervisor import Supervisor
+from tests.support.processes.patience import PATIENCE_S
 
 # Ignores SIGTERM if told so, says that it runs by connecting to us, and ends when its stdin does.
 _SERVICE = """
@@ -60,19 +61,19 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
 async def test_child_ends_with_0_when_its_stdin_ends(stage: Stage) -> None:
     child = stage.child("child")
     await child.start()
-    await asyncio.wait_for(stage.is_running.wait(), 20)
+    await asyncio.wait_for(stage.is_running.wait(), PATIENCE_S)
     assert child._process is not None
     assert child._process.stdin is not None
 
     child._process.stdin.close()
 
-    assert await asyncio.wait_for(child.wait(), 20) == 0
+    assert await asyncio.wait_for(child.wait(), PATIENCE_S) == 0
 
 
 async def test_child_is_killed_when_it_does_not_stop_in_time(stage: Stage) -> None:
     child = stage.child("child", "--stubborn")
     await child.start()
-    await asyncio.wait_for(stage.is_running.wait(), 20)
+    await asyncio.wait_for(stage.is_running.wait(), PATIENCE_S)
 
     await child.stop(grace_s=0.05)
 
@@ -86,8 +87,8 @@ async def test_child_has_the_token_of_the_cluster_at_each_start_and_nobody_else_
     for _ in range(2):
         stage.is_running.clear()
         await child.start()
-        await asyncio.wait_for(stage.is_running.wait(), 20)
-        await child.stop(grace_s=20)
+        await asyncio.wait_for(stage.is_running.wait(), PATIENCE_S)
+        await child.stop(grace_s=PATIENCE_S)
 
         assert capfd.readouterr().err == "token: a secret of the cluster seen elsewhere: False\n"
 

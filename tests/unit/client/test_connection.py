@@ -77,3 +77,11 @@ async def test_client_says_that_nobody_listens(unused_tcp_port: int) -> None:
     assert "Connection refused" in problem
     assert problem.isprintable()
     assert len(problem) < 500
+
+
+async def test_client_says_that_it_was_closed(address: str) -> None:
+    client = AsyncClient(address)
+    await client.get_model()
+    await client.close()
+    with pytest.raises(ServerUnreachable, match="the client is closed"):
+        await client.get_model()

@@ -18,6 +18,7 @@ from splitserve_client import (
 )
 from tests.support.fakes.fake_generation import expected_tokens
 from tests.support.fakes.fake_scheduler import FakeScheduler
+from tests.support.processes.patience import PATIENCE_S
 from tests.unit.client.test_client import PROMPT, cut_at
 
 SEED = 11
@@ -190,12 +191,12 @@ async def test_complete_ends_the_call_when_its_task_is_cancelled(
     fake.before_request = lambda request: has_arrived.set()
 
     task = asyncio.create_task(client.complete(PROMPT, THREE))
-    await asyncio.wait_for(has_arrived.wait(), 10)
+    await asyncio.wait_for(has_arrived.wait(), PATIENCE_S)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
 
-    await asyncio.wait_for(fake.ended.wait(), 10)
+    await asyncio.wait_for(fake.ended.wait(), PATIENCE_S)
 
 
 async def test_sync_client_completes_when_it_runs_outside_asyncio(address: str) -> None:

@@ -14,6 +14,7 @@ import pytest
 from splitserve_client import ChatTemplateFailed
 from splitserve_client.template_limits import TemplateLimits
 from splitserve_client.template_sandbox import Sandbox
+from tests.support.processes.patience import PATIENCE_S
 
 # Each of them asks for more than a machine has, or for ever.
 GREEDY = {
@@ -139,7 +140,7 @@ def test_a_template_is_stopped_when_it_runs_in_a_thread() -> None:
 
     thread = threading.Thread(target=work)
     thread.start()
-    thread.join(60)
+    thread.join(PATIENCE_S)
 
     assert [str(error) for error in failures] == [
         "the model's chat template refuses: it took more than 0.05 s"
@@ -159,7 +160,7 @@ def test_a_deep_recursion_is_refused_when_it_runs_in_a_thread() -> None:
 
     thread = threading.Thread(target=work)
     thread.start()
-    thread.join(60)
+    thread.join(PATIENCE_S)
 
     assert len(failures) == 5
 

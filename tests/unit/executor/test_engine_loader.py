@@ -8,8 +8,6 @@ import pytest
 from executor_service.config import ExecutorConfig
 from executor_service.engine_loader import load_engine
 from executor_service.steps.executor_info import DefaultSampling, Feature
-from splitserve_kernels.cpu.build import BuildFailed
-from splitserve_kernels.cpu.library import load_library
 from splitserve_options import options
 from tests.support.models.tiny_models import make_tiny_model
 
@@ -36,6 +34,15 @@ def test_load_engine_announces_what_the_models_authors_recommend(tmp_path: Path)
     assert engine.info.model.default_sampling == DefaultSampling(temperature=0.5, top_k=20)
 
 
+def test_load_engine_announces_a_step_that_it_has_measured(tmp_path: Path) -> None:
+    make_tiny_model("llama", tmp_path)
+    flags = ["--model", str(tmp_path), "--num-device-blocks=4", "--attention-backend=torch"]
+    config = ExecutorConfig.from_options(options.parse("executor", flags, {}))
+    trial = load_engine(config, executor_epoch=1).info.trial_step
+    assert trial is not None
+    assert trial.num_tokens == 16
+
+
 def test_load_engine_announces_grammars_when_the_tokenizer_is_there(tmp_path: Path) -> None:
     make_tiny_model("llama", tmp_path)
     for model, has_tokenizer in (("bundled", True), (str(tmp_path), False)):
@@ -44,11 +51,3 @@ def test_load_engine_announces_grammars_when_the_tokenizer_is_there(tmp_path: Pa
         engine = load_engine(config, executor_epoch=1)
         assert (Feature.GRAMMAR in engine.info.features) == has_tokenizer
         assert (engine.grammars is not None) == has_tokenizer
-
-
-@pytest.fixture
-def native_library() -> None:
-    try:
-        load_library()
-    except BuildFailed as failure:
-        pytest.skip(str(failure))

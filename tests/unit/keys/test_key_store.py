@@ -15,6 +15,7 @@ from splitserve_keys.key_entry import KeyEntry
 from splitserve_keys.key_file import KeyFileUnusable, Keys, read_keys
 from splitserve_keys.key_store import change_keys
 from splitserve_keys.scope import Scope
+from tests.support.processes.patience import PATIENCE_S
 
 ADD = """
 import sys
@@ -98,7 +99,7 @@ def test_no_key_is_lost_when_several_commands_add_at_once(tmp_path: Path) -> Non
         )
         for number in range(4)
     ]
-    printed = [command.communicate(timeout=60)[0].split() for command in commands]
+    printed = [command.communicate(timeout=PATIENCE_S)[0].split() for command in commands]
     keys = [ApiKey.parse(text) for texts in printed for text in texts]
     entries = read_keys(path)
     assert len(keys) == len(entries) == 20

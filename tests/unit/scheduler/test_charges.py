@@ -14,7 +14,8 @@ from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.request_names import RequestName
 from scheduler_service.streams.sinks import RequestSink, SessionStream
 from splitserve_rpc.domain_error import DomainError
-from tests.support.core.bursts import BurstLink, CountedCharge, Machine
+from tests.support.core.burst_clients import CountedCharge
+from tests.support.core.machines import BurstLink, Machine
 
 NUM_WAITING = 2
 

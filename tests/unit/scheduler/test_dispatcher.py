@@ -5,7 +5,7 @@ from __future__ import annotations
 from scheduler_service.config import ClusterConfig
 from scheduler_service.core.config import PolicyConfig
 from scheduler_service.core.request import SchedulingParams
-from tests.support.core.bursts import Machine
+from tests.support.core.machines import Machine
 from tests.support.core.stepped_fleet import Fleet, turns
 
 MS = 1_000_000

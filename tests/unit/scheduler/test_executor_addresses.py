@@ -12,6 +12,7 @@ from scheduler_service.service.executor_addresses import ExecutorAddresses, Reso
 from splitserve_options import options
 from splitserve_rpc.address_rules import AddressRules
 from splitserve_rpc.domain_error import DomainError
+from tests.support.processes.patience import PATIENCE_S
 
 PEER = "ipv4:10.1.0.7:43210"
 
@@ -91,7 +92,7 @@ async def test_executor_is_refused_when_its_name_is_not_looked_up_in_time() -> N
     answered = threading.Event()
 
     def look_up(host: str) -> list[str]:
-        assert answered.wait(240)
+        assert answered.wait(PATIENCE_S)
         return ["10.1.0.7"]
 
     addresses = ExecutorAddresses(AddressRules(), Resolver(look_up, timeout_s=0.01))

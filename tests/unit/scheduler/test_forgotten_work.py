@@ -11,7 +11,7 @@ from scheduler_service.executors.engine_loop import EngineLoop
 from scheduler_service.service.forgotten_work import ForgottenWork
 from scheduler_service.service.readiness import Readiness
 from scheduler_service.service.readiness_watch import ReadinessWatch
-from tests.support.core.bursts import Machine
+from tests.support.core.machines import Machine
 from tests.support.core.stepped_fleet import Fleet, turns
 
 
@@ -27,10 +27,28 @@ async def test_request_begins_when_its_wake_up_was_lost(
     await turns()
     forgotten = ForgottenWork(fleet.cluster)
     await forgotten.look()
-    assert fleet.cluster.num_in_flight == 0
+    assert not fleet.cluster.is_computing
     await forgotten.look()
-    assert fleet.cluster.num_in_flight == 1
+    assert fleet.cluster.is_computing
     assert "wake_up_missed num_unfinished=1" in caplog.text
+    await fleet.cluster.drain(0)
+
+
+async def test_nothing_is_said_of_a_wake_up_that_is_under_way(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet = Fleet(ClusterConfig(pipeline_depth=1))
+    await fleet.join(Machine("executor:1"))
+    await turns()
+    with monkeypatch.context() as broken:
+        broken.setattr(EngineLoop, "wake_up", lambda _loop: None)
+        fleet.submit(1)
+    forgotten = ForgottenWork(fleet.cluster)
+    await forgotten.look()
+    fleet.submit(2)  # its wake-up is for both, and comes before the second look is over
+    await forgotten.look()
+    assert fleet.cluster.is_computing
+    assert "wake_up_missed" not in caplog.text
     await fleet.cluster.drain(0)
 
 
@@ -48,7 +66,7 @@ async def test_nothing_is_said_when_there_is_nothing_to_begin(
     await turns()
     for _ in range(3):  # its step is in flight
         await forgotten.look()
-    assert fleet.cluster.num_in_flight == 1
+    assert fleet.cluster.is_computing
     assert machine.link is not None
     machine.link.break_off()
     await turns()

@@ -14,7 +14,8 @@ from scheduler_service.service.registry import MAX_PENDING_OF_A_HOST, RegistrySe
 from splitserve.scheduler.v1 import registry_pb2
 from splitserve_rpc.address_rules import AddressRules
 from splitserve_rpc.domain_error import DomainError
-from tests.support.core.bursts import Machine
+from tests.support.core.machines import Machine
+from tests.support.processes.patience import PATIENCE_S
 
 
 class _Cluster:
@@ -50,7 +51,7 @@ async def test_registration_is_refused_when_its_host_has_as_many_pending_as_it_m
     pending = [asyncio.ensure_future(register("127.0.0.1", number)) for number in numbers]
     await asyncio.sleep(0)
     with pytest.raises(DomainError) as refusal:
-        await asyncio.wait_for(register("127.0.0.1", 9), 5.0)
+        await asyncio.wait_for(register("127.0.0.1", 9), PATIENCE_S)
     assert refusal.value.reason == "REGISTRY_BUSY"
     assert refusal.value.retry_delay_s == 1.0
 

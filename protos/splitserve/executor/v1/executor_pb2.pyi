@@ -128,7 +128,7 @@ class ContractVersion(_message.Message):
     def __init__(self, major: _Optional[int] = ..., minor: _Optional[int] = ...) -> None: ...
 
 class ExecutorInfo(_message.Message):
-    __slots__ = ("contract_version", "executor_epoch", "address", "model", "block_size_tokens", "num_device_blocks", "num_host_blocks", "block_bytes", "limits", "features", "software_version", "newest_scheduler_epoch", "step_running_ms")
+    __slots__ = ("contract_version", "executor_epoch", "address", "model", "block_size_tokens", "num_device_blocks", "num_host_blocks", "block_bytes", "limits", "features", "software_version", "newest_scheduler_epoch", "step_running_ms", "trial_step")
     CONTRACT_VERSION_FIELD_NUMBER: _ClassVar[int]
     EXECUTOR_EPOCH_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -142,6 +142,7 @@ class ExecutorInfo(_message.Message):
     SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
     NEWEST_SCHEDULER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_RUNNING_MS_FIELD_NUMBER: _ClassVar[int]
+    TRIAL_STEP_FIELD_NUMBER: _ClassVar[int]
     contract_version: ContractVersion
     executor_epoch: int
     address: str
@@ -155,7 +156,18 @@ class ExecutorInfo(_message.Message):
     software_version: str
     newest_scheduler_epoch: int
     step_running_ms: int
-    def __init__(self, contract_version: _Optional[_Union[ContractVersion, _Mapping]] = ..., executor_epoch: _Optional[int] = ..., address: _Optional[str] = ..., model: _Optional[_Union[ModelInfo, _Mapping]] = ..., block_size_tokens: _Optional[int] = ..., num_device_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., limits: _Optional[_Union[ExecutorLimits, _Mapping]] = ..., features: _Optional[_Iterable[_Union[Feature, str]]] = ..., software_version: _Optional[str] = ..., newest_scheduler_epoch: _Optional[int] = ..., step_running_ms: _Optional[int] = ...) -> None: ...
+    trial_step: TrialStep
+    def __init__(self, contract_version: _Optional[_Union[ContractVersion, _Mapping]] = ..., executor_epoch: _Optional[int] = ..., address: _Optional[str] = ..., model: _Optional[_Union[ModelInfo, _Mapping]] = ..., block_size_tokens: _Optional[int] = ..., num_device_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., limits: _Optional[_Union[ExecutorLimits, _Mapping]] = ..., features: _Optional[_Iterable[_Union[Feature, str]]] = ..., software_version: _Optional[str] = ..., newest_scheduler_epoch: _Optional[int] = ..., step_running_ms: _Optional[int] = ..., trial_step: _Optional[_Union[TrialStep, _Mapping]] = ...) -> None: ...
+
+class TrialStep(_message.Message):
+    __slots__ = ("num_tokens", "num_attended", "took_us")
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ATTENDED_FIELD_NUMBER: _ClassVar[int]
+    TOOK_US_FIELD_NUMBER: _ClassVar[int]
+    num_tokens: int
+    num_attended: int
+    took_us: int
+    def __init__(self, num_tokens: _Optional[int] = ..., num_attended: _Optional[int] = ..., took_us: _Optional[int] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
     __slots__ = ("name", "digest", "dtype", "kv_cache_dtype", "vocab_size", "max_model_len_tokens", "eos_token_ids", "sliding_window_tokens", "default_sampling_params")

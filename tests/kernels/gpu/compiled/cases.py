@@ -19,6 +19,7 @@ from splitserve_kernels.gpu.kv_write import kv_write
 from splitserve_kernels.gpu.layer_pools import KVScales, LayerPools
 from splitserve_kernels.gpu.rms_norm import add_rms_norm, rms_norm
 from splitserve_kernels.gpu.rotary_kv_write import RotaryTables, rotary_kv_write
+from splitserve_kernels.gpu.sampling.adjust import AdjustColumns, adjust
 from splitserve_kernels.gpu.sampling.columns import DrawColumns
 from splitserve_kernels.gpu.sampling.draw import draw, greedy
 from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch, build_paged_batch
@@ -137,6 +138,22 @@ def _samples() -> None:
     draw(logits, DrawColumns.of_words(torch.zeros(20, dtype=torch.int64)))
 
 
+def _adjusts() -> None:
+    lines, words = torch.zeros(3, dtype=torch.int32), torch.zeros(1, 1000, dtype=torch.int32)
+    columns = AdjustColumns(
+        mask_lines=lines,
+        mask_words=words,
+        bias_starts=torch.zeros(4, dtype=torch.int32),
+        biased_tokens=lines,
+        biases=torch.zeros(3),
+        count_lines=lines,
+        counts=torch.zeros(2, 32000, dtype=torch.int32),
+        penalties=torch.zeros(3, 3),
+        output_bits=2**30 - 1,
+    )
+    adjust(torch.zeros(3, 32000), columns)
+
+
 def _rows() -> None:
     rows_in_sight(_batch(3, 600), 16, window=99)
 
@@ -156,4 +173,5 @@ CASES: dict[str, Case] = {
     "copies": Case(_copies),
     "elementwise": Case(_elementwise),
     "samples": Case(_samples),
+    "adjusts": Case(_adjusts, bounds={"adjust_kernel": Bounds(registers=64, shared_bytes=1024)}),
 }

@@ -19,7 +19,7 @@ from executor_service.model.loaded_model import LoadedModel
 from executor_service.steps.sampling_params import SamplingParams
 from splitserve_kernels.cpu.attention import NativeAttention
 from splitserve_kernels.cpu.build import BuildFailed
-from splitserve_kernels.cpu.library import NativeLibrary, load_library
+from splitserve_kernels.cpu.library import NativeLibrary
 from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.steps.step_driver import Row, make_step
@@ -66,14 +66,6 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
         return load_model(ModelConfig(str(directories[config_class]), dtype=dtype))
 
     return get
-
-
-@pytest.fixture
-def native_library() -> NativeLibrary:
-    try:
-        return load_library()
-    except BuildFailed as failure:
-        pytest.skip(str(failure))
 
 
 def _save(config_class: str, directory: Path) -> None:

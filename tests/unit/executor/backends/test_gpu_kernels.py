@@ -10,11 +10,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from executor_service.backends.adjust_trial import try_adjust
 from executor_service.backends.draw_trial import try_draw
 from executor_service.backends.gpu_kernels import tried_kernel, try_copy
 from executor_service.device.kv_cache import CopyBlocks, copy_in_torch
+from executor_service.device.uploads import Uploads
 from executor_service.errors import TrialFailed
-from executor_service.sampling.sampler import Draw, SamplingRows, draw_in_torch
+from executor_service.sampling.sampler import (
+    Adjust,
+    Draw,
+    SamplingRows,
+    adjust_in_torch,
+    draw_in_torch,
+)
 from executor_service.steps.sampling_params import ParamRows, SamplingParams
 
 CPU = torch.device("cpu")
@@ -87,6 +95,54 @@ def test_try_draw_passes_when_tokens_are_right_but_for_rounding(
     draw: Draw, vocab_size: int
 ) -> None:
     assert try_draw(draw, vocab_size, CPU) <= 1e-5
+
+
+def _without(**others: object) -> Adjust:
+    """Leaves something out that rows ask for."""
+
+    def adjust(logits: Tensor, rows: SamplingRows, uploads: Uploads) -> Tensor:
+        params = [replace(params, **others) for params in rows.params.objects.tolist()]
+        return adjust_in_torch(logits, replace(rows, params=ParamRows.of(params)), uploads)
+
+    return adjust
+
+
+def _without_masks(logits: Tensor, rows: SamplingRows, uploads: Uploads) -> Tensor:
+    return adjust_in_torch(logits, replace(rows, masks=None), uploads)
+
+
+def _in_place(logits: Tensor, rows: SamplingRows, uploads: Uploads) -> Tensor:
+    return logits.copy_(adjust_in_torch(logits, rows, uploads))
+
+
+def _but_the_last_token(logits: Tensor, rows: SamplingRows, uploads: Uploads) -> Tensor:
+    adjusted = adjust_in_torch(logits, rows, uploads)
+    adjusted[:, -1] = logits[:, -1]
+    return adjusted
+
+
+@pytest.mark.parametrize(
+    "adjust",
+    [
+        _without(repetition_penalty=1.0),
+        _without(frequency_penalty=0.0),
+        _without(presence_penalty=0.0),
+        _without(logit_bias={}),
+        _without(min_tokens=0),
+        _without(allowed_token_ids=()),
+        _without_masks,
+        _in_place,
+        _but_the_last_token,
+    ],
+)
+@pytest.mark.parametrize("vocab_size", [700, 9001])
+def test_try_adjust_raises_when_logits_are_others(adjust: Adjust, vocab_size: int) -> None:
+    with pytest.raises(TrialFailed, match="logits"):
+        try_adjust(adjust, vocab_size, CPU)
+
+
+def test_try_adjust_passes_when_torch_adjusts() -> None:
+    try_adjust(adjust_in_torch, 9001, CPU)
 
 
 def _first_only(pool: Tensor, sources: Tensor, destinations: Tensor) -> None:

@@ -18,20 +18,11 @@ from executor_service.errors import TrialFailed
 from executor_service.model.input_batch import InputBatch
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.runner.forward_pass import ForwardPass
-from splitserve_kernels.cpu.build import BuildFailed
-from splitserve_kernels.cpu.library import NativeLibrary, load_library
+from splitserve_kernels.cpu.library import NativeLibrary
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.steps.step_driver import Row, make_step
 
 PROMPTS = ([5, 6, 7], [9, 8, 7, 6], [50, 3])
-
-
-@pytest.fixture
-def native_library() -> NativeLibrary:
-    try:
-        return load_library()
-    except BuildFailed as failure:
-        pytest.skip(str(failure))
 
 
 def _load(directory: Path, architecture: str = "llama", **overrides: Any) -> LoadedModel:  # noqa: ANN401

@@ -15,20 +15,11 @@ from executor_service.decoders.cpu_decoder import build_native_model
 from executor_service.errors import TrialFailed
 from executor_service.model.loaded_model import LoadedModel
 from splitserve_kernels.cpu import linear
-from splitserve_kernels.cpu.build import BuildFailed
-from splitserve_kernels.cpu.library import NativeLibrary, load_library
+from splitserve_kernels.cpu.library import NativeLibrary
 from tests.support.models.tiny_models import make_tiny_model
 
 # As gentle as real weights: what is wrong is smaller than the noise of bfloat16.
 GENTLE: Mapping[str, Any] = {"initializer_range": 0.02}
-
-
-@pytest.fixture
-def native_library() -> NativeLibrary:
-    try:
-        return load_library()
-    except BuildFailed as failure:
-        pytest.skip(str(failure))
 
 
 @pytest.fixture

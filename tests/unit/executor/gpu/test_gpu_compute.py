@@ -16,16 +16,22 @@ from executor_service.backends.compute import Compute
 from executor_service.backends.gpu import compute_on_gpu
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.device.kv_cache import KVCache, copy_in_torch
+from executor_service.device.uploads import Uploads
 from executor_service.model.input_batch import build_input_batch
 from executor_service.model.loaded_model import LoadedModel, weights_bytes
 from executor_service.model.paged_model import torch_model
-from executor_service.sampling.sampler import SamplingRows, draw_unseen_in_torch
+from executor_service.sampling.sampler import (
+    SamplingRows,
+    adjust_in_torch,
+    draw_unseen_in_torch,
+)
 from executor_service.steps.sampling_params import SamplingParams
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.steps.step_driver import Row, make_step
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from executor_service.backends import gpu_adjust
 from executor_service.backends import gpu_draw as gpu_sampler
 from executor_service.decoders import gpu_decoder
 from splitserve_kernels.gpu import block_copy
@@ -94,6 +100,7 @@ def test_compute_on_gpu_takes_decoder_draw_and_copy_when_all_are_right(
     compute = _choose(loads)
     assert compute.description == "GPU decoder, triton attention"
     assert (compute.draw, compute.copy_blocks) == (gpu_sampler.triton_draw, block_copy.copy_blocks)
+    assert compute.adjust is gpu_adjust.triton_adjust
     assert loads.count == 1
     assert not _errors(caplog)
     _assert_right(compute, loads)
@@ -161,12 +168,18 @@ def test_compute_on_gpu_draws_and_copies_in_torch_when_kernels_are_wrong(
     def copy_wrongly(pool: Tensor, sources: Tensor, destinations: Tensor) -> None:
         copy(pool, sources.flip(0), destinations)
 
+    def adjust_nothing(logits: Tensor, _rows: SamplingRows, _uploads: Uploads) -> Tensor:
+        return logits
+
+    monkeypatch.setattr(gpu_adjust, "triton_adjust", adjust_nothing)
     monkeypatch.setattr(gpu_sampler, "triton_draw", draw_wrongly)
     monkeypatch.setattr(block_copy, "copy_blocks", copy_wrongly)
     compute = _choose(Loads(tmp_path, device, "olmo2"))
     assert (compute.draw, compute.copy_blocks) == (draw_unseen_in_torch, copy_in_torch)
+    assert compute.adjust is adjust_in_torch
     errors = _errors(caplog)
     assert [error.split(" reason")[0] for error in errors] == [
         "kernel_refused kernel=sampling",
         "kernel_refused kernel=block_copy",
+        "kernel_refused kernel=adjusting",
     ]

@@ -98,7 +98,7 @@ def test_row_has_no_token_when_its_mask_allows_none() -> None:
 @pytest.mark.parametrize("device", DEVICES, ids=str)
 def test_words_are_unpacked_when_a_device_does_it(device: torch.device) -> None:
     allowed = some_allowed(40)
-    unpacked = unpack_words(packed(allowed), NUM_TOKENS, device)
+    unpacked = unpack_words(torch.from_numpy(packed(allowed)).to(device), NUM_TOKENS)
     assert torch.equal(unpacked.cpu(), torch.from_numpy(~allowed))
 
 

@@ -61,6 +61,7 @@ def test_sample_waits_for_nothing_when_kernels_draw(monkeypatch: pytest.MonkeyPa
     pytest.importorskip("triton", reason="triton is not installed")
     from triton.runtime.interpreter import GridExecutor
 
+    from executor_service.backends.gpu_adjust import triton_adjust
     from executor_service.backends.gpu_draw import triton_draw
 
     launched = []
@@ -70,13 +71,16 @@ def test_sample_waits_for_nothing_when_kernels_draw(monkeypatch: pytest.MonkeyPa
     with nobody_waits():
         _sample(logits, triton_draw)
     assert len(launched) == 6
+    with nobody_waits():
+        sample(logits, _rows(), triton_draw, triton_adjust)
+    assert len(launched) == 6 + 7
 
 
 def test_counts_wait_for_nothing_when_a_step_is_added() -> None:
     counts, token_ids = TokenCounts(VOCAB_SIZE, torch.device("cpu")), torch.zeros(8).int()
     with nobody_waits():
         for _ in range(2):
-            counted = _rows().count(counts, np.arange(8, dtype=np.int32))
+            counted = _rows().with_counts(counts, np.arange(8, dtype=np.int32)).counted
             assert counted is not None
             counts.add(counted, token_ids)
 

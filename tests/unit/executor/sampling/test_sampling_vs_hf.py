@@ -156,7 +156,7 @@ def test_logits_are_adjusted_as_hugging_face_does_when_all_is_combined(num_token
         rows.positions,
         rows.num_prompt_tokens,
         rows.histories,
-        counted=rows.count(counts, np.arange(len(pairs), dtype=np.int32)),
+        counted=rows.with_counts(counts, np.arange(len(pairs), dtype=np.int32)).counted,
     )
     for row, params in enumerate(pairs):
         processors = hf_processors(params, prompt_len)

@@ -9,7 +9,10 @@ import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
+from executor_service.device.streams import HostStreams
+from executor_service.device.uploads import Uploads
 from executor_service.sampling.token_counts import IN_PROMPT, CountedRows, TokenCounts
 
 VOCAB_SIZE = 11
@@ -114,3 +117,30 @@ def test_part_has_the_rows_of_a_slice() -> None:
     part = counts.of_rows(rows, row_ids, histories, ones, ones).part(slice(2, 4))
     assert (part.rows.tolist(), part.row_ids.tolist()) == ([1], [8])
     assert _counted(part) == [_expected([2], 1)]
+
+
+class _Pinned(HostStreams):
+    """Of a device with memory of its own; `sent`: bytes of what went there from pinned memory."""
+
+    def __init__(self) -> None:
+        self.sent: list[int] = []
+
+    @property
+    def shares_memory(self) -> bool:
+        return False
+
+    def copy_to_device(self, source: Tensor, target: Tensor) -> None:
+        self.sent.append(len(source))
+        super().copy_to_device(source, target)
+
+
+def test_history_goes_to_the_device_from_pinned_memory_once() -> None:
+    streams, history = _Pinned(), [number % VOCAB_SIZE for number in range(30_000)]
+    counts = TokenCounts(VOCAB_SIZE, CPU, Uploads(CPU, streams, 2**16))
+    for length in (30_000, 30_001):
+        counted = _of_rows(counts, {4: history}, [length])
+        assert _counted(counted) == [_expected(history)]
+        counts.add(counted, torch.tensor([5], dtype=torch.int32))
+        history.append(5)
+    # A quarter of what may be pinned at a time.
+    assert (sum(streams.sent), max(streams.sent)) == (4 * 30_000, 2**14)

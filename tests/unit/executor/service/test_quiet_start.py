@@ -13,18 +13,10 @@ from executor_service.backends.choose import AUTO, choose_compute
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.config import ExecutorConfig
 from executor_service.engine_loader import load_engine
-from splitserve_kernels.cpu.build import BuildFailed
-from splitserve_kernels.cpu.library import load_library
 from splitserve_options import options
 from tests.support.models.tiny_models import make_tiny_model
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _native_library() -> None:
-    try:
-        load_library()
-    except BuildFailed as failure:
-        pytest.skip(str(failure))
+pytestmark = pytest.mark.usefixtures("native_library")
 
 
 class _Urgent(logging.Handler):

@@ -82,10 +82,16 @@ async def test_registrar_repeats_every_second_when_no_stream_opens() -> None:
     assert script.slept == [1.0, 1.0, 1.0]
 
 
-async def test_registrar_backs_off_to_2_s_when_it_fails_again_and_again() -> None:
+async def test_registrar_looks_twice_a_second_when_there_is_no_scheduler() -> None:
     script = _Script([UNREACHABLE] * 6)
     await script.run()
-    assert script.slept == [0.25, 0.5, 1.0, 2.0, 2.0, 2.0]
+    assert script.slept == [0.25, 0.5, 0.5, 0.5, 0.5, 0.5]
+
+
+async def test_registrar_backs_off_to_2_s_when_it_is_refused_again_and_again() -> None:
+    script = _Script([REFUSED] * 600)
+    await script.run()
+    assert script.slept == [0.25, 0.5, 1.0, *[2.0] * 597]
 
 
 async def test_registrar_retries_soon_when_a_failure_follows_a_success() -> None:

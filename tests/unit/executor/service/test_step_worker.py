@@ -21,10 +21,10 @@ from executor_service.steps.step_executor import RunningStep, StepExecutor
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.devices.late_device import LateStreams, late_runner
 from tests.support.models.tiny_models import VOCAB_SIZE, make_tiny_model
+from tests.support.processes.patience import PATIENCE_S
 from tests.support.steps.batches import NewRow, Sender, WorkRow, tokens_of
 
 SENDER = Sender(1, 1)
-PATIENCE_S = 30.0
 PROMPT = [5, 6, 7]
 CACHE = CacheConfig(4, num_device_blocks=8, num_host_blocks=2)
 INFO = ExecutorInfo(

@@ -6,11 +6,13 @@ from collections.abc import AsyncIterator
 
 import pytest_asyncio
 
-from splitserve_gateway.grammars.checker import GrammarChecker
+from splitserve_gateway.grammars.checker import CheckerLimits, GrammarChecker
+from tests.support.processes.patience import PATIENCE_S
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def checker() -> AsyncIterator[GrammarChecker]:
-    made = GrammarChecker()
+    # What a grammar may cost is for tests that say so: a slow machine refuses no other.
+    made = GrammarChecker(CheckerLimits(max_cpu_s=10, max_wall_s=PATIENCE_S))
     yield made
     await made.close()

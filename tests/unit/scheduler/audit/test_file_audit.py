@@ -16,6 +16,7 @@ from scheduler_service.audit.event_file import EventFile
 from scheduler_service.audit.events import CallerRefused, ExecutorLost, RequestEnded, RequestRefused
 from scheduler_service.audit.file_audit import AuditUnusable, FileAudit, open_audit
 from scheduler_service.audit.refused_peers import MAX_PEERS
+from tests.support.processes.patience import PATIENCE_S
 
 ENDED = RequestEnded("acme", "r1", "stop", 12)
 HOSTILE = 'x"}\n{"event": "forged"\x1b[2J\x7f\u2028\u202e\ud800'
@@ -38,7 +39,7 @@ class HeldFile:
     events: list[dict[str, Any]] = field(default_factory=list)
 
     def write(self, fields: Mapping[str, object]) -> None:
-        self.may_write.wait(240)
+        self.may_write.wait(PATIENCE_S)
         if self.num_failures > 0:
             self.num_failures -= 1
             raise OSError(28, "No space left on device")

@@ -4,29 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler_service.audit.events import AuditEvent, RequestRefused
+from scheduler_service.audit.events import RequestRefused
 from scheduler_service.callers.caller import Caller, Scope
 from scheduler_service.service.request_log import RequestLog
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_rpc.domain_error import DomainError
-
-
-class Kept:
-    """Implements `Audit`."""
-
-    def __init__(self) -> None:
-        self.events: list[AuditEvent] = []
-
-    def record(self, event: AuditEvent) -> None:
-        self.events.append(event)
-
-    def close(self) -> None:
-        pass
+from tests.support.fakes.listed_audit import ListedAudit
 
 
 @pytest.mark.parametrize("tenant", ["", "t" * 129])
 def test_names_of_a_refused_request_are_shortened_before_they_wait(tenant: str) -> None:
-    audit = Kept()
+    audit = ListedAudit()
     caller = Caller("c" * 1000, tenant, frozenset({Scope.GENERATE}))
     message = api.GenerateRequest(request_id="r" * 4_000_000, tenant="m" * 4_000_000)
 

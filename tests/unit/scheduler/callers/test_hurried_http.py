@@ -17,8 +17,8 @@ import pytest
 from scheduler_service.callers.fetched import CannotFetch
 from scheduler_service.callers.hurried_http import hurried_opener
 from scheduler_service.callers.issuer import fetch
+from tests.support.processes.patience import PATIENCE_S
 
-PATIENCE_S = 60.0
 WITHIN_S = 1000.0
 
 

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_service.audit.events import AuditEvent, KeysReloaded
+from scheduler_service.audit.events import KeysReloaded
 from scheduler_service.callers.caller import ANYBODY, OpenDoor, TenantLimits
 from scheduler_service.callers.open_callers import OpenedCallers, open_callers
 from scheduler_service.callers_config import CallersConfig, TokensConfig
 from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.watched_files import FilesUnusable
+from tests.support.fakes.listed_audit import ListedAudit
 from tests.support.security.issuer import AUDIENCE, Issuer, ec_key, http_server
 from tests.support.security.key_file import KeyFile, id_of
 
@@ -55,19 +56,6 @@ def _is_known(opened: OpenedCallers, credential: str) -> bool:
         return False
 
 
-class Told:
-    """Implements `Audit`."""
-
-    def __init__(self) -> None:
-        self.events: list[AuditEvent] = []
-
-    def record(self, event: AuditEvent) -> None:
-        self.events.append(event)
-
-    def close(self) -> None:
-        pass
-
-
 def test_door_is_open_when_nothing_is_said() -> None:
     opened = open_callers(CallersConfig())
     assert isinstance(opened.callers, OpenDoor)
@@ -91,7 +79,7 @@ async def test_key_is_good_until_it_is_revoked(keys: KeyFile) -> None:
 
 
 async def test_audit_is_told_ids_of_keys_that_are_new_or_others(keys: KeyFile) -> None:
-    audit = Told()
+    audit = ListedAudit()
     first = keys.add("a")
     opened = open_callers(CallersConfig(api_keys=keys.path))
     await opened.refresh_files(audit)

@@ -7,7 +7,13 @@ from collections.abc import Collection
 import pytest
 
 from scheduler_service.executors.answer_watch import AnswerWatch, FleetPulse, Verdict
-from scheduler_service.executors.step_patience import BELIEVED_STEPS, StepPatience, StepSize
+from scheduler_service.executors.step_patience import (
+    BELIEVED_STEPS,
+    FIRST_LENIENCE,
+    MeasuredStep,
+    StepPatience,
+    StepSize,
+)
 
 FLOOR_S = 2.0
 CEILING_S = 300.0
@@ -60,6 +66,21 @@ def test_executor_is_given_up_when_it_hangs_while_others_answer() -> None:
     given_up = fleet.wait(10, answering=["b", "c"])
     assert given_up.keys() == {"a"}
     assert given_up["a"] == pytest.approx(FLOOR_S, abs=0.1)
+
+
+@pytest.mark.parametrize("has_measured", [True, False])
+def test_fresh_executor_is_given_up_for_its_first_step_by_what_it_has_measured(
+    has_measured: bool,
+) -> None:
+    fleet = Fleet("a", "b")
+    measured = MeasuredStep(SIZE, 0.01) if has_measured else None
+    patience = StepPatience(FLOOR_S, CEILING_S, measured)
+    fleet.watches["fresh"] = AnswerWatch("fresh", patience, fleet.pulse)
+    fleet.send("fresh")
+    given_up = fleet.wait(2 * CEILING_S, answering=["a", "b"])
+    assert given_up.keys() == {"fresh"}
+    after_s = FIRST_LENIENCE * FLOOR_S if has_measured else CEILING_S
+    assert given_up["fresh"] == pytest.approx(after_s, abs=0.1)
 
 
 def test_executor_is_not_given_up_when_it_answers_in_time() -> None:

@@ -13,7 +13,7 @@ from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.executors.drains import Drained
 from scheduler_service.request_names import RequestName
 from splitserve_rpc.domain_error import DomainError
-from tests.support.core.bursts import Machine
+from tests.support.core.machines import Machine
 from tests.support.core.stepped_fleet import Fleet, turns
 
 
@@ -213,3 +213,11 @@ async def test_executor_that_is_about_to_end_is_not_taken_back() -> None:
     await fleet.finish(machine)
     await leaving
     await fleet.cluster.drain(0)
+
+
+async def test_executor_may_leave_a_scheduler_that_has_ended() -> None:
+    fleet, machine = Fleet(), Machine("executor:1")
+    await fleet.join(machine)
+    await fleet.cluster.drain(0)
+    machine.says_draining = False  # nobody asks it
+    await fleet.cluster.leave(machine.address, machine.epoch, timeout_s=3600)

@@ -18,11 +18,12 @@ from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.executors.applicants import MAX_PENDING_JOINS
 from scheduler_service.executors.executor_link import ExecutorLost, LinkConfig
 from scheduler_service.executors.handshake import check_executor_info, core_config, epoch_for
+from scheduler_service.executors.step_patience import FACTOR, FIRST_LENIENCE
 from scheduler_service.request_names import RequestName
 from scheduler_service.streams.sinks import GenerateStream, RequestSink
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve_rpc.domain_error import DomainError
-from tests.support.core.bursts import VOCAB_SIZE, BurstLink, Machine
+from tests.support.core.machines import VOCAB_SIZE, BurstLink, Machine
 
 ADDRESS = "executor:1"
 
@@ -185,6 +186,10 @@ async def test_registrations_are_bounded_when_nobody_answers() -> None:
         ("software_version", "v" * 2000),
         ("address", "a" * 1000 + ":1"),
         # It stands in lines of the log.
+        ("trial_step.took_us", 0),
+        ("trial_step.took_us", 2**60),
+        ("trial_step.num_tokens", -1),
+        ("trial_step.num_attended", 2**60),
         ("address", "a executor_joined address=b:1"),
         ("address", "a\u2028b:1"),
         ("address", "\x1b[2Jb:1"),
@@ -194,6 +199,9 @@ def test_info_is_refused_by_name_when_a_field_is_beyond_all_that_exists(
     path: str, value: object
 ) -> None:
     info = Machine(ADDRESS).info
+    if path.startswith("trial_step"):
+        info.trial_step.CopyFrom(pb.TrialStep(num_tokens=1, num_attended=1, took_us=1))
+        check_executor_info(info)
     *parents, name = path.split(".")
     setattr(getattr(info, parents[0]) if parents else info, name, value)
     with pytest.raises(DomainError) as refusal:
@@ -307,6 +315,28 @@ async def test_life_that_was_lost_is_not_taken_before_it_is_done_with_its_steps(
         network.step_running_ms = 0
         await cluster.join(machine.info)
         assert [engine.life for engine in cluster.engines] == [(ADDRESS, machine.epoch)]
+    await cluster.drain(0)
+
+
+@pytest.mark.parametrize("has_measured", [True, False])
+async def test_first_step_of_an_executor_has_the_time_that_it_has_measured_times_a_factor(
+    has_measured: bool,
+) -> None:
+    machine = Machine(ADDRESS)
+    if has_measured:
+        machine.trial_step = pb.TrialStep(num_tokens=4, num_attended=400, took_us=250_000)
+    network = Network(machine)
+    cluster, config = network.cluster, ClusterConfig()
+    await cluster.join(machine.info)
+    await turns()
+    stream = GenerateStream(cluster.delivery.new_outbox())
+    request = Request.create("r", [1, 2, 3], SamplingParams(max_tokens=2), arrival=1, seed=1)
+    with cluster.client_stream(stream):
+        cluster.submit(request, RequestSink(stream, 0), Admission(RequestName("r")))
+        await turns()
+        (engine,) = cluster.engines
+        first_s = FIRST_LENIENCE * max(FACTOR * 0.25, config.step_patience_s)
+        assert engine.steps.watch.allowed_s == (first_s if has_measured else config.step_timeout_s)
     await cluster.drain(0)
 
 

@@ -11,8 +11,10 @@ from scheduler_service.core.plan import BlockMoves, RowWork, StepPlan, TableWrit
 from scheduler_service.executors.step_patience import (
     BELIEVED_STEPS,
     FACTOR,
+    FIRST_LENIENCE,
     GOOD_STEPS,
     MAX_LENIENCE,
+    MeasuredStep,
     StepPatience,
     StepSize,
 )
@@ -37,6 +39,29 @@ def test_first_steps_have_the_most_time_there_is() -> None:
         assert patience.allowed_s(DECODE) == CEILING_S
     patience.observe(DECODE, 0.001)
     assert patience.allowed_s(DECODE) == FLOOR_S
+
+
+def test_first_steps_go_by_the_one_that_the_executor_has_measured() -> None:
+    patience = StepPatience(FLOOR_S, CEILING_S, MeasuredStep(DECODE, 1.0))
+    assert patience.allowed_s(DECODE) == FIRST_LENIENCE * FACTOR * 1.0
+    assert patience.allowed_s(PROMPT) == FIRST_LENIENCE * FACTOR * 10.0
+    for _ in range(BELIEVED_STEPS - 1):
+        patience.observe(DECODE, 0.001)
+        assert patience.allowed_s(DECODE) == FIRST_LENIENCE * FACTOR * 1.0
+    patience.observe(DECODE, 0.001)
+    assert patience.allowed_s(DECODE) == FLOOR_S
+
+
+def test_first_steps_have_more_than_the_least_though_the_measured_one_took_nothing() -> None:
+    patience = StepPatience(FLOOR_S, CEILING_S, MeasuredStep(DECODE, 1e-6))
+    assert patience.allowed_s(DECODE) == FIRST_LENIENCE * FLOOR_S
+    patience.gave_up()
+    assert patience.allowed_s(DECODE) == 2 * FIRST_LENIENCE * FLOOR_S
+
+
+def test_first_steps_have_at_most_all_the_time_there_is() -> None:
+    assert StepPatience(1.0, 2.0, MeasuredStep(DECODE, 0.5)).allowed_s(DECODE) == 2.0
+    assert StepPatience(1.0, 2.0, MeasuredStep(DECODE, 1e9)).allowed_s(PROMPT) == 2.0
 
 
 def test_step_may_take_a_multiple_of_what_others_of_its_size_took() -> None:

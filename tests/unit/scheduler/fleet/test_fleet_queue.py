@@ -2,78 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from scheduler_service.core.config import Feature
-from scheduler_service.core.planning.room import Lack
-from scheduler_service.core.request import Request, SchedulingParams
+from scheduler_service.core.request import Request
 from scheduler_service.fleet.fleet_queue import FleetQueue
 from scheduler_service.fleet.host_state import HostState
-from scheduler_service.fleet.moves import to_be_moved
 from scheduler_service.fleet.router import Choice, LeastLoaded
-from tests.support.core.driver import CoreDriver
-
-
-class Fleet:
-    """Some cores, a queue before them, and a clock."""
-
-    def __init__(
-        self,
-        *cores: Mapping[str, object],
-        policy: str = "fcfs",
-        weights: Mapping[str, float] | None = None,
-    ) -> None:
-        named: dict[str, Any] = {"queue_policy": policy, "tenant_weights": weights or {}}
-        self.drivers = [CoreDriver(**(named | dict(core))) for core in cores]
-        self.queue = FleetQueue(policy, weights or {})
-        self.now_ns = 0
-        self.num_requests = 0
-
-    def push(
-        self, name: str, prompt: int = 3, *, max_tokens: int = 50, **scheduling: object
-    ) -> Request:
-        """A request waits for an executor."""
-        self.num_requests += 1
-        request = Request.create(
-            name,
-            [1 + at % 90 for at in range(prompt)],
-            self.drivers[0].make_request(1, max_tokens=max_tokens, ignore_eos=True).params,
-            arrival=self.num_requests,
-            seed=0,
-            scheduling=SchedulingParams(**scheduling),  # type: ignore[arg-type]
-        )
-        self.queue.push(request)
-        return request
-
-    def dispatch(self) -> list[tuple[str, int]]:
-        """What goes where now, by the number of the core."""
-        cores = [driver.core for driver in self.drivers]
-        given = []
-        for request, host in self.queue.dispatch(self.now_ns, cores):
-            number = next(i for i, core in enumerate(cores) if core is host)
-            cores[number].readmit(request)
-            given.append((request.request_id, number))
-        return given
-
-    def step(self) -> list[tuple[str, int]]:
-        """Every core makes a step, whose tokens are charged; then what goes where."""
-        for driver in self.drivers:
-            if driver.plan() is not None:
-                events = driver.answer()
-                self.queue.charge(events.num_sampled)
-        return self.dispatch()
-
-    def end(self, name: str) -> None:
-        """A request ends, wherever it runs."""
-        ended = [driver.core.abort(name) for driver in self.drivers]
-        assert any(ended)
-        self.queue.forget(name)
-
-
-ONE_ROW = {"max_num_seqs": 1}
+from tests.unit.scheduler.fleet.queued_fleet import ONE_ROW, Fleet
 
 
 def test_requests_wait_for_whichever_executor_is_free_first() -> None:
@@ -242,143 +180,6 @@ def test_nobody_is_looked_at_again_and_again_when_its_wait_is_over_and_no_host_i
     assert list(fleet.queue.dispatch(900, cores[:1])) == []
     assert fleet.queue.next_look_ns is None
     assert [request.request_id for request, _ in fleet.queue.dispatch(901, cores)] == ["waits"]
-
-
-def test_request_that_was_admitted_before_pays_once() -> None:
-    fleet = Fleet(ONE_ROW, ONE_ROW, policy="fair")
-    fleet.push("a", 60, tenant="a")
-    ((_, number),) = fleet.dispatch()
-    (moved,) = fleet.drivers[number].core.evacuate()
-    fleet.drivers.pop(number)
-    fleet.queue.push(moved)
-    fleet.push("later", tenant="a")
-    fleet.push("b", tenant="b")
-    assert fleet.dispatch() == [("a", 0)]
-    fleet.end("a")
-    fleet.drivers[0].plan()
-    # Tenant b was put level with a, which did not pay again.
-    assert fleet.dispatch() == [("later", 0)]
-
-
-def test_waiting_request_moves_when_another_executor_would_begin_it_sooner() -> None:
-    fleet = Fleet({"num_device_blocks": 16}, {"num_device_blocks": 16})
-    fleet.push("a", 20, max_tokens=30)
-    fleet.push("b", 20, max_tokens=30)
-    fleet.dispatch()
-    fleet.step()
-    victim = fleet.drivers[0].core.placement.rows.sequence(0).request
-    fleet.drivers[0].preempt(victim)
-    cores = [driver.core for driver in fleet.drivers]
-    assert to_be_moved(1_000, cores[1], cores) is None
-    found = to_be_moved(20_000_000, cores[1], cores)
-    assert found == (cores[0], victim.request_id)
-    moved = cores[0].withdraw(victim.request_id)
-    assert moved is not None
-    assert len(moved.sequence.token_ids) == 21
-    fleet.queue.push(moved)
-    del fleet.drivers[0]
-    assert fleet.dispatch() == [(victim.request_id, 0)]
-
-
-def test_request_is_not_moved_while_a_step_in_flight_concerns_it() -> None:
-    fleet = Fleet(ONE_ROW, ONE_ROW)
-    request = fleet.push("a")
-    ((_, number),) = fleet.dispatch()
-    driver, taker = fleet.drivers[number], fleet.drivers[1 - number].core
-    driver.plan()
-    driver.preempt(request)
-    late_ns, cores = 10**12, [each.core for each in fleet.drivers]
-    assert to_be_moved(late_ns, taker, cores) is None
-    driver.answer()
-    assert to_be_moved(late_ns, taker, cores) == (driver.core, "a")
-
-
-def test_hashes_of_blocks_are_made_anew_where_blocks_are_of_another_size() -> None:
-    fleet = Fleet({"block_size": 4}, {"block_size": 8})
-    request = fleet.push("a", 33)
-    cores = [driver.core for driver in fleet.drivers]
-    for core in cores:
-        assert core.num_cached_tokens(request) == 0
-    cores[0].readmit(request)
-    fleet.drivers[0].step()
-    again = fleet.push("b", 33)
-    assert [core.num_cached_tokens(again) for core in cores] == [32, 0]
-    assert [core.num_cached_tokens(again) for core in reversed(cores)] == [0, 32]
-
-
-@pytest.mark.parametrize("policy", ["fcfs", "priority", "fair", "deadline"])
-@pytest.mark.parametrize("is_there", [True, False])
-def test_requests_that_fit_elsewhere_hold_up_nobody(policy: str, is_there: bool) -> None:
-    fleet = Fleet({"num_device_blocks": 4}, {"num_device_blocks": 64, **ONE_ROW}, policy=policy)
-    fleet.push("first", 100, max_tokens=90)
-    assert fleet.dispatch() == [("first", 1)]
-    fleet.step()
-    # More than are passed where there is a lack of room.
-    for number in range(20):
-        fleet.push(f"large{number}", 100, max_tokens=90)
-    fleet.push("small", max_tokens=4)
-    if not is_there:
-        del fleet.drivers[1]
-    assert fleet.dispatch() == [("small", 0)]
-
-
-@pytest.mark.parametrize("policy", ["fcfs", "priority", "fair", "deadline"])
-def test_any_number_of_requests_that_fit_elsewhere_hold_up_nobody_for_long(policy: str) -> None:
-    fleet = Fleet({"num_device_blocks": 4}, {"num_device_blocks": 64, **ONE_ROW}, policy=policy)
-    fleet.push("first", 100, max_tokens=90)
-    assert fleet.dispatch() == [("first", 1)]
-    fleet.step()
-    for number in range(1000):
-        fleet.push(f"large{number}", 100, max_tokens=90)
-    fleet.push("small", max_tokens=4)
-    given = fleet.dispatch()
-    num_more = 0
-    while fleet.queue.next_look_ns == 0:
-        given += fleet.dispatch()
-        num_more += 1
-    assert given == [("small", 0)]
-    assert num_more < 10
-    # From now on that takes no time.
-    fleet.push("small2", max_tokens=4)
-    assert fleet.dispatch() == [("small2", 0)]
-    assert fleet.queue.num_unfitting([fleet.drivers[0].core]) == 1000
-    fleet.end("first")
-    assert fleet.dispatch() == [("large0", 1)]
-
-
-def test_who_fits_no_kind_of_hosts_is_asked_again_when_there_is_another_kind() -> None:
-    fleet = Fleet({"num_device_blocks": 4}, {"num_device_blocks": 64}, {"num_device_blocks": 8})
-    (_, large, middle) = fleet.drivers
-    del fleet.drivers[1:]
-    for number in range(10):
-        fleet.push(f"large{number}", 100, max_tokens=90)
-        fleet.push(f"middle{number}", 20, max_tokens=8)
-    fleet.dispatch()
-    assert fleet.queue.num_unfitting([fleet.drivers[0].core]) == 20
-
-    fleet.drivers.append(middle)
-    assert {name[:-1] for name, _ in fleet.dispatch()} == {"middle"}
-    assert fleet.queue.num_unfitting([driver.core for driver in fleet.drivers]) == 10
-    fleet.drivers.append(large)
-    assert ("large0", 2) in fleet.dispatch()
-
-
-def test_hashes_of_a_request_are_its_cores_when_another_is_asked_about_it() -> None:
-    # Blocks are of different sizes, and the second has too few for what waits at the first.
-    fleet = Fleet({"block_size": 4}, {"block_size": 8, "num_device_blocks": 10})
-    cores = [driver.core for driver in fleet.drivers]
-    waiting = fleet.drivers[0].add(40, max_tokens=20)
-    fleet.drivers[1].add(50, max_tokens=20)
-    for driver in fleet.drivers:
-        driver.step()
-    fleet.drivers[0].preempt(waiting)
-    hashes = list(waiting.sequence.block_hashes)
-    assert hashes
-    assert to_be_moved(10**12, cores[1], cores) is None
-    assert cores[1].openings.what_lacks(waiting) is Lack.BLOCKS
-    assert waiting.sequence.block_hashes == hashes
-    with pytest.raises(AssertionError, match="another core's"):
-        cores[1].num_cached_tokens(waiting)
 
 
 def test_executor_that_lacked_blocks_is_asked_again_when_it_has_more() -> None:

@@ -78,22 +78,49 @@ def test_names_are_those_that_hashing_gives_when_others_came_before(
             assert chain == expected
 
 
-def test_names_are_hashed_once_when_prompts_begin_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    num_hashed = 0
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """What is hashed, block by block."""
+    hashed: list[bytes] = []
     hash_block = block_hashes.hash_block
 
-    def counted(parent: bytes, token_data: bytes) -> bytes:
-        nonlocal num_hashed
-        num_hashed += 1
+    def noted(parent: bytes, token_data: bytes) -> bytes:
+        hashed.append(token_data)
         return hash_block(parent, token_data)
 
-    monkeypatch.setattr(block_hashes, "hash_block", counted)
+    monkeypatch.setattr(block_hashes, "hash_block", noted)
+    return hashed
+
+
+def test_names_are_hashed_once_when_prompts_begin_alike(hashed: list[bytes]) -> None:
     names, config, num_blocks = RememberedNames(), config_of(), 2 * RUN_BLOCKS + 3
     for last in (1, 2):
         prompt = [5] * (num_blocks - 1) * _BLOCK_SIZE + [last] * _BLOCK_SIZE
         request = request_of(prompt)
         names.grow_chain([], config, request, request.sequence.token_ids, num_blocks)
-    assert num_hashed == num_blocks + 3
+    assert len(hashed) == num_blocks + 3
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"tenant": "a"}, {"tenant": "b"}),
+        ({"tenant": "a", "cache_salt": "s"}, {"tenant": "a", "cache_salt": "t"}),
+        # Its name of these blocks is the same.
+        (
+            {"tenant": "a", "num_public_prefix_tokens": RUN_BLOCKS * _BLOCK_SIZE},
+            {"tenant": "b", "num_public_prefix_tokens": RUN_BLOCKS * _BLOCK_SIZE},
+        ),
+    ],
+)
+def test_nobody_is_faster_when_the_same_prompt_was_that_of_somebody_else(
+    hashed: list[bytes], first: dict[str, object], second: dict[str, object]
+) -> None:
+    names, config, num_blocks = RememberedNames(), config_of(), 2 * RUN_BLOCKS
+    for scheduling in (first, second):
+        request = request_of([5] * num_blocks * _BLOCK_SIZE, **scheduling)
+        names.grow_chain([], config, request, request.sequence.token_ids, num_blocks)
+    assert len(hashed) == 2 * num_blocks
 
 
 def test_names_that_were_not_used_for_long_are_forgotten_when_there_are_many(

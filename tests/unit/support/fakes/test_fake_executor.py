@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 
 import grpc.aio
@@ -9,38 +8,19 @@ import pytest
 from executor_service.steps.executor_info import Feature
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.executor.v1 import executor_pb2_grpc
-from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
-from splitserve_rpc.server import bind_server
 from tests.support.fakes.fake_executor import FakeExecutor
+from tests.support.fakes.fake_registry import FakeRegistry, fake_registry
 from tests.support.fakes.fake_runner import expected_tokens
 from tests.support.steps.batches import NewRow, Sender, WorkRow, tokens_of
 
 
-class _Scheduler(registry_pb2_grpc.RegistryServiceServicer):
-    """Notes who registers."""
-
-    def __init__(self) -> None:
-        self.registered: asyncio.Queue[pb.ExecutorInfo] = asyncio.Queue()
-
-    async def Register(  # noqa: N802
-        self, request: registry_pb2.RegisterRequest, context: grpc.aio.ServicerContext
-    ) -> registry_pb2.RegisterResponse:
-        self.registered.put_nowait(request.executor)
-        version = pb.ContractVersion(major=1)
-        return registry_pb2.RegisterResponse(scheduler_epoch=1, contract_version=version)
-
-
 @pytest.fixture
-async def scheduler() -> AsyncIterator[tuple[_Scheduler, str]]:
-    running = bind_server("127.0.0.1:0", ())
-    servicer = _Scheduler()
-    registry_pb2_grpc.add_RegistryServiceServicer_to_server(servicer, running.server)
-    await running.server.start()
-    yield servicer, f"127.0.0.1:{running.port}"
-    await running.server.stop(None)
+async def scheduler() -> AsyncIterator[tuple[FakeRegistry, str]]:
+    async with fake_registry() as serving:
+        yield serving
 
 
-async def test_executor_registers_when_it_starts(scheduler: tuple[_Scheduler, str]) -> None:
+async def test_executor_registers_when_it_starts(scheduler: tuple[FakeRegistry, str]) -> None:
     servicer, address = scheduler
     async with FakeExecutor(address, block_size=8) as executor:
         info = await servicer.registered.get()
@@ -48,7 +28,7 @@ async def test_executor_registers_when_it_starts(scheduler: tuple[_Scheduler, st
 
 
 async def test_executor_has_a_newer_epoch_at_the_same_address_when_it_starts_again(
-    scheduler: tuple[_Scheduler, str],
+    scheduler: tuple[FakeRegistry, str],
 ) -> None:
     _, address = scheduler
     async with FakeExecutor(address) as executor:

@@ -60,7 +60,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file splitserve/executor/v1/executor.proto.
  */
 export const file_splitserve_executor_v1_executor: GenFile = /*@__PURE__*/
-  fileDesc("CiVzcGxpdHNlcnZlL2V4ZWN1dG9yL3YxL2V4ZWN1dG9yLnByb3RvEhZzcGxpdHNlcnZlLmV4ZWN1dG9yLnYxIhAKDkdldEluZm9SZXF1ZXN0ImwKD0dldEluZm9SZXNwb25zZRI2CghleGVjdXRvchgBIAEoCzIkLnNwbGl0c2VydmUuZXhlY3V0b3IudjEuRXhlY3V0b3JJbmZvEhAKCGRyYWluaW5nGAIgASgIEg8KB2RyYWluZWQYAyABKAgiFQoTR2V0VG9rZW5pemVyUmVxdWVzdCI3ChRHZXRUb2tlbml6ZXJSZXNwb25zZRIRCglmaWxlX25hbWUYASABKAkSDAoEZGF0YRgCIAEoDCIvCg9Db250cmFjdFZlcnNpb24SDQoFbWFqb3IYASABKAUSDQoFbWlub3IYAiABKAUizgMKDEV4ZWN1dG9ySW5mbxJBChBjb250cmFjdF92ZXJzaW9uGAEgASgLMicuc3BsaXRzZXJ2ZS5leGVjdXRvci52MS5Db250cmFjdFZlcnNpb24SFgoOZXhlY3V0b3JfZXBvY2gYAiABKAMSDwoHYWRkcmVzcxgDIAEoCRIwCgVtb2RlbBgEIAEoCzIhLnNwbGl0c2VydmUuZXhlY3V0b3IudjEuTW9kZWxJbmZvEhkKEWJsb2NrX3NpemVfdG9rZW5zGAUgASgFEhkKEW51bV9kZXZpY2VfYmxvY2tzGAYgASgFEhcKD251bV9ob3N0X2Jsb2NrcxgHIAEoBRITCgtibG9ja19ieXRlcxgIIAEoAxI2CgZsaW1pdHMYCSABKAsyJi5zcGxpdHNlcnZlLmV4ZWN1dG9yLnYxLkV4ZWN1dG9yTGltaXRzEjEKCGZlYXR1cmVzGAogAygOMh8uc3BsaXRzZXJ2ZS5leGVjdXRvci52MS5GZWF0dXJlEhgKEHNvZnR3YXJlX3ZlcnNpb24YCyABKAkSHgoWbmV3ZXN0X3NjaGVkdWxlcl9lcG9jaBgMIAEoAxIXCg9zdGVwX3J1bm5pbmdfbXMYDSABKAMioAIKCU1vZGVsSW5mbxIMCgRuYW1lGAEgASgJEg4KBmRpZ2VzdBgCIAEoCRINCgVkdHlwZRgDIAEoCRIWCg5rdl9jYWNoZV9kdHlwZRgEIAEoCRISCgp2b2NhYl9zaXplGAUgASgFEhwKFG1heF9tb2RlbF9sZW5fdG9rZW5zGAYgASgFEhUKDWVvc190b2tlbl9pZHMYByADKAUSIgoVc2xpZGluZ193aW5kb3dfdG9rZW5zGAggASgFSACIAQESRwoXZGVmYXVsdF9zYW1wbGluZ19wYXJhbXMYCSABKAsyJi5zcGxpdHNlcnZlLmV4ZWN1dG9yLnYxLlNhbXBsaW5nUGFyYW1zQhgKFl9zbGlkaW5nX3dpbmRvd190b2tlbnMiuwEKDkV4ZWN1dG9yTGltaXRzEhQKDG1heF9udW1fcm93cxgBIAEoBRIeChZtYXhfbnVtX2JhdGNoZWRfdG9rZW5zGAIgASgFEhkKEW1heF9tZXNzYWdlX2J5dGVzGAMgASgFEhoKEm1heF9pbmZsaWdodF9zdGVwcxgEIAEoBRIiChVtYXhfYWRhcHRlcnNfcGVyX3N0ZXAYBSABKAVIAIgBAUIYChZfbWF4X2FkYXB0ZXJzX3Blcl9zdGVwIs0DCg1TY2hlZHVsZUJhdGNoEhcKD3NjaGVkdWxlcl9lcG9jaBgBIAEoAxIWCg5leGVjdXRvcl9lcG9jaBgCIAEoAxIPCgdzdGVwX2lkGAMgASgDEhkKDGJhc2Vfc3RlcF9pZBgEIAEoA0gAiAEBEhcKD3JlbW92ZWRfcm93X2lkcxgFIAEoDBIxCghuZXdfcm93cxgGIAEoCzIfLnNwbGl0c2VydmUuZXhlY3V0b3IudjEuTmV3Um93cxI5Cgx0YWJsZV93cml0ZXMYByABKAsyIy5zcGxpdHNlcnZlLmV4ZWN1dG9yLnYxLlRhYmxlV3JpdGVzEjQKCHN3YXBfb3V0GAggASgLMiIuc3BsaXRzZXJ2ZS5leGVjdXRvci52MS5CbG9ja01vdmVzEjMKB3N3YXBfaW4YCSABKAsyIi5zcGxpdHNlcnZlLmV4ZWN1dG9yLnYxLkJsb2NrTW92ZXMSMAoEY29weRgKIAEoCzIiLnNwbGl0c2VydmUuZXhlY3V0b3IudjEuQmxvY2tNb3ZlcxIqCgR3b3JrGAsgASgLMhwuc3BsaXRzZXJ2ZS5leGVjdXRvci52MS5Xb3JrQg8KDV9iYXNlX3N0ZXBfaWQiRQoKQmxvY2tNb3ZlcxIYChBzb3VyY2VfYmxvY2tfaWRzGAEgASgMEh0KFWRlc3RpbmF0aW9uX2Jsb2NrX2lkcxgCIAEoDCK1AwoHTmV3Um93cxIPCgdyb3dfaWRzGAEgASgMEh8KF3NhbXBsaW5nX3BhcmFtc19pbmRleGVzGAIgASgMEg0KBXNlZWRzGAMgASgMEhkKEW51bV9wcm9tcHRfdG9rZW5zGAQgASgMEhUKDWJsb2NrX29mZnNldHMYBSABKAwSEQoJYmxvY2tfaWRzGAYgASgMEhcKD2hpc3Rvcnlfb2Zmc2V0cxgHIAEoDBIZChFoaXN0b3J5X3Rva2VuX2lkcxgIIAEoDBI/Cg9zYW1wbGluZ19wYXJhbXMYCSADKAsyJi5zcGxpdHNlcnZlLmV4ZWN1dG9yLnYxLlNhbXBsaW5nUGFyYW1zEhcKD2FkYXB0ZXJfaW5kZXhlcxgKIAEoDBIQCghhZGFwdGVycxgLIAMoCRIbChNjcm9zc19ibG9ja19vZmZzZXRzGAwgASgMEhcKD2Nyb3NzX2Jsb2NrX2lkcxgNIAEoDBIXCg9lbmNvZGVyX29mZnNldHMYDiABKAwSGQoRZW5jb2Rlcl90b2tlbl9pZHMYDyABKAwSGgoSbnVtX2VuY29kZXJfdG9rZW5zGBAgASgMIl8KC1RhYmxlV3JpdGVzEg8KB3Jvd19pZHMYASABKAwSFQoNc3RhcnRfaW5kZXhlcxgCIAEoDBIVCg1ibG9ja19vZmZzZXRzGAMgASgMEhEKCWJsb2NrX2lkcxgEIAEoDCKMAQoEV29yaxIPCgdyb3dfaWRzGAEgASgMEhsKE251bV9jb21wdXRlZF90b2tlbnMYAiABKAwSFgoObnVtX25ld190b2tlbnMYAyABKAwSGgoSc2FtcGxlZF9zdGVwc19iYWNrGAQgASgMEhEKCXRva2VuX2lkcxgFIAEoDBIPCgdzYW1wbGVzGAYgASgMIvAFCg5TYW1wbGluZ1BhcmFtcxIYCgt0ZW1wZXJhdHVyZRgBIAEoAkgAiAEBEhIKBXRvcF9rGAIgASgFSAGIAQESEgoFdG9wX3AYAyABKAJIAogBARISCgVtaW5fcBgEIAEoAkgDiAEBEh8KEnJlcGV0aXRpb25fcGVuYWx0eRgFIAEoAkgEiAEBEh0KEHByZXNlbmNlX3BlbmFsdHkYBiABKAJIBYgBARIeChFmcmVxdWVuY3lfcGVuYWx0eRgHIAEoAkgGiAEBEkkKCmxvZ2l0X2JpYXMYCCADKAsyNS5zcGxpdHNlcnZlLmV4ZWN1dG9yLnYxLlNhbXBsaW5nUGFyYW1zLkxvZ2l0Qmlhc0VudHJ5EhcKCm1pbl90b2tlbnMYCSABKAVIB4gBARIcChRzdXBwcmVzc2VkX3Rva2VuX2lkcxgKIAMoBRIZCgxudW1fbG9ncHJvYnMYCyABKAVICIgBARIgChNudW1fcHJvbXB0X2xvZ3Byb2JzGAwgASgFSAmIAQESGQoRYWxsb3dlZF90b2tlbl9pZHMYDSADKAUSQgoTYmFkX3dvcmRzX3Rva2VuX2lkcxgOIAMoCzIlLnNwbGl0c2VydmUuZXhlY3V0b3IudjEuVG9rZW5TZXF1ZW5jZRIwCgdncmFtbWFyGA8gASgLMh8uc3BsaXRzZXJ2ZS5leGVjdXRvci52MS5HcmFtbWFyGjAKDkxvZ2l0Qmlhc0VudHJ5EgsKA2tleRgBIAEoBRINCgV2YWx1ZRgCIAEoAjoCOAFCDgoMX3RlbXBlcmF0dXJlQggKBl90b3Bfa0IICgZfdG9wX3BCCAoGX21pbl9wQhUKE19yZXBldGl0aW9uX3BlbmFsdHlCEwoRX3ByZXNlbmNlX3BlbmFsdHlCFAoSX2ZyZXF1ZW5jeV9wZW5hbHR5Qg0KC19taW5fdG9rZW5zQg8KDV9udW1fbG9ncHJvYnNCFgoUX251bV9wcm9tcHRfbG9ncHJvYnMiIgoNVG9rZW5TZXF1ZW5jZRIRCgl0b2tlbl9pZHMYASADKAUifQoHR3JhbW1hchIVCgtqc29uX3NjaGVtYRgBIAEoCUgAEg8KBXJlZ2V4GAIgASgJSAASDgoEbGFyaxgDIAEoCUgAEjIKB2Nob2ljZXMYBCABKAsyHy5zcGxpdHNlcnZlLmV4ZWN1dG9yLnYxLkNob2ljZXNIAEIGCgRraW5kIhgKB0Nob2ljZXMSDQoFdGV4dHMYASADKAkiZAoJU3RlcEVycm9yEjcKBnJlYXNvbhgBIAEoDjInLnNwbGl0c2VydmUuZXhlY3V0b3IudjEuU3RlcEVycm9yUmVhc29uEg0KBWZpZWxkGAIgASgJEg8KB21lc3NhZ2UYAyABKAkiwAMKClN0ZXBSZXN1bHQSFwoPc2NoZWR1bGVyX2Vwb2NoGAEgASgDEhYKDmV4ZWN1dG9yX2Vwb2NoGAIgASgDEg8KB3N0ZXBfaWQYAyABKAMSMgoGc3RhdHVzGAQgASgOMiIuc3BsaXRzZXJ2ZS5leGVjdXRvci52MS5TdGVwU3RhdHVzEjAKBWVycm9yGAUgASgLMiEuc3BsaXRzZXJ2ZS5leGVjdXRvci52MS5TdGVwRXJyb3ISFAoMcm93X3N0YXR1c2VzGAYgASgMEhkKEXNhbXBsZWRfdG9rZW5faWRzGAcgASgMEjQKCnJvd19lcnJvcnMYCCADKAsyIC5zcGxpdHNlcnZlLmV4ZWN1dG9yLnYxLlJvd0Vycm9yEjIKCGxvZ3Byb2JzGAkgASgLMiAuc3BsaXRzZXJ2ZS5leGVjdXRvci52MS5Mb2dwcm9icxI5Cg9wcm9tcHRfbG9ncHJvYnMYCiABKAsyIC5zcGxpdHNlcnZlLmV4ZWN1dG9yLnYxLkxvZ3Byb2JzEjQKB3RpbWluZ3MYCyABKAsyIy5zcGxpdHNlcnZlLmV4ZWN1dG9yLnYxLlN0ZXBUaW1pbmdzIi4KCFJvd0Vycm9yEhEKCXJvd19pbmRleBgBIAEoBRIPCgdtZXNzYWdlGAIgASgJIqgBCghMb2dwcm9icxITCgtyb3dfaW5kZXhlcxgBIAEoDBIRCglwb3NpdGlvbnMYAiABKAwSEQoJdG9rZW5faWRzGAMgASgMEhAKCGxvZ3Byb2JzGAQgASgMEg0KBXJhbmtzGAUgASgMEhMKC3RvcF9vZmZzZXRzGAYgASgMEhUKDXRvcF90b2tlbl9pZHMYByABKAwSFAoMdG9wX2xvZ3Byb2JzGAggASgMIlcKC1N0ZXBUaW1pbmdzEhAKCHF1ZXVlX3VzGAEgASgDEg8KB21vdmVfdXMYAiABKAMSEgoKZm9yd2FyZF91cxgDIAEoAxIRCglzYW1wbGVfdXMYBCABKAMq6wEKB0ZlYXR1cmUSFwoTRkVBVFVSRV9VTlNQRUNJRklFRBAAEhQKEEZFQVRVUkVfTE9HUFJPQlMQARIbChdGRUFUVVJFX1BST01QVF9MT0dQUk9CUxACEhUKEUZFQVRVUkVfUEVOQUxUSUVTEAMSFgoSRkVBVFVSRV9MT0dJVF9CSUFTEAQSFAoQRkVBVFVSRV9BREFQVEVSUxAFEhsKF0ZFQVRVUkVfQ1JPU1NfQVRURU5USU9OEAYSHQoZRkVBVFVSRV9UT0tFTl9DT05TVFJBSU5UUxAHEhMKD0ZFQVRVUkVfR1JBTU1BUhAIKo0BCgpTdGVwU3RhdHVzEhsKF1NURVBfU1RBVFVTX1VOU1BFQ0lGSUVEEAASEgoOU1RFUF9TVEFUVVNfT0sQARIdChlTVEVQX1NUQVRVU19ORUVEX1NOQVBTSE9UEAISFwoTU1RFUF9TVEFUVVNfUkVGVVNFRBADEhYKElNURVBfU1RBVFVTX0ZBSUxFRBAEKv8ECg9TdGVwRXJyb3JSZWFzb24SIQodU1RFUF9FUlJPUl9SRUFTT05fVU5TUEVDSUZJRUQQABIrCidTVEVQX0VSUk9SX1JFQVNPTl9TVEFMRV9TQ0hFRFVMRVJfRVBPQ0gQARIqCiZTVEVQX0VSUk9SX1JFQVNPTl9XUk9OR19FWEVDVVRPUl9FUE9DSBACEiAKHFNURVBfRVJST1JfUkVBU09OX1NUQUxFX1NURVAQAxIfChtTVEVQX0VSUk9SX1JFQVNPTl9NQUxGT1JNRUQQBBIoCiRTVEVQX0VSUk9SX1JFQVNPTl9CTE9DS19PVVRfT0ZfUkFOR0UQBRIjCh9TVEVQX0VSUk9SX1JFQVNPTl9CTE9DS19PVkVSTEFQEAYSIQodU1RFUF9FUlJPUl9SRUFTT05fUk9XX1VOS05PV04QBxIgChxTVEVQX0VSUk9SX1JFQVNPTl9ST1dfRVhJU1RTEAgSKwonU1RFUF9FUlJPUl9SRUFTT05fUE9TSVRJT05fT1VUX09GX1JBTkdFEAkSKAokU1RFUF9FUlJPUl9SRUFTT05fVE9LRU5fT1VUX09GX1JBTkdFEAoSJAogU1RFUF9FUlJPUl9SRUFTT05fTElNSVRfRVhDRUVERUQQCxIpCiVTVEVQX0VSUk9SX1JFQVNPTl9GRUFUVVJFX1VOU1VQUE9SVEVEEAwSIwofU1RFUF9FUlJPUl9SRUFTT05fT1VUX09GX01FTU9SWRANEh4KGlNURVBfRVJST1JfUkVBU09OX0lOVEVSTkFMEA4SLAooU1RFUF9FUlJPUl9SRUFTT05fRlVUVVJFX1NDSEVEVUxFUl9FUE9DSBAPKs4BCglSb3dTdGF0dXMSGgoWUk9XX1NUQVRVU19VTlNQRUNJRklFRBAAEhEKDVJPV19TVEFUVVNfT0sQARIdChlST1dfU1RBVFVTX0lOVkFMSURfTE9HSVRTEAISIAocUk9XX1NUQVRVU19JTlBVVF9VTkFWQUlMQUJMRRADEhUKEVJPV19TVEFUVVNfRkFJTEVEEAQSGgoWUk9XX1NUQVRVU19OT1RfU0FNUExFRBAFEh4KGlJPV19TVEFUVVNfR1JBTU1BUl9JTlZBTElEEAYytAIKD0V4ZWN1dG9yU2VydmljZRJaCgdHZXRJbmZvEiYuc3BsaXRzZXJ2ZS5leGVjdXRvci52MS5HZXRJbmZvUmVxdWVzdBonLnNwbGl0c2VydmUuZXhlY3V0b3IudjEuR2V0SW5mb1Jlc3BvbnNlEmsKDEdldFRva2VuaXplchIrLnNwbGl0c2VydmUuZXhlY3V0b3IudjEuR2V0VG9rZW5pemVyUmVxdWVzdBosLnNwbGl0c2VydmUuZXhlY3V0b3IudjEuR2V0VG9rZW5pemVyUmVzcG9uc2UwARJYCgdFeGVjdXRlEiUuc3BsaXRzZXJ2ZS5leGVjdXRvci52MS5TY2hlZHVsZUJhdGNoGiIuc3BsaXRzZXJ2ZS5leGVjdXRvci52MS5TdGVwUmVzdWx0KAEwAWIGcHJvdG8z");
+  fileDesc("CiVzcGxpdHNlcnZlL2V4ZWN1dG9yL3YxL2V4ZWN1dG9yLnByb3RvEhZzcGxpdHNlcnZlLmV4ZWN1dG9yLnYxIhAKDkdldEluZm9SZXF1ZXN0ImwKD0dldEluZm9SZXNwb25zZRI2CghleGVjdXRvchgBIAEoCzIkLnNwbGl0c2VydmUuZXhlY3V0b3IudjEuRXhlY3V0b3JJbmZvEhAKCGRyYWluaW5nGAIgASgIEg8KB2RyYWluZWQYAyABKAgiFQoTR2V0VG9rZW5pemVyUmVxdWVzdCI3ChRHZXRUb2tlbml6ZXJSZXNwb25zZRIRCglmaWxlX25hbWUYASABKAkSDAoEZGF0YRgCIAEoDCIvCg9Db250cmFjdFZlcnNpb24SDQoFbWFqb3IYASABKAUSDQoFbWlub3IYAiABKAUihQQKDEV4ZWN1dG9ySW5mbxJBChBjb250cmFjdF92ZXJzaW9uGAEgASgLMicuc3BsaXRzZXJ2ZS5leGVjdXRvci52MS5Db250cmFjdFZlcnNpb24SFgoOZXhlY3V0b3JfZXBvY2gYAiABKAMSDwoHYWRkcmVzcxgDIAEoCRIwCgVtb2RlbBgEIAEoCzIhLnNwbGl0c2VydmUuZXhlY3V0b3IudjEuTW9kZWxJbmZvEhkKEWJsb2NrX3NpemVfdG9rZW5zGAUgASgFEhkKEW51bV9kZXZpY2VfYmxvY2tzGAYgASgFEhcKD251bV9ob3N0X2Jsb2NrcxgHIAEoBRITCgtibG9ja19ieXRlcxgIIAEoAxI2CgZsaW1pdHMYCSABKAsyJi5zcGxpdHNlcnZlLmV4ZWN1dG9yLnYxLkV4ZWN1dG9yTGltaXRzEjEKCGZlYXR1cmVzGAogAygOMh8uc3BsaXRzZXJ2ZS5leGVjdXRvci52MS5GZWF0dXJlEhgKEHNvZnR3YXJlX3ZlcnNpb24YCyABKAkSHgoWbmV3ZXN0X3NjaGVkdWxlcl9lcG9jaBgMIAEoAxIXCg9zdGVwX3J1bm5pbmdfbXMYDSABKAMSNQoKdHJpYWxfc3RlcBgOIAEoCzIhLnNwbGl0c2VydmUuZXhlY3V0b3IudjEuVHJpYWxTdGVwIkYKCVRyaWFsU3RlcBISCgpudW1fdG9rZW5zGAEgASgFEhQKDG51bV9hdHRlbmRlZBgCIAEoAxIPCgd0b29rX3VzGAMgASgDIqACCglNb2RlbEluZm8SDAoEbmFtZRgBIAEoCRIOCgZkaWdlc3QYAiABKAkSDQoFZHR5cGUYAyABKAkSFgoOa3ZfY2FjaGVfZHR5cGUYBCABKAkSEgoKdm9jYWJfc2l6ZRgFIAEoBRIcChRtYXhfbW9kZWxfbGVuX3Rva2VucxgGIAEoBRIVCg1lb3NfdG9rZW5faWRzGAcgAygFEiIKFXNsaWRpbmdfd2luZG93X3Rva2VucxgIIAEoBUgAiAEBEkcKF2RlZmF1bHRfc2FtcGxpbmdfcGFyYW1zGAkgASgLMiYuc3BsaXRzZXJ2ZS5leGVjdXRvci52MS5TYW1wbGluZ1BhcmFtc0IYChZfc2xpZGluZ193aW5kb3dfdG9rZW5zIrsBCg5FeGVjdXRvckxpbWl0cxIUCgxtYXhfbnVtX3Jvd3MYASABKAUSHgoWbWF4X251bV9iYXRjaGVkX3Rva2VucxgCIAEoBRIZChFtYXhfbWVzc2FnZV9ieXRlcxgDIAEoBRIaChJtYXhfaW5mbGlnaHRfc3RlcHMYBCABKAUSIgoVbWF4X2FkYXB0ZXJzX3Blcl9zdGVwGAUgASgFSACIAQFCGAoWX21heF9hZGFwdGVyc19wZXJfc3RlcCLNAwoNU2NoZWR1bGVCYXRjaBIXCg9zY2hlZHVsZXJfZXBvY2gYASABKAMSFgoOZXhlY3V0b3JfZXBvY2gYAiABKAMSDwoHc3RlcF9pZBgDIAEoAxIZCgxiYXNlX3N0ZXBfaWQYBCABKANIAIgBARIXCg9yZW1vdmVkX3Jvd19pZHMYBSABKAwSMQoIbmV3X3Jvd3MYBiABKAsyHy5zcGxpdHNlcnZlLmV4ZWN1dG9yLnYxLk5ld1Jvd3MSOQoMdGFibGVfd3JpdGVzGAcgASgLMiMuc3BsaXRzZXJ2ZS5leGVjdXRvci52MS5UYWJsZVdyaXRlcxI0Cghzd2FwX291dBgIIAEoCzIiLnNwbGl0c2VydmUuZXhlY3V0b3IudjEuQmxvY2tNb3ZlcxIzCgdzd2FwX2luGAkgASgLMiIuc3BsaXRzZXJ2ZS5leGVjdXRvci52MS5CbG9ja01vdmVzEjAKBGNvcHkYCiABKAsyIi5zcGxpdHNlcnZlLmV4ZWN1dG9yLnYxLkJsb2NrTW92ZXMSKgoEd29yaxgLIAEoCzIcLnNwbGl0c2VydmUuZXhlY3V0b3IudjEuV29ya0IPCg1fYmFzZV9zdGVwX2lkIkUKCkJsb2NrTW92ZXMSGAoQc291cmNlX2Jsb2NrX2lkcxgBIAEoDBIdChVkZXN0aW5hdGlvbl9ibG9ja19pZHMYAiABKAwitQMKB05ld1Jvd3MSDwoHcm93X2lkcxgBIAEoDBIfChdzYW1wbGluZ19wYXJhbXNfaW5kZXhlcxgCIAEoDBINCgVzZWVkcxgDIAEoDBIZChFudW1fcHJvbXB0X3Rva2VucxgEIAEoDBIVCg1ibG9ja19vZmZzZXRzGAUgASgMEhEKCWJsb2NrX2lkcxgGIAEoDBIXCg9oaXN0b3J5X29mZnNldHMYByABKAwSGQoRaGlzdG9yeV90b2tlbl9pZHMYCCABKAwSPwoPc2FtcGxpbmdfcGFyYW1zGAkgAygLMiYuc3BsaXRzZXJ2ZS5leGVjdXRvci52MS5TYW1wbGluZ1BhcmFtcxIXCg9hZGFwdGVyX2luZGV4ZXMYCiABKAwSEAoIYWRhcHRlcnMYCyADKAkSGwoTY3Jvc3NfYmxvY2tfb2Zmc2V0cxgMIAEoDBIXCg9jcm9zc19ibG9ja19pZHMYDSABKAwSFwoPZW5jb2Rlcl9vZmZzZXRzGA4gASgMEhkKEWVuY29kZXJfdG9rZW5faWRzGA8gASgMEhoKEm51bV9lbmNvZGVyX3Rva2VucxgQIAEoDCJfCgtUYWJsZVdyaXRlcxIPCgdyb3dfaWRzGAEgASgMEhUKDXN0YXJ0X2luZGV4ZXMYAiABKAwSFQoNYmxvY2tfb2Zmc2V0cxgDIAEoDBIRCglibG9ja19pZHMYBCABKAwijAEKBFdvcmsSDwoHcm93X2lkcxgBIAEoDBIbChNudW1fY29tcHV0ZWRfdG9rZW5zGAIgASgMEhYKDm51bV9uZXdfdG9rZW5zGAMgASgMEhoKEnNhbXBsZWRfc3RlcHNfYmFjaxgEIAEoDBIRCgl0b2tlbl9pZHMYBSABKAwSDwoHc2FtcGxlcxgGIAEoDCLwBQoOU2FtcGxpbmdQYXJhbXMSGAoLdGVtcGVyYXR1cmUYASABKAJIAIgBARISCgV0b3BfaxgCIAEoBUgBiAEBEhIKBXRvcF9wGAMgASgCSAKIAQESEgoFbWluX3AYBCABKAJIA4gBARIfChJyZXBldGl0aW9uX3BlbmFsdHkYBSABKAJIBIgBARIdChBwcmVzZW5jZV9wZW5hbHR5GAYgASgCSAWIAQESHgoRZnJlcXVlbmN5X3BlbmFsdHkYByABKAJIBogBARJJCgpsb2dpdF9iaWFzGAggAygLMjUuc3BsaXRzZXJ2ZS5leGVjdXRvci52MS5TYW1wbGluZ1BhcmFtcy5Mb2dpdEJpYXNFbnRyeRIXCgptaW5fdG9rZW5zGAkgASgFSAeIAQESHAoUc3VwcHJlc3NlZF90b2tlbl9pZHMYCiADKAUSGQoMbnVtX2xvZ3Byb2JzGAsgASgFSAiIAQESIAoTbnVtX3Byb21wdF9sb2dwcm9icxgMIAEoBUgJiAEBEhkKEWFsbG93ZWRfdG9rZW5faWRzGA0gAygFEkIKE2JhZF93b3Jkc190b2tlbl9pZHMYDiADKAsyJS5zcGxpdHNlcnZlLmV4ZWN1dG9yLnYxLlRva2VuU2VxdWVuY2USMAoHZ3JhbW1hchgPIAEoCzIfLnNwbGl0c2VydmUuZXhlY3V0b3IudjEuR3JhbW1hchowCg5Mb2dpdEJpYXNFbnRyeRILCgNrZXkYASABKAUSDQoFdmFsdWUYAiABKAI6AjgBQg4KDF90ZW1wZXJhdHVyZUIICgZfdG9wX2tCCAoGX3RvcF9wQggKBl9taW5fcEIVChNfcmVwZXRpdGlvbl9wZW5hbHR5QhMKEV9wcmVzZW5jZV9wZW5hbHR5QhQKEl9mcmVxdWVuY3lfcGVuYWx0eUINCgtfbWluX3Rva2Vuc0IPCg1fbnVtX2xvZ3Byb2JzQhYKFF9udW1fcHJvbXB0X2xvZ3Byb2JzIiIKDVRva2VuU2VxdWVuY2USEQoJdG9rZW5faWRzGAEgAygFIn0KB0dyYW1tYXISFQoLanNvbl9zY2hlbWEYASABKAlIABIPCgVyZWdleBgCIAEoCUgAEg4KBGxhcmsYAyABKAlIABIyCgdjaG9pY2VzGAQgASgLMh8uc3BsaXRzZXJ2ZS5leGVjdXRvci52MS5DaG9pY2VzSABCBgoEa2luZCIYCgdDaG9pY2VzEg0KBXRleHRzGAEgAygJImQKCVN0ZXBFcnJvchI3CgZyZWFzb24YASABKA4yJy5zcGxpdHNlcnZlLmV4ZWN1dG9yLnYxLlN0ZXBFcnJvclJlYXNvbhINCgVmaWVsZBgCIAEoCRIPCgdtZXNzYWdlGAMgASgJIsADCgpTdGVwUmVzdWx0EhcKD3NjaGVkdWxlcl9lcG9jaBgBIAEoAxIWCg5leGVjdXRvcl9lcG9jaBgCIAEoAxIPCgdzdGVwX2lkGAMgASgDEjIKBnN0YXR1cxgEIAEoDjIiLnNwbGl0c2VydmUuZXhlY3V0b3IudjEuU3RlcFN0YXR1cxIwCgVlcnJvchgFIAEoCzIhLnNwbGl0c2VydmUuZXhlY3V0b3IudjEuU3RlcEVycm9yEhQKDHJvd19zdGF0dXNlcxgGIAEoDBIZChFzYW1wbGVkX3Rva2VuX2lkcxgHIAEoDBI0Cgpyb3dfZXJyb3JzGAggAygLMiAuc3BsaXRzZXJ2ZS5leGVjdXRvci52MS5Sb3dFcnJvchIyCghsb2dwcm9icxgJIAEoCzIgLnNwbGl0c2VydmUuZXhlY3V0b3IudjEuTG9ncHJvYnMSOQoPcHJvbXB0X2xvZ3Byb2JzGAogASgLMiAuc3BsaXRzZXJ2ZS5leGVjdXRvci52MS5Mb2dwcm9icxI0Cgd0aW1pbmdzGAsgASgLMiMuc3BsaXRzZXJ2ZS5leGVjdXRvci52MS5TdGVwVGltaW5ncyIuCghSb3dFcnJvchIRCglyb3dfaW5kZXgYASABKAUSDwoHbWVzc2FnZRgCIAEoCSKoAQoITG9ncHJvYnMSEwoLcm93X2luZGV4ZXMYASABKAwSEQoJcG9zaXRpb25zGAIgASgMEhEKCXRva2VuX2lkcxgDIAEoDBIQCghsb2dwcm9icxgEIAEoDBINCgVyYW5rcxgFIAEoDBITCgt0b3Bfb2Zmc2V0cxgGIAEoDBIVCg10b3BfdG9rZW5faWRzGAcgASgMEhQKDHRvcF9sb2dwcm9icxgIIAEoDCJXCgtTdGVwVGltaW5ncxIQCghxdWV1ZV91cxgBIAEoAxIPCgdtb3ZlX3VzGAIgASgDEhIKCmZvcndhcmRfdXMYAyABKAMSEQoJc2FtcGxlX3VzGAQgASgDKusBCgdGZWF0dXJlEhcKE0ZFQVRVUkVfVU5TUEVDSUZJRUQQABIUChBGRUFUVVJFX0xPR1BST0JTEAESGwoXRkVBVFVSRV9QUk9NUFRfTE9HUFJPQlMQAhIVChFGRUFUVVJFX1BFTkFMVElFUxADEhYKEkZFQVRVUkVfTE9HSVRfQklBUxAEEhQKEEZFQVRVUkVfQURBUFRFUlMQBRIbChdGRUFUVVJFX0NST1NTX0FUVEVOVElPThAGEh0KGUZFQVRVUkVfVE9LRU5fQ09OU1RSQUlOVFMQBxITCg9GRUFUVVJFX0dSQU1NQVIQCCqNAQoKU3RlcFN0YXR1cxIbChdTVEVQX1NUQVRVU19VTlNQRUNJRklFRBAAEhIKDlNURVBfU1RBVFVTX09LEAESHQoZU1RFUF9TVEFUVVNfTkVFRF9TTkFQU0hPVBACEhcKE1NURVBfU1RBVFVTX1JFRlVTRUQQAxIWChJTVEVQX1NUQVRVU19GQUlMRUQQBCr/BAoPU3RlcEVycm9yUmVhc29uEiEKHVNURVBfRVJST1JfUkVBU09OX1VOU1BFQ0lGSUVEEAASKwonU1RFUF9FUlJPUl9SRUFTT05fU1RBTEVfU0NIRURVTEVSX0VQT0NIEAESKgomU1RFUF9FUlJPUl9SRUFTT05fV1JPTkdfRVhFQ1VUT1JfRVBPQ0gQAhIgChxTVEVQX0VSUk9SX1JFQVNPTl9TVEFMRV9TVEVQEAMSHwobU1RFUF9FUlJPUl9SRUFTT05fTUFMRk9STUVEEAQSKAokU1RFUF9FUlJPUl9SRUFTT05fQkxPQ0tfT1VUX09GX1JBTkdFEAUSIwofU1RFUF9FUlJPUl9SRUFTT05fQkxPQ0tfT1ZFUkxBUBAGEiEKHVNURVBfRVJST1JfUkVBU09OX1JPV19VTktOT1dOEAcSIAocU1RFUF9FUlJPUl9SRUFTT05fUk9XX0VYSVNUUxAIEisKJ1NURVBfRVJST1JfUkVBU09OX1BPU0lUSU9OX09VVF9PRl9SQU5HRRAJEigKJFNURVBfRVJST1JfUkVBU09OX1RPS0VOX09VVF9PRl9SQU5HRRAKEiQKIFNURVBfRVJST1JfUkVBU09OX0xJTUlUX0VYQ0VFREVEEAsSKQolU1RFUF9FUlJPUl9SRUFTT05fRkVBVFVSRV9VTlNVUFBPUlRFRBAMEiMKH1NURVBfRVJST1JfUkVBU09OX09VVF9PRl9NRU1PUlkQDRIeChpTVEVQX0VSUk9SX1JFQVNPTl9JTlRFUk5BTBAOEiwKKFNURVBfRVJST1JfUkVBU09OX0ZVVFVSRV9TQ0hFRFVMRVJfRVBPQ0gQDyrOAQoJUm93U3RhdHVzEhoKFlJPV19TVEFUVVNfVU5TUEVDSUZJRUQQABIRCg1ST1dfU1RBVFVTX09LEAESHQoZUk9XX1NUQVRVU19JTlZBTElEX0xPR0lUUxACEiAKHFJPV19TVEFUVVNfSU5QVVRfVU5BVkFJTEFCTEUQAxIVChFST1dfU1RBVFVTX0ZBSUxFRBAEEhoKFlJPV19TVEFUVVNfTk9UX1NBTVBMRUQQBRIeChpST1dfU1RBVFVTX0dSQU1NQVJfSU5WQUxJRBAGMrQCCg9FeGVjdXRvclNlcnZpY2USWgoHR2V0SW5mbxImLnNwbGl0c2VydmUuZXhlY3V0b3IudjEuR2V0SW5mb1JlcXVlc3QaJy5zcGxpdHNlcnZlLmV4ZWN1dG9yLnYxLkdldEluZm9SZXNwb25zZRJrCgxHZXRUb2tlbml6ZXISKy5zcGxpdHNlcnZlLmV4ZWN1dG9yLnYxLkdldFRva2VuaXplclJlcXVlc3QaLC5zcGxpdHNlcnZlLmV4ZWN1dG9yLnYxLkdldFRva2VuaXplclJlc3BvbnNlMAESWAoHRXhlY3V0ZRIlLnNwbGl0c2VydmUuZXhlY3V0b3IudjEuU2NoZWR1bGVCYXRjaBoiLnNwbGl0c2VydmUuZXhlY3V0b3IudjEuU3RlcFJlc3VsdCgBMAFiBnByb3RvMw");
 
 /**
  * Asks for ExecutorInfo.
@@ -296,6 +296,17 @@ export type ExecutorInfo = Message<"splitserve.executor.v1.ExecutorInfo"> & {
    * @generated from field: int64 step_running_ms = 13;
    */
   stepRunningMs: bigint;
+
+  /**
+   * A step that it ran by itself before it was ready. Present only if steps need nothing to be loaded,
+   * compiled or recorded any more that would take them seconds: then the scheduler goes by it for how
+   * long the first steps may take (a multiple, and at least seconds), and gives up an executor that
+   * hangs in one of them. Without it these have all the time there is. Earlier executors do not say
+   * it.
+   *
+   * @generated from field: splitserve.executor.v1.TrialStep trial_step = 14;
+   */
+  trialStep?: TrialStep | undefined;
 };
 
 /**
@@ -304,6 +315,42 @@ export type ExecutorInfo = Message<"splitserve.executor.v1.ExecutorInfo"> & {
  */
 export const ExecutorInfoSchema: GenMessage<ExecutorInfo> = /*@__PURE__*/
   messageDesc(file_splitserve_executor_v1_executor, 5);
+
+/**
+ * How long a step took, and what there was to do.
+ *
+ * @generated from message splitserve.executor.v1.TrialStep
+ */
+export type TrialStep = Message<"splitserve.executor.v1.TrialStep"> & {
+  /**
+   * Input tokens of all rows, >= 1.
+   *
+   * @generated from field: int32 num_tokens = 1;
+   */
+  numTokens: number;
+
+  /**
+   * Over all rows: input tokens times the tokens that the row has with them, summed up; >= 1. At
+   * most 2^50.
+   *
+   * @generated from field: int64 num_attended = 2;
+   */
+  numAttended: bigint;
+
+  /**
+   * From its beginning until it could be answered, in microseconds; 1 to 2^50.
+   *
+   * @generated from field: int64 took_us = 3;
+   */
+  tookUs: bigint;
+};
+
+/**
+ * Describes the message splitserve.executor.v1.TrialStep.
+ * Use `create(TrialStepSchema)` to create a new message.
+ */
+export const TrialStepSchema: GenMessage<TrialStep> = /*@__PURE__*/
+  messageDesc(file_splitserve_executor_v1_executor, 6);
 
 /**
  * The model as far as scheduling and clients need it.
@@ -390,7 +437,7 @@ export type ModelInfo = Message<"splitserve.executor.v1.ModelInfo"> & {
  * Use `create(ModelInfoSchema)` to create a new message.
  */
 export const ModelInfoSchema: GenMessage<ModelInfo> = /*@__PURE__*/
-  messageDesc(file_splitserve_executor_v1_executor, 6);
+  messageDesc(file_splitserve_executor_v1_executor, 7);
 
 /**
  * What one step may ask for; a batch that exceeds a limit is refused (LIMIT_EXCEEDED).
@@ -442,7 +489,7 @@ export type ExecutorLimits = Message<"splitserve.executor.v1.ExecutorLimits"> & 
  * Use `create(ExecutorLimitsSchema)` to create a new message.
  */
 export const ExecutorLimitsSchema: GenMessage<ExecutorLimits> = /*@__PURE__*/
-  messageDesc(file_splitserve_executor_v1_executor, 7);
+  messageDesc(file_splitserve_executor_v1_executor, 8);
 
 /**
  * One step. The executor does, in this order and each wholly before the next:
@@ -577,7 +624,7 @@ export type ScheduleBatch = Message<"splitserve.executor.v1.ScheduleBatch"> & {
  * Use `create(ScheduleBatchSchema)` to create a new message.
  */
 export const ScheduleBatchSchema: GenMessage<ScheduleBatch> = /*@__PURE__*/
-  messageDesc(file_splitserve_executor_v1_executor, 8);
+  messageDesc(file_splitserve_executor_v1_executor, 9);
 
 /**
  * Block pairs of one phase. All reads of a phase happen before its writes are seen: as if every
@@ -607,7 +654,7 @@ export type BlockMoves = Message<"splitserve.executor.v1.BlockMoves"> & {
  * Use `create(BlockMovesSchema)` to create a new message.
  */
 export const BlockMovesSchema: GenMessage<BlockMoves> = /*@__PURE__*/
-  messageDesc(file_splitserve_executor_v1_executor, 9);
+  messageDesc(file_splitserve_executor_v1_executor, 10);
 
 /**
  * Rows to add. The first four columns are parallel: one element a row. So are `adapter_indexes` and
@@ -759,7 +806,7 @@ export type NewRows = Message<"splitserve.executor.v1.NewRows"> & {
  * Use `create(NewRowsSchema)` to create a new message.
  */
 export const NewRowsSchema: GenMessage<NewRows> = /*@__PURE__*/
-  messageDesc(file_splitserve_executor_v1_executor, 10);
+  messageDesc(file_splitserve_executor_v1_executor, 11);
 
 /**
  * Overwrites or extends block tables: write i puts its blocks into the table of row `row_ids[i]`
@@ -803,7 +850,7 @@ export type TableWrites = Message<"splitserve.executor.v1.TableWrites"> & {
  * Use `create(TableWritesSchema)` to create a new message.
  */
 export const TableWritesSchema: GenMessage<TableWrites> = /*@__PURE__*/
-  messageDesc(file_splitserve_executor_v1_executor, 11);
+  messageDesc(file_splitserve_executor_v1_executor, 12);
 
 /**
  * The rows to compute, in order; StepResult answers by this order. No two rows write the same slot.
@@ -874,7 +921,7 @@ export type Work = Message<"splitserve.executor.v1.Work"> & {
  * Use `create(WorkSchema)` to create a new message.
  */
 export const WorkSchema: GenMessage<Work> = /*@__PURE__*/
-  messageDesc(file_splitserve_executor_v1_executor, 12);
+  messageDesc(file_splitserve_executor_v1_executor, 13);
 
 /**
  * How a row's next token is chosen from its logits. Applied in this order, in float32:
@@ -1025,7 +1072,7 @@ export type SamplingParams = Message<"splitserve.executor.v1.SamplingParams"> & 
  * Use `create(SamplingParamsSchema)` to create a new message.
  */
 export const SamplingParamsSchema: GenMessage<SamplingParams> = /*@__PURE__*/
-  messageDesc(file_splitserve_executor_v1_executor, 13);
+  messageDesc(file_splitserve_executor_v1_executor, 14);
 
 /**
  * Some tokens in order. Since 1.2.
@@ -1046,7 +1093,7 @@ export type TokenSequence = Message<"splitserve.executor.v1.TokenSequence"> & {
  * Use `create(TokenSequenceSchema)` to create a new message.
  */
 export const TokenSequenceSchema: GenMessage<TokenSequence> = /*@__PURE__*/
-  messageDesc(file_splitserve_executor_v1_executor, 14);
+  messageDesc(file_splitserve_executor_v1_executor, 15);
 
 /**
  * What the output of a sequence must be: the text of the tokens after num_prompt_tokens. The text of
@@ -1119,7 +1166,7 @@ export type Grammar = Message<"splitserve.executor.v1.Grammar"> & {
  * Use `create(GrammarSchema)` to create a new message.
  */
 export const GrammarSchema: GenMessage<Grammar> = /*@__PURE__*/
-  messageDesc(file_splitserve_executor_v1_executor, 15);
+  messageDesc(file_splitserve_executor_v1_executor, 16);
 
 /**
  * Texts to choose from. Since 1.3.
@@ -1140,7 +1187,7 @@ export type Choices = Message<"splitserve.executor.v1.Choices"> & {
  * Use `create(ChoicesSchema)` to create a new message.
  */
 export const ChoicesSchema: GenMessage<Choices> = /*@__PURE__*/
-  messageDesc(file_splitserve_executor_v1_executor, 16);
+  messageDesc(file_splitserve_executor_v1_executor, 17);
 
 /**
  * Details of REFUSED and FAILED.
@@ -1175,7 +1222,7 @@ export type StepError = Message<"splitserve.executor.v1.StepError"> & {
  * Use `create(StepErrorSchema)` to create a new message.
  */
 export const StepErrorSchema: GenMessage<StepError> = /*@__PURE__*/
-  messageDesc(file_splitserve_executor_v1_executor, 17);
+  messageDesc(file_splitserve_executor_v1_executor, 18);
 
 /**
  * The result of one ScheduleBatch. Columns are parallel to `Work.row_ids` unless said otherwise;
@@ -1283,7 +1330,7 @@ export type StepResult = Message<"splitserve.executor.v1.StepResult"> & {
  * Use `create(StepResultSchema)` to create a new message.
  */
 export const StepResultSchema: GenMessage<StepResult> = /*@__PURE__*/
-  messageDesc(file_splitserve_executor_v1_executor, 18);
+  messageDesc(file_splitserve_executor_v1_executor, 19);
 
 /**
  * A sentence about a row that failed.
@@ -1311,7 +1358,7 @@ export type RowError = Message<"splitserve.executor.v1.RowError"> & {
  * Use `create(RowErrorSchema)` to create a new message.
  */
 export const RowErrorSchema: GenMessage<RowError> = /*@__PURE__*/
-  messageDesc(file_splitserve_executor_v1_executor, 19);
+  messageDesc(file_splitserve_executor_v1_executor, 20);
 
 /**
  * Scores of tokens: natural logarithms of the softmax of the raw logits, before constraints, bias,
@@ -1384,7 +1431,7 @@ export type Logprobs = Message<"splitserve.executor.v1.Logprobs"> & {
  * Use `create(LogprobsSchema)` to create a new message.
  */
 export const LogprobsSchema: GenMessage<Logprobs> = /*@__PURE__*/
-  messageDesc(file_splitserve_executor_v1_executor, 20);
+  messageDesc(file_splitserve_executor_v1_executor, 21);
 
 /**
  * Durations of the parts of a step, from the executor's monotonic clock, or its device's. Block moves
@@ -1427,7 +1474,7 @@ export type StepTimings = Message<"splitserve.executor.v1.StepTimings"> & {
  * Use `create(StepTimingsSchema)` to create a new message.
  */
 export const StepTimingsSchema: GenMessage<StepTimings> = /*@__PURE__*/
-  messageDesc(file_splitserve_executor_v1_executor, 21);
+  messageDesc(file_splitserve_executor_v1_executor, 22);
 
 /**
  * An optional ability of an executor.

@@ -1,0 +1,125 @@
+"""Executors of which a test says when they answer, without sockets or threads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+
+from executor_service.service.decode_batch import decode_batch
+from executor_service.service.encode_answer import encode_answer, encode_info
+from executor_service.steps.step import StepInput
+from executor_service.steps.step_executor import StepExecutor
+from scheduler_service.executors.executor_link import ExecutorLost
+from scheduler_service.step_codec import EncodedBatch
+from splitserve.executor.v1 import executor_pb2 as pb
+from tests.support.core.driver import make_config
+from tests.support.core.in_process import executor_info
+from tests.support.fakes.fake_runner import FakeRunner, StepFault
+
+VOCAB_SIZE = 97
+CONFIG = make_config(
+    vocab_size=VOCAB_SIZE, eos_token_ids=frozenset(), max_num_seqs=4, num_device_blocks=24
+)
+
+
+class Machine:
+    """An executor at an address, life after life. `link`: the scheduler's latest way to it."""
+
+    def __init__(self, address: str, guilty: int | None = None) -> None:
+        """`guilty`: steps with a request whose number is a multiple of it fail."""
+        self.address = address
+        self._guilty = guilty
+        self.epoch = 0
+        self.link: BurstLink | None = None
+        # Whether a scheduler sent it away, as it remembers; whether it is about to end.
+        self.says_drained = False
+        self.says_draining = False
+        # The step that it has measured.
+        self.trial_step: pb.TrialStep | None = None
+        self.restart()
+
+    def restart(self) -> None:
+        """A new life with empty pools."""
+        self.epoch += 1
+        self.runner = FakeRunner(
+            block_size=CONFIG.block_size,
+            num_device_blocks=CONFIG.num_device_blocks,
+            vocab_size=VOCAB_SIZE,
+            fault=self._fault,
+        )
+        self.executor = StepExecutor(executor_info(CONFIG, self.epoch), self.runner)
+
+    def _fault(self, step: StepInput) -> StepFault:
+        seeds = step.seeds.tolist()
+        if self._guilty is not None and any(seed % self._guilty == 0 for seed in seeds):
+            return StepFault(error=RuntimeError("a request that nobody survives"))
+        return StepFault()
+
+    @property
+    def info(self) -> pb.ExecutorInfo:
+        """What it says of itself."""
+        info = encode_info(executor_info(CONFIG, self.epoch))
+        info.address, info.model.digest = self.address, "d" * 64
+        if self.trial_step is not None:
+            info.trial_step.CopyFrom(self.trial_step)
+        return info
+
+
+class BurstLink:
+    """Stands for an ExecutorLink. Batches are executed at once, results come when `release`d."""
+
+    def __init__(self, machine: Machine, info: pb.ExecutorInfo) -> None:
+        self.info = info
+        self.held: list[pb.StepResult] = []
+        self._machine = machine
+        self._arrived: asyncio.Queue[pb.StepResult | None] = asyncio.Queue()
+        machine.link = self
+
+    def send(self, batch: EncodedBatch) -> None:
+        """See Link."""
+        answer = self._machine.executor.execute(
+            decode_batch(pb.ScheduleBatch.FromString(batch.data))
+        )
+        self.held.append(encode_answer(answer))
+
+    def release(self, change: Callable[[pb.StepResult], None] | None = None) -> None:
+        """The oldest result comes in."""
+        if self.held:
+            result = self.held.pop(0)
+            if change is not None:
+                change(result)
+            self._arrived.put_nowait(result)
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether no result will ever come of what was sent."""
+        return not self.held and self._arrived.empty()
+
+    def break_off(self) -> None:
+        """The executor counts as lost."""
+        self._arrived.put_nowait(None)
+
+    async def get_info(self, timeout_s: float) -> pb.ExecutorInfo:
+        """See Link."""
+        return self._machine.info
+
+    async def introduce(self, timeout_s: float) -> tuple[pb.ExecutorInfo, bool]:
+        """See Link."""
+        return await self.get_info(timeout_s), self._machine.says_drained
+
+    async def is_draining(self, timeout_s: float) -> bool:
+        """See Link."""
+        return self._machine.says_draining
+
+    async def tokenizer_files(self) -> dict[str, bytes]:
+        """See Link."""
+        return {"tokenizer.json": b"{}"}
+
+    async def results(self) -> AsyncGenerator[pb.StepResult, None]:
+        """See Link."""
+        while (result := await self._arrived.get()) is not None:
+            yield result
+        raise ExecutorLost("the test lets it go")
+
+    async def close(self) -> None:
+        """See Link."""

@@ -1,0 +1,81 @@
+"""What is asked of an answer, and what the plan for it makes of a text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from splitserve_client.types import Grammar
+from splitserve_gateway.grammars.answer_plan import AnswerPlan, AnswerRules, plan_answer
+from splitserve_gateway.grammars.checker import GrammarChecker
+from splitserve_gateway.grammars.tools import ToolUse
+from splitserve_gateway.parsing.formats import FORMATS
+from splitserve_gateway.parsing.output_format import OutputFormat
+from splitserve_gateway.parsing.reasoning import REASONING_MARKS
+from tests.unit.gateway.parsing.answers import Answer
+
+POINT = {
+    "type": "object",
+    "properties": {"x": {"type": "integer"}, "label": {"enum": ["a", "<b>", '"']}},
+    "required": ["x"],
+    "additionalProperties": False,
+}
+TREE = {
+    "type": "object",
+    "properties": {"left": {"$ref": "#/$defs/node"}, "n": {"type": "boolean"}},
+    "additionalProperties": False,
+    "$defs": {
+        "node": {
+            "type": "object",
+            "properties": {"next": {"$ref": "#/$defs/node"}},
+            "additionalProperties": False,
+        }
+    },
+}
+SCHEMAS = {"point": POINT, "tree": TREE}
+
+WRITTEN = {
+    "hermes": '<tool_call>\n{"name": "point", "arguments": {"x": 1}}\n</tool_call>',
+    "llama3_json": '{"name": "point", "parameters": {"x": 1}}',
+    "mistral": '[TOOL_CALLS][{"name": "point", "arguments": {"x": 1}}]',
+    "mistral_args": '[TOOL_CALLS]point[ARGS]{"x": 1}',
+    "json": '{"name": "point", "arguments": {"x": 1}}',
+}
+
+
+def tools(*, strict: bool = False, **schemas: object) -> list[dict[str, Any]]:
+    return [
+        {
+            "type": "function",
+            "function": {"name": name, "parameters": schema, "strict": strict},
+        }
+        for name, schema in (schemas or SCHEMAS).items()
+    ]
+
+
+def rules(
+    format_name: str,
+    use: ToolUse,
+    reasoning: str = "none",
+    **more: Any,  # noqa: ANN401
+) -> AnswerRules:
+    form = OutputFormat(FORMATS.get(format_name), REASONING_MARKS.get(reasoning))
+    return AnswerRules(form, tool_use=use, **more)
+
+
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    named = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
+
+
+async def grammar_of(checker: GrammarChecker, asked: AnswerRules) -> Grammar:
+    plan = await plan_answer(checker.of(""), asked)
+    assert plan.grammar is not None
+    return plan.grammar
+
+
+def read(text: str, plan: AnswerPlan) -> Answer:
+    parser = plan.new_parser()
+    answer = Answer()
+    for delta in [delta for char in text for delta in parser.push(char)] + parser.finish():
+        answer.add(delta)
+    return answer
