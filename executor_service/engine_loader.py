@@ -23,10 +23,10 @@ from executor_service.grammars.compiled_grammars import CompiledGrammars
 from executor_service.grammars.token_bytes import TokenizerUnsupported
 from executor_service.grammars.vocabulary import Vocabulary
 from executor_service.model.loaded_model import LoadedModel
-from executor_service.runner.decode_graphs import with_decode_graphs
 from executor_service.runner.kernel_warm_up import compile_kernels
 from executor_service.runner.model_runner import ModelRunner
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
+from executor_service.runner.recorded_models import RecordedModels
 from executor_service.runner.trial_step import measure_step
 from executor_service.steps.executor_info import (
     ExecutorInfo,
@@ -76,12 +76,20 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
     )
     loaded = compute.loaded
     cache_config = _cache_config(config, compute)
-    make_model = compute.make_model
+    make_model, make_measured = compute.make_model, None
     if compute.is_recordable and config.cuda_graphs == "auto":
-        if compute.make_in_pieces is not None:
-            make_model = compute.make_in_pieces(config.max_num_batched_tokens)
-        make_model = with_decode_graphs(make_model, config.max_num_seqs)
-    runner = build_runner(loaded, cache_config, make_model, compute.draw, adjust=compute.adjust)
+        recorded = RecordedModels(
+            make_model, config.max_num_seqs, config.max_num_batched_tokens, compute.static_draw
+        )
+        make_model, make_measured = recorded.make, recorded.make_largest
+    runner = build_runner(
+        loaded,
+        cache_config,
+        make_model,
+        compute.draw,
+        adjust=compute.adjust,
+        make_measured=make_measured,
+    )
     if loaded.device.type == "cuda":
         compile_kernels(runner, loaded, config.max_num_seqs, config.max_num_batched_tokens)
     grammars = _grammars(loaded)

@@ -23,9 +23,9 @@ from executor_service.backends.compute import Compute
 from executor_service.device.kv_cache import block_bytes
 from executor_service.errors import StepFailed
 from executor_service.model.transformers_attention import unbind
-from executor_service.runner.decode_graphs import with_decode_graphs
 from executor_service.runner.model_runner import ModelRunner
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
+from executor_service.runner.recorded_models import RecordedModels
 from executor_service.steps.sampling_params import SamplingParams
 from executor_service.steps.step import AwaitedTokens, PendingStep, StepInput
 
@@ -62,16 +62,14 @@ def runner_of(
     """With `num_blocks`, or as many as fit; its pools hold random numbers."""
     make = compute.make_model
     if is_recorded:
-        if compute.make_in_pieces is not None:
-            make = compute.make_in_pieces(sizes.num_prompt_tokens)
-        make = with_decode_graphs(make, most_rows)
+        make = RecordedModels(make, most_rows, sizes.num_prompt_tokens, compute.static_draw).make
     config = CacheConfig(
         compute.block_size,
         min(num_blocks, _num_fitting_blocks(compute)),
         num_host_blocks=num_host_blocks,
         copy_blocks=compute.copy_blocks,
     )
-    runner = build_runner(compute.loaded, config, make, compute.draw)
+    runner = build_runner(compute.loaded, config, make, compute.draw, adjust=compute.adjust)
     for pool in (*runner.cache.key_pools, *runner.cache.value_pools):
         fill_randomly(pool)
     try:

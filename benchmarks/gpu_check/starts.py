@@ -24,8 +24,7 @@ from splitserve_options import options
 
 # What the log of a start says of its phases.
 _PHASES = (
-    "model_loaded", "largest_step_measured", "decode_graphs_recorded", "prompt_graphs_recorded",
-    "kernels_compiled",
+    "weights_loaded", "largest_step_measured", "cuda_graphs_recorded", "kernels_compiled",
 )  # fmt: skip
 _SECONDS = re.compile(r"\bseconds=([\d.]+)")
 # Rows and tokens of prompts that are no powers of two and nobody tried at start.

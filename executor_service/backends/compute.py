@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from executor_service.device.kv_cache import CopyBlocks, copy_in_torch
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import MakeModel
 from executor_service.sampling.sampler import Adjust, Draw, adjust_in_torch, draw_in_torch
+from executor_service.sampling.static_draw import StaticDraw
 
 _log = logging.getLogger(__name__)
 
@@ -36,8 +36,8 @@ class Compute:
     is_batch_invariant: bool = False
     is_int8: bool = False
     is_recordable: bool = False
-    make_in_pieces: Callable[[int], MakeModel] | None = None
     adjust: Adjust = adjust_in_torch
+    static_draw: StaticDraw | None = None
 
 
 def log_not_used(what: str, loaded: LoadedModel, reason: str, instead: str) -> None:

@@ -17,10 +17,10 @@ from executor_service.backends.gpu_kernels import (
     choose_gpu_adjust,
     choose_gpu_copy,
     choose_gpu_draw,
+    static_draw_of,
 )
 from executor_service.decoders.decoder import DecoderModel
 from executor_service.decoders.llama_parts import release_weights, why_not_llama
-from executor_service.decoders.recorded_pieces import in_recorded_pieces
 from executor_service.device.errors import release_cached_memory
 from executor_service.errors import BackendUnavailable, TrialFailed, one_line
 from executor_service.model.loaded_model import LoadedModel
@@ -121,15 +121,17 @@ def compute_on_gpu(
     `load` loads it again. For `only`, `block_size` and what is raised see `choose_gpu_attention`.
     """
     chosen = choose_gpu_attention(loaded, only, block_size, CANDIDATES)
+    draw = choose_gpu_draw(loaded.vocab_size, loaded.device)
     compute = Compute(
         loaded,
         attending_with(chosen.backend),
         f"{chosen.name} attention",
         chosen.block_size,
-        choose_gpu_draw(loaded.vocab_size, loaded.device),
+        draw,
         choose_gpu_copy(loaded.device),
         is_recordable=loaded.device.type == "cuda",
         adjust=choose_gpu_adjust(loaded.vocab_size, loaded.device),
+        static_draw=static_draw_of(draw),
     )
     reason = why_not_llama(loaded)
     if reason is not None:
@@ -162,5 +164,4 @@ def _with_decoder(compute: Compute, decoder: GpuDecoder) -> Compute:
         loaded=replace(compute.loaded, weights_bytes=decoder.num_bytes),
         make_model=lambda _loaded, cache: DecoderModel(decoder, cache),
         description=f"GPU decoder, {compute.description}",
-        make_in_pieces=lambda max_num_tokens: in_recorded_pieces(decoder, max_num_tokens),
     )

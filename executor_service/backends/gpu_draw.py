@@ -10,6 +10,8 @@ from torch import Tensor
 
 from executor_service.device.host_copies import to_device
 from executor_service.sampling.sampler import SamplingRows, draw_rows
+from executor_service.steps.step import Int64Array
+from splitserve_kernels.draw_rows import DrawRows
 from splitserve_kernels.gpu.sampling.columns import DrawColumns, num_words, pack
 from splitserve_kernels.gpu.sampling.draw import draw, greedy
 
@@ -24,3 +26,16 @@ def triton_draw(adjusted: Tensor, rows: SamplingRows) -> Tensor:
     pack(of_kernel, words)
     columns = DrawColumns.of_words(to_device(words, adjusted.device))
     return draw(adjusted, columns, may_cut=of_kernel.is_searched(vocab_size))
+
+
+class TritonStaticDraw:
+    """The StaticDraw of `triton_draw`. Rows that need no cut leave the kernels that cut at once."""
+
+    def num_words(self, num_rows: int) -> int:
+        return num_words(num_rows)
+
+    def pack(self, rows: DrawRows, words: Int64Array) -> None:
+        pack(rows, words)
+
+    def draw(self, logits: Tensor, words: Tensor) -> Tensor:
+        return draw(logits, DrawColumns.of_words(words))

@@ -16,6 +16,7 @@ from executor_service.backends.draw_trial import try_draw
 from executor_service.device.kv_cache import CopyBlocks, copy_in_torch
 from executor_service.errors import TrialFailed, one_line
 from executor_service.sampling.sampler import Adjust, Draw, adjust_in_torch, draw_unseen_in_torch
+from executor_service.sampling.static_draw import StaticDraw
 
 _NUM_BLOCKS = 40
 # No multiple of what a program copies.
@@ -54,6 +55,15 @@ def choose_gpu_adjust(vocab_size: int, device: torch.device) -> Adjust:
 
     in_torch: Adjust = adjust_in_torch
     return tried_kernel("adjusting", make, trial, in_torch)
+
+
+def static_draw_of(draw: Draw) -> StaticDraw | None:
+    """What draws as `draw`, a choice of `choose_gpu_draw`, in a recording; None if nothing does."""
+    if draw is draw_unseen_in_torch:
+        return None
+    from executor_service.backends.gpu_draw import TritonStaticDraw
+
+    return TritonStaticDraw()
 
 
 def choose_gpu_copy(device: torch.device) -> CopyBlocks:

@@ -34,7 +34,7 @@ from executor_service.device.errors import release_cached_memory
 from executor_service.device.kv_cache import KVCache
 from executor_service.model.loaded_model import LoadedModel
 from splitserve_kernels import reference
-from splitserve_kernels.decoder_weights import DecoderShape, LayerWeights, LinearWeights
+from splitserve_kernels.decoder_weights import LayerWeights, LinearWeights
 from splitserve_kernels.gpu.gated_product import gated_product
 from splitserve_kernels.gpu.layer_pools import LayerPools
 from splitserve_kernels.gpu.rms_norm import add_rms_norm, rms_norm
@@ -78,7 +78,7 @@ class _Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class KVWrite:
+class _KVWrite:
     """How queries and keys are turned, and where keys and values go. `slots`: [T] int64."""
 
     rotary: RotaryTables
@@ -139,108 +139,54 @@ class GpuDecoder:
         index: Tensor,
         cache: KVCache,
     ) -> Tensor:
-        write = KVWrite(RotaryTables(*rotation), paged.slot_mapping, cache)
+        write = _KVWrite(RotaryTables(*rotation), paged.slot_mapping, cache)
         hidden = functional.embedding(input_ids, self._embedding)  # [T, W]
         # What is still to be added to `hidden`: the next norm does it on the way.
         addend: Tensor | None = None
         for layer in range(len(self._layers)):
-            hidden, query = self.before_attention(layer, hidden, addend, write)
-            attended = self.attend(layer, query, paged, cache)
-            hidden, addend = self.after_attention(layer, hidden, attended)
+            hidden, query = self._before_attention(layer, hidden, addend, write)
+            attended = self._attend(layer, query, paged, cache)
+            hidden, addend = self._after_attention(layer, hidden, attended)
         assert addend is not None, "a model has layers"
-        return self.read_out(hidden[index], addend[index])
+        return self._read_out(hidden[index], addend[index])
 
-    @property
-    def shape(self) -> DecoderShape:
-        """Its sizes."""
-        return self._shape
-
-    @property
-    def num_layers(self) -> int:
-        """How often it attends."""
-        return len(self._layers)
-
-    @property
-    def vocab_size(self) -> int:
-        """V."""
-        return self._vocab_size
-
-    @property
-    def max_model_len(self) -> int:
-        """L."""
-        return self._cosines.shape[0]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of all that it computes but logits."""
-        dtype: torch.dtype = self._embedding.dtype
-        return dtype
-
-    def kv_write(self, positions: Tensor, slots: Tensor, cache: KVCache) -> KVWrite:
-        """For tokens at `positions` [T]."""
-        return KVWrite(RotaryTables(*self._rotation_at(positions)), slots, cache)
-
-    def look_up(self, input_ids: Tensor, positions: Tensor, hidden: Tensor, write: KVWrite) -> None:
-        """Writes what stands for `input_ids` [T] over `hidden` [T, W], and turns by `positions`."""
-        torch.index_select(self._embedding, 0, input_ids, out=hidden)
-        cosines, sines = self._rotation_at(positions)
-        write.rotary.cosine.copy_(cosines)
-        write.rotary.sine.copy_(sines)
-
-    def before_attention(
-        self,
-        layer: int,
-        hidden: Tensor,
-        addend: Tensor | None,
-        write: KVWrite,
-        query: Tensor | None = None,
+    def _before_attention(
+        self, layer: int, hidden: Tensor, addend: Tensor | None, write: _KVWrite
     ) -> tuple[Tensor, Tensor]:
         """`hidden` with `addend` in it, both [T, W], and the query of `layer`, [T, H, D].
 
-        Keys and values are written. `query`: where the query goes; then `hidden` is changed in
-        place, too. None: both are new.
+        Keys and values are written.
         """
         parts, shape = self._layers[layer], self._shape
         num_heads, num_kv_heads = shape.num_heads, shape.num_kv_heads
         if addend is None:
             normed = rms_norm(hidden, parts.input_norm, shape.epsilon)
         else:
-            in_place = query is not None
-            hidden, normed = add_rms_norm(
-                hidden, addend, parts.input_norm, shape.epsilon, in_place=in_place
-            )
+            hidden, normed = add_rms_norm(hidden, addend, parts.input_norm, shape.epsilon)
         heads = apply(parts.qkv, normed).view(len(hidden), -1, shape.head_dim)  # [T, H + 2G, D]
         turned, value = torch.split(heads, [num_heads + num_kv_heads, num_kv_heads], dim=1)
         if parts.head_norms is not None:
             turned = rms_norm(turned, parts.head_norms, shape.epsilon)
-        of_query, key = torch.split(turned, [num_heads, num_kv_heads], dim=1)
+        query, key = torch.split(turned, [num_heads, num_kv_heads], dim=1)
         pools = write.pools(layer)
-        turned_query = rotary_kv_write(
-            (of_query, key, value), write.rotary, pools, write.slots, query
-        )
-        return hidden, turned_query
+        return hidden, rotary_kv_write((query, key, value), write.rotary, pools, write.slots)
 
-    def attend(self, layer: int, query: Tensor, paged: PagedBatch, cache: KVCache) -> Tensor:
+    def _attend(self, layer: int, query: Tensor, paged: PagedBatch, cache: KVCache) -> Tensor:
         """[T, H, D] -> [T, H, D]."""
         key_pool, value_pool = cache.key_pools[layer], cache.value_pools[layer]
         options = self._layers[layer].options
         return self._backend.paged_attention(query, key_pool, value_pool, paged, options)
 
-    def after_attention(
-        self, layer: int, hidden: Tensor, attended: Tensor, *, in_place: bool = False
+    def _after_attention(
+        self, layer: int, hidden: Tensor, attended: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """`hidden` with what was `attended` in it, and what is still to be added, [T, W] each.
-
-        `hidden` is changed if `in_place`.
-        """
+        """`hidden` with what was `attended` in it, and what is still to be added, [T, W] each."""
         parts = self._layers[layer]
         addend = apply(parts.attention_output, attended.flatten(1))
-        hidden, normed = add_rms_norm(
-            hidden, addend, parts.mlp_norm, self._shape.epsilon, in_place=in_place
-        )
+        hidden, normed = add_rms_norm(hidden, addend, parts.mlp_norm, self._shape.epsilon)
         return hidden, apply(parts.down, gated_product(apply(parts.gate_up, normed)))
 
-    def read_out(self, hidden: Tensor, addend: Tensor) -> Tensor:
+    def _read_out(self, hidden: Tensor, addend: Tensor) -> Tensor:
         """[S, W] each -> logits, [S, V] float32."""
         _, last = add_rms_norm(hidden, addend, self._final_norm, self._shape.epsilon)
         return apply(self._head, last)[:, : self._vocab_size].float()

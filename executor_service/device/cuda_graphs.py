@@ -25,6 +25,11 @@ class Recorder(Protocol):
         """
         ...
 
+    @property
+    def pool_bytes(self) -> int:
+        """What recordings keep to compute in; they share it."""
+        ...
+
 
 class CudaGraphs:
     """A Recorder. Its graphs share memory, so only one may run at a time.
@@ -64,6 +69,17 @@ class CudaGraphs:
         self._pool = graph.pool()
         replay: Callable[[], None] = graph.replay
         return replay
+
+    @property
+    def pool_bytes(self) -> int:
+        if self._pool is None:
+            return 0
+        segments = _cuda.memory_snapshot()
+        return sum(
+            segment["total_size"]
+            for segment in segments
+            if tuple(segment["segment_pool_id"]) == tuple(self._pool)
+        )
 
 
 @contextmanager

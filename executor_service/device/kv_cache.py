@@ -190,6 +190,8 @@ def host_memory(num_bytes: int, pin: Pin | None) -> Tensor:
     memory = np.zeros(num_bytes + _CACHE_LINE, dtype=np.uint8)
     memory = memory[-memory.ctypes.data % _CACHE_LINE :][:num_bytes]
     if pin is not None and num_bytes:
+        # Pages are handed out to all threads at once; to be pinned, one after the other.
+        torch.from_numpy(memory).zero_()
         try:
             pin(memory)
         except RuntimeError as error:

@@ -1,38 +1,46 @@
 """Sampled tokens that stay on the device, for steps that begin before the host has them.
 
 What is written and read here is asked of the compute stream, so it is done in the order of the
-steps, and nobody waits.
+steps, and nobody waits. Which token is whose the host knows: only tokens are on the device.
 
 Shape letters: S rows that sample, A rows whose input token is awaited.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from executor_service.device.uploads import Numbers, Uploads
 from executor_service.steps.step import Int32Array, Int64Array, StepInput
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """`tokens`: [S] int64 on the device, or one if no row samples. `places`: whose, by row id."""
+
+    tokens: Tensor
+    places: Int64Array
 
 
 class SampledTokens:
     """A token for each row id of each step that is kept."""
 
-    def __init__(self, uploads: Uploads) -> None:
-        """`uploads`: to the device of the tokens."""
-        self._uploads = uploads
-        self._of_steps: dict[int, Tensor] = {}
+    def __init__(self) -> None:
+        self._of_steps: dict[int, _Kept] = {}
 
     def keep(self, step: StepInput, rows: Int64Array, token_ids: Tensor) -> None:
         """`token_ids` [S] int32 are what `rows` [S] of `step` sample, -1 for none.
 
-        Whatever has none gets some token of the vocabulary.
+        They are copied: what steps draw in a recording lies where the next one draws. Whatever has
+        none gets some token of the vocabulary.
         """
-        kept = torch.zeros(int(step.row_ids.max()) + 1, dtype=torch.int64, device=token_ids.device)
-        ((row_ids,), _) = self._uploads.send(Numbers([step.row_ids[rows].astype(np.int64)], []))
-        kept.index_copy_(0, row_ids, token_ids.to(torch.int64).clamp(min=0))
-        self._of_steps[step.step_id] = kept
+        places = np.zeros(int(step.row_ids.max()) + 1, np.int64)
+        places[step.row_ids[rows]] = np.arange(len(rows))
+        tokens = token_ids.clamp(min=0) if len(rows) else token_ids.new_zeros(1)
+        self._of_steps[step.step_id] = _Kept(tokens.to(torch.int64), places)
 
     def forget(self, step_id: int) -> None:
         """Gives its memory back, if it was kept."""
@@ -45,7 +53,12 @@ class SampledTokens:
         steps are kept.
         """
         distinct, which = np.unique(step_ids, return_inverse=True)
-        parts = [self._of_steps[step_id] for step_id in distinct.tolist()]
-        starts = np.cumsum([0, *(len(part) for part in parts[:-1])])
-        tokens = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return tokens, np.asarray(row_ids + starts[which], np.int64)
+        kept = [self._of_steps[step_id] for step_id in distinct.tolist()]
+        if len(kept) == 1:
+            return kept[0].tokens, kept[0].places[row_ids]
+        starts = np.cumsum([0, *(len(each.tokens) for each in kept[:-1])])
+        places = np.empty(len(row_ids), np.int64)
+        for index, each in enumerate(kept):
+            is_here = which == index
+            places[is_here] = each.places[row_ids[is_here]] + starts[index]
+        return torch.cat([each.tokens for each in kept]), places

@@ -9,7 +9,7 @@ prompt tokens, A rows whose input token is awaited, M blocks of the longest bloc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,11 @@ from executor_service.device.sampled_tokens import SampledTokens
 from executor_service.device.streams import streams_of
 from executor_service.device.uploads import Numbers, Uploads
 from executor_service.steps.step import BoolArray, Int32Array, Int64Array, StepInput
+from splitserve_kernels.draw_rows import DrawRows
 from splitserve_kernels.paged_batch import PagedBatch, RowLayout, lay_out_rows
+
+# How the rows of a pass that sample are drawn; None if more than their logits decides.
+PlainDraws = Callable[[], DrawRows | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +97,11 @@ class PassTensors:
 
 
 class InputBatch:
-    """One forward pass. Its tensors are made when one of them is first asked for."""
+    """One forward pass. Its tensors are made when one of them is first asked for.
+
+    A model that can draw, and gets something from `draws`, leaves in `token_ids` [S] int32 what the
+    rows sample, -1 for nothing. The next pass may overwrite them.
+    """
 
     def __init__(
         self,
@@ -109,6 +117,8 @@ class InputBatch:
         self.readout = readout
         self.rows = rows
         self.uploads = uploads
+        self.draws: PlainDraws = lambda: None
+        self.token_ids: Tensor | None = None
         self._tensors = tensors
 
     @property

@@ -22,6 +22,7 @@ from executor_service.errors import StepFailed
 from executor_service.model.input_batch import Readout, build_input_batch
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import PagedModel
+from executor_service.runner.plain_draws import plain_draws
 from executor_service.steps.step import Int64Array, StepInput
 
 _logger = logging.getLogger(__name__)
@@ -34,13 +35,15 @@ class ForwardResult:
     """Logits of the rows that did not fail.
 
     `sampling_logits`: [S, V], `prompt_logits`: [P, V], both float32, as `readout` lists them.
-    `row_errors`: for each row that failed, what to tell people.
+    `row_errors`: for each row that failed, what to tell people. `token_ids`: [S] int32, what the
+    rows sample, where the model has drawn as well; the next pass may overwrite them.
     """
 
     readout: Readout
     sampling_logits: Tensor
     prompt_logits: Tensor
     row_errors: dict[int, str]
+    token_ids: Tensor | None = None
 
 
 class ForwardPass:
@@ -103,9 +106,12 @@ class ForwardPass:
         batch = build_input_batch(
             step, rows, cache.block_size, cache.device, self._sampled, self._uploads, tables
         )
+        sampling_rows, vocab_size = batch.readout.sampling_rows, self._loaded.vocab_size
+        batch.draws = lambda: plain_draws(step, sampling_rows, vocab_size)
         logits = self._model.logits(batch)
-        num_sampling = len(batch.readout.sampling_rows)
-        return ForwardResult(batch.readout, logits[:num_sampling], logits[num_sampling:], {})
+        num_sampling = len(sampling_rows)
+        sampling, prompt = logits[:num_sampling], logits[num_sampling:]
+        return ForwardResult(batch.readout, sampling, prompt, {}, batch.token_ids)
 
     def _run_row_by_row(self, step: StepInput, rows: Int64Array) -> ForwardResult:
         # A row may read what another row of this step writes. The writer's position then lies

@@ -35,8 +35,10 @@ class StepSize:
     """The largest step there can be.
 
     `num_rows`, `num_tokens`: rows, and input tokens over all of them, both at least 1.
-    `max_model_len`: of a row, in tokens. `attends_back`: the rows end at `max_model_len`, so that
-    they attend to as much as they can; otherwise they begin at position 0.
+    `max_model_len`: of a row, in tokens. `attends_back`: the first row, which has the most
+    tokens, ends at `max_model_len`, so that it attends to as much as it can; all others begin at
+    position 0. What one row attends to takes no memory when the next one does, or takes it by the
+    widest table, so that more such rows would take time alone.
     """
 
     num_rows: int
@@ -54,10 +56,12 @@ def make_worst_step(size: StepSize, block_size: int, vocab_size: int) -> StepInp
     was never written: its results mean nothing.
     """
     num_new = _num_new_tokens(size)
-    ends = np.full_like(num_new, size.max_model_len) if size.attends_back else num_new
+    ends = num_new.copy()
+    if size.attends_back:
+        ends[0] = size.max_model_len
     computed = ends - num_new
     # What is scored last is the token after the input.
-    history = [0] * (int(ends.max()) + 1)
+    histories = [[0] * (end + 1) for end in ends.tolist()]
     tables = _block_tables(computed, ends, block_size)
     return StepInput(
         step_id=1,
@@ -74,7 +78,7 @@ def make_worst_step(size: StepSize, block_size: int, vocab_size: int) -> StepInp
         num_prompt_tokens=_num_prompt_tokens(computed, num_new),
         seeds=np.arange(len(num_new), dtype=np.int64),
         sampling_params=ParamRows.of([_COSTLY_PARAMS] * len(num_new)),
-        histories=[history] * len(num_new),
+        histories=histories,
     )
 
 

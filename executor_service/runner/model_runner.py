@@ -69,7 +69,7 @@ class ModelRunner:
         self._streams = streams or streams_of(cache.device)
         self._uploads = uploads = Uploads(cache.device, self._streams)
         self._counts = TokenCounts(loaded.vocab_size, cache.device, uploads)
-        self._sampled = SampledTokens(uploads)
+        self._sampled = SampledTokens()
         self._forward_pass = ForwardPass(loaded, cache, model, uploads, self._sampled)
         self._draw = draw
         self._adjust = adjust

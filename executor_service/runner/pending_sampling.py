@@ -100,7 +100,7 @@ class PendingSampling:
         self._sampling = _sampling_rows(step, self.rows, counts)
         self._prompt_tokens = _prompt_tokens(step, forward.readout)
         self.token_ids, scores = _sample(
-            forward.sampling_logits,
+            forward,
             self._sampling,
             lambda logits, rows: sample(logits, rows, draw, adjust, uploads),
         )
@@ -112,10 +112,7 @@ class PendingSampling:
         self._copy = HostCopy(tensors, streams.copy_to_host)
 
     def output(self, move_us: int, forward_us: int, sample_us: int) -> StepOutput:
-        """What became of the rows; to be asked for when the device has done all.
-
-        The durations are passed on.
-        """
+        """What became of the rows, and the durations; asked for when the device has done all."""
         sampled_ids, *columns = self._copy.arrays()
         rows = _RowResults.of(self._num_rows)
         for row, message in self._row_errors.items():
@@ -170,12 +167,16 @@ class PendingSampling:
 
 
 def _sample(
-    logits: Tensor, rows: SamplingRows, sample_rows: Callable[[Tensor, SamplingRows], Tensor]
+    forward: ForwardResult,
+    rows: SamplingRows,
+    sample_rows: Callable[[Tensor, SamplingRows], Tensor],
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The tokens of all rows, and what `score` says of those rows that ask for it."""
+    logits, token_ids = forward.sampling_logits, forward.token_ids
     if not len(logits):
         return logits.new_empty(0, dtype=torch.int32), ()
-    token_ids = sample_rows(logits, rows)
+    if token_ids is None:
+        token_ids = sample_rows(logits, rows)
     num_top = rows.params.num_logprobs
     is_scored = num_top >= 0
     if not is_scored.any():

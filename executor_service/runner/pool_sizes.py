@@ -55,11 +55,12 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True)
 class _RunnerFactory:
-    """What makes runners for `loaded`."""
+    """What makes runners for `loaded`. `make_measured`: models that take as much memory."""
 
     loaded: LoadedModel
     cache_config: CacheConfig
     make_model: MakeModel
+    make_measured: MakeModel
     draw: Draw
     adjust: Adjust
 
@@ -82,7 +83,14 @@ class _RunnerFactory:
 
     def runner(self, cache: KVCache) -> ModelRunner:
         """A runner on the pools of `cache`."""
-        model = self.make_model(self.loaded, cache)
+        return self._runner(cache, self.make_model)
+
+    def measured_runner(self, cache: KVCache) -> ModelRunner:
+        """A runner that takes as much memory, and that nobody is served by."""
+        return self._runner(cache, self.make_measured)
+
+    def _runner(self, cache: KVCache, make_model: MakeModel) -> ModelRunner:
+        model = make_model(self.loaded, cache)
         return ModelRunner(self.loaded, cache, model, self.draw, adjust=self.adjust)
 
 
@@ -110,14 +118,17 @@ def build_runner(
     draw: Draw = draw_in_torch,
     meter: PeakMeter | None = None,
     adjust: Adjust = adjust_in_torch,
+    make_measured: MakeModel | None = None,
 ) -> ModelRunner:
     """Allocates the pools and makes a runner for `loaded`; `adjust` and `draw` choose tokens.
 
-    Where the number of blocks is not given, it runs the largest step first, and `meter` measures
-    what that takes. Raises OutOfMemory, with the numbers, if the pools, that step or a single block
-    do not fit.
+    Where the number of blocks is not given, it runs the largest step first, on what `make_measured`
+    makes (None: `make_model`), and `meter` measures what that takes. Raises OutOfMemory, with the
+    numbers, if the pools, that step or a single block do not fit.
     """
-    factory = _RunnerFactory(loaded, cache_config, make_model, draw, adjust)
+    factory = _RunnerFactory(
+        loaded, cache_config, make_model, make_measured or make_model, draw, adjust
+    )
     room = _free_room(loaded.device, cache_config)
     if _must_measure(loaded.device, cache_config, room):
         step_bytes = _measure_step(
@@ -168,7 +179,7 @@ def _measure_step(
     try:
         cache = factory.cache(num_worst_step_blocks(size, block_size), 0)
         step_bytes = measure_worst_step(
-            size, cache, loaded.vocab_size, lambda: factory.runner(cache), meter
+            size, cache, loaded.vocab_size, lambda: factory.measured_runner(cache), meter
         )
     except RecordingFailed:
         raise

@@ -30,8 +30,9 @@ class PagedBatch:
     int64, where the keys and values of each token go: `block_id * block_size + offset`; all
     distinct. `max_num_new_tokens`, `max_num_tokens`: largest number of input tokens of a row, and
     of tokens (computed and new) of a row; 0 without rows. `num_decodes`: so many rows at least, the
-    first ones, have exactly one new token each; a backend may compute these in another way than
-    those that follow. Fewer than there are is right, too, only slow.
+    first ones, have one new token at most; a backend may compute these in another way than those
+    that follow. Fewer than there are is right, too, only slow. In a recorded step, whose numbers
+    stay, rows that are added have no token: their query starts are equal.
     """
 
     block_tables: Tensor

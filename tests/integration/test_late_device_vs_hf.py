@@ -1,7 +1,7 @@
 """A device that is late, behind the real worker and the real scheduler: the tokens are the same.
 
 Two steps are in flight, and the first is over only when the second has begun: all that a decode is
-fed comes from the device. With recorded decodes both share the recordings' buffers.
+fed comes from the device. With recorded steps both share the recordings' buffers, and draw there.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import pytest
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import MakeModel, torch_model
-from executor_service.runner.decode_graphs import with_decode_graphs
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
+from executor_service.runner.recorded_models import RecordedModels
 from executor_service.service.step_worker import Encode, StepWorker
 from executor_service.steps.step_executor import StepExecutor
 from scheduler_service.core.config import SchedulerConfig
@@ -28,7 +28,8 @@ from scheduler_service.step_codec import decode_result, encode_plan
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.core.in_process import InProcessEngine, executor_info, output_token_ids
 from tests.support.devices.late_device import LateStreams, late_runner
-from tests.support.devices.recorded_ops import RecordedOps, mixed_model
+from tests.support.devices.recorded_ops import RecordedOps, static_model
+from tests.support.devices.static_draw import SortingDraw
 from tests.support.models.hugging_face import generate_greedily, load_reference
 from tests.support.models.tiny_models import VOCAB_SIZE, make_tiny_model
 from tests.support.processes.patience import PATIENCE_S
@@ -61,7 +62,14 @@ PENALIZED = replace(CUT, repetition_penalty=1.3, frequency_penalty=0.4, presence
 def make_model(request: pytest.FixtureRequest) -> MakeModel:
     if not request.param:
         return torch_model
-    return with_decode_graphs(mixed_model, CONFIG.max_num_seqs, RecordedOps)
+    recorded = RecordedModels(
+        static_model,
+        CONFIG.max_num_seqs,
+        CONFIG.max_num_batched_tokens,
+        SortingDraw(),
+        RecordedOps,
+    )
+    return recorded.make
 
 
 def _cache(config: SchedulerConfig) -> CacheConfig:

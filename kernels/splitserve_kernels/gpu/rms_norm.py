@@ -11,7 +11,6 @@ Shape letters: T tokens, N norms of a token (1, or one for each head), W numbers
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -34,16 +33,13 @@ def rms_norm(numbers: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 
 
 def add_rms_norm(
-    numbers: Tensor, addend: Tensor, weight: Tensor, epsilon: float, *, in_place: bool = False
+    numbers: Tensor, addend: Tensor, weight: Tensor, epsilon: float
 ) -> tuple[Tensor, Tensor]:
     """The sum of `numbers` and `addend`, and its `rms_norm`.
 
-    `addend`: shaped as `numbers`, contiguous. Returns new tensors, contiguous; if `in_place`, the
-    sum takes the place of `numbers`, which are contiguous then.
+    `addend`: shaped as `numbers`, contiguous. Returns new tensors, contiguous.
     """
-    normed = numbers.new_empty(numbers.shape)
-    # Each program reads all that it writes before it writes.
-    total = numbers if in_place else torch.empty_like(normed)
+    normed, total = numbers.new_empty(2, *numbers.shape)
     _launch(numbers, addend, weight, normed, total, epsilon)
     return total, normed
 

@@ -40,18 +40,16 @@ def rotary_kv_write(
     rotary: RotaryTables,
     pools: LayerPools,
     slot_mapping: Tensor,
-    output: Tensor | None = None,
 ) -> Tensor:
     """Turns query and key, writes key and value as `kv_write` does; returns the turned query.
 
     `heads`: query [T, H, D], key [T, G, D] and value [T, G, E], not changed. `slot_mapping`: [T]
-    int64. Returns [T, H, D] in the dtype of the query: `output`, contiguous, if that is given. All
-    arithmetic is float32, and what is written or returned is rounded once.
+    int64. Returns [T, H, D] in the dtype of the query. All arithmetic is float32, and what is
+    written or returned is rounded once.
     """
     query, key, value = (with_dense_heads(tensor) for tensor in heads)
     num_tokens, num_heads, head_dim = query.shape
-    if output is None:
-        output = query.new_empty(query.shape)
+    output = query.new_empty(query.shape)
     if num_tokens == 0:
         return output
     num_kv_heads, value_dim = value.shape[1:]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -83,6 +84,40 @@ def test_backend_equals_the_oracle_when_it_writes_and_attends(
         backend.write_kv(key, value, *pools, problem.batch)
         outputs.append(backend.paged_attention(problem.query, *pools, problem.batch, options))
     assert_close(outputs[1], outputs[0].cpu())
+
+
+@pytest.mark.parametrize("num_added", [(0, 1), (3, 0), (70, 2)])
+def test_backend_finds_rows_on_the_device_when_some_are_added(
+    num_added: tuple[int, int], device: torch.device
+) -> None:
+    """As in a recorded step: which rows have tokens only the device knows."""
+    pytest.importorskip("triton", reason="triton is not installed")
+    from splitserve_kernels.gpu.attention import backend
+
+    rows, num_decodes = ((300, 1), (5, 1), (70, 9), (0, 130), (2, 3)), 2
+    problem = make_problem(Shape(8, 2, 32, 32, 16, rows), device)
+    options, pools = AttentionOptions(scale=0.3), (problem.key_pool, problem.value_pool)
+    expected = reference.paged_attention(problem.query, *pools, problem.batch, options)
+    batch, (decodes_added, prompts_added) = problem.batch, num_added
+
+    def with_added(numbers: torch.Tensor, added: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        first, last = numbers[:num_decodes], numbers[num_decodes:]
+        parts = [first, added.expand(decodes_added, *numbers.shape[1:])]
+        return torch.cat([*parts, last, ends.expand(prompts_added, *numbers.shape[1:])])
+
+    starts, none = batch.query_starts, torch.zeros_like(batch.num_computed_tokens[0])
+    recorded = replace(
+        batch,
+        num_computed_tokens=with_added(batch.num_computed_tokens, none, none),
+        block_tables=with_added(batch.block_tables, none, none),
+        query_starts=with_added(starts, starts[num_decodes], starts[-1]),
+        num_decodes=num_decodes + decodes_added,
+        max_num_new_tokens=len(problem.query),
+    )
+    # Added tokens are no row's.
+    query = torch.cat([problem.query, torch.ones_like(problem.query[:40])])
+    actual = backend.paged_attention(query, *pools, recorded, options)
+    assert_close(actual[: len(expected)], expected.cpu())
 
 
 def test_backend_undoes_the_scales_when_pools_have_8_bits(device: torch.device) -> None:

@@ -198,21 +198,6 @@ def _check_rotary(
     assert torch.equal(pools.value.float(), expected_value.float())
 
 
-def test_rotary_kv_write_leaves_the_query_where_it_is_told(device: torch.device) -> None:
-    shape = SHAPES[1]
-    pools, slots = _pools(shape, torch.float32, device, KVScales()), _slots(shape, device)
-    query, key = (
-        _heads(count, shape.key_dim, torch.float32, device)
-        for count in (shape.num_heads, shape.num_kv_heads)
-    )
-    table = torch.randn(NUM_TOKENS, 8, generator=torch.Generator().manual_seed(4)).to(device)
-    rotary = RotaryTables(table.cos(), table.sin())
-    output = torch.empty(query.shape, device=device)
-    turned = rotary_kv_write((query, key, key), rotary, pools, slots, output)
-    assert turned is output
-    assert torch.equal(output, rotary_kv_write((query, key, key), rotary, pools, slots))
-
-
 def test_rotary_kv_write_returns_nothing_when_there_are_no_tokens(device: torch.device) -> None:
     pools = _pools(SHAPES[1], torch.float32, device, KVScales())
     none, table = torch.empty(0, 2, 64, device=device), torch.empty(0, 32, device=device)

@@ -19,9 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from executor_service.device.kv_cache import KVCache
-from executor_service.model.input_batch import InputBatch
 from executor_service.model.loaded_model import LoadedModel
-from executor_service.model.paged_model import PagedModel, TransformersModel, torch_model
+from executor_service.model.paged_model import PagedModel, TransformersModel
 from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch
 
 if TYPE_CHECKING:
@@ -58,6 +57,7 @@ class RecordedOps:
     def __init__(self, *, fails: bool = False) -> None:
         self.num_recorded = 0
         self.num_replayed = 0
+        self.pool_bytes = 0
         self._fails = fails
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
@@ -82,6 +82,8 @@ class RecordedOps:
 class RunAgain:
     """A Recorder that records nothing, for kernels that are no operations of torch."""
 
+    pool_bytes = 0
+
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
         run()
         return run
@@ -92,7 +94,7 @@ def _tensors(output: object) -> Iterator[Tensor]:
 
 
 class StaticAttention:
-    """A backend of plain torch operations that depend on shapes only, for rows of one token."""
+    """A backend of plain torch operations that depend on shapes only."""
 
     def write_kv(
         self,
@@ -114,13 +116,18 @@ class StaticAttention:
         batch: PagedBatch,
         options: AttentionOptions,
     ) -> Tensor:
-        """`query`: [T, H, D], one token of each row. Looks up whole tables, -1 as block 0."""
-        tables = batch.block_tables.clamp(min=0).long()
+        """`query`: [T, H, D]. Looks up whole tables, -1 as block 0. Added tokens get anything."""
+        tokens = torch.arange(len(query), dtype=torch.int32)
+        # Of rows without tokens none is the last that begins where another does.
+        rows = torch.searchsorted(batch.query_starts, tokens, right=True) - 1
+        rows = rows.clamp(max=batch.num_rows - 1)
+        positions = batch.num_computed_tokens[rows] + tokens - batch.query_starts[rows]
+        tables = batch.block_tables[rows].clamp(min=0).long()
         group = query.shape[1] // key_pool.shape[2]
         keys = key_pool[tables].flatten(1, 2).repeat_interleave(group, dim=2)
         values = value_pool[tables].flatten(1, 2).repeat_interleave(group, dim=2)
         scores = torch.einsum("thd,tchd->thc", query, keys) * options.scale
-        distances = batch.num_computed_tokens[:, None] - torch.arange(keys.shape[1])[None, :]
+        distances = positions[:, None] - torch.arange(keys.shape[1])[None, :]
         is_hidden = distances < 0
         if options.sliding_window is not None:
             is_hidden |= distances >= options.sliding_window
@@ -128,16 +135,9 @@ class StaticAttention:
         return torch.einsum("thc,tchd->thd", torch.softmax(scores, dim=-1), values)
 
 
-def mixed_model(loaded: LoadedModel, cache: KVCache) -> PagedModel:
-    """Decodes by StaticAttention, all else in plain torch."""
-
-    class Mixed:
-        def logits(self, batch: InputBatch) -> Tensor:
-            if batch.paged.max_num_new_tokens == 1:
-                return TransformersModel(loaded, cache, StaticAttention()).logits(batch)
-            return torch_model(loaded, cache).logits(batch)
-
-    return Mixed()
+def static_model(loaded: LoadedModel, cache: KVCache) -> PagedModel:
+    """The model as `transformers` has it, attending by StaticAttention."""
+    return TransformersModel(loaded, cache, StaticAttention())
 
 
 def write_turned(
@@ -145,14 +145,12 @@ def write_turned(
     rotary: RotaryTables,
     pools: LayerPools,
     slots: Tensor,
-    output: Tensor | None = None,
 ) -> Tensor:
     """`rotary_kv_write` of plain torch operations that depend on shapes only."""
     query, key, value = heads
     _write(_turned(key, rotary), pools.key, slots)
     _write(value, pools.value, slots)
-    turned = _turned(query, rotary)
-    return turned if output is None else output.copy_(turned)
+    return _turned(query, rotary)
 
 
 def rms_norm_in_torch(numbers: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -161,10 +159,10 @@ def rms_norm_in_torch(numbers: Tensor, weight: Tensor, epsilon: float) -> Tensor
 
 
 def add_rms_norm_in_torch(
-    numbers: Tensor, addend: Tensor, weight: Tensor, epsilon: float, *, in_place: bool = False
+    numbers: Tensor, addend: Tensor, weight: Tensor, epsilon: float
 ) -> tuple[Tensor, Tensor]:
     """`add_rms_norm` of plain torch operations."""
-    total = numbers.add_(addend) if in_place else numbers + addend
+    total = numbers + addend
     return total, rms_norm_in_torch(total, weight, epsilon)
 
 

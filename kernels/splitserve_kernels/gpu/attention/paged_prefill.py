@@ -43,11 +43,11 @@ def paged_prefill(
 ) -> None:
     """`reference.paged_attention` for the rows from `first_row` on, of any number of new tokens.
 
-    The rows before have one new token each. `query`: [T, H, D], last stride 1. Writes the tokens of
-    its rows in `output` [T, H, E], which is contiguous. What is launched depends on shapes, on
+    The rows before have one new token at most. `query`: [T, H, D], last stride 1. Writes the tokens
+    of its rows in `output` [T, H, E], which is contiguous. What is launched depends on shapes, on
     `first_row` and on `batch.max_num_new_tokens` only.
     """
-    num_rows, num_tokens = batch.num_rows - first_row, query.shape[0] - first_row
+    num_rows, num_tokens = batch.num_rows - first_row, query.shape[0]
     if num_rows == 0 or num_tokens == 0:
         return
     constants = attention_constants(query, pools, options)
@@ -89,21 +89,22 @@ def paged_prefill(
 def _find_row(
     query_starts: tl.tensor,
     first_row: tl.tensor,
+    first_start: tl.tensor,
     num_rows: tl.tensor,
     tile: tl.tensor,
     BLOCK_Q: tl.constexpr,
 ) -> tl.tensor:
-    """The row that `tile` belongs to, from `first_row` on, before which tokens are rows.
+    """The row that `tile` belongs to, from `first_row` on, which begins at `first_start`.
 
-    The r-th of these rows, from token s on, has the tiles from s // Q + r on. That leaves room for
-    its tiles, of which only the last has fewer than Q tokens, so a tile may belong to no token of
-    its row.
+    The r-th of these rows, from the s-th of their tokens on, has the tiles from s // Q + r on. That
+    leaves room for its tiles, of which only the last has fewer than Q tokens, so a tile may belong
+    to no token of its row.
     """
     num_before = 0
     for first in range(0, num_rows, _ROWS_AT_A_TIME):
         rows = first + tl.arange(0, _ROWS_AT_A_TIME)
         starts = tl.load(query_starts + first_row + rows, mask=rows < num_rows, other=0)
-        starts = starts - first_row
+        starts = starts - first_start
         is_before = (rows < num_rows) & (starts // BLOCK_Q + rows <= tile)
         num_before += tl.sum(is_before.to(tl.int32), 0)
     return num_before - 1
@@ -149,11 +150,13 @@ def _prefill_kernel(
     # The last tiles of a row see the most keys: they begin first.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1) // HEAD_TILES
-    index = _find_row(query_starts, first_row, num_rows, tile, BLOCK_Q)
+    # Of the rows before some may have no token: how many have one is known on the device.
+    first_start = tl.load(query_starts + first_row)
+    index = _find_row(query_starts, first_row, first_start, num_rows, tile, BLOCK_Q)
     row = first_row + index
     row_start = tl.load(query_starts + row)
     num_new = tl.load(query_starts + row + 1) - row_start
-    first_token = (tile - (row_start - first_row) // BLOCK_Q - index) * BLOCK_Q
+    first_token = (tile - (row_start - first_start) // BLOCK_Q - index) * BLOCK_Q
     if first_token >= num_new:
         return
     stacked = tl.arange(0, BLOCK_M)

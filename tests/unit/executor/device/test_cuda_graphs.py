@@ -12,6 +12,8 @@ import pytest
 from executor_service.device.cuda_graphs import CudaGraphs
 from executor_service.errors import RecordingFailed
 
+POOL = (0, 3)
+
 
 @dataclass(slots=True)
 class FakeCuda:
@@ -66,6 +68,11 @@ class FakeCuda:
         self.current, self.is_recording = before, False
         graph.is_recorded = True
 
+    def memory_snapshot(self) -> list[dict[str, Any]]:
+        sizes = {(0, 0): 2**30, POOL: 2**21, (0, 2): 7}
+        parts = [{"segment_pool_id": pool, "total_size": size} for pool, size in sizes.items()]
+        return [*parts, {"segment_pool_id": POOL, "total_size": 2**22}]
+
     def get_sync_debug_mode(self) -> str:
         return self.sync_mode
 
@@ -94,8 +101,8 @@ class FakeGraph:
     cuda: FakeCuda
     is_recorded: bool = False
 
-    def pool(self) -> str:
-        return "pool"
+    def pool(self) -> tuple[int, int]:
+        return POOL
 
     def replay(self) -> None:
         assert self.is_recorded
@@ -115,13 +122,20 @@ def test_all_is_recorded_on_one_stream_and_in_one_pool_when_there_are_many(cuda:
     replays = [graphs.record(lambda: seen.add(cuda.current.name)) for _ in range(5)]
     assert seen == {"stream 1"}
     assert cuda.num_streams == 1
-    assert cuda.pools == [None, "pool", "pool", "pool", "pool"]
+    assert cuda.pools == [None, POOL, POOL, POOL, POOL]
     assert cuda.current is compute
     assert (cuda.is_recording, cuda.sync_mode) == (False, "default")
     cuda.log.clear()
     for replay in replays:
         replay()
     assert cuda.log == ["replay"] * 5
+
+
+def test_pool_bytes_are_those_of_the_recordings_alone(cuda: FakeCuda) -> None:
+    graphs = CudaGraphs()
+    assert graphs.pool_bytes == 0
+    graphs.record(lambda: None)
+    assert graphs.pool_bytes == 2**21 + 2**22
 
 
 def test_what_waits_is_found_before_it_is_recorded_and_leaves_all_as_it_was(

@@ -5,6 +5,7 @@ import logging
 from dataclasses import dataclass, field
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -47,6 +48,13 @@ def test_host_memory_is_zero_and_pinned_once_when_it_can_be() -> None:
 def test_host_memory_begins_with_a_cache_line(num_bytes: int) -> None:
     memory = host_memory(num_bytes, None)
     assert (len(memory), memory.data_ptr() % 64) == (num_bytes, 0)
+
+
+def test_host_memory_has_its_pages_when_it_is_pinned() -> None:
+    process, num_bytes, resident = psutil.Process(), 2**28, []
+    before = process.memory_info().rss
+    memory = host_memory(num_bytes, lambda _: resident.append(process.memory_info().rss))
+    assert resident[0] - before > 0.9 * len(memory)
 
 
 def test_host_memory_warns_once_with_the_size_when_it_cannot_be_pinned(

@@ -9,8 +9,6 @@ import pytest
 import torch
 
 from executor_service.device.sampled_tokens import SampledTokens
-from executor_service.device.streams import HostStreams
-from executor_service.device.uploads import Uploads
 from executor_service.model.input_batch import build_input_batch
 from executor_service.steps.step import AwaitedTokens, StepInput
 from tests.support.steps.step_driver import Row, make_step
@@ -30,7 +28,7 @@ def _tokens(*tokens: int) -> torch.Tensor:
 @pytest.fixture
 def sampled() -> SampledTokens:
     """Step 4: row 6 sampled 60, row 2 nothing valid, row 3 does not sample. Step 5: row 3, 31."""
-    sampled = SampledTokens(Uploads(CPU, HostStreams()))
+    sampled = SampledTokens()
     sampled.keep(_step(4, [6, 2, 3]), np.array([0, 1]), _tokens(60, -1))
     sampled.keep(_step(5, [3]), np.array([0]), _tokens(31))
     return sampled

@@ -20,8 +20,8 @@ from executor_service.errors import TrialFailed
 from executor_service.model.input_batch import build_input_batch
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import MakeModel, PagedModel, TransformersModel
-from executor_service.runner.decode_graphs import with_decode_graphs
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
+from executor_service.runner.recorded_models import RecordedModels
 from executor_service.steps.sampling_params import SamplingParams
 from tests.support.devices.recorded_ops import TORCH_KERNELS, RecordedOps, RunAgain, StaticAttention
 from tests.support.models.hugging_face import generate_greedily, load_reference
@@ -127,7 +127,8 @@ def test_runner_samples_what_hugging_face_generates_when_our_decoder_computes(
 ) -> None:
     loaded = case.load()
     make_model = _making(GpuDecoder(loaded, backend))
-    runner = build_runner(loaded, _config(), with_decode_graphs(make_model, 2, _make_recorder))
+    recorded = RecordedModels(make_model, 2, 10, make_recorder=_make_recorder)
+    runner = build_runner(loaded, _config(), recorded.make)
     sequences = [
         DrivenSequence(prompt, NUM_OUTPUT_TOKENS, start_step=2 * i)
         for i, prompt in enumerate(_prompts(case))
@@ -229,7 +230,7 @@ def test_build_gpu_decoder_raises_when_the_whole_computes_something_else(
     monkeypatch.setattr(
         gpu_decoder,
         "add_rms_norm",
-        lambda x, addend, weight, eps, **how: norm(x, addend, 1 + weight, eps, **how),
+        lambda x, addend, weight, eps: norm(x, addend, 1 + weight, eps),
     )
     with pytest.raises(TrialFailed, match="relative error of the logits"):
         build_gpu_decoder(llama.load(), reference, BLOCK_SIZE)
@@ -257,13 +258,16 @@ def test_decoder_reads_no_further_than_its_tables_when_a_position_is_too_large(l
     assert bool(DecoderModel(decoder, cache).logits(batch).isfinite().all())
 
 
-def _decode_rows() -> list[Row]:
-    return [Row([9 + i], 5 + 2 * i, (3 * i, 3 * i + 1, 3 * i + 2), 1) for i in range(3)]
+def _rows(num_new: int) -> list[Row]:
+    """Two decodes, and a row of so many tokens."""
+    rows = [Row([9 + i], 5 + 2 * i, (3 * i, 3 * i + 1, 3 * i + 2), 1) for i in range(2)]
+    return [*rows, Row([11, 7, 5, 3][:num_new], 5, (6, 7, 8), 1)]
 
 
 @torch.inference_mode()
-def test_decoder_is_recorded_when_it_decodes(
-    case: Case, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("num_new", [1, 4])
+def test_decoder_is_recorded_when_it_decodes_and_when_prompts_come(
+    num_new: int, case: Case, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What is recorded here are operations of torch: kernels are replaced by such."""
     if case.device.type != "cpu":
@@ -273,13 +277,14 @@ def test_decoder_is_recorded_when_it_decodes(
     loaded, recorder = case.load(), RecordedOps()
     decoder = GpuDecoder(loaded, StaticAttention())
     cache = _cache(loaded)
-    graphs = with_decode_graphs(_making(decoder), 3, lambda: recorder)(loaded, cache)
+    recorded = RecordedModels(_making(decoder), 3, 12, make_recorder=lambda: recorder)
+    graphs = recorded.make(loaded, cache)
     assert recorder.num_recorded > 0
     assert not [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
     for pool in (*cache.key_pools, *cache.value_pools):
         pool.normal_()
     num_replayed = recorder.num_replayed
-    batch = build_input_batch(make_step(_decode_rows()), [0, 1, 2], BLOCK_SIZE, loaded.device)
+    batch = build_input_batch(make_step(_rows(num_new)), [0, 1, 2], BLOCK_SIZE, loaded.device)
     actual = graphs.logits(batch).clone()
     assert recorder.num_replayed == num_replayed + 1
     expected = DecoderModel(decoder, cache).logits(batch)

@@ -1455,7 +1455,8 @@ export type StepTimings = Message<"splitserve.executor.v1.StepTimings"> & {
   moveUs: bigint;
 
   /**
-   * Input preparation and the forward pass, encoder included, up to the logits.
+   * Input preparation and the forward pass, encoder included, up to the logits; up to the tokens
+   * where one recording computes and draws.
    *
    * @generated from field: int64 forward_us = 3;
    */

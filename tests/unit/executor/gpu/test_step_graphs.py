@@ -1,30 +1,40 @@
-"""Steps of decodes with our kernels, recorded on a GPU and run again where there is none."""
+"""Steps with our kernels, recorded on a GPU and run again where there is none."""
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.device.cuda_graphs import CudaGraphs, Recorder
 from executor_service.device.kv_cache import KVCache
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import PagedModel, TransformersModel, torch_model
-from executor_service.runner.decode_graphs import with_decode_graphs
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
+from executor_service.runner.recorded_models import RecordedModels
+from executor_service.sampling.sampler import SamplingRows
+from executor_service.steps.sampling_params import SamplingParams
 from tests.support.devices.recorded_ops import RunAgain
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.steps.step_driver import DrivenSequence, drive
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from executor_service.backends.gpu_draw import TritonStaticDraw, triton_draw
 from splitserve_kernels.gpu.attention import backend
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 60
-MAX_NUM_ROWS = 3
+MAX_NUM_ROWS, MAX_NUM_TOKENS = 3, 14
+PARAMS = (
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=0.9),
+    SamplingParams(temperature=1.2, top_k=9, top_p=0.8),
+)
 
 
 def _triton_model(loaded: LoadedModel, cache: KVCache) -> PagedModel:
@@ -52,18 +62,36 @@ def test_runner_samples_the_same_tokens_when_our_kernels_are_recorded(
     def make_recorder() -> Recorder:
         return CudaGraphs() if device.type == "cuda" else RunAgain()
 
-    outputs = []
+    outputs, num_drawn_outside = [], []
     for make_model in (
         torch_model,
-        with_decode_graphs(_triton_model, MAX_NUM_ROWS, make_recorder),
+        RecordedModels(
+            _triton_model, MAX_NUM_ROWS, MAX_NUM_TOKENS, TritonStaticDraw(), make_recorder
+        ).make,
     ):
         config = CacheConfig(BLOCK_SIZE, num_device_blocks=NUM_BLOCKS, num_host_blocks=0)
-        runner = build_runner(loaded, config, make_model)
+        num_drawn = Counter[str]()
+
+        def count_and_draw(
+            logits: Tensor, rows: SamplingRows, num_drawn: Counter[str] = num_drawn
+        ) -> Tensor:
+            num_drawn["outside"] += 1
+            return triton_draw(logits, rows)
+
+        runner = build_runner(loaded, config, make_model, count_and_draw)
         sequences = [
-            DrivenSequence([(7 * i + j) % 140 + 3 for j in range(3 + 4 * i)], 4, start_step=2 * i)
+            DrivenSequence(
+                [(7 * i + j) % 140 + 3 for j in range(3 + 4 * i)],
+                4,
+                start_step=2 * i,
+                params=PARAMS[i],
+                seed=i,
+            )
             for i in range(MAX_NUM_ROWS)
         ]
         drive(runner, sequences, block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS, chunk_size=None)
         outputs.append([sequence.output for sequence in sequences])
+        num_drawn_outside.append(num_drawn["outside"])
     assert outputs[0] == outputs[1]
-    assert "decode_graphs" not in caplog.text, "what is refused is logged as an error"
+    assert num_drawn_outside[1] == 0 < num_drawn_outside[0]
+    assert "cuda_graphs" not in caplog.text, "what is refused is logged as an error"

@@ -1,0 +1,183 @@
+"""Steps recorded once for each of some shapes, and then replayed.
+
+A replay launches all kernels of a forward pass at once; one by one, launching them takes the host
+longer than a small batch takes the device. A recording reads and writes the same memory each time,
+so a step's inputs are copied into buffers that stay, and rows and tokens are added up to the next
+recorded shape. Nobody reads the logits of what is added.
+
+Tokens are drawn in the recording, too, as the step's rows say. Where more than logits decides, they
+are drawn again by others, from the same logits.
+
+Shape letters: those of `step_shapes`; S rows that sample, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from executor_service.device.cuda_graphs import Recorder
+from executor_service.device.kv_cache import KVCache
+from executor_service.device.streams import streams_of
+from executor_service.device.uploads import Uploads
+from executor_service.errors import RecordingFailed, TrialFailed
+from executor_service.model.input_batch import InputBatch, PassRows
+from executor_service.model.loaded_model import LoadedModel
+from executor_service.model.paged_model import PagedModel
+from executor_service.runner.graph_trial import no_rows, readout_of_lines, trial_draws, trial_rows
+from executor_service.runner.static_inputs import StaticInputs
+from executor_service.runner.step_shapes import Kind, StepShape, smallest
+from executor_service.sampling.static_draw import StaticDraw
+from splitserve_kernels.draw_rows import DrawRows
+
+# Largest relative error of logits that a replay may show against the same pass without it. Rounding
+# in half precision stays below half of it; a row that reads what is not its own is off by about 1.
+_TOLERANCE = 0.06
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Outputs:
+    """Where all recordings leave what they find: that of a recording is used again by others.
+
+    `logits`: [L, V] float32. `token_ids`: [L] int32.
+    """
+
+    logits: Tensor
+    token_ids: Tensor
+
+
+class StepGraphs:
+    """A model whose steps of some shapes are replayed; all else goes to it as it is."""
+
+    def __init__(
+        self,
+        model: PagedModel,
+        loaded: LoadedModel,
+        cache: KVCache,
+        shapes: Sequence[StepShape],
+        static_draw: StaticDraw | None = None,
+    ) -> None:
+        """Nothing is recorded yet. `model` is that of `loaded`, on the pools of `cache`.
+
+        `shapes`: of decodes and of other steps, rising. `static_draw`: what draws in a recording;
+        None if that is left to others.
+        """
+        self._model = model
+        self._cache = cache
+        self._max_model_len = loaded.max_model_len
+        self._static_draw = static_draw
+        self._shapes = shapes
+        self._inputs = StaticInputs(shapes, loaded.max_model_len, cache, static_draw)
+        most_lines = max(shape.num_lines for shape in shapes)
+        logits = torch.zeros(most_lines, loaded.vocab_size, device=cache.device)
+        self._outputs = _Outputs(logits, logits.new_zeros(most_lines, dtype=torch.int32))
+        self._replays: dict[StepShape, Callable[[], None]] = {}
+
+    @property
+    def num_graphs(self) -> int:
+        """How many shapes are recorded."""
+        return len(self._replays)
+
+    @torch.inference_mode()
+    def record(self, recorder: Recorder) -> frozenset[Kind]:
+        """Records, and tries what was recorded; what it writes to the pools nobody may need yet.
+
+        Returns the kinds of steps that are not recorded after all, because that raised or a replay
+        says something else; an error in the log says why, and they go to the model. Raises
+        RecordingFailed if the process cannot go on.
+        """
+        refused: set[Kind] = set()
+        for kind in ("prompt", "decode"):
+            shapes = [shape for shape in self._shapes if shape.kind == kind]
+            if shapes and not self._record(shapes, recorder):
+                refused.add(kind)
+        return frozenset(refused)
+
+    def logits(self, batch: InputBatch) -> Tensor:
+        shape = smallest(self._replays, batch.rows) if batch.rows.num_rows else None
+        if shape is None:
+            return self._model.logits(batch)
+        draws = None if self._static_draw is None else batch.draws()
+        logits = self._replay(shape, batch.rows, batch.uploads, draws)
+        if draws is not None:
+            batch.token_ids = self._outputs.token_ids[: len(draws)]
+        return logits
+
+    def _record(self, shapes: Sequence[StepShape], recorder: Recorder) -> bool:
+        """Those of one kind. Returns whether all is well."""
+        uploads = Uploads(self._cache.device, streams_of(self._cache.device))
+        kind = shapes[0].kind
+        replays = {}
+        try:
+            # The largest first: the others then fit into its memory.
+            for shape in reversed(shapes):
+                self._inputs.fill(no_rows(), shape, uploads)
+                replays[shape] = recorder.record(partial(self._run, shape, uploads))
+            # Steps look for room from the smallest on.
+            self._replays |= {shape: replays[shape] for shape in shapes}
+            for shape in shapes:
+                self._try(shape, uploads)
+        except RecordingFailed:
+            raise
+        except Exception as error:  # whatever a model's own code raises
+            self._replays = {s: run for s, run in self._replays.items() if s not in shapes}
+            if isinstance(error, TrialFailed):
+                _log.error("cuda_graphs_refused kind=%s reason=%r", kind, str(error))
+            else:
+                name = type(error).__name__
+                _log.exception("cuda_graphs_not_recorded kind=%s reason=%r", kind, name)
+            return False
+        return True
+
+    def _run(self, shape: StepShape, uploads: Uploads) -> None:
+        """What is recorded."""
+        lines = slice(shape.num_lines)
+        # A batch of its own each time: what attention found out about one is not found again.
+        tensors = self._inputs.tensors(shape)
+        batch = InputBatch(readout_of_lines(shape.num_lines), no_rows(), uploads, tensors)
+        logits = self._outputs.logits[lines].copy_(self._model.logits(batch))
+        if self._static_draw is not None:
+            drawn = self._static_draw.draw(logits, self._inputs.words(shape))
+            self._outputs.token_ids[lines].copy_(drawn)
+
+    def _replay(
+        self, shape: StepShape, rows: PassRows, uploads: Uploads, draws: DrawRows | None
+    ) -> Tensor:
+        """The logits that `rows` ask for."""
+        self._inputs.fill(rows, shape, uploads, draws)
+        self._replays[shape]()
+        return self._outputs.logits[: len(rows.logits_index)]
+
+    def _try(self, shape: StepShape, uploads: Uploads) -> None:
+        """Raises TrialFailed if a replay of `shape` says something else than the model."""
+        rows = self._trial_rows(shape)
+        num_lines = len(rows.logits_index)
+        batch = InputBatch(readout_of_lines(num_lines), rows, uploads)
+        expected = self._model.logits(batch).clone()
+        draws = trial_draws(num_lines, expected.shape[1])
+        # A replay that does nothing is not to find what was there.
+        self._outputs.logits.fill_(torch.nan)
+        self._outputs.token_ids.fill_(-1)
+        difference = self._replay(shape, rows, uploads, draws) - expected
+        errors = difference.norm(dim=-1) / expected.norm(dim=-1).clamp(min=1e-6)
+        error = float(errors.max())
+        if not error <= _TOLERANCE:  # it may be NaN
+            raise TrialFailed(f"relative error {error:.2g} of the logits of {num_lines} rows")
+        if self._static_draw is None:
+            return
+        logits, token_ids = self._outputs.logits, self._outputs.token_ids
+        drawn = self._static_draw.draw(logits[: shape.num_lines], self._inputs.words(shape))
+        wrong = int((drawn[:num_lines] != token_ids[:num_lines]).sum())
+        if wrong:
+            raise TrialFailed(f"{wrong} of {num_lines} rows draw another token")
+
+    def _trial_rows(self, shape: StepShape) -> PassRows:
+        vocab_size = self._outputs.logits.shape[1]
+        return trial_rows(shape, self._cache, self._max_model_len, vocab_size)
