@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from benchmarks.gpu_check.backends import why_not
 from benchmarks.gpu_check.machine import rates_of
 from benchmarks.gpu_check.problems import AttentionShape, make_problem
 from benchmarks.gpu_check.sizes import Rows, Sizes
@@ -40,10 +41,8 @@ class Layer:
 
     def why_not(self, candidate: Candidate, dtype: torch.dtype) -> str | None:
         """What keeps a backend from it; None if nothing does."""
-        if self.kv_dtype not in (None, dtype) and not candidate.mixes_dtypes:
-            return f"takes no {self.kv_dtype}"
         shape = LayerShape(self.num_kv_heads, self.key_dim, self.value_dim)
-        return candidate.why_not_layer(shape, self.options, dtype, candidate.block_size)
+        return why_not(candidate, shape, self.options, dtype, self.kv_dtype or dtype)
 
     def num_bytes(self, rows: Rows, dtype: torch.dtype) -> int:
         """Of keys and values in sight, each read once."""

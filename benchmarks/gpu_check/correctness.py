@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from benchmarks.gpu_check.backends import present_backends
+from benchmarks.gpu_check.backends import present_backends, why_not
 from benchmarks.gpu_check.cases import Case
 from benchmarks.gpu_check.operations import operations
 from benchmarks.gpu_check.problems import (
@@ -54,11 +54,11 @@ def cases(sizes: Sizes) -> Iterator[Case]:
     """Attention by all backends, then writes, moves and sampling."""
     for candidate in present_backends():
         for layer in _layers(sizes):
-            block_size = candidate.block_size
-            if candidate.why_not_layer(layer.layer, layer.options, layer.dtype, block_size):
+            dtype = layer.dtype
+            if why_not(candidate, layer.layer, layer.options, dtype, dtype) is not None:
                 continue
             for rows_name, rows in (("decode", _DECODES), ("mixed", MIXED_ROWS)):
-                tried = replace(layer.shape, rows=rows, block_size=block_size)
+                tried = replace(layer.shape, rows=rows, block_size=candidate.block_size)
                 yield _case(
                     f"{candidate.name} {rows_name}, {layer.name}",
                     partial(

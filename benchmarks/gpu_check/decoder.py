@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.gpu_check.backends import all_backends
 from benchmarks.gpu_check.cases import Case
 from benchmarks.gpu_check.machine import rates_of
 from benchmarks.gpu_check.models import load_random
@@ -21,7 +22,6 @@ from benchmarks.gpu_check.runners import pipelined_s, release_models, runner_of,
 from benchmarks.gpu_check.sizes import Rows, Sizes
 from benchmarks.gpu_check.steps import make_step, num_blocks_of
 from benchmarks.gpu_check.work import ModelWork
-from executor_service.backends.attention_candidates import CANDIDATES
 from executor_service.backends.compute import Compute
 from executor_service.backends.gpu import choose_gpu_attention
 from executor_service.decoders.decoder import DecoderModel
@@ -48,7 +48,7 @@ def _measure(sizes: Sizes) -> Iterator[Measurement]:
     release_models()
     name = sizes.small_model.name
     loaded = load_random(sizes.small_model, sizes)
-    chosen = choose_gpu_attention(loaded, None, None, CANDIDATES)
+    chosen = choose_gpu_attention(loaded, None, None, all_backends())
     theirs = Compute(
         loaded,
         attending_with(chosen.backend),
