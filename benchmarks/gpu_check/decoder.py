@@ -101,7 +101,9 @@ def _median_error(actual: Tensor, expected: Tensor) -> float:
 
 def _step_times(compute: Compute, sizes: Sizes) -> dict[tuple[int, str], float]:
     """Seconds of a step of decodes, by number of rows and with and without recording."""
-    times_s = {}
+    times_s: dict[tuple[int, str], float] = {}
+    if sizes.is_smoke:  # the parts of whole models time steps
+        return times_s
     batches = _batches(sizes)
     widest: Rows = ((sizes.model_context + 100, 1),) * batches[-1]
     num_blocks = num_blocks_of(widest, compute.block_size)
