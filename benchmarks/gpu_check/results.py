@@ -9,6 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+# The value of what was not tried, for want of time.
+SKIPPED = "skipped"
+
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
@@ -95,6 +98,3 @@ def print_summary(file: ResultFile) -> int:
         f"{len(lines)} lines, {num_skipped} skipped, {len(missed)} missed; in {file.path}\n"
     )
     return len(missed)
-
-
-SKIPPED = "skipped"

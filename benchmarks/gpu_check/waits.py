@@ -73,7 +73,7 @@ def _cases(
         "beside a prompt": (beside, ALL_PARAMS["greedy"]),
         "top-p beside a prompt": (beside, ALL_PARAMS["top-p"]),
     }
-    for kind in list(kinds)[:: 4 if sizes.is_smoke else 1]:
+    for kind in ("penalties", "top-p beside a prompt") if sizes.is_smoke else kinds:
         rows, params = kinds[kind]
         name = f"{shape.name}, {recorded}, {kind}"
         yield Case(name, 3, partial(_measure, name, runner, rows, params, sizes))
