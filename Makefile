@@ -66,8 +66,9 @@ $(READY): pyproject.toml
 serve: $(READY)
 	@exec $(BIN)/splitserve serve $(ARGS)
 
-# Sets of texts have the same order each time: histories of the simulation follow from it, too.
-PYTEST := PYTHONHASHSEED=0 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+# Sets of texts have the same order each time: histories of the simulation follow from it, too. What is
+# compiled is kept, or each process that a test starts does it again.
+PYTEST := PYTHONHASHSEED=0 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 SIDE_BY_SIDE := --no-print-directory --keep-going --jobs=$(WORKERS) --output-sync
 
 # All of it runs to the end, so that one look shows everything. What lint says comes last.

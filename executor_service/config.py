@@ -27,6 +27,7 @@ class ExecutorConfig:
     device: str
     device_index: int
     attention_backend: str
+    flash_attn_3_from: str
     cuda_graphs: str
     kv_cache_dtype: str
     deterministic: bool

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -73,15 +74,18 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
         config.block_size,
         is_deterministic=config.deterministic,
         is_int8=config.quantization == "int8",
+        flash_attention_3=config.flash_attn_3_from,
     )
     loaded = compute.loaded
     cache_config = _cache_config(config, compute)
     make_model, make_measured = compute.make_model, None
+    unrecorded: AbstractContextManager[None] = nullcontext()
     if compute.is_recordable and config.cuda_graphs == "auto":
         recorded = RecordedModels(
             make_model, config.max_num_seqs, config.max_num_batched_tokens, compute.static_draw
         )
         make_model, make_measured = recorded.make, recorded.make_largest
+        unrecorded = recorded.left_out()
     runner = build_runner(
         loaded,
         cache_config,
@@ -91,7 +95,8 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
         make_measured=make_measured,
     )
     if loaded.device.type == "cuda":
-        compile_kernels(runner, loaded, config.max_num_seqs, config.max_num_batched_tokens)
+        with unrecorded:
+            compile_kernels(runner, loaded, config.max_num_seqs, config.max_num_batched_tokens)
     grammars = _grammars(loaded)
     info = _describe(config, executor_epoch, loaded, runner)
     trial_step = measure_step(runner, loaded, config.max_num_batched_tokens)
@@ -188,10 +193,13 @@ def _describe(
 
 
 def _digest(loaded: LoadedModel, config: ExecutorConfig) -> str:
-    """A model whose weights were rounded is another model."""
-    if config.quantization == "none":
+    """A model whose weights were rounded is another model, and so is one with other scales."""
+    beside = [] if config.quantization == "none" else [config.quantization]
+    # The checkpoint's digest need not have seen these few bytes.
+    beside += [f"{each.key!r} {each.value!r}" for each in loaded.kv_scales]
+    if not beside:
         return loaded.digest
-    return hashlib.sha256(f"{loaded.digest} {config.quantization}".encode()).hexdigest()
+    return hashlib.sha256(" ".join([loaded.digest, *beside]).encode()).hexdigest()
 
 
 def _version() -> str:

@@ -23,13 +23,19 @@ _SOURCES = (_ROOT, *(_ROOT / folder for folder in ("protos", "kernels", "clients
 # Where none of these is on the path.
 sys.path[:0] = [str(path) for path in _SOURCES if str(path) not in sys.path]
 
-from benchmarks.gpu_check.part_process import part_command, run_part_apart  # noqa: E402
+from benchmarks.gpu_check.part_process import (  # noqa: E402
+    FLASH_ATTENTION_3_FROM,
+    part_command,
+    run_part_apart,
+)
 from benchmarks.gpu_check.parts import PARTS, Part, wanted_parts  # noqa: E402
 from benchmarks.gpu_check.results import ResultFile, print_summary  # noqa: E402
 
 _RESULTS = _ROOT / "benchmarks" / "results"
 _BUDGET_S, _TOTAL_S = 480.0, 10**6
 _DESCRIBE_TIMEOUT_S = 180
+# As the executor's option takes it.
+_HUB = "hub"
 
 
 def main(flags: list[str] | None = None) -> int:
@@ -47,10 +53,13 @@ def main(flags: list[str] | None = None) -> int:
     )
     parser.add_argument("--total-s", type=float, default=_TOTAL_S, help="of all parts, likewise")
     parser.add_argument("--commit", help="what is checked, where there is no git")
-    parser.add_argument("--fa3", type=Path, help="a library that has flash-attn 3 (README.md)")
+    parser.add_argument(
+        "--fa3", metavar="FILE", help="where flash-attn 3 is from: a library, or hub (README.md)"
+    )
     arguments = parser.parse_args(flags)
     try:
         parts = wanted_parts(arguments.only, is_smoke=arguments.smoke)
+        more = _flash_attention_3(arguments.fa3)
     except ValueError as error:
         sys.stderr.write(f"gpu-check: {error}\n")
         return 2
@@ -58,12 +67,22 @@ def main(flags: list[str] | None = None) -> int:
         for part in PARTS:
             sys.stdout.write(f"{part.name:<15} {part.seconds:>4} s  {part.decides}\n")
         return 0
-    return _check(parts, arguments)
+    return _check(parts, arguments, {**_environment(), **more})
 
 
-def _check(parts: list[Part], arguments: argparse.Namespace) -> int:
+def _flash_attention_3(source: str | None) -> dict[str, str]:
+    """For the environment of parts. Raises ValueError."""
+    if source in (None, _HUB):
+        return {} if source is None else {FLASH_ATTENTION_3_FROM: _HUB}
+    path = Path(source).resolve()
+    if not path.is_file():
+        raise ValueError(f"--fa3 {source}: there is no such file; allowed: a library, or {_HUB}")
+    return {FLASH_ATTENTION_3_FROM: str(path)}
+
+
+def _check(parts: list[Part], arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
     # In a process of its own: this one takes no memory of the device.
-    machine = _describe(arguments.commit, is_smoke=arguments.smoke)
+    machine = _describe(arguments.commit, environment, is_smoke=arguments.smoke)
     if machine is None:
         sys.stderr.write("gpu-check: there is no CUDA device here (or torch has no CUDA)\n")
         return 2
@@ -77,9 +96,7 @@ def _check(parts: list[Part], arguments: argparse.Namespace) -> int:
         if arguments.smoke:
             _smoke(part, part_end_s, file)
             continue
-        more = ["--fa3", str(arguments.fa3.resolve())] if arguments.fa3 else []
-        command = part_command(part, file.path, more)
-        run_part_apart(part, command, part_end_s, file, _environment())
+        run_part_apart(part, part_command(part, file.path), part_end_s, file, environment)
     return 1 if print_summary(file) else 0
 
 
@@ -92,7 +109,9 @@ def _smoke(part: Part, end_s: float, file: ResultFile) -> None:
     run_part(part, prepare(), Schedule(end_s), file)
 
 
-def _describe(commit: str | None, *, is_smoke: bool) -> Mapping[str, Any] | None:
+def _describe(
+    commit: str | None, environment: Mapping[str, str], *, is_smoke: bool
+) -> Mapping[str, Any] | None:
     """What the machine is; None if it has no GPU. What is wrong else is on stderr."""
     if is_smoke:
         # Triton reads it when it is imported.
@@ -109,7 +128,7 @@ def _describe(commit: str | None, *, is_smoke: bool) -> Mapping[str, Any] | None
         text=True,
         check=False,
         timeout=_DESCRIBE_TIMEOUT_S,
-        env=_environment(),
+        env=environment,
         cwd=_ROOT,
     )
     last = (done.stdout.strip().splitlines() or [""])[-1]

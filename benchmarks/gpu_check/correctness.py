@@ -24,11 +24,11 @@ from benchmarks.gpu_check.problems import (
 )
 from benchmarks.gpu_check.results import Measurement
 from benchmarks.gpu_check.sizes import Rows, Sizes
-from executor_service.backends.attention_candidates import Candidate
+from executor_service.backends.attention_candidates import DEFAULT_BLOCK_SIZE, Candidate
 from executor_service.device.kv_cache import LayerShape
 from splitserve_kernels import reference
 from splitserve_kernels.gpu.availability import why_unavailable
-from splitserve_kernels.paged_batch import AttentionOptions
+from splitserve_kernels.paged_batch import AttentionOptions, KVScales
 
 # Largest difference of an output: those of tests/kernels/gpu.
 _TOLERANCES = {torch.float32: 3e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -58,7 +58,7 @@ def cases(sizes: Sizes) -> Iterator[Case]:
             if why_not(candidate, layer.layer, layer.options, dtype, dtype) is not None:
                 continue
             for rows_name, rows in _rows(sizes):
-                tried = replace(layer.shape, rows=rows, block_size=candidate.block_size)
+                tried = replace(layer.shape, rows=rows, block_size=DEFAULT_BLOCK_SIZE)
                 yield _case(
                     f"{candidate.name} {rows_name}, {layer.name}",
                     partial(
@@ -69,7 +69,7 @@ def cases(sizes: Sizes) -> Iterator[Case]:
     if why_unavailable() is not None:
         return
     for name, rows in _rows(sizes):
-        shape = AttentionShape(32, 8, 128, 128, 16, rows).divided(sizes.divisor)
+        shape = AttentionShape(32, 8, 128, 128, DEFAULT_BLOCK_SIZE, rows).divided(sizes.divisor)
         error = partial(_float8_error, shape, sizes)
         yield _case(f"triton {name}, float8 pools", error, _TOLERANCES[torch.bfloat16])
     for operation, (measure, tolerance) in operations(sizes).items():
@@ -93,7 +93,7 @@ def _verdict(name: str, measure: Callable[[], float], tolerance: float) -> Itera
 
 def _layers(sizes: Sizes) -> list[TriedLayer]:
     def shape(num_heads: int, num_kv_heads: int, key_dim: int, value_dim: int) -> AttentionShape:
-        return AttentionShape(num_heads, num_kv_heads, key_dim, value_dim, 16, ())
+        return AttentionShape(num_heads, num_kv_heads, key_dim, value_dim, DEFAULT_BLOCK_SIZE, ())
 
     llama, gemma, gpt_oss = shape(32, 8, 128, 128), shape(16, 8, 256, 256), shape(64, 8, 64, 64)
     sinks = torch.linspace(-2, 4, gpt_oss.num_heads, device=sizes.device)
@@ -144,7 +144,6 @@ def _expected(problem: AttentionProblem, pools: list[Tensor], options: Attention
 
 def _float8_error(shape: AttentionShape, sizes: Sizes) -> float:
     from splitserve_kernels.gpu.attention import backend
-    from splitserve_kernels.gpu.layer_pools import KVScales
 
     options, scales = AttentionOptions(scale=128**-0.5), KVScales(key=0.02, value=0.01)
     problem = make_problem(shape, 1, torch.bfloat16, sizes.device)

@@ -33,7 +33,7 @@ PACKAGES = {
         "googleapis-common-protos", "tokenizers", "jinja2", "llguidance", "cryptography",
     ),
     "tests": ("pytest", "pytest-asyncio", "pytest-xdist", "pytest-timeout", "hypothesis"),
-    "others": ("flash-attn", "flash-attn-3", "nvidia-cudnn-cu13"),
+    "others": ("flash_attn_3", "kernels", "nvidia-cudnn-cu13"),
 }  # fmt: skip
 # Triton compiles a launcher with the first; none is needed else.
 TOOLS = ("cc", "gcc", "nvcc", "make", "git")

@@ -12,13 +12,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.gpu_check.parts import Part
 from benchmarks.gpu_check.results import SKIPPED, Measurement, ResultFile
 
+# Where a part, and an executor that it starts, have flash-attn 3 from: the variable of the option.
+FLASH_ATTENTION_3_FROM = "SPLITSERVE_FLASH_ATTN_3_FROM"
 # The device cannot be used any more.
 DEVICE_LOST = 3
 _MOST_PROCESSES = 4
@@ -31,7 +33,7 @@ def run_part_apart(
     command: Sequence[str],
     end_s: float,
     file: ResultFile,
-    environment: dict[str, str],
+    environment: Mapping[str, str],
     grace_s: float = _GRACE_S,
 ) -> None:
     """Until all cases have been tried, or the time is over.
@@ -86,9 +88,9 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def part_command(part: Part, result_path: Path, more: Sequence[str]) -> list[str]:
+def part_command(part: Part, result_path: Path) -> list[str]:
     """Of this Python, which runs `part` and adds what it finds to the file."""
     return [
         *(sys.executable, "-m", "benchmarks.gpu_check.part_runner"),
-        *("--part", part.name, "--results", str(result_path), *more),
+        *("--part", part.name, "--results", str(result_path)),
     ]

@@ -26,13 +26,8 @@ def main() -> int:
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--left-s", type=float, required=True)
     parser.add_argument("--after")
-    parser.add_argument("--fa3", type=Path)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
-    if arguments.fa3 is not None:
-        from benchmarks.gpu_check.flash_attention_3_library import install
-
-        install(arguments.fa3)
     schedule = Schedule(time.monotonic() + arguments.left_s, arguments.after)
     (part,) = wanted_parts([arguments.part])
     try:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 
 import torch
 
 from benchmarks.gpu_check.results import Measurement
-from benchmarks.gpu_check.runners import release_models, runner_of
+from benchmarks.gpu_check.runners import recorded_models, release_models, runner_of
 from benchmarks.gpu_check.sizes import Sizes
 from executor_service.backends.compute import Compute
 from executor_service.device.memory import peak_meter_of
@@ -18,24 +20,36 @@ _NUM_BLOCKS = 512
 
 def measure_recordings(compute: Compute, sizes: Sizes) -> Iterator[Measurement]:
     """A runner that records nothing beside one that records everything."""
-    seconds, num_bytes = {}, {}
-    for is_recorded in (False, True) if compute.is_recordable else (False,):
-        release_models()
-        meter = peak_meter_of(sizes.device)
-        started = time.perf_counter()
-        num_bytes[is_recorded] = meter.peak_bytes(lambda: _make(compute, sizes, is_recorded))  # noqa: B023
-        seconds[is_recorded] = time.perf_counter() - started
-    yield Measurement("a runner without recordings", seconds[False], "s")
-    if compute.is_recordable:
-        yield Measurement("recordings", seconds[True] - seconds[False], "s")
-        more = num_bytes[True] - num_bytes[False]
-        yield Measurement("recordings, memory", more / 2**20, "MiB", note=_reserved(sizes))
+    seconds, num_bytes = _cost(compute, sizes)
+    yield Measurement("a runner without recordings", seconds, "s")
+    if not compute.is_recordable:
+        return
+    models = recorded_models(compute, _most_rows(sizes), sizes)
+    recorded_s, recorded_bytes = _cost(replace(compute, make_model=models.make), sizes)
+    yield Measurement("recordings", recorded_s - seconds, "s")
+    more = recorded_bytes - num_bytes
+    yield Measurement("recordings, memory", more / 2**20, "MiB", note=_reserved(sizes))
+    found = models.recorded
+    assert found is not None, "a runner was made"
+    note = f"{found.num_graphs} graphs in {found.seconds:.1f} s"
+    yield Measurement("recordings, their pool", found.pool_bytes / 2**20, "MiB", note=note)
 
 
-def _make(compute: Compute, sizes: Sizes, is_recorded: bool) -> None:
-    most_rows = max(sizes.batches) + 1
-    with runner_of(compute, _NUM_BLOCKS, most_rows, sizes, is_recorded=is_recorded):
+def _cost(compute: Compute, sizes: Sizes) -> tuple[float, int]:
+    """Seconds and bytes that a runner takes."""
+    release_models()
+    started = time.perf_counter()
+    num_bytes = peak_meter_of(sizes.device).peak_bytes(partial(_make, compute, sizes))
+    return time.perf_counter() - started, num_bytes
+
+
+def _make(compute: Compute, sizes: Sizes) -> None:
+    with runner_of(compute, _NUM_BLOCKS, _most_rows(sizes), sizes, is_recorded=False):
         pass
+
+
+def _most_rows(sizes: Sizes) -> int:
+    return max(sizes.batches) + 1
 
 
 def _reserved(sizes: Sizes) -> str:

@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from benchmarks.gpu_check.backends import flash_attention_3_source
 from benchmarks.gpu_check.models import load_random
 from benchmarks.gpu_check.problems import fill_randomly
 from benchmarks.gpu_check.sizes import ModelShape, Rows, Sizes
@@ -26,11 +27,13 @@ from executor_service.model.transformers_attention import unbind
 from executor_service.runner.model_runner import ModelRunner
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
 from executor_service.runner.recorded_models import RecordedModels
+from executor_service.steps.block_tables import BlockTables
 from executor_service.steps.sampling_params import SamplingParams
 from executor_service.steps.step import AwaitedTokens, PendingStep, StepInput
 
 _DEPTH = 2
 _NUM_WARM_UPS = 3
+_MOST_STEPS = 100
 # Of what is free once the weights are there; the rest is for steps and recordings.
 _POOL_SHARE = 0.8
 
@@ -40,13 +43,25 @@ StepAt = Callable[[int], StepInput]
 def load(shape: ModelShape, sizes: Sizes) -> Compute:
     """A random model and what computes it best here."""
     release_models()
-    return choose_compute(partial(load_random, shape, sizes), sizes.backend, None)
+    return choose_compute(
+        partial(load_random, shape, sizes),
+        sizes.backend,
+        None,
+        flash_attention_3=flash_attention_3_source(),
+    )
 
 
 def release_models() -> None:
     """Gives back the memory of those that nobody uses any more."""
     gc.collect()  # models hold themselves
     torch.cuda.empty_cache()
+
+
+def recorded_models(compute: Compute, most_rows: int, sizes: Sizes) -> RecordedModels:
+    """What records the steps of `compute` as an executor has them recorded."""
+    return RecordedModels(
+        compute.make_model, most_rows, sizes.num_prompt_tokens, compute.static_draw
+    )
 
 
 @contextmanager
@@ -62,7 +77,7 @@ def runner_of(
     """With `num_blocks`, or as many as fit; its pools hold random numbers."""
     make = compute.make_model
     if is_recorded:
-        make = RecordedModels(make, most_rows, sizes.num_prompt_tokens, compute.static_draw).make
+        make = recorded_models(compute, most_rows, sizes).make
     config = CacheConfig(
         compute.block_size,
         min(num_blocks, _num_fitting_blocks(compute)),
@@ -89,17 +104,25 @@ def _num_fitting_blocks(compute: Compute) -> int:
 
 
 def steps_of(runner: ModelRunner, rows: Rows, params: SamplingParams = GREEDY) -> StepAt:
-    """The step of each number, decodes growing by a token each."""
+    """The step of each number below _MOST_STEPS, decodes growing by a token each.
+
+    As a scheduler's: the same tables and histories in all of them.
+    """
     cache = runner.cache
-    last = make_step(
-        grown(rows, 10_000), cache.block_size, cache.num_device_blocks, params
-    ).histories
+    last = make_step(grown(rows, _MOST_STEPS), cache.block_size, cache.num_device_blocks, params)
+    tables = BlockTables.of(last.block_tables)
 
     def step(index: int) -> StepInput:
         made = make_step(
             grown(rows, index), cache.block_size, cache.num_device_blocks, params, index + 1
         )
-        return replace(made, histories=last)
+        width = made.block_tables.shape[1]
+        return replace(
+            made,
+            histories=last.histories,
+            block_tables=np.ascontiguousarray(last.block_tables[:, :width]),
+            tables=tables,
+        )
 
     return step
 
@@ -121,8 +144,9 @@ def _pipelined_s(
 ) -> float:
     device, started = runner.cache.device, 0.0
     num_warm_ups = min(_NUM_WARM_UPS, num_steps)
-    for index in range(num_warm_ups + num_steps):
-        step = step_at(index)
+    # Made before: it is the runner that is timed.
+    steps = [step_at(index) for index in range(num_warm_ups + num_steps)]
+    for index, step in enumerate(steps):
         if index == num_warm_ups:
             _finish(pending, 0)
             started = now_s(device)

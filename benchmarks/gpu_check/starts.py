@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.gpu_check.aims import NO_COMPILATION, START_S, judged
+from benchmarks.gpu_check.backends import flash_attention_3_source
 from benchmarks.gpu_check.cases import Case
 from benchmarks.gpu_check.checkpoints import work_folder, write_checkpoint
 from benchmarks.gpu_check.compilations import counted
@@ -56,7 +57,7 @@ def cases(sizes: Sizes) -> Iterator[Case]:
 
 
 def _flags(path: Path, sizes: Sizes) -> list[str]:
-    flags = ["--model", str(path)]
+    flags = ["--model", str(path), "--flash-attn-3-from", flash_attention_3_source()]
     return [*flags, "--attention-backend", "torch"] if sizes.is_smoke else flags
 
 

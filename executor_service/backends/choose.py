@@ -1,6 +1,6 @@
 """Which code computes a model: the fastest there is that computes the same as plain torch.
 
-On a GPU: attention in Triton or by flash-attn, and for models of the Llama kind a decoder of our
+On a GPU: attention in Triton or by flash-attn 3, and for models of the Llama kind a decoder of our
 own around it. On the CPU: native kernels, with the whole decoder in one call for these models.
 Whatever is chosen was tried on this machine first; what fails its trial is refused, loudly. What
 was not made for a model is one line at INFO, which says what serves it instead.
@@ -20,9 +20,10 @@ from executor_service.errors import BackendUnavailable, TrialFailed
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import torch_model
 from splitserve_kernels.cpu.build import BuildFailed
+from splitserve_kernels.gpu.attention.flash_attention_3_sources import INSTALLED
 
-# What --attention-backend takes beside the names of `attention_candidates.CANDIDATES`: the fastest
-# that passes its trial, plain torch, and compiled CPU kernels.
+# What --attention-backend takes beside the names of `attention_candidates.gpu_candidates`: the
+# fastest that passes its trial, plain torch, and compiled CPU kernels.
 AUTO, TORCH, NATIVE = "auto", "torch", "native"
 
 _log = logging.getLogger(__name__)
@@ -41,14 +42,16 @@ def choose_compute(
     *,
     is_deterministic: bool = False,
     is_int8: bool = False,
+    flash_attention_3: str = INSTALLED,
 ) -> Compute:
     """Loads the model and decides what runs it.
 
     `name`: as --attention-backend takes it. `block_size`: None for what suits the backend best.
     `is_deterministic`: it must be batch invariant. `is_int8`: its matrices are rounded to 8 bits.
+    `flash_attention_3`: where that is from, as --flash-attn-3-from takes it.
     Raises BackendUnavailable if these cannot be had, or if `name` is not AUTO and cannot.
     """
-    compute = _choose(load, name, block_size, is_int8=is_int8)
+    compute = _choose(load, name, block_size, is_int8=is_int8, flash_attention_3=flash_attention_3)
     if is_int8 and not compute.is_int8:
         raise BackendUnavailable(
             f"quantization int8: {compute.loaded.architecture} runs with {compute.description};"
@@ -71,6 +74,7 @@ def _choose(
     block_size: int | None,
     *,
     is_int8: bool,
+    flash_attention_3: str,
 ) -> Compute:
     loaded = load()
     in_torch = Compute(loaded, torch_model, "torch", block_size or DEFAULT_BLOCK_SIZE)
@@ -82,7 +86,8 @@ def _choose(
     try:
         if is_for_cpu:
             return compute_on_cpu(load, loaded, block_size or DEFAULT_BLOCK_SIZE, is_int8=is_int8)
-        return compute_on_gpu(load, loaded, None if name == AUTO else name, block_size)
+        only = None if name == AUTO else name
+        return compute_on_gpu(load, loaded, only, block_size, flash_attention_3)
     except (BuildFailed, TrialFailed, BackendUnavailable) as error:
         if name != AUTO:
             raise BackendUnavailable(f"{name}: {error}") from error

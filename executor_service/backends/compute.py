@@ -23,8 +23,8 @@ class Compute:
     `block_size`: tokens of a KV block. `copy_blocks`: copies them within the device pool.
     `is_batch_invariant`: a sequence's logits are the same bits whatever shares its batch, and
     however its tokens are cut into steps. `is_int8`: matrices are rounded to 8 bits.
-    `is_recordable`: a CUDA graph can record its decodes. `make_in_pieces`: makes, of a number of
-    tokens, what makes models whose other steps of so many are recorded, too; None if there is none.
+    `is_recordable`: CUDA graphs can record its steps. `static_draw`: what draws in these; None if
+    nothing does.
     """
 
     loaded: LoadedModel

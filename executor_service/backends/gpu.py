@@ -10,7 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from executor_service.backends.attention_candidates import CANDIDATES, Candidate
+from executor_service.backends.attention_candidates import (
+    DEFAULT_BLOCK_SIZE,
+    Candidate,
+    gpu_candidates,
+)
 from executor_service.backends.attention_trial import time_attention, try_backend
 from executor_service.backends.compute import Compute, log_not_used
 from executor_service.backends.gpu_kernels import (
@@ -25,14 +29,12 @@ from executor_service.device.errors import release_cached_memory
 from executor_service.errors import BackendUnavailable, TrialFailed, one_line
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import attending_with
+from splitserve_kernels.gpu.attention.flash_attention_3_sources import INSTALLED
 from splitserve_kernels.paged_batch import AttentionBackend
 
 if TYPE_CHECKING:
     # It needs Triton already when it is imported.
     from executor_service.decoders.gpu_decoder import GpuDecoder
-
-# As many times as fast must attention be to be worth coarser blocks than the default.
-_WORTH_COARSE_BLOCKS = 1.25
 
 _log = logging.getLogger(__name__)
 
@@ -58,21 +60,23 @@ def choose_gpu_attention(
 ) -> GpuAttention:
     """The fastest of those `candidates` that compute what plain torch does; the first is default.
 
-    `only`: the name of the one that may be taken; None for any. `block_size`: None for the
-    backend's own choice. Raises BackendUnavailable if none can be had, TrialFailed if that is
-    because of what it computes.
+    `only`: the name of the one that may be taken; None for any. `block_size`: None for the default.
+    Raises BackendUnavailable if none can be had, TrialFailed if that is because of what it
+    computes.
     """
+    size = block_size or DEFAULT_BLOCK_SIZE
     usable = []
     refusal: BackendUnavailable | TrialFailed = BackendUnavailable("no such backend")
     for candidate in candidates:
         if only not in (None, candidate.name):
             continue
         try:
-            usable.append(_try(candidate, loaded, block_size))
+            usable.append(_try(candidate, loaded, size, is_named=only is not None))
         except (BackendUnavailable, TrialFailed) as error:
             is_wrong = isinstance(error, TrialFailed)
+            level = logging.WARNING if candidate.is_asked_for else logging.INFO
             _log.log(
-                logging.ERROR if is_wrong else logging.INFO,
+                logging.ERROR if is_wrong else level,
                 "attention_backend_refused backend=%s reason=%r",
                 candidate.name,
                 str(error),
@@ -84,14 +88,15 @@ def choose_gpu_attention(
     return usable[0] if len(usable) == 1 else _fastest(usable, loaded, time_backend)
 
 
-def _try(candidate: Candidate, loaded: LoadedModel, block_size: int | None) -> GpuAttention:
-    size = block_size or candidate.block_size
-    reason = candidate.why_not(loaded, size)
+def _try(
+    candidate: Candidate, loaded: LoadedModel, block_size: int, *, is_named: bool
+) -> GpuAttention:
+    reason = candidate.why_not(loaded, block_size, is_named=is_named)
     if reason is not None:
         raise BackendUnavailable(reason)
     backend = candidate.make()
-    try_backend(backend, loaded, size)
-    return GpuAttention(candidate.name, backend, size)
+    try_backend(backend, loaded, block_size, rounds_queries=candidate.rounds(loaded))
+    return GpuAttention(candidate.name, backend, block_size)
 
 
 def _fastest(
@@ -106,21 +111,22 @@ def _fastest(
         return default
     for each, time_s in zip(usable, times_s, strict=True):
         _log.info("attention_backend_timed backend=%s us=%.1f", each.name, time_s * 1e6)
-    best = min(range(len(usable)), key=times_s.__getitem__)
-    is_coarser = usable[best].block_size > default.block_size
-    if is_coarser and times_s[best] * _WORTH_COARSE_BLOCKS > times_s[0]:
-        return default
-    return usable[best]
+    return usable[min(range(len(usable)), key=times_s.__getitem__)]
 
 
 def compute_on_gpu(
-    load: Callable[[], LoadedModel], loaded: LoadedModel, only: str | None, block_size: int | None
+    load: Callable[[], LoadedModel],
+    loaded: LoadedModel,
+    only: str | None,
+    block_size: int | None,
+    flash_attention_3: str = INSTALLED,
 ) -> Compute:
     """What runs `loaded` by Triton's kernels, or where these are interpreted, as on a GPU.
 
-    `load` loads it again. For `only`, `block_size` and what is raised see `choose_gpu_attention`.
+    `load` loads it again. For `only`, `block_size` and what is raised see `choose_gpu_attention`,
+    for `flash_attention_3` see `gpu_candidates`.
     """
-    chosen = choose_gpu_attention(loaded, only, block_size, CANDIDATES)
+    chosen = choose_gpu_attention(loaded, only, block_size, gpu_candidates(flash_attention_3))
     draw = choose_gpu_draw(loaded.vocab_size, loaded.device)
     compute = Compute(
         loaded,

@@ -15,6 +15,7 @@ import torch
 
 from executor_service.checkpoint.folder import Checkpoint, resolve_checkpoint
 from executor_service.checkpoint.generation_config import read_eos_token_ids, read_generation_config
+from executor_service.checkpoint.kv_scales import read_kv_scales
 from executor_service.checkpoint.model_kind import check_kind
 from executor_service.checkpoint.weight_names import check_weight_names
 from executor_service.device.errors import is_out_of_memory
@@ -34,6 +35,7 @@ from executor_service.model.model_support import (
 )
 from executor_service.model.progress import show_progress
 from executor_service.trials.model_trial import try_model
+from splitserve_kernels.paged_batch import KVScales
 
 _log = logging.getLogger(__name__)
 
@@ -76,6 +78,10 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
     check_config(config, text_config, max_model_len)
     model = read_model(checkpoint, config, model_config)
     profile = try_model(model, text_config, max_model_len)
+    kv_dtype = _KV_DTYPES.get(model_config.kv_cache_dtype, model.dtype)
+    kv_scales: tuple[KVScales, ...] = ()
+    if kv_dtype.itemsize == 1:
+        kv_scales = read_kv_scales(checkpoint.weight_files, model, profile.modules)
     vocab_size = _vocab_size(model, text_config)
     generation_config = read_generation_config(checkpoint.directory, vocab_size)
     eos_token_ids = generation_config.eos_token_ids
@@ -87,7 +93,8 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
         architecture=type(model).__name__,
         digest=checkpoint.digest(),
         dtype=model.dtype,
-        kv_dtype=_KV_DTYPES.get(model_config.kv_cache_dtype, model.dtype),
+        kv_dtype=kv_dtype,
+        kv_scales=kv_scales,
         device=torch.device(model.device),
         attention_modules=profile.modules,
         layers=profile.layers,
@@ -126,13 +133,17 @@ def _read_config(checkpoint: Checkpoint) -> Any:  # noqa: ANN401
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(
+        config = AutoConfig.from_pretrained(
             checkpoint.directory, local_files_only=True, trust_remote_code=False
         )
     except Exception as error:
         # An unknown model type is a ValueError, a nonsensical value any of many types.
         message = f"{checkpoint.directory}/config.json: {one_line(error)}"
         raise ModelUnsupported(message) from error
+    if getattr(config, "quantization_config", None) is not None:
+        # Of keys and values alone, or it would have been refused; those are not transformers'.
+        del config.quantization_config
+    return config
 
 
 def read_model(checkpoint: Checkpoint, config: Any, model_config: ModelConfig) -> Any:  # noqa: ANN401

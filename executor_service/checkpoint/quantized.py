@@ -1,7 +1,7 @@
 """Checkpoints whose weights are not plain numbers: found by what they declare and what they hold.
 
 Read as if they were plain, they would be another model; so whatever says that it is quantised is
-refused, known method or not.
+refused, known method or not. What only says how keys and values may be stored is no such thing.
 """
 
 from __future__ import annotations
@@ -28,6 +28,13 @@ _PLAIN_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
 # Of these are masks and tables of positions, too; so the name has to say that it is a matrix.
 _INTEGER_DTYPES = frozenset({"BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64"})
 _MATRIX = re.compile(r"(weight|packed|proj|blocks|scales|zeros)$")
+_KV_SCHEME = {
+    "num_bits": 8,
+    "type": "float",
+    "strategy": "tensor",
+    "dynamic": False,
+    "symmetric": True,
+}
 _SERVED = (
     "not served; an unquantised checkpoint of the model would be (float32, bfloat16 or float16);"
     " on a CPU, --quantization int8 rounds the matrices of such a one"
@@ -67,8 +74,23 @@ def _declarations(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for part in (config, *parts):
         for key in _CONFIG_KEYS:
             # Even an empty one says that something was done.
-            if part.get(key) is not None:
+            if part.get(key) is not None and not _is_of_kv_alone(part[key]):
                 yield key, part[key]
+
+
+def _is_of_kv_alone(declared: object) -> bool:
+    """Whether compressed-tensors says of nothing but keys and values that they have 8 bits.
+
+    One scale for each layer, calibrated: `kv_scales` reads those.
+    """
+    if not isinstance(declared, dict) or declared.get("quant_method") != "compressed-tensors":
+        return False
+    scheme = declared.get("kv_cache_scheme")
+    if not isinstance(scheme, dict) or declared.get("config_groups"):
+        return False
+    return not declared.get("sparsity_config") and all(
+        scheme.get(name) == value for name, value in _KV_SCHEME.items()
+    )
 
 
 def _describe(key: str, declared: object) -> str:

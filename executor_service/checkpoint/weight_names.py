@@ -3,7 +3,7 @@
 The rule: every tensor of the model is in the checkpoint, in its shape, or tied to one that is; and
 every tensor of the checkpoint has its place in the model. Left out may only be what cannot change a
 logit: what transformers itself lists for the class, tables and masks that the model makes itself,
-and layers that predict tokens further ahead.
+layers that predict tokens further ahead, and scales of keys and values (see `kv_scales`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from executor_service.checkpoint.kv_scales import is_kv_scale
 from executor_service.errors import ModelUnreadable
 
 # Tables and masks that models had once, or had in another place.
@@ -53,7 +54,7 @@ def check_weight_names(directory: Path, model: Any, info: Mapping[str, Any]) -> 
 
 
 def _is_harmless(name: str, model: Any) -> bool:  # noqa: ANN401
-    if _TABLES.search(name) or _FURTHER_AHEAD.search(name):
+    if _TABLES.search(name) or _FURTHER_AHEAD.search(name) or is_kv_scale(name):
         return True
     # Checkpoints may leave out the first part of names.
     if any(f".{buffer}".endswith(f".{name}") for buffer, _ in model.named_buffers()):

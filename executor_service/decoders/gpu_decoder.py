@@ -87,7 +87,8 @@ class _KVWrite:
 
     def pools(self, layer: int) -> LayerPools:
         """Of that layer."""
-        return LayerPools(self.cache.key_pools[layer], self.cache.value_pools[layer])
+        cache = self.cache
+        return LayerPools(cache.key_pools[layer], cache.value_pools[layer], cache.scales[layer])
 
 
 class GpuDecoder:
@@ -174,8 +175,8 @@ class GpuDecoder:
     def _attend(self, layer: int, query: Tensor, paged: PagedBatch, cache: KVCache) -> Tensor:
         """[T, H, D] -> [T, H, D]."""
         key_pool, value_pool = cache.key_pools[layer], cache.value_pools[layer]
-        options = self._layers[layer].options
-        return self._backend.paged_attention(query, key_pool, value_pool, paged, options)
+        options, scales = self._layers[layer].options, cache.scales[layer]
+        return self._backend.paged_attention(query, key_pool, value_pool, paged, options, scales)
 
     def _after_attention(
         self, layer: int, hidden: Tensor, attended: Tensor

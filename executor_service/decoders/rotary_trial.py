@@ -16,6 +16,7 @@ from executor_service.errors import TrialFailed, one_line
 from executor_service.model.loaded_model import LoadedModel, layer_kinds
 from splitserve_kernels.gpu.layer_pools import LayerPools
 from splitserve_kernels.gpu.rotary_kv_write import RotaryTables
+from splitserve_kernels.paged_batch import UNIT_SCALES, KVScales
 
 # See `splitserve_kernels.gpu.rotary_kv_write`: heads, tables, pools, slots -> turned query.
 RotaryWrite = Callable[[tuple[Tensor, Tensor, Tensor], RotaryTables, LayerPools, Tensor], Tensor]
@@ -67,13 +68,15 @@ def _excesses(write: RotaryWrite, loaded: LoadedModel, block_size: int) -> dict[
     cache = KVCache([kind.layer], block_size, num_blocks, 0, loaded.kv_dtype, device)
     slots = torch.randperm(num_blocks * block_size, generator=generator)[:_NUM_TOKENS].to(device)
     slots[-1] = -1  # not to be written
-    pools = LayerPools(cache.key_pools[0], cache.value_pools[0])
+    is_scaled = loaded.kv_dtype.itemsize == 1
+    scales = KVScales(key=0.07, value=0.04) if is_scaled else UNIT_SCALES
+    pools = LayerPools(cache.key_pools[0], cache.value_pools[0], scales)
     rotary = RotaryTables(angles.cos(), angles.sin())
     turned_query = write((query, key, value), rotary, pools, slots)
     return {
         "query": _excess(turned_query, _turned(query, rotary), loaded.dtype),
-        "key": _pool_excess(pools.key, _turned(key, rotary), slots),
-        "value": _pool_excess(pools.value, value.float(), slots),
+        "key": _pool_excess(pools.key, _turned(key, rotary) / scales.key, slots),
+        "value": _pool_excess(pools.value, value.float() / scales.value, slots),
     }
 
 

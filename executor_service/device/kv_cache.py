@@ -26,6 +26,7 @@ from torch import Tensor
 from executor_service.device.host_copies import to_device
 from executor_service.errors import OutOfMemory
 from executor_service.steps.step import BlockMoves
+from splitserve_kernels.paged_batch import UNIT_SCALES, KVScales
 
 Bytes = npt.NDArray[np.uint8]
 # Pins memory until it is freed. Raises RuntimeError if that cannot be.
@@ -72,10 +73,12 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
         copy_blocks: CopyBlocks | None = None,
+        scales: Sequence[KVScales] = (),
     ) -> None:
         """Allocates both pools, zeroed; the host pool is pinned where the device is a GPU.
 
-        `copy_blocks`: what copies within the device pool; plain torch if it is None. A host pool
+        `copy_blocks`: what copies within the device pool; plain torch if it is None. `scales`: what
+        the numbers of each layer stand for; none: they stand for themselves. A host pool
         that cannot be pinned is said in the log. Raises OutOfMemory, with the numbers, if a pool
         does not fit.
         """
@@ -84,6 +87,7 @@ class KVCache:
         self.num_host_blocks = num_host_blocks
         self.block_bytes = block_bytes(layers, block_size, dtype)
         self.dtype = dtype
+        self.scales = tuple(scales) or (UNIT_SCALES,) * len(layers)
         self._copy_blocks = copy_blocks or copy_in_torch
         pool = self._allocate("device", num_device_blocks, partial(device_memory, device=device))
         host_pool = self._allocate(

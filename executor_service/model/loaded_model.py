@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from executor_service.device.kv_cache import LayerShape
 from executor_service.steps.executor_info import DefaultSampling
-from splitserve_kernels.paged_batch import AttentionOptions
+from splitserve_kernels.paged_batch import AttentionOptions, KVScales
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,8 @@ class ExpectedLogits:
 class LoadedModel:
     """A model on its device that passed its trial.
 
-    `kv_dtype`: what the pools hold keys and values in.
+    `kv_dtype`: what the pools hold keys and values in; `kv_scales`: what the numbers of each layer
+    stand for there, none if for themselves.
     `attention_modules` and `layers` are parallel, in the order of the forward pass: the modules
     that attend, and the keys and values that each stores per token. Token ids are 0 ..
     `vocab_size` - 1. `max_model_len` is in tokens. `layer_options`: how each layer attends.
@@ -62,6 +63,7 @@ class LoadedModel:
     keeps_logits: bool
     weights_bytes: int
     tokenizer_files: Mapping[str, Path]
+    kv_scales: tuple[KVScales, ...] = ()
     expected: ExpectedLogits | None = None
     default_sampling: DefaultSampling = field(default_factory=DefaultSampling)
 

@@ -86,10 +86,12 @@ class StepContext:
     ) -> Tensor:
         assert self._batch is not None, "begin_forward comes before the forward pass"
         layer = self._layers[module]
-        key_pool = self._cache.key_pools[layer]
-        value_pool = self._cache.value_pools[layer]
-        self._backend.write_kv(key, value, key_pool, value_pool, self._batch)
-        return self._backend.paged_attention(query, key_pool, value_pool, self._batch, options)
+        key_pool, value_pool = self._cache.key_pools[layer], self._cache.value_pools[layer]
+        scales = self._cache.scales[layer]
+        self._backend.write_kv(key, value, key_pool, value_pool, self._batch, scales)
+        return self._backend.paged_attention(
+            query, key_pool, value_pool, self._batch, options, scales
+        )
 
 
 def bind(modules: Iterable[nn.Module], context: AttentionContext) -> None:

@@ -79,6 +79,7 @@ class _RunnerFactory:
             dtype=self.loaded.kv_dtype,
             device=self.loaded.device,
             copy_blocks=self.cache_config.copy_blocks,
+            scales=self.loaded.kv_scales,
         )
 
     def runner(self, cache: KVCache) -> ModelRunner:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from executor_service.device.cuda_graphs import CudaGraphs, Recorder
@@ -51,11 +52,13 @@ class RecordedModels:
         self._make_recorder = make_recorder
         # Of the model that was made last.
         self.recorded: Recorded | None = None
+        self._graphs: StepGraphs | None = None
 
     def make(self, loaded: LoadedModel, cache: KVCache) -> PagedModel:
         """A model to serve with."""
         started = time.perf_counter()
         model, self.recorded = self._make(loaded, cache, self._shapes, started)
+        self._graphs = model if isinstance(model, StepGraphs) else None
         _log.info(
             "cuda_graphs_recorded num_graphs=%d pool_bytes=%d seconds=%.1f",
             self.recorded.num_graphs,
@@ -63,6 +66,22 @@ class RecordedModels:
             self.recorded.seconds,
         )
         return model
+
+    @contextmanager
+    def left_out(self) -> Iterator[None]:
+        """Inside, the model that was made last computes all steps without its recordings.
+
+        Kernels that a recording holds are not compiled for the steps that are not recorded.
+        """
+        graphs = self._graphs
+        if graphs is None:
+            yield
+            return
+        graphs.is_left_out = True
+        try:
+            yield
+        finally:
+            graphs.is_left_out = False
 
     def make_largest(self, loaded: LoadedModel, cache: KVCache) -> PagedModel:
         """A model that takes about as much memory, made sooner: to measure it.

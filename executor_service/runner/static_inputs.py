@@ -14,7 +14,14 @@ import torch
 from torch import Tensor
 
 from executor_service.device.kv_cache import KVCache
-from executor_service.device.uploads import Int32Array, Int64Array, Numbers, Uploads, views
+from executor_service.device.uploads import (
+    Array,
+    Int32Array,
+    Int64Array,
+    Numbers,
+    Uploads,
+    views,
+)
 from executor_service.model.input_batch import PassRows, PassTensors, fill_in
 from executor_service.runner.step_shapes import StepShape
 from executor_service.sampling.static_draw import StaticDraw
@@ -160,8 +167,8 @@ class StaticInputs:
     def _width_read(self, rows: PassRows, shape: StepShape) -> int:
         """Blocks of a table up to the last token of the longest row, or of the added tokens."""
         added = 0 if shape.is_decode else shape.num_tokens - len(rows.token_ids)
-        num_blocks: int = rows.block_tables.shape[1]
-        return min(max(num_blocks, -(-added // self._block_size)), self._width)
+        num_blocks: int = max(rows.block_tables.shape[1], -(-added // self._block_size))
+        return min(num_blocks, self._width)
 
     def _added(self, shape: StepShape, width: int) -> _Arrays:
         """Of added rows and tokens alone, which are greedy."""
@@ -187,12 +194,7 @@ class StaticInputs:
         return _Arrived(*longs, *ints)
 
 
-def _put_rows(
-    target: Int32Array | Int64Array,
-    numbers: Int32Array | Int64Array,
-    num_decodes: int,
-    shape: StepShape,
-) -> None:
+def _put_rows(target: Array, numbers: Array, num_decodes: int, shape: StepShape) -> None:
     """`numbers` [R, ..] of rows, decodes first, to where `shape` has decodes and prompts."""
     target[:num_decodes] = numbers[:num_decodes]
     prompts = numbers[num_decodes:]

@@ -79,6 +79,8 @@ class StepGraphs:
         logits = torch.zeros(most_lines, loaded.vocab_size, device=cache.device)
         self._outputs = _Outputs(logits, logits.new_zeros(most_lines, dtype=torch.int32))
         self._replays: dict[StepShape, Callable[[], None]] = {}
+        # Then all steps go to the model.
+        self.is_left_out = False
 
     @property
     def num_graphs(self) -> int:
@@ -102,7 +104,7 @@ class StepGraphs:
 
     def logits(self, batch: InputBatch) -> Tensor:
         shape = smallest(self._replays, batch.rows) if batch.rows.num_rows else None
-        if shape is None:
+        if shape is None or self.is_left_out:
             return self._model.logits(batch)
         draws = None if self._static_draw is None else batch.draws()
         logits = self._replay(shape, batch.rows, batch.uploads, draws)

@@ -65,6 +65,17 @@ class AttentionOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class KVScales:
+    """What a stored number is multiplied with to give the key, or the value, that it stands for."""
+
+    key: float = 1.0
+    value: float = 1.0
+
+
+UNIT_SCALES = KVScales()
+
+
+@dataclass(frozen=True, slots=True)
 class RowLayout:
     """Where the tokens of rows lie, in numpy. `row_of_token`, `positions`, `slots`: [T] int64.
 
@@ -152,7 +163,13 @@ class AttentionBackend(Protocol):
     """Paged attention on one kind of device; modules of `splitserve_kernels` satisfy it."""
 
     def write_kv(
-        self, key: Tensor, value: Tensor, key_pool: Tensor, value_pool: Tensor, batch: PagedBatch
+        self,
+        key: Tensor,
+        value: Tensor,
+        key_pool: Tensor,
+        value_pool: Tensor,
+        batch: PagedBatch,
+        scales: KVScales = ...,
     ) -> None: ...
 
     def paged_attention(
@@ -162,4 +179,5 @@ class AttentionBackend(Protocol):
         value_pool: Tensor,
         batch: PagedBatch,
         options: AttentionOptions,
+        scales: KVScales = ...,
     ) -> Tensor: ...

@@ -13,7 +13,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch
+from splitserve_kernels.paged_batch import (
+    UNIT_SCALES,
+    AttentionOptions,
+    KVScales,
+    PagedBatch,
+)
 
 _SCORES_AT_A_TIME = 2**24
 # Below this many tokens, cutting a row into pieces costs more than the scores it saves.
@@ -21,22 +26,29 @@ _MIN_WINDOW_PIECE = 64
 
 
 def write_kv(
-    key: Tensor, value: Tensor, key_pool: Tensor, value_pool: Tensor, batch: PagedBatch
+    key: Tensor,
+    value: Tensor,
+    key_pool: Tensor,
+    value_pool: Tensor,
+    batch: PagedBatch,
+    scales: KVScales = UNIT_SCALES,
 ) -> None:
     """Writes the keys and values of all input tokens into their slots.
 
     `key`: [T, G, D], `value`: [T, G, E]. `key_pool`: [N, B, G, D], `value_pool`: [N, B, G, E],
-    written in place; the blocks of a pool need not lie next to each other (stride(0) is free). A
-    float8 pool takes what is out of its range as its largest number.
+    written in place; the blocks of a pool need not lie next to each other (stride(0) is free). What
+    is stored is number / scale; a float8 pool takes what is out of its range as its largest number.
     """
     block_size = key_pool.shape[1]
     blocks = batch.slot_mapping // block_size
     offsets = batch.slot_mapping % block_size
-    for pool, numbers in ((key_pool, key), (value_pool, value)):
+    for pool, numbers, scale in ((key_pool, key, scales.key), (value_pool, value, scales.value)):
+        if scale != 1.0:
+            numbers = numbers.float() * (1.0 / scale)
         if pool.dtype.itemsize == 1:
             largest = torch.finfo(pool.dtype).max
             numbers = numbers.clamp(-largest, largest).to(pool.dtype)
-        _indexable(pool)[blocks, offsets] = _indexable(numbers)
+        _indexable(pool)[blocks, offsets] = _indexable(numbers.to(pool.dtype))
 
 
 def paged_attention(
@@ -45,6 +57,7 @@ def paged_attention(
     value_pool: Tensor,
     batch: PagedBatch,
     options: AttentionOptions,
+    scales: KVScales = UNIT_SCALES,
 ) -> Tensor:
     """Causal attention of every input token over the tokens of its row, itself included.
 
@@ -63,8 +76,10 @@ def paged_attention(
             continue
         table, row_end = batch.block_tables[row], num_computed + end - start
         row_first = _first_in_sight(num_computed, window)
-        key = _gather(key_pool, table, row_first, row_end)
-        value = _gather(value_pool, table, row_first, row_end)
+        key, value = (
+            _gather(pool, table, row_first, row_end, scale)
+            for pool, scale in ((key_pool, scales.key), (value_pool, scales.value))
+        )
         step = _piece_size(query.shape[1], row_end - row_first, window)
         for piece in range(start, end, step):
             piece_end = min(piece + step, end)
@@ -93,8 +108,8 @@ def _piece_size(num_heads: int, num_tokens: int, window: int | None) -> int:
     return size if window is None else min(size, max(window, _MIN_WINDOW_PIECE))
 
 
-def _gather(pool: Tensor, table: Tensor, first: int, end: int) -> Tensor:
-    """The tokens of a row at positions `first` .. `end` - 1. `pool`: [N, B, G, D].
+def _gather(pool: Tensor, table: Tensor, first: int, end: int, scale: float) -> Tensor:
+    """The tokens of a row at positions `first` .. `end` - 1, times `scale`. `pool`: [N, B, G, D].
 
     Returns [C, G, D].
     """
@@ -103,7 +118,8 @@ def _gather(pool: Tensor, table: Tensor, first: int, end: int) -> Tensor:
     blocks = table[first_block : -(-end // block_size)].to(torch.int64)
     skipped = first_block * block_size
     gathered = _indexable(pool)[blocks].flatten(0, 1)[first - skipped : end - skipped]
-    return gathered.view(pool.dtype)
+    gathered = gathered.view(pool.dtype)
+    return gathered if scale == 1.0 else gathered.float() * scale
 
 
 def _indexable(numbers: Tensor) -> Tensor:

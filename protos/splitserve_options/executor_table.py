@@ -66,7 +66,17 @@ EXECUTOR_OPTIONS: tuple[Option, ...] = (
         _SERVE_EXECUTOR,
         "auto",
         default_text="auto: the fastest that passes its trial at start",
-        choices=("auto", "torch", "native", "triton", "flash-attn", "flash-attn-3"),
+        choices=("auto", "torch", "native", "triton", "flash-attn-3"),
+    ),
+    Option(
+        "flash-attn-3-from",
+        Kind.TEXT,
+        "where flash-attn 3 is from: installed (a package), hub (kernels-community/flash-attn3,"
+        " which the package kernels downloads), or the path of a library",
+        _MODEL,
+        _SERVE_EXECUTOR,
+        "installed",
+        metavar="SOURCE",
     ),
     Option(
         "cuda-graphs",
@@ -121,7 +131,7 @@ EXECUTOR_OPTIONS: tuple[Option, ...] = (
         "tokens per KV block",
         _MEMORY,
         _SERVE_EXECUTOR,
-        default_text="16, but 256 where flash-attn attends",
+        default_text="16",
         minimum=1,
         maximum=256,
     ),

@@ -15,11 +15,13 @@ import torch
 
 from benchmarks.gpu_check.__main__ import main
 from benchmarks.gpu_check.aims import LLAMA_8B_DECODES, START_S, Aim, Bound
+from benchmarks.gpu_check.backends import FLASH_ATTENTION_3, all_backends
 from benchmarks.gpu_check.cases import Case, Schedule, run_cases
 from benchmarks.gpu_check.machine import Rates
-from benchmarks.gpu_check.part_process import run_part_apart
+from benchmarks.gpu_check.part_process import FLASH_ATTENTION_3_FROM, run_part_apart
 from benchmarks.gpu_check.parts import PARTS, wanted_parts
 from benchmarks.gpu_check.results import Measurement, ResultFile, print_summary
+from splitserve_options.options import resolve
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "benchmarks" / "gpu_check" / "README.md"
@@ -79,6 +81,39 @@ def test_gpu_check_names_its_parts_when_one_is_not_known(
     assert (
         "nonsense: there is no such part; allowed: env, correct, decode," in capfd.readouterr()[1]
     )
+
+
+def test_gpu_check_says_so_when_there_is_no_such_library(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    missing = tmp_path / "fa3.so"
+    assert main(["--fa3", str(missing)]) == 2
+    assert capfd.readouterr()[1] == (
+        f"gpu-check: --fa3 {missing}: there is no such file; allowed: a library, or hub\n"
+    )
+
+
+@pytest.mark.parametrize("name", ["fa3.so", "hub"])
+def test_what_has_flash_attention_3_is_told_to_executors_by_their_option(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "fa3.so").touch()
+    monkeypatch.chdir(tmp_path)
+    environments: list[dict[str, str]] = []
+
+    def run(*_: object, env: dict[str, str], **__: object) -> subprocess.CompletedProcess[str]:
+        environments.append(env)
+        return subprocess.CompletedProcess([], returncode=2, stdout="")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert main(["--fa3", name]) == 2
+    (environment,) = environments
+    expected = name if name == "hub" else str(tmp_path / name)
+    assert resolve("executor", ["--model", "m"], environment)["flash_attn_3_from"] == expected
+
+    monkeypatch.setenv(FLASH_ATTENTION_3_FROM, environment[FLASH_ATTENTION_3_FROM])
+    flash_attention_3 = next(each for each in all_backends() if each.name == FLASH_ATTENTION_3)
+    assert flash_attention_3.is_asked_for
 
 
 def test_gpu_check_runs_every_part_when_it_is_a_smoke_test(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def describe(events: StepEvents) -> list[object]:
 
 
 @settings(
-    max_examples=int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "30")),
+    max_examples=int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "12")),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )

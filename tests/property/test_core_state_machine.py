@@ -349,8 +349,8 @@ class ProtobufMachine(CoreMachine):
     link = ProtobufLink
 
 
-# About 20,000 executed steps, others each time; `make soak` has millions.
-NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "75"))
+# About 10,000 executed steps; `make soak` has millions, others each time.
+NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "40"))
 machine_settings = settings(
     max_examples=NUM_EXAMPLES,
     stateful_step_count=40,
@@ -360,4 +360,4 @@ machine_settings = settings(
 TestCoreMachine = CoreMachine.TestCase
 TestCoreMachine.settings = machine_settings
 TestProtobufMachine = ProtobufMachine.TestCase
-TestProtobufMachine.settings = settings(machine_settings, max_examples=max(1, NUM_EXAMPLES // 10))
+TestProtobufMachine.settings = settings(machine_settings, max_examples=max(1, NUM_EXAMPLES // 5))

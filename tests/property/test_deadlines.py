@@ -15,7 +15,7 @@ from scheduler_service.core.planning.lateness import MAX_REFUSALS, MIN_SMALLEST_
 from scheduler_service.core.request import Request, SchedulingParams
 from tests.support.core.driver import CoreDriver
 
-NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "60"))
+NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "40"))
 BUDGET = 16
 MS = 1_000_000
 

@@ -16,7 +16,7 @@ from scheduler_service.core.policies.queue_policy import make_queue_policy
 from scheduler_service.core.request import FinishReason, Request
 from tests.support.core.policy_driver import make_request
 
-NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "60"))
+NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "40"))
 property_settings = settings(max_examples=NUM_EXAMPLES, deadline=None)
 
 # -- the order -------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from tests.property.test_core_state_machine import CoreMachine, Mishap
 from tests.support.core.engine import CoreEngine, Delivery
 from tests.support.core.truth import Spec, create_request
 
-NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "100"))
+NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "50"))
 NUM_EVENTS = 60
 
 pytestmark = pytest.mark.timeout(3600)

@@ -12,7 +12,7 @@ from scheduler_service.core.policies.queue_policy import QueuePolicy, make_queue
 from scheduler_service.core.request import Request
 from tests.support.core.policy_driver import make_request
 
-NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "60"))
+NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "40"))
 TURN_EVERY = 8
 property_settings = settings(max_examples=NUM_EXAMPLES, deadline=None)
 

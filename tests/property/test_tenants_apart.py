@@ -19,7 +19,7 @@ from scheduler_service.core.policies.queue_policy import QUEUE_POLICIES
 from scheduler_service.core.request import Request, SchedulingParams
 from tests.support.core.driver import CoreDriver
 
-NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "200"))
+NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "60"))
 property_settings = settings(max_examples=NUM_EXAMPLES, deadline=None)
 
 _SAMPLED = 7

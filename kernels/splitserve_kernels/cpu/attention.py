@@ -19,7 +19,12 @@ from splitserve_kernels.cpu.library import (
     NativeLibrary,
     pointer,
 )
-from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch
+from splitserve_kernels.paged_batch import (
+    UNIT_SCALES,
+    AttentionOptions,
+    KVScales,
+    PagedBatch,
+)
 
 
 class NativeAttention:
@@ -33,8 +38,15 @@ class NativeAttention:
         self._library = library
 
     def write_kv(
-        self, key: Tensor, value: Tensor, key_pool: Tensor, value_pool: Tensor, batch: PagedBatch
+        self,
+        key: Tensor,
+        value: Tensor,
+        key_pool: Tensor,
+        value_pool: Tensor,
+        batch: PagedBatch,
+        scales: KVScales = UNIT_SCALES,
     ) -> None:
+        assert scales == UNIT_SCALES, "CPUs have no pools of 8 bits"
         key = key.to(key_pool.dtype).contiguous()
         value = value.to(value_pool.dtype).contiguous()
         _, block_size, num_kv_heads, key_dim = key_pool.shape
@@ -61,11 +73,13 @@ class NativeAttention:
         value_pool: Tensor,
         batch: PagedBatch,
         options: AttentionOptions,
+        scales: KVScales = UNIT_SCALES,
     ) -> Tensor:
         """See `splitserve_kernels.reference.paged_attention`.
 
         Queries and weights are rounded to the dtype of the pools; sums are float32.
         """
+        assert scales == UNIT_SCALES, "CPUs have no pools of 8 bits"
         dtype = query.dtype
         query = query.to(key_pool.dtype)
         if query.stride(2) != 1 or query.stride(1) != query.shape[2]:

@@ -11,19 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from splitserve_kernels.paged_batch import UNIT_SCALES, KVScales
+
 # The largest number that float8_e4m3fn holds.
 FLOAT8_MAX = 448.0
-
-
-@dataclass(frozen=True, slots=True)
-class KVScales:
-    """What a stored number is multiplied with to give the key, or the value, that it stands for."""
-
-    key: float = 1.0
-    value: float = 1.0
-
-
-UNIT_SCALES = KVScales()
 
 
 @dataclass(frozen=True, slots=True)

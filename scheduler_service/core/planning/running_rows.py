@@ -10,10 +10,17 @@ import numpy as np
 
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.placement import Placement
+from scheduler_service.core.planning.prompt_limit import PromptTokens, is_again
 from scheduler_service.core.policies.request_queue import Key
 from scheduler_service.core.policies.urgency import TURN_EVERY
 from scheduler_service.core.request import BoolArray, Int32Array, Int64Array
 from scheduler_service.core.row_columns import ONE
+
+
+def _within(chunks: Int32Array, num_most: int) -> Int32Array:
+    """As much of these, from the first on, as is `num_most` together."""
+    parts: Int32Array = np.clip(num_most - (np.cumsum(chunks) - chunks), 0, chunks)
+    return parts.astype(np.int32)
 
 
 class RunningRows:
@@ -32,14 +39,14 @@ class RunningRows:
         *,
         decodes: bool,
         without: Items[int] = (),
-        num_prompt_tokens: int | None = None,
+        prompts: PromptTokens | None = None,
     ) -> tuple[Int64Array, Int32Array]:
         """Decodes, if wanted, then prefills, most urgent first: row ids, and tokens each computes.
 
         The last prefill may get only a chunk of what it still has to compute. If the budget is too
         small, less urgent decodes yield to more urgent prefills; see `_served`. `without`: rows
-        that have their part of the step. `num_prompt_tokens`: for all prefills together, if these
-        are limited.
+        that have their part of the step. `prompts`: for all prefills together, if these are
+        limited.
         """
         order = self._rows.order
         is_turn = self._is_turn
@@ -52,10 +59,12 @@ class RunningRows:
         if num_decodes == num_wanted <= budget:
             return order[is_decode], self._ones[:num_decodes]
         is_prefill = ~is_decode & (wanted > 0)
-        if num_prompt_tokens is not None and num_wanted - num_decodes > num_prompt_tokens:
+        if prompts is not None and num_wanted - num_decodes > prompts.num_again:
             chunks = wanted[is_prefill].astype(np.int32)
-            left = num_prompt_tokens - (np.cumsum(chunks) - chunks)
-            wanted[is_prefill] = np.clip(left, 0, chunks)
+            requests = [self._rows.sequence(i).request for i in order[is_prefill].tolist()]
+            again = np.fromiter(map(is_again, requests), np.bool_, len(requests))
+            chunks[again] = _within(chunks[again], prompts.num_again)
+            wanted[is_prefill] = _within(chunks, prompts.num_most)
             is_prefill &= wanted > 0
             num_wanted = int(wanted.sum())
         served = np.concatenate([np.flatnonzero(is_decode), np.flatnonzero(is_prefill)])

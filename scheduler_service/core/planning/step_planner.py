@@ -10,7 +10,7 @@ from scheduler_service.core.plan import NewRow, RowWork, StepPlan
 from scheduler_service.core.planning.admitter import Admitter, Budget
 from scheduler_service.core.planning.growing_rows import GrowingRows
 from scheduler_service.core.planning.lateness import Lateness
-from scheduler_service.core.planning.prompt_limit import PromptLimit, most_prompt_tokens
+from scheduler_service.core.planning.prompt_limit import PromptLimit, PromptTokens
 from scheduler_service.core.planning.running_rows import RunningRows
 from scheduler_service.core.policies.batch_policy import QueueState, StepShape, make_batch_policy
 from scheduler_service.core.preemption_costs import PreemptionCosts
@@ -42,7 +42,7 @@ class StepPlanner:
         self._growing = GrowingRows(config, placement, siblings)
         self._running = RunningRows(config, placement)
         self._admitter = Admitter(config, placement, self._running, lateness)
-        self._num_prompt_tokens = most_prompt_tokens(config)
+        self._prompt_tokens = PromptTokens.of(config)
         self._batch_policy = make_batch_policy(config)
         self.ask_again_at_ns: int | None = None
 
@@ -92,7 +92,7 @@ class StepPlanner:
             return self._running.pick(
                 num_tokens,
                 decodes=shape.runs_decodes,
-                num_prompt_tokens=self._limit_of_prompts(shape),
+                prompts=self._limit_of_prompts(shape),
             )
         budget = Budget(num_tokens, shape.splits_prompts)
         admitted = self._admitter.admit_urgent(shape, budget) if num_waiting else []
@@ -100,7 +100,7 @@ class StepPlanner:
             budget.num_tokens,
             decodes=shape.runs_decodes,
             without=[row_id for row_id, _ in admitted],
-            num_prompt_tokens=self._limit_of_prompts(shape),
+            prompts=self._limit_of_prompts(shape),
         )
         rows = self._placement.rows
         stay_ids = rows.stay_ids[row_ids]
@@ -115,23 +115,22 @@ class StepPlanner:
             np.concatenate([num_new_tokens[is_there], columns[:, 1].astype(np.int32)]),
         )
 
-    def _limit_of_prompts(self, shape: StepShape) -> int | None:
+    def _limit_of_prompts(self, shape: StepShape) -> PromptTokens | None:
         """Tokens of prompts in a step, if they are limited."""
         shares = self._placement.waiting.shares
         is_divided = shares is not None and shares.is_shared and shape.splits_prompts
-        return self._num_prompt_tokens if is_divided else None
+        return self._prompt_tokens if is_divided else None
 
     def _prompt_limit(
         self, shape: StepShape, row_ids: Int64Array, num_new_tokens: Int32Array
     ) -> PromptLimit | None:
         """What these rows leave of it."""
-        num_most = self._limit_of_prompts(shape)
-        if num_most is None:
+        tokens = self._limit_of_prompts(shape)
+        if tokens is None:
             return None
         is_prompt = num_new_tokens > 1
-        requests = (self._placement.rows.sequence(i).request for i in row_ids[is_prompt].tolist())
-        tenants = {request.scheduling.tenant for request in requests}
-        return PromptLimit(num_most, int(num_new_tokens[is_prompt].sum()), tenants)
+        requests = [self._placement.rows.sequence(i).request for i in row_ids[is_prompt].tolist()]
+        return PromptLimit(tokens, zip(requests, num_new_tokens[is_prompt].tolist(), strict=True))
 
     # -- the plan ------------------------------------------------------------------------------
 

@@ -12,8 +12,7 @@ import torch
 
 from splitserve_kernels import reference
 from splitserve_kernels.gpu.availability import why_unavailable
-from splitserve_kernels.gpu.layer_pools import KVScales
-from splitserve_kernels.paged_batch import AttentionBackend, AttentionOptions
+from splitserve_kernels.paged_batch import AttentionBackend, AttentionOptions, KVScales
 from tests.kernels.gpu.problems import Shape, assert_close, make_problem
 
 IMPORT_WITHOUT_TRITON = """

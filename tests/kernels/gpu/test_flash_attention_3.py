@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
-import sys
-from types import ModuleType
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from splitserve_kernels import reference
-from splitserve_kernels.gpu.attention.flash_attention_3_rules import (
-    flash_attention_3,
-    why_no_flash_attention_3,
-    why_not_flash_attention_3,
+from splitserve_kernels.gpu.attention.flash_attention_3_op import FlashAttention3Op
+from splitserve_kernels.gpu.attention.flash_attention_3_rules import why_not_flash_attention_3
+from splitserve_kernels.gpu.attention.flash_attention_3_sources import (
+    INSTALLED,
+    load_flash_attention_3,
+    why_no_hopper,
 )
-from splitserve_kernels.paged_batch import AttentionOptions, build_paged_batch
+from splitserve_kernels.paged_batch import AttentionOptions, KVScales, build_paged_batch
 from tests.kernels.gpu.problems import (
     Problem,
     Shape,
@@ -31,16 +32,31 @@ pytest.importorskip("triton", reason="triton is not installed")
 from splitserve_kernels.gpu.attention.flash_attention_3 import FlashAttention3
 from splitserve_kernels.gpu.attention.rows_in_sight import rows_in_sight
 
-IS_HERE = why_no_flash_attention_3() is None
+FLOAT8 = torch.float8_e4m3fn
 DECODES = ((0, 1), (15, 1), (16, 1), (700, 1))
 MIXED = ((511, 1), (3, 1), (0, 150), (30, 20), (600, 5))
 # Rows without tokens may stand between others.
 GAPS = ((9, 0), (0, 1), (70, 1), (300, 0))
 
 
+class _CountingOp(FlashAttention3Op):
+    num_metadata = 0
+
+    def scheduler_metadata(self, **arguments: Any) -> Tensor:  # noqa: ANN401
+        self.num_metadata += 1
+        return super().scheduler_metadata(**arguments)
+
+
+@pytest.fixture(params=sorted(fake_flash_attn_3.BUILDS))
+def op(request: pytest.FixtureRequest) -> FlashAttention3Op:
+    if why_no_hopper() is None:
+        return load_flash_attention_3(INSTALLED)
+    return _CountingOp(fake_flash_attn_3.namespace(request.param))
+
+
 @pytest.fixture
-def backend() -> FlashAttention3:
-    return FlashAttention3(flash_attention_3() if IS_HERE else fake_flash_attn_3)
+def backend(op: FlashAttention3Op) -> FlashAttention3:
+    return FlashAttention3(op)
 
 
 def _assert_attends(
@@ -138,24 +154,79 @@ def test_flash_attention_3_returns_nothing_when_there_are_no_rows(
     assert output.shape == (0, 4, 64)
 
 
-def test_flash_attention_3_raises_when_heads_have_sinks(
+@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_flash_attention_3_equals_oracle_when_heads_have_sinks(
+    backend: FlashAttention3, window: int | None, dtype: torch.dtype, device: torch.device
+) -> None:
+    # Some take nearly nothing, some nearly everything, with keys few and many.
+    sinks = torch.tensor([-20.0, 0.5, 4.0, 30.0]).to(device, dtype)
+    options = AttentionOptions(scale=0.3, sliding_window=window, sinks=sinks)
+    _assert_attends(backend, Shape(4, 2, 64, 64, 16, MIXED), options, device, dtype)
+
+
+def _narrow(problem: Problem, scales: KVScales) -> tuple[Problem, Problem]:
+    """With float8 pools, and with what these stand for."""
+    numbers = [
+        (pool / scale).to(FLOAT8)
+        for pool, scale in (
+            (problem.key_pool, scales.key),
+            (problem.value_pool, scales.value),
+        )
+    ]
+    key, value = (pool.float() for pool in numbers)
+    return problem.with_pools(*numbers), problem.with_pools(key * scales.key, value * scales.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("rows", [DECODES, MIXED])
+def test_flash_attention_3_errs_by_what_it_rounds_when_pools_are_float8(
+    backend: FlashAttention3,
+    rows: tuple[tuple[int, int], ...],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    scales = KVScales(key=0.02, value=0.3)
+    problem = make_problem(Shape(4, 2, 64, 64, 16, rows), device, torch.bfloat16)
+    # Rounded already: what is left are the weights, by 2^-4 of each at most.
+    query = problem.query.to(FLOAT8).to(dtype)
+    narrow, exact = _narrow(replace(problem, query=query), scales)
+    options = AttentionOptions(scale=0.1)
+    expected = attend_by_oracle(exact, options)
+    actual = backend.paged_attention(
+        query, narrow.key_pool, narrow.value_pool, narrow.batch, options, scales
+    )
+    assert actual.dtype == dtype
+    error = (actual.float().cpu() - expected).square().mean().sqrt()
+    assert 0 < error < 2.0**-4 * expected.square().mean().sqrt()
+
+
+def test_flash_attention_3_finds_what_rows_need_once_when_layers_are_alike(
+    op: FlashAttention3Op, backend: FlashAttention3, device: torch.device
+) -> None:
+    if not isinstance(op, _CountingOp):
+        pytest.skip("the operator is real")
+    plain, windowed = AttentionOptions(scale=0.3), AttentionOptions(scale=0.3, sliding_window=50)
+    problem = make_problem(Shape(4, 2, 64, 64, 16, MIXED), device, torch.bfloat16)
+    pools = [(problem.key_pool.clone(), problem.value_pool.clone()) for _ in range(4)]
+    for num_passes in (1, 2):
+        for (key_pool, value_pool), options in zip(pools, (plain, windowed) * 2, strict=True):
+            backend.paged_attention(problem.query, key_pool, value_pool, problem.batch, options)
+        assert op.num_metadata == 2 * num_passes
+
+
+def test_flash_attention_3_sees_new_lengths_when_a_batch_comes_again(
     backend: FlashAttention3, device: torch.device
 ) -> None:
-    options = AttentionOptions(scale=1.0, sinks=torch.zeros(4))
-    problem = make_problem(Shape(4, 2, 64, 64, 16, ((0, 1),)), device)
-    with pytest.raises(ValueError, match="sinks"):
-        backend.paged_attention(
+    """As when a recorded step is replayed: the tensors of a batch are the same, with other rows."""
+    options = AttentionOptions(scale=0.3)
+    problem = make_problem(Shape(4, 2, 64, 64, 16, DECODES), device, torch.bfloat16)
+    for shorter in range(3):
+        problem.batch.num_computed_tokens[3] = 700 - 40 * shorter
+        actual = backend.paged_attention(
             problem.query, problem.key_pool, problem.value_pool, problem.batch, options
         )
-
-
-@pytest.mark.skipif(not IS_HERE, reason="flash-attn 3 is not here")
-def test_imitation_has_the_signature_of_flash_attention_3() -> None:
-    real, imitated = (
-        list(inspect.signature(module.flash_attn_with_kvcache).parameters)
-        for module in (flash_attention_3(), fake_flash_attn_3)
-    )
-    assert set(imitated) <= set(real)
+        assert_close(actual, attend_by_oracle(problem, options))
 
 
 def test_rows_in_sight_name_the_first_block_in_sight_when_others_lie_behind(
@@ -174,84 +245,35 @@ def test_rows_in_sight_name_the_first_block_in_sight_when_others_lie_behind(
 
 
 @pytest.mark.parametrize(
-    ("head_dims", "dtype", "block_size", "window", "has_sinks", "reason"),
+    ("head_dims", "dtype", "kv_dtype", "block_size", "window", "reason"),
     [
-        ((128, 128), torch.bfloat16, 16, None, False, None),
-        ((256, 256), torch.float16, 1, 4096, False, None),
-        ((192, 128), torch.bfloat16, 63, 63, False, None),
-        ((64, 512), torch.bfloat16, 16, None, False, None),
-        ((128, 128), torch.bfloat16, 64, None, False, "block_size 64: .* allowed: 1 to 63"),
-        ((128, 128), torch.float32, 16, None, False, "torch.float32: .* float16 and bfloat16"),
-        ((64, 64), torch.bfloat16, 16, None, True, "sinks"),
-        ((64, 64), torch.bfloat16, 16, 15, False, "sliding window of 15 in blocks of 16"),
-        ((576, 512), torch.bfloat16, 16, None, False, "key heads of 576 and value heads of 512"),
-        ((100, 100), torch.bfloat16, 16, None, False, "key heads of 100"),
-        ((128, 64), torch.bfloat16, 16, None, False, "no such pair"),
+        ((128, 128), torch.bfloat16, torch.bfloat16, 16, None, None),
+        ((256, 256), torch.float16, torch.float16, 1, 4096, None),
+        ((192, 128), torch.bfloat16, torch.bfloat16, 63, 63, None),
+        ((64, 512), torch.bfloat16, torch.bfloat16, 16, None, None),
+        ((128, 128), torch.float16, FLOAT8, 16, None, None),
+        ((128, 128), torch.bfloat16, torch.bfloat16, 64, None, "block_size 64: .*: 1 to 63"),
+        ((128, 128), torch.float32, torch.float32, 16, None, "torch.float32: .* float16 and"),
+        ((128, 128), torch.bfloat16, torch.float16, 16, None, "keys and values in torch.float16"),
+        ((64, 64), torch.bfloat16, torch.bfloat16, 16, 15, "window of 15 in blocks of 16"),
+        ((576, 512), torch.bfloat16, torch.bfloat16, 16, None, "key heads of 576 and value"),
+        ((100, 100), torch.bfloat16, torch.bfloat16, 16, None, "key heads of 100"),
+        ((128, 64), torch.bfloat16, torch.bfloat16, 16, None, "no such pair"),
+        ((72, 72), torch.bfloat16, FLOAT8, 16, None, "multiples of 16"),
+        ((64, 512), torch.bfloat16, FLOAT8, 16, None, "no such pair"),
     ],
 )
 def test_rules_name_what_flash_attention_3_cannot_do(
     head_dims: tuple[int, int],
     dtype: torch.dtype,
+    kv_dtype: torch.dtype,
     block_size: int,
     window: int | None,
-    has_sinks: bool,
     reason: str | None,
 ) -> None:
-    said = why_not_flash_attention_3(
-        head_dims, dtype, block_size, window=window, has_sinks=has_sinks
-    )
+    said = why_not_flash_attention_3(head_dims, dtype, kv_dtype, block_size, window)
     if reason is None:
         assert said is None
     else:
         with pytest.raises(ValueError, match=reason):
             raise ValueError(said)
-
-
-def test_rules_name_the_module_when_flash_attention_3_is_missing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name in ("flash_attn_interface", "flash_attn3", "flash_attn3.flash_attn_interface"):
-        monkeypatch.setitem(sys.modules, name, None)
-    reason = why_no_flash_attention_3()
-    assert reason is not None
-    assert reason.startswith("flash-attn 3 is not installed: no module flash_attn_interface or")
-
-
-def test_rules_take_the_build_of_the_hub_when_it_is_the_one_that_is_here(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    hub = ModuleType("flash_attn3.flash_attn_interface")
-    monkeypatch.setitem(sys.modules, "flash_attn_interface", None)
-    monkeypatch.setitem(sys.modules, "flash_attn3", ModuleType("flash_attn3"))
-    monkeypatch.setitem(sys.modules, "flash_attn3.flash_attn_interface", hub)
-    assert flash_attention_3() is hub
-
-
-@pytest.mark.parametrize(
-    ("capability", "reason"),
-    [
-        (None, "there is no CUDA device"),
-        ((8, 0), "flash-attn 3 is for compute capability 9.0"),
-        ((10, 0), "flash-attn 3 is for compute capability 9.0"),
-        ((9, 0), None),
-    ],
-)
-def test_rules_name_the_device_when_it_is_no_hopper(
-    capability: tuple[int, int] | None, reason: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module = ModuleType("flash_attn_interface")
-    monkeypatch.setitem(sys.modules, "flash_attn_interface", module)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    assert why_no_flash_attention_3() == reason
-
-
-def test_rules_name_the_error_when_flash_attention_3_is_broken(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fail(_name: str) -> ModuleType:
-        raise ImportError("flash_attn_3/_C.abi3.so: undefined symbol: x\nmore")
-
-    monkeypatch.setattr(importlib, "import_module", fail)
-    expected = "flash-attn 3 cannot be imported: flash_attn_3/_C.abi3.so: undefined symbol: x"
-    assert why_no_flash_attention_3() == expected

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from splitserve_kernels.gpu.layer_pools import FLOAT8_MAX, KVScales, LayerPools
+from splitserve_kernels.gpu.layer_pools import FLOAT8_MAX, LayerPools
+from splitserve_kernels.paged_batch import KVScales
 
 pytest.importorskip("triton", reason="triton is not installed")
 

@@ -10,8 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from splitserve_kernels.gpu.layer_pools import UNIT_SCALES, KVScales, LayerPools
-from splitserve_kernels.paged_batch import AttentionOptions, build_paged_batch
+from splitserve_kernels.gpu.layer_pools import LayerPools
+from splitserve_kernels.paged_batch import (
+    UNIT_SCALES,
+    AttentionOptions,
+    KVScales,
+    build_paged_batch,
+)
 from tests.kernels.gpu.problems import (
     Problem,
     Shape,

@@ -5,8 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from splitserve_kernels.gpu.layer_pools import UNIT_SCALES, KVScales, LayerPools
-from splitserve_kernels.paged_batch import AttentionOptions, build_paged_batch
+from splitserve_kernels.gpu.layer_pools import LayerPools
+from splitserve_kernels.paged_batch import (
+    UNIT_SCALES,
+    AttentionOptions,
+    KVScales,
+    build_paged_batch,
+)
 from tests.kernels.gpu.problems import (
     Problem,
     Shape,

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from executor_service.device.kv_cache import KVCache
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import PagedModel, TransformersModel
-from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch
+from splitserve_kernels.paged_batch import UNIT_SCALES, AttentionOptions, KVScales, PagedBatch
 
 if TYPE_CHECKING:
     from splitserve_kernels.gpu.layer_pools import LayerPools
@@ -103,6 +103,7 @@ class StaticAttention:
         key_pool: Tensor,
         value_pool: Tensor,
         batch: PagedBatch,
+        scales: KVScales = UNIT_SCALES,
     ) -> None:
         """Slots below 0 are not written. `key`: [T, G, D]; pools: [N, B, G, D]."""
         _write(key, key_pool, batch.slot_mapping)
@@ -115,6 +116,7 @@ class StaticAttention:
         value_pool: Tensor,
         batch: PagedBatch,
         options: AttentionOptions,
+        scales: KVScales = UNIT_SCALES,
     ) -> Tensor:
         """`query`: [T, H, D]. Looks up whole tables, -1 as block 0. Added tokens get anything."""
         tokens = torch.arange(len(query), dtype=torch.int32)

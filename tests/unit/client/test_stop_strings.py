@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from splitserve_client import StopStrings
 
-NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "300"))
+NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "75"))
 PIECES = st.lists(st.text(alphabet="abc", max_size=3), max_size=12)
 STOPS = st.lists(st.text(alphabet="abc", min_size=1, max_size=5), max_size=5)
 

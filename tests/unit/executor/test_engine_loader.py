@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.config import ExecutorConfig
 from executor_service.engine_loader import load_engine
+from executor_service.model.loaded_model import LoadedModel
 from executor_service.steps.executor_info import DefaultSampling, Feature
+from splitserve_kernels.paged_batch import KVScales
 from splitserve_options import options
 from tests.support.models.tiny_models import make_tiny_model
 
@@ -23,6 +27,24 @@ def test_load_engine_announces_another_model_when_its_weights_are_rounded() -> N
         assert ("int8" in engine.compute) == (quantization == "int8")
     assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest in digests)
     assert digests[0] != digests[1]
+
+
+def test_load_engine_announces_another_model_when_its_keys_have_other_scales(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    digests = set()
+    for scale in (None, 1.0, 0.5):
+
+        def load(config: ModelConfig, scale: float | None = scale) -> LoadedModel:
+            loaded = load_model(config)
+            scales = () if scale is None else (KVScales(scale, 1.0),) * len(loaded.layers)
+            return replace(loaded, kv_scales=scales)
+
+        monkeypatch.setattr("executor_service.engine_loader.load_model", load)
+        arguments = ["--num-device-blocks=4", "--attention-backend=torch", "--device=cpu"]
+        config = ExecutorConfig.from_options(options.parse("executor", arguments, {}))
+        digests.add(load_engine(config, executor_epoch=1).info.model.digest)
+    assert len(digests) == 3
 
 
 def test_load_engine_announces_what_the_models_authors_recommend(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from splitserve_keys.key_entry import KeyEntry
 from splitserve_keys.key_file import KeyFileUnusable, format_keys, parse_keys, read_keys
 from splitserve_keys.scope import Scope
 
-NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "200"))
+NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "75"))
 ENTRY: dict[str, Any] = {
     "id": "0123456789ab",
     "sha256": "0" * 64,

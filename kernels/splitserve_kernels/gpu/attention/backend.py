@@ -12,8 +12,8 @@ from splitserve_kernels.gpu.attention.paged_decode import paged_decode
 from splitserve_kernels.gpu.attention.paged_prefill import paged_prefill
 from splitserve_kernels.gpu.head_tiles import with_dense_heads
 from splitserve_kernels.gpu.kv_write import kv_write
-from splitserve_kernels.gpu.layer_pools import UNIT_SCALES, KVScales, LayerPools
-from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch
+from splitserve_kernels.gpu.layer_pools import LayerPools
+from splitserve_kernels.paged_batch import UNIT_SCALES, AttentionOptions, KVScales, PagedBatch
 
 
 def write_kv(

@@ -1,34 +1,55 @@
 """Paged attention by flash-attn 3; keys and values are written by our own kernel.
 
-Source: Shah et al., "FlashAttention-3", 2024; its `flash_attn_interface`.
+Source: Shah et al., "FlashAttention-3", 2024; its `flash_api.cpp`.
 
-Shape letters: T tokens over all rows, H query heads, G key/value heads, D size of a query or key
-head, E size of a value head, B block size, N blocks of the pool.
+Shape letters: R rows, T tokens over all rows, H query heads, G key/value heads, D size of a query
+or key head, E size of a value head, B block size, N blocks of the pool.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
+from splitserve_kernels.gpu.attention.flash_attention_3_op import FlashAttention3Op
 from splitserve_kernels.gpu.attention.rows_in_sight import rows_in_sight
+from splitserve_kernels.gpu.attention.sink_weight import weigh_with_sinks
 from splitserve_kernels.gpu.kv_write import kv_write
-from splitserve_kernels.gpu.layer_pools import LayerPools
-from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch
+from splitserve_kernels.gpu.layer_pools import FLOAT8_MAX, LayerPools
+from splitserve_kernels.paged_batch import UNIT_SCALES, AttentionOptions, KVScales, PagedBatch
+
+# Into how many parts the keys of a decode are cut at most. The operator would choose by itself, by
+# shapes alone; a number of our own bounds what a recording keeps for the parts, and a build that
+# cannot cut keys shows it when it is tried.
+_MAX_NUM_SPLITS = 32
+
+_Found = TypeVar("_Found")
 
 
 class FlashAttention3:
-    """An attention backend. `flash_attention_3_rules` says what it can do."""
+    """An attention backend. `flash_attention_3_rules` says what it can do.
 
-    def __init__(self, package: Any) -> None:  # noqa: ANN401
-        """`package`: the module `flash_attn_interface`."""
-        self._attend = package.flash_attn_with_kvcache
+    What the operator is told about the rows of a batch is found once for all layers that are alike.
+    """
+
+    def __init__(self, op: FlashAttention3Op) -> None:
+        self._op = op
+        self._pass = _Pass(None)
+        self._scales: dict[KVScales, Tensor] = {}
 
     def write_kv(
-        self, key: Tensor, value: Tensor, key_pool: Tensor, value_pool: Tensor, batch: PagedBatch
+        self,
+        key: Tensor,
+        value: Tensor,
+        key_pool: Tensor,
+        value_pool: Tensor,
+        batch: PagedBatch,
+        scales: KVScales = UNIT_SCALES,
     ) -> None:
-        kv_write(key, value, LayerPools(key_pool, value_pool), batch.slot_mapping)
+        kv_write(key, value, LayerPools(key_pool, value_pool, scales), batch.slot_mapping)
 
     def paged_attention(
         self,
@@ -37,30 +58,133 @@ class FlashAttention3:
         value_pool: Tensor,
         batch: PagedBatch,
         options: AttentionOptions,
+        scales: KVScales = UNIT_SCALES,
     ) -> Tensor:
         """Causal attention of every input token over the tokens of its row, itself included.
 
         `query`: [T, H, D]. `key_pool`: [N, B, G, D], `value_pool`: [N, B, G, E]. Returns [T, H, E]
         in the dtype of `query`. One launch for decodes and prompts: which program takes what is
-        decided on the device. Raises ValueError for sinks.
+        decided on the device. Over float8 pools, queries and weights are rounded to float8, too.
         """
-        if options.sinks is not None:
-            raise ValueError("flash-attn 3 has no attention sinks")
         if query.shape[0] == 0:
             return query.new_empty(0, query.shape[1], value_pool.shape[3])
-        window = options.sliding_window
-        lengths, tables = rows_in_sight(batch, key_pool.shape[1], window)
-        output: Tensor = self._attend(
-            query,
-            key_pool,
-            value_pool,
-            cache_seqlens=lengths,
-            page_table=tables,
+        self._pass = self._pass.with_layer(batch, key_pool)
+        shape = {
+            "max_seqlen_q": batch.max_num_new_tokens,
+            # Of the table, not of the rows: a recording is replayed for longer ones.
+            "max_seqlen_k": batch.block_tables.shape[1] * key_pool.shape[1],
+            "num_splits": _MAX_NUM_SPLITS if batch.max_num_new_tokens <= 1 else 0,
+            **_mask(options.sliding_window),
+        }
+        lengths, tables = self._rows(batch, key_pool.shape[1], options.sliding_window)
+        metadata = self._metadata(query, key_pool, value_pool, batch, options, shape)
+        output, log_sums = self._op.forward(
+            q=_rounded(query, key_pool.dtype),
+            k=key_pool,
+            v=value_pool,
             cu_seqlens_q=batch.query_starts,
-            max_seqlen_q=batch.max_num_new_tokens,
+            seqused_k=lengths,
+            page_table=tables,
             softmax_scale=options.scale,
-            causal=True,
-            window_size=(-1, -1) if window is None else (window - 1, 0),
             softcap=options.softcap or 0.0,
+            scheduler_metadata=metadata,
+            **self._descales(key_pool, batch.num_rows, scales),
+            **shape,
         )
-        return output
+        if options.sinks is not None:
+            weigh_with_sinks(output, log_sums, options.sinks)
+        return output.to(query.dtype)
+
+    def _rows(
+        self, batch: PagedBatch, block_size: int, window: int | None
+    ) -> tuple[Tensor, Tensor]:
+        """See `rows_in_sight`."""
+        return self._pass.once(
+            ("rows", block_size, window), lambda: rows_in_sight(batch, block_size, window)
+        )
+
+    def _metadata(
+        self,
+        query: Tensor,
+        key_pool: Tensor,
+        value_pool: Tensor,
+        batch: PagedBatch,
+        options: AttentionOptions,
+        shape: dict[str, Any],
+    ) -> Tensor:
+        """For all layers with such heads, in such a dtype, such a window and a softcap or none."""
+        _, block_size, num_kv_heads, key_dim = key_pool.shape
+        arguments = {
+            "batch_size": batch.num_rows,
+            "num_heads": query.shape[1],
+            "num_heads_k": num_kv_heads,
+            "headdim": key_dim,
+            "headdim_v": value_pool.shape[3],
+            "qkv_dtype": key_pool.dtype,
+            "page_size": block_size,
+            "has_softcap": bool(options.softcap),
+            **shape,
+        }
+        lengths, _ = self._rows(batch, block_size, options.sliding_window)
+        return self._pass.once(
+            ("metadata", *arguments.values()),
+            lambda: self._op.scheduler_metadata(
+                seqused_k=lengths, cu_seqlens_q=batch.query_starts, **arguments
+            ),
+        )
+
+    def _descales(
+        self, key_pool: Tensor, num_rows: int, scales: KVScales
+    ) -> dict[str, Tensor | None]:
+        """What float8 numbers are multiplied with, [R, G] float32; of queries it is 1."""
+        names = ("q_descale", "k_descale", "v_descale")
+        if key_pool.dtype.itemsize != 1:
+            return dict.fromkeys(names)
+        if scales not in self._scales:
+            # For good, by the first pass, which nobody records: it comes from the host.
+            numbers = torch.tensor((1.0, scales.key, scales.value), device=key_pool.device)
+            self._scales[scales] = numbers
+        expanded = self._scales[scales][:, None, None].expand(3, num_rows, key_pool.shape[2])
+        return dict(zip(names, expanded.unbind(), strict=True))
+
+
+class _Pass:
+    """What was found in one forward pass, for the layers that come after.
+
+    A pass has its own batch, and each of its layers has its own pool: where a batch comes again
+    with a pool that it had, another pass has begun, and what the batch's tensors hold may be new.
+    So what is found while a CUDA graph is recorded is recorded with it, and found anew when that is
+    replayed.
+    """
+
+    def __init__(self, batch: PagedBatch | None) -> None:
+        self._batch = batch
+        self._pools: set[int] = set()
+        self._found: dict[tuple[Any, ...], Any] = {}
+
+    def with_layer(self, batch: PagedBatch, key_pool: Tensor) -> _Pass:
+        """This pass, if the layer can be one of it; otherwise the next."""
+        pool = key_pool.data_ptr()
+        current = self
+        if batch is not self._batch or pool in self._pools:
+            current = _Pass(batch)
+        current._pools.add(pool)
+        return current
+
+    def once(self, key: tuple[Any, ...], find: Callable[[], _Found]) -> _Found:
+        if key not in self._found:
+            self._found[key] = find()
+        found: _Found = self._found[key]
+        return found
+
+
+def _mask(window: int | None) -> dict[str, Any]:
+    left, right = (-1, -1) if window is None else (window - 1, 0)
+    return {"is_causal": True, "window_size_left": left, "window_size_right": right}
+
+
+def _rounded(query: Tensor, pool_dtype: torch.dtype) -> Tensor:
+    """The operator wants queries in the dtype of keys."""
+    if pool_dtype == query.dtype:
+        return query
+    return query.clamp(-FLOAT8_MAX, FLOAT8_MAX).to(pool_dtype)

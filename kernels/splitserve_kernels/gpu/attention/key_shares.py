@@ -44,6 +44,24 @@ def tiles_in_sight(
 
 
 @triton.jit
+def first_tile_of_row(
+    row: tl.tensor,
+    num_rows: tl.tensor,
+    num_computed_tokens: tl.tensor,
+    query_starts: tl.tensor,
+    BLOCK_N: tl.constexpr,
+    WINDOW: tl.constexpr,
+) -> tl.tensor:
+    """Tiles of all rows before `row`."""
+    row_tile = 0
+    for first in range(0, num_rows, _ROWS_AT_A_TIME):
+        rows = first + tl.arange(0, _ROWS_AT_A_TIME)
+        tiles = tiles_in_sight(rows, num_rows, num_computed_tokens, query_starts, BLOCK_N, WINDOW)
+        row_tile += tl.sum(tl.where(rows < row, tiles, 0), 0)
+    return row_tile
+
+
+@triton.jit
 def tiles_of_a_program(
     num_programs: tl.tensor,
     num_rows: tl.tensor,
@@ -53,11 +71,10 @@ def tiles_of_a_program(
     WINDOW: tl.constexpr,
 ) -> tl.tensor:
     """Tiles of each program, and of all rows; the last program may have fewer, or none."""
-    num_tiles = 0
-    for first in range(0, num_rows, _ROWS_AT_A_TIME):
-        rows = first + tl.arange(0, _ROWS_AT_A_TIME)
-        tiles = tiles_in_sight(rows, num_rows, num_computed_tokens, query_starts, BLOCK_N, WINDOW)
-        num_tiles += tl.sum(tiles, 0)
+    # As if there were one more row.
+    num_tiles = first_tile_of_row(
+        num_rows, num_rows, num_computed_tokens, query_starts, BLOCK_N, WINDOW
+    )
     return tl.maximum(tl.cdiv(num_tiles, num_programs), MIN_TILES), num_tiles
 
 
@@ -83,21 +100,3 @@ def row_of_tile(
         row_tile = tl.maximum(row_tile, tl.max(tl.where(is_before, ends, 0), 0))
         num_before += tl.sum(tiles, 0)
     return row, row_tile
-
-
-@triton.jit
-def first_tile_of_row(
-    row: tl.tensor,
-    num_rows: tl.tensor,
-    num_computed_tokens: tl.tensor,
-    query_starts: tl.tensor,
-    BLOCK_N: tl.constexpr,
-    WINDOW: tl.constexpr,
-) -> tl.tensor:
-    """Tiles of all rows before `row`."""
-    row_tile = 0
-    for first in range(0, num_rows, _ROWS_AT_A_TIME):
-        rows = first + tl.arange(0, _ROWS_AT_A_TIME)
-        tiles = tiles_in_sight(rows, num_rows, num_computed_tokens, query_starts, BLOCK_N, WINDOW)
-        row_tile += tl.sum(tl.where(rows < row, tiles, 0), 0)
-    return row_tile

@@ -1,16 +1,19 @@
-"""How many programs of a kernel a GPU runs at a time."""
+"""What a GPU is, and how many programs of a kernel it runs at a time."""
 
 from __future__ import annotations
 
 import functools
 
 import torch
+import triton
 
 from splitserve_kernels.gpu.attention.tile_sizes import TileSizes
 from splitserve_kernels.gpu.attention.tiles import AttentionConstants, is_float32
+from splitserve_kernels.gpu.availability import is_interpreted
 
 # What is known of no device: that of an A100, the smallest that attention is made for.
 _SHARED_MEMORY_BYTES = 164 * 1024
+_CAPABILITY = 80
 # What a multiprocessor keeps for itself, of each program.
 _RESERVED_BYTES = 1024
 
@@ -55,3 +58,14 @@ def shared_memory_bytes(device: torch.device) -> int:
         return _SHARED_MEMORY_BYTES
     size: int = torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor
     return size
+
+
+@functools.cache
+def compute_capability(device: torch.device) -> int:
+    """80 for 8.0; without a GPU that of the one that is compiled for, if kernels are compiled."""
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        return 10 * major + minor
+    if is_interpreted():
+        return _CAPABILITY
+    return int(triton.runtime.driver.active.get_current_target().arch)

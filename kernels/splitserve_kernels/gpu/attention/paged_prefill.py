@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from splitserve_kernels.gpu.attention.occupancy import compute_capability
 from splitserve_kernels.gpu.attention.tile_sizes import prefill_tile_sizes
 from splitserve_kernels.gpu.attention.tiles import (
     LOG2_E,
@@ -51,7 +52,8 @@ def paged_prefill(
     if num_rows == 0 or num_tokens == 0:
         return
     constants = attention_constants(query, pools, options)
-    sizes = prefill_tile_sizes(constants, batch.max_num_new_tokens)
+    capability = compute_capability(query.device)
+    sizes = prefill_tile_sizes(constants, batch.max_num_new_tokens, capability)
     block_q = sizes.num_queries // sizes.num_heads
     num_head_tiles = triton.cdiv(constants["GROUP"], sizes.num_heads)
     # No row begins more tiles than this, whatever the lengths: see `_find_row`.

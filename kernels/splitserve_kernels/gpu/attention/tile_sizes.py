@@ -16,6 +16,8 @@ from splitserve_kernels.gpu.attention.tiles import (
     is_float32,
 )
 
+_HOPPER = 90
+
 
 @dataclass(frozen=True, slots=True)
 class TileSizes:
@@ -46,20 +48,32 @@ def decode_tile_sizes(constants: AttentionConstants) -> TileSizes:
     )
 
 
-def prefill_tile_sizes(constants: AttentionConstants, max_num_new_tokens: int) -> TileSizes:
-    """For rows of up to so many tokens: M is a power of two that holds the longest, if any does."""
+def prefill_tile_sizes(
+    constants: AttentionConstants, max_num_new_tokens: int, capability: int
+) -> TileSizes:
+    """For rows of up to so many tokens: M is a power of two that holds the longest, if any does.
+
+    `capability`: of the GPU, 90 for 9.0.
+    """
     head_dim = _head_dim(constants)
+    # Before Hopper, operands of matrix products lie in registers and not in shared memory.
+    is_narrow = capability < _HOPPER
     if is_float32(constants):
         most = 32 if head_dim <= 64 else MIN_DOT_SIZE
+    elif head_dim > 256:
+        most = 32 if head_dim <= 512 else MIN_DOT_SIZE
     else:
-        most = 128 if head_dim <= 256 else 64 if head_dim <= 512 else MIN_DOT_SIZE
+        most = 64 if is_narrow and head_dim > 128 else 128
     wanted = triton.next_power_of_2(constants["GROUP"] * max_num_new_tokens)
     num_queries = min(most, max(MIN_DOT_SIZE, wanted))
-    is_wide = num_queries == 128 or head_dim > 256 or is_float32(constants)
+    is_wide = num_queries * head_dim > 64 * 128 or head_dim > 256 or is_float32(constants)
+    num_keys = _num_keys(constants)
+    if is_narrow and (constants["WINDOW"] or constants["SOFTCAP"]):
+        num_keys = min(num_keys, 32)
     return TileSizes(
         num_queries=num_queries,
         num_heads=min(num_queries, constants["GROUP"]),
-        num_keys=_num_keys(constants),
+        num_keys=num_keys,
         num_warps=8 if is_wide else 4,
         num_stages=3,
     )

@@ -32,26 +32,18 @@ _NUM_BOUNDS = tl.constexpr(8)
 @triton.jit
 def _tally(
     bounds: tl.tensor,
-    listed_keys: tl.tensor,
-    is_listed: tl.tensor,
-    num_tokens: tl.tensor,
-    logits: tl.tensor,
-    largest: tl.tensor,
-    temperature: tl.tensor,
+    source: tl.tuple,
     low_key: tl.tensor,
     BY_WEIGHT: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ) -> tl.tensor:
     """Of the keys above `low_key` how many, or how much weight, is up to each of `bounds`; float64.
 
-    They are the `num_tokens` listed ones or else, if there was no room, found among those of the
-    whole row.
+    `source`: see `_load_tile`.
     """
     totals = tl.zeros([_NUM_BOUNDS], tl.float64)
-    for start in range(0, num_tokens, BLOCK_C):
-        keys = _load_tile(
-            start, listed_keys, is_listed, num_tokens, logits, largest, temperature, BLOCK_C
-        )
+    for start in range(0, source[0], BLOCK_C):
+        keys = _load_tile(start, source, BLOCK_C)
         is_inside = (keys[:, None] > low_key) & (keys[:, None] <= bounds[None, :])
         if BY_WEIGHT:
             weights = weights_of(keys).to(tl.float64)[:, None]
@@ -64,15 +56,15 @@ def _tally(
 @triton.jit
 def _load_tile(
     start: tl.tensor,
-    listed_keys: tl.tensor,
-    is_listed: tl.tensor,
-    num_tokens: tl.tensor,
-    logits: tl.tensor,
-    largest: tl.tensor,
-    temperature: tl.tensor,
+    source: tl.tuple,
     BLOCK_C: tl.constexpr,
 ) -> tl.tensor:
-    """Keys of BLOCK_C tokens."""
+    """Keys of BLOCK_C tokens.
+
+    `source`: how many there are, their keys if these are listed, whether they are; and if there was
+    no room for that, what keys are made of: the logits of the row, the largest, the temperature.
+    """
+    num_tokens, listed_keys, is_listed, logits, largest, temperature = source
     places = start + tl.arange(0, BLOCK_C)
     if is_listed:
         keys = tl.load(listed_keys + places, mask=places < num_tokens, other=NO_KEY)
@@ -87,12 +79,7 @@ def _search(
     high: tl.tensor,
     before: tl.tensor,
     target: tl.tensor,
-    listed_keys: tl.tensor,
-    is_listed: tl.tensor,
-    num_tokens: tl.tensor,
-    logits: tl.tensor,
-    largest: tl.tensor,
-    temperature: tl.tensor,
+    source: tl.tuple,
     low_key: tl.tensor,
     BY_WEIGHT: tl.constexpr,
     BLOCK_C: tl.constexpr,
@@ -104,18 +91,7 @@ def _search(
     while high - low > 1:
         step = (high - low + _NUM_BOUNDS - 1) // _NUM_BOUNDS
         bounds = tl.minimum(low + (tl.arange(0, _NUM_BOUNDS) + 1) * step, high)
-        reached = before + _tally(
-            bounds,
-            listed_keys,
-            is_listed,
-            num_tokens,
-            logits,
-            largest,
-            temperature,
-            low_key,
-            BY_WEIGHT,
-            BLOCK_C,
-        )
+        reached = before + _tally(bounds, source, low_key, BY_WEIGHT, BLOCK_C)
         num_below = tl.sum((reached < target).to(tl.int32), 0)
         # Rounding may say that even `high` is too low.
         low += tl.minimum(num_below, (high - low - 1) // step) * step
@@ -169,6 +145,7 @@ def cut_kernel(
         listed_tokens += row * MAX_LISTED
         is_listed = num_through - num_before <= MAX_LISTED
         num_tokens = tl.where(is_listed, num_through - num_before, vocab_size)
+        source = (num_tokens, listed_keys, is_listed, logits, most, temperature)
         low_key, cut_key = edge_key(low), edge_key(high)
         if k < vocab_size:
             cut_key = _search(
@@ -176,12 +153,7 @@ def cut_kernel(
                 cut_key,
                 num_before.to(tl.float64),
                 k.to(tl.float64),
-                listed_keys,
-                is_listed,
-                num_tokens,
-                logits,
-                most,
-                temperature,
+                source,
                 low_key,
                 False,
                 BLOCK_C,
@@ -191,61 +163,17 @@ def cut_kernel(
         if p < 1.0:
             bounds = tl.full([_NUM_BOUNDS], 0, tl.int32) + cut_key
             if k < vocab_size:
-                total = before + tl.max(
-                    _tally(
-                        bounds,
-                        listed_keys,
-                        is_listed,
-                        num_tokens,
-                        logits,
-                        most,
-                        temperature,
-                        low_key,
-                        True,
-                        BLOCK_C,
-                    ),
-                    0,
-                )
+                total = before + tl.max(_tally(bounds, source, low_key, True, BLOCK_C), 0)
             target = p * total
-            cut_key = _search(
-                low_key,
-                cut_key,
-                before,
-                target,
-                listed_keys,
-                is_listed,
-                num_tokens,
-                logits,
-                most,
-                temperature,
-                low_key,
-                True,
-                BLOCK_C,
-            )
+            cut_key = _search(low_key, cut_key, before, target, source, low_key, True, BLOCK_C)
             # Of equals the smaller ids stay.
             bounds = tl.full([_NUM_BOUNDS], -1, tl.int32) + cut_key
-            before += tl.max(
-                _tally(
-                    bounds,
-                    listed_keys,
-                    is_listed,
-                    num_tokens,
-                    logits,
-                    most,
-                    temperature,
-                    low_key,
-                    True,
-                    BLOCK_C,
-                ),
-                0,
-            )
+            before += tl.max(_tally(bounds, source, low_key, True, BLOCK_C), 0)
             num_kept = _count_of_equals(before, weights_of(cut_key).to(tl.float64), target)
             num_seen = 0
             last_kept = -1
             for start in range(0, num_tokens, BLOCK_C):
-                keys = _load_tile(
-                    start, listed_keys, is_listed, num_tokens, logits, most, temperature, BLOCK_C
-                )
+                keys = _load_tile(start, source, BLOCK_C)
                 is_equal = keys == cut_key
                 ranks = num_seen + tl.cumsum(is_equal.to(tl.int32), 0)
                 places = start + tl.arange(0, BLOCK_C)

@@ -13,16 +13,17 @@ import torch
 
 from splitserve_kernels.gpu.attention.backend import paged_attention
 from splitserve_kernels.gpu.attention.rows_in_sight import rows_in_sight
+from splitserve_kernels.gpu.attention.sink_weight import weigh_with_sinks
 from splitserve_kernels.gpu.block_copy import copy_blocks
 from splitserve_kernels.gpu.gated_product import gated_product
 from splitserve_kernels.gpu.kv_write import kv_write
-from splitserve_kernels.gpu.layer_pools import KVScales, LayerPools
+from splitserve_kernels.gpu.layer_pools import LayerPools
 from splitserve_kernels.gpu.rms_norm import add_rms_norm, rms_norm
 from splitserve_kernels.gpu.rotary_kv_write import RotaryTables, rotary_kv_write
 from splitserve_kernels.gpu.sampling.adjust import AdjustColumns, adjust
 from splitserve_kernels.gpu.sampling.columns import DrawColumns
 from splitserve_kernels.gpu.sampling.draw import draw, greedy
-from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch, build_paged_batch
+from splitserve_kernels.paged_batch import AttentionOptions, KVScales, PagedBatch, build_paged_batch
 from tests.kernels.gpu.compiled.resources import Bounds
 
 # Ampere, Hopper and Blackwell of data centres.
@@ -158,16 +159,24 @@ def _rows() -> None:
     rows_in_sight(_batch(3, 600), 16, window=99)
 
 
+def _sinks() -> None:
+    weigh_with_sinks(
+        torch.zeros(3, 64, 64, dtype=_BFLOAT16),
+        torch.zeros(64, 3),
+        torch.zeros(64, dtype=_BFLOAT16),
+    )
+
+
 CASES: dict[str, Case] = {
     "attention": Case(_attention(LLAMA), bounds=_PIPELINED),
-    "attention with everything": Case(_attention(LLAMA, EVERYTHING), (90,), _PIPELINED),
-    "attention over float8": Case(_attention(LLAMA_FLOAT8), capabilities=(90,)),
-    "attention in float32": Case(_attention(LLAMA_FLOAT32), capabilities=(90,)),
-    "attention of heads of 256": Case(_attention(GEMMA), capabilities=(90,)),
-    # Where there is the least shared memory.
-    "attention of heads of 512": Case(_attention(WIDEST), capabilities=(80,)),
-    "attention of latent heads": Case(_attention(LATENT), capabilities=(80,)),
-    "rows in sight": Case(_rows, capabilities=(90,)),
+    "attention with everything": Case(_attention(LLAMA, EVERYTHING), bounds=_PIPELINED),
+    "attention over float8": Case(_attention(LLAMA_FLOAT8), capabilities=_SINCE_HOPPER),
+    "attention in float32": Case(_attention(LLAMA_FLOAT32)),
+    "attention of heads of 256": Case(_attention(GEMMA)),
+    "attention of heads of 512": Case(_attention(WIDEST)),
+    "attention of latent heads": Case(_attention(LATENT)),
+    "rows in sight": Case(_rows),
+    "sinks": Case(_sinks),
     "writes": Case(_writes(LLAMA)),
     "writes in float8": Case(_writes(LLAMA_FLOAT8), capabilities=_SINCE_HOPPER),
     "copies": Case(_copies),

@@ -11,7 +11,12 @@ from executor_service.device.kv_cache import LayerShape
 from executor_service.errors import TrialFailed
 from executor_service.model.loaded_model import LayerKind
 from splitserve_kernels import reference
-from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch
+from splitserve_kernels.paged_batch import (
+    UNIT_SCALES,
+    AttentionOptions,
+    KVScales,
+    PagedBatch,
+)
 
 CPU = torch.device("cpu")
 LAYER = LayerShape(num_kv_heads=2, key_dim=16, value_dim=24)
@@ -40,14 +45,22 @@ class Faulty:
     fault: str
 
     def write_kv(
-        self, key: Tensor, value: Tensor, key_pool: Tensor, value_pool: Tensor, batch: PagedBatch
+        self,
+        key: Tensor,
+        value: Tensor,
+        key_pool: Tensor,
+        value_pool: Tensor,
+        batch: PagedBatch,
+        scales: KVScales = UNIT_SCALES,
     ) -> None:
+        if self.fault == "no_scales":
+            scales = UNIT_SCALES
         if self.fault == "late_write":
             batch = replace(batch, slot_mapping=batch.slot_mapping.flip(0))
         if self.fault == "cut_off":
             # Rounds all numbers towards zero.
             key, value = ((x.float() * (1 - 2**-4)).to(x.dtype) for x in (key, value))
-        reference.write_kv(key, value, key_pool, value_pool, batch)
+        reference.write_kv(key, value, key_pool, value_pool, batch, scales)
 
     def paged_attention(
         self,
@@ -56,6 +69,7 @@ class Faulty:
         value_pool: Tensor,
         batch: PagedBatch,
         options: AttentionOptions,
+        scales: KVScales = UNIT_SCALES,
     ) -> Tensor:
         if self.fault == "no_window":
             options = replace(options, sliding_window=None)
@@ -67,7 +81,9 @@ class Faulty:
             options = replace(options, scale=options.scale * 1.1)
         if self.fault == "heads":
             query = query.roll(1, dims=1)
-        output = reference.paged_attention(query, key_pool, value_pool, batch, options)
+        if self.fault == "rounded_queries":
+            query = query.to(FLOAT8).to(query.dtype)
+        output = reference.paged_attention(query, key_pool, value_pool, batch, options, scales)
         if self.fault == "offset":
             output = output + 0.1
         if self.fault in ("nan", "last_row"):
@@ -105,3 +121,25 @@ def test_try_layer_raises_when_float8_is_rounded_wrongly() -> None:
     kind = LayerKind(LAYER, NUM_HEADS, OPTIONS)
     with pytest.raises(TrialFailed, match="differs by"):
         try_layer(Faulty("cut_off"), kind, 16, torch.bfloat16, CPU, FLOAT8)
+
+
+def test_try_layer_raises_when_float8_is_not_scaled() -> None:
+    kind = LayerKind(LAYER, NUM_HEADS, OPTIONS)
+    with pytest.raises(TrialFailed, match="differs by"):
+        try_layer(Faulty("no_scales"), kind, 16, torch.bfloat16, CPU, FLOAT8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_try_layer_allows_more_when_the_backend_rounds_queries(dtype: torch.dtype) -> None:
+    kind = LayerKind(LAYER, NUM_HEADS, OPTIONS)
+    backend = Faulty("rounded_queries")
+    try_layer(backend, kind, 16, dtype, CPU, FLOAT8, rounds_queries=True)
+    with pytest.raises(TrialFailed, match="differs by"):
+        try_layer(backend, kind, 16, dtype, CPU, FLOAT8)
+
+
+@pytest.mark.parametrize("fault", [*FAULTS, "no_scales"])
+def test_try_layer_raises_when_the_backend_is_wrong_and_rounds_queries(fault: str) -> None:
+    kind = LayerKind(LAYER, NUM_HEADS, OPTIONS)
+    with pytest.raises(TrialFailed, match="differs by"):
+        try_layer(Faulty(fault), kind, 16, torch.bfloat16, CPU, FLOAT8, rounds_queries=True)

@@ -20,7 +20,7 @@ from executor_service.steps.sampling_params import SamplingParams
 from splitserve_kernels.cpu.attention import NativeAttention
 from splitserve_kernels.cpu.build import BuildFailed
 from splitserve_kernels.cpu.library import NativeLibrary
-from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch
+from splitserve_kernels.paged_batch import UNIT_SCALES, AttentionOptions, KVScales, PagedBatch
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.steps.step_driver import Row, make_step
 
@@ -251,8 +251,10 @@ class _Nonsense(NativeAttention):
         value_pool: torch.Tensor,
         batch: PagedBatch,
         options: AttentionOptions,
+        scales: KVScales = UNIT_SCALES,
     ) -> torch.Tensor:
-        return super().paged_attention(query, key_pool, value_pool, batch, options) + 0.01
+        output = super().paged_attention(query, key_pool, value_pool, batch, options, scales)
+        return output + 0.01
 
 
 def test_choose_compute_says_an_error_and_takes_torch_when_the_backend_computes_nonsense(

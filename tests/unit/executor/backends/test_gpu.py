@@ -6,22 +6,26 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from executor_service.backends.attention_candidates import CANDIDATES, Candidate, WhyNotLayer
+from executor_service.backends.attention_candidates import (
+    Candidate,
+    LayerDemand,
+    WhyNotLayer,
+    gpu_candidates,
+)
 from executor_service.backends.attention_trial import time_attention
 from executor_service.backends.choose import AUTO, NATIVE, TORCH
 from executor_service.backends.gpu import choose_gpu_attention
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
-from executor_service.device.kv_cache import LayerShape
 from executor_service.errors import BackendUnavailable, TrialFailed
 from executor_service.model.loaded_model import LoadedModel
 from splitserve_kernels import reference
-from splitserve_kernels.gpu.attention.flash_attention_rules import why_not_flash_attention
-from splitserve_kernels.paged_batch import AttentionBackend, AttentionOptions, PagedBatch
+from splitserve_kernels.paged_batch import AttentionBackend
 from splitserve_options.table import OPTIONS
 from tests.support.models.tiny_models import make_tiny_model
 
@@ -33,14 +37,8 @@ class _Right:
 
 class _Wrong(_Right):
     @staticmethod
-    def paged_attention(
-        query: Tensor,
-        key_pool: Tensor,
-        value_pool: Tensor,
-        batch: PagedBatch,
-        options: AttentionOptions,
-    ) -> Tensor:
-        return reference.paged_attention(query, key_pool, value_pool, batch, options) + 1
+    def paged_attention(query: Tensor, *others: Any) -> Tensor:  # noqa: ANN401
+        return reference.paged_attention(query, *others) + 1
 
 
 @pytest.fixture(scope="module")
@@ -51,50 +49,41 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 def _candidate(
     name: str,
-    block_size: int,
     make: Callable[[], AttentionBackend] = _Right,
     absent: str | None = None,
-    why_not_layer: WhyNotLayer = lambda _layer, _options, _dtype, _size: None,
+    why_not_layer: WhyNotLayer = lambda _demand: None,
 ) -> Candidate:
-    return Candidate(name, block_size, make, lambda: absent, why_not_layer)
+    return Candidate(name, make, lambda: absent, why_not_layer)
 
 
-def _coarse_only(
-    _layer: LayerShape, _options: AttentionOptions, _dtype: torch.dtype, block_size: int
-) -> str | None:
-    return None if block_size % 256 == 0 else f"block_size {block_size}: multiples of 256 only"
+def _coarse_only(demand: LayerDemand) -> str | None:
+    size = demand.block_size
+    return None if size % 256 == 0 else f"block_size {size}: multiples of 256 only"
 
 
-FINE = _candidate("fine", 16)
-COARSE = _candidate("coarse", 256, why_not_layer=_coarse_only)
+FIRST, SECOND = _candidate("first"), _candidate("second")
+COARSE = _candidate("coarse", why_not_layer=_coarse_only)
 
 
 def _never(_backend: AttentionBackend, _loaded: LoadedModel, _size: int) -> float:
     raise AssertionError("nothing is to be timed")
 
 
-def _seconds(fine: float, coarse: float) -> Callable[[AttentionBackend, LoadedModel, int], float]:
-    times = iter((fine, coarse))
+def _seconds(*times_s: float) -> Callable[[AttentionBackend, LoadedModel, int], float]:
+    times = iter(times_s)
     return lambda _backend, _loaded, _size: next(times)
 
 
 @pytest.mark.parametrize(
-    ("fine_s", "coarse_s", "chosen"),
-    [(1.0, 2.0, "fine"), (1.0, 0.9, "fine"), (1.0, 0.7, "coarse")],
+    ("first_s", "second_s", "chosen"),
+    [(1.0, 2.0, "first"), (1.0, 1.0, "first"), (1.0, 0.9, "second")],
 )
-def test_choose_gpu_attention_takes_coarse_blocks_when_they_are_much_faster(
-    loaded: LoadedModel, fine_s: float, coarse_s: float, chosen: str
+def test_choose_gpu_attention_takes_the_fastest_when_several_are_right(
+    loaded: LoadedModel, first_s: float, second_s: float, chosen: str
 ) -> None:
-    seconds = _seconds(fine_s, coarse_s)
-    choice = choose_gpu_attention(loaded, None, None, (FINE, COARSE), seconds)
-    assert (choice.name, choice.block_size) == (chosen, {"fine": 16, "coarse": 256}[chosen])
-
-
-def test_choose_gpu_attention_takes_the_fastest_when_the_block_size_is_given(
-    loaded: LoadedModel,
-) -> None:
-    choice = choose_gpu_attention(loaded, None, 256, (FINE, COARSE), _seconds(1.0, 0.99))
-    assert (choice.name, choice.block_size) == ("coarse", 256)
+    seconds = _seconds(first_s, second_s)
+    choice = choose_gpu_attention(loaded, None, None, (FIRST, SECOND), seconds)
+    assert (choice.name, choice.block_size) == (chosen, 16)
 
 
 def _fail(_backend: AttentionBackend, _loaded: LoadedModel, _size: int) -> float:
@@ -104,48 +93,41 @@ def _fail(_backend: AttentionBackend, _loaded: LoadedModel, _size: int) -> float
 def test_choose_gpu_attention_takes_the_default_when_timing_fails(
     loaded: LoadedModel, caplog: pytest.LogCaptureFixture
 ) -> None:
-    choice = choose_gpu_attention(loaded, None, None, (FINE, COARSE), _fail)
-    assert choice.name == "fine"
+    choice = choose_gpu_attention(loaded, None, None, (FIRST, SECOND), _fail)
+    assert choice.name == "first"
     assert "attention_backends_not_timed reason='out of memory'" in caplog.text
 
 
 def test_choose_gpu_attention_takes_who_can_when_the_block_size_is_fine(
     loaded: LoadedModel,
 ) -> None:
-    choice = choose_gpu_attention(loaded, None, 32, (FINE, COARSE), _never)
-    assert (choice.name, choice.block_size) == ("fine", 32)
+    choice = choose_gpu_attention(loaded, None, 32, (FIRST, COARSE), _never)
+    assert (choice.name, choice.block_size) == ("first", 32)
 
 
 def test_choose_gpu_attention_raises_when_the_only_one_cannot_do_the_block_size(
     loaded: LoadedModel,
 ) -> None:
     with pytest.raises(BackendUnavailable, match="block_size 16: multiples of 256 only"):
-        choose_gpu_attention(loaded, "coarse", 16, (FINE, COARSE), _never)
-
-
-def test_choose_gpu_attention_takes_its_block_size_when_only_one_may_be_taken(
-    loaded: LoadedModel,
-) -> None:
-    choice = choose_gpu_attention(loaded, "coarse", None, (FINE, COARSE), _never)
-    assert (choice.name, choice.block_size) == ("coarse", 256)
+        choose_gpu_attention(loaded, "coarse", 16, (FIRST, COARSE), _never)
 
 
 def test_choose_gpu_attention_says_an_error_and_takes_the_next_when_one_is_wrong(
     loaded: LoadedModel, caplog: pytest.LogCaptureFixture
 ) -> None:
-    wrong = _candidate("fine", 16, _Wrong)
-    choice = choose_gpu_attention(loaded, None, None, (wrong, COARSE), _never)
-    assert choice.name == "coarse"
+    wrong = _candidate("wrong", _Wrong)
+    choice = choose_gpu_attention(loaded, None, None, (wrong, SECOND), _never)
+    assert choice.name == "second"
     errors = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
     assert len(errors) == 1
-    assert "attention_backend_refused backend=fine" in errors[0]
+    assert "attention_backend_refused backend=wrong" in errors[0]
 
 
 def test_choose_gpu_attention_raises_what_is_worse_when_none_can_serve(
     loaded: LoadedModel,
 ) -> None:
-    wrong = _candidate("fine", 16, _Wrong)
-    missing = _candidate("missing", 256, absent="it is not installed")
+    wrong = _candidate("wrong", _Wrong)
+    missing = _candidate("missing", absent="it is not installed")
     for candidates in ((wrong, missing), (missing, wrong)):
         with pytest.raises(TrialFailed, match="differs"):
             choose_gpu_attention(loaded, None, None, candidates, _never)
@@ -153,44 +135,82 @@ def test_choose_gpu_attention_raises_what_is_worse_when_none_can_serve(
         choose_gpu_attention(loaded, None, None, (missing,), _never)
 
 
+def test_choose_gpu_attention_warns_when_what_was_asked_for_cannot_be_had(
+    loaded: LoadedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    missing = _candidate("missing", absent="it is not to be had")
+    for is_asked_for, level in ((False, logging.INFO), (True, logging.WARNING)):
+        caplog.clear()
+        candidate = replace(missing, is_asked_for=is_asked_for)
+        assert (
+            choose_gpu_attention(loaded, None, None, (candidate, SECOND), _never).name == "second"
+        )
+        assert [record.levelno for record in caplog.records] == [level]
+
+
 def test_candidates_are_what_the_option_takes_when_it_names_a_backend() -> None:
     option = next(option for option in OPTIONS if option.key == "attention_backend")
-    assert set(option.choices) == {AUTO, TORCH, NATIVE, *(each.name for each in CANDIDATES)}
+    assert set(option.choices) == {AUTO, TORCH, NATIVE, *(each.name for each in gpu_candidates())}
+
+
+def test_candidates_warn_of_flash_attention_3_when_its_source_is_given() -> None:
+    assert [each.is_asked_for for each in gpu_candidates()] == [False, False]
+    assert gpu_candidates("hub")[0].is_asked_for
 
 
 @pytest.fixture
-def flash_attention_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def flash_attention_3(monkeypatch: pytest.MonkeyPatch) -> Candidate:
+    """As if it were here."""
     module = "executor_service.backends.attention_candidates"
-    for name in ("why_no_flash_attention", "why_no_flash_attention_3", "why_unavailable"):
+    for name in ("why_no_hopper", "why_unavailable"):
         monkeypatch.setattr(f"{module}.{name}", lambda: None)
+    monkeypatch.setattr(f"{module}.load_flash_attention_3", lambda _source: None)
+    return gpu_candidates()[0]
 
 
-def _named(name: str) -> Candidate:
-    return next(candidate for candidate in CANDIDATES if candidate.name == name)
-
-
-@pytest.mark.usefixtures("flash_attention_is_here")
-def test_candidates_pass_the_sinks_on_when_a_model_has_them(tmp_path: Path) -> None:
-    loaded = load_model(ModelConfig(str(make_tiny_model("gpt_oss", tmp_path)), dtype="bfloat16"))
-    assert _named("flash-attn").why_not(loaded, 256) == why_not_flash_attention(
-        (16, 16), loaded.dtype, 256, has_sinks=True
-    )
-    reason = _named("flash-attn-3").why_not(loaded, 16)
-    assert reason == "attention sinks: flash-attn 3 has none"
-
-
-@pytest.mark.usefixtures("flash_attention_is_here")
-@pytest.mark.parametrize(("name", "block_size"), [("flash-attn", 256), ("flash-attn-3", 16)])
-def test_candidates_refuse_flash_attention_when_keys_and_values_have_8_bits(
-    name: str, block_size: int, loaded: LoadedModel
+def test_candidates_load_nothing_when_the_device_is_no_hopper(
+    monkeypatch: pytest.MonkeyPatch, loaded: LoadedModel
 ) -> None:
-    narrow = replace(loaded, kv_dtype=torch.float8_e4m3fn)
-    reason = _named(name).why_not(narrow, block_size)
-    assert reason == f"{name} takes no float8_e4m3fn keys and values"
+    module = "executor_service.backends.attention_candidates"
+    monkeypatch.setattr(f"{module}.why_no_hopper", lambda: "no Hopper")
+    monkeypatch.setattr(f"{module}.load_flash_attention_3", _fail)
+    assert gpu_candidates("hub")[0].why_not(loaded, 16) == "no Hopper"
 
 
-@pytest.mark.usefixtures("flash_attention_is_here")
-def test_candidates_pass_the_window_on_when_a_model_has_one(loaded: LoadedModel) -> None:
+def test_candidates_say_why_flash_attention_3_is_missing_when_it_is(
+    monkeypatch: pytest.MonkeyPatch, loaded: LoadedModel
+) -> None:
+    module = "executor_service.backends.attention_candidates"
+    for name in ("why_no_hopper", "why_unavailable"):
+        monkeypatch.setattr(f"{module}.{name}", lambda: None)
+    assert gpu_candidates("/nowhere/_C.so")[0].why_not(loaded, 16) == (
+        "flash-attn 3: there is no file /nowhere/_C.so"
+    )
+
+
+def test_candidates_take_flash_attention_3_when_a_model_has_sinks(
+    tmp_path: Path, flash_attention_3: Candidate
+) -> None:
+    loaded = load_model(ModelConfig(str(make_tiny_model("gpt_oss", tmp_path)), dtype="bfloat16"))
+    assert loaded.layer_options[0].sinks is not None
+    assert flash_attention_3.why_not(loaded, 8) is None
+
+
+def test_candidates_take_flash_attention_3_by_name_only_when_pools_are_float8(
+    loaded: LoadedModel, flash_attention_3: Candidate
+) -> None:
+    narrow = replace(loaded, dtype=torch.bfloat16, kv_dtype=torch.float8_e4m3fn)
+    assert flash_attention_3.why_not(narrow, 16) is None
+    reason = flash_attention_3.why_not(narrow, 16, is_named=False)
+    assert reason == (
+        "over float8_e4m3fn keys and values flash-attn-3 rounds queries, too: taken by name only"
+    )
+
+
+def test_candidates_pass_the_window_on_when_a_model_has_one(
+    loaded: LoadedModel, flash_attention_3: Candidate
+) -> None:
     options = [replace(each, sliding_window=20) for each in loaded.layer_options]
     half = replace(
         loaded,
@@ -198,11 +218,29 @@ def test_candidates_pass_the_window_on_when_a_model_has_one(loaded: LoadedModel)
         kv_dtype=torch.bfloat16,
         layer_options=tuple(options),
     )
-    candidate = _named("flash-attn-3")
-    assert candidate.why_not(half, 16) is None
-    assert candidate.why_not(half, 32) == (
+    assert flash_attention_3.why_not(half, 16) is None
+    assert flash_attention_3.why_not(half, 32) == (
         "a sliding window of 20 in blocks of 32: allowed: a block or more"
     )
+
+
+@pytest.mark.parametrize(("capability", "is_refused"), [((8, 0), True), ((8, 9), False)])
+def test_candidates_refuse_triton_when_the_gpu_cannot_convert_float8(
+    loaded: LoadedModel,
+    monkeypatch: pytest.MonkeyPatch,
+    capability: tuple[int, int],
+    is_refused: bool,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    triton = gpu_candidates()[1]
+    assert triton.why_not_layer(_demand(loaded, loaded.kv_dtype)) is None
+    said = triton.why_not_layer(_demand(loaded, torch.float8_e4m3fn))
+    assert (said is not None and "8.9 and later" in said) == is_refused
+
+
+def _demand(loaded: LoadedModel, kv_dtype: torch.dtype) -> LayerDemand:
+    return LayerDemand(loaded.layers[0], loaded.layer_options[0], loaded.dtype, kv_dtype, 16)
 
 
 def test_time_attention_takes_time(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from executor_service.errors import ModelUnsupported
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
 from splitserve_kernels import reference
-from splitserve_kernels.paged_batch import build_paged_batch
+from splitserve_kernels.paged_batch import AttentionOptions, KVScales, build_paged_batch
 from splitserve_options import options
 from tests.support.models.tiny_models import make_tiny_model
 
@@ -87,3 +87,18 @@ def test_reference_keeps_nan_when_pools_are_float8() -> None:
     number = torch.full((1, 1, 1), torch.nan)
     reference.write_kv(number, number, key_pool, value_pool, batch)
     assert key_pool.float().isnan().all()
+
+
+def test_reference_stores_what_the_scale_leaves_and_gives_it_back() -> None:
+    tables, zero, count = torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1), torch.tensor([4])
+    batch = build_paged_batch(tables, zero.long(), count, 4)
+    scales = KVScales(key=64.0, value=0.01)
+    key, value = torch.full((4, 1, 8), 9000.0), torch.full((4, 1, 8), 0.02)
+    key_pool, value_pool = (torch.zeros(1, 4, 1, 8, dtype=FLOAT8) for _ in range(2))
+    reference.write_kv(key, value, key_pool, value_pool, batch, scales)
+    assert key_pool.float().unique().tolist() == [144.0]  # of 140.6
+    assert value_pool.float().unique().tolist() == [2.0]
+    query = torch.zeros(4, 1, 8)
+    options = AttentionOptions(scale=1.0)
+    output = reference.paged_attention(query, key_pool, value_pool, batch, options, scales)
+    torch.testing.assert_close(output, value)

@@ -16,7 +16,13 @@ from executor_service.model.loaded_model import LayerKind, LoadedModel
 from executor_service.model.paged_model import TransformersModel
 from executor_service.steps.sampling_params import SamplingParams
 from splitserve_kernels import reference
-from splitserve_kernels.paged_batch import AttentionBackend, AttentionOptions, PagedBatch
+from splitserve_kernels.paged_batch import (
+    UNIT_SCALES,
+    AttentionBackend,
+    AttentionOptions,
+    KVScales,
+    PagedBatch,
+)
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.steps.step_driver import Row, make_step
 
@@ -39,7 +45,9 @@ def loaded(tmp_path_factory: pytest.TempPathFactory, device: torch.device) -> Lo
 @torch.inference_mode()
 def _logits(loaded: LoadedModel, backend: AttentionBackend) -> Tensor:
     """Of all tokens of PROMPT, [len(PROMPT), V]: a chunk, a chunk behind it, a decode."""
-    cache = KVCache(loaded.layers, BLOCK_SIZE, 6, 0, loaded.kv_dtype, loaded.device)
+    cache = KVCache(
+        loaded.layers, BLOCK_SIZE, 6, 0, loaded.kv_dtype, loaded.device, scales=loaded.kv_scales
+    )
     model = TransformersModel(loaded, cache, backend)
     params, tokens, parts = SamplingParams(num_prompt_logprobs=0), [*PROMPT, 7], []
     ends = (20, len(PROMPT) - 1, len(PROMPT))
@@ -54,12 +62,18 @@ class _Noisy:
     """The oracle, but each key and value is wrong by a random ratio up to LARGEST_ERROR."""
 
     def write_kv(
-        self, key: Tensor, value: Tensor, key_pool: Tensor, value_pool: Tensor, batch: PagedBatch
+        self,
+        key: Tensor,
+        value: Tensor,
+        key_pool: Tensor,
+        value_pool: Tensor,
+        batch: PagedBatch,
+        scales: KVScales = UNIT_SCALES,
     ) -> None:
         generator = torch.Generator().manual_seed(len(key))
         noise = torch.rand(2, *key.shape, generator=generator).to(key.device) * 2 - 1
         key, value = torch.stack([key, value]) * (1 + LARGEST_ERROR * noise)
-        reference.write_kv(key, value, key_pool, value_pool, batch)
+        reference.write_kv(key, value, key_pool, value_pool, batch, scales)
 
     paged_attention = staticmethod(reference.paged_attention)
 
@@ -71,6 +85,18 @@ def test_model_says_the_same_when_triton_and_torch_share_8_bit_pools(loaded: Loa
     torch.testing.assert_close(
         _logits(narrow, backend), _logits(narrow, reference), atol=SAME_POOLS_TOLERANCE, rtol=0
     )
+
+
+def test_model_says_the_same_when_triton_and_torch_have_scales(loaded: LoadedModel) -> None:
+    from splitserve_kernels.gpu.attention import backend
+
+    scales = (KVScales(0.02, 0.05),) * len(loaded.layers)
+    narrow = replace(loaded, kv_dtype=FLOAT8, kv_scales=scales)
+    torch.testing.assert_close(
+        _logits(narrow, backend), _logits(narrow, reference), atol=SAME_POOLS_TOLERANCE, rtol=0
+    )
+    unscaled = _logits(replace(loaded, kv_dtype=FLOAT8), reference)
+    assert not torch.allclose(_logits(narrow, reference), unscaled, atol=SAME_POOLS_TOLERANCE)
 
 
 def test_model_errs_no_more_than_noise_does_when_keys_and_values_have_8_bits(

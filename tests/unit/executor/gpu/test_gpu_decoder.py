@@ -35,6 +35,7 @@ from executor_service.decoders.gpu_decoder import GpuDecoder, build_gpu_decoder
 from splitserve_kernels import reference
 from splitserve_kernels.gpu.attention import backend
 from splitserve_kernels.gpu.rotary_kv_write import rotary_kv_write
+from splitserve_kernels.paged_batch import KVScales
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_MODEL_LEN = 4, 60, 96
 NUM_OUTPUT_TOKENS = 5
@@ -168,7 +169,9 @@ def _logits(loaded: LoadedModel, model: PagedModel) -> Tensor:
 
 
 def _cache(loaded: LoadedModel) -> KVCache:
-    return KVCache(loaded.layers, BLOCK_SIZE, 16, 0, loaded.kv_dtype, loaded.device)
+    return KVCache(
+        loaded.layers, BLOCK_SIZE, 16, 0, loaded.kv_dtype, loaded.device, scales=loaded.kv_scales
+    )
 
 
 def _relative_error(actual: Tensor, expected: Tensor) -> float:
@@ -185,8 +188,13 @@ def test_decoder_errs_no_more_than_transformers_does_when_numbers_have_16_bits(c
     assert _relative_error(ours, expected) < 1.2 * _relative_error(theirs, expected)
 
 
-def test_decoder_says_what_the_model_says_when_pools_have_8_bits(llama: Case) -> None:
-    loaded = replace(llama.load(), kv_dtype=torch.float8_e4m3fn)
+@pytest.mark.parametrize("scales", [KVScales(), KVScales(key=0.02, value=0.05)])
+def test_decoder_says_what_the_model_says_when_pools_have_8_bits(
+    llama: Case, scales: KVScales
+) -> None:
+    loaded = llama.load()
+    kv_scales = (scales,) * len(loaded.layers)
+    loaded = replace(loaded, kv_dtype=torch.float8_e4m3fn, kv_scales=kv_scales)
     expected = _logits(loaded, TransformersModel(loaded, _cache(loaded), reference))
     decoder = build_gpu_decoder(loaded, reference, BLOCK_SIZE)
     actual = _logits(loaded, DecoderModel(decoder, _cache(loaded)))

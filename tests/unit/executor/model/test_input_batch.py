@@ -1,16 +1,24 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
+import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
+from executor_service.device.resident_tables import ResidentTables
+from executor_service.device.streams import HostStreams
+from executor_service.device.uploads import Uploads
 from executor_service.model.input_batch import InputBatch, build_input_batch
+from executor_service.steps.block_tables import BlockTables
 from executor_service.steps.sampling_params import SamplingParams
 from tests.support.steps.step_driver import Row, make_step
 
 BLOCK_SIZE = 4
+CPU = torch.device("cpu")
 SCORED = SamplingParams(num_prompt_logprobs=0)
 ROWS = [
     # A chunk in the middle of a prompt whose tokens are scored.
@@ -61,6 +69,41 @@ def test_input_batch_is_a_decode_when_all_rows_have_one_token() -> None:
     batch = _build(1)
     assert batch.rows.is_decode
     assert batch.paged.num_decodes == 1
+
+
+class _Device(HostStreams):
+    """With memory of its own; `sent`: the bytes of each copy to it."""
+
+    def __init__(self) -> None:
+        self.sent: list[int] = []
+
+    @property
+    def shares_memory(self) -> bool:
+        return False
+
+    def copy_to_device(self, source: Tensor, target: Tensor) -> None:
+        self.sent.append(len(source))
+        super().copy_to_device(source, target)
+
+
+def test_input_batch_reads_tables_of_the_device_by_row_ids_when_they_are_there() -> None:
+    streams, sent = _Device(), []
+    uploads = Uploads(CPU, streams)
+    for width in (2, 300):
+        tables = np.arange(7 * width, dtype=np.int32).reshape(7, width)
+        kept = BlockTables.of(tables)
+        resident = ResidentTables(width, CPU, uploads).follow(kept)
+        row_ids = np.array([5, 0, 3], np.int32)
+        step = replace(
+            make_step(ROWS), row_ids=row_ids, block_tables=kept.of_rows(row_ids), tables=kept
+        )
+        streams.sent.clear()
+        batch = build_input_batch(step, (0, 1, 2), BLOCK_SIZE, CPU, None, uploads, resident)
+        # The row with one token comes first.
+        assert batch.paged.block_tables.tolist() == tables[[0, 5, 3]].tolist()
+        sent.append(list(streams.sent))
+    assert len(sent[0]) == 1
+    assert sent[0] == sent[1], "what is sent grows with the tables"
 
 
 @given(

@@ -32,7 +32,7 @@ from executor_service.steps.executor_info import (
 from executor_service.steps.step import RowStatus, StepOutput
 from executor_service.steps.step_executor import StepExecutor
 from splitserve_kernels import reference
-from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch
+from splitserve_kernels.paged_batch import UNIT_SCALES, AttentionOptions, KVScales, PagedBatch
 from tests.support.models.tiny_models import VOCAB_SIZE, make_tiny_model
 from tests.support.steps.batches import NewRow, Sender, WorkRow
 
@@ -67,9 +67,15 @@ class _Faults:
     # An attention backend.
 
     def write_kv(
-        self, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, batch: PagedBatch
+        self,
+        key: Tensor,
+        value: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        batch: PagedBatch,
+        scales: KVScales = UNIT_SCALES,
     ) -> None:
-        reference.write_kv(key, value, keys, values, batch)
+        reference.write_kv(key, value, keys, values, batch, scales)
 
     def paged_attention(
         self,
@@ -78,9 +84,10 @@ class _Faults:
         values: Tensor,
         batch: PagedBatch,
         options: AttentionOptions,
+        scales: KVScales = UNIT_SCALES,
     ) -> Tensor:
         self.attend(batch)
-        return reference.paged_attention(query, keys, values, batch, options)
+        return reference.paged_attention(query, keys, values, batch, options, scales)
 
 
 class _Model:

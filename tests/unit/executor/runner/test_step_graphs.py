@@ -392,6 +392,34 @@ def test_graphs_are_not_tried_again_when_they_could_not_be_recorded(loaded: Load
     assert len(recorders) == 1
 
 
+def test_steps_are_launched_when_recordings_are_left_out(loaded: LoadedModel) -> None:
+    """So that what is launched for steps that are not recorded can be compiled before serving."""
+    recorder = RecordedOps()
+    recorded = _recorded(static_model, lambda: recorder, None, MAX_NUM_TOKENS)
+    model = recorded.make(loaded, _cache(loaded))
+    assert recorded.recorded is not None
+    assert recorded.recorded.num_graphs == len(SHAPES)
+    rows = [*_random_decodes(random.Random(14), 2), Row([5, 6, 7], 0, (38,), 3)]
+    counts = [recorder.num_replayed]
+    with recorded.left_out():
+        _logits(model, rows)
+        counts.append(recorder.num_replayed)
+    _logits(model, rows)
+    counts.append(recorder.num_replayed)
+    assert (counts[1] - counts[0], counts[2] - counts[1]) == (0, 1)
+
+
+def test_the_largest_of_each_kind_is_recorded_when_memory_is_measured(loaded: LoadedModel) -> None:
+    recorders = [RecordedOps(), RecordedOps()]
+    recorded = _recorded(static_model, iter(recorders).__next__, None, MAX_NUM_TOKENS)
+    config = CacheConfig(
+        BLOCK_SIZE, max_num_rows=2, max_num_batched_tokens=8, max_cpu_pool_bytes=None
+    )
+    config = replace(config, num_host_blocks=0, max_auto_blocks=60)
+    build_runner(loaded, config, recorded.make, make_measured=recorded.make_largest)
+    assert [recorder.num_recorded for recorder in recorders] == [2, len(SHAPES)]
+
+
 class _BreaksOff(RecordedOps):
     """In the middle of a recording."""
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.unit.gateway.parsing.answers import answer, make_parser
 
-NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "150"))
+NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "40"))
 FORMAT_NAMES = ("hermes", "llama3_json", "mistral", "json", "none")
 FRAGMENTS = [
     "<tool_call>", "</tool_call>", "<function=add>", "</function>", "<parameter=a>",

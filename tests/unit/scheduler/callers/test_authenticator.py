@@ -23,7 +23,7 @@ from splitserve_keys.key_store import change_keys
 from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.watched_files import WatchedFiles
 
-NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "300"))
+NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "100"))
 NOW = datetime(2027, 1, 31, tzinfo=UTC)
 KEY = ApiKey.draw()
 ENTRY = KeyEntry.of(KEY, "a", frozenset({Scope.GENERATE, Scope.TENANTS}), NOW)

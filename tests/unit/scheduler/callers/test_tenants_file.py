@@ -15,7 +15,7 @@ from scheduler_service.callers.caller import NO_LIMITS, TenantLimits
 from scheduler_service.callers.tenants_file import Tenants, parse_tenants, read_tenants
 from splitserve_rpc.watched_files import FilesUnusable
 
-NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "200"))
+NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "75"))
 EVERYTHING = """
 weight = 2
 min_priority = -5

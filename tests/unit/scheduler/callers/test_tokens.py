@@ -32,7 +32,7 @@ from tests.support.security.issuer import (
     signature,
 )
 
-NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "300"))
+NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "100"))
 RSA = rsa_key()
 INVALID, EXPIRED = "the credential is not valid", "the credential has expired"
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_service.core.planning.prompt_limit import PromptLimit, most_prompt_tokens
+from scheduler_service.core.planning.prompt_limit import PromptLimit, PromptTokens
 from scheduler_service.core.planning.room import MAX_BYPASSES
 from scheduler_service.core.request import Request, RequestStatus, SchedulingParams
 from tests.support.core.driver import CoreDriver, make_config
@@ -38,7 +38,8 @@ def num_tokens_of_next(driver: CoreDriver) -> int:
 
 @pytest.mark.parametrize(("num_tokens", "most"), [(64, 64), (512, 512), (2048, 512), (8192, 2048)])
 def test_a_quarter_of_a_step_is_for_prompts_unless_it_is_short(num_tokens: int, most: int) -> None:
-    assert most_prompt_tokens(make_config(max_num_batched_tokens=num_tokens)) == most
+    tokens = PromptTokens.of(make_config(max_num_batched_tokens=num_tokens))
+    assert (tokens.num_most, tokens.num_again) == (most, most // 8)
 
 
 @pytest.mark.parametrize(("policy", "most"), [("fair", 512), ("fcfs", 2048)])
@@ -107,7 +108,9 @@ def test_prompts_are_computed_in_turn_by_service_when_all_tenants_flood() -> Non
 def test_each_tenant_exceeds_the_limit_once_at_most(
     num_running: int, running: set[str], asked: list[tuple[str, int]]
 ) -> None:
-    limit = PromptLimit(512, num_running if running else 0, set(running))
+    shares = [num_running, *[0] * (len(running) - 1)]
+    prompts = [make_request(-1 - at, tenant=tenant) for at, tenant in enumerate(sorted(running))]
+    limit = PromptLimit(PromptTokens(512, 64), zip(prompts, shares, strict=False))
     num_left, newcomers = 512 - (num_running if running else 0), set[str]()
     for arrival, (tenant, num_prompt_tokens) in enumerate(asked):
         request = make_request(arrival, tenant=tenant)
@@ -120,3 +123,30 @@ def test_each_tenant_exceeds_the_limit_once_at_most(
             limit.take(request, num_tokens)
             num_left -= num_tokens
     assert not newcomers or running
+
+
+@pytest.mark.parametrize(
+    ("num_tenants", "sizes"), [(1, [201, 1, 1, 1]), (2, [64, 64, 64, 9])], ids=["alone", "shared"]
+)
+def test_what_yielded_is_computed_again_in_small_parts_where_tenants_share(
+    num_tenants: int, sizes: list[int]
+) -> None:
+    driver = long_steps()
+    if num_tenants > 1:
+        add(driver, "b", 3, max_tokens=1)
+        driver.run()
+    request = add(driver, "a", 200, max_tokens=20)
+    driver.step()
+    driver.preempt(request)
+    assert [num_tokens_of_next(driver) for _ in sizes] == sizes
+
+
+def test_prompts_of_others_are_not_held_up_by_what_is_computed_again() -> None:
+    limit = PromptLimit(PromptTokens(512, 64), [])
+    again, new = make_request(1, tenant="a"), make_request(2, tenant="b")
+    again.num_preemptions = 1
+    assert limit.num_for(again, is_overdue=False) == 64
+    limit.take(again, 64)
+    assert limit.num_for(again, is_overdue=False) == 0
+    assert limit.num_for(again, is_overdue=True) == 1
+    assert limit.num_for(new, is_overdue=False) == 448

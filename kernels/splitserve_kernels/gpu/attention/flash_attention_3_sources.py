@@ -1,0 +1,115 @@
+"""Where flash-attn 3 comes from: a package that is installed, the kernels hub, or a file.
+
+Needs neither it nor Triton. All that a source has to do is to register operators with torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from splitserve_kernels.gpu.attention.flash_attention_3_op import (
+    FlashAttention3Op,
+    FlashAttention3Unusable,
+)
+
+INSTALLED, HUB = "installed", "hub"
+# Those of the repository's builds, by their versions; the namespace of all is the same.
+_MODULES = ("flash_attn_3._C", "flash_attn_interface")
+_NAMESPACE = "flash_attn_3"
+_HUB_REPOSITORY, _HUB_VERSION = "kernels-community/flash-attn3", 1
+# Hopper; what there is for others is slower than Triton or missing.
+_CAPABILITY = (9, 0)
+
+
+class FlashAttention3Missing(Exception):
+    """It is not there, or cannot be loaded; the message is one line for people."""
+
+
+def load_flash_attention_3(source: str) -> FlashAttention3Op:
+    """The operators of `source`: INSTALLED, HUB (which may download them), or a library's path.
+
+    Raises FlashAttention3Missing.
+    """
+    try:
+        if source == INSTALLED:
+            namespace = _of_package()
+        elif source == HUB:
+            namespace = _of_hub()
+        else:
+            namespace = _of_file(Path(source))
+        return FlashAttention3Op(namespace)
+    except FlashAttention3Unusable as error:
+        raise FlashAttention3Missing(f"flash-attn 3 ({source}): {error}") from error
+
+
+def why_no_hopper() -> str | None:
+    """None if the device is flash-attn 3's; otherwise the reason."""
+    if not torch.cuda.is_available():
+        return "there is no CUDA device"
+    if torch.cuda.get_device_capability() != _CAPABILITY:
+        return "flash-attn 3 is for compute capability 9.0"
+    return None
+
+
+def _of_package() -> Any:  # noqa: ANN401
+    for name in _MODULES:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError:
+            continue
+        except (ImportError, OSError) as error:
+            # Built for another torch, mostly; the first line names the symbol.
+            raise FlashAttention3Missing(
+                f"flash-attn 3 cannot be imported: {_first_line(error)}"
+            ) from error
+        return getattr(torch.ops, _NAMESPACE)
+    raise FlashAttention3Missing(
+        f"flash-attn 3 is not installed: no module {' or '.join(_MODULES)}"
+    )
+
+
+def _of_hub() -> Any:  # noqa: ANN401
+    try:
+        get_kernel = importlib.import_module("kernels").get_kernel
+    except (ImportError, AttributeError) as error:
+        # Any folder of that name is a module, too, though an empty one.
+        raise FlashAttention3Missing(
+            f"flash-attn 3 from the hub needs the package kernels: {_first_line(error)}"
+        ) from error
+    try:
+        module = get_kernel(_HUB_REPOSITORY, version=_HUB_VERSION)
+        # Each build has a namespace of its own, and says so in this module.
+        return importlib.import_module(f"{module.__name__}._ops").ops
+    except Exception as error:  # hub, HTTP and file errors share no base class
+        raise FlashAttention3Missing(
+            f"{_HUB_REPOSITORY} is not to be had from the hub: {_first_line(error)}"
+        ) from error
+
+
+def _of_file(path: Path) -> Any:  # noqa: ANN401
+    if not path.is_file():
+        raise FlashAttention3Missing(f"flash-attn 3: there is no file {path}")
+    untyped: Any = torch.ops
+    try:
+        untyped.load_library(path)
+    except (OSError, RuntimeError) as error:
+        raise FlashAttention3Missing(
+            f"flash-attn 3: {path} cannot be loaded: {_first_line(error)}"
+        ) from error
+    # A library is named for its namespace, or lies in a package that is.
+    names = (path.name.split(".")[0], path.parent.name, _NAMESPACE)
+    namespaces = [getattr(torch.ops, name) for name in names if name.isidentifier()]
+    found = next((each for each in namespaces if hasattr(each, "fwd")), None)
+    if found is None:
+        raise FlashAttention3Missing(
+            f"flash-attn 3: {path} registers no operator fwd as {', '.join(names)}"
+        )
+    return found
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,156 @@
+"""Where flash-attn 3 is from, what is said if it is not there, and which operators are taken."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from splitserve_kernels.gpu.attention.flash_attention_3_op import (
+    FlashAttention3Op,
+    FlashAttention3Unusable,
+)
+from splitserve_kernels.gpu.attention.flash_attention_3_sources import (
+    HUB,
+    INSTALLED,
+    FlashAttention3Missing,
+    load_flash_attention_3,
+    why_no_hopper,
+)
+from tests.support.fakes import fake_flash_attn_3
+
+MODULES = ("flash_attn_3", "flash_attn_3._C", "flash_attn_interface")
+
+
+@pytest.fixture
+def namespace() -> Any:  # noqa: ANN401
+    return fake_flash_attn_3.namespace("repository")
+
+
+def test_installed_names_the_modules_when_flash_attention_3_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in MODULES:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(FlashAttention3Missing, match=r"no module flash_attn_3._C or flash_attn_"):
+        load_flash_attention_3(INSTALLED)
+
+
+def test_installed_names_the_error_when_flash_attention_3_is_broken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(_name: str) -> ModuleType:
+        raise ImportError("flash_attn_3/_C.abi3.so: undefined symbol: x\nmore")
+
+    monkeypatch.setattr(importlib, "import_module", fail)
+    with pytest.raises(FlashAttention3Missing) as raised:
+        load_flash_attention_3(INSTALLED)
+    expected = "flash-attn 3 cannot be imported: flash_attn_3/_C.abi3.so: undefined symbol: x"
+    assert str(raised.value) == expected
+
+
+def test_installed_takes_either_module_when_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_flash_attn_3.register("flash_attn_3", *fake_flash_attn_3.BUILDS["repository"])
+    monkeypatch.setitem(sys.modules, "flash_attn_3", None)
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", ModuleType("flash_attn_interface"))
+    assert isinstance(load_flash_attention_3(INSTALLED), FlashAttention3Op)
+
+
+def test_hub_takes_the_operators_of_the_build_that_it_is_given(
+    monkeypatch: pytest.MonkeyPatch, namespace: object
+) -> None:
+    asked = []
+
+    def get_kernel(repository: str, *, version: int) -> ModuleType:
+        asked.append((repository, version))
+        return ModuleType("flash_attn3_build")
+
+    operators = ModuleType("flash_attn3_build._ops")
+    operators.ops = namespace  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "kernels", SimpleNamespace(get_kernel=get_kernel))
+    monkeypatch.setitem(sys.modules, "flash_attn3_build", ModuleType("flash_attn3_build"))
+    monkeypatch.setitem(sys.modules, "flash_attn3_build._ops", operators)
+    assert isinstance(load_flash_attention_3(HUB), FlashAttention3Op)
+    assert asked == [("kernels-community/flash-attn3", 1)]
+
+
+def test_hub_says_one_line_when_it_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    def get_kernel(_repository: str, **_options: int) -> ModuleType:
+        raise OSError("no route to huggingface.co\nTraceback")
+
+    monkeypatch.setitem(sys.modules, "kernels", SimpleNamespace(get_kernel=get_kernel))
+    with pytest.raises(FlashAttention3Missing) as raised:
+        load_flash_attention_3(HUB)
+    assert str(raised.value) == (
+        "kernels-community/flash-attn3 is not to be had from the hub: no route to huggingface.co"
+    )
+
+
+def test_hub_names_the_package_when_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "kernels", None)
+    with pytest.raises(FlashAttention3Missing, match="from the hub needs the package kernels"):
+        load_flash_attention_3(HUB)
+
+
+def test_file_gives_the_operators_of_its_name_or_its_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    loaded: list[Path] = []
+    monkeypatch.setattr(torch.ops, "load_library", loaded.append)
+    fake_flash_attn_3.register("imitated_by_file", *fake_flash_attn_3.BUILDS["vllm"])
+    folder = tmp_path / "imitated_by_file"
+    folder.mkdir()
+    for path in (tmp_path / "imitated_by_file.abi3.so", folder / "_C.abi3.so"):
+        path.touch()
+        assert isinstance(load_flash_attention_3(str(path)), FlashAttention3Op)
+    assert len(loaded) == 2
+
+
+def test_file_is_named_when_it_is_no_library(tmp_path: Path) -> None:
+    with pytest.raises(FlashAttention3Missing, match=r"there is no file .*/_C.so"):
+        load_flash_attention_3(str(tmp_path / "_C.so"))
+    (tmp_path / "_C.so").write_text("no library")
+    with pytest.raises(FlashAttention3Missing, match=r"_C.so cannot be loaded: "):
+        load_flash_attention_3(str(tmp_path / "_C.so"))
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ("fwd(Tensor q) -> Tensor", r"fwd has no argument cu_seqlens_q"),
+        (
+            fake_flash_attn_3.VLLM_FORWARD.replace("int cp_rank", "int page_group"),
+            "fwd wants an argument page_group",
+        ),
+        ("bwd(Tensor q) -> Tensor", r"there is no operator \w+.fwd"),
+    ],
+)
+def test_op_names_what_it_cannot_call_when_a_build_is_another(schema: str, reason: str) -> None:
+    name = f"odd_flash_attn_3_{abs(hash(reason))}"
+    untyped: Any = torch.library.Library
+    library = untyped(name, "FRAGMENT")
+    library.define(schema)
+    with pytest.raises(FlashAttention3Unusable, match=reason):
+        FlashAttention3Op(getattr(torch.ops, name))
+
+
+@pytest.mark.parametrize(
+    ("capability", "reason"),
+    [
+        (None, "there is no CUDA device"),
+        ((8, 0), "flash-attn 3 is for compute capability 9.0"),
+        ((10, 0), "flash-attn 3 is for compute capability 9.0"),
+        ((9, 0), None),
+    ],
+)
+def test_rules_name_the_device_when_it_is_no_hopper(
+    capability: tuple[int, int] | None, reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    assert why_no_hopper() == reason
