@@ -50,7 +50,7 @@ class RequestLosses:
     `in_succession`: the numbers of those without enough tokens in between to forgive the one
     before; `num_alone` of them with nothing else in flight. `num_trials`: how many were asked of it
     when it was isolated last, 0 if it never was. `num_tokens`: of its longest sequence, at the
-    latest loss. `lives`: of those executors.
+    latest loss. `lives`: of those executors. `any_silent`: some of them may be there.
     """
 
     in_succession: list[int] = field(default_factory=list)
@@ -59,6 +59,7 @@ class RequestLosses:
     num_trials: int = 0
     num_tokens: int = 0
     lives: set[Hashable] = field(default_factory=set)
+    any_silent: bool = False
     _num_repeats: int = 0
 
     def is_repeated(self, loss: Loss) -> bool:
@@ -77,15 +78,17 @@ class RequestLosses:
         least = NUM_ALONE_IN_A_STORM - 1 if is_storm else 0
         return least + (max(0, self.num_trials - 1) // FORGIVING_TOKENS).bit_length()
 
-    def add(self, number: int, life: Hashable, num_tokens: int, *, is_alone: bool) -> int:
+    def add(self, number: int, loss: Loss, num_tokens: int, *, is_alone: bool) -> int:
         """Loss `number`, when it has `num_tokens`; how many of them it got since the one before."""
         num_gained = max(0, num_tokens - self.num_tokens)
         if num_gained >= FORGIVING_TOKENS << max(0, self.num_ever - 1):
             self.in_succession.clear()
             self.lives.clear()
             self.num_alone = 0
+            self.any_silent = False
         self.in_succession.append(number)
-        self.lives.add(life)
+        self.lives.add(loss.life)
+        self.any_silent |= loss.cause is not LossCause.DIED
         self.num_ever += 1
         self.num_alone += is_alone
         self.num_tokens = num_tokens

@@ -102,10 +102,9 @@ class Quarantine:
         if not is_isolated:
             losses.num_alone = 0  # it came through, or has not been tried
         num_gained = losses.add(
-            self._fleet.num_losses, loss.life, _num_output_tokens(request), is_alone=is_alone
+            self._fleet.num_losses, loss, _num_output_tokens(request), is_alone=is_alone
         )
-        is_silent = loss.cause is not LossCause.DIED
-        is_storm = is_silent or self._fleet.is_storm(loss.now_ns, request_id)
+        is_storm = losses.any_silent or self._fleet.is_storm(loss.now_ns, request_id)
         is_chance = losses.num_alone <= losses.num_alone_allowed(is_storm=is_storm)
         if len(losses.in_succession) > self._max_losses and not is_chance:
             self._fail(request, losses)

@@ -129,6 +129,15 @@ def test_silence_alone_fails_nobody_when_it_is_not_repeated() -> None:
     assert not any(failed for _, failed in verdicts[:-1])
 
 
+def test_one_loss_alone_fails_nobody_when_one_before_was_only_silent() -> None:
+    quarantine, request = Quarantine(2), make("r1")
+    lose(quarantine, request, make("r2"), cause=LossCause.SILENT)
+    lose(quarantine, request, make("r2"))
+    for _ in range(NUM_ALONE_IN_A_STORM - 1):
+        assert lose(quarantine, request) == ([], [])
+    assert lose(quarantine, request) == ([], ["r1"])
+
+
 def test_others_are_tried_no_more_when_their_losses_are_explained() -> None:
     quarantine, poison = Quarantine(2), make("r1")
     innocent, unlucky = make("r2"), make("r3")
