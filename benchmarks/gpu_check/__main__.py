@@ -1,104 +1,153 @@
-"""`make gpu-check`: correctness of every GPU kernel, then how fast they and whole models are."""
+"""`make gpu-check`: is everything right on a GPU, and how fast is it? README.md says how to run it.
+
+Parts run one after the other, each in a process of its own, and every line is in the result file as
+soon as it is known.
+"""
 
 from __future__ import annotations
 
 import argparse
-import logging
+import json
 import os
+import re
+import signal
+import subprocess
 import sys
-from functools import partial
+import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-_RESULTS = Path(__file__).parents[1] / "results"
+_ROOT = Path(__file__).resolve().parents[2]
+_SOURCES = (_ROOT, *(_ROOT / folder for folder in ("protos", "kernels", "clients")))
+# Where none of these is on the path.
+sys.path[:0] = [str(path) for path in _SOURCES if str(path) not in sys.path]
+
+from benchmarks.gpu_check.part_process import (  # noqa: E402
+    FLASH_ATTENTION_3_FROM,
+    part_command,
+    run_part_apart,
+)
+from benchmarks.gpu_check.parts import PARTS, Part, wanted_parts  # noqa: E402
+from benchmarks.gpu_check.results import ResultFile, print_summary  # noqa: E402
+
+_RESULTS = _ROOT / "benchmarks" / "results"
+_BUDGET_S, _TOTAL_S = 480.0, 10**6
+_DESCRIBE_TIMEOUT_S = 180
+# As the executor's option takes it.
+_HUB = "hub"
 
 
-def main() -> int:
-    """Exit code: 0 if all is right, 1 if something is not, 2 without a GPU."""
+def main(flags: list[str] | None = None) -> int:
+    """Exit code: 0 if all is right and met, 1 if something is not, 2 without a GPU."""
     parser = argparse.ArgumentParser(prog="make gpu-check", description=__doc__)
     parser.add_argument("--smoke", action="store_true", help="tiny, on the CPU: does it all run?")
     parser.add_argument("--out", type=Path, default=_RESULTS, help="directory of the result file")
+    parser.add_argument("--only", nargs="*", metavar="PART", help="these parts; see --list")
+    parser.add_argument("--list", action="store_true", help="the parts, and what each decides")
     parser.add_argument(
-        "--only", nargs="*", help="these parts: kernels, speed, decoder, models, pipeline, tests"
+        "--budget-s",
+        type=float,
+        default=_BUDGET_S,
+        help="of each part; what does not fit is skipped",
     )
-    arguments = parser.parse_args()
-    if arguments.smoke:
-        # Triton reads it when it is imported.
-        os.environ["TRITON_INTERPRET"] = "1"
-    import torch
+    parser.add_argument("--total-s", type=float, default=_TOTAL_S, help="of all parts, likewise")
+    parser.add_argument("--commit", help="what is checked, where there is no git")
+    parser.add_argument(
+        "--fa3", metavar="FILE", help="where flash-attn 3 is from: a library, or hub (README.md)"
+    )
+    arguments = parser.parse_args(flags)
+    try:
+        parts = wanted_parts(arguments.only, is_smoke=arguments.smoke)
+        more = _flash_attention_3(arguments.fa3)
+    except ValueError as error:
+        sys.stderr.write(f"gpu-check: {error}\n")
+        return 2
+    if arguments.list:
+        for part in PARTS:
+            sys.stdout.write(f"{part.name:<15} {part.seconds:>4} s  {part.decides}\n")
+        return 0
+    return _check(parts, arguments, {**_environment(), **more})
 
-    if not arguments.smoke and not torch.cuda.is_available():
+
+def _flash_attention_3(source: str | None) -> dict[str, str]:
+    """For the environment of parts. Raises ValueError."""
+    if source in (None, _HUB):
+        return {} if source is None else {FLASH_ATTENTION_3_FROM: _HUB}
+    path = Path(source).resolve()
+    if not path.is_file():
+        raise ValueError(f"--fa3 {source}: there is no such file; allowed: a library, or {_HUB}")
+    return {FLASH_ATTENTION_3_FROM: str(path)}
+
+
+def _check(parts: list[Part], arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    # In a process of its own: this one takes no memory of the device.
+    machine = _describe(arguments.commit, environment, is_smoke=arguments.smoke)
+    if machine is None:
         sys.stderr.write("gpu-check: there is no CUDA device here (or torch has no CUDA)\n")
         return 2
-    return _run(arguments)
+    file = ResultFile(_result_path(arguments.out, machine))
+    file.describe(machine)
+    # What runs then is ended, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    end_s = time.monotonic() + arguments.total_s
+    for part in parts:
+        part_end_s = min(end_s, time.monotonic() + arguments.budget_s)
+        if arguments.smoke:
+            _smoke(part, part_end_s, file)
+            continue
+        run_part_apart(part, part_command(part, file.path), part_end_s, file, environment)
+    return 1 if print_summary(file) else 0
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    import torch
+def _smoke(part: Part, end_s: float, file: ResultFile) -> None:
+    """In this process, and on the CPU: what a device could do is nothing to learn here."""
+    from benchmarks.gpu_check.cases import Schedule
+    from benchmarks.gpu_check.part_runner import run_part
+    from benchmarks.gpu_check.smoke import prepare
 
-    from benchmarks.gpu_check.correctness import try_kernels
-    from benchmarks.gpu_check.decoder import measure_decoder
-    from benchmarks.gpu_check.engine import measure_model
-    from benchmarks.gpu_check.kernel_tests import TESTS, run_tests
-    from benchmarks.gpu_check.kernels import measure_kernels
-    from benchmarks.gpu_check.pipeline import measure_pipeline
-    from benchmarks.gpu_check.results import Measurement, Section, run_sections, save
-    from benchmarks.gpu_check.sizes import full_sizes, smoke_sizes
-    from benchmarks.gpu_check.speed import measure_attention
+    run_part(part, prepare(), Schedule(end_s), file)
 
-    sizes = smoke_sizes() if arguments.smoke else full_sizes()
 
-    sections: dict[str, Section] = {
-        "kernels": lambda: try_kernels(sizes),
-        "speed": lambda: measure_attention(sizes),
-        "speed of kernels": lambda: measure_kernels(sizes),
-        "decoder": lambda: measure_decoder(sizes.models[0], sizes),
-        **{f"models, {shape.name}": partial(measure_model, shape, sizes) for shape in sizes.models},
-        **{
-            f"pipeline, {shape.name}": partial(measure_pipeline, shape, sizes)
-            for shape in sizes.models
-        },
-        **{f"tests, {folder}": partial(run_tests, folder) for folder in TESTS},
+def _describe(
+    commit: str | None, environment: Mapping[str, str], *, is_smoke: bool
+) -> Mapping[str, Any] | None:
+    """What the machine is; None if it has no GPU. What is wrong else is on stderr."""
+    if is_smoke:
+        # Triton reads it when it is imported.
+        os.environ["TRITON_INTERPRET"] = "1"
+        import torch
+
+        from benchmarks.gpu_check.machine import describe
+
+        return describe(torch.device("cpu"), commit)
+    command = [sys.executable, "-m", "benchmarks.gpu_check.machine", *([commit] if commit else [])]
+    done = subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=_DESCRIBE_TIMEOUT_S,
+        env=environment,
+        cwd=_ROOT,
+    )
+    last = (done.stdout.strip().splitlines() or [""])[-1]
+    return json.loads(last) if done.returncode == 0 else None
+
+
+def _environment() -> dict[str, str]:
+    path = [str(source) for source in _SOURCES] + [os.environ.get("PYTHONPATH", "")]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, path)),
+        "PYTHONUNBUFFERED": "1",
     }
-    if arguments.smoke:
-        for folder in TESTS:
-            del sections[f"tests, {folder}"]
-        _repair_interpreter()
-    wanted = [name for name in sections if name.startswith(tuple(arguments.only or ("",)))]
-    errors = _LoggedErrors()
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
-    logging.getLogger("executor_service").addHandler(errors)
-    with torch.inference_mode():
-        lines = run_sections(
-            {name: sections[name] for name in wanted},
-            lambda so_far: save(so_far, sizes.device, arguments.out),
-        )
-    # What is refused at start is replaced there, so that it shows nowhere else.
-    lines += [Measurement("log", text, "error", is_met=False) for text in errors.messages]
-    path = save(lines, sizes.device, arguments.out)
-    num_wrong = sum(line.is_met is False for line in lines)
-    sys.stdout.write(f"{len(lines)} lines, {num_wrong} not met; written to {path}\n")
-    return 1 if num_wrong else 0
 
 
-class _LoggedErrors(logging.Handler):
-    """Keeps the messages of errors."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.ERROR)
-        self.messages: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keeps one."""
-        self.messages.append(record.getMessage())
-
-
-def _repair_interpreter() -> None:
-    from splitserve_kernels.gpu.availability import why_unavailable
-
-    if why_unavailable() is None:
-        from tests.support.devices.interpreter import repair
-
-        repair()
+def _result_path(directory: Path, machine: Mapping[str, Any]) -> Path:
+    device = re.sub(r"[^a-z0-9]+", "-", str(machine["device"]).lower()).strip("-")
+    when = f"{machine['date']}T{str(machine['time']).replace(':', '')}"
+    return directory.resolve() / f"{when}-{device}.jsonl"
 
 
 if __name__ == "__main__":

@@ -5,15 +5,15 @@ Attention is compared with `reference` on the same numbers as float32.
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from benchmarks.gpu_check.backends import present_backends, why_absent
+from benchmarks.gpu_check.backends import present_backends, why_not
+from benchmarks.gpu_check.cases import Case
 from benchmarks.gpu_check.operations import operations
 from benchmarks.gpu_check.problems import (
     MIXED_ROWS,
@@ -23,21 +23,20 @@ from benchmarks.gpu_check.problems import (
     make_problem,
 )
 from benchmarks.gpu_check.results import Measurement
-from benchmarks.gpu_check.sizes import Sizes
-from executor_service.backends.attention_candidates import DEFAULT_BLOCK_SIZE, LayerDemand
+from benchmarks.gpu_check.sizes import Rows, Sizes
+from executor_service.backends.attention_candidates import DEFAULT_BLOCK_SIZE, Candidate
 from executor_service.device.kv_cache import LayerShape
 from splitserve_kernels import reference
 from splitserve_kernels.gpu.availability import why_unavailable
-from splitserve_kernels.paged_batch import AttentionBackend, AttentionOptions
+from splitserve_kernels.paged_batch import AttentionOptions, KVScales
 
-_SECTION = "correct"
 # Largest difference of an output: those of tests/kernels/gpu.
 _TOLERANCES = {torch.float32: 3e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 _DECODES = ((0, 1), (63, 1), (64, 1), (1000, 1), (8191, 1), (40_000, 1))
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class TriedLayer:
     """One kind of layer. `shape.rows` are set by the check."""
 
     name: str
@@ -51,81 +50,89 @@ class Case:
         return LayerShape(self.shape.num_kv_heads, self.shape.key_dim, self.shape.value_dim)
 
 
-def try_kernels(sizes: Sizes) -> Iterator[Measurement]:
+def cases(sizes: Sizes) -> Iterator[Case]:
     """Attention by all backends, then writes, moves and sampling."""
-    for name, reason in why_absent().items():
-        yield Measurement(_SECTION, name, "not run", note=reason)
     for candidate in present_backends():
-        backend, block_size = candidate.make(), DEFAULT_BLOCK_SIZE
-        for case in _cases(sizes):
-            demand = LayerDemand(case.layer, case.options, case.dtype, case.dtype, block_size)
-            if candidate.why_not_layer(demand):
+        for layer in _layers(sizes):
+            dtype = layer.dtype
+            if why_not(candidate, layer.layer, layer.options, dtype, dtype) is not None:
                 continue
-            for rows_name, rows in (("decode", _DECODES), ("mixed", MIXED_ROWS)):
-                tried = replace(case.shape, rows=rows, block_size=block_size)
-                yield _verdict(
-                    f"{candidate.name} {rows_name}, {case.name}",
-                    partial(_attention_error, backend, case, tried.divided(sizes.divisor), sizes),
-                    _TOLERANCES[case.dtype],
+            for rows_name, rows in _rows(sizes):
+                tried = replace(layer.shape, rows=rows, block_size=DEFAULT_BLOCK_SIZE)
+                yield _case(
+                    f"{candidate.name} {rows_name}, {layer.name}",
+                    partial(
+                        _attention_error, candidate, layer, tried.divided(sizes.divisor), sizes
+                    ),
+                    _TOLERANCES[layer.dtype],
                 )
-    if why_unavailable() is None:
-        for name, rows in (("decode", _DECODES), ("mixed", MIXED_ROWS)):
-            shape = AttentionShape(32, 8, 128, 128, 16, rows).divided(sizes.divisor)
-            error = partial(_float8_error, shape, sizes)
-            yield _verdict(f"triton {name}, float8 pools", error, _TOLERANCES[torch.bfloat16])
-        for operation, (measure, tolerance) in operations(sizes).items():
-            yield _verdict(operation, measure, tolerance)
+    if why_unavailable() is not None:
+        return
+    for name, rows in _rows(sizes):
+        shape = AttentionShape(32, 8, 128, 128, DEFAULT_BLOCK_SIZE, rows).divided(sizes.divisor)
+        error = partial(_float8_error, shape, sizes)
+        yield _case(f"triton {name}, float8 pools", error, _TOLERANCES[torch.bfloat16])
+    for operation, (measure, tolerance) in operations(sizes).items():
+        yield _case(operation, measure, tolerance)
 
 
-def _verdict(name: str, measure: Callable[[], float], tolerance: float) -> Measurement:
-    """What raises is wrong, too, and does not keep the others from being tried."""
-    try:
-        error = measure()
-    except Exception:
-        traceback.print_exc()
-        error = float("nan")
-    return Measurement(_SECTION, name, error, "error", f"at most {tolerance:g}", error <= tolerance)
+def _rows(sizes: Sizes) -> Sequence[tuple[str, Rows]]:
+    """In a smoke test the one that has both: it is interpreted."""
+    kinds = (("decode", _DECODES), ("mixed", MIXED_ROWS))
+    return kinds[1:] if sizes.is_smoke else kinds
 
 
-def _cases(sizes: Sizes) -> list[Case]:
+def _case(name: str, measure: Callable[[], float], tolerance: float) -> Case:
+    return Case(name, 5, partial(_verdict, name, measure, tolerance))
+
+
+def _verdict(name: str, measure: Callable[[], float], tolerance: float) -> Iterator[Measurement]:
+    error = measure()
+    yield Measurement(name, error, "error", f"at most {tolerance:g}", error <= tolerance)
+
+
+def _layers(sizes: Sizes) -> list[TriedLayer]:
     def shape(num_heads: int, num_kv_heads: int, key_dim: int, value_dim: int) -> AttentionShape:
-        return AttentionShape(num_heads, num_kv_heads, key_dim, value_dim, 16, ())
+        return AttentionShape(num_heads, num_kv_heads, key_dim, value_dim, DEFAULT_BLOCK_SIZE, ())
 
     llama, gemma, gpt_oss = shape(32, 8, 128, 128), shape(16, 8, 256, 256), shape(64, 8, 64, 64)
     sinks = torch.linspace(-2, 4, gpt_oss.num_heads, device=sizes.device)
     window = max(2, 1000 // sizes.divisor)
     plain = AttentionOptions(scale=128**-0.5)
-    cases = [
-        Case("32/8 heads of 128", llama, plain),
-        Case("32/8 heads of 128, float16", llama, plain, torch.float16),
-        Case("32/8 heads of 128, float32", llama, plain, torch.float32),
-        Case("window", llama, replace(plain, sliding_window=window)),
-        Case(
+    layers = [
+        TriedLayer("32/8 heads of 128", llama, plain),
+        TriedLayer("32/8 heads of 128, float16", llama, plain, torch.float16),
+        TriedLayer("32/8 heads of 128, float32", llama, plain, torch.float32),
+        TriedLayer("window", llama, replace(plain, sliding_window=window)),
+        TriedLayer(
             "16/8 heads of 256, softcap",
             gemma,
             AttentionOptions(scale=256**-0.5, sliding_window=window, softcap=50.0),
         ),
-        Case(
+        TriedLayer(
             "64/8 heads of 64, sinks",
             gpt_oss,
             AttentionOptions(scale=0.125, sliding_window=window, sinks=sinks),
         ),
-        Case("keys of 192, values of 128", shape(16, 16, 192, 128), plain),
-        Case("71/1 heads of 64", shape(71, 1, 64, 64), AttentionOptions(scale=0.125)),
-        Case("heads of 80", shape(32, 32, 80, 80), AttentionOptions(scale=80**-0.5)),
+        TriedLayer("keys of 192, values of 128", shape(16, 16, 192, 128), plain),
+        TriedLayer("71/1 heads of 64", shape(71, 1, 64, 64), AttentionOptions(scale=0.125)),
+        TriedLayer("heads of 80", shape(32, 32, 80, 80), AttentionOptions(scale=80**-0.5)),
     ]
-    return cases if sizes.divisor == 1 else cases[:1]
+    return layers if sizes.divisor == 1 else layers[:1]
 
 
 def _attention_error(
-    backend: AttentionBackend, case: Case, shape: AttentionShape, sizes: Sizes
+    candidate: Candidate, layer: TriedLayer, shape: AttentionShape, sizes: Sizes
 ) -> float:
     """Largest difference of an output after a write."""
-    problem = make_problem(shape, 1, case.dtype, sizes.device)
+    backend = candidate.make()
+    problem = make_problem(shape, 1, layer.dtype, sizes.device)
     pools = [problem.cache.key_pools[0], problem.cache.value_pools[0]]
     backend.write_kv(problem.key, problem.value, pools[0], pools[1], problem.batch)
-    actual = backend.paged_attention(problem.query, pools[0], pools[1], problem.batch, case.options)
-    return largest(actual.float() - _expected(problem, pools, case.options))
+    actual = backend.paged_attention(
+        problem.query, pools[0], pools[1], problem.batch, layer.options
+    )
+    return largest(actual.float() - _expected(problem, pools, layer.options))
 
 
 def _expected(problem: AttentionProblem, pools: list[Tensor], options: AttentionOptions) -> Tensor:
@@ -137,7 +144,6 @@ def _expected(problem: AttentionProblem, pools: list[Tensor], options: Attention
 
 def _float8_error(shape: AttentionShape, sizes: Sizes) -> float:
     from splitserve_kernels.gpu.attention import backend
-    from splitserve_kernels.paged_batch import KVScales
 
     options, scales = AttentionOptions(scale=128**-0.5), KVScales(key=0.02, value=0.01)
     problem = make_problem(shape, 1, torch.bfloat16, sizes.device)

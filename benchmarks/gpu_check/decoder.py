@@ -1,4 +1,4 @@
-"""Our decoder beside the model of `transformers`, both with the same attention.
+"""Our decoder beside the model of `transformers`: the same logits, and how much sooner.
 
 Shape letters: S rows of logits, V tokens of the vocabulary.
 """
@@ -7,16 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.gpu_check.engine import decode_times, make_runner, make_step, release_models
+from benchmarks.gpu_check.backends import all_backends
+from benchmarks.gpu_check.cases import Case
+from benchmarks.gpu_check.machine import rates_of
 from benchmarks.gpu_check.models import load_random
 from benchmarks.gpu_check.results import Measurement
-from benchmarks.gpu_check.sizes import ModelShape, Sizes
-from executor_service.backends.attention_candidates import gpu_candidates
+from benchmarks.gpu_check.runners import pipelined_s, release_models, runner_of, steps_of
+from benchmarks.gpu_check.sizes import Rows, Sizes
+from benchmarks.gpu_check.steps import make_step, num_blocks_of
+from benchmarks.gpu_check.work import ModelWork
 from executor_service.backends.compute import Compute
 from executor_service.backends.gpu import choose_gpu_attention
 from executor_service.decoders.decoder import DecoderModel
@@ -28,21 +33,22 @@ from splitserve_kernels.gpu.availability import why_unavailable
 
 # That of the trial at start, in half precision.
 _TOLERANCE = 0.06
-_NUM_BATCHES = 2
+_BATCHES = (1, 32)
 
 
-def measure_decoder(shape: ModelShape, sizes: Sizes) -> Iterator[Measurement]:
-    """Whether both say the same, and steps of decodes of few and of some rows."""
-    reason = why_unavailable()
-    if reason is not None:
-        yield Measurement("decoder", shape.name, "not run", note=reason)
-        return
+def cases(sizes: Sizes) -> Iterator[Case]:
+    """One after the other: they share a model, whose weights the decoder takes."""
+    if why_unavailable() is None:
+        yield Case(sizes.small_model.name, 90, partial(_measure, sizes))
+
+
+def _measure(sizes: Sizes) -> Iterator[Measurement]:
     from executor_service.decoders.gpu_decoder import build_gpu_decoder
 
     release_models()
-    sizes = replace(sizes, batches=sizes.batches[:_NUM_BATCHES])
-    loaded = load_random(shape, sizes)
-    chosen = choose_gpu_attention(loaded, None, None, gpu_candidates())
+    name = sizes.small_model.name
+    loaded = load_random(sizes.small_model, sizes)
+    chosen = choose_gpu_attention(loaded, None, None, all_backends())
     theirs = Compute(
         loaded,
         attending_with(chosen.backend),
@@ -55,40 +61,34 @@ def measure_decoder(shape: ModelShape, sizes: Sizes) -> Iterator[Measurement]:
     decoder = build_gpu_decoder(loaded, chosen.backend, chosen.block_size)
     ours = replace(theirs, make_model=lambda _loaded, cache: DecoderModel(decoder, cache))
     error = _median_error(_logits(ours, sizes), expected)
-    yield Measurement(
-        "decoder",
-        f"{shape.name}, logits beside transformers",
-        error,
-        "error",
-        f"at most {_TOLERANCE:g}",
-        error <= _TOLERANCE,
-    )
-    for kind, time_s in _step_times(ours, sizes).items():
-        their_s = their_times[kind]
-        name = f"{shape.name}, {kind}"
-        yield Measurement("decoder", f"{name}, transformers", their_s * 1e3, "ms")
-        note = f"{their_s / time_s:.2f} times as fast"
-        yield Measurement("decoder", f"{name}, ours", time_s * 1e3, "ms", note=note)
+    aim = f"at most {_TOLERANCE:g}"
+    yield Measurement(f"{name}, logits beside theirs", error, "error", aim, error <= _TOLERANCE)
+    for (batch, kind), time_s in _step_times(ours, sizes).items():
+        their_s = their_times[batch, kind]
+        rows: Rows = ((sizes.model_context, 1),) * batch
+        floor = ModelWork.of(sizes.small_model, sizes.dtype.itemsize).floor(rows, rates_of(sizes))
+        line = f"{name}, {batch} rows, {kind}"
+        yield Measurement(f"{line}, transformers", their_s * 1e3, "ms a step")
+        note = f"{their_s / time_s:.2f} times as fast; {floor.note(time_s)}"
+        yield Measurement(f"{line}, ours", time_s * 1e3, "ms a step", note=note)
 
 
 @torch.inference_mode()
 def _logits(compute: Compute, sizes: Sizes) -> Tensor:
     """[S, V], of the ends of prompts and of decodes behind them."""
-    loaded, num_rows = compute.loaded, max(sizes.batches)
-    computed = sizes.model_context
-    first = make_step(compute.block_size, sizes, num_rows, 0, computed)
-    steps = [first, make_step(compute.block_size, sizes, num_rows, computed, 1)]
+    loaded, num_rows = compute.loaded, _batches(sizes)[-1]
+    prompts: Rows = ((0, sizes.model_context),) * num_rows
+    decodes: Rows = ((sizes.model_context, 1),) * num_rows
+    num_blocks = num_blocks_of(decodes, compute.block_size)
     cache = KVCache(
-        loaded.layers,
-        compute.block_size,
-        first.block_tables.size,
-        0,
-        loaded.kv_dtype,
-        loaded.device,
+        loaded.layers, compute.block_size, num_blocks, 0, loaded.kv_dtype, loaded.device
     )
     model = compute.make_model(loaded, cache)
+    # Tables as wide as those of the decodes: both are of the same rows.
+    tables = make_step(decodes, cache.block_size, num_blocks).block_tables
     parts = []
-    for step in steps:
+    for rows in (prompts, decodes):
+        step = replace(make_step(rows, cache.block_size, num_blocks), block_tables=tables)
         batch = build_input_batch(step, np.arange(num_rows), cache.block_size, loaded.device)
         parts.append(model.logits(batch).clone())
     return torch.cat(parts)
@@ -99,12 +99,22 @@ def _median_error(actual: Tensor, expected: Tensor) -> float:
     return float(((actual - expected).norm(dim=-1) / expected.norm(dim=-1)).median())
 
 
-def _step_times(compute: Compute, sizes: Sizes) -> dict[str, float]:
+def _step_times(compute: Compute, sizes: Sizes) -> dict[tuple[int, str], float]:
     """Seconds of a step of decodes, by number of rows and with and without recording."""
-    times_s = {}
+    times_s: dict[tuple[int, str], float] = {}
+    if sizes.is_smoke:  # the parts of whole models time steps
+        return times_s
+    batches = _batches(sizes)
+    widest: Rows = ((sizes.model_context + 100, 1),) * batches[-1]
+    num_blocks = num_blocks_of(widest, compute.block_size)
     for is_recorded in (False, True) if compute.is_recordable else (False,):
-        runner = make_runner(compute, sizes, is_recorded=is_recorded)
-        kind = "graphs" if is_recorded else "no graphs"
-        for batch in sizes.batches:
-            times_s[f"{batch} rows, {kind}"] = decode_times(runner, batch, sizes).wall_s
+        kind = "recorded" if is_recorded else "not recorded"
+        with runner_of(compute, num_blocks, batches[-1], sizes, is_recorded=is_recorded) as runner:
+            for batch in batches:
+                rows: Rows = ((sizes.model_context, 1),) * batch
+                times_s[batch, kind] = pipelined_s(runner, steps_of(runner, rows), sizes.num_steps)
     return times_s
+
+
+def _batches(sizes: Sizes) -> tuple[int, ...]:
+    return sizes.batches[-1:] if sizes.is_smoke else _BATCHES

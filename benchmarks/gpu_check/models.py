@@ -49,30 +49,3 @@ def load_random(shape: ModelShape, sizes: Sizes) -> LoadedModel:
         tokenizer_files={},
         expected=profile.expected,
     )
-
-
-def decode_bytes(model: Any) -> int:  # noqa: ANN401
-    """Bytes of weights that a step of decodes reads: all but embeddings that are only looked up."""
-    head = model.get_output_embeddings().weight
-    return (_num_body_weights(model) + int(head.numel())) * int(head.element_size())
-
-
-def decode_flops(model: Any) -> int:  # noqa: ANN401
-    """Operations of one decode with the weights, its logits among them; without attention."""
-    return int(2 * (_num_body_weights(model) + model.get_output_embeddings().weight.numel()))
-
-
-def prompt_flops(model: Any, num_tokens: int) -> int:  # noqa: ANN401
-    """Operations of a prompt of which the last token alone gets logits."""
-    config = model.config.get_text_config(decoder=True)
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    # Two products; the causal mask leaves half of each.
-    per_pair = 2 * config.num_hidden_layers * config.num_attention_heads * head_dim
-    return int(2 * _num_body_weights(model) * num_tokens + per_pair * num_tokens**2)
-
-
-def _num_body_weights(model: Any) -> int:  # noqa: ANN401
-    """All but the embeddings of input and output."""
-    embeddings = (model.get_input_embeddings().weight, model.get_output_embeddings().weight)
-    outside = {id(weight) for weight in embeddings}
-    return sum(weight.numel() for weight in model.parameters() if id(weight) not in outside)

@@ -10,10 +10,12 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from executor_service.device.kv_cache import KVCache, LayerShape
 from splitserve_kernels.paged_batch import PagedBatch, build_paged_batch
 
+_NUM_BLOCKS_AT_A_TIME = 2**12
 # Chunks of prompts and decodes in one step: (computed, new) tokens of each row.
 MIXED_ROWS = ((0, 2048), (8192, 512), (300, 1), (4095, 1), (17, 64), (0, 1))
 
@@ -50,17 +52,25 @@ class AttentionProblem:
 
 
 def make_problem(
-    shape: AttentionShape, num_layers: int, dtype: torch.dtype, device: torch.device
+    shape: AttentionShape,
+    num_layers: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    kv_dtype: torch.dtype | None = None,
 ) -> AttentionProblem:
-    """Blocks are shuffled; all slots of the pools hold numbers."""
+    """Blocks are shuffled; all slots of the pools hold numbers.
+
+    `kv_dtype`: that of the pools; None for `dtype`.
+    """
     generator = torch.Generator(device).manual_seed(0)
     computed, new = torch.tensor(shape.rows).unbind(-1)
-    width = int((-(-(computed + new) // shape.block_size)).max())
-    order = torch.randperm(len(shape.rows) * width, generator=torch.Generator().manual_seed(1))
+    tables = _block_tables((-(-(computed + new) // shape.block_size)).tolist())
     layer = LayerShape(shape.num_kv_heads, shape.key_dim, shape.value_dim)
-    cache = KVCache([layer] * num_layers, shape.block_size, len(order), 0, dtype, device)
+    cache = KVCache(
+        [layer] * num_layers, shape.block_size, int(tables.max()) + 1, 0, kv_dtype or dtype, device
+    )
     for pool in (*cache.key_pools, *cache.value_pools):
-        pool.normal_(generator=generator)
+        fill_randomly(pool, generator)
     num_tokens = int(new.sum())
 
     def heads(count: int, size: int) -> Tensor:
@@ -72,10 +82,23 @@ def make_problem(
         key=heads(shape.num_kv_heads, shape.key_dim),
         value=heads(shape.num_kv_heads, shape.value_dim),
         cache=cache,
-        batch=build_paged_batch(
-            order.view(len(shape.rows), width), computed, new, shape.block_size, device
-        ),
+        batch=build_paged_batch(tables, computed, new, shape.block_size, device),
     )
+
+
+def _block_tables(num_blocks: list[int]) -> Tensor:
+    """[R, M]: so many blocks for each row, shuffled over all rows, and -1 behind them."""
+    order = torch.randperm(sum(num_blocks), generator=torch.Generator().manual_seed(1))
+    return pad_sequence(list(torch.split(order, num_blocks)), batch_first=True, padding_value=-1)
+
+
+def fill_randomly(pool: Tensor, generator: torch.Generator | None = None) -> None:
+    """Normal numbers; of a block after the other where torch has none of the pool's dtype."""
+    if pool.dtype.itemsize > 1:
+        pool.normal_(generator=generator)
+        return
+    for part in torch.split(pool, _NUM_BLOCKS_AT_A_TIME):
+        part.copy_(torch.randn(part.shape, generator=generator, device=pool.device))
 
 
 def largest(*differences: Tensor) -> float:

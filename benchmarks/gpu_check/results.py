@@ -1,33 +1,26 @@
-"""What was measured: a table for people, JSON for later."""
+"""What was measured: a line for people, and one of JSON in a file that is complete at any time."""
 
 from __future__ import annotations
 
-import datetime
-import importlib.metadata
 import json
-import platform
-import re
-import subprocess
 import sys
-import time
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-import torch
-
-_PACKAGES = ("torch", "triton", "transformers", "flash_attn_3", "kernels", "numpy")
+# The value of what was not tried, for want of time.
+SKIPPED = "skipped"
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One line of the table.
+    """One line.
 
-    `name` is the same in every run. `aim`: what was wanted; `is_met`: None where nothing was.
+    `name` is the same in every run, and no other line of its part has it. `aim`: what was wanted;
+    `is_met`: None where nothing was, or where this device is not to be judged by it.
     """
 
-    section: str
     name: str
     value: float | str
     unit: str = ""
@@ -36,81 +29,72 @@ class Measurement:
     note: str = ""
 
 
-# A part of the check. It yields its measurements one by one, so that a failure costs what follows
-# in this part only.
-Section = Callable[[], Iterator[Measurement]]
+class ResultFile:
+    """Lines of JSON: first what the machine is, then what each part found, in this order.
 
-
-def run_sections(
-    sections: dict[str, Section], keep: Callable[[list[Measurement]], object]
-) -> list[Measurement]:
-    """Runs all, prints each line when it is known; a part that raises is a line that is not met.
-
-    `keep` is given all lines so far after each part: what breaks off later costs that alone.
+    A line is in the file when it has been added: whatever ends the process takes no line with it.
     """
-    lines: list[Measurement] = []
-    for name, section in sections.items():
-        started = time.perf_counter()
-        try:
-            for measurement in section():
-                lines.append(measurement)
-                print_line(measurement)
-        except Exception as error:
-            # One part that does not work on a new machine is not to hide the others.
-            traceback.print_exc()
-            lines.append(Measurement("failed", name, type(error).__name__, is_met=False))
-            print_line(lines[-1])
-        lines.append(Measurement("time", name, time.perf_counter() - started, "s"))
-        print_line(lines[-1])
-        keep(lines)
-    return lines
+
+    def __init__(self, path: Path) -> None:
+        """Of a file that may be there already: lines are added to it."""
+        self.path = path
+
+    def describe(self, machine: Mapping[str, Any]) -> None:
+        """The first line."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._append(machine)
+
+    def begin(self, part: str, case: str) -> None:
+        """Says what is tried now: if the process ends before it is over, that was the reason."""
+        self._append({"part": part, "began": case})
+
+    def add(self, part: str, line: Measurement) -> None:
+        """Keeps `line` and prints it."""
+        self._append({"part": part, **asdict(line)})
+        print_line(part, line)
+
+    def entries(self) -> list[dict[str, Any]]:
+        """All lines."""
+        text = self.path.read_text(encoding="utf-8")
+        return [json.loads(line) for line in text.splitlines()]
+
+    def measurements(self) -> list[dict[str, Any]]:
+        """The lines that parts added."""
+        return [entry for entry in self.entries() if "name" in entry]
+
+    def last_begun(self, part: str) -> str | None:
+        """The last case of `part` that was tried."""
+        begun = [entry["began"] for entry in self.entries() if "began" in entry]
+        parts = [entry["part"] for entry in self.entries() if "began" in entry]
+        return begun[-1] if parts and parts[-1] == part else None
+
+    def _append(self, entry: Mapping[str, Any]) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
 
 
-def print_line(line: Measurement) -> None:
-    """Section, name, value, and whether an aim was met."""
+def print_line(part: str, line: Measurement) -> None:
+    """Part, name, value, and whether an aim was met."""
     value = line.value if isinstance(line.value, str) else f"{line.value:.4g}"
-    verdict = {None: "", True: "ok", False: "NOT MET"}[line.is_met]
+    verdict = {None: "", True: "met", False: "MISSED"}[line.is_met]
     remarks = "; ".join(remark for remark in (line.aim, line.note) if remark)
-    text = f"{line.section:<8} {line.name:<56} {value:>10} {line.unit:<9} {verdict:<7} {remarks}"
+    text = f"{part:<9} {line.name:<60} {value:>9} {line.unit:<12} {verdict:<6} {remarks}"
     sys.stdout.write(text.rstrip() + "\n")
     sys.stdout.flush()
 
 
-def device_name(device: torch.device) -> str:
-    """As its driver calls it."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-
-
-def save(lines: list[Measurement], device: torch.device, directory: Path) -> Path:
-    """Writes `<date>-<device>.json`; returns where."""
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    name = device_name(device)
-    path = directory / f"{today}-{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.json"
-    content = {
-        "date": today,
-        "device": name,
-        "commit": _commit(),
-        "cuda": torch.version.cuda,
-        "python": platform.python_version(),
-        **{package: _version(package) for package in _PACKAGES},
-        "measurements": [asdict(line) for line in lines],
-    }
-    directory.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    return path
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _commit() -> str | None:
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return done.stdout.strip()
+def print_summary(file: ResultFile) -> int:
+    """How many lines were not met, which these were, and where all are; returns their number."""
+    lines = file.measurements()
+    missed = [line for line in lines if line["is_met"] is False]
+    num_skipped = sum(line["value"] == SKIPPED for line in lines)
+    for line in missed:
+        sys.stdout.write(
+            f"missed: {line['part']}: {line['name']}: {line['value']} {line['unit']}"
+            f" {line['aim']} {line['note']}".rstrip()[:300]
+            + "\n"
+        )
+    sys.stdout.write(
+        f"{len(lines)} lines, {num_skipped} skipped, {len(missed)} missed; in {file.path}\n"
+    )
+    return len(missed)

@@ -1,52 +1,223 @@
-"""`make gpu-check` without a GPU: what it says, and that all of it runs."""
+"""`make gpu-check` without a GPU: all of it runs, and what fails costs no more than itself."""
 
 from __future__ import annotations
 
-import json
 import os
+import re
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks.gpu_check.__main__ import main
+from benchmarks.gpu_check.aims import LLAMA_8B_DECODES, START_S, Aim, Bound
+from benchmarks.gpu_check.backends import FLASH_ATTENTION_3, all_backends
+from benchmarks.gpu_check.cases import Case, Schedule, run_cases
+from benchmarks.gpu_check.machine import Rates
+from benchmarks.gpu_check.part_process import FLASH_ATTENTION_3_FROM, run_part_apart
+from benchmarks.gpu_check.parts import PARTS, wanted_parts
+from benchmarks.gpu_check.results import Measurement, ResultFile, print_summary
+from splitserve_options.options import resolve
 
 ROOT = Path(__file__).parents[2]
+README = ROOT / "benchmarks" / "gpu_check" / "README.md"
+CPU = torch.device("cpu")
+PART = PARTS[0]
+# A process that does as it is told by `--after`, and adds to the file in the environment.
+CHILD = """
+import json, os, signal, sys, time
+after = sys.argv[sys.argv.index("--after") + 1] if "--after" in sys.argv else None
+def add(entry):
+    with open(os.environ["RESULTS"], "a") as file:
+        file.write(json.dumps({"part": "env", **entry}) + "\\n")
+def measured(name):
+    add({"name": name, "value": 1, "unit": "", "aim": "", "is_met": None, "note": ""})
+if after is None:
+    add({"began": "first"})
+    measured("first")
+    add({"began": "second"})
+    os.kill(os.getpid(), signal.SIGKILL)
+if after == "second":
+    add({"began": "third"})
+    sys.exit(3)
+add({"began": "fourth"})
+measured("fourth")
+if "HANG" in os.environ:
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> ResultFile:
+    file = ResultFile(tmp_path / "results.jsonl")
+    file.describe({"device": "none"})
+    return file
+
+
+def found(file: ResultFile) -> list[tuple[str, object]]:
+    return [(line["name"], line["value"]) for line in file.measurements()]
 
 
 def test_gpu_check_says_so_in_one_line_when_there_is_no_gpu(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(sys, "argv", ["gpu_check"])
-    assert main() == 2
-    assert tuple(capsys.readouterr()) == (
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert main(["--out", str(tmp_path)]) == 2
+    assert tuple(capfd.readouterr()) == (
         "",
         "gpu-check: there is no CUDA device here (or torch has no CUDA)\n",
     )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_gpu_check_names_its_parts_when_one_is_not_known(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--only", "decode", "nonsense"]) == 2
+    assert (
+        "nonsense: there is no such part; allowed: env, correct, decode," in capfd.readouterr()[1]
+    )
+
+
+def test_gpu_check_says_so_when_there_is_no_such_library(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    missing = tmp_path / "fa3.so"
+    assert main(["--fa3", str(missing)]) == 2
+    assert capfd.readouterr()[1] == (
+        f"gpu-check: --fa3 {missing}: there is no such file; allowed: a library, or hub\n"
+    )
+
+
+@pytest.mark.parametrize("name", ["fa3.so", "hub"])
+def test_what_has_flash_attention_3_is_told_to_executors_by_their_option(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "fa3.so").touch()
+    monkeypatch.chdir(tmp_path)
+    environments: list[dict[str, str]] = []
+
+    def run(*_: object, env: dict[str, str], **__: object) -> subprocess.CompletedProcess[str]:
+        environments.append(env)
+        return subprocess.CompletedProcess([], returncode=2, stdout="")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert main(["--fa3", name]) == 2
+    (environment,) = environments
+    expected = name if name == "hub" else str(tmp_path / name)
+    assert resolve("executor", ["--model", "m"], environment)["flash_attn_3_from"] == expected
+
+    monkeypatch.setenv(FLASH_ATTENTION_3_FROM, environment[FLASH_ATTENTION_3_FROM])
+    flash_attention_3 = next(each for each in all_backends() if each.name == FLASH_ATTENTION_3)
+    assert flash_attention_3.is_asked_for
 
 
 def test_gpu_check_runs_every_part_when_it_is_a_smoke_test(tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="triton is not installed")
+    # A server is a start of both processes; `make gpu-check ARGS=--smoke` has it, too.
+    parts = [part.name for part in wanted_parts(None, is_smoke=True) if "server" not in part.name]
     # Triton and the log are set for the whole process.
     result = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu_check", "--smoke", "--out", str(tmp_path)],
+        [
+            *(sys.executable, "-m", "benchmarks.gpu_check", "--smoke", "--out", str(tmp_path)),
+            *("--commit", "of a test", "--only", *parts),
+        ],
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "CUDA_VISIBLE_DEVICES": ""},
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,
     )
     assert result.returncode == 0, result.stdout + result.stderr
     (path,) = tmp_path.iterdir()
-    written = json.loads(path.read_text(encoding="utf-8"))
-    assert {"date", "device", "commit", "torch", "triton", "cuda"} <= written.keys()
-    lines = written["measurements"]
-    assert {line["section"] for line in lines} == {
-        "correct", "device", "decode", "prefill", "kernels", "decoder", "model", "step", "pipeline",
-        "time",
+    machine, *entries = ResultFile(path).entries()
+    assert {"date", "device", "packages", "tools", "cuda"} <= machine.keys()
+    assert machine["commit"] == "of a test"
+    assert {entry["part"] for entry in entries} == set(parts)
+    # `tests` would run itself, a CPU records nothing, and no tile of its is worth a change.
+    assert {entry["part"] for entry in entries if "began" in entry} == set(parts) - {
+        "tests", "broken", "tiles",
     }  # fmt: skip
-    assert all(line["is_met"] is not False for line in lines)
-    assert len({line["name"] for line in lines}) == len(lines)
+    lines = ResultFile(path).measurements()
+    assert [line for line in lines if line["is_met"] is False] == []
+    names = [(line["part"], line["name"]) for line in lines]
+    assert len(set(names)) == len(names)
+
+
+def test_readme_has_every_part_and_every_finding() -> None:
+    text = README.read_text(encoding="utf-8")
+    named = re.findall(r"[\w-]+", " ".join(re.findall(r"`([^`\n]+)`", text)))
+    assert [part.name for part in PARTS if part.name not in named] == []
+    assert re.findall(r"^\| F(\d+) ", text, re.MULTILINE) == [str(n) for n in range(1, 19)]
+
+
+def test_calls_of_the_readme_fit_ten_minutes_and_name_parts() -> None:
+    calls = re.findall(r"^\| \d\. `--total-s (\d+) --only ([\w -]+)`", README.read_text(), re.M)
+    assert len(calls) == 3
+    for total_s, names in calls:
+        assert int(total_s) + 30 <= 600
+        assert sum(part.seconds for part in wanted_parts(names.split())) <= int(total_s) + 30
+
+
+def test_a_case_fails_alone_and_one_that_does_not_fit_is_skipped(results: ResultFile) -> None:
+    def fails() -> Iterator[Measurement]:
+        yield Measurement("before", 1.0)
+        raise ValueError("said by the case")
+
+    cases = [
+        Case("fails", 1, fails),
+        Case("too long", 10**9, lambda: [Measurement("never", 1.0)]),
+        Case("fits", 1, lambda: [Measurement("fits", 2.0)]),
+    ]
+    run_cases("decode", iter(cases), Schedule(time.monotonic() + 10**6), results, CPU)
+
+    assert found(results) == [
+        ("before", 1.0),
+        ("fails: failed", "ValueError: said by the case"),
+        ("too long", "skipped"),
+        ("fits", 2.0),
+    ]
+    assert print_summary(results) == 1
+
+
+def test_cases_that_another_process_tried_are_not_tried_again(results: ResultFile) -> None:
+    cases = [Case(name, 1, lambda: [Measurement("found", 1.0)]) for name in ("a", "b", "c")]
+    schedule = Schedule(time.monotonic() + 10**6, after="b")
+    run_cases("decode", iter(cases), schedule, results, CPU)
+    assert [entry["began"] for entry in results.entries() if "began" in entry] == ["c"]
+
+
+def test_a_process_that_dies_costs_one_case(results: ResultFile) -> None:
+    environment = {**os.environ, "RESULTS": str(results.path)}
+    command = [sys.executable, "-c", CHILD]
+    run_part_apart(PART, command, time.monotonic() + 10**6, results, environment)
+    assert found(results) == [
+        ("first", 1),
+        ("second: failed", "ended by SIGKILL"),
+        ("third: failed", "the device was lost"),
+        ("fourth", 1),
+    ]
+
+
+def test_a_process_that_hangs_is_killed_when_its_time_is_over(results: ResultFile) -> None:
+    # It is at its fourth case, or not yet: its time is over at once.
+    environment = {**os.environ, "RESULTS": str(results.path), "HANG": "1"}
+    command = [sys.executable, "-c", CHILD, "--after", "third"]
+    run_part_apart(PART, command, time.monotonic() + 0.2, results, environment, grace_s=0.2)
+    assert found(results)[-1][1] in ("the time was over", "skipped")
+    assert "the time was over" in [value for _, value in found(results)]
+
+
+def test_aims_are_lower_where_the_device_is_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks.gpu_check import aims
+
+    half = Rates(bandwidth=4.3e12 / 2, flops=790e12)
+    monkeypatch.setattr(aims, "rates_of", lambda _sizes: half)
+    sizes: object = object()
+    assert LLAMA_8B_DECODES[1].here(sizes) == pytest.approx(110)  # type: ignore[arg-type]
+    assert Aim(400, Bound.ARITHMETIC).here(sizes) == 400  # type: ignore[arg-type]
+    assert START_S.here(sizes) == 60  # type: ignore[arg-type]
