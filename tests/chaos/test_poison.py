@@ -26,6 +26,9 @@ NUM_EXECUTORS = 3
 # One that is silent may be slow, or out of reach: a request is not blamed before it was alone three
 # times, and isolated after two. Two executors are left.
 NUM_THAT_MAY_HANG = 7
+# Two among others and one alone. If an executor dies with results that were not heard, the trial
+# is too short by these tokens: then one more among others.
+MOST_DEATHS = 4
 POISON_SEED = 666
 PROMPT = [5, 6, 7, 8]
 SAMPLED = SamplingParams(max_tokens=60)
@@ -96,7 +99,7 @@ async def test_poison_is_failed_and_innocents_get_their_tokens_when_executors_di
             await poisoned
 
         assert caught.value.reason == "EXECUTOR_LOST_REPEATEDLY"
-        assert running.num_deaths <= 3
+        assert running.num_deaths <= MOST_DEATHS
         # The fleet goes on.
         assert await complete_all(client) == expected
     assert "violation" not in running.log_text()

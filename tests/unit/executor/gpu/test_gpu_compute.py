@@ -66,7 +66,7 @@ class Loads:
 @pytest.fixture
 def _attention_passes_its_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     """For what the trial does not matter to: interpreted, it takes long."""
-    monkeypatch.setattr(gpu, "try_backend", lambda *_: None)
+    monkeypatch.setattr(gpu, "try_backend", lambda *_, **_options: None)
 
 
 def _choose(loads: Loads) -> Compute:
