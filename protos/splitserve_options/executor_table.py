@@ -81,7 +81,8 @@ EXECUTOR_OPTIONS: tuple[Option, ...] = (
     Option(
         "cuda-graphs",
         Kind.CHOICE,
-        "record steps of decodes once and replay them, instead of launching each kernel",
+        "record steps of decodes and of short prompts once and replay them, instead of launching"
+        " each kernel",
         _MODEL,
         _SERVE_EXECUTOR,
         "auto",
