@@ -85,8 +85,13 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
         compile_kernels(runner, loaded, config.max_num_seqs, config.max_num_batched_tokens)
     grammars = _grammars(loaded)
     info = _describe(config, executor_epoch, loaded, runner)
+    features = set(info.features)
     if grammars is not None:
-        info = replace(info, features=info.features | {Feature.GRAMMAR})
+        features.add(Feature.GRAMMAR)
+    if loaded.device.type == "cpu":
+        # On a GPU the host would wait for each token, where otherwise it waits for none.
+        features.add(Feature.SEVERAL_TOKENS)
+    info = replace(info, features=frozenset(features))
     return LoadedEngine(
         runner=runner,
         grammars=grammars,

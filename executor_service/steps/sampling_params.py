@@ -60,6 +60,7 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] = ()
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     grammar: Grammar | None = None
+    stop_token_ids: frozenset[int] = frozenset()
     constraints: TokenConstraints | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
