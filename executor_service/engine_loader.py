@@ -100,9 +100,13 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
     grammars = _grammars(loaded)
     info = _describe(config, executor_epoch, loaded, runner)
     trial_step = measure_step(runner, loaded, config.max_num_batched_tokens)
-    info = replace(info, trial_step=trial_step)
+    features = set(info.features)
     if grammars is not None:
-        info = replace(info, features=info.features | {Feature.GRAMMAR})
+        features.add(Feature.GRAMMAR)
+    if loaded.device.type == "cpu":
+        # On a GPU the host would wait for each token, where otherwise it waits for none.
+        features.add(Feature.SEVERAL_TOKENS)
+    info = replace(info, features=frozenset(features), trial_step=trial_step)
     return LoadedEngine(
         runner=runner,
         grammars=grammars,

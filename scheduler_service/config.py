@@ -126,6 +126,8 @@ def _policies(values: Mapping[str, Any]) -> PolicyConfig:
         host_prefix_cache=not values["no_host_prefix_cache"],
         separates_tenants=not values["share_prefixes_across_tenants"],
         num_lookahead_slots=values["num_lookahead_slots"],
+        max_run_ahead=values["max_run_ahead"],
+        max_run_ahead_ms=values["max_run_ahead_ms"],
         preemption_mode=PreemptionMode(values["preemption_mode"]),
         batch_policy=BatchPolicyName(values["batch_policy"]),
         delay_factor=values["delay_factor"],

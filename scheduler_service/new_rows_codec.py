@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from collections.abc import Sequence as Items
 from itertools import accumulate
 
@@ -95,12 +96,12 @@ def _encode_cross_attention(rows: Items[NewRow], message: executor.NewRows) -> N
 def encode_once(params_set: ParamsSet) -> bytes:
     """What executors are told of a set, encoded when it is first asked for."""
     if params_set.encoded is None:
-        params_set.encoded = encode_params(params_set.params)
+        params_set.encoded = encode_params(params_set.params, params_set.stop_token_ids)
     return params_set.encoded
 
 
-def encode_params(params: SamplingParams) -> bytes:
-    """A message SamplingParams; equal maps give equal bytes."""
+def encode_params(params: SamplingParams, stop_token_ids: Collection[int] = ()) -> bytes:
+    """A message SamplingParams; equal maps give equal bytes. `stop_token_ids`: if they are told."""
     # Most has no meaning in a beam search, and is left out.
     names = _NUMBERS if params.beam is None else ("temperature", "num_logprobs")
     message = executor.SamplingParams(
@@ -111,6 +112,7 @@ def encode_params(params: SamplingParams) -> bytes:
         bad_words_token_ids=[
             executor.TokenSequence(token_ids=tokens) for tokens in params.bad_words_token_ids
         ],
+        stop_token_ids=sorted(stop_token_ids),
     )
     if params.grammar is not None:
         encode_grammar(params.grammar, message.grammar)

@@ -64,22 +64,6 @@ class ScoreColumns(Mapping[int, list[ScoredToken]]):
         )
 
 
-class FirstScores(Mapping[int, ScoredToken]):
-    """The first score of each row."""
-
-    def __init__(self, scores: Mapping[int, list[ScoredToken]]) -> None:
-        self._scores = scores
-
-    def __getitem__(self, row_index: int) -> ScoredToken:
-        return self._scores[row_index][0]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._scores)
-
-    def __len__(self) -> int:
-        return len(self._scores)
-
-
 def _offsets(offsets: Int32Array, count: int) -> Int32Array:
     if count == 0 and len(offsets) == 0:
         return np.zeros(1, np.int32)

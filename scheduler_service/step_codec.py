@@ -11,9 +11,9 @@ import numpy as np
 
 from scheduler_service.core.config import Feature
 from scheduler_service.core.plan import StepOutcome, StepPlan, StepStatus, TableWrites
-from scheduler_service.core.request import ScoredToken
+from scheduler_service.core.request import Int32Array, ScoredToken
 from scheduler_service.new_rows_codec import encode_new_rows
-from scheduler_service.score_columns import FirstScores, ScoreColumns
+from scheduler_service.score_columns import ScoreColumns
 from splitserve.executor.v1 import executor_pb2 as executor
 
 _I32 = np.dtype("<i4")
@@ -35,6 +35,7 @@ _FEATURES: Mapping[int, Feature] = MappingProxyType(
         executor.FEATURE_CROSS_ATTENTION: Feature.CROSS_ATTENTION,
         executor.FEATURE_TOKEN_CONSTRAINTS: Feature.TOKEN_CONSTRAINTS,
         executor.FEATURE_GRAMMAR: Feature.GRAMMAR,
+        executor.FEATURE_SEVERAL_TOKENS: Feature.SEVERAL_TOKENS,
     }
 )
 _NO_SCORES: Mapping[int, list[ScoredToken]] = MappingProxyType({})
@@ -84,6 +85,9 @@ def encode_plan(plan: StepPlan, *, scheduler_epoch: int, executor_epoch: int) ->
             sampled_steps_back=planned.sampled_steps_back.tobytes(),
             token_ids=planned.token_ids.tobytes(),
             samples=b"" if planned.samples is None else planned.samples.tobytes(),
+            num_run_on_tokens=b""
+            if planned.num_run_on_tokens is None
+            else planned.num_run_on_tokens.tobytes(),
         ),
     )
     if plan.table_writes:
@@ -158,11 +162,23 @@ def _decode_ok(result: executor.StepResult, num_rows: int) -> StepOutcome:
         # One too many is enough to see that there are too many.
         list(result.row_statuses[: num_rows + 1]) or None,
         {e.row_index: e.message[:_MAX_TEXT_CHARS] for e in result.row_errors[:num_rows]},
-        FirstScores(_decode_scores(result.logprobs)),
+        _decode_scores(result.logprobs),
         _decode_scores(result.prompt_logprobs),
         move_us=_duration(timings.move_us),
         compute_us=_duration(timings.forward_us) + _duration(timings.sample_us),
+        token_counts=_decode_counts(result, num_rows) if result.sampled_offsets else None,
     )
+
+
+def _decode_counts(result: executor.StepResult, num_rows: int) -> Int32Array:
+    """How many tokens each row has. Raises ValueError if the column is none."""
+    if len(result.sampled_offsets) > _I32.itemsize * (num_rows + 1):
+        raise ValueError(f"sampled_offsets are {len(result.sampled_offsets)} bytes")
+    offsets = np.frombuffer(result.sampled_offsets, "<i4")
+    counts: Int32Array = np.diff(offsets)
+    if offsets[0] != 0 or np.count_nonzero(counts < 0):
+        raise ValueError("sampled_offsets do not rise from 0 on")
+    return counts
 
 
 def _decode_scores(columns: executor.Logprobs) -> Mapping[int, list[ScoredToken]]:

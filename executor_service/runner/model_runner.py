@@ -29,6 +29,7 @@ from executor_service.runner.pending_sampling import PendingSampling
 from executor_service.runner.prompt_logprob_chunks import run_in_parts, scores_too_much
 from executor_service.sampling.sampler import Adjust, Draw, adjust_in_torch, draw_in_torch
 from executor_service.sampling.token_counts import TokenCounts
+from executor_service.steps.run_on import run_on
 from executor_service.steps.step import (
     FinishedStep,
     PendingStep,
@@ -83,9 +84,11 @@ class ModelRunner:
 
     def begin(self, step: StepInput) -> PendingStep | None:
         """The `__cause__` of StepFailed is an OutOfMemory where memory ran out."""
-        is_cut = scores_too_much(step)
-        if self._unfinished and is_cut:
+        runs_on, is_cut = step.num_run_on_tokens is not None, scores_too_much(step)
+        if self._unfinished and (runs_on or is_cut):
             return None
+        if runs_on:
+            return FinishedStep(run_on(step, self.execute))
         if is_cut:
             return FinishedStep(run_in_parts(step, lambda part: self._begin(part).finish()))
         return self._begin(step)

@@ -11,9 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from executor_service.sampling.logprobs import join_columns
 from executor_service.steps.step import (
-    NO_MOVES,
     BoolArray,
     Int64Array,
     LogprobColumns,
@@ -21,6 +19,7 @@ from executor_service.steps.step import (
     StepInput,
     StepOutput,
 )
+from executor_service.steps.step_parts import join_columns, part_of
 
 # Prompt tokens whose logits there are at a time; with 150 000 tokens in the vocabulary, 150 MB.
 MAX_SCORED_TOKENS = 256
@@ -87,24 +86,17 @@ def _take(step: StepInput, part: _Part, *, is_first: bool) -> StepInput:
     rows = part.rows
     first_tokens = np.cumsum(step.num_new_tokens, dtype=np.int64) - step.num_new_tokens
     spans = zip(first_tokens[rows] + part.starts, first_tokens[rows] + part.ends, strict=True)
-    return replace(
+    taken = part_of(
         step,
-        swap_out=step.swap_out if is_first else NO_MOVES,
-        swap_in=step.swap_in if is_first else NO_MOVES,
-        copy=step.copy if is_first else NO_MOVES,
-        row_ids=step.row_ids[rows],
+        rows,
         num_computed_tokens=(step.num_computed_tokens[rows] + part.starts).astype(np.int32),
         num_new_tokens=(part.ends - part.starts).astype(np.int32),
         token_ids=np.concatenate([step.token_ids[start:end] for start, end in spans]),
         samples=step.samples[rows] & (part.ends == step.num_new_tokens[rows]),
-        block_tables=step.block_tables[rows],
-        num_prompt_tokens=step.num_prompt_tokens[rows],
-        seeds=step.seeds[rows],
-        sampling_params=step.sampling_params.take(rows),
-        histories=[step.histories[row] for row in rows.tolist()],
-        adapters=[step.adapters[row] for row in rows.tolist()] if step.adapters else (),
-        grammars=None if step.grammars is None else step.grammars.take(rows),
     )
+    if not is_first:
+        return taken
+    return replace(taken, swap_out=step.swap_out, swap_in=step.swap_in, copy=step.copy)
 
 
 def _merge(step: StepInput, parts: list[_Part], outputs: list[StepOutput]) -> StepOutput:

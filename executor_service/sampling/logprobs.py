@@ -6,7 +6,6 @@ computed, N alternatives over all scored tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,39 +76,6 @@ def make_columns(tokens: ScoredTokens, scores: tuple[Array, ...]) -> LogprobColu
         top_token_ids=top_ids[wanted],
         top_logprobs=top_logprobs[wanted],
     )
-
-
-def join_columns(parts: Sequence[LogprobColumns], kept_rows: BoolArray) -> LogprobColumns | None:
-    """The scores of all `parts` in one, ordered; None if none is left.
-
-    `kept_rows`: [R], those whose scores stay.
-    """
-    if not parts:
-        return None
-    row_indexes, positions = _joined(parts, "row_indexes"), _joined(parts, "positions")
-    order = np.lexsort((positions, row_indexes))
-    order = order[kept_rows[row_indexes[order]]]
-    if not len(order):
-        return None
-    counts = np.concatenate([np.diff(part.top_offsets) for part in parts])
-    starts = np.cumsum(counts) - counts
-    top_offsets = np.concatenate([[0], np.cumsum(counts[order])])
-    top_order = np.repeat(starts[order] - top_offsets[:-1], counts[order])
-    top_order += np.arange(len(top_order))
-    return LogprobColumns(
-        row_indexes=row_indexes[order],
-        positions=positions[order],
-        token_ids=_joined(parts, "token_ids")[order],
-        logprobs=_joined(parts, "logprobs")[order],
-        ranks=_joined(parts, "ranks")[order],
-        top_offsets=top_offsets.astype(np.int32),
-        top_token_ids=_joined(parts, "top_token_ids")[top_order],
-        top_logprobs=_joined(parts, "top_logprobs")[top_order],
-    )
-
-
-def _joined(parts: Sequence[LogprobColumns], column: str) -> Array:
-    return np.concatenate([getattr(part, column) for part in parts])
 
 
 def _score(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, ...]:

@@ -92,6 +92,9 @@ def _decode_work(work: pb.Work) -> Work:
         sampled_steps_back=read_int32(work.sampled_steps_back, "work.sampled_steps_back"),
         token_ids=read_int32(work.token_ids, "work.token_ids"),
         samples=np.frombuffer(work.samples, UINT8),
+        num_run_on_tokens=read_int32(work.num_run_on_tokens, "work.num_run_on_tokens"),
+        draft_offsets=read_int32(work.draft_offsets, "work.draft_offsets"),
+        draft_token_ids=read_int32(work.draft_token_ids, "work.draft_token_ids"),
     )
 
 
@@ -151,6 +154,7 @@ def _decode_params(params: pb.SamplingParams) -> SamplingParams:
         allowed_token_ids=tuple(params.allowed_token_ids),
         bad_words_token_ids=tuple(tuple(t.token_ids) for t in params.bad_words_token_ids),
         grammar=_decode_grammar(params.grammar) if params.HasField("grammar") else None,
+        stop_token_ids=frozenset(params.stop_token_ids),
     )
 
 

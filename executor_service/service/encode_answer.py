@@ -87,7 +87,11 @@ def encode_internal_error(batch: pb.ScheduleBatch) -> pb.StepResult:
 
 
 def _encode_output(output: StepOutput, result: pb.StepResult) -> None:
-    result.sampled_token_ids = _bytes(output.sampled_token_ids, INT32)
+    if output.runs is None:
+        result.sampled_token_ids = _bytes(output.sampled_token_ids, INT32)
+    else:
+        result.sampled_token_ids = _bytes(output.runs.token_ids, INT32)
+        result.sampled_offsets = _bytes(output.runs.offsets, INT32)
     if np.count_nonzero(output.row_statuses != _ROW_OK):
         result.row_statuses = _bytes(output.row_statuses, UINT8)
     for row_index, message in sorted(output.row_errors.items()):

@@ -134,7 +134,8 @@ class TableWrites:
 class Work:
     """Rows to compute; see `Work` in the proto.
 
-    `sampled_steps_back`, `samples`: empty for all 0 and all 1.
+    `sampled_steps_back`, `samples`: empty for all 0 and all 1. `num_run_on_tokens`: empty for all
+    0; `draft_offsets`: empty for no drafts.
     """
 
     row_ids: Int32Array
@@ -143,6 +144,14 @@ class Work:
     sampled_steps_back: Int32Array
     token_ids: Int32Array
     samples: UInt8Array
+    num_run_on_tokens: Int32Array = field(default_factory=lambda: _NO_INDEXES)
+    draft_offsets: Int32Array = field(default_factory=lambda: _NO_INDEXES)
+    draft_token_ids: Int32Array = field(default_factory=lambda: _NO_INDEXES)
+
+    @property
+    def has_several(self) -> bool:
+        """Whether some row may get more than one token."""
+        return bool(len(self.num_run_on_tokens) or len(self.draft_token_ids))
 
 
 @dataclass(frozen=True, slots=True)

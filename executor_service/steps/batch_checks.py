@@ -31,7 +31,9 @@ from executor_service.steps.new_row_checks import (
     check_table_lengths,
 )
 from executor_service.steps.row_table import RowTable
+from executor_service.steps.several_checks import check_several
 from executor_service.steps.step import BlockMoves, BoolArray, Int32Array, Int64Array
+from executor_service.steps.step_input import first_positions
 
 _MALFORMED = StepErrorReason.MALFORMED
 _BLOCK = StepErrorReason.BLOCK_OUT_OF_RANGE
@@ -40,17 +42,18 @@ _LIMIT = StepErrorReason.LIMIT_EXCEEDED
 
 
 def check_batch(
-    content: BatchContent, is_snapshot: bool, rows: RowTable, info: ExecutorInfo
+    content: BatchContent, is_snapshot: bool, rows: RowTable, info: ExecutorInfo, step_id: int
 ) -> None:
-    """Raises BatchRefused unless `content` may be applied to `rows` and run."""
+    """Raises BatchRefused unless `content` may be applied to `rows` and run as `step_id`."""
     exists, num_blocks = _check_row_changes(content, is_snapshot, rows, info)
     _check_moves(content, info)
     work = content.work
     _check_work_lengths(work)
     if len(work.row_ids):
         num_tokens = _check_work_rows(work, exists, info)
-        _check_positions(work, num_blocks, info.block_size)
-        check_window(content, rows, info)
+        num_more = check_several(work, num_tokens, info) if work.has_several else None
+        _check_positions(work, num_blocks, info.block_size, num_more)
+        check_window(content, rows, info, step_id)
         check_adapters(content, rows, info)
         _check_tokens(work, num_tokens, info)
 
@@ -166,14 +169,18 @@ def _check_work_rows(work: Work, exists: BoolArray, info: ExecutorInfo) -> int:
     return num_tokens
 
 
-def _check_positions(work: Work, num_blocks: Int32Array, block_size: int) -> None:
+def _check_positions(
+    work: Work, num_blocks: Int32Array, block_size: int, num_more: Int64Array | None
+) -> None:
+    """`num_more`: [R], what rows may write behind their input; None for nothing."""
     computed = work.num_computed_tokens
     check_at_least(computed, 0, _POSITION, "work.num_computed_tokens")
     num_slots = num_blocks.take(work.row_ids).astype(np.int64) * block_size
-    is_outside = computed > num_slots - work.num_new_tokens
+    num_written = work.num_new_tokens if num_more is None else work.num_new_tokens + num_more
+    is_outside = computed > num_slots - num_written
     if np.count_nonzero(is_outside):
         index = int(is_outside.argmax())
-        last = int(computed[index]) + int(work.num_new_tokens[index]) - 1
+        last = int(computed[index]) + int(num_written[index]) - 1
         raise BatchRefused(
             _POSITION,
             "work.num_computed_tokens",
@@ -201,13 +208,14 @@ def _check_tokens(work: Work, num_tokens: int, info: ExecutorInfo) -> None:
     )
 
 
-def check_window(content: BatchContent, rows: RowTable, info: ExecutorInfo) -> None:
+def check_window(content: BatchContent, rows: RowTable, info: ExecutorInfo, step_id: int) -> None:
     """No row needs an entry of its block table that is -1. Without a window there is none."""
     window, work = info.model.sliding_window, content.work
     if window is None:
         return
-    first_positions = np.maximum(work.num_computed_tokens.astype(np.int64) - window + 1, 0)
-    firsts = first_positions // info.block_size
+    starts = first_positions(step_id, work, rows).astype(np.int64)
+    first_needed = np.maximum(starts - window + 1, 0)
+    firsts = first_needed // info.block_size
     ends = work.num_computed_tokens + work.num_new_tokens
     lasts = (ends - 1) // info.block_size
     is_suspect = rows.tables.last_missing.take(work.row_ids) >= firsts
@@ -222,7 +230,7 @@ def check_window(content: BatchContent, rows: RowTable, info: ExecutorInfo) -> N
                 StepErrorReason.BLOCK_OUT_OF_RANGE,
                 "work.row_ids",
                 f"entry {first + int((needed < 0).argmax())} of the block table of row {row_id} is"
-                f" -1; allowed: a block, since positions from {first_positions[index]} on are read",
+                f" -1; allowed: a block, since positions from {first_needed[index]} on are read",
             )
 
 

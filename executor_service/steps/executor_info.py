@@ -17,6 +17,7 @@ class Feature(IntEnum):
     CROSS_ATTENTION = 6
     TOKEN_CONSTRAINTS = 7
     GRAMMAR = 8
+    SEVERAL_TOKENS = 9
 
 
 # What every executor here can do, whatever the model.

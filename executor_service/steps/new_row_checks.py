@@ -39,6 +39,7 @@ _FEATURE_OF_FIELD: tuple[tuple[str, object, Feature], ...] = (
     ("allowed_token_ids", (), Feature.TOKEN_CONSTRAINTS),
     ("bad_words_token_ids", (), Feature.TOKEN_CONSTRAINTS),
     ("grammar", None, Feature.GRAMMAR),
+    ("stop_token_ids", frozenset(), Feature.SEVERAL_TOKENS),
 )
 
 
@@ -193,6 +194,7 @@ def check_sampling_params(params: SamplingParams, info: ExecutorInfo, path: str)
     _check_tokens(f"{path}.logit_bias", params.logit_bias, vocab_size)
     _check_tokens(f"{path}.suppressed_token_ids", params.suppressed_token_ids, vocab_size)
     _check_tokens(f"{path}.allowed_token_ids", params.allowed_token_ids, vocab_size)
+    _check_tokens(f"{path}.stop_token_ids", params.stop_token_ids, vocab_size)
     for index, tokens in enumerate(params.bad_words_token_ids):
         bad_word = f"{path}.bad_words_token_ids[{index}]"
         _check_value(bad_word, len(tokens), "1 or more tokens", len(tokens) > 0)

@@ -1,7 +1,6 @@
 """The row table: what the executor remembers of each sequence between steps.
 
-Shape letters: N row ids (`max_num_rows`), D steps that may be unfinished (`max_inflight_steps`), R
-rows of a step, X blocks of their longest cross table.
+Shape letters: N row ids (`max_num_rows`), R rows of a step, X blocks of their longest cross table.
 """
 
 from __future__ import annotations
@@ -13,15 +12,13 @@ import numpy as np
 
 from executor_service.steps.batch import NewCross, NewRows, TableWrites
 from executor_service.steps.block_tables import BlockTables
+from executor_service.steps.sampled_inputs import SampledInputs
+from executor_service.steps.sampled_runs import SampledRuns
 from executor_service.steps.sampling_params import ParamRows
 from executor_service.steps.step import BoolArray, CrossInput, Int32Array, Int64Array
 from executor_service.steps.token_masks import RowGrammars, StepGrammars
 
 _NO_BLOCK = -1
-_NO_TOKEN = -1
-# Stands for a token that is not known yet.
-_ANY_TOKEN = 0
-_NO_STEP = np.iinfo(np.int64).min
 _NO_IDS = np.empty(0, np.int32)
 
 
@@ -40,13 +37,16 @@ _NO_CROSS = _Cross()
 class RowTable:
     """Columns indexed by row id. Methods trust their arguments: a batch is checked before.
 
-    `exists`: [N]. `tables`: the block tables.
+    `exists`: [N]. `tables`: the block tables. `sampled`: what rows sampled in the latest steps.
     """
 
     def __init__(
         self, max_num_rows: int, max_inflight_steps: int, grammars: RowGrammars | None = None
     ) -> None:
-        """`max_inflight_steps`: D. `grammars`: None if nobody here follows those of the rows."""
+        """`max_inflight_steps`: that may be unfinished.
+
+        `grammars`: None if nobody here follows those of the rows.
+        """
         self.exists: BoolArray = np.zeros(max_num_rows, np.bool_)
         self.tables = BlockTables(max_num_rows)
         self._num_prompt_tokens = np.zeros(max_num_rows, np.int32)
@@ -60,11 +60,7 @@ class RowTable:
         self._has_grammar = np.zeros(max_num_rows, np.bool_)
         self._crosses = np.full(max_num_rows, _NO_CROSS, np.object_)
         self._has_cross = np.zeros(max_num_rows, np.bool_)
-        # What was sampled in step k is in line k % 2D, with k beside it. The source of a step is
-        # less than D before it; what begins before it is finished is less than D behind.
-        shape = (2 * max_inflight_steps, max_num_rows)
-        self._sampled_tokens = np.full(shape, _NO_TOKEN, np.int32)
-        self._sampled_steps = np.full(shape, _NO_STEP, np.int64)
+        self.sampled = SampledInputs(max_num_rows, max_inflight_steps)
 
     # -- what is asked ---------------------------------------------------------------------------
 
@@ -82,7 +78,7 @@ class RowTable:
         """R parameter sets."""
         return self._params.take(row_ids)
 
-    def histories(self, row_ids: Int32Array) -> Sequence[Sequence[int] | None]:
+    def histories(self, row_ids: Int32Array) -> Sequence[list[int] | None]:
         """R histories, None for rows without; they grow with `record_sampled`."""
         if not np.count_nonzero(self._has_history):
             return [None] * len(row_ids)
@@ -117,36 +113,6 @@ class RowTable:
             encoder_token_ids=[c.encoder_token_ids for c in crosses],
         )
 
-    def tokens_sampled(
-        self, row_ids: Int32Array, step_id: int, steps_back: Int32Array
-    ) -> Int32Array:
-        """The token row i sampled `steps_back[i]` steps before `step_id`, -1 if none then; [R].
-
-        Of each row, the tokens of its last D steps at least are known. What it samples in a step
-        that is not recorded yet is some token.
-        """
-        first = int(steps_back[0])
-        if np.count_nonzero(steps_back == first) == len(steps_back):
-            wanted: Int64Array | int = step_id - first
-            line = wanted % len(self._sampled_steps)
-            tokens = self._sampled_tokens[line].take(row_ids)
-            found_steps = self._sampled_steps[line].take(row_ids)
-        else:
-            wanted = step_id - steps_back.astype(np.int64)
-            lines = wanted % len(self._sampled_steps)
-            tokens = self._sampled_tokens[lines, row_ids]
-            found_steps = self._sampled_steps[lines, row_ids]
-        tokens[found_steps != wanted] = _NO_TOKEN
-        return tokens
-
-    def tokens_recorded(self, row_ids: Int32Array, step_ids: Int64Array) -> Int32Array:
-        """What was recorded for row i in step `step_ids[i]`, even if the row is gone since; [R].
-
-        All of these steps were recorded, fewer than 2D steps before the latest expected.
-        """
-        tokens: Int32Array = self._sampled_tokens[step_ids % len(self._sampled_tokens), row_ids]
-        return tokens
-
     def reads_output(self, row_ids: Int32Array) -> bool:
         """Whether the host must know what any of the rows sampled before to sample it again."""
         if not np.count_nonzero(self._has_history):
@@ -176,7 +142,7 @@ class RowTable:
         self._has_grammar[row_ids] = False
         if self._grammars is not None:
             self._grammars.remove(row_ids)
-        self._sampled_steps[:, row_ids] = _NO_STEP
+        self.sampled.forget_rows(row_ids)
 
     def add(self, rows: NewRows) -> None:
         """Adds rows whose ids are free."""
@@ -232,25 +198,29 @@ class RowTable:
         columns = (writes.row_ids, writes.start_indexes, writes.block_offsets, writes.block_ids)
         self.tables.write(*columns)
 
-    def expect_sampled(self, row_ids: Int32Array, step_id: int) -> None:
-        """Remembers that the rows sample in `step_id`, which is yet to be recorded."""
-        line = step_id % len(self._sampled_steps)
-        # Assigning through 32-bit indexes is several times slower.
-        indexes = row_ids.astype(np.intp)
-        self._sampled_steps[line][indexes] = step_id
-        self._sampled_tokens[line][indexes] = _ANY_TOKEN
+    def record_sampled(
+        self,
+        row_ids: Int32Array,
+        step_id: int,
+        token_ids: Int32Array,
+        runs: SampledRuns | None = None,
+    ) -> None:
+        """Remembers what the rows sampled in `step_id`: last `token_ids` [R], -1 for nothing.
 
-    def record_sampled(self, row_ids: Int32Array, step_id: int, token_ids: Int32Array) -> None:
-        """Remembers that the rows sampled `token_ids` [R] in `step_id`; -1: nothing.
-
-        A row that was removed since, and may be another by now, knows nothing of it.
+        `runs`: all tokens, of which histories have those already that rows went on from; None if
+        there is one each. A row that was removed since, and may be another by now, knows nothing of
+        it; one that has ended has no input.
         """
-        line = step_id % len(self._sampled_steps)
-        indexes = row_ids.astype(np.intp)
-        self._sampled_tokens[line][indexes] = token_ids
+        is_known = self.sampled.record(row_ids, step_id, token_ids, runs)
+        is_known &= token_ids >= 0
+        if runs is not None:
+            ended = [
+                index
+                for index in np.flatnonzero(is_known).tolist()
+                if token_ids[index] in self._params[row_ids[index]].stop_token_ids
+            ]
+            self.sampled.forget_tokens(row_ids[ended], step_id)
         if not np.count_nonzero(self._has_history):
             return
-        is_known = self._sampled_steps[line].take(row_ids) == step_id
-        is_known &= self._has_history.take(row_ids) & (token_ids >= 0)
-        for index in np.flatnonzero(is_known).tolist():
+        for index in np.flatnonzero(is_known & self._has_history.take(row_ids)).tolist():
             self._histories[row_ids[index]].append(int(token_ids[index]))

@@ -62,6 +62,7 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] = ()
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     grammar: Grammar | None = None
+    stop_token_ids: frozenset[int] = frozenset()
     constraints: TokenConstraints | None = field(init=False, repr=False, compare=False)
     biased_token_ids: _Int32s = field(init=False, repr=False, compare=False)
     biases: _Float32s = field(init=False, repr=False, compare=False)

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from executor_service.steps.block_tables import BlockTables
+from executor_service.steps.sampled_runs import SampledRuns
 from executor_service.steps.sampling_params import ParamRows
 from executor_service.steps.token_masks import StepGrammars
 
@@ -89,6 +90,8 @@ class StepInput:
     (the input tokens included), or None where the params need none. From step to step it is the
     same object, for as long as the row is there, so what awaited steps sample comes to be in it;
     for rows whose params say `reads_output`, nothing is awaited.
+    `num_run_on_tokens`: [R] int32, how many tokens more each may get by running on; None if no row
+    may get any; whoever runs such a step appends to histories what rows go on from.
     `adapters`: R names, empty for a row without; or nothing at all if no row has one. `cross`: None
     if no row has encoder tokens. `awaited`: None if all tokens are known. `grammars`: None if no
     row has one, or nobody here follows them. `tables`: those of all row ids, of which
@@ -108,12 +111,13 @@ class StepInput:
     num_prompt_tokens: Int32Array
     seeds: Int64Array
     sampling_params: ParamRows
-    histories: Sequence[Sequence[int] | None]
+    histories: Sequence[list[int] | None]
     adapters: Sequence[str] = ()
     cross: CrossInput | None = None
     awaited: AwaitedTokens | None = None
     grammars: StepGrammars | None = None
     tables: BlockTables | None = None
+    num_run_on_tokens: Int32Array | None = None
 
     @property
     def num_rows(self) -> int:
@@ -161,8 +165,9 @@ class LogprobColumns:
 class StepOutput:
     """What came of the rows of a step.
 
-    `row_statuses`: [R] uint8. `sampled_token_ids`: [R] int32, -1 for none. `row_errors`: what to
-    tell people, by indexes of rows. `move_us`, `forward_us`, `sample_us`: how long its parts took.
+    `row_statuses`: [R] uint8. `sampled_token_ids`: [R] int32, the last token of each, -1 for none.
+    `runs`: all tokens, where rows were allowed to have several. `row_errors`: what to tell people,
+    by indexes of rows. `move_us`, `forward_us`, `sample_us`: how long its parts took.
     """
 
     row_statuses: UInt8Array
@@ -173,6 +178,7 @@ class StepOutput:
     move_us: int = 0
     forward_us: int = 0
     sample_us: int = 0
+    runs: SampledRuns | None = None
 
 
 class PendingStep(Protocol):

@@ -206,7 +206,7 @@ class StepExecutor:
                 StepErrorReason.MALFORMED, "step_id", f"{identity.step_id}; allowed: 1 or more"
             )
         is_snapshot = identity.base_step_id is None
-        check_batch(batch.content, is_snapshot, self._rows, self._info)
+        check_batch(batch.content, is_snapshot, self._rows, self._info, identity.step_id)
         return batch.content
 
     # -- execution -----------------------------------------------------------------------------
@@ -230,7 +230,9 @@ class StepExecutor:
             self.finish()
             pending = FailedStep(error)
         else:
-            self._rows.expect_sampled(prepared.sampling_row_ids, step_id)
+            self._rows.sampled.expect(
+                prepared.sampling_row_ids, step_id, prepared.sampled_positions
+            )
         self._rows.forget_encoder_tokens(row_ids)
         self._apply(step_id, base_step_id=step_id)
         running = RunningStep(identity, row_ids, queue_us, then, prepared, pending)
@@ -292,7 +294,9 @@ class StepExecutor:
         assert running.prepared is not None, "what was computed was prepared"
         identity = running.identity
         output = running.prepared.merge(output, self._rows)
-        self._rows.record_sampled(running.row_ids, identity.step_id, output.sampled_token_ids)
+        self._rows.record_sampled(
+            running.row_ids, identity.step_id, output.sampled_token_ids, output.runs
+        )
         return self._answer(identity, StepStatus.OK, output=output, queue_us=running.queue_us)
 
     def _change_rows(self, content: BatchContent, *, is_snapshot: bool) -> None:

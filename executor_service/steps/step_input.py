@@ -44,6 +44,12 @@ class PreparedStep:
         """The row ids that sample."""
         return self.step.row_ids[self.step.samples]
 
+    @property
+    def sampled_positions(self) -> Int32Array:
+        """Where the first tokens of these will be."""
+        step = self.step
+        return (step.num_computed_tokens + step.num_new_tokens)[step.samples]
+
     def merge(self, output: StepOutput, rows: RowTable) -> StepOutput:
         """`output` as that of all R rows; `rows` has recorded the steps that the step awaited.
 
@@ -62,7 +68,8 @@ class PreparedStep:
         awaited = self.step.awaited
         if awaited is None:
             return _NO_ROWS
-        tokens = rows.tokens_recorded(self.step.row_ids[awaited.rows], awaited.step_ids)
+        row_ids = self.step.row_ids[awaited.rows]
+        tokens = rows.sampled.tokens_recorded(row_ids, awaited.step_ids)
         return awaited.rows[tokens < 0]
 
     def _spread(self, output: StepOutput, kept: Int64Array) -> StepOutput:
@@ -81,6 +88,7 @@ class PreparedStep:
             row_errors=errors,
             logprobs=_renumber(output.logprobs, kept),
             prompt_logprobs=_renumber(output.prompt_logprobs, kept),
+            runs=None if output.runs is None else output.runs.spread(kept, self.num_rows),
         )
 
 
@@ -110,7 +118,7 @@ def prepare_step(
         swap_in=content.swap_in,
         copy=content.copy,
         row_ids=row_ids,
-        num_computed_tokens=_select(work.num_computed_tokens, kept),
+        num_computed_tokens=_select(first_positions(step_id, work, rows), kept),
         num_new_tokens=_select(work.num_new_tokens, kept),
         token_ids=token_ids,
         samples=samples,
@@ -124,8 +132,29 @@ def prepare_step(
         cross=rows.cross(row_ids),
         awaited=awaited,
         grammars=rows.grammars(row_ids),
+        num_run_on_tokens=_num_run_on_tokens(work, kept),
     )
     return PreparedStep(step, len(work.row_ids), kept)
+
+
+def first_positions(step_id: int, work: Work, rows: RowTable) -> Int32Array:
+    """Where the input of each row begins, [R]; rows that may have to go back know how far."""
+    most = work.num_computed_tokens
+    if not len(work.sampled_steps_back):
+        return most
+    return rows.sampled.positions(work.row_ids, step_id, work.sampled_steps_back, most)
+
+
+def _num_run_on_tokens(work: Work, kept: Int64Array | None) -> Int32Array | None:
+    """[K], how far rows run on; None if no row may get several tokens.
+
+    Drafts are left out, as the contract allows.
+    """
+    if not work.has_several:
+        return None
+    if not len(work.num_run_on_tokens):
+        return np.zeros(len(work.row_ids) if kept is None else len(kept), np.int32)
+    return _select(work.num_run_on_tokens, kept)
 
 
 def _resolve_tokens(
@@ -135,7 +164,7 @@ def _resolve_tokens(
     steps_back = work.sampled_steps_back
     if not np.count_nonzero(steps_back):
         return work.token_ids, None
-    sampled = rows.tokens_sampled(work.row_ids, step_id, steps_back)
+    sampled = rows.sampled.tokens(work.row_ids, step_id, steps_back)
     is_sampled = steps_back > 0
     if len(work.token_ids) == 0:
         token_ids = sampled
@@ -175,6 +204,7 @@ def _without(output: StepOutput, missing: Int64Array) -> StepOutput:
         row_errors=errors,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        runs=None if output.runs is None else output.runs.without(missing),
     )
 
 

@@ -19,6 +19,7 @@ class Feature(Enum):
     CROSS_ATTENTION = "cross_attention"
     TOKEN_CONSTRAINTS = "token_constraints"
     GRAMMAR = "grammar"
+    SEVERAL_TOKENS = "several_tokens"
 
 
 class BatchPolicyName(Enum):
@@ -41,12 +42,16 @@ class PolicyConfig:
     """How every core schedules, whatever its executor.
 
     `separates_tenants`: the prefix cache never shares a block of one tenant with another.
+    `max_run_ahead`: most tokens of a row in one step by running on, 1 or less for none;
+    `max_run_ahead_ms`: how long such a step may take.
     """
 
     prefix_caching: bool = True
     host_prefix_cache: bool = True
     separates_tenants: bool = True
     num_lookahead_slots: int = 0
+    max_run_ahead: int = 1
+    max_run_ahead_ms: int = 40
     preemption_mode: PreemptionMode = PreemptionMode.AUTO
     batch_policy: BatchPolicyName = BatchPolicyName.MIXED
     delay_factor: float = 0.0
@@ -109,6 +114,11 @@ class SchedulerConfig(PolicyConfig):
         return HashKind(self.block_size, self.model_digest, self.separates_tenants)
 
     @property
+    def runs_ahead(self) -> bool:
+        """Whether a row may get several tokens in one step."""
+        return self.max_run_ahead > 1 and Feature.SEVERAL_TOKENS in self.features
+
+    @property
     def num_device_slots(self) -> int:
         """Tokens the device pool holds."""
         return self.num_device_blocks * self.block_size
@@ -159,5 +169,7 @@ _LEAST = {
     "max_adapters": 0,
     "max_params_bytes": 0,
     "num_lookahead_slots": 0,
+    "max_run_ahead": 0,
+    "max_run_ahead_ms": 0,
     "delay_factor": 0.0,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import fields
 
-from scheduler_service.core.sampling_params import SamplingParams
+from scheduler_service.core.sampling_params import ID_BYTES, SamplingParams
 
 _STAY_HERE = frozenset({"max_tokens", "ignore_eos", "n", "best_of"})
 _TRAVEL = tuple(f.name for f in fields(SamplingParams) if f.name not in _STAY_HERE)
@@ -14,7 +14,8 @@ _TRAVEL = tuple(f.name for f in fields(SamplingParams) if f.name not in _STAY_HE
 class ParamsSet:
     """What executors are told of sampling, for all requests of a core that ask for the same.
 
-    `num_bytes` and `needs_history` of `params`, which may be long. `num_requests`: unfinished
+    `stop_token_ids`: all that ends a sequence, if they are told that. `num_bytes` of both, and
+    `needs_history`, may take long to find. `num_requests`: unfinished
     ones that have it; `num_running`: those of them that run. `encoded`: what a codec made of it;
     None before.
     """
@@ -26,18 +27,27 @@ class ParamsSet:
         "num_requests",
         "num_running",
         "params",
+        "stop_token_ids",
     )
 
-    def __init__(self, params: SamplingParams, num_requests: int = 0, num_running: int = 0) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        stop_token_ids: frozenset[int] = frozenset(),
+        num_requests: int = 0,
+        num_running: int = 0,
+    ) -> None:
         self.params = params
-        self.num_bytes = params.num_bytes
+        self.stop_token_ids = stop_token_ids
+        self.num_bytes = params.num_bytes + ID_BYTES * len(stop_token_ids)
         self.needs_history = params.needs_history
         self.num_requests = num_requests
         self.num_running = num_running
         self.encoded: bytes | None = None
 
-    def __reduce__(self) -> tuple[type[ParamsSet], tuple[SamplingParams, int, int]]:
-        return ParamsSet, (self.params, self.num_requests, self.num_running)
+    def __reduce__(self) -> tuple[type[ParamsSet], tuple[SamplingParams, frozenset[int], int, int]]:
+        values = (self.params, self.stop_token_ids, self.num_requests, self.num_running)
+        return ParamsSet, values
 
 
 # Of a request that no core has.
@@ -55,15 +65,17 @@ class ParamsSets:
         return list(self._sets.values())
 
     def __setstate__(self, sets: list[ParamsSet]) -> None:
-        self._sets = {_key(each.params): each for each in sets}
+        self._sets = {_key(each.params, each.stop_token_ids): each for each in sets}
         self.num_running_bytes = sum(each.num_bytes for each in sets if each.num_running)
 
-    def take(self, params: SamplingParams) -> ParamsSet:
-        """The set of one more request."""
-        key = _key(params)
+    def take(
+        self, params: SamplingParams, stop_token_ids: frozenset[int] = frozenset()
+    ) -> ParamsSet:
+        """The set of one more request. `stop_token_ids`: if executors are told them."""
+        key = _key(params, stop_token_ids)
         found = self._sets.get(key)
         if found is None:
-            found = self._sets[key] = ParamsSet(params)
+            found = self._sets[key] = ParamsSet(params, stop_token_ids)
         found.num_requests += 1
         return found
 
@@ -71,7 +83,7 @@ class ParamsSets:
         """A request of a set has ended."""
         params_set.num_requests -= 1
         if params_set.num_requests == 0:
-            del self._sets[_key(params_set.params)]
+            del self._sets[_key(params_set.params, params_set.stop_token_ids)]
 
     def start(self, params_set: ParamsSet) -> None:
         """A request of a set runs from now on."""
@@ -86,11 +98,11 @@ class ParamsSets:
             self.num_running_bytes -= params_set.num_bytes
 
 
-def _key(params: SamplingParams) -> Hashable:
+def _key(params: SamplingParams, stop_token_ids: frozenset[int]) -> Hashable:
     """The same for parameters that are told the same."""
     values = {name: getattr(params, name) for name in _TRAVEL}
     values["logit_bias"] = frozenset(params.logit_bias.items())
     values["beam"] = params.beam is not None
     if params.min_tokens == 0:
         del values["stop_token_ids"]
-    return tuple(values.values())
+    return (*values.values(), stop_token_ids)

@@ -82,6 +82,8 @@ class RowWork:
     `stay_ids`: [R] int64, which stay of which sequence in the row this is. `row_ids`,
     `num_computed_tokens`, `num_new_tokens`, `sampled_steps_back`: [R]. `samples`: [R] bool, None if
     all rows sample. `token_ids`: [I] int32, the literal input tokens, concatenated.
+    `num_run_on_tokens`: [R] int32, how many tokens more than one a row may get; None for none. As
+    long as steps before this one have no result, `num_computed_tokens` are the most they can be.
     """
 
     row_ids: Int64Array
@@ -91,6 +93,19 @@ class RowWork:
     sampled_steps_back: Int32Array
     token_ids: Int32Array
     samples: BoolArray | None
+    num_run_on_tokens: Int32Array | None = None
+
+    @property
+    def num_written(self) -> Int32Array:
+        """How many slots each row writes at most, [R]."""
+        if self.num_run_on_tokens is None:
+            return self.num_new_tokens
+        return self.num_new_tokens + self.num_run_on_tokens
+
+    @property
+    def most_tokens(self) -> int:
+        """The most that some row may get."""
+        return 1 if self.num_run_on_tokens is None else 1 + int(self.num_run_on_tokens.max())
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +167,9 @@ _NO_TOKENS = np.empty(0, np.int32)
 class StepOutcome:
     """The result of a step. `token_ids`: [R] int32, -1 for none. `row_statuses`: None if all OK.
 
-    `logprobs` and `prompt_logprobs` are keyed by row index. `move_us` and `compute_us`: what the
-    executor says it took.
+    `token_counts`: [R] int32, how many of `token_ids` are each row's, those of a row after the
+    other; None for one each. `logprobs` and `prompt_logprobs` are keyed by row index. `move_us` and
+    `compute_us`: what the executor says it took.
     """
 
     step_id: int
@@ -161,11 +177,28 @@ class StepOutcome:
     token_ids: Int32Array = field(default_factory=lambda: _NO_TOKENS)
     row_statuses: Items[int] | None = None
     row_errors: Mapping[int, str] = field(default_factory=dict)
-    logprobs: Mapping[int, ScoredToken] = field(default_factory=dict)
+    logprobs: Mapping[int, Items[ScoredToken]] = field(default_factory=dict)
     prompt_logprobs: Mapping[int, Items[ScoredToken]] = field(default_factory=dict)
     error: str = ""
     move_us: int = 0
     compute_us: int = 0
+    token_counts: Int32Array | None = None
+
+    def tokens_of(self, index: int) -> list[int]:
+        """The tokens of one row."""
+        if self.token_counts is None:
+            token_id = int(self.token_ids[index])
+            return [token_id] if token_id >= 0 else []
+        start = int(self.token_counts[:index].sum())
+        tokens: list[int] = self.token_ids[start : start + int(self.token_counts[index])].tolist()
+        return tokens
+
+    @property
+    def counts(self) -> Int32Array:
+        """How many tokens each row has, [R]."""
+        if self.token_counts is None:
+            return (self.token_ids >= 0).astype(np.int32)
+        return self.token_counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,10 +217,10 @@ _NO_KEYS = np.empty(0, np.int64)
 class StepEvents:
     """What a result means for clients.
 
-    `client_keys[i]` got `token_ids[i]`: requests of one sequence without logprobs. `tokens`: those
-    of all others. `prompt_logprobs` come before the tokens, `finished_sequences` (of requests of
-    several) after them, and `finished` last. `num_sampled`: output tokens of each tenant, where the
-    queue policy charges for them.
+    `client_keys[i]` got `token_ids[i]`: requests of one sequence without logprobs, perhaps several
+    times. `tokens`: those of all others. `prompt_logprobs` come before the tokens,
+    `finished_sequences` (of requests of several) after them, and `finished` last. `num_sampled`:
+    output tokens of each tenant, where the queue policy charges for them.
     """
 
     client_keys: Int64Array = field(default_factory=lambda: _NO_KEYS)

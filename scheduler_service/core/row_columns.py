@@ -49,12 +49,14 @@ class RowColumns:
 
     `token_ids`: [N, T] int32, the tokens known. `num_known`: how many. `num_tokens`: known or
     promised by a step in flight. `num_computed`: tokens whose KV is written, or will be by a step
-    in flight. `block_tables`: [N, W] int32. `num_slots`: tokens the block table reaches, and
-    `num_told_slots` as far as the executor was told of it. `num_released`: leading blocks given
-    back, behind the sliding window. `stop_len`: tokens at which the sequence ends. `run_limit`: the
-    row may run while `num_computed` is less: it has a slot, and does not end with the tokens
-    promised. `promises`: 1 if a sampled token is part of the sequence at once, 0 if something else
-    chooses it, or if it may not come. `may_repeat`: 1 if the last token may have to be computed
+    in flight. `num_unsure`: by how much both of these may turn out to be less, because steps in
+    flight may bring fewer tokens than they are allowed to. `block_tables`: [N, W] int32.
+    `num_slots`: tokens the block table reaches, and `num_told_slots` as far as the executor was
+    told of it. `num_released`: leading blocks given back, behind the sliding window. `stop_len`:
+    tokens at which the sequence ends. `run_limit`: the row may run while `num_computed` is less: it
+    has a slot, and does not end with the tokens promised. `promises`: 1 if a sampled token is part
+    of the sequence at once, 0 if something else chooses it, or if it may not come. `may_repeat`: 1
+    if the last token may have to be computed
     again, because the row has a grammar and no token yet in this stay; else 0.
     `unsampled_since_ns`: since when that is so, 0 if it never was; `ask_alone_at_ns`: when a step
     of such rows alone is next, 0 for at once. `sampled_in_step`: the step that samples the last
@@ -74,6 +76,7 @@ class RowColumns:
         self.num_known = np.zeros(max_num_rows, np.int32)
         self.num_tokens = np.zeros(max_num_rows, np.int32)
         self.num_computed = np.zeros(max_num_rows, np.int32)
+        self.num_unsure = np.zeros(max_num_rows, np.int32)
         self.num_slots = np.zeros(max_num_rows, np.int32)
         self.num_told_slots = np.zeros(max_num_rows, np.int32)
         self.num_released = np.zeros(max_num_rows, np.int32)
@@ -148,6 +151,7 @@ class RowColumns:
         self.token_ids[row_id, :num_tokens] = sequence.token_ids
         self.num_known[row_id] = self.num_tokens[row_id] = num_tokens
         self.num_computed[row_id] = num_computed
+        self.num_unsure[row_id] = 0
         self.num_slots[row_id] = self.num_told_slots[row_id] = self.num_released[row_id] = 0
         self.stop_len[row_id] = request.stop_len
         self.may_repeat[row_id] = may_repeat = request.params.grammar is not None
@@ -294,8 +298,18 @@ class RowColumns:
         """The executor no longer has the tokens it sampled: inputs are literal again."""
         self.sampled_in_step[:] = 0
 
-    def plan_work(self, row_ids: Int64Array, num_new_tokens: Int32Array, step_id: int) -> RowWork:
-        """The rows compute `num_new_tokens` each in step `step_id`. Mutates the columns."""
+    def plan_work(
+        self,
+        row_ids: Int64Array,
+        num_new_tokens: Int32Array,
+        step_id: int,
+        num_run_on: Int32Array | None = None,
+    ) -> RowWork:
+        """The rows compute `num_new_tokens` each in step `step_id`. Mutates the columns.
+
+        `num_run_on`: how many tokens more than one each may get, where all rows sample and promise
+        what they sample; None for no more.
+        """
         num_computed = self.num_computed[row_ids]
         end = num_computed + num_new_tokens
         step = np.array(step_id)
@@ -318,6 +332,10 @@ class RowColumns:
         promises = self.promises[sampling_rows] if self.num_without_promise else ONE
         self.num_tokens[sampling_rows] = num_tokens + promises
         self.sampled_in_step[sampling_rows] = step * promises
+        if num_run_on is not None:
+            assert samples is None, "a row runs on that does not sample"
+            for column in (self.num_computed, self.num_tokens, self.num_unsure):
+                column[row_ids] += num_run_on
         return RowWork(
             row_ids,
             self.stay_ids[row_ids],
@@ -326,7 +344,20 @@ class RowColumns:
             steps_back,
             token_ids,
             samples,
+            num_run_on,
         )
+
+    def settle(self, row_ids: Int64Array, num_run_on: Int32Array, missing: Int32Array) -> None:
+        """A step was answered that allowed `num_run_on` more tokens than one: `missing` of them."""
+        self.num_unsure[row_ids] -= num_run_on
+        self.num_computed[row_ids] -= missing
+        self.num_tokens[row_ids] -= missing
+
+    def append_tokens(self, row_ids: Int64Array, counts: Int32Array, token_ids: Int32Array) -> None:
+        """`counts[i]` of `token_ids` become the last ones of row i, which were promised."""
+        num_known = self.num_known[row_ids]
+        self.token_ids[_ragged(row_ids, num_known.astype(np.int64), counts)] = token_ids
+        self.num_known[row_ids] = num_known + counts
 
     def _literal_tokens(
         self, row_ids: Int64Array, starts: Int32Array, ends: Int32Array, is_literal: BoolArray

@@ -22,7 +22,7 @@ MAX_ENTRIES = {
     "bad_words_token_ids": 1024,
 }
 # Of a token id or the head of a field, and of an entry of a map.
-_ID_BYTES = 5
+ID_BYTES = 5
 _BIAS_BYTES = 16
 # Both mean that top_k is off, as in other engines.
 _TOP_K_OFF = (0, -1)
@@ -129,9 +129,9 @@ class SamplingParams:
         if self.min_tokens > 0:
             num_ids += len(self.stop_token_ids)
         num_ids += sum(map(len, self.bad_words_token_ids)) + len(self.bad_words_token_ids)
-        num_bytes = _ID_BYTES * num_ids + _BIAS_BYTES * len(self.logit_bias)
+        num_bytes = ID_BYTES * num_ids + _BIAS_BYTES * len(self.logit_bias)
         if self.grammar is not None:
-            num_bytes += self.grammar.num_bytes + _ID_BYTES * len(self.grammar.texts)
+            num_bytes += self.grammar.num_bytes + ID_BYTES * len(self.grammar.texts)
         return num_bytes
 
     def stop_tokens(self, eos_token_ids: frozenset[int]) -> frozenset[int]:

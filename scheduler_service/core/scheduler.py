@@ -3,7 +3,7 @@
 Deterministic: no I/O, no randomness, and no clock but `tick`. There is no prefill phase and no
 decode phase: each step a sequence catches up from `num_computed` to `num_tokens` under the token
 budget. Steps are pipelined: a token that a step in flight samples is *promised*, and the next step
-may build on it.
+may build on it. Where a row may get several tokens, as many are promised as may come at most.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from scheduler_service.core.outcomes.evacuation import detach, evacuate, take_ba
 from scheduler_service.core.outcomes.losses import Losses
 from scheduler_service.core.outcomes.outcome_checks import OutcomeChecks
 from scheduler_service.core.outcomes.results import Results
+from scheduler_service.core.outcomes.shortfalls import Shortfalls
 from scheduler_service.core.placement import Placement
 from scheduler_service.core.plan import (
     ContractBroken,
@@ -55,7 +56,8 @@ class Scheduler:
         self._losses = Losses(self.placement, self._in_flight)
         self._checks = OutcomeChecks(config, self.placement)
         siblings = Siblings(self.placement)
-        self._results = Results(config, self.placement, self._losses, siblings)
+        shortfalls = Shortfalls(self.placement, self._in_flight)
+        self._results = Results(config, self.placement, self._losses, siblings, shortfalls)
         self._lateness = Lateness(config, self.placement)
         self._planner = StepPlanner(config, self.placement, self._costs, self._lateness, siblings)
         # What it could begin, for whoever has requests for several cores.
@@ -239,7 +241,8 @@ class Scheduler:
             request.stop_len = min(by_length, request.stop_len)
         if request.params.beam is not None:
             prepare_search(request, config.vocab_size)
-        request.params_set = placement.params_sets.take(request.row_params)
+        told = request.stop_token_ids if config.runs_ahead else frozenset[int]()
+        request.params_set = placement.params_sets.take(request.row_params, told)
         self._results.expect(request)
         if request.unfinished:
             placement.blocks.prefixes.adopt(request.unfinished[0])
@@ -355,8 +358,9 @@ class Scheduler:
                 compute_us=outcome.compute_us,
             )
             self._lateness.observe(plan, outcome.compute_us)
+            self._planner.run_ahead.observe(plan, outcome)
             if placement.suspects:
-                self._losses.survive(plan, outcome.token_ids)
+                self._losses.survive(plan, outcome.counts)
             try:
                 self._results.take(plan, outcome, events)
             except Exception:

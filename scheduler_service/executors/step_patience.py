@@ -28,10 +28,14 @@ _NEWEST_WEIGHT = 0.2
 
 @dataclass(frozen=True, slots=True)
 class StepSize:
-    """What there is to do. `num_attended`: pairs of a new token and one that it attends to."""
+    """What there is to do. `num_attended`: pairs of a new token and one that it attends to.
+
+    `num_turns`: so often at most rows get a token; the others are those of each turn.
+    """
 
     num_tokens: int
     num_attended: int
+    num_turns: int = 1
 
     @classmethod
     def of(cls, plan: StepPlan, block_size: int) -> StepSize:
@@ -42,7 +46,8 @@ class StepSize:
             if row.encoder_token_ids is not None:
                 num_tokens += len(row.encoder_token_ids)
         num_known = work.num_computed_tokens.astype(np.int64) + work.num_new_tokens
-        return cls(num_tokens, int(np.dot(num_known, work.num_new_tokens)))
+        num_attended = int(np.dot(num_known, work.num_new_tokens))
+        return cls(num_tokens, num_attended, work.most_tokens)
 
 
 @dataclass(slots=True)
@@ -106,6 +111,8 @@ class StepPatience:
             self._take_good()
         # However long it took: one that waited for a suspended machine says little of the next.
         took_s = min(took_s, expected_s)
+        if size.num_turns > 1:
+            return  # how many turns it took is not known here
         bits = size.num_tokens.bit_length()
         if bits in self._kinds:
             self._kinds[bits].take(size, took_s)
@@ -123,6 +130,7 @@ class StepPatience:
         if not believed and self._measured:
             believed, factor = [self._measured], FIRST_LENIENCE
         most_s = min((kind.most_s(size) for kind in believed), default=self.ceiling_s)
+        most_s *= size.num_turns
         return min(factor * max(FACTOR * most_s, self._floor_s), self.ceiling_s)
 
     def _take_good(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import grpc.aio
@@ -71,6 +72,14 @@ async def served_window(request: pytest.FixtureRequest) -> AsyncIterator[Served]
 
         backend = make_model_backend(request.getfixturevalue("mistral"))
     async with _serve(backend) as served:
+        yield served
+
+
+@pytest.fixture
+async def served_several(backend: Backend) -> AsyncIterator[Served]:
+    """A row may get several tokens in one step."""
+    features = backend.features | {Feature.SEVERAL_TOKENS}
+    async with _serve(replace(backend, features=features)) as served:
         yield served
 
 

@@ -31,6 +31,7 @@ from executor_service.steps.executor_info import (
     ModelInfo,
     TrialStep,
 )
+from executor_service.steps.sampled_runs import SampledRuns
 from executor_service.steps.sampling_params import Grammar
 from executor_service.steps.step import LogprobColumns, StepOutput
 from splitserve.executor.v1 import executor_pb2 as pb
@@ -74,6 +75,7 @@ def _batch() -> pb.ScheduleBatch:
             pb.TokenSequence(token_ids=[18]),
             pb.TokenSequence(token_ids=[19, 500]),
         ],
+        "stop_token_ids": [2, 301],
     }
     return SENDER.batch(
         258,
@@ -97,7 +99,11 @@ def _batch() -> pb.ScheduleBatch:
         swap_out=[(1, 2)],
         swap_in=[(3, 4)],
         copy=[(5, 6), (5, 7)],
-        work=[WorkRow(4, 3, [14]), WorkRow(6, 1, back=1), WorkRow(8, 0, [15, 16], samples=False)],
+        work=[
+            WorkRow(4, 3, [14], run_on=5),
+            WorkRow(6, 1, back=1, drafts=(23, 24)),
+            WorkRow(8, 0, [15, 16], samples=False),
+        ],
     )
 
 
@@ -124,6 +130,15 @@ def _answer() -> StepAnswer:
     )
     return StepAnswer(
         SENDER.scheduler_epoch, SENDER.executor_epoch, 258, StepStatus.OK, None, output, queue_us=1
+    )
+
+
+def _answer_with_runs() -> StepAnswer:
+    statuses, last = np.array([1, 3, 1], np.uint8), np.array([19, -1, 20], np.int32)
+    runs = SampledRuns.of([[17, 18, 19], [], [20]])
+    output = StepOutput(statuses, last, {1: "why"}, runs=runs)
+    return StepAnswer(
+        SENDER.scheduler_epoch, SENDER.executor_epoch, 260, StepStatus.OK, None, output
     )
 
 
@@ -170,6 +185,7 @@ def messages() -> dict[str, Message]:
     return {
         "schedule_batch": _batch(),
         "step_result_ok": encode_answer(_answer()),
+        "step_result_runs": encode_answer(_answer_with_runs()),
         "step_result_refused": encode_answer(_refusal()),
         "executor_info": encode_info(_info()),
     }

@@ -10,6 +10,7 @@ from tests.contract.refusal_cases import CASES
 from tests.contract.refusal_cases_additions import FEATURE_CASES, UNANNOUNCED_CASES, WINDOW_CASES
 from tests.contract.refusal_cases_constraints import CONSTRAINT_CASES
 from tests.contract.refusal_cases_grammars import GRAMMAR_CASES, UNANNOUNCED_GRAMMAR
+from tests.contract.refusal_cases_several import SEVERAL_CASES, UNANNOUNCED_SEVERAL_CASES
 from tests.contract.served import PROMPT, Served
 from tests.support.steps.batches import NewRow, WorkRow, i32
 
@@ -19,7 +20,13 @@ from tests.support.steps.batches import NewRow, WorkRow, i32
 @pytest.mark.parametrize("backend", ["fake", "real"], indirect=True)
 @pytest.mark.parametrize(
     "case",
-    [*CASES, *CONSTRAINT_CASES, *UNANNOUNCED_CASES, UNANNOUNCED_GRAMMAR],
+    [
+        *CASES,
+        *CONSTRAINT_CASES,
+        *UNANNOUNCED_CASES,
+        *UNANNOUNCED_SEVERAL_CASES,
+        UNANNOUNCED_GRAMMAR,
+    ],
     ids=lambda case: case.name,
 )
 async def test_batch_is_refused_and_changes_nothing_when_it_is_wrong(
@@ -28,7 +35,9 @@ async def test_batch_is_refused_and_changes_nothing_when_it_is_wrong(
     await _check_refused(served, case)
 
 
-@pytest.mark.parametrize("case", [*FEATURE_CASES, *GRAMMAR_CASES], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [*FEATURE_CASES, *GRAMMAR_CASES, *SEVERAL_CASES], ids=lambda case: case.name
+)
 async def test_batch_is_refused_and_changes_nothing_when_it_uses_a_feature_wrongly(
     served_all: Served, case: Case
 ) -> None:

@@ -85,6 +85,8 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
         host_prefix_cache=draw(st.booleans()),
         separates_tenants=draw(st.booleans()),
         num_lookahead_slots=draw(st.sampled_from([0, 0, 3])),
+        max_run_ahead=draw(st.sampled_from([1, 2, 5, 40])),
+        max_run_ahead_ms=draw(st.sampled_from([0, 1, 1000])),
         preemption_mode=draw(st.sampled_from(_PREEMPTION_MODES)),
         batch_policy=draw(st.sampled_from(BatchPolicyName)),
         delay_factor=draw(st.sampled_from([0.0, 0.0, 1.5])),

@@ -17,12 +17,13 @@ from enum import Enum
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from executor_service.steps.step import RowStatus
+from executor_service.steps.step import Int32Array, RowStatus, StepInput
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import ContractBroken, StepOutcome, StepPlan, StepStatus
 from scheduler_service.journal.checkpoint import dump_core, load_core
@@ -34,6 +35,7 @@ from tests.support.core.engine import MAX_ASKED, CoreEngine, Link, ProtobufLink
 from tests.support.core.plan_executor import PlanExecutor
 from tests.support.core.spoiled_outcomes import is_row_ok, spoil_row, spoil_step
 from tests.support.core.truth import Oracle, Spec, create_request
+from tests.support.fakes.fake_chain import mix
 from tests.support.fakes.fake_runner import FakeRunner, StepFault
 
 # A failure takes long to shrink.
@@ -65,6 +67,14 @@ def mishaps() -> st.SearchStrategy[list[tuple[Mishap, int]]]:
     return st.one_of(st.lists(one, min_size=1, max_size=4), one.map(lambda each: [each] * 9))
 
 
+def cut_at_random(step: StepInput) -> Int32Array:
+    """How far rows run on: half of them as far as they may."""
+    assert step.num_run_on_tokens is not None
+    drawn = np.array([mix(row_id, step.step_id, 0) % 12 for row_id in step.row_ids.tolist()])
+    limits = np.where(drawn < 6, drawn, 1000)
+    return np.minimum(step.num_run_on_tokens, limits).astype(np.int32)
+
+
 class CoreMachine(RuleBasedStateMachine):
     """Arrivals, steps, failures; the invariants hold after each."""
 
@@ -83,9 +93,16 @@ class CoreMachine(RuleBasedStateMachine):
         costs=st.sampled_from([(0, 0), (1, 100), (100, 1)]),
     )
     def start(self, config: SchedulerConfig, depth: int, costs: tuple[int, int]) -> None:
-        self.config, self.depth, self.costs = config, depth, costs
-        self.oracle = Oracle(config)
+        self.depth = depth
+        self.config, self.costs = self.adapt(config, costs)
+        self.oracle = Oracle(self.config)
         self.connect()
+
+    def adapt(
+        self, config: SchedulerConfig, costs: tuple[int, int]
+    ) -> tuple[SchedulerConfig, tuple[int, int]]:
+        """What is tried of all that there may be."""
+        return config, costs
 
     def connect(self) -> None:
         """A new executor with an empty cache, and a new core for it."""
@@ -100,6 +117,7 @@ class CoreMachine(RuleBasedStateMachine):
             us_per_block=self.costs[0],
             us_per_token=self.costs[1],
         )
+        runner.cut_runs = cut_at_random
         self.engine = CoreEngine(self.config, runner, self.link, depth=self.depth)
         self.engine.tick(now_ns)
 
@@ -349,6 +367,17 @@ class ProtobufMachine(CoreMachine):
     link = ProtobufLink
 
 
+class RunAheadMachine(CoreMachine):
+    """Rows get several tokens whenever they can; an executor whose turns take long would not."""
+
+    def adapt(
+        self, config: SchedulerConfig, costs: tuple[int, int]
+    ) -> tuple[SchedulerConfig, tuple[int, int]]:
+        most = max(config.max_run_ahead, 3)
+        more = replace(config, max_run_ahead=most, max_run_ahead_ms=1000, max_num_seqs=8)
+        return more, (costs[0], 1)
+
+
 # About 10,000 executed steps; `make soak` has millions, others each time.
 NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "40"))
 machine_settings = settings(
@@ -359,5 +388,7 @@ machine_settings = settings(
 )
 TestCoreMachine = CoreMachine.TestCase
 TestCoreMachine.settings = machine_settings
+TestRunAheadMachine = RunAheadMachine.TestCase
+TestRunAheadMachine.settings = settings(machine_settings, max_examples=max(1, NUM_EXAMPLES // 3))
 TestProtobufMachine = ProtobufMachine.TestCase
 TestProtobufMachine.settings = settings(machine_settings, max_examples=max(1, NUM_EXAMPLES // 5))

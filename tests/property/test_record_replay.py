@@ -26,6 +26,7 @@ OPTIONS = {
     "num_host_blocks": st.sampled_from([0, 16]),
     "prefix_caching": st.booleans(),
     "num_lookahead_slots": st.sampled_from([0, 3]),
+    "max_run_ahead": st.sampled_from([1, 4]),
     "delay_factor": st.sampled_from([0.0, 0.5]),
     "tenant_weights": st.sampled_from([{}, {"a": 2.0, "b": 0.3}]),
 }

@@ -56,10 +56,10 @@ class Losses:
                 self.lose_request(request)
         self._placement.suspects.step_failed(concerned)
 
-    def survive(self, plan: StepPlan, token_ids: Int32Array) -> None:
+    def survive(self, plan: StepPlan, counts: Int32Array) -> None:
         """Suspects that get a token from a step that had them did it no harm."""
         survivors: dict[Request, None] = {}
-        for index in np.flatnonzero(token_ids >= 0).tolist():
+        for index in np.flatnonzero(counts).tolist():
             row_id, stay_id = int(plan.work.row_ids[index]), int(plan.work.stay_ids[index])
             sequence = self._placement.sequence_of(row_id, stay_id)
             if sequence is not None:
@@ -155,12 +155,15 @@ class Losses:
         return there + placement.departures.table_parts
 
     def _spans(self, plans: Iterable[StepPlan]) -> dict[int, list[tuple[int, int]]]:
-        """By stay, the blocks (first and end index in its table) that its rows write."""
+        """By stay, the blocks (first and end index in its table) that its rows may write.
+
+        A row may begin before it is thought to, in what the plans before it write.
+        """
         block_size, spans = self._placement.rows.block_size, dict[int, list[tuple[int, int]]]()
         for plan in plans:
             work = plan.work
             first = work.num_computed_tokens // block_size
-            end = (work.num_computed_tokens + work.num_new_tokens - 1) // block_size + 1
+            end = (work.num_computed_tokens + work.num_written - 1) // block_size + 1
             each = zip(work.stay_ids.tolist(), first.tolist(), end.tolist(), strict=True)
             for stay_id, *span in each:
                 spans.setdefault(stay_id, []).append((span[0], span[1]))

@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.outcomes.token_checks import TokenChecks, without_tokens
 from scheduler_service.core.placement import Placement
 from scheduler_service.core.plan import (
     ContractBroken,
@@ -37,22 +38,21 @@ class OutcomeChecks:
 
     def __init__(self, config: SchedulerConfig, placement: Placement) -> None:
         self._vocab_size = config.vocab_size
-        self._end_of_vocab = np.array(config.vocab_size, np.uint32)
+        self._tokens = TokenChecks(config.vocab_size)
         self._placement = placement
 
     def check(self, plan: StepPlan, outcome: StepOutcome) -> StepOutcome:
         """`outcome` with rows FAILED that are not as they must be. Raises ContractBroken."""
         num_rows = len(plan.work.row_ids)
         statuses = outcome.row_statuses
-        columns = (("sampled_token_ids", outcome.token_ids), ("row_statuses", statuses))
-        for name, column in columns:
-            if column is not None and len(column) != num_rows:
-                raise ContractBroken(
-                    f"columns of step {plan.step_id}: {name} has {len(column)} elements for "
-                    f"{num_rows} rows"
-                )
-        faults = self._statuses(plan, statuses) if statuses is not None else {}
-        faults |= self._tokens(plan, outcome)
+        if statuses is not None and len(statuses) != num_rows:
+            raise ContractBroken(
+                f"columns of step {plan.step_id}: row_statuses has {len(statuses)} elements for "
+                f"{num_rows} rows"
+            )
+        outcome, faults = self._tokens.check(plan, outcome, self._sequence_of)
+        if statuses is not None:
+            faults |= self._statuses(plan, statuses)
         logprobs, prompt_logprobs = outcome.logprobs, outcome.prompt_logprobs
         rows, has_departed = self._placement.rows, bool(self._placement.departures)
         if rows.num_not_plain or has_departed:
@@ -92,45 +92,45 @@ class OutcomeChecks:
         work = plan.work
         return self._placement.sequence_of(int(work.row_ids[index]), int(work.stay_ids[index]))
 
-    def _tokens(self, plan: StepPlan, outcome: StepOutcome) -> dict[int, str]:
-        token_ids, samples = outcome.token_ids, plan.work.samples
-        # As unsigned numbers: negative ones are large.
-        is_wrong = token_ids.view(np.uint32) >= self._end_of_vocab
-        if not np.count_nonzero(is_wrong):
-            return {}
-        if samples is not None:
-            is_wrong &= samples
-        if outcome.row_statuses is not None:
-            is_wrong &= np.asarray(outcome.row_statuses) == RowStatus.OK
-        return {
-            index: f"sampled_token_id is {token_ids[index]}, allowed: 0 to {self._vocab_size - 1}"
-            for index in np.flatnonzero(is_wrong).tolist()
-        }
-
     # -- scores --------------------------------------------------------------------------------
 
     def _logprobs(
         self, plan: StepPlan, outcome: StepOutcome, faults: dict[int, str]
-    ) -> dict[int, ScoredToken]:
-        """Those of rows that asked for them. Adds to `faults`."""
-        work, found = plan.work, dict[int, ScoredToken]()
+    ) -> dict[int, Items[ScoredToken]]:
+        """Those of rows that asked for them, one for each token. Adds to `faults`."""
+        work, found = plan.work, dict[int, Items[ScoredToken]]()
         for index, sequence in self._there(plan, outcome, faults, self._not_plain(plan), _OK):
             num_top = sequence.request.num_row_logprobs
             if num_top is None:
                 continue
-            scored = outcome.logprobs.get(index)
-            position = int(work.num_computed_tokens[index] + work.num_new_tokens[index])
-            if scored is None:
-                faults[index] = "it has no logprobs"
-            elif (scored.position, scored.token_id) != (position, outcome.token_ids[index]):
-                faults[index] = f"its logprob is of token {scored.token_id} at {scored.position}"
-            elif (problem := self._problem(scored, num_top)) is not None:
+            first = int(work.num_computed_tokens[index] + work.num_new_tokens[index])
+            expected = list(enumerate(outcome.tokens_of(index), first))
+            scored = outcome.logprobs.get(index, ())[: len(expected)]
+            is_beam = sequence.request.params.beam is not None
+            if (problem := self._problem_of(scored, expected, num_top, is_beam)) is not None:
                 faults[index] = problem
-            elif sequence.request.params.beam is not None and len(scored.top) < num_top:
-                faults[index] = f"{len(scored.top)} alternatives of {num_top} asked for"
             else:
                 found[index] = scored
         return found
+
+    def _problem_of(
+        self,
+        scored: Items[ScoredToken],
+        expected: Items[tuple[int, int]],
+        num_top: int,
+        is_beam: bool,
+    ) -> str | None:
+        """What is wrong with the scores of a row, which are to be of these positions and tokens."""
+        if len(scored) < len(expected):
+            return "it has no logprobs"
+        for score, of in zip(scored, expected, strict=True):
+            if _position_and_token(score) != of:
+                return f"its logprob is of token {score.token_id} at {score.position}"
+            if (problem := self._problem(score, num_top)) is not None:
+                return problem
+            if is_beam and len(score.top) < num_top:
+                return f"{len(score.top)} alternatives of {num_top} asked for"
+        return None
 
     def _not_plain(self, plan: StepPlan) -> Iterable[int]:
         """Rows that sample, of which more than a token may be wanted."""
@@ -207,9 +207,9 @@ def _position_and_token(scored: ScoredToken) -> tuple[int, int]:
 def _with_faults(outcome: StepOutcome, num_rows: int, faults: dict[int, str]) -> StepOutcome:
     """`outcome` in which the rows in `faults` have failed."""
     statuses = list(outcome.row_statuses or [RowStatus.OK] * num_rows)
-    token_ids = outcome.token_ids.copy()
     for index in faults:
-        statuses[index], token_ids[index] = RowStatus.FAILED, -1
+        statuses[index] = RowStatus.FAILED
     errors = {i: f"the executor broke its contract: {fault}" for i, fault in faults.items()}
     row_errors = {**outcome.row_errors, **errors}
-    return replace(outcome, token_ids=token_ids, row_statuses=statuses, row_errors=row_errors)
+    outcome = without_tokens(outcome, list(faults))
+    return replace(outcome, row_statuses=statuses, row_errors=row_errors)

@@ -47,7 +47,7 @@ class RowFailures:
         spoiled = {
             int(plan.work.stay_ids[index]): index
             for index, status in enumerate(statuses.tolist())
-            if status not in ROW_COMPUTED
+            if status not in ROW_COMPUTED and not self._is_over(plan.work, index, status)
         }
         if not spoiled:
             return
@@ -58,6 +58,14 @@ class RowFailures:
             if stay_id not in readers and status is not RowStatus.INPUT_UNAVAILABLE:
                 self._end(plan, outcome, index, status)
         self._losses.lose_rows(plan, spoiled)
+
+    def _is_over(self, work: RowWork, index: int, status: int) -> bool:
+        """Whether a row has no input as its sequence has ended, or was lost with what it leans on.
+
+        Nobody reads what it was to write: it lies behind all that is known of the sequence.
+        """
+        is_without_input = status == RowStatus.INPUT_UNAVAILABLE
+        return is_without_input and self._sequence_of(work, index) is None
 
     def _take_unsampled(self, work: RowWork, statuses: Int64Array) -> BoolArray | None:
         """Rows that compute their last token once more, for a token."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from scheduler_service.core.config import Feature, SchedulerConfig
 from scheduler_service.core.request import Int32Array, Request
+from scheduler_service.core.sampling_params import ID_BYTES
 from splitserve_rpc.domain_error import DomainError
 
 
@@ -84,6 +85,8 @@ def _check_features(request: Request, config: SchedulerConfig) -> None:
     if params.min_tokens > 0:  # then all that end a sequence are told
         params = replace(params, stop_token_ids=params.stop_tokens(config.eos_token_ids))
     num_bytes, most = params.num_bytes, config.max_params_bytes
+    if config.runs_ahead:
+        num_bytes += ID_BYTES * len(params.stop_tokens(config.eos_token_ids))
     if most is not None and num_bytes > most:
         raise DomainError(
             "SAMPLING_PARAMS_INVALID",

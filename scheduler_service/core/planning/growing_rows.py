@@ -9,8 +9,11 @@ from scheduler_service.core.placement import Placement
 from scheduler_service.core.planning.held_shares import HeldShares
 from scheduler_service.core.request import FinishReason, Int32Array, Int64Array, Request, Sequence
 from scheduler_service.core.request import SequenceStatus as Status
-from scheduler_service.core.row_columns import NO_STAY, ONE
+from scheduler_service.core.row_columns import NO_STAY, ONE, ZERO
 from scheduler_service.core.siblings import Siblings
+
+# Of the pool, one part in so many is left to others by rows that look ahead to run on.
+_SHARE_KEPT_FREE = 8
 
 
 class GrowingRows:
@@ -36,9 +39,14 @@ class GrowingRows:
         is_stuck = num_computed >= rows.run_limit[order]
         if np.count_nonzero(is_stuck):
             is_stuck &= num_computed < rows.stop_len[order] - ONE
+            # Whoever may yet turn out to have slots left waits for that.
+            is_stuck &= rows.num_unsure[order] == ZERO
             self._extend_rows(order[is_stuck])
         if self._config.num_lookahead_slots:
-            self._look_ahead()
+            self._look_ahead(self._config.num_lookahead_slots)
+        if self._config.runs_ahead:
+            num_kept = self._blocks.device.num_blocks // _SHARE_KEPT_FREE
+            self._look_ahead(self._config.max_run_ahead, num_kept)
 
     def _extend_rows(self, row_ids: Int64Array) -> None:
         device = self._blocks.device
@@ -103,7 +111,8 @@ class GrowingRows:
         window, block_size = self._config.sliding_window, self._config.block_size
         assert window is not None
         num_computed = rows.num_computed[order]
-        first_read = num_computed - window + ONE - rows.may_repeat[order]
+        num_sure = num_computed - rows.num_unsure[order]
+        first_read = num_sure - window + ONE - rows.may_repeat[order]
         num_behind = np.maximum(first_read, 0) // block_size
         is_behind = num_behind > rows.num_released[order]
         if np.count_nonzero(is_behind):
@@ -111,26 +120,30 @@ class GrowingRows:
         reach = num_computed + self._config.max_num_batched_tokens
         self._extend_to(order, np.minimum(rows.num_tokens[order], reach))
 
-    def _extend_to(self, row_ids: Int64Array, num_slots: Int32Array) -> None:
-        """Extends tables to `num_slots` as far as blocks are free, without anybody yielding."""
+    def _extend_to(self, row_ids: Int64Array, num_slots: Int32Array, num_kept: int = 0) -> None:
+        """Extends tables to `num_slots` as far as blocks are free, without anybody yielding.
+
+        `num_kept`: blocks that stay free.
+        """
         device = self._blocks.device
         lacking = -(-(num_slots - self._rows.num_slots[row_ids]) // self._config.block_size)
         is_short = lacking > 0
-        if device.num_free == 0 or not np.count_nonzero(is_short):
+        num_free = device.num_free - num_kept
+        if num_free <= 0 or not np.count_nonzero(is_short):
             return
         row_ids, counts = row_ids[is_short], lacking[is_short]
-        counts = np.minimum(counts, device.num_free - (np.cumsum(counts) - counts))
+        counts = np.minimum(counts, num_free - (np.cumsum(counts) - counts))
         row_ids, counts = row_ids[counts > 0], counts[counts > 0].astype(np.int32)
         blocks = device.allocate(int(counts.sum()))
         self._rows.extend_each(row_ids, blocks, counts)
 
     # -- lookahead -----------------------------------------------------------------------------
 
-    def _look_ahead(self) -> None:
-        """Extends tables so that each row has the configured slots beyond its tokens, if it can."""
+    def _look_ahead(self, num_ahead: int, num_kept: int = 0) -> None:
+        """Extends tables so that each row has so many slots beyond its tokens, if it can."""
         rows, order = self._rows, self._rows.order
-        reach = rows.num_tokens[order] + self._config.num_lookahead_slots
-        self._extend_to(order, np.minimum(reach, rows.stop_len[order]))
+        reach = rows.num_tokens[order] + num_ahead
+        self._extend_to(order, np.minimum(reach, rows.stop_len[order]), num_kept)
 
     def _return_spare(self, num_blocks: int = 1) -> bool:
         """Takes back blocks that nothing is written to yet, as needed; False if there is none.
@@ -141,7 +154,7 @@ class GrowingRows:
         rows, order = self._rows, self._rows.order
         if self._config.sliding_window is not None:
             needed = rows.num_computed[order] + 1
-        elif self._config.num_lookahead_slots:
+        elif self._config.num_lookahead_slots or self._config.runs_ahead:
             needed = rows.num_tokens[order]
         else:
             return False

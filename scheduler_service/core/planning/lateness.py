@@ -38,7 +38,8 @@ class StepPace:
         if compute_us <= 0 or len(plan.work.row_ids) == 0:
             return
         self._latest_ns = placement.now_ns
-        step_ns = compute_us * 1000
+        # Of a step that may bring several tokens, what one of them takes at least.
+        step_ns = compute_us * 1000 // plan.work.most_tokens
         self._least_ns = min(self._least_ns or step_ns, step_ns)
         if plan.num_tokens == 1 and not plan.moves and _is_plain(plan, placement):
             bits = (int(plan.work.num_computed_tokens[0]) + 1).bit_length()

@@ -11,6 +11,7 @@ from scheduler_service.core.planning.admitter import Admitter, Budget
 from scheduler_service.core.planning.growing_rows import GrowingRows
 from scheduler_service.core.planning.lateness import Lateness
 from scheduler_service.core.planning.prompt_limit import PromptLimit, PromptTokens
+from scheduler_service.core.planning.run_ahead import RunAhead
 from scheduler_service.core.planning.running_rows import RunningRows
 from scheduler_service.core.policies.batch_policy import QueueState, StepShape, make_batch_policy
 from scheduler_service.core.preemption_costs import PreemptionCosts
@@ -25,7 +26,7 @@ class StepPlanner:
     """Fills a step: first with the rows there are, then with requests that get rows.
 
     `ask_again_at_ns`: when there is a step again that there was not, as it was too early; whoever
-    asks sets it to None before.
+    asks sets it to None before. `run_ahead`: how many tokens rows may get in it.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class StepPlanner:
         self._admitter = Admitter(config, placement, self._running, lateness)
         self._prompt_tokens = PromptTokens.of(config)
         self._batch_policy = make_batch_policy(config)
+        self.run_ahead = RunAhead(config, placement)
         self.ask_again_at_ns: int | None = None
 
     def next_step(self, *, is_snapshot: bool) -> StepPlan | None:
@@ -148,7 +150,8 @@ class StepPlanner:
             base_step_id = None
         new_rows = [self._new_row(sequence) for sequence in new_sequences]
         table_writes = placement.rows.take_table_writes([row.row_id for row in new_rows])
-        work = placement.rows.plan_work(row_ids, num_new_tokens, step_id)
+        num_run_on = self.run_ahead.num_run_on(row_ids, num_new_tokens)
+        work = placement.rows.plan_work(row_ids, num_new_tokens, step_id, num_run_on)
         if Feature.CROSS_ATTENTION in self._config.features:
             for row_id in row_ids.tolist():
                 request = placement.rows.sequence(row_id).request

@@ -4,6 +4,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Literal
 
 from splitserve.executor.v1 import executor_pb2 as pb
@@ -80,6 +81,8 @@ class Engine:
         self.last_applied: int | None = None
         # What a correct scheduler never causes: reads of what was not written, and refusals.
         self.violations: list[str] = []
+        # Beyond the first of a row in a step.
+        self.num_tokens_more = 0
 
     def adopt(self, scheduler_epoch: int) -> None:
         """Rule b: forgets everything if `scheduler_epoch` is newer than any seen."""
@@ -186,12 +189,14 @@ class Engine:
         for work in plan.work:
             self._rows[work.row_id].encoder_token_ids.clear()
 
-    def _row_input(self, work: WorkRow, token_ids: list[int]) -> RowInput:
+    def _row_input(
+        self, work: WorkRow, token_ids: list[int], first_position: int | None = None
+    ) -> RowInput:
         row = self._rows[work.row_id]
         return RowInput(
             work.row_id,
             row.block_table,
-            work.first_position,
+            work.first_position if first_position is None else first_position,
             token_ids,
             row.adapter,
             row.cross_blocks,
@@ -204,7 +209,10 @@ class Engine:
         inputs: list[RowInput] = []
         for work in plan.work:
             tokens, status = self._input_tokens(batch.step_id, work)
-            inputs.append(self._row_input(work, tokens))
+            at = self._rows[work.row_id].sampled_at.get(batch.step_id - work.steps_back)
+            if at is not None and at > work.first_position:
+                self.violations.append(f"step {batch.step_id}: {at} > {work.first_position}")
+            inputs.append(self._row_input(work, tokens, at if work.steps_back else None))
             statuses.append(status)
         self._forget_encoder_tokens(plan)
         self._undefine_failed(inputs, statuses)
@@ -223,8 +231,9 @@ class Engine:
             return work.token_ids or [0], pb.ROW_STATUS_FAILED
         if work.token_ids is not None:
             return work.token_ids, pb.ROW_STATUS_OK
-        token_id = self._rows[work.row_id].sampled.get(step_id - work.steps_back)
-        if token_id is None:
+        row = self._rows[work.row_id]
+        token_id = row.sampled.get(step_id - work.steps_back)
+        if token_id is None or token_id in row.sampling_params.stop_token_ids:
             return [0], pb.ROW_STATUS_INPUT_UNAVAILABLE
         return [token_id], pb.ROW_STATUS_OK
 
@@ -251,26 +260,64 @@ class Engine:
     ) -> pb.StepResult:
         result = self._result(batch, pb.STEP_STATUS_OK)
         scores, prompt_scores = _ScoreColumns(), _ScoreColumns()
-        tokens: list[int] = []
+        runs: list[list[int]] = []
         for index, (work, row_input) in enumerate(zip(plan.work, inputs, strict=True)):
-            tokens.append(-1)
+            runs.append([])
             if statuses[index] != pb.ROW_STATUS_OK:
                 continue
             row = self._rows[work.row_id]
             self._score_prompt(index, row, row_input, prompt_scores)
             statuses[index] = self._judge(row, row_input) if work.samples else pb.ROW_STATUS_OK
             if work.samples and statuses[index] == pb.ROW_STATUS_OK:
-                tokens[index] = self._sample_row(index, row, row_input, scores)
-                row.sampled[batch.step_id] = tokens[index]
-                if row.history:
-                    row.history.append(tokens[index])
+                self._run(batch.step_id, index, work, row_input, scores, runs[index])
+                row.sampled[batch.step_id] = runs[index][-1]
+                row.sampled_at[batch.step_id] = row_input.last_position + len(runs[index])
         _tell_statuses(result, statuses)
-        result.sampled_token_ids = i32(tokens)
+        if any(len(run) > 1 for run in runs):
+            result.sampled_token_ids = i32(token for run in runs for token in run)
+            result.sampled_offsets = i32([0, *accumulate(map(len, runs))])
+        else:
+            result.sampled_token_ids = i32(run[0] if run else -1 for run in runs)
+        # Without it nobody knows what several tokens take.
+        result.timings.forward_us = 10
         if scores.rows:
             result.logprobs.CopyFrom(scores.message())
         if prompt_scores.rows:
             result.prompt_logprobs.CopyFrom(prompt_scores.message())
         return result
+
+    def _run(
+        self,
+        step_id: int,
+        index: int,
+        work: WorkRow,
+        row_input: RowInput,
+        scores: _ScoreColumns,
+        run: list[int],
+    ) -> None:
+        """The tokens of a row; of some steps fewer than are allowed, as an executor may."""
+        row, drafts, num_left = self._rows[work.row_id], list(work.drafts), work.num_run_on
+        num_left = min(num_left, (step_id + index) % 7)
+        current = row_input
+        while True:
+            run.append(self._sample_row(index, row, current, scores))
+            if row.history:
+                row.history.append(run[-1])
+            if run[-1] in row.sampling_params.stop_token_ids:
+                break
+            if drafts and drafts[0] == run[-1]:
+                drafts.pop(0)
+            elif num_left > 0:
+                drafts, num_left = [], num_left - 1
+            else:
+                break
+            current = self._row_input(work, run[-1:], current.last_position + 1)
+            self._kv.compute([current])
+            self.num_tokens_more += 1
+            assert not self._is_invalid(step_id, current), "what it reads is its own"
+        # What it was allowed to write.
+        first, most = row_input.last_position + 1, len(work.drafts) + work.num_run_on
+        self._kv.undefine_slots(row_input, range(first + len(run) - 1, first + most))
 
     def _judge(self, row: Row, row_input: RowInput) -> pb.RowStatus:
         """Whether the row can be sampled: its grammar is compiled anew for each row."""

@@ -26,6 +26,7 @@ SAMPLING_FEATURES = (
     pb.FEATURE_LOGIT_BIAS,
     pb.FEATURE_TOKEN_CONSTRAINTS,
 )
+ALL_SAMPLING = (*SAMPLING_FEATURES, pb.FEATURE_SEVERAL_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +158,7 @@ class StrangerExecutor:
     def _describe(self) -> pb.ExecutorInfo:
         config = self.config
         return pb.ExecutorInfo(
-            contract_version=pb.ContractVersion(major=1, minor=2),
+            contract_version=pb.ContractVersion(major=1, minor=4),
             executor_epoch=time.time_ns(),
             address=f"127.0.0.1:{self._port}",
             model=pb.ModelInfo(

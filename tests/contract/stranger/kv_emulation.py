@@ -82,6 +82,14 @@ class KvEmulation:
             known = slot or Slot(0, -1, GARBAGE)
             block[offset] = replace(known, chain=(known.chain ^ GARBAGE) & MASK, is_undefined=True)
 
+    def undefine_slots(self, row: RowInput, positions: range) -> None:
+        """Overwrites single slots in the same way."""
+        for position in positions:
+            block = self.device[row.block_table[position // self.block_size]]
+            known = block[position % self.block_size] or Slot(0, -1, GARBAGE)
+            chain = (known.chain ^ GARBAGE) & MASK
+            block[position % self.block_size] = replace(known, chain=chain, is_undefined=True)
+
     def undefine_everything(self) -> None:
         """Both pools, as after a newer scheduler epoch."""
         for block in (*self.device, *self.host):

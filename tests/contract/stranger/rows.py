@@ -32,6 +32,8 @@ class Row:
     history: list[int]
     # step id -> token
     sampled: dict[int, int] = field(default_factory=dict)
+    # step id -> where that token is, the last of its step
+    sampled_at: dict[int, int] = field(default_factory=dict)
     adapter: str = ""
     cross_blocks: tuple[int, ...] = ()
     num_encoder_tokens: int = 0
@@ -139,6 +141,7 @@ class NewRowsReader:
             pb.FEATURE_LOGIT_BIAS: bool(params.logit_bias) or params.min_tokens > 0,
             pb.FEATURE_TOKEN_CONSTRAINTS: uses_constraints(params),
             pb.FEATURE_GRAMMAR: params.HasField("grammar"),
+            pb.FEATURE_SEVERAL_TOKENS: bool(params.stop_token_ids),
         }
         for feature, is_needed in needed.items():
             if is_needed:
@@ -146,6 +149,7 @@ class NewRowsReader:
         if params.temperature < 0:
             raise malformed("new_rows.sampling_params.temperature", f"{params.temperature}")
         self._check_tokens(params.allowed_token_ids, "new_rows.sampling_params.allowed_token_ids")
+        self._check_tokens(params.stop_token_ids, "new_rows.sampling_params.stop_token_ids")
         for word in params.bad_words_token_ids:
             path = "new_rows.sampling_params.bad_words_token_ids"
             self._check_tokens(word.token_ids, path)

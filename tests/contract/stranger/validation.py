@@ -23,6 +23,8 @@ class WorkRow:
     token_ids: list[int] | None
     steps_back: int
     samples: bool
+    num_run_on: int
+    drafts: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,7 @@ class Validator:
         check_length(lengths, count, "work.num_new_tokens")
         check_length(backs, count, "work.sampled_steps_back")
         check_length(samples, count, "work.samples")
+        runs, drafts = self._several(work, samples)
         self._check_work_values(row_ids, lengths, backs, samples)
         self._check_tokens(token_ids, "work.token_ids")
         literal = sum(n for n, back in zip(lengths, backs, strict=True) if back == 0)
@@ -141,11 +144,32 @@ class Validator:
         remaining = iter(token_ids)
         for i, row_id in enumerate(row_ids):
             row = _take(rows, row_id, "work.row_ids")
-            self._check_covered(row, starts[i], lengths[i])
+            self._check_covered(row, starts[i], lengths[i] + runs[i] + len(drafts[i]))
             self._check_needed(row, starts[i], lengths[i])
             tokens = None if backs[i] else [next(remaining) for _ in range(lengths[i])]
-            planned.append(WorkRow(row_id, starts[i], tokens, backs[i], bool(samples[i])))
+            planned.append(
+                WorkRow(row_id, starts[i], tokens, backs[i], bool(samples[i]), runs[i], drafts[i])
+            )
         return planned
+
+    def _several(self, work: pb.Work, samples: list[int]) -> tuple[list[int], list[list[int]]]:
+        """How far each row runs on, and its drafts."""
+        count = len(samples)
+        is_used = bool(work.num_run_on_tokens or work.draft_offsets or work.draft_token_ids)
+        if is_used and pb.FEATURE_SEVERAL_TOKENS not in self._info.features:
+            reason = pb.STEP_ERROR_REASON_FEATURE_UNSUPPORTED
+            raise Refusal(reason, "work.num_run_on_tokens", "not announced")
+        name = "work.num_run_on_tokens"
+        runs = check_length(read_i32(work.num_run_on_tokens, name) or [0] * count, count, name)
+        data = read_i32(work.draft_token_ids, "work.draft_token_ids")
+        self._check_tokens(data, "work.draft_token_ids")
+        drafts: list[list[int]] = [[] for _ in range(count)]
+        if work.draft_offsets:
+            drafts = read_groups(work.draft_offsets, data, count, "work.draft_offsets")
+        for run, of_row, flag in zip(runs, drafts, samples, strict=True):
+            if run < 0 or (not flag and (run or of_row)):
+                raise malformed(name, f"{run} and {len(of_row)} drafts, samples {flag}")
+        return runs, drafts
 
     def _check_work_values(
         self, row_ids: list[int], lengths: list[int], backs: list[int], samples: list[int]

@@ -11,6 +11,7 @@ from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.placement import Placement
 from scheduler_service.core.plan import StepPlan
 from scheduler_service.core.request import NO_ROW, Request, RequestStatus, SequenceStatus
+from scheduler_service.core.sampling_params import ID_BYTES
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.new_rows_codec import encode_params
 from tests.support.fakes.fake_runner import FakeRunner
@@ -29,6 +30,7 @@ def check_core(scheduler: Scheduler) -> None:
     check_requests(placement)
     check_rows(placement)
     if scheduler.num_in_flight == 0:
+        assert not placement.rows.num_unsure[placement.rows.order].any()
         assert placement.blocks.num_deferred == 0
         assert not placement.departures
 
@@ -131,14 +133,22 @@ def check_params_sets(placement: Placement, running: set[Request]) -> None:
     """Requests that are told the same have one set, whose bytes count once if some of them run."""
     requests = list(placement.requests.values())
     sets = {request.params_set for request in requests}
-    told = {(encode_params(request.row_params), request.params_set) for request in requests}
+    told = {(_told(request), request.params_set) for request in requests}
     assert len(told) == len(sets) == len({encoded for encoded, _ in told})
-    told_now = {encode_params(request.row_params): request.row_params for request in running}
-    num_bytes = sum(params.num_bytes for params in told_now.values())
+    told_now = {_told(request): request for request in running}
+    num_bytes = sum(map(_num_bytes, told_now.values()))
     assert placement.params_sets.num_running_bytes == num_bytes
     for each in sets:
         assert each.num_requests == sum(request.params_set is each for request in requests)
         assert each.num_running == sum(request.params_set is each for request in running)
+
+
+def _told(request: Request) -> bytes:
+    return encode_params(request.row_params, request.params_set.stop_token_ids)
+
+
+def _num_bytes(request: Request) -> int:
+    return request.row_params.num_bytes + ID_BYTES * len(request.params_set.stop_token_ids)
 
 
 def _at(placement: Placement, place: RequestStatus) -> set[Request]:
@@ -181,7 +191,10 @@ def check_rows(placement: Placement) -> None:
     assert (rows.num_computed[ids] <= rows.num_slots[ids]).all()
     assert (rows.num_known[ids] <= rows.num_tokens[ids]).all()
     assert (rows.num_tokens[ids] <= rows.stop_len[ids]).all()
-    assert (rows.num_released[ids] * rows.block_size <= rows.num_computed[ids]).all()
+    num_sure = rows.num_computed[ids] - rows.num_unsure[ids]
+    assert (rows.num_released[ids] * rows.block_size <= num_sure).all()
+    assert (rows.num_unsure[ids] >= 0).all()
+    assert (rows.num_known[ids] <= rows.num_tokens[ids] - rows.num_unsure[ids]).all()
     assert len(set(rows.stay_ids[ids].tolist()) - {0}) == len(order)
     assert rows.num_without_promise == np.count_nonzero(rows.promises[ids] == 0)
     for row_id in order:

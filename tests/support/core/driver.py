@@ -110,16 +110,25 @@ class CoreDriver:
         token_ids: list[int] | None = None,
         compute_us: int = 0,
         move_us: int = 0,
+        runs: list[list[int]] | None = None,
     ) -> StepEvents:
-        """Answers the oldest step in flight."""
+        """Answers the oldest step in flight. `runs`: the tokens of each row, one or several."""
         plan = self.in_flight.pop(0)
+        if runs is not None:
+            token_ids = [token_id for run in runs for token_id in run]
         if token_ids is None:
             samples = plan.work.samples
             sampled = [True] * len(plan.work.row_ids) if samples is None else samples
             token_ids = [self.sample() if is_sampled else -1 for is_sampled in sampled]
         columns = np.array(token_ids, np.int32)
         outcome = StepOutcome(
-            plan.step_id, status, columns, row_statuses, move_us=move_us, compute_us=compute_us
+            plan.step_id,
+            status,
+            columns,
+            row_statuses,
+            move_us=move_us,
+            compute_us=compute_us,
+            token_counts=None if runs is None else np.array(list(map(len, runs)), np.int32),
         )
         return self.core.apply(outcome)
 

@@ -204,8 +204,8 @@ class CoreEngine(Generic[Message]):
         return found
 
     def _note_samples(self, plan: StepPlan, outcome: StepOutcome) -> None:
-        for stay_id, token_id in zip(plan.work.stay_ids.tolist(), outcome.token_ids, strict=False):
-            if token_id >= 0:
+        for stay_id, count in zip(plan.work.stay_ids.tolist(), outcome.counts, strict=False):
+            if count > 0:
                 self._num_asked[stay_id] = SAMPLED
 
     def _check_reads(self, plan: StepPlan) -> None:

@@ -6,7 +6,8 @@ It asserts what the contract demands of a batch, in plain Python, and leaves the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -31,7 +32,10 @@ class InjectedFailure(Exception):
 
 @dataclass(slots=True)
 class _Row:
-    """`sampled_in`, `token`: the latest step that was to sample, and what came of it, or -1."""
+    """`sampled_in`, `token`: the latest step that was to sample, and what came of it, or -1.
+
+    `token_at`: where that is.
+    """
 
     params: SamplingParams
     seed: int
@@ -44,6 +48,7 @@ class _Row:
     history: list[int] | None
     sampled_in: int = 0
     token: int = -1
+    token_at: int = 0
 
 
 @dataclass(slots=True)
@@ -56,6 +61,7 @@ class _Work:
     start: int
     token_ids: list[int]
     samples: bool
+    num_run_on: int
 
 
 @dataclass(slots=True)
@@ -68,8 +74,9 @@ class PlanExecutor:
     _rows: dict[int, _Row] = field(default_factory=dict)
 
     def send(self, plan: StepPlan) -> StepPlan:
-        """What travels to the executor."""
-        return plan
+        """What travels to the executor, whatever becomes of the plan later."""
+        num_computed = plan.work.num_computed_tokens.copy()
+        return replace(plan, work=replace(plan.work, num_computed_tokens=num_computed))
 
     def execute(self, plan: StepPlan) -> StepOutcome:
         """Runs a step, unless it builds on one that was not applied."""
@@ -121,6 +128,8 @@ class PlanExecutor:
         assert len(set(row_ids)) == len(row_ids), "a row occurs twice"
         samples = [True] * len(row_ids) if planned.samples is None else planned.samples.tolist()
         tokens = planned.token_ids.tolist()
+        num_run_on = planned.num_run_on_tokens
+        runs = [0] * len(row_ids) if num_run_on is None else num_run_on.tolist()
         works, end = [], 0
         for index, (row_id, start, count, back) in enumerate(
             zip(
@@ -137,14 +146,23 @@ class PlanExecutor:
                 assert count == 1, "one sampled token is one input token"
                 assert row.sampled_in == plan.step_id - back, "not the latest token sampled"
                 inputs = [row.token] if row.token >= 0 else []
+                # Its table covers the largest position that it can have.
+                self._check_covered(row, start, runs[index])
+                assert start >= row.token_at or not inputs, "it is further than it can be"
+                start = row.token_at if inputs else start
             else:
                 inputs = tokens[end : end + count]
                 assert len(inputs) == count, "input tokens are missing"
                 end += count
-            works.append(_Work(index, row_id, row, start, inputs, samples[index]))
+            assert samples[index] or not runs[index], "who runs on samples"
+            works.append(_Work(index, row_id, row, start, inputs, samples[index], runs[index]))
         assert end == len(tokens), "input tokens of no row"
         assert all(0 <= token < self.config.vocab_size for token in tokens), "no such token"
         return works
+
+    def _check_covered(self, row: _Row, start: int, num_run_on: int) -> None:
+        num_slots = len(row.table) * self.config.block_size
+        assert start + 1 + num_run_on <= num_slots, "no slot for the largest position"
 
     def _check_slots(self, works: list[_Work]) -> None:
         """Block tables cover what is read and written; no slot is written twice."""
@@ -152,7 +170,7 @@ class PlanExecutor:
         written: set[int] = set()
         num_written = 0
         for work in works:
-            end = work.start + max(len(work.token_ids), 1)
+            end = work.start + max(len(work.token_ids), 1) + work.num_run_on
             first = 0 if window is None else max(0, work.start - window + 1)
             needed = work.row.table[first // block_size : (end - 1) // block_size + 1]
             assert len(needed) == (end - 1) // block_size - first // block_size + 1, "no slot"
@@ -186,32 +204,41 @@ class PlanExecutor:
             histories=[row.history for row in rows],
             adapters=[row.adapter for row in rows],
             cross=_cross(rows),
+            num_run_on_tokens=None
+            if plan.work.num_run_on_tokens is None
+            else np.array([work.num_run_on for work in works], np.int32),
         )
 
     def _outcome(
         self, plan: StepPlan, works: list[_Work], ready: list[_Work], output: StepOutput
     ) -> StepOutcome:
         statuses = [int(RowStatus.INPUT_UNAVAILABLE)] * len(works)
-        tokens = np.full(len(works), -1, np.int32)
-        each = zip(ready, output.row_statuses.tolist(), output.sampled_token_ids, strict=True)
-        for work, status, token in each:
-            statuses[work.index], tokens[work.index] = status, token
-            if token >= 0:
-                work.row.token = int(token)
+        tokens: list[list[int]] = [[] for _ in works]
+        for work, status, run in zip(
+            ready, output.row_statuses.tolist(), _runs(output), strict=True
+        ):
+            statuses[work.index], tokens[work.index] = status, run
+            if run:
+                end = work.start + len(work.token_ids) + len(run) - 1
+                work.row.token_at, work.row.token = end, run[-1]
                 if work.row.history is not None:
-                    work.row.history.append(int(token))
+                    work.row.history.append(run[-1])
+                if run[-1] in work.row.params.stop_token_ids:
+                    work.row.token = -1
+        is_several = output.runs is not None
         indexes = [work.index for work in ready]
         scored = scores_by_index(output.logprobs, indexes)
         return StepOutcome(
             plan.step_id,
             StepStatus.OK,
-            tokens,
+            np.array([t for run in tokens for t in (run if is_several else run or [-1])], np.int32),
             None if all(status == RowStatus.OK for status in statuses) else statuses,
             {indexes[row]: message for row, message in output.row_errors.items()},
-            {index: tokens[0] for index, tokens in scored.items()},
+            scored,
             scores_by_index(output.prompt_logprobs, indexes),
             move_us=output.move_us,
             compute_us=output.forward_us + output.sample_us,
+            token_counts=np.array([len(run) for run in tokens], np.int32) if is_several else None,
         )
 
 
@@ -250,7 +277,16 @@ def _row_params(request: Request) -> SamplingParams:
         allowed_token_ids=tuple(params.allowed_token_ids),
         bad_words_token_ids=params.bad_words_token_ids,
         grammar=None if grammar is None else Grammar(grammar.kind, grammar.texts),
+        stop_token_ids=request.params_set.stop_token_ids,
     )
+
+
+def _runs(output: StepOutput) -> list[list[int]]:
+    """The tokens of each row."""
+    if output.runs is None:
+        return [[token] if token >= 0 else [] for token in output.sampled_token_ids.tolist()]
+    tokens: list[int] = output.runs.token_ids.tolist()
+    return [tokens[start:end] for start, end in pairwise(output.runs.offsets.tolist())]
 
 
 def _cross(rows: Sequence[_Row]) -> CrossInput | None:

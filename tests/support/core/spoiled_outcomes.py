@@ -29,20 +29,38 @@ def spoil_row(outcome: StepOutcome, row: int, kind: int, vocab_size: int) -> Ste
 def _spoiled_rows(outcome: StepOutcome, row: int, vocab_size: int) -> Iterator[StepOutcome]:
     if (scored := outcome.logprobs.get(row)) is not None:
         yield replace(outcome, logprobs={i: s for i, s in outcome.logprobs.items() if i != row})
-        for wrong in _spoiled_scores(scored, vocab_size):
-            yield replace(outcome, logprobs={**outcome.logprobs, row: wrong})
+        for wrong in _spoiled_scores(scored[-1], vocab_size):
+            yield replace(outcome, logprobs={**outcome.logprobs, row: [*scored[:-1], wrong]})
+        yield replace(outcome, logprobs={**outcome.logprobs, row: scored[:-1]})
     if scores := outcome.prompt_logprobs.get(row):
         for few in (scores[:-1], scores[1:], ()):
             yield replace(outcome, prompt_logprobs={**outcome.prompt_logprobs, row: few})
         wrong = replace(scores[-1], rank=0)
         some = {**outcome.prompt_logprobs, row: [*scores[:-1], wrong]}
         yield replace(outcome, prompt_logprobs=some)
-    if outcome.token_ids[row] >= 0:
+    if outcome.token_counts is not None:
+        yield from _spoiled_runs(outcome, row, vocab_size)
+    elif outcome.token_ids[row] >= 0:
         for token_id in (vocab_size, -1, -(2**31)):
             yield replace(outcome, token_ids=_changed(outcome.token_ids, row, token_id))
-    statuses = list(outcome.row_statuses or [RowStatus.OK] * len(outcome.token_ids))
+    statuses = list(outcome.row_statuses or [RowStatus.OK] * len(outcome.counts))
     statuses[row] = _UNKNOWN_STATUS
     yield replace(outcome, row_statuses=statuses)
+
+
+def _spoiled_runs(outcome: StepOutcome, row: int, vocab_size: int) -> Iterator[StepOutcome]:
+    """Of a row that is allowed fewer than 1000 tokens."""
+    assert outcome.token_counts is not None
+    end = int(outcome.token_counts[: row + 1].sum())
+    run = outcome.tokens_of(row)
+    for tokens in ([], [*run[:-1], vocab_size], [*run[:-1], -1], [*run, *[1] * 1000]):
+        start = end - len(run)
+        before, after = outcome.token_ids[:start], outcome.token_ids[end:]
+        yield replace(
+            outcome,
+            token_ids=np.concatenate([before, np.array(tokens, np.int32), after]),
+            token_counts=_changed(outcome.token_counts, row, len(tokens)),
+        )
 
 
 def _spoiled_scores(scored: ScoredToken, vocab_size: int) -> Iterator[ScoredToken]:
@@ -57,7 +75,7 @@ def _spoiled_scores(scored: ScoredToken, vocab_size: int) -> Iterator[ScoredToke
 
 def spoil_step(plan: StepPlan, outcome: StepOutcome, kind: int) -> StepOutcome:
     """`outcome` with nonsense that cannot be laid at any row's door; there are several kinds."""
-    statuses = list(outcome.row_statuses or [RowStatus.OK] * len(outcome.token_ids))
+    statuses = list(outcome.row_statuses or [RowStatus.OK] * len(outcome.counts))
     kinds = [
         replace(outcome, token_ids=np.append(outcome.token_ids, np.int32(1))),
         replace(outcome, row_statuses=[*statuses, RowStatus.OK]),
@@ -65,7 +83,10 @@ def spoil_step(plan: StepPlan, outcome: StepOutcome, kind: int) -> StepOutcome:
     ]
     if len(outcome.token_ids):
         kinds.append(replace(outcome, token_ids=outcome.token_ids[:-1]))
+    if statuses:
         kinds.append(replace(outcome, row_statuses=statuses[:-1]))
+    if outcome.token_counts is not None:
+        kinds.append(replace(outcome, token_counts=np.append(outcome.token_counts, np.int32(0))))
     if plan.base_step_id is None:
         kinds.append(StepOutcome(plan.step_id, StepStatus.NEED_SNAPSHOT))
     return kinds[kind % len(kinds)]

@@ -13,10 +13,11 @@ that the longest table has room for.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from executor_service.steps.run_on import run_on
 from executor_service.steps.step import (
     BlockMoves,
     BoolArray,
@@ -63,6 +64,12 @@ def no_fault(_step: StepInput) -> StepFault:
     return StepFault()
 
 
+def as_far_as_allowed(step: StepInput) -> Int32Array:
+    """No run is cut short."""
+    assert step.num_run_on_tokens is not None
+    return step.num_run_on_tokens
+
+
 class FakeRunner:
     """See the top of this file. `fault` is asked at the start of each step.
 
@@ -86,6 +93,8 @@ class FakeRunner:
         self.fault = fault
         self.us_per_block = us_per_block
         self.us_per_token = us_per_token
+        # How far rows run on, [R]: as far as they may, unless a test wants it otherwise.
+        self.cut_runs: Callable[[StepInput], Int32Array] = as_far_as_allowed
         self.violations: list[str] = []
         self.steps: list[int] = []
         self._block_size = block_size
@@ -112,6 +121,11 @@ class FakeRunner:
 
     def execute(self, step: StepInput) -> StepOutput:
         """Runs `step` at once."""
+        if step.num_run_on_tokens is None:
+            return self._execute(step)
+        return run_on(replace(step, num_run_on_tokens=self.cut_runs(step)), self._execute)
+
+    def _execute(self, step: StepInput) -> StepOutput:
         self.steps.append(step.step_id)
         fault = self.fault(step)
         _move(self._device, self._host, step.swap_out)

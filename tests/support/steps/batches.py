@@ -34,13 +34,18 @@ class NewRow:
 
 @dataclass(frozen=True, slots=True)
 class WorkRow:
-    """A row to compute: `tokens` from position `start` on, or the token of `back` steps ago."""
+    """A row to compute: `tokens` from position `start` on, or the token of `back` steps ago.
+
+    It may get `run_on` tokens more, and brings `drafts`.
+    """
 
     row_id: int
     start: int
     tokens: Sequence[int] = ()
     back: int = 0
     samples: bool = True
+    run_on: int = 0
+    drafts: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +117,16 @@ def tokens_of(result: pb.StepResult) -> list[int]:
     return read_i32(result.sampled_token_ids)
 
 
+def runs_of(result: pb.StepResult) -> list[list[int]]:
+    """The tokens of each row of a result that must be OK."""
+    assert result.status == pb.STEP_STATUS_OK, result
+    tokens, offsets = read_i32(result.sampled_token_ids), read_i32(result.sampled_offsets)
+    if not offsets:
+        return [[token] if token >= 0 else [] for token in tokens]
+    assert (offsets[0], offsets[-1]) == (0, len(tokens))
+    return [tokens[start:end] for start, end in itertools.pairwise(offsets)]
+
+
 def _offsets(parts: Sequence[Sequence[int]]) -> bytes:
     return i32([0, *itertools.accumulate(len(part) for part in parts)])
 
@@ -177,4 +192,9 @@ def _work(rows: Sequence[WorkRow]) -> pb.Work:
         work.sampled_steps_back = i32(row.back for row in rows)
     if not all(row.samples for row in rows):
         work.samples = bytes(row.samples for row in rows)
+    if any(row.run_on for row in rows):
+        work.num_run_on_tokens = i32(row.run_on for row in rows)
+    if any(row.drafts for row in rows):
+        work.draft_offsets = _offsets([row.drafts for row in rows])
+        work.draft_token_ids = i32(token for row in rows for token in row.drafts)
     return work

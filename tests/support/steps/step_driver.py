@@ -95,7 +95,7 @@ def make_step(
         num_prompt_tokens=np.array([row.num_prompt_tokens for row in rows], dtype=np.int32),
         seeds=np.array([row.seed for row in rows], dtype=np.int64),
         sampling_params=ParamRows.of([row.params for row in rows]),
-        histories=[row.history for row in rows],
+        histories=[None if row.history is None else list(row.history) for row in rows],
         adapters=[row.adapter for row in rows] if any(row.adapter for row in rows) else (),
         cross=_cross(rows) if any(row.cross_blocks for row in rows) else None,
     )

@@ -18,6 +18,7 @@ class Feature(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FEATURE_CROSS_ATTENTION: _ClassVar[Feature]
     FEATURE_TOKEN_CONSTRAINTS: _ClassVar[Feature]
     FEATURE_GRAMMAR: _ClassVar[Feature]
+    FEATURE_SEVERAL_TOKENS: _ClassVar[Feature]
 
 class StepStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -64,6 +65,7 @@ FEATURE_ADAPTERS: Feature
 FEATURE_CROSS_ATTENTION: Feature
 FEATURE_TOKEN_CONSTRAINTS: Feature
 FEATURE_GRAMMAR: Feature
+FEATURE_SEVERAL_TOKENS: Feature
 STEP_STATUS_UNSPECIFIED: StepStatus
 STEP_STATUS_OK: StepStatus
 STEP_STATUS_NEED_SNAPSHOT: StepStatus
@@ -288,23 +290,29 @@ class TableWrites(_message.Message):
     def __init__(self, row_ids: _Optional[bytes] = ..., start_indexes: _Optional[bytes] = ..., block_offsets: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ...) -> None: ...
 
 class Work(_message.Message):
-    __slots__ = ("row_ids", "num_computed_tokens", "num_new_tokens", "sampled_steps_back", "token_ids", "samples")
+    __slots__ = ("row_ids", "num_computed_tokens", "num_new_tokens", "sampled_steps_back", "token_ids", "samples", "num_run_on_tokens", "draft_offsets", "draft_token_ids")
     ROW_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLED_STEPS_BACK_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    NUM_RUN_ON_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     row_ids: bytes
     num_computed_tokens: bytes
     num_new_tokens: bytes
     sampled_steps_back: bytes
     token_ids: bytes
     samples: bytes
-    def __init__(self, row_ids: _Optional[bytes] = ..., num_computed_tokens: _Optional[bytes] = ..., num_new_tokens: _Optional[bytes] = ..., sampled_steps_back: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., samples: _Optional[bytes] = ...) -> None: ...
+    num_run_on_tokens: bytes
+    draft_offsets: bytes
+    draft_token_ids: bytes
+    def __init__(self, row_ids: _Optional[bytes] = ..., num_computed_tokens: _Optional[bytes] = ..., num_new_tokens: _Optional[bytes] = ..., sampled_steps_back: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., samples: _Optional[bytes] = ..., num_run_on_tokens: _Optional[bytes] = ..., draft_offsets: _Optional[bytes] = ..., draft_token_ids: _Optional[bytes] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "min_tokens", "suppressed_token_ids", "num_logprobs", "num_prompt_logprobs", "allowed_token_ids", "bad_words_token_ids", "grammar")
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "min_tokens", "suppressed_token_ids", "num_logprobs", "num_prompt_logprobs", "allowed_token_ids", "bad_words_token_ids", "grammar", "stop_token_ids")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -327,6 +335,7 @@ class SamplingParams(_message.Message):
     ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     BAD_WORDS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
     top_p: float
@@ -342,7 +351,8 @@ class SamplingParams(_message.Message):
     allowed_token_ids: _containers.RepeatedScalarFieldContainer[int]
     bad_words_token_ids: _containers.RepeatedCompositeFieldContainer[TokenSequence]
     grammar: Grammar
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., min_tokens: _Optional[int] = ..., suppressed_token_ids: _Optional[_Iterable[int]] = ..., num_logprobs: _Optional[int] = ..., num_prompt_logprobs: _Optional[int] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_words_token_ids: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ...) -> None: ...
+    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., min_tokens: _Optional[int] = ..., suppressed_token_ids: _Optional[_Iterable[int]] = ..., num_logprobs: _Optional[int] = ..., num_prompt_logprobs: _Optional[int] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_words_token_ids: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TokenSequence(_message.Message):
     __slots__ = ("token_ids",)
@@ -379,7 +389,7 @@ class StepError(_message.Message):
     def __init__(self, reason: _Optional[_Union[StepErrorReason, str]] = ..., field: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("scheduler_epoch", "executor_epoch", "step_id", "status", "error", "row_statuses", "sampled_token_ids", "row_errors", "logprobs", "prompt_logprobs", "timings")
+    __slots__ = ("scheduler_epoch", "executor_epoch", "step_id", "status", "error", "row_statuses", "sampled_token_ids", "row_errors", "logprobs", "prompt_logprobs", "timings", "sampled_offsets")
     SCHEDULER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     EXECUTOR_EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
@@ -391,6 +401,7 @@ class StepResult(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLED_OFFSETS_FIELD_NUMBER: _ClassVar[int]
     scheduler_epoch: int
     executor_epoch: int
     step_id: int
@@ -402,7 +413,8 @@ class StepResult(_message.Message):
     logprobs: Logprobs
     prompt_logprobs: Logprobs
     timings: StepTimings
-    def __init__(self, scheduler_epoch: _Optional[int] = ..., executor_epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., status: _Optional[_Union[StepStatus, str]] = ..., error: _Optional[_Union[StepError, _Mapping]] = ..., row_statuses: _Optional[bytes] = ..., sampled_token_ids: _Optional[bytes] = ..., row_errors: _Optional[_Iterable[_Union[RowError, _Mapping]]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ...) -> None: ...
+    sampled_offsets: bytes
+    def __init__(self, scheduler_epoch: _Optional[int] = ..., executor_epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., status: _Optional[_Union[StepStatus, str]] = ..., error: _Optional[_Union[StepError, _Mapping]] = ..., row_statuses: _Optional[bytes] = ..., sampled_token_ids: _Optional[bytes] = ..., row_errors: _Optional[_Iterable[_Union[RowError, _Mapping]]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., sampled_offsets: _Optional[bytes] = ...) -> None: ...
 
 class RowError(_message.Message):
     __slots__ = ("row_index", "message")

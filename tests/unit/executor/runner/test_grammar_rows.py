@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -108,7 +108,7 @@ def make_steps(
         num_device_blocks=128,
         num_host_blocks=4,
         block_bytes=1,
-        features=SAMPLING_FEATURES | {Feature.GRAMMAR},
+        features=SAMPLING_FEATURES | {Feature.GRAMMAR, Feature.SEVERAL_TOKENS},
     )
     yield Steps(StepExecutor(info, runner, grammars=grammars))
     HeldTrial.gate.set()
@@ -145,6 +145,19 @@ def completed(steps: Steps, row_id: int = 0, **params: Any) -> list[int]:  # noq
     steps.complete(row_id, tokens, 0)
     steps.run([], removed=[row_id])
     return tokens
+
+
+def test_tokens_are_the_same_when_a_row_runs_on(steps: Steps) -> None:
+    expected = completed(steps, frequency_penalty=0.5)
+    # With the seed of the row before.
+    new = [replace(row(1, frequency_penalty=0.5, stop_token_ids=[EOS]), seed=3)]
+    work, tokens = WorkRow(1, 0, PROMPT, run_on=3), [*PROMPT]
+    while tokens[-1] != EOS:
+        output = steps.run([work], new=new)
+        assert output.runs is not None
+        tokens += output.runs.token_ids.tolist()
+        work, new = WorkRow(1, len(tokens) - 1, back=1, run_on=20), []
+    assert tokens == expected
 
 
 def check_text(tokens: Sequence[int]) -> None:

@@ -14,7 +14,7 @@ from executor_service.engine_loader import load_engine
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.runner.model_runner import ModelRunner
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
-from executor_service.steps.executor_info import SAMPLING_FEATURES
+from executor_service.steps.executor_info import SAMPLING_FEATURES, Feature
 from executor_service.steps.step import RowStatus
 from splitserve_options import options
 from tests.support.models.tiny_models import SLIDING_WINDOW, make_tiny_model
@@ -78,5 +78,6 @@ def test_load_engine_announces_window_and_features_when_the_model_has_them(
 ) -> None:
     values = options.parse("executor", [f"--model={directory}", "--num-device-blocks=8"], {})
     info = load_engine(ExecutorConfig.from_options(values), executor_epoch=1).info
-    assert (info.model.sliding_window, info.features) == (SLIDING_WINDOW, SAMPLING_FEATURES)
+    assert info.model.sliding_window == SLIDING_WINDOW
+    assert info.features == SAMPLING_FEATURES | {Feature.SEVERAL_TOKENS}
     assert info.limits.max_adapters_per_step is None

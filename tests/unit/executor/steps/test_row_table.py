@@ -23,22 +23,22 @@ def _column(*numbers: int) -> Int32Array:
 
 def test_sample_is_still_recorded_when_all_that_may_be_in_flight_has_begun_since() -> None:
     rows = RowTable(2, MAX_INFLIGHT_STEPS)
-    rows.expect_sampled(_column(0), 1)
+    rows.sampled.expect(_column(0), 1, _column(5))
     # Step 3 begins before step 1 is finished, and step 5 before step 3 is.
     for step_id in (2, 3):
-        rows.expect_sampled(_column(0), step_id)
+        rows.sampled.expect(_column(0), step_id, _column(5))
     for step_id in (1, 2):
         rows.record_sampled(_column(0), step_id, _column(-1))
-        rows.expect_sampled(_column(0), step_id + MAX_INFLIGHT_STEPS)
-    assert rows.tokens_recorded(_column(0, 0), np.array([1, 2])).tolist() == [-1, -1]
+        rows.sampled.expect(_column(0), step_id + MAX_INFLIGHT_STEPS, _column(5))
+    assert rows.sampled.tokens_recorded(_column(0, 0), np.array([1, 2])).tolist() == [-1, -1]
 
 
 def test_some_token_is_found_when_it_is_not_recorded_yet() -> None:
     rows = RowTable(2, MAX_INFLIGHT_STEPS)
-    rows.expect_sampled(_column(1), 4)
-    assert (rows.tokens_sampled(_column(1, 0), 5, _column(1, 1)) >= 0).tolist() == [True, False]
+    rows.sampled.expect(_column(1), 4, _column(5))
+    assert (rows.sampled.tokens(_column(1, 0), 5, _column(1, 1)) >= 0).tolist() == [True, False]
     rows.record_sampled(_column(1), 4, _column(77))
-    assert rows.tokens_sampled(_column(1), 5, _column(1)).tolist() == [77]
+    assert rows.sampled.tokens(_column(1), 5, _column(1)).tolist() == [77]
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ def test_grammars_come_and_go_with_their_rows() -> None:
     )
     table.add(new)
     assert grammars.rows == {2: (grammar, [7, 8, 9], 2), 6: (grammar, [4], 1)}
-    table.expect_sampled(_column(2), 1)
+    table.sampled.expect(_column(2), 1, _column(5))
     table.record_sampled(_column(2), 1, _column(10))
     assert grammars.rows[2][1] == [7, 8, 9, 10]
     assert table.reads_output(_column(5, 6))

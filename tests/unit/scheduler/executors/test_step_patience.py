@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -171,3 +173,15 @@ def test_size_counts_tokens_pairs_and_blocks_that_are_moved() -> None:
         work=work,
     )
     assert StepSize.of(plan, 16) == StepSize(14 + 2 * 16, 100 + 4 * (2**30 + 4))
+
+
+def test_step_of_several_turns_may_take_as_long_as_so_many_steps() -> None:
+    patience = patience_after(took_s=1.0)
+    assert patience.allowed_s(replace(DECODE, num_turns=5)) == 5 * FACTOR
+
+
+def test_step_of_several_turns_says_nothing_of_one() -> None:
+    patience = patience_after(took_s=1.0)
+    for _ in range(20):
+        patience.observe(replace(DECODE, num_turns=5), 0.1)
+    assert patience.allowed_s(DECODE) == FACTOR

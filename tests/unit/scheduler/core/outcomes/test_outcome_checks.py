@@ -37,7 +37,7 @@ def apply(
     plan = driver.core.schedule()
     assert plan is not None
     tokens = np.full(len(plan.work.row_ids), TOKEN, np.int32)
-    logprobs = {} if scored is None else {0: scored}
+    logprobs = {} if scored is None else {0: [scored]}
     outcome = StepOutcome(
         plan.step_id, StepStatus.OK, tokens, logprobs=logprobs, prompt_logprobs=prompt or {}
     )

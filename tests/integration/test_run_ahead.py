@@ -1,0 +1,125 @@
+"""Several tokens of a row in one step: the same tokens, with the same scores, in fewer steps."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from executor_service.backends.choose import AUTO, choose_compute
+from executor_service.backends.compute import Compute
+from executor_service.checkpoint.model_loader import ModelConfig, load_model
+from executor_service.runner.pool_sizes import CacheConfig, build_runner
+from scheduler_service.core.config import Feature, SchedulerConfig
+from scheduler_service.core.plan import StepEvents
+from scheduler_service.core.request import Request, ScoredToken
+from scheduler_service.core.sampling_params import SamplingParams
+from tests.support.core.in_process import InProcessEngine, output_token_ids
+from tests.support.models.tiny_models import VOCAB_SIZE, make_tiny_model
+
+NUM_OUTPUT_TOKENS = 24
+BLOCK_SIZE = 8
+FEATURES = frozenset(Feature) - {Feature.ADAPTERS, Feature.CROSS_ATTENTION, Feature.GRAMMAR}
+CONFIG = SchedulerConfig(
+    block_size=BLOCK_SIZE,
+    num_device_blocks=60,
+    num_host_blocks=20,
+    max_num_seqs=6,
+    max_num_batched_tokens=64,
+    max_model_len=64,
+    max_num_waiting=20,
+    vocab_size=VOCAB_SIZE,
+    eos_token_ids=frozenset({3}),
+    features=FEATURES,
+    max_run_ahead_ms=10_000,
+)
+PROMPTS = [
+    [random.Random(length).randrange(4, VOCAB_SIZE) for _ in range(length)]
+    for length in (5, 33, 12, 1)
+]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_OUTPUT_TOKENS, ignore_eos=True)
+RANDOM = replace(GREEDY, temperature=0.9)
+KINDS = {
+    "greedy": GREEDY,
+    "random": RANDOM,
+    "cut": replace(RANDOM, top_k=40, top_p=0.9, min_p=0.01),
+    "penalties": replace(RANDOM, repetition_penalty=1.3, frequency_penalty=0.4),
+    "scores": replace(RANDOM, num_logprobs=2),
+    "several": replace(RANDOM, n=2, num_logprobs=0),
+    "ends": replace(
+        RANDOM, ignore_eos=False, stop_token_ids=frozenset(range(4, VOCAB_SIZE, 9)), min_tokens=5
+    ),
+    "words": replace(
+        RANDOM, bad_words_token_ids=((5,), *((a, b) for a in range(4, 20) for b in range(4, 60)))
+    ),
+}
+
+
+class _Engine(InProcessEngine):
+    """Counts steps, and keeps scores."""
+
+    def __init__(self, compute: Compute, most: int, depth: int, preempt_at: frozenset[int]) -> None:
+        config = replace(CONFIG, max_run_ahead=most)
+        pools = CacheConfig(BLOCK_SIZE, config.num_device_blocks, config.num_host_blocks)
+        runner = build_runner(compute.loaded, pools, compute.make_model, compute.draw)
+        super().__init__(config, runner, epoch=1, depth=depth, preempt_at=preempt_at)
+        self.scores: dict[tuple[str, int], list[ScoredToken]] = {}
+
+    @property
+    def num_steps(self) -> int:
+        return self.scheduler.num_steps
+
+    def _deliver(self, events: StepEvents) -> StepEvents:
+        for event in events.tokens:
+            if event.scored is not None:
+                key = (event.sequence.request.request_id, event.sequence.index)
+                self.scores.setdefault(key, []).append(event.scored)
+        return super()._deliver(events)
+
+
+@pytest.fixture(scope="module")
+def compute(tmp_path_factory: pytest.TempPathFactory) -> Compute:
+    directory = make_tiny_model("llama", tmp_path_factory.mktemp("llama"), seed=6)
+    return choose_compute(
+        lambda: load_model(ModelConfig(str(directory), max_model_len=64)),
+        AUTO,
+        BLOCK_SIZE,
+        is_deterministic=False,
+        is_int8=False,
+    )
+
+
+def _serve(
+    compute: Compute, params: SamplingParams, most: int, depth: int, preempt_at: frozenset[int]
+) -> tuple[list[list[list[int]]], _Engine]:
+    """The outputs of all sequences."""
+    engine = _Engine(compute, most, depth, preempt_at)
+    requests = [
+        Request.create(str(number), prompt, params, arrival=number, seed=number)
+        for number, prompt in enumerate(PROMPTS)
+    ]
+    for request in requests:
+        engine.add(request)
+    engine.run()
+    outputs = [[output_token_ids(r, i) for i in range(len(r.sequences))] for r in requests]
+    assert outputs == [engine.delivered[request.request_id] for request in requests]
+    return outputs, engine
+
+
+@pytest.mark.parametrize(
+    ("depth", "preempt_at"), [(1, frozenset()), (2, frozenset()), (2, frozenset({5, 6, 9}))]
+)
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_tokens_are_the_same_when_rows_run_ahead(
+    compute: Compute, kind: str, depth: int, preempt_at: frozenset[int]
+) -> None:
+    expected, alone = _serve(compute, KINDS[kind], 1, 1, frozenset())
+    outputs, engine = _serve(compute, KINDS[kind], 7, depth, preempt_at)
+    assert outputs == expected
+    assert engine.num_steps < alone.num_steps
+    assert engine.scores.keys() == alone.scores.keys()
+    for key, scores in engine.scores.items():
+        others = alone.scores[key]
+        assert [s.position for s in scores] == [s.position for s in others]
+        assert [s.logprob for s in scores] == pytest.approx([s.logprob for s in others], abs=1e-4)
