@@ -1,5 +1,7 @@
 """A step whose rows run on, as turns: each is a step of its own, of what was sampled last.
 
+The first turn is of the input, and of the drafts.
+
 Every runner can do that, with every row. What does it in one go brings the same tokens.
 
 Shape letters: R rows of the step, K rows of a turn.
@@ -14,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from executor_service.errors import ExecutorError
-from executor_service.steps.sampled_runs import SampledRuns
+from executor_service.steps.drafts import verify_drafts
 from executor_service.steps.step import (
     Int32Array,
     Int64Array,
@@ -24,6 +26,7 @@ from executor_service.steps.step import (
     StepOutput,
 )
 from executor_service.steps.step_parts import join_columns, part_of
+from executor_service.steps.token_runs import TokenRuns
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +37,7 @@ def run_on(step: StepInput, execute: Callable[[StepInput], StepOutput]) -> StepO
     Histories of rows get all tokens but the last of each. Raises what the first turn raises; a
     later one that fails, of all rows or of one, ends what it was for before it.
     """
-    first = execute(replace(step, num_run_on_tokens=None))
+    first = verify_drafts(step, execute)
     turns = _Turns(step, first)
     try:
         while len(rows := turns.running):
@@ -68,10 +71,9 @@ class _Turns:
     def next_turn(self, rows: Int64Array) -> StepInput:
         """The step that brings `rows` [K] one token more."""
         positions = self._next_positions[rows]
-        for row, position in zip(rows.tolist(), positions.tolist(), strict=True):
-            append_to_history(self._step, row, position, int(self._last[row]))
+        for row in rows.tolist():
+            self._write(row, int(self._last[row]))
         self._num_left[rows] -= 1
-        self._next_positions[rows] += 1
         ones = np.ones(len(rows), np.int32)
         return part_of(
             self._step,
@@ -82,6 +84,11 @@ class _Turns:
             samples=ones.astype(np.bool_),
         )
 
+    def _write(self, row: int, token_id: int) -> None:
+        """The next token of the row that is input is that."""
+        append_to_history(self._step, row, int(self._next_positions[row]), token_id)
+        self._next_positions[row] += 1
+
     def take(self, rows: Int64Array, output: StepOutput) -> None:
         """What became of `rows` [K] in a turn."""
         self._durations_us += (output.move_us, output.forward_us, output.sample_us)
@@ -90,14 +97,15 @@ class _Turns:
     def _keep(self, rows: Int64Array, output: StepOutput) -> None:
         """Takes tokens and scores; who has none, or one that ends it, runs no further."""
         is_ok = output.row_statuses == RowStatus.OK
-        for index, row in enumerate(rows.tolist()):
-            token_id = int(output.sampled_token_ids[index])
-            if not is_ok[index] or token_id < 0:
+        for index, (row, tokens) in enumerate(zip(rows.tolist(), tokens_of(output), strict=True)):
+            if not is_ok[index] or not tokens:
                 self._num_left[row] = 0
                 continue
-            self._tokens[row].append(token_id)
-            self._last[row] = token_id
-            if token_id in self._step.sampling_params[row].stop_token_ids:
+            for token_id in tokens[:-1]:
+                self._write(row, token_id)
+            self._tokens[row] += tokens
+            self._last[row] = tokens[-1]
+            if tokens[-1] in self._step.sampling_params[row].stop_token_ids:
                 self._num_left[row] = 0
         if output.logprobs is not None:
             row_indexes = rows[output.logprobs.row_indexes].astype(np.int32)
@@ -110,12 +118,19 @@ class _Turns:
         return replace(
             self._first,
             sampled_token_ids=np.where(has_tokens, self._last, -1).astype(np.int32),
-            runs=SampledRuns.of(self._tokens),
+            runs=TokenRuns.of(self._tokens),
             logprobs=join_columns(self._scores, has_tokens),
             move_us=move_us,
             forward_us=forward_us,
             sample_us=sample_us,
         )
+
+
+def tokens_of(output: StepOutput) -> list[list[int]]:
+    """Of each row."""
+    if output.runs is not None:
+        return output.runs.rows
+    return [[token] if token >= 0 else [] for token in output.sampled_token_ids.tolist()]
 
 
 def append_to_history(step: StepInput, row: int, position: int, token_id: int) -> None:
