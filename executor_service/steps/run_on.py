@@ -1,6 +1,9 @@
 """A step whose rows run on, as turns: each is a step of its own, of what was sampled last.
 
-Every runner can do that, with every row. What does it in one go brings the same tokens.
+Every runner can do that, with every row. What does it in one go brings the same tokens; it serves
+what is left of a step as soon as it can serve all rows that are left. Rows that it cannot serve are
+not parted from those it can: a turn reads the weights once for all of them, two parts would read
+them twice.
 
 Shape letters: R rows of the step, K rows of a turn.
 """
@@ -28,17 +31,32 @@ from executor_service.steps.step_parts import join_columns, part_of
 _log = logging.getLogger(__name__)
 
 
-def run_on(step: StepInput, execute: Callable[[StepInput], StepOutput]) -> StepOutput:
-    """What becomes of `step` by turns, each of which is for `execute`.
+# What becomes of a step of one turn; and, all runs included, of any step, None if it does not serve
+# such a one.
+Execute = Callable[[StepInput], StepOutput]
+ExecuteRun = Callable[[StepInput], StepOutput | None]
+
+
+def run_on(
+    step: StepInput, execute: Execute, execute_run: ExecuteRun = lambda _: None
+) -> StepOutput:
+    """What becomes of `step`: by `execute_run`, or by turns, each of which is for `execute`.
 
     Histories of rows get all tokens but the last of each. Raises what the first turn raises; a
     later one that fails, of all rows or of one, ends what it was for before it.
     """
+    whole = execute_run(step)
+    if whole is not None:
+        return whole
     first = execute(replace(step, num_run_on_tokens=None))
     turns = _Turns(step, first)
     try:
         while len(rows := turns.running):
-            turns.take(rows, execute(turns.next_turn(rows)))
+            left = turns.next_turn(rows)
+            output = execute_run(left)
+            if output is None:
+                output = execute(replace(left, num_run_on_tokens=None))
+            turns.take(rows, output)
     except ExecutorError:
         _log.exception("run_cut_short step_id=%d", step.step_id)
     return turns.output
@@ -66,14 +84,14 @@ class _Turns:
         return np.flatnonzero(self._num_left > 0)
 
     def next_turn(self, rows: Int64Array) -> StepInput:
-        """The step that brings `rows` [K] one token more."""
+        """The step that brings `rows` [K] one token more, and then what they still may get."""
         positions = self._next_positions[rows]
         for row, position in zip(rows.tolist(), positions.tolist(), strict=True):
             append_to_history(self._step, row, position, int(self._last[row]))
         self._num_left[rows] -= 1
         self._next_positions[rows] += 1
         ones = np.ones(len(rows), np.int32)
-        return part_of(
+        turn = part_of(
             self._step,
             rows,
             num_computed_tokens=positions,
@@ -81,6 +99,7 @@ class _Turns:
             token_ids=self._last[rows],
             samples=ones.astype(np.bool_),
         )
+        return replace(turn, num_run_on_tokens=self._num_left[rows])
 
     def take(self, rows: Int64Array, output: StepOutput) -> None:
         """What became of `rows` [K] in a turn."""
@@ -90,14 +109,16 @@ class _Turns:
     def _keep(self, rows: Int64Array, output: StepOutput) -> None:
         """Takes tokens and scores; who has none, or one that ends it, runs no further."""
         is_ok = output.row_statuses == RowStatus.OK
+        if output.runs is not None:
+            self._num_left[rows] = 0  # they have got all that they get
         for index, row in enumerate(rows.tolist()):
-            token_id = int(output.sampled_token_ids[index])
-            if not is_ok[index] or token_id < 0:
+            token_ids = output.token_ids_of(index)
+            if not is_ok[index] or not token_ids:
                 self._num_left[row] = 0
                 continue
-            self._tokens[row].append(token_id)
-            self._last[row] = token_id
-            if token_id in self._step.sampling_params[row].stop_token_ids:
+            self._tokens[row] += token_ids
+            self._last[row] = token_ids[-1]
+            if token_ids[-1] in self._step.sampling_params[row].stop_token_ids:
                 self._num_left[row] = 0
         if output.logprobs is not None:
             row_indexes = rows[output.logprobs.row_indexes].astype(np.int32)
