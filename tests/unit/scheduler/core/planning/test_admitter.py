@@ -273,7 +273,7 @@ def test_whoever_made_way_stays_away_when_its_blocks_are_still_on_their_way(
     driver.step()
     for _ in range(depth - 1):
         driver.plan()
-    # There are blocks for the one to come back, but neither blocks nor a row for the other beside it.
+    # There are blocks for it to come back, but neither blocks nor a row for the other beside it.
     urgency = SchedulingParams(priority=-1)
     urgent = driver.add(33, "urgent", scheduling=urgency, max_tokens=2, n=2)
     while not urgent.is_finished:
