@@ -23,12 +23,12 @@ from executor_service.decoders.llama_parts import (
     why_not_llama,
 )
 from executor_service.device.kv_cache import KVCache
-from executor_service.model.input_batch import InputBatch
+from executor_service.model.input_batch import InputBatch, PassRows
 from executor_service.model.loaded_model import LoadedModel
-from splitserve_kernels.cpu.decoder import DecoderPools, NativeDecoder
+from splitserve_kernels.cpu.decoder import DecoderPools, NativeDecoder, RunInput
 from splitserve_kernels.cpu.library import DTYPES, NativeLibrary
 from splitserve_kernels.paged_batch import PagedBatch
-from splitserve_kernels.run_rows import RunInput, RunRows
+from splitserve_kernels.run_rows import RunRows
 
 # The rotary embedding is tabulated for so many positions at a time.
 _ROTATION_STEP = 4096
@@ -113,11 +113,17 @@ class NativeModel:
         places = torch.arange(len(input_ids))
         return self._run(input_ids, places, rotation, paged, index, cache)
 
-    def run_on(self, first: RunInput, rows: RunRows, cache: KVCache) -> npt.NDArray[np.int32]:
-        """The tokens [R, m] that `rows` get, see `RunningModel`."""
-        rotation = self._rotation_up_to(int((first.num_computed_tokens + rows.num_tokens).max()))
+    def run_on(self, first: PassRows, rows: RunRows, cache: KVCache) -> npt.NDArray[np.int32]:
+        """The tokens [R, m] that `rows` get, see `RunningModel`; `first` has their input."""
+        computed = first.num_computed_tokens
+        run_input = RunInput(
+            first.token_ids,
+            computed.astype(np.int32),
+            np.ascontiguousarray(first.block_tables, np.int32),
+        )
+        rotation = self._rotation_up_to(int((computed + rows.num_tokens).max()))
         pools = self._pools_of(cache)
-        return self._decoder.run_on(first, rotation, pools, rows, self._loaded.vocab_size)
+        return self._decoder.run_on(run_input, rotation, pools, rows, self._loaded.vocab_size)
 
     def _run(
         self,
@@ -161,5 +167,5 @@ class NativePagedModel:
     def logits(self, batch: InputBatch) -> Tensor:
         return self._stepwise.logits(batch)
 
-    def decode_run(self, first: RunInput, rows: RunRows) -> npt.NDArray[np.int32]:
-        return self._native.run_on(first, rows, self._cache)
+    def decode_run(self, batch: InputBatch, rows: RunRows) -> npt.NDArray[np.int32]:
+        return self._native.run_on(batch.rows, rows, self._cache)

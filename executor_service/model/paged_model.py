@@ -19,7 +19,7 @@ from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.transformers_attention import StepContext, bind
 from splitserve_kernels import reference
 from splitserve_kernels.paged_batch import AttentionBackend
-from splitserve_kernels.run_rows import RunInput, RunRows
+from splitserve_kernels.run_rows import RunRows
 
 
 class PagedModel(Protocol):
@@ -37,10 +37,11 @@ class PagedModel(Protocol):
 class RunningModel(PagedModel, Protocol):
     """One that also draws tokens, and goes on with them by itself."""
 
-    def decode_run(self, first: RunInput, rows: RunRows) -> npt.NDArray[np.int32]:
-        """The tokens [R, m] that `rows` get, -1 behind the last one of each.
+    def decode_run(self, batch: InputBatch, rows: RunRows) -> npt.NDArray[np.int32]:
+        """The tokens [R, m] that the rows of `batch` get, -1 behind the last one of each.
 
-        They begin with `first`. A row ends at its number of tokens, behind a
+        Every row of `batch` has one input token, whose logits `batch` asks for; the block tables
+        have the slots of all that `rows` permits. A row ends at its number of tokens, behind a
         token that ends it, and before logits that are NaN, +inf or -inf alone: it has no token
         then if these are its first. Tokens, and what is written to the pools up to the slot before
         the last one's, are what as many passes of one token bring.

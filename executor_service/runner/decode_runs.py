@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import numpy as np
 
+from executor_service.device.kv_cache import KVCache
+from executor_service.device.uploads import Uploads
+from executor_service.model.input_batch import build_input_batch
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import PagedModel, RunningModel
 from executor_service.runner.pending_sampling import INVALID_LOGITS
 from executor_service.runner.plain_draws import plain_draws
 from executor_service.steps.sampled_runs import SampledRuns
 from executor_service.steps.step import Int32Array, RowStatus, StepInput, StepOutput
-from splitserve_kernels.run_rows import RunInput, RunRows
+from splitserve_kernels.run_rows import RunRows
 
 # So many tokens a row may get in one call: what else is asked of the executor waits for its end.
 _MAX_NUM_TOKENS = 256
@@ -22,10 +25,14 @@ _MAX_NUM_TOKENS = 256
 class DecodeRuns:
     """Has the rows of a step run on in one go, where the model does that and the rows are plain."""
 
-    def __init__(self, loaded: LoadedModel, model: PagedModel) -> None:
-        """`model` computes what `loaded` says."""
+    def __init__(
+        self, loaded: LoadedModel, cache: KVCache, model: PagedModel, uploads: Uploads
+    ) -> None:
+        """`model` works on the pools of `cache`, `uploads` go to its device."""
         self._loaded = loaded
+        self._cache = cache
         self._model = model if isinstance(model, RunningModel) else None
+        self._uploads = uploads
 
     def serves(self, step: StepInput) -> bool:
         """Whether `run` takes `step`: each row has one input token, and only logits decide."""
@@ -48,16 +55,13 @@ class DecodeRuns:
         """What becomes of `step`, without its block moves; call it only if `serves` says so."""
         assert self._model is not None, "the model runs on"
         assert step.num_run_on_tokens is not None, "a step whose rows run on"
-        draws = plain_draws(step, np.arange(step.num_rows), self._loaded.vocab_size)
+        cache, rows = self._cache, np.arange(step.num_rows)
+        draws = plain_draws(step, rows, self._loaded.vocab_size)
         assert draws is not None, "nothing but logits decides"
-        first = RunInput(
-            step.token_ids.astype(np.int64),
-            np.ascontiguousarray(step.num_computed_tokens, np.int32),
-            np.ascontiguousarray(step.block_tables, np.int32),
-        )
         stops = [params.stop_token_ids for params in step.sampling_params.objects]
-        rows = RunRows.of(draws, self._num_tokens(step.num_run_on_tokens, step), stops)
-        return _output(self._model.decode_run(first, rows))
+        batch = build_input_batch(step, rows, cache.block_size, cache.device, uploads=self._uploads)
+        run_rows = RunRows.of(draws, self._num_tokens(step.num_run_on_tokens, step), stops)
+        return _output(self._model.decode_run(batch, run_rows))
 
     def _num_tokens(self, num_run_on_tokens: Int32Array, step: StepInput) -> Int32Array:
         """How many each row may get, [R]; the model knows no position behind max_model_len."""

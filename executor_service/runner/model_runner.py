@@ -73,7 +73,7 @@ class ModelRunner:
         self._counts = TokenCounts(loaded.vocab_size, cache.device, uploads)
         self._sampled = SampledTokens()
         self._forward_pass = ForwardPass(loaded, cache, model, uploads, self._sampled)
-        self._runs = DecodeRuns(loaded, model)
+        self._runs = DecodeRuns(loaded, cache, model, uploads)
         self._draw = draw
         self._adjust = adjust
         self._transfers = BlockTransfers(cache, self._streams)

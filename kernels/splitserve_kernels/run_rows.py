@@ -1,11 +1,10 @@
 """How far the rows of a decode run on, as columns.
 
-Shape letters: R rows, M blocks of the longest block table.
+Shape letter: R rows.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -13,20 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from splitserve_kernels.draw_rows import DrawRows
-
-
-@dataclass(frozen=True, slots=True)
-class RunInput:
-    """What the rows begin with, on the host. All contiguous.
-
-    `token_ids`: [R] int64, one input token each. `num_computed_tokens`: [R] int32, so many stand
-    before it. `block_tables`: [R, M] int32, with the slots of all tokens that are written; padded
-    with any value.
-    """
-
-    token_ids: npt.NDArray[np.int64]
-    num_computed_tokens: npt.NDArray[np.int32]
-    block_tables: npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +36,10 @@ class RunRows:
         stop_token_ids: Sequence[Collection[int]],
     ) -> RunRows:
         """`stop_token_ids`: R collections."""
-        ends = itertools.accumulate(map(len, stop_token_ids), initial=0)
-        return cls(
-            draws,
-            np.ascontiguousarray(num_tokens, np.int32),
-            np.fromiter(ends, np.int32, len(stop_token_ids) + 1),
-            np.array(list(itertools.chain.from_iterable(stop_token_ids)), np.int32),
-        )
+        offsets = np.zeros(len(stop_token_ids) + 1, np.int32)
+        np.cumsum([len(tokens) for tokens in stop_token_ids], out=offsets[1:])
+        stops = np.fromiter((t for tokens in stop_token_ids for t in tokens), np.int32, offsets[-1])
+        return cls(draws, np.ascontiguousarray(num_tokens, np.int32), offsets, stops)
 
     def __len__(self) -> int:
         """R."""

@@ -27,7 +27,7 @@ from executor_service.steps.run_on import run_on
 from executor_service.steps.sampling_params import SamplingParams
 from executor_service.steps.step import RowStatus, StepInput, StepOutput
 from splitserve_kernels.cpu.library import STEP_PARTS, NativeLibrary
-from splitserve_kernels.run_rows import RunInput, RunRows
+from splitserve_kernels.run_rows import RunRows
 from tests.kernels.cpu.tiny_decoders import DirectoryOf, load_decoder, random_tokens
 from tests.support.models.tiny_models import VOCAB_SIZE, make_tiny_model
 from tests.support.steps.step_driver import GREEDY, Row, make_step
@@ -56,9 +56,9 @@ class _Counted:
         self.num_passes += 1
         return self._model.logits(batch)
 
-    def decode_run(self, first: RunInput, rows: RunRows) -> npt.NDArray[np.int32]:
+    def decode_run(self, batch: InputBatch, rows: RunRows) -> npt.NDArray[np.int32]:
         self.num_runs += 1
-        return self._model.decode_run(first, rows)
+        return self._model.decode_run(batch, rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from executor_service.model.loaded_model import LoadedModel
 from executor_service.runner.model_runner import ModelRunner
 from executor_service.steps.sampling_params import SamplingParams
 from executor_service.steps.step import RowStatus, StepInput, StepOutput
-from splitserve_kernels.run_rows import RunInput, RunRows
+from splitserve_kernels.run_rows import RunRows
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.steps.step_driver import GREEDY, Row, make_step
 
@@ -51,12 +51,12 @@ class _NextToken:
         logits[token_ids == NAN_TOKEN] = torch.nan
         return logits
 
-    def decode_run(self, first: RunInput, rows: RunRows) -> npt.NDArray[np.int32]:
+    def decode_run(self, batch: InputBatch, rows: RunRows) -> npt.NDArray[np.int32]:
         self.runs.append(rows.num_tokens.tolist())
         if self.error is not None:
             raise self.error
         tokens = np.full((len(rows), rows.max_num_tokens), -1, np.int32)
-        for row, last in enumerate(first.token_ids.tolist()):
+        for row, last in enumerate(batch.input_ids[0].tolist()):
             stops = rows.stop_token_ids[slice(*rows.stop_offsets[row : row + 2].tolist())]
             for index in range(int(rows.num_tokens[row])):
                 if last + index == NAN_TOKEN:
