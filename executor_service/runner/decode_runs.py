@@ -14,8 +14,8 @@ from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import PagedModel, RunningModel
 from executor_service.runner.pending_sampling import INVALID_LOGITS
 from executor_service.runner.plain_draws import plain_draws
-from executor_service.steps.sampled_runs import SampledRuns
 from executor_service.steps.step import Int32Array, RowStatus, StepInput, StepOutput
+from executor_service.steps.token_runs import TokenRuns
 from splitserve_kernels.run_rows import RunRows
 
 # So many tokens a row may get in one call: what else is asked of the executor waits for its end.
@@ -41,6 +41,7 @@ class DecodeRuns:
             self._model is not None
             and step.num_run_on_tokens is not None
             and step.num_rows > 0
+            and step.drafts is None
             and step.awaited is None
             and step.cross is None
             and step.grammars is None
@@ -81,5 +82,5 @@ def _output(tokens: Int32Array) -> StepOutput:
         row_statuses=statuses.astype(np.uint8),
         sampled_token_ids=last,
         row_errors=dict.fromkeys(np.flatnonzero(~has_tokens).tolist(), INVALID_LOGITS),
-        runs=SampledRuns(offsets, tokens[is_token]),
+        runs=TokenRuns(offsets, tokens[is_token]),
     )
