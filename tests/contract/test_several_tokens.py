@@ -146,7 +146,7 @@ async def test_tokens_are_the_same_when_there_are_drafts(
     served_several: Served, is_right: bool
 ) -> None:
     session, served = served_several.open(), served_several
-    truth = served.truth(PROMPT, 12)
+    truth = served.truth(PROMPT, 13)
     new = [prompt_row()]
     first = served.sender.batch(1, new=new, work=[WorkRow(0, 0, PROMPT)])
     tokens, most = await session.tokens(first), 1
