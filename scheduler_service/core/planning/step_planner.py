@@ -96,6 +96,8 @@ class StepPlanner:
         num_swapped = len(placement.swapped)
         if placement.suspects:
             num_swapped = sum(map(placement.suspects.may_run, placement.swapped))
+        if num_swapped and self._admitter.yields_to_waiting:
+            num_swapped = 0
         return QueueState(
             len(placement.waiting), num_swapped, waited_ns / 1000, self._costs.prefill_us
         )
