@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from benchmarks.report import emit
@@ -39,7 +39,9 @@ START_TIMEOUT_S = 600.0
 
 
 @contextmanager
-def serving(model: str, threads: int, *executor_options: str) -> Iterator[str]:
+def serving(
+    model: str, threads: int, *executor_options: str, scheduler_options: Sequence[str] = ()
+) -> Iterator[str]:
     """A scheduler and an executor process; yields the address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -47,7 +49,10 @@ def serving(model: str, threads: int, *executor_options: str) -> Iterator[str]:
     common = [sys.executable, "-m"]
     quiet = ["--log-level", "error"]
     commands = (
-        [*common, "scheduler_service", "--listen", address, "--cluster-listen", address, *quiet],
+        [
+            *(*common, "scheduler_service", "--listen", address, "--cluster-listen", address),
+            *(*quiet, *scheduler_options),
+        ],
         [
             *(*common, "executor_service", "--model", model, "--threads", str(threads)),
             *("--scheduler", address, *quiet, *executor_options),

@@ -188,6 +188,15 @@ class StepOutput:
     sample_us: int = 0
     runs: TokenRuns | None = None
 
+    def token_ids_of(self, row: int) -> list[int]:
+        """What a row sampled; nothing is an empty list."""
+        if self.runs is None:
+            token_id = int(self.sampled_token_ids[row])
+            return [token_id] if token_id >= 0 else []
+        start, end = self.runs.offsets[row : row + 2].tolist()
+        token_ids: list[int] = self.runs.token_ids[start:end].tolist()
+        return token_ids
+
 
 class PendingStep(Protocol):
     """A step that has begun. Steps are finished in the order in which they began."""
