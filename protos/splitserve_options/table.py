@@ -240,7 +240,7 @@ OPTIONS: tuple[Option, ...] = (
         "most guesses of a sequence in one step; fewer are made as long as fewer pay",
         _POLICY,
         _SERVE_SCHEDULER,
-        8,
+        16,
         minimum=1,
         maximum=64,
     ),
