@@ -209,7 +209,7 @@ OPTIONS: tuple[Option, ...] = (
         "most tokens of a sequence in one step, while nobody waits, where executors can do so",
         _POLICY,
         _SERVE_SCHEDULER,
-        1,
+        8,
         minimum=1,
         maximum=256,
     ),
