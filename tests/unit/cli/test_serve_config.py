@@ -55,7 +55,7 @@ def test_check_model_leaves_the_rest_to_the_executor_when_it_may_be_a_model(mode
 def test_check_model_raises_when_it_can_only_be_a_path(model: str) -> None:
     with pytest.raises(CannotServe, match="no such directory"):
         check_model(model)
-    with pytest.raises(CannotServe, match="--draft-model .*no such directory"):
+    with pytest.raises(CannotServe, match=r"--draft-model .*no such directory"):
         check_model(model, "draft-model")
 
 
