@@ -22,7 +22,7 @@ from benchmarks.report import emit
 from executor_service.config import ExecutorConfig
 from executor_service.engine_loader import LoadedEngine, load_engine
 from executor_service.service.decode_batch import decode_batch
-from executor_service.steps.step import PendingStep, StepInput
+from executor_service.steps.step import PendingStep, StepInput, execute_step
 from executor_service.steps.step_executor import StepExecutor
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import StepOutcome, StepStatus
@@ -149,7 +149,7 @@ def alone(engine: LoadedEngine, steps: list[StepInput]) -> float:
     """Seconds the runner needs for `steps`."""
     start = time.perf_counter()
     for step in steps:
-        engine.runner.execute(step)
+        execute_step(engine.runner, step)
     return time.perf_counter() - start
 
 

@@ -61,7 +61,7 @@ class PolicyConfig:
     max_run_ahead: int = 1
     max_run_ahead_ms: int = 40
     speculation: Speculation = Speculation.OFF
-    max_draft_tokens: int = 8
+    max_draft_tokens: int = 16
     preemption_mode: PreemptionMode = PreemptionMode.AUTO
     batch_policy: BatchPolicyName = BatchPolicyName.MIXED
     delay_factor: float = 0.0

@@ -16,6 +16,10 @@ from scheduler_service.core.speculation.pass_times import PassTimes
 from scheduler_service.core.speculation.prompt_lookup import PromptLookup
 from scheduler_service.core.speculation.proposer import Proposer
 
+# So many tokens after its last drafts a row is expected to have some again.
+_WARM_TOKENS = 32
+_WARM_RUN = 1
+
 
 class Drafting:
     """Asks a proposer, and guesses where that pays.
@@ -35,6 +39,9 @@ class Drafting:
             self._proposer = PromptLookup(placement.rows)
         # [N]: guesses that pay, as of the latest look.
         self._num_drafts = np.zeros(config.max_num_seqs, np.int32)
+        # [N]: how many tokens were known of the stay that is named when it last had drafts.
+        self._num_known_then = np.zeros(config.max_num_seqs, np.int32)
+        self._stay_ids = np.zeros(config.max_num_seqs, np.int64)
         self._has_prompts = False
         self.runs_on = False
         self.totals = DraftTotals()
@@ -73,6 +80,21 @@ class Drafting:
             rows.is_held_back[row_ids] = lengths.counts > ZERO
             self.runs_on = lengths.runs_on
 
+    def most_run_ahead(self, row_ids: Int64Array) -> int:
+        """How many tokens a step of these rows may bring by running on.
+
+        One that had drafts a moment ago may soon have a guess again, which is seen when its tokens
+        come: so they are to come soon.
+        """
+        most = self._config.max_run_ahead
+        if self._proposer is None or most <= _WARM_RUN:
+            return most
+        rows = self._placement.rows
+        is_same = self._stay_ids[row_ids] == rows.stay_ids[row_ids]
+        num_since = rows.num_tokens[row_ids] - self._num_known_then[row_ids]
+        is_warm = np.count_nonzero(is_same & (num_since < _WARM_TOKENS))
+        return _WARM_RUN if is_warm else most
+
     def drafts(self, row_ids: Int64Array, num_new_tokens: Int32Array) -> Drafts | None:
         """Those of the rows of a step; None for none."""
         proposer, rows = self._proposer, self._placement.rows
@@ -88,6 +110,9 @@ class Drafting:
         counts = np.minimum(counts, np.maximum(num_slots, ZERO))
         num_left = self._config.max_num_batched_tokens - len(row_ids)
         counts = np.clip(num_left - (np.cumsum(counts) - counts), 0, counts).astype(np.int32)
+        drafted = row_ids[counts > ZERO]
+        self._stay_ids[drafted] = rows.stay_ids[drafted]
+        self._num_known_then[drafted] = rows.num_known[drafted]
         parts = [
             proposer.propose(row_id, count)
             for row_id, count in zip(row_ids.tolist(), counts.tolist(), strict=True)

@@ -35,10 +35,13 @@ class RunAhead:
         self._turn_us = average + _NEWEST_WEIGHT * (turn_us - average)
 
     def num_run_on(
-        self, row_ids: Int64Array, num_new_tokens: Int32Array, drafts: Drafts | None
+        self, row_ids: Int64Array, num_new_tokens: Int32Array, most: int, drafts: Drafts | None
     ) -> Int32Array | None:
-        """How many tokens each row of a step may get by running on, [R]; None for none."""
-        most = self.most_tokens
+        """How many tokens each row of a step may get by running on, [R]; None for none.
+
+        `most`: with the one that it gets anyway.
+        """
+        most = min(most, self.most_tokens)
         if most <= 1 or len(row_ids) == 0 or self._somebody_waits(row_ids, num_new_tokens):
             return None
         rows = self._placement.rows

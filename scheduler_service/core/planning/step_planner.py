@@ -169,10 +169,10 @@ class StepPlanner:
             base_step_id = None
         new_rows = [self._new_row(sequence) for sequence in new_sequences]
         table_writes = placement.rows.take_table_writes([row.row_id for row in new_rows])
-        drafts = self._drafting.drafts(row_ids, num_new_tokens)
-        num_run_on = None
+        drafts, num_run_on = self._drafting.drafts(row_ids, num_new_tokens), None
         if drafts is None or self._drafting.runs_on:
-            num_run_on = self._run_ahead.num_run_on(row_ids, num_new_tokens, drafts)
+            most = self._drafting.most_run_ahead(row_ids)
+            num_run_on = self._run_ahead.num_run_on(row_ids, num_new_tokens, most, drafts)
         work = placement.rows.plan_work(row_ids, num_new_tokens, step_id, num_run_on, drafts)
         if Feature.CROSS_ATTENTION in self._config.features:
             for row_id in row_ids.tolist():

@@ -162,7 +162,7 @@ class FakeRunner:
             raise fault.error
         for row, problem in cross.problems:
             self._violate(step, row, problem)
-        self._verify(step, starts, failed)
+        self._verify(step, starts, _with_drafts_behind(step, failed))
         by_grammar = self._by_grammar(step)
         tokens = self._sample(step, cross.chains, by_grammar)
         statuses = np.full(step.num_rows, RowStatus.OK, np.uint8)
@@ -324,6 +324,13 @@ class FakeRunner:
         positions = np.arange(max(0, end - self._window), end)
         slots = self._device[table[positions // block_size], positions % block_size]
         return attended(slots[:, 0].tolist())
+
+
+def _with_drafts_behind(step: StepInput, failed: Sequence[int]) -> list[int]:
+    """`failed`, and the drafts of the same rows: these are whoever has the same block table."""
+    tables = step.block_tables
+    is_behind = (tables[:, None] == tables[None, list(failed)]).all(axis=2).any(axis=1)
+    return np.flatnonzero(is_behind).tolist()
 
 
 def _move(source: Int64Array, destination: Int64Array, moves: BlockMoves) -> None:

@@ -35,7 +35,7 @@ class _Told:
 
 
 def _deliver(tokens: list[Plain], closed: set[int]) -> list[_Told]:
-    delivery = Delivery(Unread(1000, 1000), pytest.fail)
+    delivery = Delivery(Unread(1000, 1000), lambda stream: pytest.fail(f"{stream} is closed"))
     streams = [_Told(delivery.new_outbox()) for _ in range(NUM_STREAMS)]
     for stream in streams:
         delivery.open_stream(stream)

@@ -196,3 +196,19 @@ def test_row_runs_on_as_ever_when_it_has_no_drafts() -> None:
     (plan,) = drafted.plan()
     assert plan.work.num_run_on_tokens is not None
     assert plan.work.num_run_on_tokens.tolist() == [4]
+
+
+def test_row_that_had_drafts_a_moment_ago_runs_on_no_further() -> None:
+    _, drafted = driver_of(REPEATED, max_run_ahead=5)
+    begin(drafted, {"r1": [5, 6]})
+    drafted.plan()
+    drafted.answer({"r1": [7, 50]})
+    (plan,) = drafted.plan()
+    assert (drafts_of(plan), plan.work.num_run_on_tokens) == ([[]], None)
+    for token in range(51, 90):
+        drafted.answer({"r1": [token]})
+        (plan,) = drafted.plan()
+        if plan.work.num_run_on_tokens is not None:
+            assert token > 60
+            return
+    raise AssertionError("it never runs on again")
