@@ -127,6 +127,15 @@ def test_command_is_one_line_and_1_when_no_server_answers(
     assert problem in line
 
 
+def test_command_says_what_to_install_when_http_needs_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "httpx2", None)
+
+    assert main(["http://localhost:1/v1", "--rate=1", "--quiet"]) == 1
+    assert "pip install 'splitserve[bench]'" in capsys.readouterr().err
+
+
 def test_compare_is_one_line_and_1_when_a_report_cannot_be_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
