@@ -24,7 +24,7 @@ MYPY_TARGETS := scheduler_service executor_service protos/splitserve_rpc \
 PIP := -m pip --disable-pip-version-check install --quiet
 
 .PHONY: help setup serve test check node quick-tests lint lint-ruff lint-format lint-types lint-imports buf \
-	check-protos fix protos options bench bench-scheduler bench-peers gpu-check models soak fuzz simulate chaos \
+	check-protos fix protos options bench bench-scheduler bench-peers bench-tokens gpu-check models soak fuzz simulate chaos \
 	compose-test \
 	clean
 
@@ -40,6 +40,7 @@ help:
 	@echo 'make bench         the benchmarks'
 	@echo 'make bench-scheduler  the scheduler alone'
 	@echo 'make bench-peers   a model and requests beside what other engines did with them'
+	@echo 'make bench-tokens  what a token costs, one a step and several, beside llama.cpp'
 	@echo 'make gpu-check     on a machine with a GPU: is it right there, and how fast'
 	@echo 'make models        every model type of transformers, made small, against Hugging Face'
 	@echo 'make soak          the property tests for an hour or so'
@@ -162,6 +163,10 @@ bench-scheduler: $(READY)
 # make bench-peers ARGS="--model DIR --workloads FILE --peer vllm=RESULT.json"
 bench-peers: $(READY)
 	@$(BIN)/python -m benchmarks.peers $(ARGS)
+
+# make bench-tokens ARGS="--llama-server PROGRAM --out benchmarks/results/NAME"
+bench-tokens: $(READY)
+	@$(BIN)/python -m benchmarks.more_tokens $(ARGS)
 
 # With another Python, say one whose torch has CUDA: make gpu-check PY=python3
 PY ?= $(BIN)/python
