@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 
@@ -58,13 +59,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _bench(config: BenchConfig) -> int:
+    started = datetime.now(UTC).isoformat(timespec="seconds")
     reports, was_stopped = asyncio.run(_measure(config))
     for report in reports:
         sys.stdout.write(text_of(report) + "\n")
     for before, after in pairwise(reports):
         sys.stdout.write(comparison_text(before, after) + "\n")
     if config.json_file is not None:
-        write_report(config.json_file, config.load, reports)
+        write_report(config.json_file, {"started": started, **config.load}, reports)
     if config.picture_file is not None:
         write_picture(config.picture_file, _title(config), reports)
     if was_stopped:
@@ -84,7 +86,7 @@ async def _measure(config: BenchConfig) -> tuple[list[TargetReport], bool]:
     loop.add_signal_handler(signal.SIGINT, stop_softly)
     targets = [(address.name, open_target(address, config.asking)) for address in config.targets]
     num_runs = len(targets) * config.run.num_rounds
-    total = None if config.num_conversations is None else config.num_conversations * num_runs
+    total = None if config.num_requests is None else config.num_requests * num_runs
     with ProgressLine(total, show=config.shows_progress, clock=time.monotonic) as line:
         measured = await run_load(targets, config.workload, config.run, line.add, stop)
     reports = [

@@ -51,6 +51,21 @@ def test_prompts_are_others_in_each_run_and_the_report_says_which() -> None:
 
 
 @pytest.mark.parametrize(
+    ("flags", "number"),
+    [
+        (["--requests=7"], 7),
+        ([], 100),
+        (["--requests=7", "--duration=1s"], None),
+        (["--requests=7", "--turns=2"], None),
+    ],
+)
+def test_number_of_requests_is_known_only_where_it_is_certain(
+    flags: list[str], number: int | None
+) -> None:
+    assert config(*OPEN, *flags).num_requests == number
+
+
+@pytest.mark.parametrize(
     ("argv", "problem"),
     [
         ([], "the following arguments are required: TARGET"),
