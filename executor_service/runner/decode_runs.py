@@ -18,6 +18,9 @@ from executor_service.steps.step import Int32Array, RowStatus, StepInput, StepOu
 from executor_service.steps.token_runs import TokenRuns
 from splitserve_kernels.run_rows import RunRows
 
+# So many tokens a row may get in one call: what else is asked of the executor waits for its end.
+_MAX_NUM_TOKENS = 256
+
 
 class DecodeRuns:
     """Has the rows of a step run on in one go, where the model does that and the rows are plain."""
@@ -58,8 +61,13 @@ class DecodeRuns:
         assert draws is not None, "nothing but logits decides"
         stops = [params.stop_token_ids for params in step.sampling_params.objects]
         batch = build_input_batch(step, rows, cache.block_size, cache.device, uploads=self._uploads)
-        run_rows = RunRows.of(draws, step.num_run_on_tokens + 1, stops)
+        run_rows = RunRows.of(draws, self._num_tokens(step.num_run_on_tokens, step), stops)
         return _output(self._model.decode_run(batch, run_rows))
+
+    def _num_tokens(self, num_run_on_tokens: Int32Array, step: StepInput) -> Int32Array:
+        """How many each row may get, [R]; the model knows no position behind max_model_len."""
+        num_positions = np.maximum(self._loaded.max_model_len - step.num_computed_tokens, 1)
+        return np.minimum(num_run_on_tokens + 1, np.minimum(num_positions, _MAX_NUM_TOKENS))
 
 
 def _output(tokens: Int32Array) -> StepOutput:

@@ -6,6 +6,7 @@
 // format of weights, activations and KV; sums and the residual stream are float.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "attention.h"
@@ -34,6 +35,11 @@ struct Decoder {
   const float* final_norm;
   int32_t num_layers, width, mlp_width, num_heads, num_kv_heads, head_dim, rotary_dim;
   float epsilon, scale;
+
+  bool has_windows() const {
+    return std::any_of(layers, layers + num_layers,
+                       [](const DecoderLayer& layer) { return layer.sliding_window > 0; });
+  }
 };
 
 // One step. `token_ids`, `positions`, `slots`: [T]. `cosines`, `sines`: [P, rotary_dim / 2], for
@@ -82,7 +88,7 @@ template <class T>
 class DecoderWorker {
  public:
   DecoderWorker(const Decoder& decoder, const DecoderStep& step, const AttentionPlan& plan,
-                DecoderScratch<T>& scratch, Phases& phases, StepClock clock)
+                DecoderScratch<T>& scratch, Phases& phases, StepClock& clock)
       : decoder_(decoder),
         step_(step),
         plan_(plan),
@@ -274,7 +280,7 @@ class DecoderWorker {
   const AttentionPlan& plan_;
   DecoderScratch<T>& scratch_;
   Phases& phases_;
-  StepClock clock_;
+  StepClock& clock_;
   int qkv_width_, phase_ = 0;
 };
 
