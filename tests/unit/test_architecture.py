@@ -40,6 +40,7 @@ def mapped(package: str) -> dict[str, set[str]]:
         ),
         ("scheduler_service/core", {"scheduler"}),
         ("clients/splitserve_gateway", {"__main__", "app", "config", "healthcheck", "server"}),
+        ("clients/splitserve_bench", {"__main__", "arguments", "command", "parser", "runs"}),
     ],
 )
 def test_map_has_every_file_in_its_room(package: str, named_in_the_text: set[str]) -> None:

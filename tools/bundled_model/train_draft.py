@@ -108,7 +108,8 @@ def main() -> None:
     arguments.output.mkdir(parents=True, exist_ok=True)
     start_s = time.monotonic()
 
-    target = LlamaForCausalLM.from_pretrained(TARGET_DIRECTORY, dtype=torch.float32).eval()
+    target = LlamaForCausalLM.from_pretrained(TARGET_DIRECTORY, dtype=torch.float32)
+    target.eval()  # type: ignore[no-untyped-call]
     tokenizer = Tokenizer.from_file(str(TARGET_DIRECTORY / "tokenizer.json"))
     draft = build_draft(target, config.seed)
     _print(f"parameters {draft.num_parameters():,}")
@@ -125,7 +126,8 @@ def main() -> None:
     )
     save_model(draft, arguments.output)
     _print(f"trained in {time.monotonic() - start_s:.0f} s")
-    saved = LlamaForCausalLM.from_pretrained(arguments.output, dtype=torch.float32).eval()
+    saved = LlamaForCausalLM.from_pretrained(arguments.output, dtype=torch.float32)
+    saved.eval()  # type: ignore[no-untyped-call]
     _print(json.dumps(agreement(saved, target, batches("held_out")), indent=2))
 
 
