@@ -92,7 +92,8 @@ class Late:
         """Of the rows of an answer."""
         output = self.answers[answer].output
         assert output is not None
-        return output.row_statuses.tolist()
+        statuses: list[int] = output.row_statuses.tolist()
+        return statuses
 
 
 @pytest.fixture(scope="module")
