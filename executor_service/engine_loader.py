@@ -109,8 +109,8 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
     features = set(info.features)
     if grammars is not None:
         features.add(Feature.GRAMMAR)
-    if loaded.device.type == "cpu":
-        # On a GPU the host would wait for each token, where otherwise it waits for none.
+    if loaded.device.type == "cpu" or runner.runs_on_alone:
+        # Elsewhere the host would wait for each token, where otherwise it waits for none.
         features.add(Feature.SEVERAL_TOKENS)
     serving: Runner = runner
     if draft is not None:

@@ -177,9 +177,8 @@ def test_tokens_are_the_same_when_rows_get_several_in_a_step(
 def test_tokens_are_the_same_when_a_draft_guesses_them(
     compute: Compute, kind: str, draft: LoadedDraft
 ) -> None:
-    way = {"max_run_ahead": 7}
     expected, alone = _serve(compute, KINDS[kind], ALONE, 1, frozenset())
-    outputs, engine = _serve(compute, KINDS[kind], way, 2, frozenset({5, 6, 9}), draft)
+    outputs, engine = _serve(compute, KINDS[kind], WAYS["runs"], 2, frozenset({5, 6, 9}), draft)
     assert outputs == expected
     assert engine.num_steps < alone.num_steps
     _assert_scores_are(engine, alone)
