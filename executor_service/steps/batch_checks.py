@@ -52,7 +52,7 @@ def check_batch(
     if len(work.row_ids):
         num_tokens = _check_work_rows(work, exists, info)
         num_more = check_several(work, num_tokens, info) if work.has_several else None
-        _check_positions(work, num_blocks, info.block_size, num_more)
+        _check_positions(work, num_blocks, num_more, info)
         check_window(content, rows, info, step_id)
         check_adapters(content, rows, info)
         _check_tokens(work, num_tokens, info)
@@ -170,12 +170,14 @@ def _check_work_rows(work: Work, exists: BoolArray, info: ExecutorInfo) -> int:
 
 
 def _check_positions(
-    work: Work, num_blocks: Int32Array, block_size: int, num_more: Int64Array | None
+    work: Work, num_blocks: Int32Array, num_more: Int64Array | None, info: ExecutorInfo
 ) -> None:
     """`num_more`: [R], what rows may write behind their input; None for nothing."""
     computed = work.num_computed_tokens
     check_at_least(computed, 0, _POSITION, "work.num_computed_tokens")
-    num_slots = num_blocks.take(work.row_ids).astype(np.int64) * block_size
+    num_slots = num_blocks.take(work.row_ids).astype(np.int64) * info.block_size
+    # Whoever computes has angles of that many positions, and the last block may have more.
+    np.minimum(num_slots, info.model.max_model_len, out=num_slots)
     num_written = work.num_new_tokens if num_more is None else work.num_new_tokens + num_more
     is_outside = computed > num_slots - num_written
     if np.count_nonzero(is_outside):
@@ -185,7 +187,8 @@ def _check_positions(
             _POSITION,
             "work.num_computed_tokens",
             f"the last position of row {work.row_ids[index]} is {last}; allowed: below"
-            f" {num_slots[index]}, which its block table covers",
+            f" {num_slots[index]}, which its block table covers, of at most"
+            f" {info.model.max_model_len} tokens",
         )
 
 

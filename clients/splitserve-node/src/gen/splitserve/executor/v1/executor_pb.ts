@@ -902,7 +902,8 @@ export type Work = Message<"splitserve.executor.v1.Work"> & {
   /**
    * i32 column: position of the first input token, >= 0. The row's block table must cover the last
    * one, with all that it may get in this step (POSITION_OUT_OF_RANGE): that is position
-   * num_computed_tokens[i] + num_new_tokens[i] + drafts + num_run_on_tokens[i] - 1.
+   * num_computed_tokens[i] + num_new_tokens[i] + drafts + num_run_on_tokens[i] - 1. It is below
+   * max_model_len_tokens, also where the last block has room for more (POSITION_OUT_OF_RANGE).
    *
    * Where the input is a token sampled before, and steps under way may bring the row several, nobody
    * knows yet where it will be. This is then the largest position that it can have; its position is
@@ -1759,7 +1760,7 @@ export enum StepErrorReason {
   ROW_EXISTS = 8,
 
   /**
-   * A position outside the row's block table or cross blocks.
+   * A position outside the row's block table or cross blocks, or not below max_model_len_tokens.
    *
    * @generated from enum value: STEP_ERROR_REASON_POSITION_OUT_OF_RANGE = 9;
    */
