@@ -79,10 +79,24 @@ async def served_window(backend_window: Backend) -> AsyncIterator[Served]:
         yield served
 
 
-@pytest.fixture
-async def served_several(backend: Backend) -> AsyncIterator[Served]:
-    """A row may get several tokens in one step."""
+@pytest.fixture(params=["fake", "real"])
+async def served_several(request: pytest.FixtureRequest) -> AsyncIterator[Served]:
+    """A row may get several tokens in one step, and gets all that it may."""
+    backend = make_fake_backend()
+    if request.param == "real":
+        from tests.contract.served_model import make_model_backend
+
+        backend = make_model_backend(request.getfixturevalue("llama"))
     async with _serve(_with_several(backend)) as served:
+        yield served
+
+
+@pytest.fixture
+async def served_late_several(llama: TinyModel) -> AsyncIterator[Served]:
+    """As on a GPU: a row gets what drafts bring, and runs on no further if the host had to wait."""
+    from tests.contract.served_model import make_model_backend
+
+    async with _serve(_with_several(make_model_backend(llama, is_late=True))) as served:
         yield served
 
 

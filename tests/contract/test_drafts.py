@@ -78,6 +78,26 @@ async def test_as_many_tokens_are_taken_as_drafts_are_right_when_they_are_verifi
         assert runs_of(result) == [expected[num_right + 3 :][:1]]
 
 
+@pytest.mark.parametrize("params", [{}, {"frequency_penalty": 1.5, "repetition_penalty": 1.75}])
+async def test_drafts_are_verified_when_steps_are_late(
+    served_late_several: Served, params: dict[str, Any]
+) -> None:
+    session, served = served_late_several.open(), served_late_several
+    expected = await one_by_one(session, served, 9, **params)
+    work = [WorkRow(0, 0, PROMPT), WorkRow(1, 0, OTHER)]
+    new = [prompt_row(**params), NewRow(1, (10, 11, 13))]
+    await session.send(served.sender.batch(10, new=new, work=work))
+    drafts = some_right(expected[1:], 2, 4)
+    work = [WorkRow(0, NUM_PROMPT, back=1, drafts=drafts), WorkRow(1, len(OTHER), back=1)]
+    await session.send(served.sender.batch(11, base=10, work=work))
+    # The most that its position can be.
+    await session.send(served.sender.batch(12, base=11, work=[WorkRow(0, NUM_PROMPT + 5, back=1)]))
+    other = served.truth(OTHER, 2)
+    assert runs_of(await session.receive()) == [expected[:1], other[:1]]
+    assert runs_of(await session.receive()) == [expected[1:4], other[1:]]
+    assert runs_of(await session.receive()) == [expected[4:5]]
+
+
 async def test_bad_words_hold_when_they_begin_among_drafts(served_several: Served) -> None:
     session, served = served_several.open(), served_several
     truth = served.truth(PROMPT, 4)
