@@ -196,7 +196,9 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "num-lookahead-slots",
         Kind.INTEGER,
-        "KV slots that each sequence holds beyond its tokens, where there is room",
+        "KV slots that each sequence holds beyond its tokens, where there is room; tables are told"
+        " earlier then, and none are kept free for others (--max-run-ahead and --speculation have"
+        " theirs without this)",
         _POLICY,
         _SERVE_SCHEDULER,
         0,
@@ -216,10 +218,11 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "max-run-ahead-ms",
         Kind.INTEGER,
-        "how long a step may take that brings several tokens, by what such steps took, in ms",
+        "how long a step may take that brings several tokens, by what such steps took, in ms; half"
+        " of that behind another one, as whoever comes waits for both",
         _POLICY,
         _SERVE_SCHEDULER,
-        40,
+        80,
         minimum=1,
         maximum=10_000,
     ),

@@ -50,8 +50,8 @@ class PolicyConfig:
 
     `separates_tenants`: the prefix cache never shares a block of one tenant with another.
     `max_run_ahead`: most tokens of a row in one step by running on, 1 or less for none;
-    `max_run_ahead_ms`: how long such a step may take. `max_draft_tokens`: most guesses of a row in
-    one step.
+    `max_run_ahead_ms`: how long such a step may take; half of that behind another one.
+    `max_draft_tokens`: most guesses of a row in one step.
     """
 
     prefix_caching: bool = True
@@ -59,7 +59,7 @@ class PolicyConfig:
     separates_tenants: bool = True
     num_lookahead_slots: int = 0
     max_run_ahead: int = 1
-    max_run_ahead_ms: int = 40
+    max_run_ahead_ms: int = 80
     speculation: Speculation = Speculation.OFF
     max_draft_tokens: int = 16
     preemption_mode: PreemptionMode = PreemptionMode.AUTO

@@ -56,7 +56,11 @@ class RunAhead:
         """As many as take no longer than a step may."""
         if not self._config.runs_ahead or self._turn_us == 0.0:
             return 1
+        placement = self._placement
         in_time = self._config.max_run_ahead_ms * 1000 / self._turn_us
+        if placement.last_planned_step_id > placement.last_answered_step_id:
+            # Whoever comes waits for the steps in flight, too.
+            in_time /= 2
         return int(min(self._config.max_run_ahead, in_time))
 
     def _somebody_waits(self, row_ids: Int64Array, num_new_tokens: Int32Array) -> bool:

@@ -51,6 +51,22 @@ def test_rows_get_no_more_than_there_is_time_for() -> None:
     assert num_run_on(driver.plan()) == [4]
 
 
+def test_rows_get_half_of_the_time_behind_another_step() -> None:
+    driver, _ = running_driver(3, max_run_ahead_ms=6)
+    assert num_run_on(driver.plan()) == [5]
+    assert num_run_on(driver.plan()) == [2]
+
+
+def test_time_of_a_turn_is_known_by_the_clock_when_the_executor_tells_none() -> None:
+    driver = CoreDriver(features=FEATURES, max_run_ahead=8, max_run_ahead_ms=5)
+    driver.add(3, max_tokens=30)
+    for number in range(1, 3):
+        assert num_run_on(driver.plan()) == [0]
+        driver.core.tick(number * 10**6)
+        driver.answer()
+    assert num_run_on(driver.plan()) == [4]
+
+
 def test_rows_get_no_more_than_their_sequences_may_have() -> None:
     driver = CoreDriver(features=FEATURES, max_run_ahead=8)
     driver.add(3, max_tokens=5)
