@@ -83,9 +83,7 @@ class _DraftedStep:
             row_ids=_row_ids(step, row_of_line, is_draft),
             num_computed_tokens=_positions(step, row_of_line, first_lines),
             num_new_tokens=np.where(is_draft, 1, step.num_new_tokens[row_of_line]).astype(np.int32),
-            token_ids=np.insert(
-                step.token_ids, np.cumsum(step.num_new_tokens).repeat(counts), drafts.token_ids
-            ),
+            token_ids=_token_ids(step, drafts),
             samples=step.samples[row_of_line],
             block_tables=step.block_tables[row_of_line],
             # By row ids, which drafts have none of.
@@ -156,9 +154,9 @@ class _DraftedStep:
 
 def _fewer(drafts: TokenRuns) -> TokenRuns:
     """At most MAX_NUM_DRAFTS of them: the longest are shortened."""
-    counts = np.sort(drafts.counts)
-    if counts.sum() <= MAX_NUM_DRAFTS:
+    if len(drafts.token_ids) <= MAX_NUM_DRAFTS:
         return drafts
+    counts = np.sort(drafts.counts)
     lengths = np.arange(counts[-1] + 1)
     totals = np.array([np.minimum(counts, length).sum() for length in lengths.tolist()])
     most = lengths[totals <= MAX_NUM_DRAFTS][-1]
@@ -171,6 +169,17 @@ def _row_ids(step: StepInput, row_of_line: Int64Array, is_draft: BoolArray) -> I
     num_drafts = np.count_nonzero(is_draft)
     row_ids[is_draft] = int(step.row_ids.max()) + 1 + np.arange(num_drafts)
     return row_ids
+
+
+def _token_ids(step: StepInput, drafts: TokenRuns) -> Int32Array:
+    """Of all lines, the drafts of each row behind its input."""
+    num_drafts = len(drafts.token_ids)
+    places = np.cumsum(step.num_new_tokens).repeat(drafts.counts) + np.arange(num_drafts)
+    token_ids = np.empty(len(step.token_ids) + num_drafts, np.int32)
+    is_input = np.ones(len(token_ids), np.bool_)
+    is_input[places] = False
+    token_ids[places], token_ids[is_input] = drafts.token_ids, step.token_ids
+    return token_ids
 
 
 def _positions(step: StepInput, row_of_line: Int64Array, first_lines: Int64Array) -> Int32Array:

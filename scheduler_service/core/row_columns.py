@@ -58,7 +58,8 @@ class RowColumns:
     of the sequence at once, 0 if something else chooses it, or if it may not come. `may_repeat`: 1
     if the last token may have to be computed
     again, because the row has a grammar and no token yet in this stay; else 0.
-    `is_held_back`: it is not planned before all its tokens are known.
+    `is_held_back`: it is not planned before all its tokens are known;
+    `has_held_back`: there may be such rows.
     `unsampled_since_ns`: since when that is so, 0 if it never was; `ask_alone_at_ns`: when a step
     of such rows alone is next, 0 for at once. `sampled_in_step`: the step that samples the last
     token, 0 if the executor did not. `last_step_id`: the latest step that has the row. `stay_ids`:
@@ -86,6 +87,7 @@ class RowColumns:
         self.promises = np.zeros(max_num_rows, np.int32)
         self.may_repeat = np.zeros(max_num_rows, np.int32)
         self.is_held_back = np.zeros(max_num_rows, np.bool_)
+        self.has_held_back = False
         self.unsampled_since_ns = np.zeros(max_num_rows, np.int64)
         self.ask_alone_at_ns = np.zeros(max_num_rows, np.int64)
         self.sampled_in_step = np.zeros(max_num_rows, np.int64)

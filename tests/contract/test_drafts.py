@@ -125,6 +125,25 @@ async def test_nothing_is_taken_behind_the_end_when_drafts_go_on(served_several:
     assert list(result.row_statuses) == [pb.ROW_STATUS_INPUT_UNAVAILABLE]
 
 
+async def test_drafts_go_with_their_rows_when_another_has_no_input(served_several: Served) -> None:
+    session, served = served_several.open(), served_several
+    truth, other = served.truth(PROMPT), served.truth(OTHER, 5)
+    new = [prompt_row(stop_token_ids=truth), NewRow(1, (10, 11, 13)), NewRow(2, (14, 15, 16))]
+    work = [WorkRow(0, 0, PROMPT, run_on=1), WorkRow(1, 0, OTHER), WorkRow(2, 0, OTHER)]
+    await session.send(served.sender.batch(1, new=new, work=work))
+    work = [
+        WorkRow(0, NUM_PROMPT + 1, back=1, drafts=[5, 6]),
+        WorkRow(1, len(OTHER), back=1, drafts=other[1:4]),
+        WorkRow(2, len(OTHER), back=1, drafts=other[1:2]),
+    ]
+    await session.send(served.sender.batch(2, base=1, work=work))
+    assert runs_of(await session.receive()) == [truth, other[:1], other[:1]]
+    result = await session.receive()
+    statuses = [pb.ROW_STATUS_INPUT_UNAVAILABLE, pb.ROW_STATUS_OK, pb.ROW_STATUS_OK]
+    assert list(result.row_statuses) == statuses
+    assert runs_of(result) == [[], other[1:], other[1:3]]
+
+
 @pytest.mark.parametrize("bad_token", [NAN_TOKEN, BROKEN_TOKEN, OUT_OF_MEMORY_TOKEN])
 async def test_drafts_harm_nobody_when_they_make_something_go_wrong(
     served_several: Served, bad_token: int

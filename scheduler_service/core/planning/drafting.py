@@ -18,7 +18,7 @@ from scheduler_service.core.speculation.proposer import Proposer
 
 # So many tokens after its last drafts a row is expected to have some again.
 _WARM_TOKENS = 32
-_WARM_RUN = 1
+_WARM_ACCEPTANCE = 0.5
 
 
 class Drafting:
@@ -61,50 +61,55 @@ class Drafting:
         proposer, rows = self._proposer, self._placement.rows
         if proposer is None or len(rows) == 0:
             return
-        order = rows.order
-        has_guess = proposer.look(order)
-        self._num_drafts[order] = 0
-        rows.is_held_back[order] = False
-        if self._has_prompts or self._placement.suspects or not np.count_nonzero(has_guess):
-            return
-        num_left = rows.stop_len[order] - rows.num_tokens[order]
+        if rows.has_held_back:
+            rows.is_held_back[:] = False
+            rows.has_held_back = False
+        guessed = proposer.look(rows.order)
+        if guessed and not self._has_prompts and not self._placement.suspects:
+            self._choose(proposer, np.array(guessed, np.int64))
+
+    def _choose(self, proposer: Proposer, row_ids: Int64Array) -> None:
+        """How many guesses each of these rows gets, which have some; it waits for its results."""
+        rows = self._placement.rows
+        num_left = rows.stop_len[row_ids] - rows.num_tokens[row_ids]
         most = np.minimum(num_left - ONE, np.array(self._config.max_draft_tokens, np.int32))
-        may_draft = has_guess & (rows.promises[order] > ZERO) & (most > ZERO)
-        row_ids = order[may_draft]
+        most = np.where(rows.promises[row_ids] > ZERO, np.maximum(most, ZERO), ZERO)
+        acceptance = np.array([proposer.acceptance[row_id] for row_id in row_ids.tolist()])
         num_run_on = self._run_ahead.most_tokens - 1
-        lengths = choose_lengths(
-            proposer.acceptance[row_ids], most[may_draft], len(order), num_run_on, self._times
-        )
+        lengths = choose_lengths(acceptance, most, len(rows), num_run_on, self._times)
         if lengths is not None:
             self._num_drafts[row_ids] = lengths.counts
             rows.is_held_back[row_ids] = lengths.counts > ZERO
+            rows.has_held_back = True
             self.runs_on = lengths.runs_on
 
     def most_run_ahead(self, row_ids: Int64Array) -> int:
         """How many tokens a step of these rows may bring by running on.
 
-        One that had drafts a moment ago may soon have a guess again, which is seen when its tokens
-        come: so they are to come soon.
+        One whose drafts were right a moment ago may soon have a guess again, which is seen when its
+        tokens come: so they are to come soon.
         """
         most = self._config.max_run_ahead
-        if self._proposer is None or most <= _WARM_RUN:
+        if self._proposer is None or most <= 1 or self.totals.num_steps == 0:
             return most
-        rows = self._placement.rows
+        rows, acceptance = self._placement.rows, self._proposer.acceptance
         is_same = self._stay_ids[row_ids] == rows.stay_ids[row_ids]
         num_since = rows.num_tokens[row_ids] - self._num_known_then[row_ids]
-        is_warm = np.count_nonzero(is_same & (num_since < _WARM_TOKENS))
-        return _WARM_RUN if is_warm else most
+        warm = row_ids[is_same & (num_since < _WARM_TOKENS)].tolist()
+        return 1 if any(acceptance[row_id] >= _WARM_ACCEPTANCE for row_id in warm) else most
 
     def drafts(self, row_ids: Int64Array, num_new_tokens: Int32Array) -> Drafts | None:
         """Those of the rows of a step; None for none."""
         proposer, rows = self._proposer, self._placement.rows
         if proposer is None or len(row_ids) == 0:
             return None
-        num_computed, num_tokens = rows.num_computed[row_ids], rows.num_tokens[row_ids]
-        self._has_prompts = bool(np.count_nonzero(num_tokens - num_computed > ONE))
-        counts = np.where(rows.is_held_back[row_ids], self._num_drafts[row_ids], ZERO)
-        if self._has_prompts or not np.count_nonzero(counts):
+        self._has_prompts = int(num_new_tokens.max()) > 1
+        if self._has_prompts or not rows.has_held_back:
             return None
+        num_computed, num_tokens = rows.num_computed[row_ids], rows.num_tokens[row_ids]
+        if np.count_nonzero(num_tokens - num_computed > ONE):
+            return None
+        counts = np.where(rows.is_held_back[row_ids], self._num_drafts[row_ids], ZERO)
         counts[rows.num_known[row_ids] < num_tokens] = 0
         num_slots = rows.run_limit[row_ids] - num_computed - ONE
         counts = np.minimum(counts, np.maximum(num_slots, ZERO))

@@ -29,7 +29,6 @@ class RunningRows:
     def __init__(self, config: SchedulerConfig, placement: Placement) -> None:
         self._placement = placement
         self._rows = placement.rows
-        self._speculates = config.speculates
         self._ones = np.ones(config.max_num_seqs, np.int32)
         # Steps since the last turn in which there was less for rows than they wanted.
         self._num_contended = 0
@@ -94,7 +93,7 @@ class RunningRows:
         num_computed = rows.num_computed[order]
         pending = rows.num_tokens[order] - num_computed
         may_run = num_computed < rows.run_limit[order]
-        if self._speculates:
+        if rows.has_held_back:
             may_run &= ~rows.is_held_back[order] | (rows.num_known[order] == rows.num_tokens[order])
         if without:
             may_run &= ~np.isin(order, without)

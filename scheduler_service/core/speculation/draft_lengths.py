@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scheduler_service.core.request import Int32Array
-from scheduler_service.core.speculation.pass_times import PassTimes
-from scheduler_service.core.speculation.proposer import Float64Array
+from scheduler_service.core.speculation.pass_times import Float64Array, PassTimes
 
 # What is expected is no more than that: less of a gain is none.
 _LEAST_GAIN = 1.02

@@ -5,10 +5,12 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 
 import numpy as np
+import numpy.typing as npt
 
 from scheduler_service.core.plan import StepOutcome, StepPlan
 from scheduler_service.core.request import Int64Array
-from scheduler_service.core.speculation.proposer import Float64Array
+
+Float64Array = npt.NDArray[np.float64]
 
 _NEWEST_WEIGHT = 0.2
 # Sizes up to this are told apart; of larger ones, those of about a quarter of a power of two.

@@ -140,6 +140,15 @@ def test_rest_goes_in_one_call_when_only_the_first_turn_is_not_plain(
     assert (model.runs, model.num_passes) == ([[3, 1]], 1)
 
 
+def test_model_is_asked_for_no_more_than_its_longest_sequence_has_room_for(
+    loaded: LoadedModel, runner: ModelRunner, model: _NextToken
+) -> None:
+    row = _decode(5, num_computed=loaded.max_model_len - 3)
+    table = list(range(-(-loaded.max_model_len // BLOCK_SIZE)))
+    runner.execute(_step([replace(row, block_table=table), _decode(40)], 7, 4))
+    assert model.runs[0] == [3, 5]
+
+
 def test_step_fails_when_the_model_raises(runner: ModelRunner, model: _NextToken) -> None:
     model.error = ValueError("asked for")
     with pytest.raises(StepFailed, match="ValueError"):

@@ -11,6 +11,7 @@ import pytest
 
 from executor_service.backends.cpu import compute_on_cpu
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
+from executor_service.runner import prompt_logprob_chunks
 from executor_service.runner.model_runner import ModelRunner
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
 from executor_service.steps.sampling_params import SamplingParams
@@ -79,6 +80,18 @@ def test_tokens_are_the_same_when_plain_torch_verifies_drafts(
         assert sequence.output == truth.output
         np.testing.assert_allclose(sequence.logprobs, truth.logprobs, atol=2e-4)
         assert sequence.prompt_logprobs.keys() == truth.prompt_logprobs.keys()
+
+
+def test_prompts_have_their_scores_when_a_step_with_drafts_is_run_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompt_logprob_chunks, "MAX_SCORED_TOKENS", 3)
+    loaded = load_model(ModelConfig(str(make_tiny_model("llama", tmp_path, seed=2))))
+    pools = CacheConfig(block_size=4, num_device_blocks=NUM_BLOCKS, num_host_blocks=0)
+    sequences, truths = drive_both(lambda: build_runner(loaded, pools))
+    for sequence, truth in zip(sequences, truths, strict=True):
+        assert sequence.output == truth.output
+        assert sequence.prompt_logprobs == pytest.approx(truth.prompt_logprobs, abs=2e-4)
 
 
 @pytest.mark.usefixtures("native_library")

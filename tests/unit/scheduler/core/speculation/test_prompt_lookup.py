@@ -14,6 +14,7 @@ from scheduler_service.core.row_columns import RowColumns
 from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.core.speculation.prompt_lookup import (
     FIRST_ACCEPTANCE,
+    NEWEST_WEIGHT,
     NUM_MATCHED,
     PromptLookup,
 )
@@ -42,8 +43,8 @@ class Texts:
 
     def look(self) -> list[bool]:
         row_ids = np.array([sequence.row_id for sequence in self.sequences])
-        found: list[bool] = self.lookup.look(row_ids).tolist()
-        return found
+        found = self.lookup.look(row_ids)
+        return [row_id in found for row_id in row_ids.tolist()]
 
     def guess(self, most: int, index: int = 0) -> list[int]:
         tokens: list[int] = self.lookup.propose(self.sequences[index].row_id, most).tolist()
@@ -161,7 +162,7 @@ class PlainSearch:
         self.tokens = [*self.tokens, *tokens]
         while guess is not None and start < len(self.tokens):
             is_right = self.tokens[guess] == self.tokens[start]
-            self.acceptance += 0.2 * (is_right - self.acceptance)
+            self.acceptance += NEWEST_WEIGHT * (is_right - self.acceptance)
             guess, start = (guess + 1, start + 1) if is_right else (None, start)
         self.guess = self._find() if guess is None else guess
 
