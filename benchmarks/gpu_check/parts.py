@@ -75,6 +75,7 @@ PARTS = (
         "small_cases",
         is_twin=True,
     ),
+    Part("runs", "several tokens a step: 0.6B, runs of 1 and 8, drafts", "runs", 120),
     Part("draws", "sampling, norms, gates, copies of blocks (F3, F11, F14)", "draws", 100),
     Part("shapes", "heads of 64 to 512, windows, float8 (F16, F18)", "shapes", 150),
     Part("tiles", "other sizes of attention's tiles (F5)", "tiles", 130),
