@@ -9,6 +9,7 @@ from typing import Any
 
 from scheduler_service.callers_config import CallersConfig
 from scheduler_service.core.config import BatchPolicyName, PolicyConfig, PreemptionMode
+from splitserve_metrics.address import MetricsAddress
 from splitserve_rpc.address_rules import AddressRules
 from splitserve_rpc.cluster_identity import Role
 from splitserve_rpc.security import Security, SecurityUnusable, check_exposure
@@ -41,7 +42,8 @@ class ClusterConfig:
 class SchedulerServiceConfig:
     """Everything the scheduler process reads. `journal`: the file to record in, None for none.
 
-    `peers`: other schedulers, as `splitserve_rpc.discovery` understands it.
+    `peers`: other schedulers, as `splitserve_rpc.discovery` understands it. `metrics`: None if
+    nobody is to read them.
     """
 
     listen: str
@@ -58,6 +60,7 @@ class SchedulerServiceConfig:
     audit_log: str | None = None
     no_operator_token: bool = False
     peers: str | None = None
+    metrics: MetricsAddress | None = None
 
     @classmethod
     def from_options(cls, values: Mapping[str, Any]) -> SchedulerServiceConfig:
@@ -90,6 +93,7 @@ class SchedulerServiceConfig:
             values["audit_log"],
             values["no_operator_token"],
             values["peers"],
+            MetricsAddress.from_options(values),
         )
 
 

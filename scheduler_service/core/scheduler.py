@@ -122,7 +122,7 @@ class Scheduler:
     @property
     def num_preemptions(self) -> int:
         """How often a request was preempted."""
-        return self.placement.num_preemptions
+        return self.placement.tally.num_preemptions
 
     @property
     def is_queue_full(self) -> bool:
