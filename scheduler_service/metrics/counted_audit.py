@@ -16,9 +16,19 @@ from scheduler_service.audit.events import (
     RequestQuarantined,
     RequestRefused,
 )
+from scheduler_service.core.request import FinishReason
 from splitserve_metrics.instruments import Instruments
+from splitserve_rpc.errors import CODE_OF_REASON
 
 _OTHER = "other"
+_CHANGES = ("joined", "drained", "lost")
+# Of a request; the errors are those that mean a fault, which alerts are about.
+_ENDS = (
+    *(reason.value for reason in FinishReason if reason is not FinishReason.ERROR),
+    "INVARIANT_BROKEN",
+    "EXECUTOR_LOST_REPEATEDLY",
+    "ROW_FAILED",
+)
 
 
 class CountedAudit:
@@ -37,6 +47,12 @@ class CountedAudit:
         self._tenant_outputs = instruments.counter("splitserve_tenant_output_tokens_total")
         self._changes = instruments.counter("splitserve_executor_changes_total")
         self._quarantined = instruments.counter("splitserve_requests_quarantined_total")
+        # One that begins with 1 has not risen, as Prometheus sees it: the first would be nobody's.
+        for counter, labels in (
+            (self._changes, _CHANGES), (self._refused, CODE_OF_REASON), (self._ended, _ENDS)
+        ):  # fmt: skip
+            for label in labels:
+                counter.labels(label)
 
     def record(self, event: AuditEvent) -> None:
         self._count(event)

@@ -95,12 +95,17 @@ class RequestTimes:
                 self._recovered(key, now_ns)
         last_ns = self._last_ns
         latest = dict.fromkeys(keys, now_ns)
-        gaps = [now_ns - last_ns[key] for key in latest if key in last_ns]
+        # For each row of each step: no loop of ours.
+        before = list(map(last_ns.get, latest))
+        has_firsts = None in before
         if len(latest) < len(keys):
             self._observe_runs(keys, now_ns)
-        elif gaps:
-            self.between_tokens.observe(np.array(gaps) / _S)
-        if len(gaps) < len(latest):
+        elif has_firsts:
+            known_ns = [each for each in before if each is not None]
+            self.between_tokens.observe((now_ns - np.array(known_ns, np.int64)) / _S)
+        else:
+            self.between_tokens.observe((now_ns - np.array(before, np.int64)) / _S)
+        if has_firsts:
             for key in [key for key in latest if key not in last_ns]:
                 known = self._open.get(key)
                 if known is None:
