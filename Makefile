@@ -20,11 +20,11 @@ GOOGLEAPIS_VERSION := 1.70.0
 NODE := clients/splitserve-node/node_modules/.ready tests/clients/node/node_modules/.ready
 MYPY_TARGETS := scheduler_service executor_service protos/splitserve_rpc \
 	protos/splitserve_options protos/splitserve_grammars protos/splitserve_keys protos/splitserve_metrics kernels/splitserve_kernels clients/splitserve_client \
-	clients/splitserve_cli clients/splitserve_gateway benchmarks tests tools/bundled_model
+	clients/splitserve_cli clients/splitserve_gateway clients/splitserve_bench benchmarks tests tools/bundled_model
 PIP := -m pip --disable-pip-version-check install --quiet
 
 .PHONY: help setup serve test check node quick-tests lint lint-ruff lint-format lint-types lint-imports buf \
-	check-protos fix protos options bench bench-scheduler bench-peers gpu-check models soak fuzz simulate chaos \
+	check-protos fix protos options bench bench-scheduler bench-peers bench-tokens gpu-check models soak fuzz simulate chaos \
 	compose-test \
 	clean
 
@@ -41,6 +41,7 @@ help:
 	@echo 'make bench         the benchmarks'
 	@echo 'make bench-scheduler  the scheduler alone'
 	@echo 'make bench-peers   a model and requests beside what other engines did with them'
+	@echo 'make bench-tokens  what a token costs, one a step and several, beside llama.cpp'
 	@echo 'make gpu-check     on a machine with a GPU: is it right there, and how fast'
 	@echo 'make models        every model type of transformers, made small, against Hugging Face'
 	@echo 'make soak          the property tests for an hour or so'
@@ -59,7 +60,7 @@ $(READY): pyproject.toml
 	@echo 'setup 2/3: $(TORCH) (the largest download)'
 	@$(BIN)/python $(PIP) '$(TORCH)'
 	@echo 'setup 3/3: splitserve and its tools'
-	@$(BIN)/python $(PIP) -e '.[executor,gateway,security,dev]'
+	@$(BIN)/python $(PIP) -e '.[executor,gateway,bench,security,dev]'
 	@$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/python $(PIP) -e '.[interpreter]'
 	@touch $@
 	@echo 'setup: done'
@@ -164,6 +165,10 @@ bench-scheduler: $(READY)
 # make bench-peers ARGS="--model DIR --workloads FILE --peer vllm=RESULT.json"
 bench-peers: $(READY)
 	@$(BIN)/python -m benchmarks.peers $(ARGS)
+
+# make bench-tokens ARGS="--llama-server PROGRAM --out benchmarks/results/NAME"
+bench-tokens: $(READY)
+	@$(BIN)/python -m benchmarks.more_tokens $(ARGS)
 
 # With another Python, say one whose torch has CUDA: make gpu-check PY=python3
 PY ?= $(BIN)/python

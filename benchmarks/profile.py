@@ -7,8 +7,9 @@ of matrix products, whichever takes longer; both are measured in this run, by pl
 JSON object for each part of each step, and tables.
 
 Parts: `messages` is a batch decoded, checked and written into the row table, and its answer
-encoded; `inputs` what Python does to call the native decoder; `norms` has the embedding, too;
-`kv_write` the rotary embedding.
+encoded; `inputs` what Python does to call the native decoder; `norms` has the embedding, too, and
+of few rows nothing else: each thread then normalises what it multiplies; `kv_write` the rotary
+embedding.
 """
 
 from __future__ import annotations

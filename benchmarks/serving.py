@@ -15,14 +15,14 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from benchmarks.report import emit
 from executor_service.config import ExecutorConfig
 from executor_service.engine_loader import LoadedEngine, load_engine
 from executor_service.service.decode_batch import decode_batch
-from executor_service.steps.step import PendingStep, StepInput
+from executor_service.steps.step import PendingStep, StepInput, execute_step
 from executor_service.steps.step_executor import StepExecutor
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import StepOutcome, StepStatus
@@ -39,7 +39,9 @@ START_TIMEOUT_S = 600.0
 
 
 @contextmanager
-def serving(model: str, threads: int, *executor_options: str) -> Iterator[str]:
+def serving(
+    model: str, threads: int, *executor_options: str, scheduler_options: Sequence[str] = ()
+) -> Iterator[str]:
     """A scheduler and an executor process; yields the address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -47,7 +49,10 @@ def serving(model: str, threads: int, *executor_options: str) -> Iterator[str]:
     common = [sys.executable, "-m"]
     quiet = ["--log-level", "error"]
     commands = (
-        [*common, "scheduler_service", "--listen", address, "--cluster-listen", address, *quiet],
+        [
+            *(*common, "scheduler_service", "--listen", address, "--cluster-listen", address),
+            *(*quiet, *scheduler_options),
+        ],
         [
             *(*common, "executor_service", "--model", model, "--threads", str(threads)),
             *("--scheduler", address, *quiet, *executor_options),
@@ -144,7 +149,7 @@ def alone(engine: LoadedEngine, steps: list[StepInput]) -> float:
     """Seconds the runner needs for `steps`."""
     start = time.perf_counter()
     for step in steps:
-        engine.runner.execute(step)
+        execute_step(engine.runner, step)
     return time.perf_counter() - start
 
 

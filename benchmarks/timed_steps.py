@@ -11,6 +11,7 @@ import torch
 
 from benchmarks.cpu_limits import StepSize
 from executor_service.engine_loader import LoadedEngine
+from executor_service.runner.model_runner import ModelRunner
 from executor_service.service.decode_batch import decode_batch
 from executor_service.service.encode_answer import encode_answer
 from executor_service.steps.executor_info import ExecutorInfo
@@ -39,6 +40,7 @@ class TimedExecutor:
         self._part_ns = torch.zeros(len(STEP_PARTS), dtype=torch.int64)
         load_library().part_ns = self._part_ns
         # Pages that were never written are all the same one, which no cache lets go of.
+        assert isinstance(engine.runner, ModelRunner), "no draft model"
         for pool in (*engine.runner.cache.key_pools, *engine.runner.cache.value_pools):
             pool.fill_(0.5)
 

@@ -110,6 +110,8 @@ def _open_metrics(config: ExecutorConfig) -> ExecutorMetrics | None:
 def _load(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
     if config.model != BUNDLED_MODEL:
         check_directory(config.model)
+    if config.draft_model not in (None, BUNDLED_MODEL):
+        check_directory(config.draft_model)
     # Torch takes seconds to import; by now the port is bound and health is answered. What modules
     # are made of stays: to have the collector go over it as it grows costs another second.
     gc.disable()

@@ -15,15 +15,17 @@ from splitserve_rpc.security import Security, check_exposure
 class ExecutorConfig:
     """Everything the executor process reads. None: the executor's own choice.
 
-    `model`: a checkpoint directory, or a model id of the Hugging Face hub. `block_size`: tokens.
-    `device_index`: among the GPUs that the process sees, from the first again beyond the last.
-    `drain_timeout_s`: that its scheduler gets to let what runs end, or to move it.
-    `memory_fraction`: of the device's memory. `num_host_blocks`: 0 for no swapping. `threads`: of
-    the CPU. Addresses are `host:port`. `scheduler`: as `splitserve_rpc.discovery` understands it.
+    `model`: a checkpoint directory, or a model id of the Hugging Face hub. `draft_model`: as
+    `model`; None for none. `block_size`: tokens. `device_index`: among the GPUs that the process
+    sees, from the first again beyond the last. `drain_timeout_s`: that its scheduler gets to let
+    what runs end, or to move it. `memory_fraction`: of the device's memory. `num_host_blocks`: 0
+    for no swapping. `threads`: of the CPU. Addresses are `host:port`. `scheduler`: as
+    `splitserve_rpc.discovery` understands it.
     """
 
     model: str
     served_model_name: str | None
+    draft_model: str | None
     dtype: str
     device: str
     device_index: int

@@ -29,12 +29,14 @@ from executor_service.runner.model_runner import ModelRunner
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
 from executor_service.runner.recorded_models import RecordedModels
 from executor_service.runner.trial_step import measure_step
+from executor_service.speculation.load_draft import LoadedDraft, load_draft
 from executor_service.steps.executor_info import (
     ExecutorInfo,
     ExecutorLimits,
     Feature,
     ModelInfo,
 )
+from executor_service.steps.step import Runner
 from splitserve_options.option import BUNDLED_MODEL
 from splitserve_rpc.server import MAX_MESSAGE_BYTES
 
@@ -51,7 +53,7 @@ class LoadedEngine:
     `grammars`: None if grammars cannot be followed with the tokenizer of the model.
     """
 
-    runner: ModelRunner
+    runner: Runner
     grammars: CompiledGrammars | None
     info: ExecutorInfo
     architecture: str
@@ -77,7 +79,10 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
         flash_attention_3=config.flash_attn_3_from,
     )
     loaded = compute.loaded
-    cache_config = _cache_config(config, compute)
+    draft: LoadedDraft | None = None
+    if config.draft_model is not None:
+        draft = load_draft(config.draft_model, loaded, config.attention_backend, compute.block_size)
+    cache_config = _cache_config(config, compute, draft)
     make_model, make_measured = compute.make_model, None
     unrecorded: AbstractContextManager[None] = nullcontext()
     if compute.is_recordable and config.cuda_graphs == "auto":
@@ -106,16 +111,25 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
     if loaded.device.type == "cpu":
         # On a GPU the host would wait for each token, where otherwise it waits for none.
         features.add(Feature.SEVERAL_TOKENS)
+    serving: Runner = runner
+    if draft is not None:
+        serving = draft.guessing_for(runner, loaded, config.max_num_batched_tokens)
     info = replace(info, features=frozenset(features), trial_step=trial_step)
     return LoadedEngine(
-        runner=runner,
+        runner=serving,
         grammars=grammars,
         info=info,
         architecture=loaded.architecture,
         device=str(loaded.device),
-        compute=compute.description,
+        compute=_described(compute, draft),
         tokenizer_files=loaded.tokenizer_files,
     )
+
+
+def _described(compute: Compute, draft: LoadedDraft | None) -> str:
+    if draft is None:
+        return compute.description
+    return f"{compute.description}, drafts of {draft.loaded.name} by {draft.compute.description}"
 
 
 def _grammars(loaded: LoadedModel) -> CompiledGrammars | None:
@@ -151,7 +165,9 @@ def _take_device(config: ExecutorConfig) -> str:
     return device
 
 
-def _cache_config(config: ExecutorConfig, compute: Compute) -> CacheConfig:
+def _cache_config(
+    config: ExecutorConfig, compute: Compute, draft: LoadedDraft | None
+) -> CacheConfig:
     sizes = CacheConfig(
         block_size=compute.block_size,
         num_device_blocks=config.num_device_blocks,
@@ -159,6 +175,7 @@ def _cache_config(config: ExecutorConfig, compute: Compute) -> CacheConfig:
         max_num_rows=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         copy_blocks=compute.copy_blocks,
+        more_layers=() if draft is None else draft.loaded.layers,
     )
     if config.memory_fraction is None:
         return sizes

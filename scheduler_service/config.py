@@ -8,7 +8,12 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from scheduler_service.callers_config import CallersConfig
-from scheduler_service.core.config import BatchPolicyName, PolicyConfig, PreemptionMode
+from scheduler_service.core.config import (
+    BatchPolicyName,
+    PolicyConfig,
+    PreemptionMode,
+    Speculation,
+)
 from splitserve_metrics.address import MetricsAddress
 from splitserve_rpc.address_rules import AddressRules
 from splitserve_rpc.cluster_identity import Role
@@ -132,6 +137,8 @@ def _policies(values: Mapping[str, Any]) -> PolicyConfig:
         num_lookahead_slots=values["num_lookahead_slots"],
         max_run_ahead=values["max_run_ahead"],
         max_run_ahead_ms=values["max_run_ahead_ms"],
+        speculation=Speculation(values["speculation"]),
+        max_draft_tokens=values["max_draft_tokens"],
         preemption_mode=PreemptionMode(values["preemption_mode"]),
         batch_policy=BatchPolicyName(values["batch_policy"]),
         delay_factor=values["delay_factor"],

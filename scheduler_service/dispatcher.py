@@ -195,8 +195,11 @@ class Dispatcher:
         self._queue.note(engine.scheduler)
         openings = engine.scheduler.openings
         if openings.nobody_waits:
-            if openings.is_open:
-                self._move_one([engine], self._owner.taking_requests())
+            # Mostly nobody waits anywhere, and whether one could begin here needs no answer.
+            engines = self._owner.taking_requests()
+            givers = [each for each in engines if not each.scheduler.openings.nobody_waits]
+            if givers and openings.is_open:
+                self._move_one([engine], givers)
         else:
             idle = [e for e in self._owner.taking_requests() if not e.scheduler.num_unfinished]
             self._move_one(idle, [engine])

@@ -70,6 +70,7 @@ class EncodedBatch:
 def encode_plan(plan: StepPlan, *, scheduler_epoch: int, executor_epoch: int) -> EncodedBatch:
     """The batch of a step."""
     planned = plan.work
+    drafts = planned.drafts
     batch = executor.ScheduleBatch(
         scheduler_epoch=scheduler_epoch,
         executor_epoch=executor_epoch,
@@ -88,6 +89,8 @@ def encode_plan(plan: StepPlan, *, scheduler_epoch: int, executor_epoch: int) ->
             num_run_on_tokens=b""
             if planned.num_run_on_tokens is None
             else planned.num_run_on_tokens.tobytes(),
+            draft_offsets=b"" if drafts is None else _offsets(drafts.counts),
+            draft_token_ids=b"" if drafts is None else drafts.token_ids.tobytes(),
         ),
     )
     if plan.table_writes:
@@ -103,14 +106,19 @@ def encode_plan(plan: StepPlan, *, scheduler_epoch: int, executor_epoch: int) ->
 
 
 def _encode_table_writes(writes: TableWrites) -> executor.TableWrites:
-    block_offsets = np.zeros(len(writes.counts) + 1, _I32)
-    block_offsets[1:] = writes.counts.cumsum()
     return executor.TableWrites(
         row_ids=writes.row_ids.tobytes(),
         start_indexes=writes.start_indexes.tobytes(),
-        block_offsets=block_offsets.tobytes(),
+        block_offsets=_offsets(writes.counts),
         block_ids=writes.block_ids.tobytes(),
     )
+
+
+def _offsets(counts: Int32Array) -> bytes:
+    """Where the elements of each begin, and where the last end."""
+    offsets = np.zeros(len(counts) + 1, _I32)
+    offsets[1:] = counts.cumsum()
+    return offsets.tobytes()
 
 
 def _encode_moves(pairs: list[tuple[int, int]], message: executor.BlockMoves) -> None:

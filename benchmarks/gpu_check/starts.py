@@ -21,6 +21,7 @@ from benchmarks.gpu_check.sizes import ModelShape, Rows, Sizes
 from benchmarks.gpu_check.steps import ALL_PARAMS
 from executor_service.config import ExecutorConfig
 from executor_service.engine_loader import LoadedEngine, load_engine
+from executor_service.runner.model_runner import ModelRunner
 from splitserve_options import options
 
 # What the log of a start says of its phases.
@@ -91,6 +92,7 @@ def _compiled_later(
     name: str, engine: LoadedEngine, shape: ModelShape, sizes: Sizes
 ) -> Measurement:
     """Steps of all sorts, at least one of each."""
+    assert isinstance(engine.runner, ModelRunner), "no draft model"
     limit = engine.info.limits
     most = min(limit.max_num_batched_tokens, int(shape.options["max_position_embeddings"]) // 2)
     with counted() as compiled:

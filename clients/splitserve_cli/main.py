@@ -20,6 +20,7 @@ commands:
   scheduler  run one scheduler process
   executor   run one executor process
   gateway    run one gateway process: OpenAI's HTTP API
+  bench      put load on a server, ours or another, and measure it
   certs      make certificates for a trial of mTLS
   keys       add, list and revoke API keys
   replay     decide again what a scheduler's journal says, and compare
@@ -32,6 +33,7 @@ _PROGRAMS = MappingProxyType(
         "scheduler": "scheduler_service",
         "executor": "executor_service",
         "gateway": "splitserve_gateway",
+        "bench": "splitserve_bench",
         "replay": "scheduler_service.journal",
     }
 )

@@ -10,8 +10,11 @@ from torch import Tensor
 
 from executor_service.backends.attention_trial import try_backend
 from executor_service.backends.compute import Compute, log_not_used
-from executor_service.decoders.cpu_decoder import build_native_model, why_not_native
-from executor_service.decoders.decoder import DecoderModel
+from executor_service.decoders.cpu_decoder import (
+    NativePagedModel,
+    build_native_model,
+    why_not_native,
+)
 from executor_service.decoders.packed_linears import pack_linears
 from executor_service.device.kv_cache import KVCache
 from executor_service.errors import BackendUnavailable, TrialFailed
@@ -79,7 +82,7 @@ def _native_decoder(
     loaded = replace(loaded, weights_bytes=native.num_bytes)
 
     def make_model(_loaded: LoadedModel, cache: KVCache) -> PagedModel:
-        return DecoderModel(native, cache)
+        return NativePagedModel(native, cache)
 
     return Compute(
         loaded,

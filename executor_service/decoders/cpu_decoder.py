@@ -1,6 +1,6 @@
 """Models of the Llama kind, run by the native decoder instead of `transformers`.
 
-Shape letter: T input tokens.
+Shape letters: T input tokens, R rows that run on, m tokens that a row of these may get.
 """
 
 from __future__ import annotations
@@ -8,10 +8,12 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from executor_service.decoders.decoder import try_decoder
+from executor_service.decoders.decoder import DecoderModel, try_decoder
 from executor_service.decoders.llama_parts import (
     decoder_shape,
     linear_weights,
@@ -21,10 +23,12 @@ from executor_service.decoders.llama_parts import (
     why_not_llama,
 )
 from executor_service.device.kv_cache import KVCache
+from executor_service.model.input_batch import InputBatch, PassRows
 from executor_service.model.loaded_model import LoadedModel
-from splitserve_kernels.cpu.decoder import DecoderPools, NativeDecoder
+from splitserve_kernels.cpu.decoder import DecoderPools, NativeDecoder, RunInput
 from splitserve_kernels.cpu.library import DTYPES, NativeLibrary
 from splitserve_kernels.paged_batch import PagedBatch
+from splitserve_kernels.run_rows import RunRows
 
 # The rotary embedding is tabulated for so many positions at a time.
 _ROTATION_STEP = 4096
@@ -109,6 +113,18 @@ class NativeModel:
         places = torch.arange(len(input_ids))
         return self._run(input_ids, places, rotation, paged, index, cache)
 
+    def run_on(self, first: PassRows, rows: RunRows, cache: KVCache) -> npt.NDArray[np.int32]:
+        """The tokens [R, m] that `rows` get, see `RunningModel`; `first` has their input."""
+        computed = first.num_computed_tokens
+        run_input = RunInput(
+            first.token_ids,
+            computed.astype(np.int32),
+            np.ascontiguousarray(first.block_tables, np.int32),
+        )
+        rotation = self._rotation_up_to(int((computed + rows.num_tokens).max()))
+        pools = self._pools_of(cache)
+        return self._decoder.run_on(run_input, rotation, pools, rows, self._loaded.vocab_size)
+
     def _run(
         self,
         input_ids: Tensor,
@@ -138,3 +154,18 @@ class NativeModel:
             pools = DecoderPools(cache.key_pools, cache.value_pools)
             self._bound = weakref.ref(cache), pools
         return self._bound[1]
+
+
+class NativePagedModel:
+    """A native model and the pools it works on, as a RunningModel."""
+
+    def __init__(self, native: NativeModel, cache: KVCache) -> None:
+        self._native = native
+        self._cache = cache
+        self._stepwise = DecoderModel(native, cache)
+
+    def logits(self, batch: InputBatch) -> Tensor:
+        return self._stepwise.logits(batch)
+
+    def decode_run(self, batch: InputBatch, rows: RunRows) -> npt.NDArray[np.int32]:
+        return self._native.run_on(batch.rows, rows, self._cache)

@@ -9,6 +9,7 @@ block is moved in one piece, however many layers there are, as whole words, what
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 import weakref
@@ -100,6 +101,13 @@ class KVCache:
     def device(self) -> torch.device:
         """Where the device pool is."""
         return self._device_pool.device
+
+    def of_layers(self, layers: slice) -> KVCache:
+        """The same blocks, as a model sees them that has only these layers of them."""
+        part = copy.copy(self)
+        part.key_pools, part.value_pools = self.key_pools[layers], self.value_pools[layers]
+        part.scales = self.scales[layers]
+        return part
 
     def swap_out(self, moves: BlockMoves) -> None:
         """Copies device blocks `moves.sources` over host blocks `moves.destinations`.

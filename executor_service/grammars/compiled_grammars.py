@@ -144,5 +144,23 @@ class StepOfGrammars:
             for place, row in enumerate(rows.tolist())
             if row in index_of
         ]
+        return self._at(found)
+
+    def drafted(
+        self, rows: Int64Array, histories: Sequence[Sequence[int] | None]
+    ) -> StepOfGrammars:
+        """See `StepGrammars`."""
+        # What each of a row's drafts would have to follow, too.
+        self.grammars.advance(self.states, may_wait=False)
+        state_of = dict(zip(self.rows.tolist(), self.states, strict=True))
+        found = [
+            (place, state_of[row].drafted(history))
+            for place, (row, history) in enumerate(zip(rows.tolist(), histories, strict=True))
+            if row in state_of and history is not None
+        ]
+        return self._at(found)
+
+    def _at(self, found: Sequence[tuple[int, RowGrammar]]) -> StepOfGrammars:
+        """Of a step with these states at these rows."""
         places = np.array([place for place, _ in found], np.int64)
         return StepOfGrammars(self.grammars, places, [state for _, state in found])

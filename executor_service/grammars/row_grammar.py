@@ -103,6 +103,17 @@ class RowGrammar:
         if self.matcher is not None and self.matcher.is_error():
             self._fail(self.matcher.get_error(), compiler)
 
+    def drafted(self, history: Sequence[int]) -> RowGrammar:
+        """What follows `history`: this one, if it is its own, else one that goes on from here."""
+        if history is self._history:
+            return self
+        other = RowGrammar(self._grammar, history, self._num_prompt_tokens)
+        other._num_followed = self._num_followed
+        other.error, other.wanted = self.error, self.wanted
+        if self.matcher is not None:
+            other.matcher = self.matcher.deep_copy()
+        return other
+
     def _fail(self, error: str, compiler: GrammarCompiler) -> None:
         """Begins anew with a lexer that is empty, if that is what it takes."""
         self.matcher = None

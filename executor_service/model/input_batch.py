@@ -22,7 +22,12 @@ from executor_service.device.streams import streams_of
 from executor_service.device.uploads import Numbers, Uploads
 from executor_service.steps.step import BoolArray, Int32Array, Int64Array, StepInput
 from splitserve_kernels.draw_rows import DrawRows
-from splitserve_kernels.paged_batch import PagedBatch, RowLayout, lay_out_rows
+from splitserve_kernels.paged_batch import (
+    PagedBatch,
+    RowLayout,
+    lay_out_decodes,
+    lay_out_rows,
+)
 
 # How the rows of a pass that sample are drawn; None if more than their logits decides.
 PlainDraws = Callable[[], DrawRows | None]
@@ -177,6 +182,10 @@ def lay_out(
     resident_tables: Tensor | None = None,
 ) -> tuple[Readout, PassRows]:
     """The rows `selected` of `step`, see `build_input_batch`, and whose their logits are."""
+    if len(selected) == step.num_rows == len(step.token_ids):
+        scores_prompt = step.sampling_params.num_prompt_logprobs >= 0
+        if not np.count_nonzero(scores_prompt):
+            return _lay_out_decodes(step, selected, block_size, sampled, resident_tables)
     new = step.num_new_tokens[selected].astype(np.int64)
     # How they are laid out, and where of that the rows are as the step has them.
     order = np.argsort(new > 1, kind="stable")
@@ -213,6 +222,33 @@ def lay_out(
         resident = ResidentRows(resident_tables, step.row_ids[rows_in_order].astype(np.int64))
     rows = PassRows(token_ids, computed[order], tables, layout, logits_index, awaited, resident)
     return readout, rows
+
+
+def _lay_out_decodes(
+    step: StepInput,
+    selected: Int64Array,
+    block_size: int,
+    sampled: SampledTokens | None,
+    resident_tables: Tensor | None,
+) -> tuple[Readout, PassRows]:
+    """The same of a whole step with one input token a row, which is what most of them are."""
+    computed, tables = step.num_computed_tokens.astype(np.int64), step.block_tables
+    resident = None
+    if resident_tables is None:
+        tables = np.ascontiguousarray(tables)
+    else:
+        resident = ResidentRows(resident_tables, step.row_ids.astype(np.int64))
+    sampling_rows, none = selected[step.samples], np.empty(0, np.int64)
+    rows = PassRows(
+        token_ids=step.token_ids.astype(np.int64),
+        num_computed_tokens=computed,
+        block_tables=tables,
+        layout=lay_out_decodes(tables, computed, block_size),
+        logits_index=sampling_rows,
+        awaited=_awaited(step, selected, selected, sampled),
+        resident=resident,
+    )
+    return Readout(sampling_rows, none, none), rows
 
 
 def send_rows(rows: PassRows, uploads: Uploads) -> PassTensors:

@@ -1,10 +1,16 @@
-"""What a forward pass runs: a model whose attention goes through the KV pools."""
+"""What a forward pass runs: a model whose attention goes through the KV pools.
+
+Shape letters: R rows of a pass, m tokens that a row of it may get, S rows that sample, P scored
+prompt tokens, V vocabulary.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from executor_service.device.kv_cache import KVCache
@@ -13,6 +19,7 @@ from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.transformers_attention import StepContext, bind
 from splitserve_kernels import reference
 from splitserve_kernels.paged_batch import AttentionBackend
+from splitserve_kernels.run_rows import RunRows
 
 
 class PagedModel(Protocol):
@@ -22,6 +29,22 @@ class PagedModel(Protocol):
         """Float32 logits [S + P, V] of the tokens that `batch.logits_index` names.
 
         The next call may overwrite them.
+        """
+        ...
+
+
+@runtime_checkable
+class RunningModel(PagedModel, Protocol):
+    """One that also draws tokens, and goes on with them by itself."""
+
+    def decode_run(self, batch: InputBatch, rows: RunRows) -> npt.NDArray[np.int32]:
+        """The tokens [R, m] that the rows of `batch` get, -1 behind the last one of each.
+
+        Every row of `batch` has one input token, whose logits `batch` asks for; the block tables
+        have the slots of all that `rows` permits. A row ends at its number of tokens, behind a
+        token that ends it, and before logits that are NaN, +inf or -inf alone: it has no token
+        then if these are its first. Tokens, and what is written to the pools up to the slot before
+        the last one's, are what as many passes of one token bring.
         """
         ...
 

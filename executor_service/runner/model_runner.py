@@ -24,6 +24,7 @@ from executor_service.device.uploads import Uploads
 from executor_service.errors import OutOfMemory, StepFailed
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import PagedModel
+from executor_service.runner.decode_runs import DecodeRuns
 from executor_service.runner.forward_pass import ForwardPass
 from executor_service.runner.pending_sampling import PendingSampling
 from executor_service.runner.prompt_logprob_chunks import run_in_parts, scores_too_much
@@ -72,6 +73,7 @@ class ModelRunner:
         self._counts = TokenCounts(loaded.vocab_size, cache.device, uploads)
         self._sampled = SampledTokens()
         self._forward_pass = ForwardPass(loaded, cache, model, uploads, self._sampled)
+        self._runs = DecodeRuns(loaded, cache, model, uploads)
         self._draw = draw
         self._adjust = adjust
         self._transfers = BlockTransfers(cache, self._streams)
@@ -88,17 +90,34 @@ class ModelRunner:
         if self._unfinished and (runs_on or is_cut):
             return None
         if runs_on:
-            return FinishedStep(run_on(step, self.execute))
+            return FinishedStep(run_on(step, self.execute, self._execute_run))
         if is_cut:
             return FinishedStep(run_in_parts(step, lambda part: self._begin(part).finish()))
         return self._begin(step)
 
     @torch.inference_mode()
-    def _begin(self, step: StepInput) -> PendingModelStep:
+    def _execute_run(self, step: StepInput) -> StepOutput | None:
+        """What becomes of `step` and its runs in one go; None if that does not serve it."""
+        if not self._runs.serves(step):
+            return None
+        self._release_memory()
+        with self._failing_the_step(), self._streams.on_device():
+            move_timers = self._transfers.begin(step)
+            timer = self._streams.start_timer()
+            output = self._runs.run(step)
+            timer.stop()
+            move_us = self._transfers.finish(move_timers)
+            return replace(output, move_us=move_us, forward_us=timer.elapsed_us())
+
+    def _release_memory(self) -> None:
         if self._ran_out_of_memory:
             # Not when it happened: the error still held the tensors of that step.
             self._ran_out_of_memory = False
             release_cached_memory(self.cache.device)
+
+    @torch.inference_mode()
+    def _begin(self, step: StepInput) -> PendingModelStep:
+        self._release_memory()
         if not (self._unfinished or step.sampling_params.adjusts_logits.any()):
             # Histories of rows that are gone need not be kept.
             self._counts.forget()

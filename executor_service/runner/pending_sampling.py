@@ -35,7 +35,7 @@ from executor_service.steps.step import (
 )
 from executor_service.steps.token_masks import TokenMasks
 
-_INVALID_LOGITS = "the model returned logits that are NaN, +inf, or -inf alone"
+INVALID_LOGITS = "the model returned logits that are NaN, +inf, or -inf alone"
 
 
 @dataclass(slots=True)
@@ -118,7 +118,7 @@ class PendingSampling:
         for row, message in self._row_errors.items():
             rows.fail([row], RowStatus.FAILED, message)
         rows.token_ids[self.rows] = sampled_ids
-        rows.fail(self.rows[sampled_ids < 0].tolist(), RowStatus.INVALID_LOGITS, _INVALID_LOGITS)
+        rows.fail(self.rows[sampled_ids < 0].tolist(), RowStatus.INVALID_LOGITS, INVALID_LOGITS)
         self._leave_out(rows)
         prompt_logprobs = self._prompt_logprobs(rows, columns[self._num_scores :])
         return StepOutput(
@@ -162,7 +162,7 @@ class PendingSampling:
             return None
         is_valid, *columns = scores
         invalid_rows = np.unique(tokens.row_indexes[~is_valid])
-        rows.fail(invalid_rows.tolist(), RowStatus.INVALID_LOGITS, _INVALID_LOGITS)
+        rows.fail(invalid_rows.tolist(), RowStatus.INVALID_LOGITS, INVALID_LOGITS)
         return _columns(tokens, columns, rows.is_computed[tokens.row_indexes])
 
 

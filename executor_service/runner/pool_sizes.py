@@ -9,7 +9,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from executor_service.device.errors import is_out_of_memory, release_cached_memory
-from executor_service.device.kv_cache import CopyBlocks, KVCache, block_bytes, copy_in_torch
+from executor_service.device.kv_cache import (
+    CopyBlocks,
+    KVCache,
+    LayerShape,
+    block_bytes,
+    copy_in_torch,
+)
 from executor_service.device.memory import (
     PeakMeter,
     available_host_bytes,
@@ -38,7 +44,8 @@ class CacheConfig:
     `host_memory_fraction` of the host memory that the device pool leaves free.
     `max_auto_blocks`: of those that are made to fit. The scheduler keeps books on every block.
     `max_num_rows`, `max_num_batched_tokens`: of a step; 0 for nothing to leave room for.
-    `copy_blocks`: what copies within the device pool.
+    `copy_blocks`: what copies within the device pool. `more_layers`: what another model has in the
+    same blocks, behind the layers of the one that is served.
     """
 
     block_size: int = 16
@@ -51,6 +58,7 @@ class CacheConfig:
     max_num_rows: int = 0
     max_num_batched_tokens: int = 0
     copy_blocks: CopyBlocks = copy_in_torch
+    more_layers: tuple[LayerShape, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +73,19 @@ class _RunnerFactory:
     adjust: Adjust
 
     @property
+    def layers(self) -> tuple[LayerShape, ...]:
+        """Of one block."""
+        return (*self.loaded.layers, *self.cache_config.more_layers)
+
+    @property
     def block_bytes(self) -> int:
         """Of one block."""
-        return block_bytes(self.loaded.layers, self.cache_config.block_size, self.loaded.kv_dtype)
+        return block_bytes(self.layers, self.cache_config.block_size, self.loaded.kv_dtype)
 
     def cache(self, num_device_blocks: int, num_host_blocks: int) -> KVCache:
         """Allocates the pools. Raises OutOfMemory."""
         return KVCache(
-            layers=self.loaded.layers,
+            layers=self.layers,
             block_size=self.cache_config.block_size,
             num_device_blocks=num_device_blocks,
             num_host_blocks=num_host_blocks,

@@ -33,6 +33,7 @@ _BLOCK = 512
 # Rows whose logits are adjusted at a time on a CPU. Their copy is small enough for memory that was
 # used before: that of a whole step would be mapped, and unmapped, each time.
 _ROWS_AT_A_TIME = 32
+_NO_ROWS = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +58,11 @@ class SamplingRows:
     @property
     def penalized(self) -> Int64Array:
         """The rows with penalties, rising indexes."""
-        return np.array(
-            [
-                row
-                for row in np.flatnonzero(self.params.adjusts_logits).tolist()
-                if self.params[row].uses_penalties
-            ],
-            np.int64,
-        )
+        adjusts = self.params.adjusts_logits
+        if not np.count_nonzero(adjusts):
+            return _NO_ROWS
+        rows = np.flatnonzero(adjusts).tolist()
+        return np.array([row for row in rows if self.params[row].uses_penalties], np.int64)
 
     def with_counts(self, counts: TokenCounts, row_ids: Int32Array) -> SamplingRows:
         """With the counts of those that have penalties, as they are in `counts`.

@@ -11,10 +11,13 @@ INT32 = np.dtype("<i4")
 INT64 = np.dtype("<i8")
 FLOAT32 = np.dtype("<f4")
 UINT8 = np.dtype("u1")
+_NO_INT32 = np.empty(0, INT32)
 
 
 def read_int32(column: bytes, path: str) -> Int32Array:
     """The elements of an i32 column. Raises BatchRefused if it is none."""
+    if not column:
+        return _NO_INT32
     if len(column) % 4:
         raise _no_column(column, 4, path)
     return np.frombuffer(column, INT32)

@@ -13,10 +13,10 @@ import numpy as np
 from executor_service.steps.batch import NewCross, NewRows, TableWrites
 from executor_service.steps.block_tables import BlockTables
 from executor_service.steps.sampled_inputs import SampledInputs
-from executor_service.steps.sampled_runs import SampledRuns
 from executor_service.steps.sampling_params import ParamRows
 from executor_service.steps.step import BoolArray, CrossInput, Int32Array, Int64Array
 from executor_service.steps.token_masks import RowGrammars, StepGrammars
+from executor_service.steps.token_runs import TokenRuns
 
 _NO_BLOCK = -1
 _NO_IDS = np.empty(0, np.int32)
@@ -203,7 +203,7 @@ class RowTable:
         row_ids: Int32Array,
         step_id: int,
         token_ids: Int32Array,
-        runs: SampledRuns | None = None,
+        runs: TokenRuns | None = None,
     ) -> None:
         """Remembers what the rows sampled in `step_id`: last `token_ids` [R], -1 for nothing.
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from executor_service.steps.sampled_runs import SampledRuns
 from executor_service.steps.step import BoolArray, Int32Array, Int64Array
+from executor_service.steps.token_runs import TokenRuns
 
 _NO_TOKEN = -1
 # Stands for a token that is not known yet.
@@ -93,7 +93,7 @@ class SampledInputs:
         self._positions[line][indexes] = positions
 
     def record(
-        self, row_ids: Int32Array, step_id: int, token_ids: Int32Array, runs: SampledRuns | None
+        self, row_ids: Int32Array, step_id: int, token_ids: Int32Array, runs: TokenRuns | None
     ) -> BoolArray:
         """The rows sampled `token_ids` [R] in `step_id`, -1 for nothing, as the last of `runs`.
 

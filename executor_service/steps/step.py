@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from executor_service.steps.block_tables import BlockTables
-from executor_service.steps.sampled_runs import SampledRuns
 from executor_service.steps.sampling_params import ParamRows
 from executor_service.steps.token_masks import StepGrammars
+from executor_service.steps.token_runs import TokenRuns
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
@@ -91,7 +91,9 @@ class StepInput:
     same object, for as long as the row is there, so what awaited steps sample comes to be in it;
     for rows whose params say `reads_output`, nothing is awaited.
     `num_run_on_tokens`: [R] int32, how many tokens more each may get by running on; None if no row
-    may get any; whoever runs such a step appends to histories what rows go on from.
+    may get any; whoever runs such a step appends to histories what rows go on from. `drafts`: R
+    guesses of what follows the input, of rows that sample; None if there are none, and where
+    `num_run_on_tokens` is None.
     `adapters`: R names, empty for a row without; or nothing at all if no row has one. `cross`: None
     if no row has encoder tokens. `awaited`: None if all tokens are known. `grammars`: None if no
     row has one, or nobody here follows them. `tables`: those of all row ids, of which
@@ -118,11 +120,17 @@ class StepInput:
     grammars: StepGrammars | None = None
     tables: BlockTables | None = None
     num_run_on_tokens: Int32Array | None = None
+    drafts: TokenRuns | None = None
 
     @property
     def num_rows(self) -> int:
         """R."""
         return len(self.row_ids)
+
+    @property
+    def moves_blocks(self) -> bool:
+        """Whether anything comes before rows are computed."""
+        return any(len(moves.sources) for moves in (self.swap_out, self.swap_in, self.copy))
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +186,16 @@ class StepOutput:
     move_us: int = 0
     forward_us: int = 0
     sample_us: int = 0
-    runs: SampledRuns | None = None
+    runs: TokenRuns | None = None
+
+    def token_ids_of(self, row: int) -> list[int]:
+        """What a row sampled; nothing is an empty list."""
+        if self.runs is None:
+            token_id = int(self.sampled_token_ids[row])
+            return [token_id] if token_id >= 0 else []
+        start, end = self.runs.offsets[row : row + 2].tolist()
+        token_ids: list[int] = self.runs.token_ids[start:end].tolist()
+        return token_ids
 
 
 class PendingStep(Protocol):

@@ -24,6 +24,7 @@ from executor_service.steps.step import (
     StepInput,
     StepOutput,
 )
+from executor_service.steps.token_runs import TokenRuns
 
 _Number = TypeVar("_Number", np.int32, np.uint8)
 
@@ -133,6 +134,7 @@ def prepare_step(
         awaited=awaited,
         grammars=rows.grammars(row_ids),
         num_run_on_tokens=_num_run_on_tokens(work, kept),
+        drafts=_drafts(work, kept),
     )
     return PreparedStep(step, len(work.row_ids), kept)
 
@@ -146,15 +148,20 @@ def first_positions(step_id: int, work: Work, rows: RowTable) -> Int32Array:
 
 
 def _num_run_on_tokens(work: Work, kept: Int64Array | None) -> Int32Array | None:
-    """[K], how far rows run on; None if no row may get several tokens.
-
-    Drafts are left out, as the contract allows.
-    """
+    """[K], how far rows run on; None if no row may get several tokens."""
     if not work.has_several:
         return None
     if not len(work.num_run_on_tokens):
         return np.zeros(len(work.row_ids) if kept is None else len(kept), np.int32)
     return _select(work.num_run_on_tokens, kept)
+
+
+def _drafts(work: Work, kept: Int64Array | None) -> TokenRuns | None:
+    """Of the K rows; None if none has any."""
+    if not len(work.draft_token_ids):
+        return None
+    drafts = TokenRuns(work.draft_offsets, work.draft_token_ids)
+    return drafts if kept is None else drafts.take(kept)
 
 
 def _resolve_tokens(

@@ -36,7 +36,7 @@ def part_of(
 ) -> StepInput:
     """A step of `rows` [K] alone, without block moves; `token_ids` [T] are what it computes.
 
-    Nothing is awaited, nothing encoded, and no row runs on.
+    Nothing is awaited, nothing encoded, and no row has drafts or runs on.
     """
     return replace(
         step,
@@ -58,6 +58,7 @@ def part_of(
         awaited=None,
         grammars=None if step.grammars is None else step.grammars.take(rows),
         num_run_on_tokens=None,
+        drafts=None,
     )
 
 

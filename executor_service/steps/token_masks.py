@@ -55,6 +55,13 @@ class StepGrammars(Protocol):
         """As of a step that has only `rows`, in this order."""
         ...
 
+    def drafted(self, rows: _Int64s, histories: Sequence[Sequence[int] | None]) -> StepGrammars:
+        """As of a step that has `rows`, some more than once, each after all of its history.
+
+        What is there more in a history than in that of the row may turn out to be wrong.
+        """
+        ...
+
 
 class RowGrammars(Protocol):
     """The grammars of all rows of an executor, by row ids."""

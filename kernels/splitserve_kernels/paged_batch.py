@@ -120,6 +120,25 @@ def lay_out_rows(
     )
 
 
+def lay_out_decodes(
+    block_tables: npt.NDArray[Any], num_computed_tokens: Int64Array, block_size: int
+) -> RowLayout:
+    """What `lay_out_rows` says of rows with one new token each, in fewer operations."""
+    num_rows = len(num_computed_tokens)
+    starts = np.arange(num_rows + 1)
+    rows = starts[:-1]
+    blocks = block_tables[rows, num_computed_tokens // block_size].astype(np.int64)
+    return RowLayout(
+        row_of_token=rows,
+        positions=num_computed_tokens.copy(),
+        slots=blocks * block_size + num_computed_tokens % block_size,
+        query_starts=starts,
+        max_num_new_tokens=1 if num_rows else 0,
+        max_num_tokens=int(np.maximum.reduce(num_computed_tokens)) + 1 if num_rows else 0,
+        num_decodes=num_rows,
+    )
+
+
 def _num_leading_ones(numbers: Int64Array) -> int:
     others = np.flatnonzero(numbers != 1)
     return int(others[0]) if len(others) else len(numbers)

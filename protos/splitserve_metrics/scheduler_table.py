@@ -212,6 +212,13 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
         "of blocks: fewer rows or more blocks; of urgency: priorities or deadlines are doing it",
         ("executor", "kind", "cause"),
     ),
+    Metric(
+        "splitserve_draft_tokens_total",
+        _COUNTER,
+        "Guesses of next tokens that steps verified, by what came of them",
+        "of rejected beside accepted: they cost more than they bring",
+        ("executor", "outcome"),
+    ),
     # -- the process ---------------------------------------------------------------------------
     Metric(
         "splitserve_client_streams",

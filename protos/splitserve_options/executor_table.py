@@ -28,6 +28,16 @@ EXECUTOR_OPTIONS: tuple[Option, ...] = (
         metavar="NAME",
     ),
     Option(
+        "draft-model",
+        Kind.TEXT,
+        "on a CPU: a smaller checkpoint with the same tokens, which guesses tokens that the model"
+        " then verifies several at a time; it does what --max-run-ahead permits, and changes none",
+        _MODEL,
+        _SERVE_EXECUTOR,
+        default_text="none; bundled: that of the bundled model",
+        metavar="DIR_OR_HUB_ID",
+    ),
+    Option(
         "dtype",
         Kind.CHOICE,
         "data type of weights, activations and KV cache",

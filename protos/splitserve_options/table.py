@@ -209,7 +209,7 @@ OPTIONS: tuple[Option, ...] = (
         "most tokens of a sequence in one step, while nobody waits, where executors can do so",
         _POLICY,
         _SERVE_SCHEDULER,
-        1,
+        8,
         minimum=1,
         maximum=256,
     ),
@@ -222,6 +222,27 @@ OPTIONS: tuple[Option, ...] = (
         40,
         minimum=1,
         maximum=10_000,
+    ),
+    Option(
+        "speculation",
+        Kind.CHOICE,
+        "who guesses the next tokens, which executors verify together: prompt-lookup finds the last"
+        " ones earlier in the same sequence, and guesses what came then; it pays where text repeats"
+        " itself, and tokens are the same ones without",
+        _POLICY,
+        _SERVE_SCHEDULER,
+        "off",
+        choices=("off", "prompt-lookup"),
+    ),
+    Option(
+        "max-draft-tokens",
+        Kind.INTEGER,
+        "most guesses of a sequence in one step; fewer are made as long as fewer pay",
+        _POLICY,
+        _SERVE_SCHEDULER,
+        16,
+        minimum=1,
+        maximum=64,
     ),
     Option(
         "max-loras",

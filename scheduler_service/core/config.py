@@ -29,6 +29,13 @@ class BatchPolicyName(Enum):
     PREFILL_FIRST = "prefill-first"
 
 
+class Speculation(Enum):
+    """Who guesses which tokens follow."""
+
+    OFF = "off"
+    PROMPT_LOOKUP = "prompt-lookup"
+
+
 class PreemptionMode(Enum):
     """What becomes of the KV of a preempted request. AUTO: whichever is estimated to be cheaper."""
 
@@ -43,7 +50,8 @@ class PolicyConfig:
 
     `separates_tenants`: the prefix cache never shares a block of one tenant with another.
     `max_run_ahead`: most tokens of a row in one step by running on, 1 or less for none;
-    `max_run_ahead_ms`: how long such a step may take.
+    `max_run_ahead_ms`: how long such a step may take. `max_draft_tokens`: most guesses of a row in
+    one step.
     """
 
     prefix_caching: bool = True
@@ -52,6 +60,8 @@ class PolicyConfig:
     num_lookahead_slots: int = 0
     max_run_ahead: int = 1
     max_run_ahead_ms: int = 40
+    speculation: Speculation = Speculation.OFF
+    max_draft_tokens: int = 16
     preemption_mode: PreemptionMode = PreemptionMode.AUTO
     batch_policy: BatchPolicyName = BatchPolicyName.MIXED
     delay_factor: float = 0.0
@@ -115,8 +125,20 @@ class SchedulerConfig(PolicyConfig):
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether a row may get several tokens in one step."""
+        """Whether a row may get several tokens in one step by running on."""
         return self.max_run_ahead > 1 and Feature.SEVERAL_TOKENS in self.features
+
+    @property
+    def speculates(self) -> bool:
+        """Whether a row may get several tokens in one step by guesses of them."""
+        is_wanted = self.speculation is not Speculation.OFF and self.max_draft_tokens > 0
+        return is_wanted and Feature.SEVERAL_TOKENS in self.features
+
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens that a row may get in one step."""
+        most = self.max_run_ahead if self.runs_ahead else 1
+        return most + self.max_draft_tokens if self.speculates else most
 
     @property
     def num_device_slots(self) -> int:
@@ -171,5 +193,6 @@ _LEAST = {
     "num_lookahead_slots": 0,
     "max_run_ahead": 0,
     "max_run_ahead_ms": 0,
+    "max_draft_tokens": 0,
     "delay_factor": 0.0,
 }

@@ -69,6 +69,7 @@ class Placement:
         self.suspects = Suspects()
         self.last_planned_step_id = last_step
         self.last_answered_step_id = last_step
+        self.last_answered_at_ns = 0
         self.now_ns = 0
         self.ended: list[Request] = []
         self.ended_sequences: list[Sequence] = []
@@ -205,7 +206,7 @@ class Placement:
 
     def step_answered(self, step_id: int) -> None:
         """The result of a step was applied: frees what only waited for it."""
-        self.last_answered_step_id = step_id
+        self.last_answered_step_id, self.last_answered_at_ns = step_id, self.now_ns
         self.blocks.step_answered(step_id)
         if self.departures:
             self.departures.step_answered(step_id)

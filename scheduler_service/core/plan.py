@@ -76,14 +76,26 @@ class BlockMoves:
 
 
 @dataclass(frozen=True, slots=True)
+class Drafts:
+    """Guesses of the tokens that follow the input of rows; see `Work.draft_token_ids` in the proto.
+
+    `counts[i]` of `token_ids`, int32 both, are those of row i, the rows one after the other.
+    """
+
+    counts: Int32Array
+    token_ids: Int32Array
+
+
+@dataclass(frozen=True, slots=True)
 class RowWork:
     """What the rows of a step compute; see `Work` in the proto.
 
     `stay_ids`: [R] int64, which stay of which sequence in the row this is. `row_ids`,
     `num_computed_tokens`, `num_new_tokens`, `sampled_steps_back`: [R]. `samples`: [R] bool, None if
     all rows sample. `token_ids`: [I] int32, the literal input tokens, concatenated.
-    `num_run_on_tokens`: [R] int32, how many tokens more than one a row may get; None for none. As
-    long as steps before this one have no result, `num_computed_tokens` are the most they can be.
+    `num_run_on_tokens`: [R] int32, how many tokens a row may get by running on; None for none.
+    `drafts`: of those whose tokens are known; None for none. As long as steps before this one have
+    no result, `num_computed_tokens` are the most they can be.
     """
 
     row_ids: Int64Array
@@ -94,17 +106,39 @@ class RowWork:
     token_ids: Int32Array
     samples: BoolArray | None
     num_run_on_tokens: Int32Array | None = None
+    drafts: Drafts | None = None
+
+    @property
+    def num_more_tokens(self) -> Int32Array | None:
+        """How many tokens more than one each row may get, [R]; None if no row may get any."""
+        if self.drafts is None:
+            return self.num_run_on_tokens
+        if self.num_run_on_tokens is None:
+            return self.drafts.counts
+        return self.drafts.counts + self.num_run_on_tokens
+
+    @property
+    def num_inputs(self) -> Int32Array:
+        """How many tokens each row computes in the first pass, [R]: its input and its drafts."""
+        return (
+            self.num_new_tokens if self.drafts is None else self.num_new_tokens + self.drafts.counts
+        )
 
     @property
     def num_written(self) -> Int32Array:
         """How many slots each row writes at most, [R]."""
-        if self.num_run_on_tokens is None:
-            return self.num_new_tokens
-        return self.num_new_tokens + self.num_run_on_tokens
+        num_more = self.num_more_tokens
+        return self.num_new_tokens if num_more is None else self.num_new_tokens + num_more
 
     @property
     def most_tokens(self) -> int:
         """The most that some row may get."""
+        num_more = self.num_more_tokens
+        return 1 if num_more is None else 1 + int(num_more.max())
+
+    @property
+    def num_passes(self) -> int:
+        """How often at most the step goes through the model."""
         return 1 if self.num_run_on_tokens is None else 1 + int(self.num_run_on_tokens.max())
 
 
@@ -125,12 +159,15 @@ class StepPlan:
     moves: BlockMoves
     work: RowWork
     published: Mapping[int, list[int]] = field(default_factory=dict)
+    planned_at_ns: int = 0
 
     @property
     def num_tokens(self) -> int:
-        """Input tokens of the step."""
-        is_decode = len(self.work.token_ids) == 0
-        return len(self.work.row_ids) if is_decode else int(self.work.num_new_tokens.sum())
+        """Input tokens of the step, drafts among them."""
+        work = self.work
+        is_decode = len(work.token_ids) == 0
+        num_tokens = len(work.row_ids) if is_decode else int(work.num_new_tokens.sum())
+        return num_tokens if work.drafts is None else num_tokens + len(work.drafts.token_ids)
 
 
 class ContractBroken(Exception):

@@ -7,7 +7,7 @@ from bisect import bisect_left
 
 import numpy as np
 
-from scheduler_service.core.plan import RowWork, TableWrites
+from scheduler_service.core.plan import Drafts, RowWork, TableWrites
 from scheduler_service.core.request import (
     NO_ROW,
     BoolArray,
@@ -58,6 +58,8 @@ class RowColumns:
     of the sequence at once, 0 if something else chooses it, or if it may not come. `may_repeat`: 1
     if the last token may have to be computed
     again, because the row has a grammar and no token yet in this stay; else 0.
+    `is_held_back`: it is not planned before all its tokens are known;
+    `has_held_back`: there may be such rows.
     `unsampled_since_ns`: since when that is so, 0 if it never was; `ask_alone_at_ns`: when a step
     of such rows alone is next, 0 for at once. `sampled_in_step`: the step that samples the last
     token, 0 if the executor did not. `last_step_id`: the latest step that has the row. `stay_ids`:
@@ -84,6 +86,8 @@ class RowColumns:
         self.run_limit = np.zeros(max_num_rows, np.int32)
         self.promises = np.zeros(max_num_rows, np.int32)
         self.may_repeat = np.zeros(max_num_rows, np.int32)
+        self.is_held_back = np.zeros(max_num_rows, np.bool_)
+        self.has_held_back = False
         self.unsampled_since_ns = np.zeros(max_num_rows, np.int64)
         self.ask_alone_at_ns = np.zeros(max_num_rows, np.int64)
         self.sampled_in_step = np.zeros(max_num_rows, np.int64)
@@ -157,6 +161,7 @@ class RowColumns:
         self.may_repeat[row_id] = may_repeat = request.params.grammar is not None
         self.promises[row_id] = promises = request.params.beam is None and not may_repeat
         self.num_without_promise += not promises
+        self.is_held_back[row_id] = False
         self.unsampled_since_ns[row_id] = self.ask_alone_at_ns[row_id] = 0
         self.sampled_in_step[row_id] = self.last_step_id[row_id] = 0
         self.stay_ids[row_id] = self._last_stay_id
@@ -304,11 +309,12 @@ class RowColumns:
         num_new_tokens: Int32Array,
         step_id: int,
         num_run_on: Int32Array | None = None,
+        drafts: Drafts | None = None,
     ) -> RowWork:
         """The rows compute `num_new_tokens` each in step `step_id`. Mutates the columns.
 
-        `num_run_on`: how many tokens more than one each may get, where all rows sample and promise
-        what they sample; None for no more.
+        `num_run_on`: how many tokens each may get by running on; None for none. `drafts`: None for
+        none. With either, all rows sample and promise what they sample.
         """
         num_computed = self.num_computed[row_ids]
         end = num_computed + num_new_tokens
@@ -332,11 +338,7 @@ class RowColumns:
         promises = self.promises[sampling_rows] if self.num_without_promise else ONE
         self.num_tokens[sampling_rows] = num_tokens + promises
         self.sampled_in_step[sampling_rows] = step * promises
-        if num_run_on is not None:
-            assert samples is None, "a row runs on that does not sample"
-            for column in (self.num_computed, self.num_tokens, self.num_unsure):
-                column[row_ids] += num_run_on
-        return RowWork(
+        work = RowWork(
             row_ids,
             self.stay_ids[row_ids],
             num_computed,
@@ -345,11 +347,17 @@ class RowColumns:
             token_ids,
             samples,
             num_run_on,
+            drafts,
         )
+        if (num_more := work.num_more_tokens) is not None:
+            assert samples is None, "a row may get several tokens that does not sample"
+            for column in (self.num_computed, self.num_tokens, self.num_unsure):
+                column[row_ids] += num_more
+        return work
 
-    def settle(self, row_ids: Int64Array, num_run_on: Int32Array, missing: Int32Array) -> None:
-        """A step was answered that allowed `num_run_on` more tokens than one: `missing` of them."""
-        self.num_unsure[row_ids] -= num_run_on
+    def settle(self, row_ids: Int64Array, num_more: Int32Array, missing: Int32Array) -> None:
+        """A step was answered that allowed `num_more` tokens more than one: `missing` of them."""
+        self.num_unsure[row_ids] -= num_more
         self.num_computed[row_ids] -= missing
         self.num_tokens[row_ids] -= missing
 

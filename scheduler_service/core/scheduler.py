@@ -35,6 +35,7 @@ from scheduler_service.core.policies.queue_policy import make_queue_policy
 from scheduler_service.core.preemption_costs import PreemptionCosts
 from scheduler_service.core.request import FinishReason, Request, RequestStatus
 from scheduler_service.core.siblings import Siblings
+from scheduler_service.core.speculation.draft_totals import DraftTotals
 from splitserve_rpc.domain_error import DomainError
 
 QUEUE_FULL_RETRY_S = 1.0
@@ -123,6 +124,11 @@ class Scheduler:
     def num_preemptions(self) -> int:
         """How often a request was preempted."""
         return self.placement.tally.num_preemptions
+
+    @property
+    def draft_totals(self) -> DraftTotals:
+        """What came of guesses of tokens."""
+        return self._planner.draft_totals
 
     @property
     def is_queue_full(self) -> bool:
@@ -241,7 +247,7 @@ class Scheduler:
             request.stop_len = min(by_length, request.stop_len)
         if request.params.beam is not None:
             prepare_search(request, config.vocab_size)
-        told = request.stop_token_ids if config.runs_ahead else frozenset[int]()
+        told = request.stop_token_ids if config.most_tokens > 1 else frozenset[int]()
         request.params_set = placement.params_sets.take(request.row_params, told)
         self._results.expect(request)
         if request.unfinished:
@@ -358,7 +364,7 @@ class Scheduler:
                 compute_us=outcome.compute_us,
             )
             self._lateness.observe(plan, outcome.compute_us)
-            self._planner.run_ahead.observe(plan, outcome)
+            self._planner.observe(plan, outcome)
             if placement.suspects:
                 self._losses.survive(plan, outcome.counts)
             try:

@@ -45,9 +45,10 @@ class StepSize:
         for row in plan.new_rows:
             if row.encoder_token_ids is not None:
                 num_tokens += len(row.encoder_token_ids)
-        num_known = work.num_computed_tokens.astype(np.int64) + work.num_new_tokens
-        num_attended = int(np.dot(num_known, work.num_new_tokens))
-        return cls(num_tokens, num_attended, work.most_tokens)
+        num_inputs = work.num_inputs
+        num_known = work.num_computed_tokens.astype(np.int64) + num_inputs
+        num_attended = int(np.dot(num_known, num_inputs))
+        return cls(num_tokens, num_attended, work.num_passes)
 
 
 @dataclass(slots=True)

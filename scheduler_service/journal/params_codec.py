@@ -9,7 +9,13 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from scheduler_service.core.config import BatchPolicyName, Feature, PreemptionMode, SchedulerConfig
+from scheduler_service.core.config import (
+    BatchPolicyName,
+    Feature,
+    PreemptionMode,
+    SchedulerConfig,
+    Speculation,
+)
 from scheduler_service.core.grammar import Grammar
 from scheduler_service.core.request import SchedulingParams
 from scheduler_service.core.sampling_params import BeamParams, EarlyStopping, SamplingParams
@@ -72,6 +78,11 @@ def _features(names: list[str]) -> frozenset[Feature]:
     return frozenset(map(Feature, names))
 
 
+def _speculation(name: str) -> Speculation:
+    """Cores of earlier versions had none, and no name for it."""
+    return Speculation(name or Speculation.OFF)
+
+
 def _beam(message: journal.JournaledBeamParams) -> BeamParams:
     return BeamParams(**_decode_fields(message, {"early_stopping": EarlyStopping}))
 
@@ -81,6 +92,7 @@ _CONFIG: _Converters = {
     "features": _features,
     "preemption_mode": PreemptionMode,
     "batch_policy": BatchPolicyName,
+    "speculation": _speculation,
     "tenant_weights": dict,
 }
 _SAMPLING: _Converters = {

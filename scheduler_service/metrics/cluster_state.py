@@ -56,6 +56,7 @@ def _of_cores(cluster: Cluster, instruments: Instruments) -> list[LiveFamily]:
     swapped = instruments.family("splitserve_num_requests_swapped")
     preemptions = instruments.family("splitserve_preemptions_total")
     prefixes = instruments.family("splitserve_prefix_tokens_total")
+    drafts = instruments.family("splitserve_draft_tokens_total")
     for engine in cluster.engines:
         core, address = engine.scheduler, engine.link.info.address
         running.add_metric([address], core.num_running_requests)
@@ -66,7 +67,10 @@ def _of_cores(cluster: Cluster, instruments: Instruments) -> list[LiveFamily]:
             preemptions.add_metric([address, kind.value, cause.value], number)
         for source, number in tally.prefix_tokens.items():
             prefixes.add_metric([address, source.value], number)
-    return [running, waiting, swapped, preemptions, prefixes]
+        totals = core.draft_totals
+        drafts.add_metric([address, "accepted"], totals.num_accepted)
+        drafts.add_metric([address, "rejected"], totals.num_drafts - totals.num_accepted)
+    return [running, waiting, swapped, preemptions, prefixes, drafts]
 
 
 def _of_blocks(cluster: Cluster, instruments: Instruments) -> list[LiveFamily]:

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from scheduler_service.core.plan import StepEvents
-from scheduler_service.core.request import Request
+from scheduler_service.core.request import Int32Array, Request
 from scheduler_service.streams.outbox import Outbox, Unread
 from scheduler_service.streams.sinks import Sink, Stream, split_keys
 from splitserve_rpc.domain_error import DomainError
@@ -107,11 +107,23 @@ class Delivery:
         if len(events.client_keys) == 0:
             return
         numbers, handles = split_keys(events.client_keys)
+        first = int(numbers[0])
+        if np.count_nonzero(numbers == first) == len(numbers):
+            # As a rule: a gateway has all of its requests in one stream.
+            self._deliver_to(first, handles, events.token_ids, touched)
+            return
         order = np.argsort(numbers, kind="stable")
         numbers, handles, token_ids = numbers[order], handles[order], events.token_ids[order]
         starts = np.flatnonzero(np.diff(numbers, prepend=-1)).tolist()
         for start, end in pairwise([*starts, len(numbers)]):
-            stream = self.streams.get(int(numbers[start]))
-            if stream is not None:
-                stream.plain_tokens(handles[start:end], token_ids[start:end])
-                touched[id(stream)] = stream
+            of_stream = handles[start:end], token_ids[start:end]
+            self._deliver_to(int(numbers[start]), *of_stream, touched)
+
+    def _deliver_to(
+        self, number: int, handles: Int32Array, token_ids: Int32Array, touched: dict[int, Stream]
+    ) -> None:
+        """Plain tokens of one stream, which may be closed by now."""
+        stream = self.streams.get(number)
+        if stream is not None:
+            stream.plain_tokens(handles, token_ids)
+            touched[id(stream)] = stream

@@ -63,24 +63,38 @@ async def served(backend: Backend) -> AsyncIterator[Served]:
 
 
 @pytest.fixture(params=["fake", "real"])
-async def served_window(request: pytest.FixtureRequest) -> AsyncIterator[Served]:
+def backend_window(request: pytest.FixtureRequest) -> Backend:
     """Every layer of the model has the window SLIDING_WINDOW."""
     if request.param == "fake":
-        backend = make_fake_backend(sliding_window=SLIDING_WINDOW)
-    else:
-        from tests.contract.served_model import make_model_backend
+        return make_fake_backend(sliding_window=SLIDING_WINDOW)
+    from tests.contract.served_model import make_model_backend
 
-        backend = make_model_backend(request.getfixturevalue("mistral"))
-    async with _serve(backend) as served:
+    return make_model_backend(request.getfixturevalue("mistral"))
+
+
+@pytest.fixture
+async def served_window(backend_window: Backend) -> AsyncIterator[Served]:
+    """Every layer of the model has the window SLIDING_WINDOW."""
+    async with _serve(backend_window) as served:
         yield served
 
 
 @pytest.fixture
 async def served_several(backend: Backend) -> AsyncIterator[Served]:
     """A row may get several tokens in one step."""
-    features = backend.features | {Feature.SEVERAL_TOKENS}
-    async with _serve(replace(backend, features=features)) as served:
+    async with _serve(_with_several(backend)) as served:
         yield served
+
+
+@pytest.fixture
+async def served_window_several(backend_window: Backend) -> AsyncIterator[Served]:
+    """Both."""
+    async with _serve(_with_several(backend_window)) as served:
+        yield served
+
+
+def _with_several(backend: Backend) -> Backend:
+    return replace(backend, features=backend.features | {Feature.SEVERAL_TOKENS})
 
 
 @pytest.fixture

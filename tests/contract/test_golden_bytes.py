@@ -31,9 +31,9 @@ from executor_service.steps.executor_info import (
     ModelInfo,
     TrialStep,
 )
-from executor_service.steps.sampled_runs import SampledRuns
 from executor_service.steps.sampling_params import Grammar
 from executor_service.steps.step import LogprobColumns, StepOutput
+from executor_service.steps.token_runs import TokenRuns
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.steps.batches import NewRow, Sender, WorkRow
 
@@ -135,7 +135,7 @@ def _answer() -> StepAnswer:
 
 def _answer_with_runs() -> StepAnswer:
     statuses, last = np.array([1, 3, 1], np.uint8), np.array([19, -1, 20], np.int32)
-    runs = SampledRuns.of([[17, 18, 19], [], [20]])
+    runs = TokenRuns.of([[17, 18, 19], [], [20]])
     output = StepOutput(statuses, last, {1: "why"}, runs=runs)
     return StepAnswer(
         SENDER.scheduler_epoch, SENDER.executor_epoch, 260, StepStatus.OK, None, output

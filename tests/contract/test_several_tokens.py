@@ -13,33 +13,9 @@ from tests.contract.served import (
     PROMPT,
     VOCAB_SIZE,
     Served,
-    Session,
 )
+from tests.contract.several import HARMLESS, NUM_PROMPT, OTHER, one_by_one, prompt_row
 from tests.support.steps.batches import NewRow, WorkRow, read_f32, read_i32, runs_of
-
-OTHER = [80, 3, 3, 51, 29]
-NUM_PROMPT = len(PROMPT)
-BLOCKS = (3, 9, 1, 12, 7, 20)
-# None of the tokens that make something go wrong.
-_HARMLESS = dict.fromkeys(range(OUT_OF_MEMORY_TOKEN, VOCAB_SIZE), -1000.0)
-
-
-def prompt_row(**params: Any) -> NewRow:  # noqa: ANN401
-    """Row 0, of PROMPT."""
-    needs_history = {"repetition_penalty", "frequency_penalty"} & params.keys()
-    history = PROMPT if needs_history else ()
-    return NewRow(0, BLOCKS, NUM_PROMPT, params, seed=5, history=history)
-
-
-async def one_by_one(session: Session, served: Served, num_tokens: int, **params: Any) -> list[int]:  # noqa: ANN401
-    """The tokens of row 0 in as many steps, the first of which is 1."""
-    batch = served.sender.batch
-    work = [WorkRow(0, 0, PROMPT)]
-    tokens = await session.tokens(batch(1, new=[prompt_row(**params)], work=work))
-    for step_id in range(2, num_tokens + 1):
-        work = [WorkRow(0, NUM_PROMPT + step_id - 2, back=1)]
-        tokens += await session.tokens(batch(step_id, base=step_id - 1, work=work))
-    return tokens
 
 
 async def test_row_gets_the_tokens_that_follow_when_it_runs_on(served_several: Served) -> None:
@@ -85,10 +61,10 @@ async def test_steps_follow_each_other_when_they_are_sent_ahead(served_several: 
 @pytest.mark.parametrize(
     "params",
     [
-        {"temperature": 1.5, "top_p": 0.9, "logit_bias": _HARMLESS},
+        {"temperature": 1.5, "top_p": 0.9, "logit_bias": HARMLESS},
         {"frequency_penalty": 1.5, "repetition_penalty": 1.75},
         {"min_tokens": 4, "suppressed_token_ids": list(range(0, VOCAB_SIZE, 2))},
-        {"logit_bias": {9: 4.0, 33: 4.0, **_HARMLESS}, "temperature": 2.0},
+        {"logit_bias": {9: 4.0, 33: 4.0, **HARMLESS}, "temperature": 2.0},
     ],
 )
 async def test_tokens_are_the_same_when_they_come_in_one_step(
@@ -139,28 +115,6 @@ async def test_run_ends_with_a_token_that_ends_the_sequence(served_several: Serv
     statuses = [pb.ROW_STATUS_INPUT_UNAVAILABLE, pb.ROW_STATUS_OK]
     assert list(result.row_statuses) == statuses
     assert runs_of(result) == [[], served.truth(OTHER, 2)[1:]]
-
-
-@pytest.mark.parametrize("is_right", [True, False])
-async def test_tokens_are_the_same_when_there_are_drafts(
-    served_several: Served, is_right: bool
-) -> None:
-    session, served = served_several.open(), served_several
-    truth = served.truth(PROMPT, 12)
-    new = [prompt_row()]
-    first = served.sender.batch(1, new=new, work=[WorkRow(0, 0, PROMPT)])
-    tokens, most = await session.tokens(first), 1
-    for step_id in range(2, 5):
-        drafts = truth[len(tokens) :][:2]
-        if not is_right:
-            drafts[-1] = (drafts[-1] + 1) % VOCAB_SIZE
-        # The largest that its position can be, as if all had been taken.
-        work = [WorkRow(0, NUM_PROMPT + most - 1, back=1, drafts=drafts, run_on=1)]
-        result = await session.execute(served.sender.batch(step_id, base=step_id - 1, work=work))
-        (run,) = runs_of(result)
-        assert 1 <= len(run) <= 4
-        tokens, most = tokens + run, most + 4
-    assert tokens == truth[: len(tokens)]
 
 
 async def test_runs_end_before_a_turn_that_fails(served_several: Served) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,10 +13,11 @@ from executor_service.backends.choose import AUTO, choose_compute
 from executor_service.backends.compute import Compute
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
-from scheduler_service.core.config import Feature, SchedulerConfig
+from scheduler_service.core.config import Feature, SchedulerConfig, Speculation
 from scheduler_service.core.plan import StepEvents
 from scheduler_service.core.request import Request, ScoredToken
 from scheduler_service.core.sampling_params import SamplingParams
+from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.core.in_process import InProcessEngine, output_token_ids
 from tests.support.models.tiny_models import VOCAB_SIZE, make_tiny_model
 
@@ -56,11 +59,27 @@ KINDS = {
 }
 
 
+# Without any, with runs, with guesses, with both.
+ALONE: dict[str, Any] = {}
+WAYS: dict[str, dict[str, Any]] = {
+    "runs": {"max_run_ahead": 7},
+    "drafts": {"speculation": Speculation.PROMPT_LOOKUP, "max_draft_tokens": 5},
+    "both": {"max_run_ahead": 4, "speculation": Speculation.PROMPT_LOOKUP},
+}
+
+
+def _same_time(result: pb.StepResult) -> None:
+    """Whatever steps take here, all take the same: so what is planned is always the same, too."""
+    result.timings.forward_us, result.timings.sample_us = 1000, 0
+
+
 class _Engine(InProcessEngine):
     """Counts steps, and keeps scores."""
 
-    def __init__(self, compute: Compute, most: int, depth: int, preempt_at: frozenset[int]) -> None:
-        config = replace(CONFIG, max_run_ahead=most)
+    def __init__(
+        self, compute: Compute, way: dict[str, Any], depth: int, preempt_at: frozenset[int]
+    ) -> None:
+        config = replace(CONFIG, **way)
         pools = CacheConfig(BLOCK_SIZE, config.num_device_blocks, config.num_host_blocks)
         runner = build_runner(compute.loaded, pools, compute.make_model, compute.draw)
         super().__init__(config, runner, epoch=1, depth=depth, preempt_at=preempt_at)
@@ -69,6 +88,9 @@ class _Engine(InProcessEngine):
     @property
     def num_steps(self) -> int:
         return self.scheduler.num_steps
+
+    def answer(self, alter: Callable[[pb.StepResult], None] | None = _same_time) -> StepEvents:
+        return super().answer(alter)
 
     def _deliver(self, events: StepEvents) -> StepEvents:
         for event in events.tokens:
@@ -91,10 +113,14 @@ def compute(tmp_path_factory: pytest.TempPathFactory) -> Compute:
 
 
 def _serve(
-    compute: Compute, params: SamplingParams, most: int, depth: int, preempt_at: frozenset[int]
+    compute: Compute,
+    params: SamplingParams,
+    way: dict[str, Any],
+    depth: int,
+    preempt_at: frozenset[int],
 ) -> tuple[list[list[list[int]]], _Engine]:
     """The outputs of all sequences."""
-    engine = _Engine(compute, most, depth, preempt_at)
+    engine = _Engine(compute, way, depth, preempt_at)
     requests = [
         Request.create(str(number), prompt, params, arrival=number, seed=number)
         for number, prompt in enumerate(PROMPTS)
@@ -111,15 +137,24 @@ def _serve(
     ("depth", "preempt_at"), [(1, frozenset()), (2, frozenset()), (2, frozenset({5, 6, 9}))]
 )
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_tokens_are_the_same_when_rows_run_ahead(
-    compute: Compute, kind: str, depth: int, preempt_at: frozenset[int]
+@pytest.mark.parametrize("way", list(WAYS))
+def test_tokens_are_the_same_when_rows_get_several_in_a_step(
+    compute: Compute, way: str, kind: str, depth: int, preempt_at: frozenset[int]
 ) -> None:
-    expected, alone = _serve(compute, KINDS[kind], 1, 1, frozenset())
-    outputs, engine = _serve(compute, KINDS[kind], 7, depth, preempt_at)
+    expected, alone = _serve(compute, KINDS[kind], ALONE, 1, frozenset())
+    outputs, engine = _serve(compute, KINDS[kind], WAYS[way], depth, preempt_at)
     assert outputs == expected
-    assert engine.num_steps < alone.num_steps
+    assert way == "drafts" or engine.num_steps < alone.num_steps
     assert engine.scores.keys() == alone.scores.keys()
     for key, scores in engine.scores.items():
         others = alone.scores[key]
         assert [s.position for s in scores] == [s.position for s in others]
         assert [s.logprob for s in scores] == pytest.approx([s.logprob for s in others], abs=1e-4)
+
+
+def test_drafts_are_right_when_text_repeats_itself(compute: Compute) -> None:
+    # What such a model finds most probable comes again and again.
+    expected, _ = _serve(compute, GREEDY, ALONE, 1, frozenset())
+    outputs, engine = _serve(compute, GREEDY, WAYS["drafts"], 1, frozenset())
+    assert outputs == expected
+    assert engine.scheduler.draft_totals.num_accepted > 0

@@ -7,7 +7,13 @@ from random import Random
 
 from hypothesis import strategies as st
 
-from scheduler_service.core.config import BatchPolicyName, Feature, PreemptionMode, SchedulerConfig
+from scheduler_service.core.config import (
+    BatchPolicyName,
+    Feature,
+    PreemptionMode,
+    SchedulerConfig,
+    Speculation,
+)
 from scheduler_service.core.grammar import Grammar
 from scheduler_service.core.policies.queue_policy import QUEUE_POLICIES
 from scheduler_service.core.request import SchedulingParams
@@ -87,6 +93,8 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
         num_lookahead_slots=draw(st.sampled_from([0, 0, 3])),
         max_run_ahead=draw(st.sampled_from([1, 2, 5, 40])),
         max_run_ahead_ms=draw(st.sampled_from([0, 1, 1000])),
+        speculation=draw(st.sampled_from(Speculation)),
+        max_draft_tokens=draw(st.sampled_from([8, 1, 3, 30])),
         preemption_mode=draw(st.sampled_from(_PREEMPTION_MODES)),
         batch_policy=draw(st.sampled_from(BatchPolicyName)),
         delay_factor=draw(st.sampled_from([0.0, 0.0, 1.5])),

@@ -23,8 +23,8 @@ from hypothesis import HealthCheck, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from executor_service.steps.step import Int32Array, RowStatus, StepInput
-from scheduler_service.core.config import SchedulerConfig
+from executor_service.steps.step import RowStatus, StepInput
+from scheduler_service.core.config import SchedulerConfig, Speculation
 from scheduler_service.core.plan import ContractBroken, StepOutcome, StepPlan, StepStatus
 from scheduler_service.core.tally import PreemptionCause
 from scheduler_service.journal.checkpoint import dump_core, load_core
@@ -68,12 +68,14 @@ def mishaps() -> st.SearchStrategy[list[tuple[Mishap, int]]]:
     return st.one_of(st.lists(one, min_size=1, max_size=4), one.map(lambda each: [each] * 9))
 
 
-def cut_at_random(step: StepInput) -> Int32Array:
-    """How far rows run on: half of them as far as they may."""
+def cut_at_random(step: StepInput) -> StepInput:
+    """Half of the rows run on as far as they may, the others less; so many drafts are kept."""
     assert step.num_run_on_tokens is not None
     drawn = np.array([mix(row_id, step.step_id, 0) % 12 for row_id in step.row_ids.tolist()])
-    limits = np.where(drawn < 6, drawn, 1000)
-    return np.minimum(step.num_run_on_tokens, limits).astype(np.int32)
+    limits = np.where(drawn < 6, drawn, 1000).astype(np.int32)
+    num_run_on = np.minimum(step.num_run_on_tokens, limits)
+    drafts = None if step.drafts is None else step.drafts.shortened(limits)
+    return replace(step, num_run_on_tokens=num_run_on, drafts=drafts)
 
 
 class CoreMachine(RuleBasedStateMachine):
@@ -83,6 +85,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        self.num_words: int | None = None
         self.clients: dict[int, Client] = {}
         self.contents: dict[bytes, tuple[int, ...]] = {}
         self.num_arrivals = 0
@@ -96,7 +99,7 @@ class CoreMachine(RuleBasedStateMachine):
     def start(self, config: SchedulerConfig, depth: int, costs: tuple[int, int]) -> None:
         self.depth = depth
         self.config, self.costs = self.adapt(config, costs)
-        self.oracle = Oracle(self.config)
+        self.oracle = Oracle(self.config, self.num_words)
         self.connect()
 
     def adapt(
@@ -118,7 +121,8 @@ class CoreMachine(RuleBasedStateMachine):
             us_per_block=self.costs[0],
             us_per_token=self.costs[1],
         )
-        runner.cut_runs = cut_at_random
+        runner.cut = cut_at_random
+        runner.num_words = self.num_words
         self.engine = CoreEngine(self.config, runner, self.link, depth=self.depth)
         self.engine.tick(now_ns)
 
@@ -379,6 +383,21 @@ class RunAheadMachine(CoreMachine):
         return more, (costs[0], 1)
 
 
+class DraftMachine(CoreMachine):
+    """Rows get drafts, right ones and wrong ones, as what is said repeats itself more or less."""
+
+    @initialize(
+        config=configs(),
+        depth=st.integers(1, 4),
+        num_words=st.integers(1, 3),
+    )
+    def start(self, config: SchedulerConfig, depth: int, num_words: int) -> None:
+        self.num_words = num_words
+        config = replace(config, speculation=Speculation.PROMPT_LOOKUP)
+        # A pass takes the same for one token and for many.
+        super().start(config, depth, (0, 0))
+
+
 # About 10,000 executed steps; `make soak` has millions, others each time.
 NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "40"))
 machine_settings = settings(
@@ -393,3 +412,5 @@ TestRunAheadMachine = RunAheadMachine.TestCase
 TestRunAheadMachine.settings = settings(machine_settings, max_examples=max(1, NUM_EXAMPLES // 3))
 TestProtobufMachine = ProtobufMachine.TestCase
 TestProtobufMachine.settings = settings(machine_settings, max_examples=max(1, NUM_EXAMPLES // 5))
+TestDraftMachine = DraftMachine.TestCase
+TestDraftMachine.settings = settings(machine_settings, max_examples=max(1, NUM_EXAMPLES // 3))

@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scheduler_service.core.config import BatchPolicyName, PreemptionMode
+from scheduler_service.core.config import BatchPolicyName, PreemptionMode, Speculation
 from scheduler_service.core.policies.queue_policy import QUEUE_POLICIES
 from scheduler_service.journal.core import look_into
 from scheduler_service.journal.journal import FileJournal
@@ -27,6 +27,7 @@ OPTIONS = {
     "prefix_caching": st.booleans(),
     "num_lookahead_slots": st.sampled_from([0, 3]),
     "max_run_ahead": st.sampled_from([1, 4]),
+    "speculation": st.sampled_from(Speculation),
     "delay_factor": st.sampled_from([0.0, 0.5]),
     "tenant_weights": st.sampled_from([{}, {"a": 2.0, "b": 0.3}]),
 }

@@ -43,6 +43,7 @@ def mapped(package: str) -> dict[str, set[str]]:
             "clients/splitserve_gateway",
             {"__main__", "app", "config", "healthcheck", "metrics", "server"},
         ),
+        ("clients/splitserve_bench", {"__main__", "arguments", "command", "parser", "runs"}),
     ],
 )
 def test_map_has_every_file_in_its_room(package: str, named_in_the_text: set[str]) -> None:

@@ -11,7 +11,7 @@ import math
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -109,7 +109,12 @@ def build_optimizers(
     return muon, adamw
 
 
-def train(model: LlamaForCausalLM, batches: Iterator[Batch], config: TrainConfig) -> None:
+def train(
+    model: LlamaForCausalLM,
+    batches: Iterator[Batch],
+    config: TrainConfig,
+    loss_of: Callable[[LlamaForCausalLM, Batch], Tensor] = mean_loss,
+) -> None:
     """Train `model` in place and print the mean loss and the time left as it goes."""
     optimizers = build_optimizers(model, config)
     schedules = [
@@ -122,7 +127,7 @@ def train(model: LlamaForCausalLM, batches: Iterator[Batch], config: TrainConfig
     losses: list[Tensor] = []
     num_tokens = 0
     for step, batch in zip(range(1, config.num_steps + 1), batches, strict=False):
-        loss = mean_loss(model, batch)
+        loss = loss_of(model, batch)
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
         for optimizer, schedule in zip(optimizers, schedules, strict=True):

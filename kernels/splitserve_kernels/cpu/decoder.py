@@ -1,13 +1,15 @@
 """A decoder of the Llama kind, run natively in one call per step.
 
 Shape letters: T input tokens, H query heads, G key/value heads, D head size, W width of the model,
-I width of the MLP, S rows of logits, V vocabulary, B block size, N blocks of the pool.
+I width of the MLP, S rows of logits, V vocabulary, B block size, N blocks of the pool, M blocks of
+the longest block table, R rows that run on, m tokens that a row of these may get.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -16,15 +18,19 @@ from torch import Tensor
 
 from splitserve_kernels.cpu.attention import rows_as_c
 from splitserve_kernels.cpu.library import (
+    CAttentionRows,
     CDecoder,
     CDecoderLayer,
+    CDecoderRun,
     CDecoderStep,
     NativeLibrary,
     pointer,
 )
 from splitserve_kernels.cpu.linear import PackedLinear, WeightRows, pack
+from splitserve_kernels.cpu.sampling import draws_as_c
 from splitserve_kernels.decoder_weights import DecoderShape, LayerWeights, LinearWeights
 from splitserve_kernels.paged_batch import PagedBatch
+from splitserve_kernels.run_rows import RunRows
 
 
 class DecoderPools:
@@ -36,6 +42,19 @@ class DecoderPools:
         self.values = _pointers(value_pools)
         self.block_stride = key_pools[0].stride(0)
         self.block_size = key_pools[0].shape[1]
+
+
+@dataclass(frozen=True, slots=True)
+class RunInput:
+    """What rows that run on begin with. All contiguous.
+
+    `token_ids`: [R] int64, one input token each. `num_computed_tokens`: [R] int32, so many stand
+    before it. `block_tables`: [R, M] int32, with the slots of all tokens that are written.
+    """
+
+    token_ids: npt.NDArray[np.int64]
+    num_computed_tokens: npt.NDArray[np.int32]
+    block_tables: npt.NDArray[np.int32]
 
 
 class NativeDecoder:
@@ -124,6 +143,52 @@ class NativeDecoder:
         dtype = self._embedding.dtype
         self._library.call("decode", dtype, ctypes.byref(self._decoder), ctypes.byref(step))
         return logits
+
+    def run_on(
+        self,
+        first: RunInput,
+        rotation: tuple[Tensor, Tensor],
+        pools: DecoderPools,
+        rows: RunRows,
+        vocab_size: int,
+    ) -> npt.NDArray[np.int32]:
+        """The tokens of all `rows`, each computed from the one before, in one call: [R, m] int32.
+
+        Behind the last token of a row stands -1. A row ends with a token that ends it, and before
+        logits that are NaN, +inf or -inf alone. `rotation`: as for `run`, up to the last position
+        that a row may come to. `vocab_size`: so many logits, the first ones, are drawn from.
+        """
+        tokens = np.full((len(rows), rows.max_num_tokens), -1, np.int32)
+        step = CDecoderStep(
+            token_ids=first.token_ids.ctypes.data,
+            cosines=pointer(rotation[0]),
+            sines=pointer(rotation[1]),
+            rows=CAttentionRows(
+                block_tables=first.block_tables.ctypes.data,
+                num_computed=first.num_computed_tokens.ctypes.data,
+                table_stride=first.block_tables.shape[1],
+                num_rows=len(rows),
+            ),
+            key_pools=ctypes.addressof(pools.keys),
+            value_pools=ctypes.addressof(pools.values),
+            block_stride=pools.block_stride,
+            logits=pointer(self._logits_buffer(len(rows))),
+            part_ns=pointer(self._library.part_ns),
+            block_size=pools.block_size,
+            num_threads=torch.get_num_threads(),
+        )
+        run = CDecoderRun(
+            draws=draws_as_c(rows.draws),
+            num_tokens=rows.num_tokens.ctypes.data,
+            stop_offsets=rows.stop_offsets.ctypes.data,
+            stop_token_ids=rows.stop_token_ids.ctypes.data,
+            tokens=tokens.ctypes.data,
+            max_num_tokens=rows.max_num_tokens,
+            vocab_size=vocab_size,
+        )
+        dtype, arguments = self._embedding.dtype, (self._decoder, step, run)
+        self._library.call("decode_run", dtype, *(ctypes.byref(each) for each in arguments))
+        return tokens
 
     def _logits_buffer(self, count: int) -> Tensor:
         # Fresh memory of this size would be zeroed page by page by the system in each step.

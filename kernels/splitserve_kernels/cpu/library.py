@@ -33,6 +33,7 @@ STEP_PARTS = (
     "gate_up",
     "down",
     "head",
+    "draw",
 )
 
 
@@ -165,6 +166,20 @@ class CSamplingRows(ctypes.Structure):
         ("min_p", _Pointer),
         ("seeds", _Pointer),
         ("positions", _Pointer),
+    )
+
+
+class CDecoderRun(ctypes.Structure):
+    """`DecoderRun` in decoder_run.h."""
+
+    _fields_ = (
+        ("draws", CSamplingRows),
+        ("num_tokens", _Pointer),
+        ("stop_offsets", _Pointer),
+        ("stop_token_ids", _Pointer),
+        ("tokens", _Pointer),
+        ("max_num_tokens", _I32),
+        ("vocab_size", _I32),
     )
 
 

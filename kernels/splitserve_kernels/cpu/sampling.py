@@ -21,14 +21,6 @@ def choose_tokens(library: NativeLibrary, logits: Tensor, rows: DrawRows) -> Ten
     `executor.proto`.
     """
     tokens = torch.empty(logits.shape[0], dtype=torch.int32)
-    c_rows = CSamplingRows(
-        rows.temperatures.ctypes.data,
-        rows.top_k.ctypes.data,
-        rows.top_p.ctypes.data,
-        rows.min_p.ctypes.data,
-        rows.seeds.ctypes.data,
-        rows.positions.ctypes.data,
-    )
     library.call(
         "sample",
         torch.float32,
@@ -36,8 +28,20 @@ def choose_tokens(library: NativeLibrary, logits: Tensor, rows: DrawRows) -> Ten
         ctypes.c_int64(logits.stride(0)),
         ctypes.c_int32(logits.shape[0]),
         ctypes.c_int32(logits.shape[1]),
-        ctypes.byref(c_rows),
+        ctypes.byref(draws_as_c(rows)),
         pointer(tokens),
         ctypes.c_int32(torch.get_num_threads()),
     )
     return tokens
+
+
+def draws_as_c(rows: DrawRows) -> CSamplingRows:
+    """`rows` as the library is given them; the caller keeps them alive."""
+    return CSamplingRows(
+        rows.temperatures.ctypes.data,
+        rows.top_k.ctypes.data,
+        rows.top_p.ctypes.data,
+        rows.min_p.ctypes.data,
+        rows.seeds.ctypes.data,
+        rows.positions.ctypes.data,
+    )

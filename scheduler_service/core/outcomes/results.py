@@ -72,7 +72,7 @@ class Results:
         if outcome.row_statuses is not None:
             sampling = self._failures.take(plan, outcome, np.asarray(outcome.row_statuses))
         tokens = StepTokens.of(outcome)
-        if work.num_run_on_tokens is not None:
+        if work.num_more_tokens is not None:
             self._shortfalls.settle(work, outcome.counts)
         is_current = rows.stay_ids[work.row_ids] == work.stay_ids
         all_current = np.count_nonzero(is_current) == len(work.row_ids)
@@ -281,7 +281,7 @@ class Results:
     ) -> None:
         """Blocks that were filled by sampled tokens, which are known by now, become findable."""
         work, block_size = plan.work, self._block_size
-        if work.num_run_on_tokens is not None:
+        if work.num_more_tokens is not None:
             self._publish_runs(work, outcome.counts, is_current)
             return
         ends = work.num_computed_tokens + ONE

@@ -24,12 +24,12 @@ class Shortfalls:
 
     def settle(self, work: RowWork, counts: Int32Array) -> None:
         """The rows of a step have got `counts` [R] tokens. Rows without any have been seen to."""
-        num_run_on = work.num_run_on_tokens
-        assert num_run_on is not None
+        num_more = work.num_more_tokens
+        assert num_more is not None
         rows, has_tokens = self._placement.rows, counts > 0
-        missing = num_run_on + 1 - counts
+        missing = num_more + 1 - counts
         is_there = (rows.stay_ids[work.row_ids] == work.stay_ids) & has_tokens
-        rows.settle(work.row_ids[is_there], num_run_on[is_there], missing[is_there])
+        rows.settle(work.row_ids[is_there], num_more[is_there], missing[is_there])
         is_short = has_tokens & (missing > 0)
         if not np.count_nonzero(is_short):
             return

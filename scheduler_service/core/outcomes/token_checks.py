@@ -43,7 +43,7 @@ class TokenChecks:
                 f"columns of step {plan.step_id}: sampled_token_ids has {len(outcome.token_ids)} "
                 f"elements for {num_rows} rows"
             )
-        if plan.work.num_run_on_tokens is not None:
+        if plan.work.num_more_tokens is not None:
             outcome = _with_counts(outcome)
             return outcome, self._several(plan, outcome, sequence_of)
         faults: dict[int, str] = {}
@@ -74,9 +74,9 @@ class TokenChecks:
         sequence_of: Callable[[StepPlan, int], Sequence | None],
     ) -> dict[int, str]:
         """Of a step all of whose rows sample."""
-        counts, num_run_on = outcome.counts, plan.work.num_run_on_tokens
-        assert num_run_on is not None
-        faults = _too_many(counts, num_run_on + 1)
+        counts, num_more = outcome.counts, plan.work.num_more_tokens
+        assert num_more is not None
+        faults = _too_many(counts, num_more + 1)
         is_lacking = counts == 0
         if outcome.row_statuses is not None:
             is_lacking &= _is_ok(outcome)

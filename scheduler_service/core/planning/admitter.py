@@ -133,6 +133,16 @@ class Admitter:
         return admitted
 
     @property
+    def yields_to_waiting(self) -> bool:
+        """Whether the first of the waiting goes before all that are swapped out."""
+        swapped = self._first_swapped
+        if swapped is None:
+            return False
+        self._lanes = None
+        first = next(self._candidates(), None)
+        return first is not None and self._policy.may_preempt(first, swapped)
+
+    @property
     def _first_swapped(self) -> Request | None:
         return next(filter(self._placement.suspects.may_run, self._placement.swapped), None)
 

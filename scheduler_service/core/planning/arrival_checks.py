@@ -85,7 +85,7 @@ def _check_features(request: Request, config: SchedulerConfig) -> None:
     if params.min_tokens > 0:  # then all that end a sequence are told
         params = replace(params, stop_token_ids=params.stop_tokens(config.eos_token_ids))
     num_bytes, most = params.num_bytes, config.max_params_bytes
-    if config.runs_ahead:
+    if config.most_tokens > 1:
         num_bytes += ID_BYTES * len(params.stop_tokens(config.eos_token_ids))
     if most is not None and num_bytes > most:
         raise DomainError(

@@ -45,9 +45,9 @@ class GrowingRows:
             self._extend_rows(order[is_stuck])
         if self._config.num_lookahead_slots:
             self._look_ahead(self._config.num_lookahead_slots)
-        if self._config.runs_ahead:
+        if self._config.most_tokens > 1:
             num_kept = self._blocks.device.num_blocks // _SHARE_KEPT_FREE
-            self._look_ahead(self._config.max_run_ahead, num_kept)
+            self._look_ahead(self._config.most_tokens, num_kept)
 
     def _extend_rows(self, row_ids: Int64Array) -> None:
         device = self._blocks.device
@@ -155,7 +155,7 @@ class GrowingRows:
         rows, order = self._rows, self._rows.order
         if self._config.sliding_window is not None:
             needed = rows.num_computed[order] + 1
-        elif self._config.num_lookahead_slots or self._config.runs_ahead:
+        elif self._config.num_lookahead_slots or self._config.most_tokens > 1:
             needed = rows.num_tokens[order]
         else:
             return False

@@ -6,7 +6,7 @@ import numpy as np
 
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.placement import Placement
-from scheduler_service.core.plan import StepOutcome, StepPlan
+from scheduler_service.core.plan import Drafts, StepOutcome, StepPlan
 from scheduler_service.core.request import Int32Array, Int64Array, SequenceStatus
 from scheduler_service.core.row_columns import ONE
 
@@ -25,27 +25,34 @@ class RunAhead:
         # What a turn takes, by a running average; 0 if that is not known.
         self._turn_us = 0.0
 
-    def observe(self, plan: StepPlan, outcome: StepOutcome) -> None:
-        """Learns from an executed step."""
-        num_rows = len(plan.work.row_ids)
-        if num_rows == 0 or plan.num_tokens > num_rows or outcome.compute_us <= 0:
+    def observe(self, plan: StepPlan, outcome: StepOutcome, interval_us: float) -> None:
+        """Learns from an executed step; from `interval_us` if the executor tells no times."""
+        num_rows, took_us = len(plan.work.row_ids), outcome.compute_us or interval_us
+        if num_rows == 0 or plan.num_tokens > num_rows or took_us <= 0:
             return
-        turn_us = outcome.compute_us / max(int(outcome.counts.max()), 1)
+        turn_us = took_us / max(int(outcome.counts.max()), 1)
         average = self._turn_us or turn_us
         self._turn_us = average + _NEWEST_WEIGHT * (turn_us - average)
 
-    def num_run_on(self, row_ids: Int64Array, num_new_tokens: Int32Array) -> Int32Array | None:
-        """How many tokens more than one each row of a step may get, [R]; None for no more."""
-        most = self._most_tokens
+    def num_run_on(
+        self, row_ids: Int64Array, num_new_tokens: Int32Array, most: int, drafts: Drafts | None
+    ) -> Int32Array | None:
+        """How many tokens each row of a step may get by running on, [R]; None for none.
+
+        `most`: with the one that it gets anyway.
+        """
+        most = min(most, self.most_tokens)
         if most <= 1 or len(row_ids) == 0 or self._somebody_waits(row_ids, num_new_tokens):
             return None
         rows = self._placement.rows
         num_slots = rows.run_limit[row_ids] - rows.num_computed[row_ids]
+        if drafts is not None:
+            num_slots -= drafts.counts
         num_run_on = np.minimum(num_slots, np.array(most, np.int32)) - ONE
         return num_run_on if np.count_nonzero(num_run_on) else None
 
     @property
-    def _most_tokens(self) -> int:
+    def most_tokens(self) -> int:
         """As many as take no longer than a step may."""
         if not self._config.runs_ahead or self._turn_us == 0.0:
             return 1

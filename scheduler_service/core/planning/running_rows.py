@@ -93,6 +93,8 @@ class RunningRows:
         num_computed = rows.num_computed[order]
         pending = rows.num_tokens[order] - num_computed
         may_run = num_computed < rows.run_limit[order]
+        if rows.has_held_back:
+            may_run &= ~rows.is_held_back[order] | (rows.num_known[order] == rows.num_tokens[order])
         if without:
             may_run &= ~np.isin(order, without)
         if suspects := self._placement.suspects:

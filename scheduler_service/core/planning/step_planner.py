@@ -6,8 +6,9 @@ import numpy as np
 
 from scheduler_service.core.config import Feature, SchedulerConfig
 from scheduler_service.core.placement import Placement
-from scheduler_service.core.plan import NewRow, RowWork, StepPlan
+from scheduler_service.core.plan import NewRow, RowWork, StepOutcome, StepPlan
 from scheduler_service.core.planning.admitter import Admitter, Budget
+from scheduler_service.core.planning.drafting import Drafting
 from scheduler_service.core.planning.growing_rows import GrowingRows
 from scheduler_service.core.planning.lateness import Lateness
 from scheduler_service.core.planning.prompt_limit import PromptLimit, PromptTokens
@@ -17,6 +18,7 @@ from scheduler_service.core.policies.batch_policy import QueueState, StepShape, 
 from scheduler_service.core.preemption_costs import PreemptionCosts
 from scheduler_service.core.request import Int32Array, Int64Array, Sequence
 from scheduler_service.core.siblings import Siblings
+from scheduler_service.core.speculation.draft_totals import DraftTotals
 
 _NO_ROWS = np.empty(0, np.int64)
 _NO_TOKENS = np.empty(0, np.int32)
@@ -26,7 +28,7 @@ class StepPlanner:
     """Fills a step: first with the rows there are, then with requests that get rows.
 
     `ask_again_at_ns`: when there is a step again that there was not, as it was too early; whoever
-    asks sets it to None before. `run_ahead`: how many tokens rows may get in it.
+    asks sets it to None before.
     """
 
     def __init__(
@@ -45,12 +47,19 @@ class StepPlanner:
         self._admitter = Admitter(config, placement, self._running, lateness)
         self._prompt_tokens = PromptTokens.of(config)
         self._batch_policy = make_batch_policy(config)
-        self.run_ahead = RunAhead(config, placement)
+        self._run_ahead = RunAhead(config, placement)
+        self._drafting = Drafting(config, placement, self._run_ahead)
         self.ask_again_at_ns: int | None = None
+
+    @property
+    def draft_totals(self) -> DraftTotals:
+        """What came of drafts."""
+        return self._drafting.totals
 
     def next_step(self, *, is_snapshot: bool) -> StepPlan | None:
         """The next step; None if there is nothing to do. `is_snapshot`: it names all rows."""
         draft = self._placement.draft
+        self._drafting.look()
         while True:
             draft.yielded_tenants.clear()
             for shape in self._batch_policy.shapes(self._queue_state()):
@@ -62,6 +71,14 @@ class StepPlanner:
             # Whoever yielded may have been the only one who ran.
             if not draft.has_preempted:
                 return None
+
+    def observe(self, plan: StepPlan, outcome: StepOutcome) -> None:
+        """Learns from an executed step what such steps take."""
+        placement = self._placement
+        began_ns = max(plan.planned_at_ns, placement.last_answered_at_ns)
+        interval_us = (placement.now_ns - began_ns) / 1000
+        self._run_ahead.observe(plan, outcome, interval_us)
+        self._drafting.observe(plan, outcome, interval_us)
 
     def _is_time_for(self, row_ids: Int64Array) -> bool:
         """False if all that the step would do is ask again for what was just not there yet."""
@@ -79,6 +96,8 @@ class StepPlanner:
         num_swapped = len(placement.swapped)
         if placement.suspects:
             num_swapped = sum(map(placement.suspects.may_run, placement.swapped))
+        if num_swapped and self._admitter.yields_to_waiting:
+            num_swapped = 0
         return QueueState(
             len(placement.waiting), num_swapped, waited_ns / 1000, self._costs.prefill_us
         )
@@ -150,8 +169,11 @@ class StepPlanner:
             base_step_id = None
         new_rows = [self._new_row(sequence) for sequence in new_sequences]
         table_writes = placement.rows.take_table_writes([row.row_id for row in new_rows])
-        num_run_on = self.run_ahead.num_run_on(row_ids, num_new_tokens)
-        work = placement.rows.plan_work(row_ids, num_new_tokens, step_id, num_run_on)
+        drafts, num_run_on = self._drafting.drafts(row_ids, num_new_tokens), None
+        if drafts is None or self._drafting.runs_on:
+            most = self._drafting.most_run_ahead(row_ids)
+            num_run_on = self._run_ahead.num_run_on(row_ids, num_new_tokens, most, drafts)
+        work = placement.rows.plan_work(row_ids, num_new_tokens, step_id, num_run_on, drafts)
         if Feature.CROSS_ATTENTION in self._config.features:
             for row_id in row_ids.tolist():
                 request = placement.rows.sequence(row_id).request
@@ -168,6 +190,7 @@ class StepPlanner:
             draft.moves,
             work,
             draft.published,
+            placement.now_ns,
         )
 
     def _new_row(self, sequence: Sequence) -> NewRow:

@@ -26,7 +26,10 @@ class StepShape:
 
 
 class QueueState(NamedTuple):
-    """What a batch policy looks at. `oldest_wait_us`: 0 if nothing waits."""
+    """What a batch policy looks at. `oldest_wait_us`: 0 if nothing waits.
+
+    `num_swapped`: 0, too, if waiting requests go before all that are swapped out.
+    """
 
     num_waiting: int
     num_swapped: int

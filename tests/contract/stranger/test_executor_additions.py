@@ -148,3 +148,21 @@ def test_engine_refuses_when_a_column_is_wrong(
     batch = with_adapter(with_encoder(driver.prefill(), ENCODER), "a")
     setattr(batch.new_rows, field, column)
     assert engine.handle(batch).error.reason == reason
+
+
+@pytest.mark.parametrize("num_right", range(4))
+def test_engine_takes_drafts_as_long_as_they_are_right_when_it_verifies_them(
+    num_right: int,
+) -> None:
+    engine, driver = make_engine(ExecutorConfig(features=(pb.FEATURE_SEVERAL_TOKENS,)))
+    drafts = truth(3)
+    if num_right < 3:
+        drafts[num_right] += 1
+    batch = driver.prefill()
+    batch.work.draft_offsets, batch.work.draft_token_ids = i32([0, 3]), i32(drafts)
+    result = engine.handle(batch)
+    assert read_i32(result.sampled_token_ids, "") == truth(num_right + 1)
+    # The most that it can be, as far as one knows who did not see the result.
+    after = driver.decode(2, len(PROMPT) + 3)
+    assert token_of(engine.handle(after)) == truth(num_right + 2)[-1]
+    assert engine.violations == []

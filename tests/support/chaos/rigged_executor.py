@@ -36,7 +36,7 @@ def main() -> int:
             return encode_answer(rigged.answer(answer))
 
         step_worker.encode_answer = tell  # type: ignore[attr-defined]
-        return replace(loaded, runner=rigged)  # type: ignore[arg-type]
+        return replace(loaded, runner=rigged)
 
     engine_loader.load_engine = load_rigged
     return executor.main()

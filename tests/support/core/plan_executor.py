@@ -13,6 +13,7 @@ import numpy as np
 
 from executor_service.steps.sampling_params import Grammar, ParamRows, SamplingParams
 from executor_service.steps.step import CrossInput, Int32Array, RowStatus, StepInput, StepOutput
+from executor_service.steps.token_runs import TokenRuns
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import NewRow, StepOutcome, StepPlan, StepStatus
 from scheduler_service.core.request import Request
@@ -62,6 +63,12 @@ class _Work:
     token_ids: list[int]
     samples: bool
     num_run_on: int
+    drafts: list[int]
+
+    @property
+    def num_more(self) -> int:
+        """Slots behind its input that it may write."""
+        return self.num_run_on + len(self.drafts)
 
 
 @dataclass(slots=True)
@@ -130,6 +137,7 @@ class PlanExecutor:
         tokens = planned.token_ids.tolist()
         num_run_on = planned.num_run_on_tokens
         runs = [0] * len(row_ids) if num_run_on is None else num_run_on.tolist()
+        drafts = _drafts_of(plan)
         works, end = [], 0
         for index, (row_id, start, count, back) in enumerate(
             zip(
@@ -147,22 +155,24 @@ class PlanExecutor:
                 assert row.sampled_in == plan.step_id - back, "not the latest token sampled"
                 inputs = [row.token] if row.token >= 0 else []
                 # Its table covers the largest position that it can have.
-                self._check_covered(row, start, runs[index])
+                self._check_covered(row, start, runs[index] + len(drafts[index]))
                 assert start >= row.token_at or not inputs, "it is further than it can be"
                 start = row.token_at if inputs else start
             else:
                 inputs = tokens[end : end + count]
                 assert len(inputs) == count, "input tokens are missing"
                 end += count
-            assert samples[index] or not runs[index], "who runs on samples"
-            works.append(_Work(index, row_id, row, start, inputs, samples[index], runs[index]))
+            assert samples[index] or not (runs[index] or drafts[index]), "who gets more samples"
+            works.append(
+                _Work(index, row_id, row, start, inputs, samples[index], runs[index], drafts[index])
+            )
         assert end == len(tokens), "input tokens of no row"
         assert all(0 <= token < self.config.vocab_size for token in tokens), "no such token"
         return works
 
-    def _check_covered(self, row: _Row, start: int, num_run_on: int) -> None:
+    def _check_covered(self, row: _Row, start: int, num_more: int) -> None:
         num_slots = len(row.table) * self.config.block_size
-        assert start + 1 + num_run_on <= num_slots, "no slot for the largest position"
+        assert start + 1 + num_more <= num_slots, "no slot for the largest position"
 
     def _check_slots(self, works: list[_Work]) -> None:
         """Block tables cover what is read and written; no slot is written twice."""
@@ -170,7 +180,7 @@ class PlanExecutor:
         written: set[int] = set()
         num_written = 0
         for work in works:
-            end = work.start + max(len(work.token_ids), 1) + work.num_run_on
+            end = work.start + max(len(work.token_ids), 1) + work.num_more
             first = 0 if window is None else max(0, work.start - window + 1)
             needed = work.row.table[first // block_size : (end - 1) // block_size + 1]
             assert len(needed) == (end - 1) // block_size - first // block_size + 1, "no slot"
@@ -205,8 +215,11 @@ class PlanExecutor:
             adapters=[row.adapter for row in rows],
             cross=_cross(rows),
             num_run_on_tokens=None
-            if plan.work.num_run_on_tokens is None
+            if plan.work.num_more_tokens is None
             else np.array([work.num_run_on for work in works], np.int32),
+            drafts=None
+            if plan.work.drafts is None
+            else TokenRuns.of([work.drafts for work in works]),
         )
 
     def _outcome(
@@ -240,6 +253,15 @@ class PlanExecutor:
             compute_us=output.forward_us + output.sample_us,
             token_counts=np.array([len(run) for run in tokens], np.int32) if is_several else None,
         )
+
+
+def _drafts_of(plan: StepPlan) -> list[list[int]]:
+    """Of each row."""
+    drafts = plan.work.drafts
+    if drafts is None:
+        return [[] for _ in plan.work.row_ids]
+    assert drafts.counts.sum() == len(drafts.token_ids), "drafts of no row"
+    return [part.tolist() for part in np.split(drafts.token_ids, np.cumsum(drafts.counts)[:-1])]
 
 
 def _make_row(new: NewRow) -> _Row:

@@ -78,8 +78,11 @@ class RecordedEngine:
             sliding_window_tokens=config.sliding_window,
             fault=self._fault,
             us_per_block=3,
-            us_per_token=5,
+            us_per_token=0 if config.speculates else 5,
         )
+        if config.speculates:
+            # There is something to guess, and a pass takes the same for more tokens.
+            runner.num_words = 2
         self._executor = StepExecutor(executor_info(config, epoch), runner)
 
     def fill(self) -> bool:

@@ -70,10 +70,11 @@ def create_request(spec: Spec, arrival: int, resumed: Sequence[Sequence[int]] = 
 
 
 class Oracle:
-    """Knows what becomes of the requests of one configuration."""
+    """Knows what becomes of the requests of one configuration. `num_words`: as of the runner."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, num_words: int | None = None) -> None:
         self._config = config
+        self._num_words = num_words
 
     def make_request(self, spec: Spec, arrival: int) -> tuple[Request, Truth]:
         """A request that can run under the configuration, and what it must bring."""
@@ -160,6 +161,7 @@ class Oracle:
                 adapter=spec.scheduling.adapter,
                 encoder=spec.encoder,
                 window=self._config.sliding_window,
+                num_words=self._num_words,
             )
 
         tokens = (*spec.prompt, *output)

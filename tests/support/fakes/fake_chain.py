@@ -66,6 +66,11 @@ def attended(chains: Iterable[int]) -> int:
     return result
 
 
+def token_of(word: int, vocab_size: int, num_words: int | None = None) -> int:
+    """The token that a FakeRunner makes of a mix; `num_words`: it says no more than so many."""
+    return word % vocab_size if num_words is None else 1 + word % num_words
+
+
 def expected_tokens(
     prompt: Sequence[int],
     num_tokens: int,
@@ -75,11 +80,12 @@ def expected_tokens(
     adapter: str = "",
     encoder: Sequence[int] = (),
     window: int | None = None,
+    num_words: int | None = None,
 ) -> list[int]:
     """The first `num_tokens` tokens a FakeRunner samples after `prompt`; `seed` 0 for greedy.
 
     `encoder`: encoder tokens. `window`: the runner's `sliding_window_tokens`; even one that is
-    longer than the sequence gives other tokens than None.
+    longer than the sequence gives other tokens than None. `num_words`: as of the runner.
     """
     cross = encoder_chain(encoder, adapter)
     start = adapter_chain(adapter) ^ cross
@@ -89,7 +95,7 @@ def expected_tokens(
         chains.append(_next_chain(start, chains, token, window))
     for position in range(len(prompt), len(prompt) + num_tokens):
         read = chains[-1] if window is None else attended(chains[-window:])
-        output.append(mix(read ^ cross, seed, position) % vocab_size)
+        output.append(token_of(mix(read ^ cross, seed, position), vocab_size, num_words))
         chains.append(_next_chain(start, chains, output[-1], window))
     return output
 

@@ -13,7 +13,7 @@ that the longest table has room for.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from tests.support.fakes.fake_chain import (
     expected_tokens,
     mix,
     mix_columns,
+    token_of,
 )
 from tests.support.fakes.fake_constraints import choose_allowed
 from tests.support.fakes.fake_cross import POISON, adapter_of, encode_and_read
@@ -64,10 +65,9 @@ def no_fault(_step: StepInput) -> StepFault:
     return StepFault()
 
 
-def as_far_as_allowed(step: StepInput) -> Int32Array:
-    """No run is cut short."""
-    assert step.num_run_on_tokens is not None
-    return step.num_run_on_tokens
+def as_it_is(step: StepInput) -> StepInput:
+    """No run is cut short, and no draft left out."""
+    return step
 
 
 class FakeRunner:
@@ -90,11 +90,13 @@ class FakeRunner:
         us_per_token: int = 0,
     ) -> None:
         self.vocab_size = vocab_size
+        # How many tokens it knows to say; None for all.
+        self.num_words: int | None = None
         self.fault = fault
         self.us_per_block = us_per_block
         self.us_per_token = us_per_token
-        # How far rows run on, [R]: as far as they may, unless a test wants it otherwise.
-        self.cut_runs: Callable[[StepInput], Int32Array] = as_far_as_allowed
+        # What a step is that may bring several tokens: all it may be, unless a test wants less.
+        self.cut: Callable[[StepInput], StepInput] = as_it_is
         self.violations: list[str] = []
         self.steps: list[int] = []
         self._block_size = block_size
@@ -123,7 +125,23 @@ class FakeRunner:
         """Runs `step` at once."""
         if step.num_run_on_tokens is None:
             return self._execute(step)
-        return run_on(replace(step, num_run_on_tokens=self.cut_runs(step)), self._execute)
+        output = run_on(self.cut(step), self._execute)
+        self._forget_beyond(step, output)
+        return output
+
+    def _forget_beyond(self, step: StepInput, output: StepOutput) -> None:
+        """What rows were allowed to write from their last token on is undefined."""
+        assert output.runs is not None
+        assert step.num_run_on_tokens is not None
+        ends = step.num_computed_tokens + step.num_new_tokens
+        num_more = step.num_run_on_tokens
+        if step.drafts is not None:
+            num_more = num_more + step.drafts.counts
+        for row in np.flatnonzero(output.runs.counts).tolist():
+            last = int(ends[row] + output.runs.counts[row]) - 1
+            positions = np.arange(last, int(ends[row] + num_more[row]))
+            blocks = step.block_tables[row, positions // self._block_size]
+            self._device[blocks, positions % self._block_size] = POISON
 
     def _execute(self, step: StepInput) -> StepOutput:
         self.steps.append(step.step_id)
@@ -144,7 +162,7 @@ class FakeRunner:
             raise fault.error
         for row, problem in cross.problems:
             self._violate(step, row, problem)
-        self._verify(step, starts, failed)
+        self._verify(step, starts, _with_drafts_behind(step, failed))
         by_grammar = self._by_grammar(step)
         tokens = self._sample(step, cross.chains, by_grammar)
         statuses = np.full(step.num_rows, RowStatus.OK, np.uint8)
@@ -291,7 +309,7 @@ class FakeRunner:
             seed = seeds[row] if step.sampling_params[row].temperature > 0 else 0
             read = self._attend(step.block_tables[row], ends[row]) ^ crosses[row]
             history = (step.histories[row] or ())[: ends[row]]
-            token = mix(read, seed, ends[row]) % self.vocab_size
+            token = token_of(mix(read, seed, ends[row]), self.vocab_size, self.num_words)
             params = step.sampling_params[row]
             allowed = by_grammar.get(row)
             tokens[row] = choose_allowed(token, params, history, self.vocab_size, allowed)
@@ -306,6 +324,13 @@ class FakeRunner:
         positions = np.arange(max(0, end - self._window), end)
         slots = self._device[table[positions // block_size], positions % block_size]
         return attended(slots[:, 0].tolist())
+
+
+def _with_drafts_behind(step: StepInput, failed: Sequence[int]) -> list[int]:
+    """`failed`, and the drafts of the same rows: these are whoever has the same block table."""
+    tables = step.block_tables
+    is_behind = (tables[:, None] == tables[None, list(failed)]).all(axis=2).any(axis=1)
+    return np.flatnonzero(is_behind).tolist()
 
 
 def _move(source: Int64Array, destination: Int64Array, moves: BlockMoves) -> None:

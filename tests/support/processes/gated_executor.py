@@ -19,7 +19,7 @@ def main() -> int:
 
     def load_gated(config: ExecutorConfig, executor_epoch: int) -> engine_loader.LoadedEngine:
         loaded = load(config, executor_epoch)
-        return replace(loaded, runner=gated(loaded.runner))  # type: ignore[arg-type]
+        return replace(loaded, runner=gated(loaded.runner))
 
     engine_loader.load_engine = load_gated
     return executor.main()

@@ -131,21 +131,29 @@ def drive(
 
     `chunk_size` None: whole prompts. Block ids are shuffled with `seed`. Fills the sequences.
     """
+    give_blocks(sequences, block_size, num_blocks, seed)
+    for step_id in itertools.count():
+        if all(sequence.is_finished for sequence in sequences):
+            return
+        joined = [s for s in sequences if s.start_step <= step_id and not s.is_finished]
+        rows = [next_row(sequence, chunk_size) for sequence in joined]
+        output = execute_step(runner, make_step(rows, step_id=step_id + 1))
+        _apply(joined, rows, output)
+
+
+def give_blocks(
+    sequences: Sequence[DrivenSequence], block_size: int, num_blocks: int, seed: int
+) -> None:
+    """All that each will need, shuffled."""
     free = list(range(num_blocks))
     random.Random(seed).shuffle(free)
     for sequence in sequences:
         num_tokens = len(sequence.prompt) + sequence.num_output_tokens
         sequence.block_table = [free.pop() for _ in range(-(-num_tokens // block_size))]
-    for step_id in itertools.count():
-        if all(sequence.is_finished for sequence in sequences):
-            return
-        joined = [s for s in sequences if s.start_step <= step_id and not s.is_finished]
-        rows = [_next_row(sequence, chunk_size) for sequence in joined]
-        output = execute_step(runner, make_step(rows, step_id=step_id + 1))
-        _apply(joined, rows, output)
 
 
-def _next_row(sequence: DrivenSequence, chunk_size: int | None) -> Row:
+def next_row(sequence: DrivenSequence, chunk_size: int | None) -> Row:
+    """What is to be computed of a sequence, or the first of it."""
     pending = sequence.tokens[sequence.num_computed :]
     chunk = pending if chunk_size is None else pending[:chunk_size]
     return Row(
@@ -167,14 +175,15 @@ def _apply(joined: Sequence[DrivenSequence], rows: Sequence[Row], output: StepOu
         assert (token >= 0) == row.samples
         if token >= 0:
             sequence.output.append(token)
-    for index, _, logprob in _entries(output.logprobs):
+    for index, _, logprob in entries(output.logprobs):
         joined[index].logprobs.append(logprob)
-    for index, position, logprob in _entries(output.prompt_logprobs):
+    for index, position, logprob in entries(output.prompt_logprobs):
         assert position not in joined[index].prompt_logprobs
         joined[index].prompt_logprobs[position] = logprob
 
 
-def _entries(columns: LogprobColumns | None) -> Iterable[tuple[int, int, float]]:
+def entries(columns: LogprobColumns | None) -> Iterable[tuple[int, int, float]]:
+    """Row, position and logprob of each."""
     if columns is None:
         return []
     return zip(

@@ -44,7 +44,7 @@ async def test_nothing_compiles_grammars_when_the_executor_has_stopped(
         runner = FakeRunner(block_size=4, num_device_blocks=8)
         model = ModelInfo("m", "d", "float32", "float32", 10, 10)
         info = ExecutorInfo(1, model, 4, 8, 0, 1)
-        return LoadedEngine(runner, grammars, info, "", "cpu", "", {})  # type: ignore[arg-type]
+        return LoadedEngine(runner, grammars, info, "", "cpu", "", {})
 
     monkeypatch.setattr(executor_main, "stop_event", lambda *_: stop)
     monkeypatch.setattr(executor_main, "GrpcRegistry", Registry)

@@ -56,7 +56,7 @@ def load(*_: object) -> LoadedEngine:
     info = ExecutorInfo(1, model, 4, 8, 0, 1)
     grammars = CompiledGrammars(byte_level_texts().vocabulary)
     runner = FakeRunner(block_size=4, num_device_blocks=8)
-    return LoadedEngine(runner, grammars, info, "", "cpu", "", {})  # type: ignore[arg-type]
+    return LoadedEngine(runner, grammars, info, "", "cpu", "", {})
 
 
 async def test_executor_ends_at_once_when_it_is_told_to_stop_again_while_it_drains(

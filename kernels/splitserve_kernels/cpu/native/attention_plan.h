@@ -71,6 +71,16 @@ class AttentionPlanner {
       : rows_(rows), num_kv_heads_(num_kv_heads), group_(group), block_size_(block_size),
         shares_(shares), num_threads_(num_threads) {}
 
+  // Slots that a plan may have for decodes of these rows, each at most `num_more` tokens longer.
+  static int most_slots(const AttentionRows& rows, int num_more, int num_kv_heads) {
+    int64_t count = 0;
+    for (int row = 0; row < rows.num_rows; ++row) {
+      const int num_tokens = rows.num_computed[row] + num_more;
+      if (num_tokens >= 2 * kPartition) count += (num_tokens + kPartition - 1) / kPartition;
+    }
+    return int(count * num_kv_heads);
+  }
+
   AttentionPlan plan() {
     std::unordered_map<int, std::vector<int>> decodes;  // by the first block of their tables
     std::vector<int> others;

@@ -6,6 +6,7 @@
 // format of weights, activations and KV; sums and the residual stream are float.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "attention.h"
@@ -13,6 +14,7 @@
 #include "gemm.h"
 #include "step_clock.h"
 #include "tasks.h"
+#include "weights_ahead.h"
 
 namespace splitserve {
 
@@ -34,6 +36,11 @@ struct Decoder {
   const float* final_norm;
   int32_t num_layers, width, mlp_width, num_heads, num_kv_heads, head_dim, rotary_dim;
   float epsilon, scale;
+
+  bool has_windows() const {
+    return std::any_of(layers, layers + num_layers,
+                       [](const DecoderLayer& layer) { return layer.sliding_window > 0; });
+  }
 };
 
 // One step. `token_ids`, `positions`, `slots`: [T]. `cosines`, `sines`: [P, rotary_dim / 2], for
@@ -82,7 +89,7 @@ template <class T>
 class DecoderWorker {
  public:
   DecoderWorker(const Decoder& decoder, const DecoderStep& step, const AttentionPlan& plan,
-                DecoderScratch<T>& scratch, Phases& phases, StepClock clock)
+                DecoderScratch<T>& scratch, Phases& phases, StepClock& clock)
       : decoder_(decoder),
         step_(step),
         plan_(plan),
@@ -100,24 +107,25 @@ class DecoderWorker {
     lap(kNorms);
     for (int i = 0; i < decoder_.num_layers; ++i) {
       const DecoderLayer& layer = decoder_.layers[i];
-      normalize(layer.input_norm);
-      lap(kNorms);
+      ahead_.expect(layer.attention_output);
       project_qkv(layer);
       lap(kQkv);
       store_keys_and_values(layer, i);
       lap(kKvWrite);
       attend(layer, i);
       lap(kAttention);
+      ahead_.expect(layer.gate_up);
       add_projection(layer.attention_output, scratch_.attended.data(),
                      decoder_.num_heads * decoder_.head_dim);
       lap(kAttentionOutput);
-      normalize(layer.mlp_norm);
-      lap(kNorms);
+      ahead_.expect(layer.down);
       project_gate_up(layer);
       lap(kGateUp);
+      ahead_.expect(i + 1 < decoder_.num_layers ? decoder_.layers[i + 1].qkv : decoder_.head);
       add_projection(layer.down, scratch_.mlp.data(), decoder_.mlp_width);
       lap(kDown);
     }
+    ahead_.expect(decoder_.layers[0].qkv);
     read_out();
     lap(kHead);
   }
@@ -127,7 +135,7 @@ class DecoderWorker {
 
   template <class Task>
   void run_phase(int num_tasks, Task task) {
-    phases_.run(phase_++, num_tasks, task);
+    phases_.run(phase_++, num_tasks, task, [&] { ahead_.fetch(); });
   }
 
   // The phases since the last lap were `part`.
@@ -144,7 +152,6 @@ class DecoderWorker {
   }
 
   float* residual(int token) { return scratch_.residual.data() + size_t(token) * decoder_.width; }
-  T* normed(int token) { return scratch_.normed.data() + size_t(token) * decoder_.width; }
 
   void embed() {
     const T* table = static_cast<const T*>(decoder_.embedding);
@@ -156,15 +163,39 @@ class DecoderWorker {
     });
   }
 
-  void normalize(const float* weight) {
-    for_tokens(step_.num_tokens, [&](int token) {
-      rms_norm(residual(token), weight, decoder_.epsilon, decoder_.width, normed(token));
+  // Multiplies `num_rows` rows of the residual, the tokens token_of(0), token_of(1), .., with
+  // `linear` when they are normalized. Of a few rows, each thread that has a task makes its own:
+  // that takes no longer than to wait for another's.
+  template <class TokenOf, class Finish>
+  void multiply_normed(const Linear& linear, const float* norm, int num_rows, TokenOf token_of,
+                       Finish finish) {
+    thread_local std::vector<T> of_thread;
+    std::vector<T>& own = of_thread;
+    const size_t width = decoder_.width;
+    const T* input = nullptr;
+    const auto normalize = [&](int i, T* to) {
+      rms_norm(residual(token_of(i)), norm, decoder_.epsilon, decoder_.width, to + i * width);
+    };
+    if (num_rows > kTokensPerTask) {
+      T* shared = scratch_.normed.data();
+      for_tokens(num_rows, [&](int i) { normalize(i, shared); });
+      lap(kNorms);
+      input = shared;
+    }
+    run_phase(num_tasks(linear, num_rows), [&](int task) {
+      if (!input) {
+        if (own.size() < num_rows * width) own.resize(num_rows * width);
+        for (int i = 0; i < num_rows; ++i) normalize(i, own.data());
+        input = own.data();
+      }
+      multiply_task(linear, task, input, width, num_rows, finish);
     });
   }
 
+  static int itself(int token) { return token; }
+
   void project_qkv(const DecoderLayer& layer) {
-    run_phase(num_tasks(layer.qkv, step_.num_tokens), [&](int task) {
-      multiply_task(layer.qkv, task, scratch_.normed.data(), decoder_.width, step_.num_tokens,
+    multiply_normed(layer.qkv, layer.input_norm, step_.num_tokens, itself,
                     [&](int token, int output, const Floats* sums) {
                       T* to = scratch_.qkv.data() + size_t(token) * qkv_width_;
                       for (int v = 0; v < kPanelVectors; ++v, output += kLanes) {
@@ -172,7 +203,6 @@ class DecoderWorker {
                         if (count > 0) store_up_to(to + output, sums[v], count);
                       }
                     });
-    });
   }
 
   void store_keys_and_values(const DecoderLayer& layer, int index) {
@@ -237,8 +267,7 @@ class DecoderWorker {
   }
 
   void project_gate_up(const DecoderLayer& layer) {
-    run_phase(num_tasks(layer.gate_up, step_.num_tokens), [&](int task) {
-      multiply_task(layer.gate_up, task, scratch_.normed.data(), decoder_.width, step_.num_tokens,
+    multiply_normed(layer.gate_up, layer.mlp_norm, step_.num_tokens, itself,
                     [&](int token, int output, const Floats* sums) {
                       constexpr int kHalf = kPanelVectors / 2;
                       T* to = scratch_.mlp.data() + size_t(token) * decoder_.mlp_width;
@@ -248,17 +277,12 @@ class DecoderWorker {
                         if (count > 0) store_up_to(to + at, silu(sums[v]) * sums[v + kHalf], count);
                       }
                     });
-    });
   }
 
   void read_out() {
-    for_tokens(step_.num_logits, [&](int i) {
-      rms_norm(residual(step_.logits_index[i]), decoder_.final_norm, decoder_.epsilon,
-               decoder_.width, normed(i));
-    });
     const int vocab_size = decoder_.head.num_outputs;
-    run_phase(num_tasks(decoder_.head, step_.num_logits), [&](int task) {
-      multiply_task(decoder_.head, task, scratch_.normed.data(), decoder_.width, step_.num_logits,
+    multiply_normed(decoder_.head, decoder_.final_norm, step_.num_logits,
+                    [&](int i) { return int(step_.logits_index[i]); },
                     [&](int row, int output, const Floats* sums) {
                       float* to = step_.logits + size_t(row) * vocab_size;
                       for (int v = 0; v < kPanelVectors; ++v, output += kLanes) {
@@ -266,7 +290,6 @@ class DecoderWorker {
                         if (count > 0) store_up_to(to + output, sums[v], count);
                       }
                     });
-    });
   }
 
   const Decoder& decoder_;
@@ -274,7 +297,8 @@ class DecoderWorker {
   const AttentionPlan& plan_;
   DecoderScratch<T>& scratch_;
   Phases& phases_;
-  StepClock clock_;
+  StepClock& clock_;
+  WeightsAhead<T> ahead_;
   int qkv_width_, phase_ = 0;
 };
 

@@ -44,8 +44,10 @@ inline double uniform(uint64_t seed, uint64_t position) {
 // Chooses tokens; one thread's memory, kept from step to step.
 class TokenSampler {
  public:
-  // The token of row `i` with `logits` [V], or -1 if they hold NaN or +inf, or -inf alone.
-  int choose(const float* logits, int vocab_size, const SamplingRows& rows, int i) {
+  // The token of row `i` with `logits` [V], or -1 if they hold NaN or +inf, or -inf alone. It is
+  // the one `num_later` positions behind that of `rows`.
+  int choose(const float* logits, int vocab_size, const SamplingRows& rows, int i,
+             int num_later = 0) {
     const float most = find_largest(logits, vocab_size);
     if (!std::isfinite(most)) return -1;
     if (rows.temperatures[i] <= 0) {
@@ -55,7 +57,7 @@ class TokenSampler {
     if (rows.top_k[i] < vocab_size || rows.min_p[i] > 0 || rows.top_p[i] < 1) {
       drop(vocab_size, find_cut(vocab_size, rows.top_k[i], rows.min_p[i], rows.top_p[i]));
     }
-    return draw(vocab_size, uniform(rows.seeds[i], rows.positions[i]));
+    return draw(vocab_size, uniform(rows.seeds[i], rows.positions[i] + num_later));
   }
 
  private:

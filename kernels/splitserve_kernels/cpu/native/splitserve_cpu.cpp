@@ -4,8 +4,7 @@
 #include <sys/mman.h>
 #endif
 
-#include "decoder.h"
-#include "sampling.h"
+#include "decoder_run.h"
 
 using namespace splitserve;
 
@@ -101,25 +100,41 @@ void store_kv(const KVBlocks<T>& blocks, const T* keys, const T* values, const i
 }
 
 template <class T>
+DecoderScratch<T>& scratch_of_caller() {
+  thread_local DecoderScratch<T> of_caller;
+  return of_caller;
+}
+
+// Of thread 0 of a region; others have none.
+StepClock clock_of_thread(const StepClock& clock) {
+  return omp_get_thread_num() == 0 ? clock : StepClock(nullptr);
+}
+
+template <class T>
 void decode(const Decoder& decoder, const DecoderStep& step) {
   StepClock clock(step.part_ns);
-  thread_local DecoderScratch<T> of_caller;
-  DecoderScratch<T>& scratch = of_caller;  // in the region the name would mean each thread's own
-  const bool has_windows =
-      std::any_of(decoder.layers, decoder.layers + decoder.num_layers,
-                  [](const DecoderLayer& layer) { return layer.sliding_window > 0; });
+  DecoderScratch<T>& scratch = scratch_of_caller<T>();
   const auto plan = AttentionPlanner(step.rows, decoder.num_kv_heads,
                                      decoder.num_heads / decoder.num_kv_heads, step.block_size,
-                                     !has_windows, step.num_threads)
+                                     !decoder.has_windows(), step.num_threads)
                         .plan();
   scratch.reserve(decoder, step.num_tokens, step.num_logits, plan.num_slots);
   Phases phases(DecoderWorker<T>::num_phases(decoder), clock.is_running());
   if (clock.is_running()) clock.lap(kPlan, now_ns());
 #pragma omp parallel num_threads(step.num_threads)
   {
-    const StepClock of_thread = omp_get_thread_num() == 0 ? clock : StepClock(nullptr);
+    StepClock of_thread = clock_of_thread(clock);
     DecoderWorker<T>(decoder, step, plan, scratch, phases, of_thread).run();
   }
+}
+
+template <class T>
+void decode_run(const Decoder& decoder, const DecoderStep& first, const DecoderRun& run) {
+  StepClock clock(first.part_ns);
+  DecoderRunner<T> runner(decoder, first, run, scratch_of_caller<T>());
+  if (clock.is_running()) clock.lap(kPlan, now_ns());
+#pragma omp parallel num_threads(first.num_threads)
+  runner.run(clock_of_thread(clock));
 }
 
 }  // namespace
@@ -208,6 +223,16 @@ EXPORT void splitserve_decode_f32(const Decoder* decoder, const DecoderStep* ste
 
 EXPORT void splitserve_decode_bf16(const Decoder* decoder, const DecoderStep* step) {
   decode<Bf16>(*decoder, *step);
+}
+
+EXPORT void splitserve_decode_run_f32(const Decoder* decoder, const DecoderStep* first,
+                                      const DecoderRun* run) {
+  decode_run<float>(*decoder, *first, *run);
+}
+
+EXPORT void splitserve_decode_run_bf16(const Decoder* decoder, const DecoderStep* first,
+                                       const DecoderRun* run) {
+  decode_run<Bf16>(*decoder, *first, *run);
 }
 
 }  // extern "C"

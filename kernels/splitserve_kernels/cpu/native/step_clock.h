@@ -22,6 +22,7 @@ enum StepPart {
   kGateUp,
   kDown,
   kHead,
+  kDraw,
 };
 
 // Adds up nanoseconds by part. `part_ns`: one for each part; null if nobody wants to know.

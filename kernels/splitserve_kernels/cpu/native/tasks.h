@@ -29,9 +29,10 @@ class Phases {
   explicit Phases(int count, bool is_timed = false)
       : phases_(new Phase[count]), is_timed_(is_timed) {}
 
-  // Runs task(0) .. task(num_tasks - 1) in any order on any thread; all are done on return.
-  template <class Task>
-  void run(int index, int num_tasks, Task task) {
+  // Runs task(0) .. task(num_tasks - 1) in any order on any thread; all are done on return. A
+  // thread that has nothing else to do calls idle() meanwhile, again and again.
+  template <class Task, class Idle = void (*)()>
+  void run(int index, int num_tasks, Task task, Idle idle = [] {}) {
     Phase& phase = phases_[index];
     int num_mine = 0;
     for (int i; (i = phase.next.fetch_add(1, std::memory_order_relaxed)) < num_tasks; ++num_mine) {
@@ -41,6 +42,7 @@ class Phases {
     if (num_mine) phase.num_done.fetch_add(num_mine, std::memory_order_acq_rel);
     for (int spins = 0; phase.num_done.load(std::memory_order_acquire) < num_tasks; ++spins) {
       if (spins < kSpins) {
+        idle();
         pause();
       } else {
         sched_yield();

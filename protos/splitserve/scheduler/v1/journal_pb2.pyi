@@ -78,7 +78,7 @@ class CoreCheckpoint(_message.Message):
     def __init__(self, identity: _Optional[_Union[CoreIdentity, _Mapping]] = ..., scheduler: _Optional[bytes] = ...) -> None: ...
 
 class CoreConfig(_message.Message):
-    __slots__ = ("block_size", "num_device_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "max_num_waiting", "vocab_size", "eos_token_ids", "features", "num_host_blocks", "block_bytes", "sliding_window", "max_adapters", "model_digest", "prefix_caching", "host_prefix_cache", "num_lookahead_slots", "preemption_mode", "batch_policy", "delay_factor", "queue_policy", "tenant_weights", "separates_tenants", "max_params_bytes", "max_run_ahead", "max_run_ahead_ms")
+    __slots__ = ("block_size", "num_device_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "max_num_waiting", "vocab_size", "eos_token_ids", "features", "num_host_blocks", "block_bytes", "sliding_window", "max_adapters", "model_digest", "prefix_caching", "host_prefix_cache", "num_lookahead_slots", "preemption_mode", "batch_policy", "delay_factor", "queue_policy", "tenant_weights", "separates_tenants", "max_params_bytes", "max_run_ahead", "max_run_ahead_ms", "speculation", "max_draft_tokens")
     class TenantWeightsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -112,6 +112,8 @@ class CoreConfig(_message.Message):
     MAX_PARAMS_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_RUN_AHEAD_FIELD_NUMBER: _ClassVar[int]
     MAX_RUN_AHEAD_MS_FIELD_NUMBER: _ClassVar[int]
+    SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     block_size: int
     num_device_blocks: int
     max_num_seqs: int
@@ -138,7 +140,9 @@ class CoreConfig(_message.Message):
     max_params_bytes: int
     max_run_ahead: int
     max_run_ahead_ms: int
-    def __init__(self, block_size: _Optional[int] = ..., num_device_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_waiting: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., features: _Optional[_Iterable[str]] = ..., num_host_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., sliding_window: _Optional[int] = ..., max_adapters: _Optional[int] = ..., model_digest: _Optional[str] = ..., prefix_caching: bool = ..., host_prefix_cache: bool = ..., num_lookahead_slots: _Optional[int] = ..., preemption_mode: _Optional[str] = ..., batch_policy: _Optional[str] = ..., delay_factor: _Optional[float] = ..., queue_policy: _Optional[str] = ..., tenant_weights: _Optional[_Mapping[str, float]] = ..., separates_tenants: bool = ..., max_params_bytes: _Optional[int] = ..., max_run_ahead: _Optional[int] = ..., max_run_ahead_ms: _Optional[int] = ...) -> None: ...
+    speculation: str
+    max_draft_tokens: int
+    def __init__(self, block_size: _Optional[int] = ..., num_device_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_waiting: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., features: _Optional[_Iterable[str]] = ..., num_host_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., sliding_window: _Optional[int] = ..., max_adapters: _Optional[int] = ..., model_digest: _Optional[str] = ..., prefix_caching: bool = ..., host_prefix_cache: bool = ..., num_lookahead_slots: _Optional[int] = ..., preemption_mode: _Optional[str] = ..., batch_policy: _Optional[str] = ..., delay_factor: _Optional[float] = ..., queue_policy: _Optional[str] = ..., tenant_weights: _Optional[_Mapping[str, float]] = ..., separates_tenants: bool = ..., max_params_bytes: _Optional[int] = ..., max_run_ahead: _Optional[int] = ..., max_run_ahead_ms: _Optional[int] = ..., speculation: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ...) -> None: ...
 
 class CoreAdd(_message.Message):
     __slots__ = ("request",)

@@ -159,3 +159,41 @@ def test_input_batch_has_each_token_at_its_position_however_rows_are_mixed(
     num_sampling = len(readout.sampling_rows)
     assert read[:num_sampling] == [rows[r].tokens[-1] for r in readout.sampling_rows.tolist()]
     assert [token % 100 + 1 for token in read[num_sampling:]] == readout.prompt_positions.tolist()
+
+
+@given(
+    computed=st.lists(st.integers(0, 3 * BLOCK_SIZE - 1), min_size=1, max_size=5),
+    samples=st.lists(st.booleans(), min_size=5, max_size=5),
+)
+def test_input_batch_is_that_of_any_rows_when_all_are_decodes(
+    computed: list[int], samples: list[bool]
+) -> None:
+    """A step of decodes is laid out in a shorter way, unless a row scores its prompt."""
+    steps = [
+        make_step(
+            [
+                Row(
+                    [20 + row],
+                    position,
+                    (3 * row, 3 * row + 1, 3 * row + 2),
+                    1,
+                    samples=samples[row],
+                    params=params,
+                    history=[1],
+                )
+                for row, position in enumerate(computed)
+            ]
+        )
+        for params in (SamplingParams(), SCORED)
+    ]
+    short, long = (
+        build_input_batch(step, range(len(computed)), BLOCK_SIZE, CPU).rows for step in steps
+    )
+    for name in ("token_ids", "num_computed_tokens", "block_tables", "logits_index"):
+        assert np.array_equal(getattr(short, name), getattr(long, name)), name
+    for name in ("row_of_token", "positions", "slots", "query_starts"):
+        assert np.array_equal(getattr(short.layout, name), getattr(long.layout, name)), name
+    assert short.block_tables.flags.c_contiguous
+    assert short.layout.max_num_tokens == long.layout.max_num_tokens
+    assert short.is_decode
+    assert long.is_decode

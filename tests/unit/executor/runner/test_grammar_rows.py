@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -158,6 +159,39 @@ def test_tokens_are_the_same_when_a_row_runs_on(steps: Steps) -> None:
         tokens += output.runs.token_ids.tolist()
         work, new = WorkRow(1, len(tokens) - 1, back=1, run_on=20), []
     assert tokens == expected
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_tokens_are_the_same_when_drafts_follow_the_grammar_or_do_not(
+    steps: Steps, seed: int
+) -> None:
+    rng = random.Random(seed)
+    expected = completed(steps, frequency_penalty=0.5)
+    new = [replace(row(1, frequency_penalty=0.5, stop_token_ids=[EOS]), seed=3), plain_row(2)]
+    tokens, num_taken = [*PROMPT], 0
+    while tokens[-1] != EOS:
+        rest = expected[len(tokens) :]
+        num_right, num_run_on = rng.randint(0, len(rest) - 1), rng.randint(0, 2)
+        wrong = [EOS, rng.randrange(byte_level_texts().size), *rest[num_right + 2 :]]
+        drafts = [*rest[:num_right], *(each for each in wrong if each != rest[num_right])]
+        work = [WorkRow(1, len(tokens) - 1, back=1) if not new else WorkRow(1, 0, PROMPT)]
+        work = [replace(work[0], drafts=drafts, run_on=num_run_on), WorkRow(2, 0, PROMPT)]
+        output, new = steps.run(work, new=new), []
+        assert output.row_statuses.tolist() == [RowStatus.OK] * 2
+        assert output.runs is not None
+        run, _ = output.runs.rows
+        assert run == rest[: num_right + 1 + num_run_on]
+        tokens += run
+        num_taken += num_right
+    assert (tokens, num_taken > 2) == (expected, True)
+
+
+def test_drafts_wait_with_their_row_when_its_grammar_is_not_compiled(hasty_steps: Steps) -> None:
+    work = [WorkRow(0, 0, PROMPT, drafts=[65, 66], run_on=2), WorkRow(1, 0, PROMPT, run_on=1)]
+    output = hasty_steps.run(work, new=[row(0), plain_row(1)])
+    assert output.row_statuses.tolist() == [RowStatus.NOT_SAMPLED, RowStatus.OK]
+    assert output.runs is not None
+    assert [len(run) for run in output.runs.rows] == [0, 2]
 
 
 def check_text(tokens: Sequence[int]) -> None:

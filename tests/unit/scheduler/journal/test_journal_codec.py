@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 
 from scheduler_service.core.beam_search import BeamSearch
-from scheduler_service.core.config import BatchPolicyName, Feature, PreemptionMode, SchedulerConfig
+from scheduler_service.core.config import (
+    BatchPolicyName,
+    Feature,
+    PreemptionMode,
+    SchedulerConfig,
+    Speculation,
+)
 from scheduler_service.core.grammar import Grammar
 from scheduler_service.core.request import (
     FinishReason,
@@ -42,6 +48,8 @@ CONFIG = make_config(
     num_lookahead_slots=4,
     max_run_ahead=9,
     max_run_ahead_ms=17,
+    speculation=Speculation.PROMPT_LOOKUP,
+    max_draft_tokens=3,
     preemption_mode=PreemptionMode.SWAP,
     batch_policy=BatchPolicyName.PREFILL_FIRST,
     delay_factor=0.1,

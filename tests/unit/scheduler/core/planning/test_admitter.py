@@ -256,6 +256,33 @@ def test_swap_in_waits_when_the_adapter_has_no_slot() -> None:
     assert names(driver.next_rows()) == ["a"]
 
 
+@pytest.mark.parametrize("depth", [2, 3])
+@pytest.mark.parametrize("batch_policy", BatchPolicyName)
+def test_whoever_made_way_stays_away_when_its_blocks_are_still_on_their_way(
+    batch_policy: BatchPolicyName, depth: int
+) -> None:
+    driver = make_driver(
+        num_device_blocks=12,
+        num_host_blocks=12,
+        preemption_mode=PreemptionMode.SWAP,
+        queue_policy="priority",
+        batch_policy=batch_policy,
+        max_num_seqs=2,
+    )
+    slow = driver.add(14, "slow", max_tokens=30)
+    driver.step()
+    for _ in range(depth - 1):
+        driver.plan()
+    # There are blocks for it to come back, but neither blocks nor a row for the other beside it.
+    urgency = SchedulingParams(priority=-1)
+    urgent = driver.add(33, "urgent", scheduling=urgency, max_tokens=2, n=2)
+    while not urgent.is_finished:
+        while len(driver.in_flight) < depth and driver.plan() is not None:
+            assert urgent.is_finished or slow.status is not RequestStatus.RUNNING
+        driver.answer()
+    assert urgent.error is None
+
+
 @pytest.mark.parametrize("batch_policy", BatchPolicyName)
 def test_swapped_requests_come_back_when_new_ones_keep_arriving(
     batch_policy: BatchPolicyName,

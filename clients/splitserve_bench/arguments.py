@@ -1,0 +1,230 @@
+"""What the command line says, checked, as the values of a run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from splitserve_bench.figures.quantities import parse_seconds
+from splitserve_bench.figures.slo import Slo
+from splitserve_bench.load.generator import Pace
+from splitserve_bench.runs import RunConfig
+from splitserve_bench.targets.open_target import parse_target
+from splitserve_bench.targets.options import AskOptions, TargetAddress
+from splitserve_bench.workloads.conversation import Conversation
+from splitserve_bench.workloads.distributions import Distribution
+from splitserve_bench.workloads.limited import Limits
+from splitserve_bench.workloads.synthetic import SharedPrefix, SyntheticLoad
+from splitserve_bench.workloads.traces import read_trace
+from splitserve_rpc.security import check_pair
+from splitserve_rpc.tls import TlsFiles
+
+API_KEY_ENV = "SPLITSERVE_API_KEY"
+_DEFAULT_CONVERSATIONS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class BenchConfig:
+    """Everything that was asked for. `num_conversations`: None if nobody knows."""
+
+    targets: tuple[TargetAddress, ...]
+    asking: AskOptions
+    run: RunConfig
+    workload: Callable[[], Iterator[Conversation]]
+    num_conversations: int | None
+    json_file: Path | None
+    picture_file: Path | None
+    shows_progress: bool | None
+    # As it was said, for the report.
+    load: Mapping[str, Any]
+
+
+def bench_config(arguments: argparse.Namespace, environ: Mapping[str, str]) -> BenchConfig:
+    """Raises ValueError, which names the flag, and SecurityUnusable."""
+    limits = _limits(arguments)
+    prompt_seed = arguments.prompt_seed
+    if prompt_seed is None:
+        prompt_seed = secrets.randbits(32)
+    pace = Pace(arguments.concurrency, arguments.max_open, arguments.timeout, arguments.duration)
+    run = RunConfig(
+        pace,
+        arguments.slo or Slo(),
+        arguments.warm_up,
+        arguments.rounds,
+        prompt_seed,
+    )
+    return BenchConfig(
+        targets=_targets(arguments, environ),
+        asking=_asking(arguments),
+        run=run,
+        workload=_workload(arguments, limits),
+        num_conversations=limits.num_conversations if arguments.trace is None else None,
+        json_file=arguments.json,
+        picture_file=arguments.picture,
+        shows_progress=False if arguments.quiet else None,
+        load=_as_said(arguments, prompt_seed),
+    )
+
+
+def _limits(arguments: argparse.Namespace) -> Limits:
+    num_conversations = arguments.requests
+    if num_conversations is None and arguments.duration is None and arguments.trace is None:
+        num_conversations = _DEFAULT_CONVERSATIONS
+    return Limits(
+        num_conversations,
+        arguments.duration if arguments.concurrency is None else None,
+        arguments.speed,
+        arguments.max_prompt_tokens,
+        arguments.max_output_tokens,
+    )
+
+
+def _workload(
+    arguments: argparse.Namespace, limits: Limits
+) -> Callable[[], Iterator[Conversation]]:
+    """Raises ValueError where it is not said when requests are sent."""
+    if arguments.trace is not None:
+        if arguments.rate is not None:
+            raise ValueError("--rate: a trace has its own times; faster or slower: --speed")
+        return lambda: limits.apply(read_trace(arguments.trace))
+    if (arguments.rate is None) == (arguments.concurrency is None):
+        raise ValueError("give --rate (open loop), --concurrency (closed loop), or --trace")
+    load = SyntheticLoad(
+        arguments.prompt_tokens,
+        arguments.output_tokens,
+        arguments.shared_prefix,
+        arguments.turns,
+        arguments.think_time,
+        arguments.rate,
+        arguments.burstiness,
+    )
+    return lambda: limits.apply(load.conversations(arguments.seed))
+
+
+def _asking(arguments: argparse.Namespace) -> AskOptions:
+    try:
+        extra_body = json.loads(arguments.extra_body)
+    except ValueError as error:
+        raise ValueError(f"--extra-body is no JSON: {error}") from error
+    if not isinstance(extra_body, dict):
+        raise ValueError(f"--extra-body is {arguments.extra_body!r}; allowed: a JSON object")
+    return AskOptions(
+        arguments.temperature,
+        not arguments.stop_at_end,
+        arguments.token_range,
+        arguments.endpoint,
+        arguments.model,
+        arguments.count_tokens,
+        extra_body,
+    )
+
+
+def _targets(
+    arguments: argparse.Namespace, environ: Mapping[str, str]
+) -> tuple[TargetAddress, ...]:
+    """With what each is told of us: a key goes to nobody whom it was not given for."""
+    files = TlsFiles(arguments.tls_cert, arguments.tls_key, arguments.tls_ca)
+    check_pair(files.cert, files.key)
+    tls = None if files == TlsFiles() else files
+    targets = [replace(parse_target(text), tls=tls) for text in arguments.targets]
+    names = [target.name for target in targets]
+    if len(set(names)) < len(names):
+        raise ValueError(f"targets are called {', '.join(names)}; allowed: a name each (NAME=URL)")
+    for text in arguments.api_key_file:
+        name, separator, path = text.partition("=")
+        if not separator and len(targets) == 1:
+            name, path = names[0], text
+        if name not in names:
+            raise ValueError(f"--api-key-file {text!r} names no target; allowed: NAME=FILE")
+        index = names.index(name)
+        targets[index] = replace(targets[index], api_key_file=Path(path))
+    if len(targets) == 1 and targets[0].api_key_file is None:
+        targets[0] = replace(targets[0], api_key=environ.get(API_KEY_ENV) or None)
+    return tuple(targets)
+
+
+def _as_said(arguments: argparse.Namespace, prompt_seed: int) -> dict[str, Any]:
+    """The load, so that it can be put on again. No file with a key is named."""
+    names = (
+        "rate", "burstiness", "concurrency", "requests", "duration", "warm_up", "trace", "speed",
+        "prompt_tokens", "output_tokens", "shared_prefix", "turns", "think_time", "endpoint",
+        "max_prompt_tokens", "max_output_tokens", "max_open", "timeout", "rounds", "seed",
+        "temperature", "stop_at_end", "token_range", "extra_body",
+    )  # fmt: skip
+    said = {name: _plain(getattr(arguments, name)) for name in names}
+    return {**said, "prompt_seed": prompt_seed}
+
+
+def _plain(value: object) -> object:
+    match value:
+        case Distribution():
+            return value.text
+        case SharedPrefix():
+            return f"{value.num_tokens}:{value.num_groups}"
+        case Path():
+            return value.name
+        case tuple():
+            return list(value)
+    return value
+
+
+# -- values of flags -------------------------------------------------------------------------------
+
+
+def positive_seconds(text: str) -> float:
+    """A time above 0."""
+    seconds = parse_seconds(text)
+    if seconds <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
+    return seconds
+
+
+def positive(text: str) -> float:
+    """A number above 0."""
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
+    return value
+
+
+def at_least_0(text: str) -> float:
+    """A number from 0 on."""
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is below 0")
+    return value
+
+
+def count(text: str) -> int:
+    """A whole number above 0."""
+    value = int(text)
+    if not 0 < value < 2**53:
+        raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
+    return value
+
+
+def token_range(text: str) -> tuple[int, int]:
+    """Of `LOW:HIGH`."""
+    low, _, high = text.partition(":")
+    found = int(low), int(high)
+    if not 0 <= found[0] < found[1] <= 2**31:
+        raise argparse.ArgumentTypeError(f"{text!r} is no range; allowed: LOW:HIGH, ascending")
+    return found
+
+
+def stated(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """`parse` as argparse wants it: what it raises is said, and not only that it raised."""
+
+    def parse_or_say(text: str) -> Any:  # noqa: ANN401
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return parse_or_say

@@ -1,0 +1,102 @@
+"""Runs the command: a load, or a comparison of two reports."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from splitserve_bench.arguments import BenchConfig, bench_config
+from splitserve_bench.parser import build_parser
+from splitserve_bench.reports.comparison import comparison_text
+from splitserve_bench.reports.picture import write_picture
+from splitserve_bench.reports.report import (
+    ReportUnreadable,
+    TargetReport,
+    read_report,
+    report_of,
+    write_report,
+)
+from splitserve_bench.reports.tables import text_of
+from splitserve_bench.runs import TargetUnusable, run_load
+from splitserve_bench.targets.open_target import TargetRefused, open_target
+from splitserve_bench.workloads.traces import TraceUnreadable
+from splitserve_client.errors import SplitserveError
+from splitserve_client.progress_line import ProgressLine
+from splitserve_rpc.printable import printable
+from splitserve_rpc.security import SecurityUnusable
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit code: 1 if there is nothing to report, or if no request was answered."""
+    if argv and argv[0] == "compare":
+        return _compare(argv[1:])
+    parser = build_parser()
+    arguments = parser.parse_intermixed_args(argv)
+    try:
+        config = bench_config(arguments, os.environ)
+    except (ValueError, SecurityUnusable) as error:
+        parser.error(printable(str(error)))
+    try:
+        return _bench(config)
+    except* (TargetUnusable, TargetRefused, TraceUnreadable, SplitserveError, OSError) as errors:
+        _say(errors)
+    return 1
+
+
+def _bench(config: BenchConfig) -> int:
+    reports = asyncio.run(_measure(config))
+    for report in reports:
+        sys.stdout.write(text_of(report) + "\n")
+    for before, after in pairwise(reports):
+        sys.stdout.write(comparison_text(before, after) + "\n")
+    if config.json_file is not None:
+        write_report(config.json_file, config.load, reports)
+    if config.picture_file is not None:
+        write_picture(config.picture_file, "splitserve bench", reports)
+    return int(any(report.content["requests"]["num_completed"] == 0 for report in reports))
+
+
+async def _measure(config: BenchConfig) -> list[TargetReport]:
+    targets = [(address.name, open_target(address, config.asking)) for address in config.targets]
+    num_runs = len(targets) * config.run.num_rounds
+    total = None if config.num_conversations is None else config.num_conversations * num_runs
+    with ProgressLine(total, show=config.shows_progress, clock=time.monotonic) as line:
+        measured = await run_load(targets, config.workload, config.run, line.add)
+    return [
+        report_of(address.name, address.url, model, recorder)
+        for address, (model, recorder) in zip(config.targets, measured, strict=True)
+    ]
+
+
+def _say(errors: BaseExceptionGroup[BaseException]) -> None:
+    """The first of them in a line."""
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    text = error.message if isinstance(error, SplitserveError) else str(error)
+    sys.stderr.write(f"splitserve bench: {printable(' '.join(text.split()))}\n")
+
+
+def _compare(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="splitserve bench compare",
+        description="Compares the targets of reports, each with the first.",
+    )
+    parser.add_argument("reports", nargs="+", type=Path, metavar="REPORT.json")
+    arguments = parser.parse_args(argv)
+    try:
+        targets = [target for path in arguments.reports for target in read_report(path)]
+    except (OSError, ReportUnreadable) as error:
+        sys.stderr.write(f"splitserve bench: {printable(str(error))}\n")
+        return 1
+    if len(targets) < 2:
+        parser.error("there is one target; allowed: reports with two or more")
+    for other in targets[1:]:
+        sys.stdout.write(comparison_text(targets[0], other) + "\n")
+    return 0

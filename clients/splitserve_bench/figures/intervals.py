@@ -1,0 +1,114 @@
+"""How sure a figure is: intervals of 95 %, by a bootstrap over parts of the run.
+
+Tokens of a request depend on each other, and so do requests that were in the queue together: an
+interval that took them for independent draws would be far too narrow. So a run is divided into 32
+to 63 parts of consecutive requests, whole parts are drawn with replacement, as many as there are,
+and what the figure is then, a thousand times over, tells how far it moves (Künsch 1989). Of a
+percentile with fewer than five values beyond it nothing is told: a bootstrap cannot know a tail
+that has not been seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from splitserve_bench.figures.log_histogram import LogHistogram, merged, not_empty, value_of
+
+NUM_RESAMPLES = 1000
+CONFIDENCE = 0.95
+_FEWEST_BEYOND = 5
+_MEAN = 0.5  # is known where the median is
+_SEED = 20231116  # the same report for the same measurements
+
+Figures = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A figure, and where it is with 95 % confidence; None where that cannot be told."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+def estimate(parts: Sequence[LogHistogram], quantiles: Sequence[float]) -> list[Estimate]:
+    """The mean, then each of the quantiles (0 to 1). Of nothing: nothing."""
+    parts = not_empty(parts)
+    if not parts:
+        return []
+    whole = merged(parts)
+    values = [whole.mean, *map(whole.quantile, quantiles)]
+    moved = resampled(parts, quantiles, _SEED)
+    return _with_intervals(
+        values, moved, [_is_known(parts, ratio) for ratio in (_MEAN, *quantiles)]
+    )
+
+
+def estimate_ratios(
+    parts: Sequence[LogHistogram],
+    others: Sequence[LogHistogram],
+    quantiles: Sequence[float],
+) -> list[Estimate]:
+    """How many times the figures of `parts` those of `others` are; same order as `estimate`."""
+    parts, others = not_empty(parts), not_empty(others)
+    before, after = estimate(parts, quantiles), estimate(others, quantiles)
+    if not before or not after:
+        return []
+    ratios = [_ratio(b.value, a.value) for a, b in zip(before, after, strict=True)]
+    moved_before = resampled(parts, quantiles, _SEED)
+    moved = resampled(others, quantiles, _SEED + 1) / np.maximum(moved_before, 1e-12)
+    known = [_is_known(parts, ratio) and _is_known(others, ratio) for ratio in (_MEAN, *quantiles)]
+    return _with_intervals(ratios, moved, known)
+
+
+def _is_known(parts: Sequence[LogHistogram], ratio: float) -> bool:
+    """Whether there is enough on both sides of a quantile."""
+    num_beyond = sum(part.num_values for part in parts) * min(ratio, 1 - ratio)
+    return len(parts) > 1 and num_beyond >= _FEWEST_BEYOND - 1e-9
+
+
+def _with_intervals(
+    values: Sequence[float], moved: Figures, are_known: Sequence[bool]
+) -> list[Estimate]:
+    return [
+        Estimate(value, *_interval(moved[:, column])) if is_known else Estimate(value)
+        for column, (value, is_known) in enumerate(zip(values, are_known, strict=True))
+    ]
+
+
+def resampled(parts: Sequence[LogHistogram], quantiles: Sequence[float], seed: int) -> Figures:
+    """Mean and quantiles of parts drawn with replacement: [NUM_RESAMPLES, 1 + quantiles]."""
+    numbers = sorted({number for part in parts for number in part.counts})
+    column_of = {number: column for column, number in enumerate(numbers)}
+    counts = np.zeros((len(parts), len(numbers)))
+    for row, part in enumerate(parts):
+        for number, count in part.counts.items():
+            counts[row, column_of[number]] = count
+    totals = np.array([part.total for part in parts])
+    whole = merged(parts)
+    values = np.array([whole.within(value_of(number)) for number in numbers])
+    rng = np.random.default_rng(seed)
+    even = np.full(len(parts), 1 / len(parts))
+    drawn = rng.multinomial(len(parts), even, size=NUM_RESAMPLES).astype(np.float64)
+    sums = np.cumsum(drawn @ counts, axis=1)
+    figures = np.empty((NUM_RESAMPLES, 1 + len(quantiles)))
+    figures[:, 0] = (drawn @ totals) / sums[:, -1]
+    for column, ratio in enumerate(quantiles, start=1):
+        wanted = ratio * sums[:, -1:] * (1 - 1e-12)
+        figures[:, column] = values[np.argmax(sums >= wanted, axis=1)]
+    return figures
+
+
+def _interval(figures: Figures) -> tuple[float, float]:
+    outside = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(figures, [outside, 1 - outside])
+    return float(low), float(high)
+
+
+def _ratio(value: float, other: float) -> float:
+    return value / max(other, 1e-12)

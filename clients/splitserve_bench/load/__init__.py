@@ -1,0 +1,1 @@
+"""Sends requests when they are due, and notes when what comes has come."""

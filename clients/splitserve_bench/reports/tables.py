@@ -1,0 +1,84 @@
+"""What a terminal shows: a table for one target, or several beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from splitserve_bench.figures.quantities import seconds_text
+from splitserve_bench.reports.report import FIGURE_NAMES, TargetReport
+from splitserve_rpc.printable import printable
+
+# Later than this, and what was measured is also this generator.
+_MOST_SEND_DELAY_S = 0.01
+
+
+def text_of(target: TargetReport) -> str:
+    """Everything that people look at first."""
+    content = target.content
+    requests, rates = content["requests"], content["rates"]
+    lines = [
+        f"{printable(target.name)}: {printable(content['model'])} at {printable(content['url'])}",
+        f"  requests    {requests['num_completed']} completed, {requests['num_failed']} failed,"
+        f" {requests['num_warm_up']} of the warm-up not counted",
+        f"  tokens      {requests['num_prompt_tokens']} in"
+        f" ({requests['num_cached_tokens']} from the prefix cache),"
+        f" {requests['num_output_tokens']} out of {requests['num_wanted_tokens']} wanted",
+        f"  throughput  {rates['requests_per_s']:.2f} requests/s,"
+        f" {rates['output_tokens_per_s']:.1f} tokens/s out,"
+        f" {rates['prompt_tokens_per_s']:.1f} in",
+    ]
+    if content["slo_s"]:
+        limits = ", ".join(
+            f"{name} {seconds_text(limit)}" for name, limit in content["slo_s"].items()
+        )
+        num_all = requests["num_completed"] + requests["num_failed"]
+        lines.append(
+            f"  goodput     {rates['good_requests_per_s']:.2f} requests/s within {limits}"
+            f" ({requests['num_good']} of {num_all})"
+        )
+    lines += [""] + ["  " + line for line in _latency_lines(content["latency_s"])]
+    lines += _notes(content)
+    return "\n".join(lines) + "\n"
+
+
+def _latency_lines(latency: dict[str, Any]) -> list[str]:
+    rows = [["", *FIGURE_NAMES, "largest"]]
+    for metric, figures in latency.items():
+        if figures:
+            cells = [_with_interval(figures[name]) for name in FIGURE_NAMES]
+            rows.append([metric, *cells, seconds_text(figures["largest"])])
+    return aligned(rows)
+
+
+def _with_interval(figure: dict[str, float | None]) -> str:
+    value, low, high = figure["value"], figure["low"], figure["high"]
+    if low is None or high is None:
+        return seconds_text(value)
+    return f"{seconds_text(value)} [{seconds_text(low)}, {seconds_text(high)}]"
+
+
+def _notes(content: Any) -> list[str]:  # noqa: ANN401
+    notes = [
+        f"  {entry['count']} failed with {printable(kind)}: {printable(entry['first'])}"
+        for kind, entry in content["errors"].items()
+    ]
+    delay = content["latency_s"]["send_delay"]
+    if delay and delay["p99"]["value"] > _MOST_SEND_DELAY_S:
+        notes.append(
+            f"  requests left late: 1 in 100 by {seconds_text(delay['p99']['value'])} or more. This"
+            " machine, or --max-open, is part of what was measured."
+        )
+    return ["", *notes] if notes else []
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns of a width; the first stands left, numbers right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if index == 0 else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]

@@ -1,0 +1,1 @@
+"""What is asked, and when: drawn from a seed, or as it was recorded."""

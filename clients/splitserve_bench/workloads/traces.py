@@ -1,0 +1,116 @@
+"""Recorded traces of others, read line by line: lengths and times, and which prompts begin alike.
+
+- Azure's public traces of LLM inference (2023, 2024): CSV with TIMESTAMP, ContextTokens and
+  GeneratedTokens. Nothing is known of their prompts, so none have anything in common.
+- Mooncake's: JSON lines with timestamp (ms), input_length, output_length and hash_ids, one for each
+  512 tokens of the prompt. Prompts whose first ids are equal have an equal prefix.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+from splitserve_bench.workloads.conversation import Conversation, Piece, Turn
+
+MOONCAKE_BLOCK_TOKENS = 512
+_AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_MOST_TOKENS = 2**31 - 1
+# When it came in, in seconds since any time, and what it asked.
+_Request = tuple[float, Turn]
+
+
+class TraceUnreadable(ValueError):
+    """A trace is not what it is taken for; the message names file and line."""
+
+
+def read_trace(path: Path) -> Iterator[Conversation]:
+    """Its requests in their order, the first at 0 s. Which format it has, its first line says.
+
+    Raises OSError and TraceUnreadable, the latter perhaps after some requests.
+    """
+    with path.open(encoding="utf-8", newline="") as file:
+        read = _reader_of(path, file.readline())
+        file.seek(0)
+        first_s, latest_s = None, 0.0
+        for at_s, turn in read(path, file):
+            first_s = at_s if first_s is None else first_s
+            # Where a recording goes back in time, it means at once.
+            latest_s = max(latest_s, at_s - first_s)
+            yield Conversation(latest_s, (turn,))
+
+
+def _reader_of(path: Path, first: str) -> Callable[[Path, TextIO], Iterator[_Request]]:
+    if set(_AZURE_COLUMNS) <= {name.strip() for name in first.split(",")}:
+        return _read_azure
+    if first.lstrip().startswith("{"):
+        return _read_mooncake
+    raise TraceUnreadable(
+        f"{path}:1: this is no trace; allowed: CSV with {','.join(_AZURE_COLUMNS)} (Azure), or JSON"
+        " lines with timestamp, input_length, output_length and hash_ids (Mooncake)"
+    )
+
+
+def _read_azure(path: Path, file: TextIO) -> Iterator[_Request]:
+    reader = csv.DictReader(file, skipinitialspace=True)
+    for number, row in enumerate(reader):
+        where = f"{path}:{reader.line_num}"
+        try:
+            at = datetime.fromisoformat(row["TIMESTAMP"])
+        except (TypeError, ValueError) as error:
+            raise _unreadable(where, "TIMESTAMP", row.get("TIMESTAMP"), "a time") from error
+        # Those of 2023 say no time zone, and only differences matter.
+        at_s = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+        num_prompt, num_output = (_count(where, row, name) for name in _AZURE_COLUMNS[1:])
+        yield at_s, Turn((Piece(-1 - number, num_prompt),), num_output)
+
+
+def _read_mooncake(path: Path, file: TextIO) -> Iterator[_Request]:
+    for number, line in enumerate(file):
+        if not line.strip():
+            continue
+        where = f"{path}:{number + 1}"
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise TraceUnreadable(f"{where}: this is not JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise TraceUnreadable(f"{where}: this is {type(row).__name__}; allowed: an object")
+        timestamp = row.get("timestamp")
+        if not isinstance(timestamp, int | float) or not math.isfinite(timestamp):
+            raise _unreadable(where, "timestamp", timestamp, "milliseconds")
+        pieces = _pieces(where, row, _count(where, row, "input_length"), -1 - number)
+        yield timestamp / 1000, Turn(pieces, _count(where, row, "output_length"))
+
+
+def _pieces(where: str, row: Mapping[str, Any], num_tokens: int, own_key: int) -> tuple[Piece, ...]:
+    """One for each hash; what hashes do not cover belongs to this request alone."""
+    hashes = row.get("hash_ids", [])
+    if not isinstance(hashes, list) or not all(isinstance(key, int) and key >= 0 for key in hashes):
+        raise _unreadable(where, "hash_ids", hashes, "a list of integers from 0 on")
+    pieces = []
+    for key in hashes[: -(-num_tokens // MOONCAKE_BLOCK_TOKENS)]:
+        pieces.append(Piece(key, min(MOONCAKE_BLOCK_TOKENS, num_tokens)))
+        num_tokens -= pieces[-1].num_tokens
+    return (*pieces, Piece(own_key, num_tokens)) if num_tokens else tuple(pieces)
+
+
+def _count(where: str, row: Mapping[str, Any], name: str) -> int:
+    """A number of tokens; where nothing was answered or asked, one token is asked for."""
+    value = row.get(name)
+    try:
+        count = int(value)  # type: ignore[arg-type]  # whatever it is
+    except (TypeError, ValueError, OverflowError) as error:
+        raise _unreadable(where, name, value, "a number of tokens") from error
+    if not 0 <= count <= _MOST_TOKENS:
+        raise _unreadable(where, name, value, f"0 to {_MOST_TOKENS}")
+    return max(count, 1)
+
+
+def _unreadable(where: str, name: str, value: object, allowed: str) -> TraceUnreadable:
+    return TraceUnreadable(f"{where}: {name} is {str(value)[:80]!r}; allowed: {allowed}")

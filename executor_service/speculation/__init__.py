@@ -1,0 +1,1 @@
+"""Guesses of what rows will sample, and steps that verify several of them in one pass."""

@@ -1,0 +1,186 @@
+"""A smaller model that guesses what a model will sample, on the same blocks.
+
+It draws as the model does: with the same parameters and the same random numbers, which are a
+function of seed and position. So where both say nearly the same, they sample the same, however
+random that is. What else changes a row's logits (penalties, biases, grammars) it leaves out.
+
+It computes what the model has computed, but later: prompts before the next step, so that nobody
+waits for them, and single tokens when it next guesses, or when they have become many.
+
+Shape letters: R rows of a step, K rows of a turn.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from executor_service.errors import ExecutorError
+from executor_service.speculation.drafted_row import DraftedRow
+from executor_service.speculation.row_states import RowStates
+from executor_service.steps.sampling_params import ParamRows, SamplingParams
+from executor_service.steps.step import Int32Array, StepInput, StepOutput
+from executor_service.steps.step_parts import part_of
+from executor_service.steps.token_runs import TokenRuns
+
+# From so many tokens on, a row is brought up to date though nobody asks for guesses.
+_MANY_OWED = 16
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLimits:
+    """Of a draft model. `max_num_tokens`: of a pass.
+
+    `vocab_size`, `max_model_len`: its own; `target_vocab_size`: of the model that it guesses for.
+    """
+
+    vocab_size: int
+    target_vocab_size: int
+    max_model_len: int
+    max_num_tokens: int
+
+
+class DraftModel:
+    """The Proposer. Not thread-safe."""
+
+    def __init__(self, execute: Callable[[StepInput], StepOutput], limits: DraftLimits) -> None:
+        """`execute`: runs steps of the draft, on its own layers of the blocks of the model."""
+        self._execute = execute
+        self._limits = limits
+        self._rows = RowStates(DraftedRow)
+        self._last_step: StepInput | None = None
+
+    def propose(self, turn: StepInput, most: Int32Array) -> TokenRuns:
+        most = np.minimum(most, self._limits.max_model_len - turn.num_computed_tokens)
+        wanted = np.flatnonzero(most > 0)
+        guesses: list[list[int]] = [[] for _ in range(turn.num_rows)]
+        if len(wanted):
+            rows = [self._rows.of(turn, row) for row in wanted.tolist()]
+            inputs = turn.token_ids[wanted].tolist()
+            for row, position in zip(rows, turn.num_computed_tokens[wanted], strict=True):
+                row.go_to(int(position))
+            tokens = [[*row.owed, token] for row, token in zip(rows, inputs, strict=True)]
+            asked = self._step(turn, wanted.tolist(), rows, tokens, is_asked=True)
+            output = self._try(replace(asked, num_run_on_tokens=most[wanted] - 1))
+            if output is not None:
+                runs = [self._known(output.token_ids_of(index)) for index in range(len(rows))]
+                for row, token, run in zip(rows, inputs, runs, strict=True):
+                    row.settle([token, *run[:-1]])
+                for index, run in zip(wanted.tolist(), runs, strict=True):
+                    guesses[index] = run
+        return TokenRuns.of(guesses)
+
+    def follow(self, step: StepInput, runs: TokenRuns | None) -> None:
+        starts = (np.cumsum(step.num_new_tokens) - step.num_new_tokens).tolist()
+        positions = step.num_computed_tokens.tolist()
+        for index, (start, num_new) in enumerate(
+            zip(starts, step.num_new_tokens.tolist(), strict=True)
+        ):
+            token_ids: list[int] = step.token_ids[start : start + num_new].tolist()
+            if runs is not None:
+                token_ids += runs.rows[index][:-1]
+            self._rows.of(step, index).follow(positions[index], token_ids)
+        self._last_step = step
+
+    def catch_up(self) -> None:
+        step, self._last_step = self._last_step, None
+        if step is None:
+            return
+        rows = [self._rows.of(step, index) for index in range(step.num_rows)]
+        behind = [index for index, row in enumerate(rows) if len(row.owed) >= _MANY_OWED]
+        for part in self._parts(behind, rows):
+            owing = [rows[index] for index in part]
+            tokens = [row.owed[: self._limits.max_num_tokens] for row in owing]
+            if self._try(self._step(step, part, owing, tokens, is_asked=False)) is None:
+                return
+            for row in owing:
+                row.settle()
+
+    def _parts(self, behind: Sequence[int], rows: Sequence[DraftedRow]) -> Iterator[list[int]]:
+        """`behind`, so many at a time as a pass takes; who is beyond the draft is left out."""
+        part: list[int] = []
+        num_tokens = 0
+        for index in behind:
+            row = rows[index]
+            if row.num_computed + len(row.owed) > self._limits.max_model_len:
+                row.settle()
+                continue
+            if part and num_tokens + len(row.owed) > self._limits.max_num_tokens:
+                yield part
+                part, num_tokens = [], 0
+            part.append(index)
+            num_tokens += len(row.owed)
+        if part:
+            yield part
+
+    def _step(
+        self,
+        step: StepInput,
+        indexes: Sequence[int],
+        rows: Sequence[DraftedRow],
+        tokens: Sequence[Sequence[int]],
+        *,
+        is_asked: bool,
+    ) -> StepInput:
+        """What the draft computes: of rows of `step`, `tokens` from where each is.
+
+        `is_asked`: for what comes then.
+        """
+        selected = np.array(indexes, np.int64)
+        num_rows = len(rows)
+        token_ids = np.concatenate([np.asarray(each, np.int32) for each in tokens])
+        part = part_of(
+            step,
+            selected,
+            num_computed_tokens=np.array([row.num_computed for row in rows], np.int32),
+            num_new_tokens=np.array([len(each) for each in tokens], np.int32),
+            # What the draft does not know it takes for something else.
+            token_ids=np.minimum(token_ids, self._limits.vocab_size - 1),
+            samples=np.full(num_rows, is_asked),
+        )
+        return replace(
+            part,
+            sampling_params=_drawing(part.sampling_params),
+            histories=[None] * num_rows,
+            adapters=(),
+            cross=None,
+            grammars=None,
+            tables=None,
+        )
+
+    def _known(self, run: list[int]) -> list[int]:
+        """As far as the model knows these tokens."""
+        for index, token_id in enumerate(run):
+            if token_id >= self._limits.target_vocab_size:
+                return run[:index]
+        return run
+
+    def _try(self, step: StepInput) -> StepOutput | None:
+        try:
+            return self._execute(step)
+        except ExecutorError:
+            # What of it was computed is unknown; the rows can do without.
+            _log.exception("draft_failed num_rows=%d", step.num_rows)
+            self._rows.forget()
+            return None
+
+
+def _drawing(params: ParamRows) -> ParamRows:
+    """Those of `params` that a draw from logits is decided by, and what ends a row."""
+    return ParamRows.of(
+        [
+            SamplingParams(
+                temperature=each.temperature,
+                top_k=each.top_k,
+                top_p=each.top_p,
+                min_p=each.min_p,
+                stop_token_ids=each.stop_token_ids,
+            )
+            for each in params.objects
+        ]
+    )

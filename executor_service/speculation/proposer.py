@@ -1,0 +1,33 @@
+"""Who guesses what rows will sample.
+
+Shape letters: R rows of the step, K rows of a turn.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from executor_service.steps.step import Int32Array, StepInput
+from executor_service.steps.token_runs import TokenRuns
+
+
+class Proposer(Protocol):
+    """Guesses the next tokens of rows. A wrong guess costs time and nothing else."""
+
+    def propose(self, turn: StepInput, most: Int32Array) -> TokenRuns:
+        """At most `most` [K] guesses of what follows the one input token of each row of `turn`.
+
+        The block tables have the slots of all of them. Raises nothing.
+        """
+        ...
+
+    def follow(self, step: StepInput, runs: TokenRuns | None) -> None:
+        """`step` was computed, and its rows got `runs`; None for at most one token each.
+
+        Raises nothing.
+        """
+        ...
+
+    def catch_up(self) -> None:
+        """Computes what `follow` left, if it is much, before the next step. Raises nothing."""
+        ...

@@ -1,0 +1,51 @@
+"""How far the rows of a decode run on, as columns.
+
+Shape letter: R rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from splitserve_kernels.draw_rows import DrawRows
+
+
+@dataclass(frozen=True, slots=True)
+class RunRows:
+    """Rows that get token after token, each of which is the next input of its row.
+
+    `draws`: R of them, how each token is chosen; `draws.positions` are those of the first ones, and
+    each that follows is one further. `num_tokens`: [R] int32, so many at most, 1 or more.
+    `stop_offsets`: [R + 1] int32, where the tokens that end each row are in `stop_token_ids` int32.
+    """
+
+    draws: DrawRows
+    num_tokens: npt.NDArray[np.int32]
+    stop_offsets: npt.NDArray[np.int32]
+    stop_token_ids: npt.NDArray[np.int32]
+
+    @classmethod
+    def of(
+        cls,
+        draws: DrawRows,
+        num_tokens: npt.NDArray[np.int32],
+        stop_token_ids: Sequence[Collection[int]],
+    ) -> RunRows:
+        """`stop_token_ids`: R collections."""
+        offsets = np.zeros(len(stop_token_ids) + 1, np.int32)
+        np.cumsum([len(tokens) for tokens in stop_token_ids], out=offsets[1:])
+        stops = np.fromiter((t for tokens in stop_token_ids for t in tokens), np.int32, offsets[-1])
+        return cls(draws, np.ascontiguousarray(num_tokens, np.int32), offsets, stops)
+
+    def __len__(self) -> int:
+        """R."""
+        return len(self.num_tokens)
+
+    @property
+    def max_num_tokens(self) -> int:
+        """Of the row that may get most."""
+        return int(self.num_tokens.max())

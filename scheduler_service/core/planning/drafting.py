@@ -1,0 +1,126 @@
+"""Which rows get drafts, how many, and who is held back for them until its tokens are known."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.placement import Placement
+from scheduler_service.core.plan import Drafts, StepOutcome, StepPlan
+from scheduler_service.core.planning.run_ahead import RunAhead
+from scheduler_service.core.request import Int32Array, Int64Array
+from scheduler_service.core.row_columns import ONE, ZERO
+from scheduler_service.core.speculation.draft_lengths import choose_lengths
+from scheduler_service.core.speculation.draft_totals import DraftTotals
+from scheduler_service.core.speculation.pass_times import PassTimes
+from scheduler_service.core.speculation.prompt_lookup import PromptLookup
+from scheduler_service.core.speculation.proposer import Proposer
+
+# So many tokens after its last drafts a row is expected to have some again.
+_WARM_TOKENS = 32
+_WARM_ACCEPTANCE = 0.5
+
+
+class Drafting:
+    """Asks a proposer, and guesses where that pays.
+
+    Steps with prompts have no drafts: they take what there is of tokens in a step, and as long as
+    they come nobody is held back. `runs_on`: whether rows with the latest drafts run on behind
+    them. `totals`: what came of all drafts.
+    """
+
+    def __init__(self, config: SchedulerConfig, placement: Placement, run_ahead: RunAhead) -> None:
+        self._config = config
+        self._placement = placement
+        self._run_ahead = run_ahead
+        self._times = PassTimes()
+        self._proposer: Proposer | None = None
+        if config.speculates:
+            self._proposer = PromptLookup(placement.rows)
+        # [N]: guesses that pay, as of the latest look.
+        self._num_drafts = np.zeros(config.max_num_seqs, np.int32)
+        # [N]: how many tokens were known of the stay that is named when it last had drafts.
+        self._num_known_then = np.zeros(config.max_num_seqs, np.int32)
+        self._stay_ids = np.zeros(config.max_num_seqs, np.int64)
+        self._has_prompts = False
+        self.runs_on = False
+        self.totals = DraftTotals()
+
+    def observe(self, plan: StepPlan, outcome: StepOutcome, interval_us: float) -> None:
+        """Learns from an executed step."""
+        work = plan.work
+        if self._proposer is None or len(work.row_ids) == 0:
+            return
+        if work.drafts is not None:
+            self.totals.take(work.drafts, outcome)
+        if plan.num_tokens == len(work.row_ids) or work.drafts is not None:
+            self._times.observe(plan, outcome, interval_us)
+
+    def look(self) -> None:
+        """Finds out what is guessed now; a step begins with this. Rows may be held back by it."""
+        proposer, rows = self._proposer, self._placement.rows
+        if proposer is None or len(rows) == 0:
+            return
+        if rows.has_held_back:
+            rows.is_held_back[:] = False
+            rows.has_held_back = False
+        guessed = proposer.look(rows.order)
+        if guessed and not self._has_prompts and not self._placement.suspects:
+            self._choose(proposer, np.array(guessed, np.int64))
+
+    def _choose(self, proposer: Proposer, row_ids: Int64Array) -> None:
+        """How many guesses each of these rows gets, which have some; it waits for its results."""
+        rows = self._placement.rows
+        num_left = rows.stop_len[row_ids] - rows.num_tokens[row_ids]
+        most = np.minimum(num_left - ONE, np.array(self._config.max_draft_tokens, np.int32))
+        most = np.where(rows.promises[row_ids] > ZERO, np.maximum(most, ZERO), ZERO)
+        acceptance = np.array([proposer.acceptance[row_id] for row_id in row_ids.tolist()])
+        num_run_on = self._run_ahead.most_tokens - 1
+        lengths = choose_lengths(acceptance, most, len(rows), num_run_on, self._times)
+        if lengths is not None:
+            self._num_drafts[row_ids] = lengths.counts
+            rows.is_held_back[row_ids] = lengths.counts > ZERO
+            rows.has_held_back = True
+            self.runs_on = lengths.runs_on
+
+    def most_run_ahead(self, row_ids: Int64Array) -> int:
+        """How many tokens a step of these rows may bring by running on.
+
+        One whose drafts were right a moment ago may soon have a guess again, which is seen when its
+        tokens come: so they are to come soon.
+        """
+        most = self._config.max_run_ahead
+        if self._proposer is None or most <= 1 or self.totals.num_steps == 0:
+            return most
+        rows, acceptance = self._placement.rows, self._proposer.acceptance
+        is_same = self._stay_ids[row_ids] == rows.stay_ids[row_ids]
+        num_since = rows.num_tokens[row_ids] - self._num_known_then[row_ids]
+        warm = row_ids[is_same & (num_since < _WARM_TOKENS)].tolist()
+        return 1 if any(acceptance[row_id] >= _WARM_ACCEPTANCE for row_id in warm) else most
+
+    def drafts(self, row_ids: Int64Array, num_new_tokens: Int32Array) -> Drafts | None:
+        """Those of the rows of a step; None for none."""
+        proposer, rows = self._proposer, self._placement.rows
+        if proposer is None or len(row_ids) == 0:
+            return None
+        self._has_prompts = int(num_new_tokens.max()) > 1
+        if self._has_prompts or not rows.has_held_back:
+            return None
+        num_computed, num_tokens = rows.num_computed[row_ids], rows.num_tokens[row_ids]
+        if np.count_nonzero(num_tokens - num_computed > ONE):
+            return None
+        counts = np.where(rows.is_held_back[row_ids], self._num_drafts[row_ids], ZERO)
+        counts[rows.num_known[row_ids] < num_tokens] = 0
+        num_slots = rows.run_limit[row_ids] - num_computed - ONE
+        counts = np.minimum(counts, np.maximum(num_slots, ZERO))
+        num_left = self._config.max_num_batched_tokens - len(row_ids)
+        counts = np.clip(num_left - (np.cumsum(counts) - counts), 0, counts).astype(np.int32)
+        drafted = row_ids[counts > ZERO]
+        self._stay_ids[drafted] = rows.stay_ids[drafted]
+        self._num_known_then[drafted] = rows.num_known[drafted]
+        parts = [
+            proposer.propose(row_id, count)
+            for row_id, count in zip(row_ids.tolist(), counts.tolist(), strict=True)
+            if count
+        ]
+        return Drafts(counts, np.concatenate(parts)) if parts else None

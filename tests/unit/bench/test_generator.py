@@ -1,0 +1,142 @@
+"""When requests are sent, and what their latencies count from; in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from splitserve_bench.load.generator import Generator, Pace
+from splitserve_bench.load.outcome import Outcome
+from splitserve_bench.targets.target import AskFailed
+from splitserve_bench.workloads.conversation import Conversation, Piece, Turn
+from tests.support.bench.scripted import Script, ScriptedTarget, at, run_virtually
+
+# The first is due so much after the beginning, so that it can be made ready.
+LEAD_S = 0.05
+
+
+class Seen:
+    def __init__(self) -> None:
+        self.outcomes: list[Outcome] = []
+        self.most_open = self.num_open = 0
+
+    def sent(self, _outcome: Outcome) -> None:
+        self.num_open += 1
+        self.most_open = max(self.most_open, self.num_open)
+
+    def came(self, _outcome: Outcome) -> None:
+        pass
+
+    def ended(self, outcome: Outcome) -> None:
+        self.num_open -= 1
+        self.outcomes.append(outcome)
+
+
+def load(target: ScriptedTarget, conversations: list[Conversation], pace: Pace) -> Seen:
+    seen = Seen()
+    generator = Generator(lambda: target.begin(0), pace, seen)
+    run_virtually(generator.run(iter(conversations)))
+    return seen
+
+
+def always(*delays_s: float) -> ScriptedTarget:
+    script = Script([(delay_s, 1) for delay_s in delays_s])
+    return ScriptedTarget(lambda _number: script)
+
+
+def test_open_loop_sends_at_the_times_however_slow_the_answers_are() -> None:
+    target = always(100.0)
+
+    seen = load(target, at(0, 0.5, 0.5, 3), Pace())
+
+    assert target.sent_s == pytest.approx([LEAD_S, LEAD_S + 0.5, LEAD_S + 0.5, LEAD_S + 3])
+    assert seen.most_open == 4
+
+
+def test_latency_counts_from_when_a_request_was_due_when_it_could_not_be_sent() -> None:
+    target = always(1.0)
+
+    seen = load(target, at(0, 0.1, 0.2), Pace(max_open=1))
+
+    # Each waits for the one before: 0.9 s, then 0.8 s more. Nothing of that is hidden.
+    waits = [outcome.sent_s - outcome.due_s for outcome in seen.outcomes]
+    assert waits == pytest.approx([0, 0.9, 1.8], abs=1e-9)
+    firsts = [outcome.arrivals_s[0] - outcome.due_s for outcome in seen.outcomes]
+    assert firsts == pytest.approx([1.0, 1.9, 2.8])
+
+
+def test_closed_loop_keeps_so_many_running_and_each_is_due_when_it_is_sent() -> None:
+    target = always(1.0, 0.5)
+
+    seen = load(target, at(*[0] * 7), Pace(concurrency=3))
+
+    assert seen.most_open == 3
+    assert target.sent_s == pytest.approx([0, 0, 0, 1.5, 1.5, 1.5, 3])
+    assert {outcome.sent_s - outcome.due_s for outcome in seen.outcomes} == {0}
+
+
+def test_closed_loop_begins_nothing_after_its_duration() -> None:
+    target = always(1.0)
+
+    load(target, at(*[0] * 100), Pace(concurrency=2, duration_s=2.5))
+
+    assert target.sent_s == pytest.approx([0, 0, 1, 1, 2, 2])
+
+
+def turns(*think_s: float) -> tuple[Turn, ...]:
+    return tuple(Turn((Piece(number, 5),), 2, wait) for number, wait in enumerate(think_s))
+
+
+def test_later_turn_is_due_after_the_answer_and_the_thinking() -> None:
+    target = always(1.0, 1.0)
+
+    seen = load(target, [Conversation(0.0, turns(0, 4, 0))], Pace())
+
+    assert target.sent_s == pytest.approx([LEAD_S, LEAD_S + 6, LEAD_S + 8])
+    assert [outcome.sent_s - outcome.due_s for outcome in seen.outcomes] == pytest.approx([0] * 3)
+
+
+def test_conversation_ends_when_a_turn_has_failed() -> None:
+    failing = Script([(0.5, 1)], failure=AskFailed("broken", "it broke"))
+    target = ScriptedTarget(lambda _number: failing)
+
+    seen = load(target, [Conversation(0.0, turns(0, 0, 0))], Pace())
+
+    (outcome,) = seen.outcomes
+    assert (outcome.failed, outcome.message, len(outcome.arrivals_s)) == ("broken", "it broke", 1)
+
+
+def test_request_has_failed_when_its_time_is_up_and_others_go_on() -> None:
+    slow, quick = Script([(0.5, 1), (1000.0, 1)]), Script([(0.5, 1)])
+    target = ScriptedTarget(lambda number: slow if number == 0 else quick)
+
+    seen = load(target, at(0, 1), Pace(timeout_s=30.0))
+
+    kinds = {outcome.failed: outcome.ended_s - outcome.sent_s for outcome in seen.outcomes}
+    assert kinds == {"timeout": pytest.approx(30.0), None: pytest.approx(0.5)}
+
+
+def test_answer_without_a_token_is_a_failure() -> None:
+    target = ScriptedTarget(lambda _number: Script([], end_s=1.0))
+
+    (outcome,) = load(target, at(0), Pace()).outcomes
+
+    assert outcome.failed == "empty_answer"
+
+
+def test_what_breaks_in_the_workload_ends_the_load_and_all_that_runs() -> None:
+    target, seen = always(1000.0), Seen()
+
+    def conversations() -> object:
+        yield from at(0, 1)
+        raise ValueError("the trace is cut off")
+
+    async def main() -> None:
+        generator = Generator(lambda: target.begin(0), Pace(), seen)
+        with pytest.raises(ExceptionGroup) as caught:
+            await generator.run(conversations())  # type: ignore[arg-type]
+        assert [str(error) for error in caught.value.exceptions] == ["the trace is cut off"]
+        assert asyncio.get_running_loop().time() < 10
+
+    run_virtually(main())

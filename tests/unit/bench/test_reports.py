@@ -1,0 +1,154 @@
+"""Reports as JSON, as a table, as a picture, and compared."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from splitserve_bench.figures.recorder import Recorder
+from splitserve_bench.figures.slo import Slo
+from splitserve_bench.load.outcome import Outcome
+from splitserve_bench.reports.comparison import comparison_text
+from splitserve_bench.reports.picture import picture
+from splitserve_bench.reports.report import (
+    ReportUnreadable,
+    TargetReport,
+    read_report,
+    report_of,
+    write_report,
+)
+from splitserve_bench.reports.tables import text_of
+from splitserve_bench.targets.target import Answered
+
+
+def report(name: str = "ours", pace_s: float = 0.1, number: int = 200) -> TargetReport:
+    """Of requests with a first token after 5 paces or so, and four more a pace apart."""
+    recorder = Recorder(Slo.parse("ttft=1s"), 0.0)
+    recorder.begin_round(0.0)
+    for index in range(number):
+        outcome = Outcome(float(index), 5, float(index), answered=Answered(10, 5, 2, 0))
+        first_s = index + pace_s * (4 + index % 3)
+        outcome.arrivals_s = [first_s + pace_s * token for token in range(5)]
+        outcome.num_tokens = [1] * 5
+        outcome.ended_s = outcome.arrivals_s[-1]
+        recorder.sent(outcome)
+        recorder.came(outcome)
+        recorder.ended(outcome)
+    failed = Outcome(0.0, 5, failed="http_500", message="it \x1b[31mbroke")
+    recorder.sent(failed)
+    recorder.ended(failed)
+    recorder.end_round()
+    return report_of(name, "http://host/v1", "a-model", recorder)
+
+
+def test_report_is_the_same_after_it_was_written_and_read(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    written = [report("ours"), report("theirs", 0.2)]
+
+    write_report(path, {"rate": 2.0}, written)
+    read = read_report(path)
+
+    assert [target.name for target in read] == ["ours", "theirs"]
+    for before, after in zip(written, read, strict=True):
+        assert after.content == json.loads(json.dumps(before.content))
+        for metric, parts in before.parts.items():
+            assert after.parts[metric] == [part for part in parts if part.num_values]
+    assert json.loads(path.read_text())["load"] == {"rate": 2.0}
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"format": "other"}', '{"format": "splitserve-bench 1"}']
+)
+def test_file_is_refused_by_its_name_when_it_is_no_report(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_text(content)
+
+    with pytest.raises(ReportUnreadable, match=r"report\.json: "):
+        read_report(path)
+
+
+def test_table_has_figures_with_intervals_and_what_failed() -> None:
+    text = text_of(report())
+
+    assert "200 completed, 1 failed" in text
+    assert "2000 in (400 from the prefix cache), 1000 out of 1000 wanted" in text
+    assert "within ttft 1.00 s (200 of 201)" in text
+    (ttft,) = [line for line in text.splitlines() if line.startswith("  ttft")]
+    assert "500 ms [" in ttft
+    assert "600 ms" in ttft
+    (tpot,) = [line for line in text.splitlines() if line.startswith("  tpot")]
+    assert tpot.count("100 ms [100 ms, 100 ms]") == 4
+    assert "1 failed with http_500: it \\x1b[31mbroke" in text
+    assert "left late" not in text
+
+
+def test_table_says_so_when_requests_left_late() -> None:
+    recorder = Recorder(Slo(), 0.0)
+    recorder.begin_round(0.0)
+    outcome = Outcome(0.0, 1, 0.5, 1.0, [1.0], [1])
+    recorder.sent(outcome)
+    recorder.came(outcome)
+    recorder.ended(outcome)
+    recorder.end_round()
+
+    text = text_of(report_of("ours", "http://host/v1", "a-model", recorder))
+
+    assert "requests left late: 1 in 100 by 500 ms or more" in text
+
+
+def test_table_is_there_when_everything_failed() -> None:
+    recorder = Recorder(Slo(), 0.0)
+    recorder.begin_round(0.0)
+    outcome = Outcome(0.0, 1, failed="timeout", message="too late")
+    recorder.sent(outcome)
+    recorder.ended(outcome)
+    recorder.end_round()
+    target = report_of("ours", "http://host/v1", "a-model", recorder)
+
+    assert "0 completed, 1 failed" in text_of(target)
+    assert "ours compared with ours" in comparison_text(target, target)
+    ElementTree.fromstring(picture("nothing", [target]))
+
+
+def test_comparison_says_what_is_longer_only_where_the_interval_bears_it_out() -> None:
+    text = comparison_text(report("ours"), report("theirs", 0.11))
+    lines = {line.split("  ")[1].strip(): line for line in text.splitlines()[2:]}
+
+    assert lines["ttft p50"].endswith("longer")
+    assert "1.101  [1.101, 1.101]" in lines["ttft p50"]  # within 0.2 %
+    same = comparison_text(report("ours"), report("theirs"))
+    assert "longer" not in same
+    assert "shorter" not in same
+    assert "1.000  [" in same
+
+
+def test_picture_is_svg_that_needs_nothing_else_and_names_all() -> None:
+    text = picture("a <title>", [report("ours & co"), report("theirs", 0.2)])
+
+    root = ElementTree.fromstring(text)
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"a <title>", "ours & co", "theirs", "99 %", "500 ms"} <= set(texts)
+    lines = list(root.iter("{http://www.w3.org/2000/svg}polyline"))
+    assert len(lines) == 2 * 5
+    width, height = float(root.attrib["width"]), float(root.attrib["height"])
+    for line in lines:
+        for point in line.attrib["points"].split():
+            x, y = map(float, point.split(","))
+            assert 0 <= x <= width
+            assert 0 <= y <= height
+    assert "href" not in text
+    assert "<script" not in text
+
+
+def test_picture_of_latencies_rises_to_the_right() -> None:
+    root = ElementTree.fromstring(picture("x", [report()]))
+
+    first = next(root.iter("{http://www.w3.org/2000/svg}polyline"))
+    points = [tuple(map(float, point.split(","))) for point in first.attrib["points"].split()]
+    assert all(a[0] < b[0] and a[1] >= b[1] for a, b in itertools.pairwise(points))
+    assert points[0][1] > points[-1][1]

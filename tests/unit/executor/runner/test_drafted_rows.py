@@ -1,0 +1,117 @@
+"""Rows with drafts in steps of tiny models: tokens and scores are those of steps of one token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from executor_service.backends.cpu import compute_on_cpu
+from executor_service.checkpoint.model_loader import ModelConfig, load_model
+from executor_service.runner import prompt_logprob_chunks
+from executor_service.runner.model_runner import ModelRunner
+from executor_service.runner.pool_sizes import CacheConfig, build_runner
+from executor_service.steps.sampling_params import SamplingParams
+from tests.support.models.tiny_models import VOCAB_SIZE, make_tiny_model
+from tests.support.steps.drafted_driver import drive_drafted
+from tests.support.steps.step_driver import DrivenSequence, drive
+
+NUM_BLOCKS = 160
+RANDOM = SamplingParams(temperature=1.0, top_p=0.95, num_logprobs=3)
+PARAMS = (
+    SamplingParams(temperature=0.0, num_logprobs=0),
+    RANDOM,
+    replace(RANDOM, repetition_penalty=1.3, frequency_penalty=0.4, presence_penalty=0.2),
+    replace(RANDOM, min_tokens=9, suppressed_token_ids=tuple(range(0, VOCAB_SIZE, 2))),
+    replace(RANDOM, logit_bias={9: 3.0, 33: 3.0}, num_prompt_logprobs=2),
+    replace(RANDOM, bad_words_token_ids=tuple((a, b) for a in range(20) for b in range(80))),
+    SamplingParams(temperature=0.7, stop_token_ids=frozenset(range(0, VOCAB_SIZE, 9))),
+)
+
+
+def make_sequences() -> list[DrivenSequence]:
+    """The prompt of the last one is as long as several tiles of native attention."""
+    lengths = [1, 5, 17, 30, 9, 12, 3, 200]
+    return [
+        DrivenSequence(
+            [(7 * i * i + number) % VOCAB_SIZE for i in range(length)],
+            10 + number,
+            PARAMS[number % len(PARAMS)],
+            seed=number - 3,
+        )
+        for number, length in enumerate(lengths)
+    ]
+
+
+def drive_both(
+    make_runner: Callable[[], ModelRunner], chunk_size: int | None = None
+) -> tuple[Sequence[DrivenSequence], Sequence[DrivenSequence]]:
+    """What sequences bring with drafts, and without: in a runner of its own each."""
+    sequences, truths = make_sequences(), make_sequences()
+    runner = make_runner()
+    size = runner.cache.block_size
+    drive(runner, truths, block_size=size, num_blocks=NUM_BLOCKS, chunk_size=chunk_size)
+    num_taken = drive_drafted(
+        make_runner(),
+        sequences,
+        truths,
+        block_size=size,
+        num_blocks=NUM_BLOCKS,
+        vocab_size=VOCAB_SIZE,
+        chunk_size=chunk_size,
+        seed=7,
+    )
+    assert num_taken > 20
+    return sequences, truths
+
+
+# What attends to everything; to a window in some layers, with a soft cap; with sinks.
+@pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt_oss"])
+def test_tokens_are_the_same_when_plain_torch_verifies_drafts(
+    tmp_path: Path, architecture: str
+) -> None:
+    loaded = load_model(ModelConfig(str(make_tiny_model(architecture, tmp_path, seed=2))))
+    pools = CacheConfig(block_size=4, num_device_blocks=NUM_BLOCKS, num_host_blocks=0)
+    sequences, truths = drive_both(lambda: build_runner(loaded, pools), chunk_size=50)
+    for sequence, truth in zip(sequences, truths, strict=True):
+        assert sequence.output == truth.output
+        np.testing.assert_allclose(sequence.logprobs, truth.logprobs, atol=2e-4)
+        assert sequence.prompt_logprobs.keys() == truth.prompt_logprobs.keys()
+
+
+def test_prompts_have_their_scores_when_a_step_with_drafts_is_run_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompt_logprob_chunks, "MAX_SCORED_TOKENS", 3)
+    loaded = load_model(ModelConfig(str(make_tiny_model("llama", tmp_path, seed=2))))
+    pools = CacheConfig(block_size=4, num_device_blocks=NUM_BLOCKS, num_host_blocks=0)
+    sequences, truths = drive_both(lambda: build_runner(loaded, pools))
+    for sequence, truth in zip(sequences, truths, strict=True):
+        assert sequence.output == truth.output
+        assert sequence.prompt_logprobs == pytest.approx(truth.prompt_logprobs, abs=2e-4)
+
+
+@pytest.mark.usefixtures("native_library")
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "mistral"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_scores_are_the_same_bits_when_a_native_decoder_verifies_drafts(
+    tmp_path: Path, architecture: str, dtype: str
+) -> None:
+    """It is what serves in deterministic mode."""
+    folder = str(make_tiny_model(architecture, tmp_path, seed=2))
+    loaded = load_model(ModelConfig(folder, dtype=dtype))
+    compute = compute_on_cpu(lambda: loaded, loaded, 16, is_int8=False)
+    assert compute.is_batch_invariant
+    pools = CacheConfig(
+        block_size=compute.block_size, num_device_blocks=NUM_BLOCKS, num_host_blocks=0
+    )
+    sequences, truths = drive_both(
+        lambda: build_runner(compute.loaded, pools, compute.make_model, compute.draw)
+    )
+    for sequence, truth in zip(sequences, truths, strict=True):
+        assert sequence.output == truth.output
+        assert sequence.logprobs == truth.logprobs
+        assert sequence.prompt_logprobs == truth.prompt_logprobs

@@ -1,0 +1,233 @@
+"""Rows that run on by guesses get the tokens that they get without, in fewer passes.
+
+Both models are fakes whose tokens follow from what is stored in their pools: the draft guesses
+right only if it has computed all that the model has.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from executor_service.errors import StepFailed
+from executor_service.speculation.draft_model import DraftLimits, DraftModel
+from executor_service.speculation.speculating_runner import SpeculatingRunner
+from executor_service.steps.sampling_params import SamplingParams
+from executor_service.steps.step import Int32Array, StepInput, StepOutput
+from executor_service.steps.token_runs import TokenRuns
+from tests.support.fakes.fake_runner import FakeRunner, StepFault, expected_tokens, no_fault
+from tests.support.steps.run_driver import RunningSequence, run
+from tests.support.steps.step_driver import GREEDY
+
+BLOCK_SIZE = 4
+NUM_BLOCKS = 256
+VOCAB_SIZE = 64
+MAX_MODEL_LEN = 1000
+RANDOM = SamplingParams(temperature=1.0)
+_SEEDS = st.integers(0, 2**32)
+
+
+class _Clock:
+    """Time that passes with passes."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@dataclass
+class _Pair:
+    """A model, its draft, and a runner of both."""
+
+    model: FakeRunner
+    draft: FakeRunner
+    runner: SpeculatingRunner
+    clock: _Clock
+
+
+def make_pair(
+    draft_fault: Callable[[StepInput], StepFault] = no_fault,
+    seconds: tuple[float, float] = (1.0, 0.01),
+    **limits: int,
+) -> _Pair:
+    """`seconds`: of a pass of the model, and for each token of it; the draft's takes 0.05."""
+    clock = _Clock()
+
+    def pass_of_model(step: StepInput) -> StepFault:
+        clock.now_s += seconds[0] + seconds[1] * len(step.token_ids)
+        return no_fault(step)
+
+    def pass_of_draft(step: StepInput) -> StepFault:
+        clock.now_s += 0.05
+        return draft_fault(step)
+
+    model, draft = (
+        FakeRunner(
+            block_size=BLOCK_SIZE,
+            num_device_blocks=NUM_BLOCKS,
+            vocab_size=VOCAB_SIZE,
+            fault=fault,
+        )
+        for fault in (pass_of_model, pass_of_draft)
+    )
+    known = {
+        "vocab_size": VOCAB_SIZE,
+        "target_vocab_size": VOCAB_SIZE,
+        "max_model_len": MAX_MODEL_LEN,
+        "max_num_tokens": 64,
+    }
+    proposer = DraftModel(draft.execute, DraftLimits(**(known | limits)))
+    return _Pair(model, draft, SpeculatingRunner(model, proposer, clock), clock)
+
+
+def make_sequences(
+    rng: random.Random, count: int, params: SamplingParams = GREEDY
+) -> list[RunningSequence]:
+    blocks = list(range(NUM_BLOCKS))
+    rng.shuffle(blocks)
+    sequences = []
+    for number in range(count):
+        prompt = [rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 30))]
+        num_output = rng.randint(1, 30)
+        num_blocks = -(-(len(prompt) + num_output) // BLOCK_SIZE)
+        table = [blocks.pop() for _ in range(num_blocks)]
+        sequences.append(RunningSequence(prompt, num_output, params, number + 1, table))
+    return sequences
+
+
+def assert_tokens_are_right(sequences: list[RunningSequence]) -> None:
+    for each in sequences:
+        seed = each.seed if each.params.temperature > 0 else 0
+        expected = expected_tokens(each.prompt, len(each.output), seed, VOCAB_SIZE)
+        assert each.output == expected
+        assert len(each.output) == each.num_output_tokens
+
+
+@given(_SEEDS, st.sampled_from([GREEDY, RANDOM]))
+def test_rows_get_the_tokens_of_the_model_when_all_guesses_are_right(
+    seed: int, params: SamplingParams
+) -> None:
+    rng = random.Random(seed)
+    pair = make_pair()
+    sequences = make_sequences(rng, rng.randint(1, 3), params)
+    run(pair.runner, sequences, rng)
+    assert_tokens_are_right(sequences)
+    assert not pair.model.violations
+    assert not pair.draft.violations
+
+
+@given(_SEEDS)
+def test_rows_get_the_tokens_of_the_model_when_guesses_are_random(seed: int) -> None:
+    rng = random.Random(seed)
+    # The draft begins with nothing in its blocks each time, so it says something else.
+    pair = make_pair(lambda _: _spoil(pair, rng))
+    sequences = make_sequences(rng, rng.randint(1, 3))
+    run(pair.runner, sequences, rng)
+    assert_tokens_are_right(sequences)
+    assert not pair.model.violations
+
+
+def _spoil(pair: _Pair, rng: random.Random) -> StepFault:
+    if rng.random() < 0.5:
+        pair.draft.spoil(range(NUM_BLOCKS))
+    return StepFault()
+
+
+@given(_SEEDS)
+def test_rows_get_the_tokens_of_the_model_when_the_draft_fails(seed: int) -> None:
+    rng = random.Random(seed)
+
+    def fault(_step: StepInput) -> StepFault:
+        return StepFault(error=StepFailed("broken") if rng.random() < 0.3 else None)
+
+    pair = make_pair(fault)
+    sequences = make_sequences(rng, rng.randint(1, 3))
+    run(pair.runner, sequences, rng)
+    assert_tokens_are_right(sequences)
+    assert not pair.model.violations
+
+
+def _one(num_output: int = 200, params: SamplingParams = GREEDY) -> RunningSequence:
+    return RunningSequence([5, 6, 7], num_output, params, seed=3, block_table=list(range(60)))
+
+
+def test_model_makes_few_passes_when_guesses_are_right() -> None:
+    pair = make_pair()
+    sequence = _one()
+    run(pair.runner, [sequence], random.Random(1), most=8)
+    assert_tokens_are_right([sequence])
+    # Of some 200 / 5 steps, hardly any takes two passes.
+    assert len(pair.model.steps) < 60
+
+
+def test_model_makes_no_pass_more_when_computing_binds_it() -> None:
+    pair = make_pair(seconds=(0.0, 1.0))
+    sequence = _one()
+    run(pair.runner, [sequence], random.Random(1), most=8)
+    assert_tokens_are_right([sequence])
+    assert len(pair.draft.steps) < 25
+
+
+def test_nothing_is_guessed_when_the_row_is_as_long_as_the_draft_goes() -> None:
+    pair = make_pair(max_model_len=20)
+    sequence = _one()
+    run(pair.runner, [sequence], random.Random(1), most=8)
+    assert_tokens_are_right([sequence])
+    written = (pair.draft.device_chains != pair.model.device_chains).sum()
+    assert written >= 200 - 20
+    assert not pair.draft.violations
+
+
+def test_tokens_that_only_one_of_both_has_are_neither_computed_nor_guessed() -> None:
+    pair = make_pair()
+    fed: list[int] = []
+    guessed: list[int] = []
+
+    def watched(step: StepInput) -> StepOutput:
+        fed.extend(step.token_ids.tolist())
+        return pair.draft.execute(step)
+
+    class Watched(DraftModel):
+        def propose(self, turn: StepInput, most: Int32Array) -> TokenRuns:
+            guesses = super().propose(turn, most)
+            guessed.extend(guesses.token_ids.tolist())
+            return guesses
+
+    limits = DraftLimits(40, 32, MAX_MODEL_LEN, 64)
+    runner = SpeculatingRunner(pair.model, Watched(watched, limits), pair.clock)
+    sequence = _one()
+    run(runner, [sequence], random.Random(1), most=8)
+    assert_tokens_are_right([sequence])
+    assert 32 <= max(fed) < 40
+    assert guessed
+    assert max(guessed) < 32
+
+
+def test_row_ends_at_its_stop_token_when_it_was_guessed() -> None:
+    truth = expected_tokens([5, 6, 7], 40, 0, VOCAB_SIZE)
+    stop = truth[20]
+    end = truth.index(stop) + 1
+    pair = make_pair()
+    sequence = _one(params=replace(GREEDY, stop_token_ids=frozenset({stop})))
+    run(pair.runner, [sequence], random.Random(2), most=8)
+    assert sequence.output == truth[:end]
+
+
+@pytest.mark.parametrize("num_prompt", [3, 33])
+def test_draft_computes_prompts_before_the_next_step_when_they_are_long(num_prompt: int) -> None:
+    pair = make_pair()
+    prompt = [5] * num_prompt
+    sequence = RunningSequence(prompt, 1, seed=3, block_table=list(range(10)))
+    other = RunningSequence([9], 1, seed=4, block_table=[20])
+    pair_rng = random.Random(0)
+    run(pair.runner, [sequence], pair_rng)
+    before = len(pair.draft.steps)
+    run(pair.runner, [other], pair_rng)
+    assert (len(pair.draft.steps) - before > 0) == (num_prompt > 16 and before == 0)
