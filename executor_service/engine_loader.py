@@ -30,6 +30,7 @@ from executor_service.runner.pool_sizes import CacheConfig, build_runner
 from executor_service.runner.recorded_models import RecordedModels
 from executor_service.runner.trial_step import measure_step
 from executor_service.speculation.load_draft import LoadedDraft, load_draft
+from executor_service.speculation.speculating_runner import SpeculatingRunner
 from executor_service.steps.executor_info import (
     ExecutorInfo,
     ExecutorLimits,
@@ -108,12 +109,13 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
     features = set(info.features)
     if grammars is not None:
         features.add(Feature.GRAMMAR)
-    if loaded.device.type == "cpu":
-        # On a GPU the host would wait for each token, where otherwise it waits for none.
+    if loaded.device.type == "cpu" or runner.runs_on_alone:
+        # Elsewhere the host would wait for each token, where otherwise it waits for none.
         features.add(Feature.SEVERAL_TOKENS)
     serving: Runner = runner
     if draft is not None:
-        serving = draft.guessing_for(runner, loaded, config.max_num_batched_tokens)
+        proposer = draft.proposer(runner.cache, loaded, config.max_num_batched_tokens)
+        serving = SpeculatingRunner(runner, proposer)
     info = replace(info, features=frozenset(features), trial_step=trial_step)
     return LoadedEngine(
         runner=serving,

@@ -45,7 +45,7 @@ _STEP_ALONE = "step alone"
 def main() -> None:
     """Measures and prints."""
     arguments = _arguments()
-    num_texts, num_tokens = (1, 96) if arguments.quick or arguments.tiny else (3, 384)
+    num_texts, num_tokens = (1, 96) if arguments.quick or arguments.tiny else (2, 384)
     workloads = make_workloads(num_texts, num_tokens)
     runs: list[Run] = []
     with tempfile.TemporaryDirectory(prefix="more-tokens-") as folder:

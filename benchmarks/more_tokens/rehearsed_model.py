@@ -1,8 +1,8 @@
 """A model of the Llama kind that says texts by heart, as a checkpoint and as a GGUF file.
 
-It computes all that a model of its shape computes; what its layers add to the residual stream is
-too little to change which token comes next, and that is the one whose row of the last matrix is
-the embedding of the token before. So every engine says the same text, whatever its arithmetic, and
+It computes all that a model of its shape computes; what its layers add to the residual stream does
+not change which token comes next, and that is the one whose row of the last matrix is the
+embedding of the token before. So every engine says the same text, whatever its arithmetic, and
 how much of it was there before is up to the text.
 
 Shape letters: V tokens of the vocabulary, H hidden size.
@@ -20,8 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# What a layer adds, beside embeddings of size 1.
-_LAYER_STD = 0.001
+# Of what layers add to embeddings of size 1: all of them together less than half of that. Much less
+# would make a model without any noise of its own, which trials of other arithmetic go by.
+_LAYER_STD = 0.01
 _STD = 0.02
 # The largest logit is about that.
 _LOGIT = 40.0

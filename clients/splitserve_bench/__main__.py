@@ -7,4 +7,4 @@ import sys
 from splitserve_bench.command import main
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

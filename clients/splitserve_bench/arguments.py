@@ -27,17 +27,18 @@ from splitserve_rpc.tls import TlsFiles
 
 API_KEY_ENV = "SPLITSERVE_API_KEY"
 _DEFAULT_CONVERSATIONS = 100
+_ONE_TURN = "1"
 
 
 @dataclass(frozen=True, slots=True)
 class BenchConfig:
-    """Everything that was asked for. `num_conversations`: None if nobody knows."""
+    """Everything that was asked for. `num_requests`: of a round with a target, None if unknown."""
 
     targets: tuple[TargetAddress, ...]
     asking: AskOptions
     run: RunConfig
     workload: Callable[[], Iterator[Conversation]]
-    num_conversations: int | None
+    num_requests: int | None
     json_file: Path | None
     picture_file: Path | None
     shows_progress: bool | None
@@ -64,7 +65,7 @@ def bench_config(arguments: argparse.Namespace, environ: Mapping[str, str]) -> B
         asking=_asking(arguments),
         run=run,
         workload=_workload(arguments, limits),
-        num_conversations=limits.num_conversations if arguments.trace is None else None,
+        num_requests=_num_requests(arguments, limits),
         json_file=arguments.json,
         picture_file=arguments.picture,
         shows_progress=False if arguments.quiet else None,
@@ -83,6 +84,12 @@ def _limits(arguments: argparse.Namespace) -> Limits:
         arguments.max_prompt_tokens,
         arguments.max_output_tokens,
     )
+
+
+def _num_requests(arguments: argparse.Namespace, limits: Limits) -> int | None:
+    may_be_fewer = arguments.trace is not None or arguments.duration is not None
+    has_turns = arguments.turns.text != _ONE_TURN
+    return None if may_be_fewer or has_turns else limits.num_conversations
 
 
 def _workload(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 
@@ -31,9 +33,13 @@ from splitserve_client.progress_line import ProgressLine
 from splitserve_rpc.printable import printable
 from splitserve_rpc.security import SecurityUnusable
 
+# As shells call what Ctrl-C ended. There is a report all the same.
+_STOPPED = 130
 
-def main(argv: Sequence[str]) -> int:
+
+def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 1 if there is nothing to report, or if no request was answered."""
+    argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] == "compare":
         return _compare(argv[1:])
     parser = build_parser()
@@ -42,36 +48,63 @@ def main(argv: Sequence[str]) -> int:
         config = bench_config(arguments, os.environ)
     except (ValueError, SecurityUnusable) as error:
         parser.error(printable(str(error)))
+    return_code = 1
     try:
-        return _bench(config)
+        return_code = _bench(config)
     except* (TargetUnusable, TargetRefused, TraceUnreadable, SplitserveError, OSError) as errors:
         _say(errors)
-    return 1
+    except* KeyboardInterrupt:
+        return_code = _STOPPED
+    return return_code
 
 
 def _bench(config: BenchConfig) -> int:
-    reports = asyncio.run(_measure(config))
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    reports, was_stopped = asyncio.run(_measure(config))
     for report in reports:
         sys.stdout.write(text_of(report) + "\n")
     for before, after in pairwise(reports):
         sys.stdout.write(comparison_text(before, after) + "\n")
     if config.json_file is not None:
-        write_report(config.json_file, config.load, reports)
+        write_report(config.json_file, {"started": started, **config.load}, reports)
     if config.picture_file is not None:
-        write_picture(config.picture_file, "splitserve bench", reports)
+        write_picture(config.picture_file, _title(config), reports)
+    if was_stopped:
+        return _STOPPED
     return int(any(report.content["requests"]["num_completed"] == 0 for report in reports))
 
 
-async def _measure(config: BenchConfig) -> list[TargetReport]:
+async def _measure(config: BenchConfig) -> tuple[list[TargetReport], bool]:
+    """What was measured, until the end or Ctrl-C, and whether it was that."""
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+
+    def stop_softly() -> None:
+        # Whoever presses Ctrl-C again does not want to wait for anything.
+        loop.remove_signal_handler(signal.SIGINT)
+        stop.set()
+
+    loop.add_signal_handler(signal.SIGINT, stop_softly)
     targets = [(address.name, open_target(address, config.asking)) for address in config.targets]
     num_runs = len(targets) * config.run.num_rounds
-    total = None if config.num_conversations is None else config.num_conversations * num_runs
+    total = None if config.num_requests is None else config.num_requests * num_runs
     with ProgressLine(total, show=config.shows_progress, clock=time.monotonic) as line:
-        measured = await run_load(targets, config.workload, config.run, line.add)
-    return [
+        measured = await run_load(targets, config.workload, config.run, line.add, stop)
+    reports = [
         report_of(address.name, address.url, model, recorder)
         for address, (model, recorder) in zip(config.targets, measured, strict=True)
     ]
+    return reports, stop.is_set()
+
+
+def _title(config: BenchConfig) -> str:
+    """The flags that make the load, those that were given a value."""
+    names = (
+        *("rate", "burstiness", "concurrency", "trace", "speed"),
+        *("prompt_tokens", "output_tokens", "shared_prefix", "turns"),
+    )
+    said = {name: config.load[name] for name in names if config.load[name] is not None}
+    flags = [f"{name.replace('_', ' ')} {value}" for name, value in said.items()]
+    return f"splitserve bench: {', '.join(flags)}"
 
 
 def _say(errors: BaseExceptionGroup[BaseException]) -> None:

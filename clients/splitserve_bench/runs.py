@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
+from functools import partial
 
 from splitserve_bench.figures.recorder import Recorder
 from splitserve_bench.figures.slo import Slo
@@ -37,12 +38,15 @@ async def run_load(
     workload: Callable[[], Iterator[Conversation]],
     config: RunConfig,
     progress: Callable[[int], None],
+    stop: asyncio.Event | None = None,
 ) -> list[tuple[str, Recorder]]:
     """Each target's model, and what was measured. `progress`: is told of each request's tokens.
 
+    `stop`: when it is set the run ends; what is not answered then is counted nowhere.
     All get the same load, one after another, in the other order every second round, so that what
     drifts meanwhile meets all alike. Raises TargetUnusable, and what `workload` raises.
     """
+    stop = stop or asyncio.Event()
     recorders = [Recorder(config.slo, config.warm_up_s, progress) for _ in targets]
     async with AsyncExitStack() as stack:
         models = []
@@ -52,8 +56,12 @@ async def run_load(
         for number in range(config.num_rounds):
             order = range(len(targets)) if number % 2 == 0 else reversed(range(len(targets)))
             for index in order:
+                if stop.is_set():
+                    break
                 salt = _salt(config, number * len(targets) + index)
-                await _run_round(targets[index][1], salt, workload(), config, recorders[index])
+                begin = partial(targets[index][1].begin, salt)
+                generator = Generator(begin, config.pace, recorders[index])
+                await _run_round(generator.run(workload()), recorders[index], stop)
     return list(zip(models, recorders, strict=True))
 
 
@@ -62,15 +70,18 @@ def _salt(config: RunConfig, number: int) -> int:
 
 
 async def _run_round(
-    target: Target,
-    salt: int,
-    conversations: Iterator[Conversation],
-    config: RunConfig,
-    recorder: Recorder,
+    load: Coroutine[None, None, None], recorder: Recorder, stop: asyncio.Event
 ) -> None:
-    generator = Generator(lambda: target.begin(salt), config.pace, recorder)
     recorder.begin_round(asyncio.get_running_loop().time())
-    await generator.run(conversations)
+    running, stopping = asyncio.ensure_future(load), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()
+    finally:
+        stopping.cancel()
+        running.cancel()
+        await asyncio.wait({running})
     recorder.end_round()
 
 

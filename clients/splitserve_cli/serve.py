@@ -49,6 +49,8 @@ def main(argv: Sequence[str]) -> int:
             check_http(values)
         check_callers(values)
         check_model(str(values["model"]))
+        if values["draft_model"] is not None:
+            check_model(str(values["draft_model"]), "draft-model")
         listen = claim_address(str(values["listen"]))
         cluster = _claim_cluster(values["cluster_listen"], listen)
         http = None if values["no_http"] else _claim_http(str(values["http"]))

@@ -95,8 +95,11 @@ def http_tls(values: Mapping[str, Value]) -> HttpTls:
     return HttpTls.SERVER if values["http_tls_client_ca"] is None else HttpTls.MUTUAL
 
 
-def check_model(model: str) -> None:
-    """Raises CannotServe if `model` is clearly no checkpoint; the executor looks closer."""
+def check_model(model: str, option: str = "model") -> None:
+    """Raises CannotServe if `model` is clearly no checkpoint; the executor looks closer.
+
+    `option`: what names it.
+    """
     missing = _missing(_EXECUTOR_MODULES)
     if missing:
         raise CannotServe(f"executors need {missing}: pip install 'splitserve[executor]'")
@@ -105,7 +108,7 @@ def check_model(model: str) -> None:
     try:
         find_checkpoint(model)
     except NoCheckpoint as error:
-        raise CannotServe(f"--model {error}") from error
+        raise CannotServe(f"--{option} {error}") from error
 
 
 def check_gateway() -> None:

@@ -37,5 +37,8 @@ class TritonStaticDraw:
     def pack(self, rows: DrawRows, words: Int64Array) -> None:
         pack(rows, words)
 
+    def advance(self, words: Tensor, num_positions: Tensor) -> None:
+        DrawColumns.of_words(words).positions[: len(num_positions)].add_(num_positions)
+
     def draw(self, logits: Tensor, words: Tensor) -> Tensor:
         return draw(logits, DrawColumns.of_words(words))

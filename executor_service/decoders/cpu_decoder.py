@@ -167,5 +167,9 @@ class NativePagedModel:
     def logits(self, batch: InputBatch) -> Tensor:
         return self._stepwise.logits(batch)
 
-    def decode_run(self, batch: InputBatch, rows: RunRows) -> npt.NDArray[np.int32]:
-        return self._native.run_on(batch.rows, rows, self._cache)
+    @property
+    def can_run(self) -> bool:
+        return True
+
+    def decode_run(self, batch: InputBatch, rows: RunRows) -> Tensor:
+        return torch.from_numpy(self._native.run_on(batch.rows, rows, self._cache))

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
-import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from executor_service.device.kv_cache import KVCache
@@ -37,14 +35,20 @@ class PagedModel(Protocol):
 class RunningModel(PagedModel, Protocol):
     """One that also draws tokens, and goes on with them by itself."""
 
-    def decode_run(self, batch: InputBatch, rows: RunRows) -> npt.NDArray[np.int32]:
-        """The tokens [R, m] that the rows of `batch` get, -1 behind the last one of each.
+    @property
+    def can_run(self) -> bool:
+        """Whether `decode_run` may be called."""
+        ...
+
+    def decode_run(self, batch: InputBatch, rows: RunRows) -> Tensor:
+        """The tokens [R, m] int32 that the rows of `batch` get, on its device.
 
         Every row of `batch` has one input token, whose logits `batch` asks for; the block tables
-        have the slots of all that `rows` permits. A row ends at its number of tokens, behind a
-        token that ends it, and before logits that are NaN, +inf or -inf alone: it has no token
-        then if these are its first. Tokens, and what is written to the pools up to the slot before
-        the last one's, are what as many passes of one token bring.
+        have the slots of all that `rows` permits. A row gets its number of tokens, and -1 behind
+        them. It ends before, behind a token that ends it, and before logits that are NaN, +inf or
+        -inf alone, which are a -1: what follows means nothing, and nor does what was written for
+        it, but that it is in the row's slots. All else, up to the slot before the last token's, is
+        what as many passes of one token bring.
         """
         ...
 

@@ -5,16 +5,24 @@ Shape letters: R rows of the step, m tokens that a row of it may get.
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Callable
 
-from executor_service.device.kv_cache import KVCache
-from executor_service.device.uploads import Uploads
-from executor_service.model.input_batch import build_input_batch
+import numpy as np
+from torch import Tensor
+
+from executor_service.device.host_copies import HostCopy, to_device
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import PagedModel, RunningModel
-from executor_service.runner.pending_sampling import INVALID_LOGITS
+from executor_service.runner.pass_batches import PassBatches
 from executor_service.runner.plain_draws import plain_draws
-from executor_service.steps.step import Int32Array, RowStatus, StepInput, StepOutput
+from executor_service.steps.step import (
+    INVALID_LOGITS,
+    Int32Array,
+    Int64Array,
+    RowStatus,
+    StepInput,
+    StepOutput,
+)
 from executor_service.steps.token_runs import TokenRuns
 from splitserve_kernels.run_rows import RunRows
 
@@ -25,62 +33,116 @@ _MAX_NUM_TOKENS = 256
 class DecodeRuns:
     """Has the rows of a step run on in one go, where the model does that and the rows are plain."""
 
-    def __init__(
-        self, loaded: LoadedModel, cache: KVCache, model: PagedModel, uploads: Uploads
-    ) -> None:
-        """`model` works on the pools of `cache`, `uploads` go to its device."""
+    def __init__(self, loaded: LoadedModel, model: PagedModel, batches: PassBatches) -> None:
+        """`model` computes what `loaded` says; it and `batches` work on the same pools."""
         self._loaded = loaded
-        self._cache = cache
         self._model = model if isinstance(model, RunningModel) else None
-        self._uploads = uploads
+        self._batches = batches
 
-    def serves(self, step: StepInput) -> bool:
-        """Whether `run` takes `step`: each row has one input token, and only logits decide."""
+    @property
+    def is_possible(self) -> bool:
+        """Whether the model goes on by itself."""
+        return self._model is not None and self._model.can_run
+
+    def has_plain_rows(self, step: StepInput) -> bool:
+        """Whether only logits decide what the rows of `step` get, and nobody asks for more."""
         params = step.sampling_params
         return (
-            self._model is not None
-            and step.num_run_on_tokens is not None
-            and step.num_rows > 0
-            and step.drafts is None
-            and step.awaited is None
-            and step.cross is None
+            step.cross is None
             and step.grammars is None
             and not any(step.adapters)
-            and bool((step.num_new_tokens == 1).all() and step.samples.all())
             and not params.adjusts_logits.any()
             and not (params.num_logprobs >= 0).any()
             and not (params.num_prompt_logprobs >= 0).any()
         )
 
-    def run(self, step: StepInput) -> StepOutput:
-        """What becomes of `step`, without its block moves; call it only if `serves` says so."""
-        assert self._model is not None, "the model runs on"
+    def serves(self, step: StepInput) -> bool:
+        """Whether `run` takes `step`: rows of one input token, for which only logits decide."""
+        return (
+            self.is_possible
+            and step.num_run_on_tokens is not None
+            and step.num_rows > 0
+            and step.drafts is None
+            and bool((step.num_new_tokens == 1).all() and step.samples.all())
+            and self.has_plain_rows(step)
+        )
+
+    def serves_all(self, step: StepInput) -> bool:
+        """Whether `run` takes `step`, and brings each row all tokens that it may get."""
+        if not self.serves(step):
+            return False
         assert step.num_run_on_tokens is not None, "a step whose rows run on"
-        cache, rows = self._cache, np.arange(step.num_rows)
+        return np.array_equal(self._num_tokens(step), step.num_run_on_tokens + 1)
+
+    def run(self, step: StepInput) -> tuple[Tensor, RunRows]:
+        """Asks for `step`, without its block moves; call it only if `serves` says so.
+
+        Returns the tokens [R, m], as a RunningModel has them, and what the rows were to get.
+        """
+        assert self._model is not None, "the model runs on"
+        rows = np.arange(step.num_rows)
         draws = plain_draws(step, rows, self._loaded.vocab_size)
         assert draws is not None, "nothing but logits decides"
         stops = [params.stop_token_ids for params in step.sampling_params.objects]
-        batch = build_input_batch(step, rows, cache.block_size, cache.device, uploads=self._uploads)
-        run_rows = RunRows.of(draws, self._num_tokens(step.num_run_on_tokens, step), stops)
-        return _output(self._model.decode_run(batch, run_rows))
+        run_rows = RunRows.of(draws, self._num_tokens(step), stops)
+        return self._model.decode_run(self._batches.of_rows(step, rows), run_rows), run_rows
 
-    def _num_tokens(self, num_run_on_tokens: Int32Array, step: StepInput) -> Int32Array:
+    def _num_tokens(self, step: StepInput) -> Int32Array:
         """How many each row may get, [R]; the model knows no position behind max_model_len."""
+        assert step.num_run_on_tokens is not None, "a step whose rows run on"
         num_positions = np.maximum(self._loaded.max_model_len - step.num_computed_tokens, 1)
-        return np.minimum(num_run_on_tokens + 1, np.minimum(num_positions, _MAX_NUM_TOKENS))
+        return np.minimum(step.num_run_on_tokens + 1, np.minimum(num_positions, _MAX_NUM_TOKENS))
 
 
-def _output(tokens: Int32Array) -> StepOutput:
-    """`tokens`: [R, m], -1 behind the last one of each row."""
-    is_token = tokens >= 0
-    counts = is_token.sum(axis=1)
-    has_tokens = counts > 0
-    last = tokens[np.arange(len(tokens)), np.maximum(counts - 1, 0)]
-    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-    statuses = np.where(has_tokens, RowStatus.OK, RowStatus.INVALID_LOGITS)
-    return StepOutput(
-        row_statuses=statuses.astype(np.uint8),
-        sampled_token_ids=last,
-        row_errors=dict.fromkeys(np.flatnonzero(~has_tokens).tolist(), INVALID_LOGITS),
-        runs=TokenRuns(offsets, tokens[is_token]),
-    )
+class PendingRun:
+    """Tokens of rows that run on, on their way to the host in one copy."""
+
+    def __init__(
+        self, tokens: Tensor, rows: RunRows, copy_to_host: Callable[[Tensor], Tensor]
+    ) -> None:
+        """`tokens`: [R, m] int32 on the device, as a RunningModel has them of `rows`."""
+        self._tokens = tokens
+        self._run_rows = rows
+        self._copy = HostCopy((tokens,), copy_to_host)
+
+    @property
+    def rows(self) -> Int64Array:
+        """[R], all of the step."""
+        return np.arange(len(self._run_rows))
+
+    @property
+    def token_ids(self) -> Tensor:
+        """[R] int32 on the device: the last token of each row that has not ended before."""
+        last = (self._run_rows.num_tokens - 1).astype(np.int64)[:, None]
+        return self._tokens.gather(1, to_device(last, self._tokens.device)).squeeze(1)
+
+    def output(self, move_us: int, forward_us: int, sample_us: int) -> StepOutput:
+        """What became of the rows, and the durations; asked for when the device has done all."""
+        (tokens,) = self._copy.arrays()
+        counts = _num_taken(tokens, self._run_rows)
+        has_tokens = counts > 0
+        last = np.where(has_tokens, tokens[self.rows, np.maximum(counts - 1, 0)], -1)
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        statuses = np.where(has_tokens, RowStatus.OK, RowStatus.INVALID_LOGITS)
+        return StepOutput(
+            row_statuses=statuses.astype(np.uint8),
+            sampled_token_ids=last.astype(np.int32),
+            row_errors=dict.fromkeys(np.flatnonzero(~has_tokens).tolist(), INVALID_LOGITS),
+            move_us=move_us,
+            forward_us=forward_us,
+            sample_us=sample_us,
+            runs=TokenRuns(offsets, tokens[np.arange(tokens.shape[1]) < counts[:, None]]),
+        )
+
+
+def _num_taken(tokens: Int32Array, rows: RunRows) -> Int64Array:
+    """Of `tokens` [R, m] those before the first -1, up to the first that ends the row; [R]."""
+    width = tokens.shape[1]
+    is_nothing = tokens < 0
+    counts: Int64Array = np.where(is_nothing.any(axis=1), is_nothing.argmax(axis=1), width)
+    # One line for each token that ends a row.
+    row_of_stop = np.repeat(np.arange(len(rows)), np.diff(rows.stop_offsets))
+    is_stop = tokens[row_of_stop] == rows.stop_token_ids[:, None]
+    up_to_stop = np.where(is_stop.any(axis=1), is_stop.argmax(axis=1) + 1, width)
+    np.minimum.at(counts, row_of_stop, up_to_stop)
+    return counts

@@ -15,14 +15,11 @@ from torch import Tensor
 
 from executor_service.device.errors import is_beyond_rows
 from executor_service.device.kv_cache import KVCache
-from executor_service.device.resident_tables import ResidentTables
-from executor_service.device.sampled_tokens import SampledTokens
-from executor_service.device.uploads import Uploads
 from executor_service.errors import StepFailed
-from executor_service.model.input_batch import Readout, build_input_batch
+from executor_service.model.input_batch import Readout
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import PagedModel
-from executor_service.runner.plain_draws import plain_draws
+from executor_service.runner.pass_batches import PassBatches
 from executor_service.steps.step import Int64Array, StepInput
 
 _logger = logging.getLogger(__name__)
@@ -50,24 +47,13 @@ class ForwardPass:
     """Runs the model over the rows of a step, reading and writing the KV pools."""
 
     def __init__(
-        self,
-        loaded: LoadedModel,
-        cache: KVCache,
-        model: PagedModel,
-        uploads: Uploads,
-        sampled: SampledTokens | None = None,
+        self, loaded: LoadedModel, cache: KVCache, model: PagedModel, batches: PassBatches
     ) -> None:
-        """`model` works on the pools of `cache`, `uploads` go to its device.
-
-        `sampled` has the tokens that a step awaits; None if none ever will.
-        """
+        """`model` works on the pools of `cache`, as do `batches`."""
         self._loaded = loaded
         self._cache = cache
         self._model = model
-        self._uploads = uploads
-        self._sampled = sampled
-        max_num_blocks = -(-loaded.max_model_len // cache.block_size)
-        self._tables = ResidentTables(max_num_blocks, cache.device, uploads)
+        self._batches = batches
 
     def run(self, step: StepInput) -> ForwardResult:
         """Computes all rows of `step`, at least one.
@@ -100,16 +86,9 @@ class ForwardPass:
 
     def _run_rows(self, step: StepInput, rows: Int64Array) -> ForwardResult:
         """Computes `rows` (indexes into the step) in one pass; passes on what the model raises."""
-        cache, tables = self._cache, None
-        if step.tables is not None and not self._uploads.shares_memory:
-            tables = self._tables.follow(step.tables)
-        batch = build_input_batch(
-            step, rows, cache.block_size, cache.device, self._sampled, self._uploads, tables
-        )
-        sampling_rows, vocab_size = batch.readout.sampling_rows, self._loaded.vocab_size
-        batch.draws = lambda: plain_draws(step, sampling_rows, vocab_size)
+        batch = self._batches.of_rows(step, rows)
         logits = self._model.logits(batch)
-        num_sampling = len(sampling_rows)
+        num_sampling = len(batch.readout.sampling_rows)
         sampling, prompt = logits[:num_sampling], logits[num_sampling:]
         return ForwardResult(batch.readout, sampling, prompt, {}, batch.token_ids)
 

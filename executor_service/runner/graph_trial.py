@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from executor_service.device.kv_cache import KVCache
 from executor_service.model.input_batch import PassRows, Readout
 from executor_service.runner.step_shapes import StepShape
+from executor_service.steps.step import BoolArray, Int32Array, Int64Array
 from splitserve_kernels.draw_rows import DrawRows
 from splitserve_kernels.paged_batch import lay_out_rows
 
@@ -34,6 +37,26 @@ def trial_rows(shape: StepShape, cache: KVCache, max_model_len: int, vocab_size:
     layout = lay_out_rows(tables, computed, new, block_size)
     token_ids = np.arange(int(new.sum())) % vocab_size
     return PassRows(token_ids, computed, tables, layout, np.cumsum(new) - 1)
+
+
+def run_lengths(rows: PassRows, block_size: int) -> Int32Array:
+    """How many tokens each of the trial's decodes may get: two where its block has room, or one."""
+    room = block_size - 1 - rows.num_computed_tokens % block_size
+    return np.minimum(room + 1, 2).astype(np.int32)
+
+
+def rows_after(
+    rows: PassRows, token_ids: Int64Array, goes_on: BoolArray, block_size: int
+) -> PassRows:
+    """`rows` of a decode a token later, which is that of `token_ids` [R].
+
+    Who does not go on stays where he is, and writes to no slot.
+    """
+    positions = rows.num_computed_tokens + goes_on
+    blocks = rows.block_tables[np.arange(rows.num_rows), positions // block_size].astype(np.int64)
+    slots = np.where(goes_on, blocks * block_size + positions % block_size, -1)
+    layout = replace(rows.layout, positions=positions, slots=slots)
+    return replace(rows, token_ids=token_ids, num_computed_tokens=positions, layout=layout)
 
 
 def no_rows() -> PassRows:

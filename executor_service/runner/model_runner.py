@@ -24,8 +24,9 @@ from executor_service.device.uploads import Uploads
 from executor_service.errors import OutOfMemory, StepFailed
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import PagedModel
-from executor_service.runner.decode_runs import DecodeRuns
+from executor_service.runner.decode_runs import DecodeRuns, PendingRun
 from executor_service.runner.forward_pass import ForwardPass
+from executor_service.runner.pass_batches import PassBatches
 from executor_service.runner.pending_sampling import PendingSampling
 from executor_service.runner.prompt_logprob_chunks import run_in_parts, scores_too_much
 from executor_service.sampling.sampler import Adjust, Draw, adjust_in_torch, draw_in_torch
@@ -33,6 +34,7 @@ from executor_service.sampling.token_counts import TokenCounts
 from executor_service.steps.run_on import run_on
 from executor_service.steps.step import (
     FinishedStep,
+    Int32Array,
     PendingStep,
     StepInput,
     StepOutput,
@@ -48,7 +50,7 @@ class _Computing:
 
     forward_timer: Timer
     sample_timer: Timer
-    sampling: PendingSampling
+    sampling: PendingSampling | PendingRun
 
 
 class ModelRunner:
@@ -70,15 +72,23 @@ class ModelRunner:
         self.cache = cache
         self._streams = streams or streams_of(cache.device)
         self._uploads = uploads = Uploads(cache.device, self._streams)
+        # Where that is not the host's, it waits for the device at the end of a turn.
+        self._has_own_memory = not uploads.shares_memory
         self._counts = TokenCounts(loaded.vocab_size, cache.device, uploads)
         self._sampled = SampledTokens()
-        self._forward_pass = ForwardPass(loaded, cache, model, uploads, self._sampled)
-        self._runs = DecodeRuns(loaded, cache, model, uploads)
+        batches = PassBatches(loaded, cache, uploads, self._sampled)
+        self._forward_pass = ForwardPass(loaded, cache, model, batches)
+        self._runs = DecodeRuns(loaded, model, batches)
         self._draw = draw
         self._adjust = adjust
         self._transfers = BlockTransfers(cache, self._streams)
         self._unfinished: deque[PendingModelStep] = deque()
         self._ran_out_of_memory = False
+
+    @property
+    def runs_on_alone(self) -> bool:
+        """Whether rows get several tokens of a step without the host between them."""
+        return self._runs.is_possible
 
     def execute(self, step: StepInput) -> StepOutput:
         """Begins and finishes `step`; all steps before are finished. Raises StepFailed."""
@@ -86,28 +96,33 @@ class ModelRunner:
 
     def begin(self, step: StepInput) -> PendingStep | None:
         """The `__cause__` of StepFailed is an OutOfMemory where memory ran out."""
-        runs_on, is_cut = step.num_run_on_tokens is not None, scores_too_much(step)
-        if self._unfinished and (runs_on or is_cut):
+        step = self._shortened(step)
+        is_cut = scores_too_much(step)
+        goes_by_turns = (
+            step.num_run_on_tokens is not None
+            and (is_cut or step.drafts is not None or bool(step.num_run_on_tokens.any()))
+            and not self._runs.serves_all(step)
+        )
+        if self._unfinished and (goes_by_turns or is_cut):
             return None
-        if runs_on:
+        if goes_by_turns:
             return FinishedStep(run_on(step, self.execute, self._execute_run))
         if is_cut:
             return FinishedStep(run_in_parts(step, lambda part: self._begin(part).finish()))
         return self._begin(step)
 
-    @torch.inference_mode()
+    def _shortened(self, step: StepInput) -> StepInput:
+        """`step` without runs if its rows would go by turns for which the host has to wait."""
+        runs = self._runs
+        if step.num_run_on_tokens is None or not self._has_own_memory:
+            return step
+        if runs.is_possible and runs.has_plain_rows(step):
+            return step
+        return replace(step, num_run_on_tokens=np.zeros_like(step.num_run_on_tokens))
+
     def _execute_run(self, step: StepInput) -> StepOutput | None:
         """What becomes of `step` and its runs in one go; None if that does not serve it."""
-        if not self._runs.serves(step):
-            return None
-        self._release_memory()
-        with self._failing_the_step(), self._streams.on_device():
-            move_timers = self._transfers.begin(step)
-            timer = self._streams.start_timer()
-            output = self._runs.run(step)
-            timer.stop()
-            move_us = self._transfers.finish(move_timers)
-            return replace(output, move_us=move_us, forward_us=timer.elapsed_us())
+        return self._begin(step).finish() if self._runs.serves(step) else None
 
     def _release_memory(self) -> None:
         if self._ran_out_of_memory:
@@ -134,7 +149,8 @@ class ModelRunner:
     def _ask(self, step: StepInput) -> PendingModelStep:
         move_timers = self._transfers.begin(step)
         computing = self._compute(step) if step.num_rows else None
-        pending = PendingModelStep(self, step.step_id, move_timers, computing)
+        num_more = step.num_run_on_tokens
+        pending = PendingModelStep(self, step.step_id, move_timers, computing, num_more)
         if computing is not None and (self._unfinished or not pending.is_done):
             sampling = computing.sampling
             self._sampled.keep(step, sampling.rows, sampling.token_ids)
@@ -156,6 +172,8 @@ class ModelRunner:
             return computing.sampling.output(move_us, forward_us, sample_us)
 
     def _compute(self, step: StepInput) -> _Computing:
+        if self._runs.serves(step):
+            return self._run_on(step)
         forward_timer = self._streams.start_timer()
         forward = self._forward_pass.run(step)
         forward_timer.stop()
@@ -165,6 +183,15 @@ class ModelRunner:
         )
         sample_timer.stop()
         return _Computing(forward_timer, sample_timer, sampling)
+
+    def _run_on(self, step: StepInput) -> _Computing:
+        forward_timer = self._streams.start_timer()
+        tokens, rows = self._runs.run(step)
+        forward_timer.stop()
+        sample_timer = self._streams.start_timer()
+        run = PendingRun(tokens, rows, self._streams.copy_to_host)
+        sample_timer.stop()
+        return _Computing(forward_timer, sample_timer, run)
 
     @contextmanager
     def _failing_the_step(self) -> Iterator[None]:
@@ -188,6 +215,7 @@ class PendingModelStep:
     step_id: int
     move_timers: list[Timer]
     computing: _Computing | None
+    num_more_tokens: Int32Array | None
 
     @property
     def is_done(self) -> bool:

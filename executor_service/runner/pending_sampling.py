@@ -24,6 +24,7 @@ from executor_service.sampling.logprobs import ScoredTokens, make_columns, score
 from executor_service.sampling.sampler import Adjust, Draw, SamplingRows, sample
 from executor_service.sampling.token_counts import TokenCounts
 from executor_service.steps.step import (
+    INVALID_LOGITS,
     BoolArray,
     Int32Array,
     Int64Array,
@@ -34,8 +35,7 @@ from executor_service.steps.step import (
     UInt8Array,
 )
 from executor_service.steps.token_masks import TokenMasks
-
-INVALID_LOGITS = "the model returned logits that are NaN, +inf, or -inf alone"
+from executor_service.steps.token_runs import TokenRuns
 
 
 @dataclass(slots=True)
@@ -95,6 +95,7 @@ class PendingSampling:
     ) -> None:
         """Asks for everything. `counts`: of all rows of the steps before; has these then, too."""
         self._num_rows = step.num_rows
+        self._may_be_several = step.num_run_on_tokens is not None
         self._row_errors = forward.row_errors
         self.rows = forward.readout.sampling_rows
         self._sampling = _sampling_rows(step, self.rows, counts)
@@ -130,6 +131,7 @@ class PendingSampling:
             move_us=move_us,
             forward_us=forward_us,
             sample_us=sample_us,
+            runs=TokenRuns.of_each(rows.token_ids) if self._may_be_several else None,
         )
 
     def _leave_out(self, rows: _RowResults) -> None:

@@ -35,7 +35,8 @@ class _Arrays:
 
     `input_ids`, `positions`, `slots`: [T]. `logits_index`: [L]. `words`: of the draw. `row_ids`:
     [N], where the device has the tables; else `tables` has them, which is without columns then.
-    `num_computed`: [N]. `query_starts`: [N + 1]. `tables`: [N, W].
+    `num_computed`: [N]. `num_left`: [N], tokens that rows of a decode may get, 0 where only one is
+    drawn anyhow. `query_starts`: [N + 1]. `tables`: [N, W].
     """
 
     input_ids: Int64Array
@@ -47,6 +48,7 @@ class _Arrays:
     words: Int64Array
     row_ids: Int64Array
     num_computed: Int32Array
+    num_left: Int32Array
     query_starts: Int32Array
     tables: Int32Array
 
@@ -55,7 +57,8 @@ class _Arrays:
         """Tables last: all else lies in the same place however wide they are."""
         longs = [self.input_ids, self.positions, self.slots, self.logits_index]
         longs += [self.places, self.indexes, self.words, self.row_ids]
-        return Numbers(longs, [self.num_computed, self.query_starts, self.tables])
+        ints = [self.num_computed, self.num_left, self.query_starts, self.tables]
+        return Numbers(longs, ints)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,7 @@ class _Arrived:
     words: Tensor
     row_ids: Tensor
     num_computed: Tensor
+    num_left: Tensor
     query_starts: Tensor
     tables: Tensor
 
@@ -121,13 +125,23 @@ class StaticInputs:
         """How the lines of logits of `shape` are drawn, a view of the memory."""
         return self._arrived[shape].words
 
+    def num_left(self, shape: StepShape) -> Tensor:
+        """How many tokens the rows of `shape` may get, a view of the memory."""
+        return self._arrived[shape].num_left
+
     def fill(
-        self, rows: PassRows, shape: StepShape, uploads: Uploads, draws: DrawRows | None = None
+        self,
+        rows: PassRows,
+        shape: StepShape,
+        uploads: Uploads,
+        draws: DrawRows | None = None,
+        most_tokens: Int32Array | None = None,
     ) -> None:
         """Asks for `rows`, which `shape` has room for, in place of what is there.
 
         Added tokens write to no slot; where they have rows, these read block 0. `draws`: how the
-        first lines of logits are drawn; None if it makes no difference.
+        first lines of logits are drawn; None if it makes no difference. `most_tokens`: how many the
+        rows of a decode may get; None if they do not run on.
         """
         num_tokens, num_decodes = len(rows.token_ids), rows.layout.num_decodes
         width, resident, awaited = self._width_read(rows, shape), rows.resident, rows.awaited
@@ -151,6 +165,8 @@ class StaticInputs:
         if awaited is not None:
             arrays.places[:num_awaited] = awaited.places
             arrays.indexes[:num_awaited] = awaited.indexes
+        if most_tokens is not None:
+            arrays.num_left[: rows.num_rows] = most_tokens
         if draws is not None and self._static_draw is not None:
             self._static_draw.pack(draws, arrays.words)
         uploads.send_to(self._memory, arrays.numbers)
@@ -185,6 +201,7 @@ class StaticInputs:
             words=np.zeros(0 if draw is None else draw.num_words(shape.num_lines), np.int64),
             row_ids=np.zeros(num_rows, np.int64),
             num_computed=np.zeros(num_rows, np.int32),
+            num_left=np.zeros(num_rows, np.int32),
             query_starts=starts.astype(np.int32),
             tables=np.zeros((num_rows, width), np.int32),
         )

@@ -6,9 +6,10 @@ so a step's inputs are copied into buffers that stay, and rows and tokens are ad
 recorded shape. Nobody reads the logits of what is added.
 
 Tokens are drawn in the recording, too, as the step's rows say. Where more than logits decides, they
-are drawn again by others, from the same logits.
+are drawn again by others, from the same logits. So decodes can also be replayed back to back.
 
-Shape letters: those of `step_shapes`; S rows that sample, V vocabulary.
+Shape letters: those of `step_shapes`; S rows that sample, V vocabulary, R rows that run on, m
+tokens that a row of these may get.
 """
 
 from __future__ import annotations
@@ -30,10 +31,12 @@ from executor_service.model.input_batch import InputBatch, PassRows
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import PagedModel
 from executor_service.runner.graph_trial import no_rows, readout_of_lines, trial_draws, trial_rows
+from executor_service.runner.recorded_runs import RecordedRuns
 from executor_service.runner.static_inputs import StaticInputs
 from executor_service.runner.step_shapes import Kind, StepShape, smallest
 from executor_service.sampling.static_draw import StaticDraw
 from splitserve_kernels.draw_rows import DrawRows
+from splitserve_kernels.run_rows import RunRows
 
 # Largest relative error of logits that a replay may show against the same pass without it. Rounding
 # in half precision stays below half of it; a row that reads what is not its own is off by about 1.
@@ -79,6 +82,10 @@ class StepGraphs:
         logits = torch.zeros(most_lines, loaded.vocab_size, device=cache.device)
         self._outputs = _Outputs(logits, logits.new_zeros(most_lines, dtype=torch.int32))
         self._replays: dict[StepShape, Callable[[], None]] = {}
+        self._runs: RecordedRuns | None = None
+        if static_draw is not None:
+            token_ids = self._outputs.token_ids
+            self._runs = RecordedRuns(self._inputs, static_draw, token_ids, cache.block_size)
         # Then all steps go to the model.
         self.is_left_out = False
 
@@ -100,6 +107,10 @@ class StepGraphs:
             shapes = [shape for shape in self._shapes if shape.kind == kind]
             if shapes and not self._record(shapes, recorder):
                 refused.add(kind)
+        decodes = [shape for shape in self._replays if shape.is_decode]
+        if decodes and self._runs is not None:
+            uploads = Uploads(self._cache.device, streams_of(self._cache.device))
+            self._runs.record(decodes, recorder, self._trial_rows, uploads)
         return frozenset(refused)
 
     def logits(self, batch: InputBatch) -> Tensor:
@@ -111,6 +122,17 @@ class StepGraphs:
         if draws is not None:
             batch.token_ids = self._outputs.token_ids[: len(draws)]
         return logits
+
+    @property
+    def can_run(self) -> bool:
+        return self._runs is not None and self._runs.is_recorded and not self.is_left_out
+
+    def decode_run(self, batch: InputBatch, rows: RunRows) -> Tensor:
+        shape = smallest(self._replays, batch.rows)
+        assert shape is not None, "all decodes are recorded"
+        assert self._runs is not None, "whoever can run has runs"
+        self._inputs.fill(batch.rows, shape, batch.uploads, rows.draws, rows.num_tokens)
+        return self._runs.run(shape, self._replays[shape], len(rows), rows.max_num_tokens)
 
     def _record(self, shapes: Sequence[StepShape], recorder: Recorder) -> bool:
         """Those of one kind. Returns whether all is well."""

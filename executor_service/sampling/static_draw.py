@@ -28,6 +28,13 @@ class StaticDraw(Protocol):
         """
         ...
 
+    def advance(self, words: Tensor, num_positions: Tensor) -> None:
+        """Changes `words` on the device, so that rows are drawn so many positions further on.
+
+        `num_positions`: [N] int64 there.
+        """
+        ...
+
     def draw(self, logits: Tensor, words: Tensor) -> Tensor:
         """Draws from `logits` [N, V] float32 as `words` say, int64 on the same device.
 

@@ -5,7 +5,7 @@ function of seed and position. So where both say nearly the same, they sample th
 random that is. What else changes a row's logits (penalties, biases, grammars) it leaves out.
 
 It computes what the model has computed, but later: prompts before the next step, so that nobody
-waits for them, and single tokens when it next guesses, or when they have become many.
+waits for them, and single tokens when it next guesses, or when they have become very many.
 
 Shape letters: R rows of a step, K rows of a turn.
 """
@@ -22,12 +22,13 @@ from executor_service.errors import ExecutorError
 from executor_service.speculation.drafted_row import DraftedRow
 from executor_service.speculation.row_states import RowStates
 from executor_service.steps.sampling_params import ParamRows, SamplingParams
-from executor_service.steps.step import Int32Array, StepInput, StepOutput
+from executor_service.steps.step import BoolArray, Int32Array, StepInput, StepOutput
 from executor_service.steps.step_parts import part_of
 from executor_service.steps.token_runs import TokenRuns
 
-# From so many tokens on, a row is brought up to date though nobody asks for guesses.
-_MANY_OWED = 16
+# From so many tokens of a prompt on, a row is brought up to date though nobody asks for guesses;
+# from so many single ones on, too, which costs little then, as a part of a prompt does.
+_LONG_PROMPT, _VERY_MANY = 16, 256
 
 _log = logging.getLogger(__name__)
 
@@ -55,35 +56,41 @@ class DraftModel:
         self._rows = RowStates(DraftedRow)
         self._last_step: StepInput | None = None
 
-    def propose(self, turn: StepInput, most: Int32Array) -> TokenRuns:
-        most = np.minimum(most, self._limits.max_model_len - turn.num_computed_tokens)
-        wanted = np.flatnonzero(most > 0)
+    def prepare(self, turn: StepInput, wanted: Int32Array) -> None:
+        for index in np.flatnonzero(wanted).tolist():
+            self._rows.of(turn, index).go_to(int(turn.num_computed_tokens[index]))
+        self._bring_up_to_date(turn, wanted > 0, _LONG_PROMPT)
+
+    def propose(self, turn: StepInput, wanted: Int32Array) -> TokenRuns:
+        most = np.minimum(wanted, self._limits.max_model_len - turn.num_computed_tokens)
+        asked = np.flatnonzero(most > 0)
         guesses: list[list[int]] = [[] for _ in range(turn.num_rows)]
-        if len(wanted):
-            rows = [self._rows.of(turn, row) for row in wanted.tolist()]
-            inputs = turn.token_ids[wanted].tolist()
-            for row, position in zip(rows, turn.num_computed_tokens[wanted], strict=True):
+        if len(asked):
+            rows = [self._rows.of(turn, row) for row in asked.tolist()]
+            inputs = turn.token_ids[asked].tolist()
+            for row, position in zip(rows, turn.num_computed_tokens[asked], strict=True):
                 row.go_to(int(position))
             tokens = [[*row.owed, token] for row, token in zip(rows, inputs, strict=True)]
-            asked = self._step(turn, wanted.tolist(), rows, tokens, is_asked=True)
-            output = self._try(replace(asked, num_run_on_tokens=most[wanted] - 1))
+            step = self._step(turn, asked.tolist(), rows, tokens, is_asked=True)
+            output = self._try(replace(step, num_run_on_tokens=most[asked] - 1))
             if output is not None:
                 runs = [self._known(output.token_ids_of(index)) for index in range(len(rows))]
                 for row, token, run in zip(rows, inputs, runs, strict=True):
                     row.settle([token, *run[:-1]])
-                for index, run in zip(wanted.tolist(), runs, strict=True):
+                for index, run in zip(asked.tolist(), runs, strict=True):
                     guesses[index] = run
         return TokenRuns.of(guesses)
 
     def follow(self, step: StepInput, runs: TokenRuns | None) -> None:
         starts = (np.cumsum(step.num_new_tokens) - step.num_new_tokens).tolist()
         positions = step.num_computed_tokens.tolist()
+        sampled = None if runs is None else runs.rows
         for index, (start, num_new) in enumerate(
             zip(starts, step.num_new_tokens.tolist(), strict=True)
         ):
             token_ids: list[int] = step.token_ids[start : start + num_new].tolist()
-            if runs is not None:
-                token_ids += runs.rows[index][:-1]
+            if sampled is not None:
+                token_ids += sampled[index][:-1]
             self._rows.of(step, index).follow(positions[index], token_ids)
         self._last_step = step
 
@@ -91,12 +98,19 @@ class DraftModel:
         step, self._last_step = self._last_step, None
         if step is None:
             return
+        self._bring_up_to_date(step, step.num_new_tokens > 1, _LONG_PROMPT)
+        self._bring_up_to_date(step, step.num_new_tokens == 1, _VERY_MANY)
+
+    def _bring_up_to_date(self, step: StepInput, chosen: BoolArray, least: int) -> None:
+        """Computes what is owed of `chosen` rows [R], if it is `least` tokens or more."""
         rows = [self._rows.of(step, index) for index in range(step.num_rows)]
-        behind = [index for index, row in enumerate(rows) if len(row.owed) >= _MANY_OWED]
+        candidates = np.flatnonzero(chosen).tolist()
+        behind = [index for index in candidates if len(rows[index].owed) >= least]
         for part in self._parts(behind, rows):
             owing = [rows[index] for index in part]
-            tokens = [row.owed[: self._limits.max_num_tokens] for row in owing]
-            if self._try(self._step(step, part, owing, tokens, is_asked=False)) is None:
+            tokens = [row.owed for row in owing]
+            owed = self._step(step, part, owing, tokens, is_asked=False)
+            if self._try(owed) is None:
                 return
             for row in owing:
                 row.settle()

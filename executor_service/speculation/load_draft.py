@@ -11,11 +11,11 @@ from tokenizers import Tokenizer
 from executor_service.backends.choose import choose_compute
 from executor_service.backends.compute import Compute
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
+from executor_service.device.kv_cache import KVCache
 from executor_service.errors import ModelUnsupported, one_line
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.runner.model_runner import ModelRunner
 from executor_service.speculation.draft_model import DraftLimits, DraftModel
-from executor_service.speculation.speculating_runner import SpeculatingRunner
 from splitserve_options.option import BUNDLED_MODEL
 
 BUNDLED_DRAFT_DIRECTORY = Path(__file__).parents[1] / "bundled_draft"
@@ -31,24 +31,22 @@ class LoadedDraft:
     def loaded(self) -> LoadedModel:
         return self.compute.loaded
 
-    def guessing_for(
-        self, runner: ModelRunner, target: LoadedModel, max_num_tokens: int
-    ) -> SpeculatingRunner:
-        """A runner of `target` whose rows run on by guesses; `max_num_tokens`: of a step.
+    def proposer(self, cache: KVCache, target: LoadedModel, max_num_tokens: int) -> DraftModel:
+        """What guesses for `target`, on the layers of `cache` that are behind those of it.
 
-        The layers of the draft come last in the cache of `runner`.
+        `max_num_tokens`: of a step.
         """
         loaded, compute = self.loaded, self.compute
-        cache = runner.cache.of_layers(slice(len(target.layers), None))
-        model = compute.make_model(loaded, cache)
-        draft = ModelRunner(loaded, cache, model, compute.draw, adjust=compute.adjust)
+        own = cache.of_layers(slice(len(target.layers), None))
+        model = compute.make_model(loaded, own)
+        draft = ModelRunner(loaded, own, model, compute.draw, adjust=compute.adjust)
         limits = DraftLimits(
             vocab_size=loaded.vocab_size,
             target_vocab_size=target.vocab_size,
             max_model_len=loaded.max_model_len,
             max_num_tokens=max_num_tokens,
         )
-        return SpeculatingRunner(runner, DraftModel(draft.execute, limits))
+        return DraftModel(draft.execute, limits)
 
 
 def load_draft(

@@ -14,8 +14,12 @@ from executor_service.steps.token_runs import TokenRuns
 class Proposer(Protocol):
     """Guesses the next tokens of rows. A wrong guess costs time and nothing else."""
 
-    def propose(self, turn: StepInput, most: Int32Array) -> TokenRuns:
-        """At most `most` [K] guesses of what follows the one input token of each row of `turn`.
+    def prepare(self, turn: StepInput, wanted: Int32Array) -> None:
+        """`propose` comes next, with this; does what delays it once only. Raises nothing."""
+        ...
+
+    def propose(self, turn: StepInput, wanted: Int32Array) -> TokenRuns:
+        """At most `wanted` [K] guesses of what follows the one input token of each row of `turn`.
 
         The block tables have the slots of all of them. Raises nothing.
         """

@@ -69,6 +69,7 @@ class SpeculatingRunner:
         luck = [self._luck.of(turn, index) for index in range(turn.num_rows)]
         lengths = self._lengths.choose(luck, _most_guesses(turn))
         if lengths.any():
+            self._proposer.prepare(turn, lengths)
             started_s = self._clock()
             guesses = self._proposer.propose(turn, lengths)
             proposed_s = self._clock()

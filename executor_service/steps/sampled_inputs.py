@@ -29,7 +29,8 @@ class SampledInputs:
         shape = (2 * max_inflight_steps, max_num_rows)
         self._tokens = np.full(shape, _NO_TOKEN, np.int32)
         self._steps = np.full(shape, _NO_STEP, np.int64)
-        self._positions = np.zeros(shape, np.int32)
+        self._first_positions = np.zeros(shape, np.int32)
+        self._last_positions = np.zeros(shape, np.int32)
         self._knows_runs = False
 
     # -- what is asked ---------------------------------------------------------------------------
@@ -60,14 +61,14 @@ class SampledInputs:
         """Where the input of row i begins: at that token, if `steps_back[i]` is not 0; [R].
 
         `most`: the position itself for rows with literal input, for others the largest that it can
-        be.
+        be. Of a step that is not recorded yet, rows get all that was expected.
         """
         if not self._knows_runs or not np.count_nonzero(steps_back):
             return most
         wanted = step_id - steps_back.astype(np.int64)
         lines = wanted % len(self._steps)
         is_sampled = (steps_back > 0) & (self._steps[lines, row_ids] == wanted)
-        positions = np.minimum(self._positions[lines, row_ids], most)
+        positions = np.minimum(self._last_positions[lines, row_ids], most)
         return np.where(is_sampled, positions, most).astype(np.int32)
 
     def tokens_recorded(self, row_ids: Int32Array, step_ids: Int64Array) -> Int32Array:
@@ -78,19 +79,35 @@ class SampledInputs:
         tokens: Int32Array = self._tokens[step_ids % len(self._tokens), row_ids]
         return tokens
 
+    def positions_recorded(self, row_ids: Int32Array, step_ids: Int64Array) -> Int32Array:
+        """Where the tokens are that `tokens_recorded` says; [R]."""
+        positions: Int32Array = self._last_positions[step_ids % len(self._tokens), row_ids]
+        return positions
+
     # -- what changes ----------------------------------------------------------------------------
 
-    def expect(self, row_ids: Int32Array, step_id: int, positions: Int32Array) -> None:
+    def expect(
+        self,
+        row_ids: Int32Array,
+        step_id: int,
+        positions: Int32Array,
+        num_more: Int32Array | None = None,
+    ) -> None:
         """The rows sample in `step_id`, which is yet to be recorded.
 
-        `positions`: [R], where the first token of each will be.
+        `positions`: [R], where the first token of each will be. `num_more`: [R], how many more it
+        gets, unless it ends before; None for none.
         """
         line = step_id % len(self._steps)
         # Assigning through 32-bit indexes is several times slower.
         indexes = row_ids.astype(np.intp)
         self._steps[line][indexes] = step_id
         self._tokens[line][indexes] = _ANY_TOKEN
-        self._positions[line][indexes] = positions
+        self._first_positions[line][indexes] = positions
+        self._last_positions[line][indexes] = positions
+        if num_more is not None:
+            self._knows_runs = True
+            self._last_positions[line][indexes] += num_more
 
     def record(
         self, row_ids: Int32Array, step_id: int, token_ids: Int32Array, runs: TokenRuns | None
@@ -104,7 +121,8 @@ class SampledInputs:
         self._tokens[line][indexes] = token_ids
         if runs is not None:
             self._knows_runs = True
-            self._positions[line][indexes] += np.maximum(runs.counts - 1, 0)
+            first = self._first_positions[line].take(row_ids)
+            self._last_positions[line][indexes] = first + np.maximum(runs.counts - 1, 0)
         is_known: BoolArray = self._steps[line].take(row_ids) == step_id
         return is_known
 

@@ -27,6 +27,9 @@ BoolArray = npt.NDArray[np.bool_]
 Float32Array = npt.NDArray[np.float32]
 
 
+INVALID_LOGITS = "the model returned logits that are NaN, +inf, or -inf alone"
+
+
 class RowStatus(IntEnum):
     """What became of one row; the numbers are those of the contract."""
 
@@ -70,7 +73,7 @@ class AwaitedTokens:
 
     `rows`: [A] int64, rising indexes of rows; each has one input token, the one its row id samples
     in step `step_ids` [A] int64. It may turn out to be none (-1): such a row computes anything and
-    writes anything to its slot, and whoever finishes the step drops its results.
+    writes anything to its slots, and whoever finishes the step drops its results.
     """
 
     rows: Int64Array
@@ -206,6 +209,14 @@ class PendingStep(Protocol):
         """Whether `finish` would wait for nothing. Once it is, it stays so. Raises nothing."""
         ...
 
+    @property
+    def num_more_tokens(self) -> Int32Array | None:
+        """[R], how many more than one each row gets if it is not done; None for none.
+
+        A row gets fewer only if it ends: by a token that ends it, or before invalid logits.
+        """
+        ...
+
     def wait(self) -> None:
         """Returns when it is done. May be called in any thread. Raises nothing."""
         ...
@@ -237,6 +248,10 @@ class FinishedStep:
     def is_done(self) -> bool:
         return True
 
+    @property
+    def num_more_tokens(self) -> None:
+        """The output says what each got."""
+
     def wait(self) -> None:
         """It is over."""
 
@@ -253,6 +268,10 @@ class FailedStep:
     @property
     def is_done(self) -> bool:
         return True
+
+    @property
+    def num_more_tokens(self) -> None:
+        """Nobody gets any."""
 
     def wait(self) -> None:
         """It is over."""

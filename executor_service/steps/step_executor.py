@@ -230,9 +230,7 @@ class StepExecutor:
             self.finish()
             pending = FailedStep(error)
         else:
-            self._rows.sampled.expect(
-                prepared.sampling_row_ids, step_id, prepared.sampled_positions
-            )
+            prepared.expect(pending.num_more_tokens, self._rows)
         self._rows.forget_encoder_tokens(row_ids)
         self._apply(step_id, base_step_id=step_id)
         running = RunningStep(identity, row_ids, queue_us, then, prepared, pending)

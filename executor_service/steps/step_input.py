@@ -15,6 +15,7 @@ import numpy.typing as npt
 from executor_service.steps.batch import BatchContent, Work
 from executor_service.steps.row_table import RowTable
 from executor_service.steps.step import (
+    INVALID_LOGITS,
     AwaitedTokens,
     BoolArray,
     Int32Array,
@@ -28,7 +29,6 @@ from executor_service.steps.token_runs import TokenRuns
 
 _Number = TypeVar("_Number", np.int32, np.uint8)
 
-_NO_ROWS = np.empty(0, np.int64)
 _INPUT_UNAVAILABLE = "its input is a token that was never sampled"
 
 
@@ -40,16 +40,15 @@ class PreparedStep:
     num_rows: int
     kept_rows: Int64Array | None
 
-    @property
-    def sampling_row_ids(self) -> Int32Array:
-        """The row ids that sample."""
-        return self.step.row_ids[self.step.samples]
+    def expect(self, num_more_tokens: Int32Array | None, rows: RowTable) -> None:
+        """The step has begun: `rows` is to know who samples, and where.
 
-    @property
-    def sampled_positions(self) -> Int32Array:
-        """Where the first tokens of these will be."""
-        step = self.step
-        return (step.num_computed_tokens + step.num_new_tokens)[step.samples]
+        `num_more_tokens`: of the rows of `step`, see PendingStep.
+        """
+        step, samples = self.step, self.step.samples
+        positions = (step.num_computed_tokens + step.num_new_tokens)[samples]
+        num_more = None if num_more_tokens is None else num_more_tokens[samples]
+        rows.sampled.expect(step.row_ids[samples], step.step_id, positions, num_more)
 
     def merge(self, output: StepOutput, rows: RowTable) -> StepOutput:
         """`output` as that of all R rows; `rows` has recorded the steps that the step awaited.
@@ -59,19 +58,27 @@ class PreparedStep:
         for column in (output.row_statuses, output.sampled_token_ids):
             if len(column) != self.step.num_rows:
                 raise ValueError(f"{len(column)} results for {self.step.num_rows} rows")
-        missing = self._missing_rows(rows)
-        if len(missing):
-            output = _without(output, missing)
+        output = self._without_lost_rows(output, rows)
         return output if self.kept_rows is None else self._spread(output, self.kept_rows)
 
-    def _missing_rows(self, rows: RowTable) -> Int64Array:
-        """Rows of `step` that awaited a token and got none."""
+    def _without_lost_rows(self, output: StepOutput, rows: RowTable) -> StepOutput:
+        """`output` without what awaited a token, and got none or one further on."""
         awaited = self.step.awaited
         if awaited is None:
-            return _NO_ROWS
+            return output
         row_ids = self.step.row_ids[awaited.rows]
-        tokens = rows.sampled.tokens_recorded(row_ids, awaited.step_ids)
-        return awaited.rows[tokens < 0]
+        is_missing = rows.sampled.tokens_recorded(row_ids, awaited.step_ids) < 0
+        # Of all that may end a row before, only invalid logits leave a token to go on from. Here,
+        # these are the first ones.
+        positions = rows.sampled.positions_recorded(row_ids, awaited.step_ids)
+        is_invalid = ~is_missing & (positions != self.step.num_computed_tokens[awaited.rows])
+        for is_lost, status, message in (
+            (is_missing, RowStatus.INPUT_UNAVAILABLE, _INPUT_UNAVAILABLE),
+            (is_invalid, RowStatus.INVALID_LOGITS, INVALID_LOGITS),
+        ):
+            if np.count_nonzero(is_lost):
+                output = _without(output, awaited.rows[is_lost], status, message)
+        return output
 
     def _spread(self, output: StepOutput, kept: Int64Array) -> StepOutput:
         """`output` of the rows of `step` as those of all rows."""
@@ -194,14 +201,14 @@ def _find_awaited(
     return AwaitedTokens(awaiting, source_ids[awaiting]) if len(awaiting) else None
 
 
-def _without(output: StepOutput, missing: Int64Array) -> StepOutput:
-    """`output` of rows of which those `missing` computed something else than they should."""
+def _without(output: StepOutput, lost: Int64Array, status: RowStatus, message: str) -> StepOutput:
+    """`output` of rows of which those `lost` computed something else than they should."""
     statuses, tokens = output.row_statuses.copy(), output.sampled_token_ids.copy()
-    statuses[missing] = RowStatus.INPUT_UNAVAILABLE
-    tokens[missing] = -1
-    errors = dict(output.row_errors) | dict.fromkeys(missing.tolist(), _INPUT_UNAVAILABLE)
+    statuses[lost] = status
+    tokens[lost] = -1
+    errors = dict(output.row_errors) | dict.fromkeys(lost.tolist(), message)
     logprobs, prompt_logprobs = (
-        None if columns is None else columns.without(missing)
+        None if columns is None else columns.without(lost)
         for columns in (output.logprobs, output.prompt_logprobs)
     )
     return replace(
@@ -211,7 +218,7 @@ def _without(output: StepOutput, missing: Int64Array) -> StepOutput:
         row_errors=errors,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
-        runs=None if output.runs is None else output.runs.without(missing),
+        runs=None if output.runs is None else output.runs.without(lost),
     )
 
 

@@ -32,6 +32,12 @@ class TokenRuns:
         counts = np.array([len(tokens) for tokens in rows], np.int32)
         return _counted(counts, np.array(list(chain.from_iterable(rows)), np.int32))
 
+    @classmethod
+    def of_each(cls, token_ids: _Int32s) -> TokenRuns:
+        """One token of each row, none where that is -1."""
+        is_token = token_ids >= 0
+        return _counted(is_token.astype(np.int32), token_ids[is_token])
+
     @property
     def counts(self) -> _Int32s:
         """[R]."""

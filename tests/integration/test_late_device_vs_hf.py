@@ -20,7 +20,7 @@ from executor_service.runner.pool_sizes import CacheConfig, build_runner
 from executor_service.runner.recorded_models import RecordedModels
 from executor_service.service.step_worker import Encode, StepWorker
 from executor_service.steps.step_executor import StepExecutor
-from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.config import Feature, SchedulerConfig
 from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.core.scheduler import Scheduler
@@ -48,6 +48,8 @@ CONFIG = SchedulerConfig(
 )
 # Two long ones do not fit beside each other.
 SCARCE = replace(CONFIG, num_device_blocks=17)
+# Each token takes a microsecond here.
+RUN_AHEAD = replace(CONFIG, max_run_ahead=4, features=CONFIG.features | {Feature.SEVERAL_TOKENS})
 PROMPTS = [
     [random.Random(length).randrange(3, VOCAB_SIZE) for _ in range(length)]
     for length in (5, 33, 12, 1, 20, 7, 9, 3)
@@ -138,6 +140,19 @@ def test_random_tokens_are_the_same_when_the_device_is_late(
         engine.add(request)
     expected = engine.run()
     assert outputs == [expected[str(number)] for number in range(len(PROMPTS))]
+
+
+@pytest.mark.parametrize("params", [GREEDY, CUT, PENALIZED], ids=["greedy", "cut", "penalized"])
+def test_tokens_are_the_same_when_rows_run_on_on_a_late_device(
+    params: SamplingParams, make_model: MakeModel, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    directory = make_tiny_model("qwen3", tmp_path_factory.mktemp("qwen3"), seed=6)
+    loaded = load_model(ModelConfig(str(directory), max_model_len=MAX_MODEL_LEN))
+    outputs, running_on = _generate_late(loaded, make_model, params, RUN_AHEAD)
+    expected, one_by_one = _generate_late(loaded, make_model, params)
+    assert outputs == expected
+    brings_several = make_model is not torch_model and params is not PENALIZED
+    assert (running_on.num_steps < one_by_one.num_steps) == brings_several
 
 
 def test_tokens_are_the_same_when_rows_lose_their_blocks_on_a_late_device(

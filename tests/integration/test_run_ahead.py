@@ -13,6 +13,9 @@ from executor_service.backends.choose import AUTO, choose_compute
 from executor_service.backends.compute import Compute
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
+from executor_service.speculation.load_draft import LoadedDraft, load_draft
+from executor_service.speculation.speculating_runner import SpeculatingRunner
+from executor_service.steps.step import Runner
 from scheduler_service.core.config import Feature, SchedulerConfig, Speculation
 from scheduler_service.core.plan import StepEvents
 from scheduler_service.core.request import Request, ScoredToken
@@ -77,11 +80,23 @@ class _Engine(InProcessEngine):
     """Counts steps, and keeps scores."""
 
     def __init__(
-        self, compute: Compute, way: dict[str, Any], depth: int, preempt_at: frozenset[int]
+        self,
+        compute: Compute,
+        way: dict[str, Any],
+        depth: int,
+        preempt_at: frozenset[int],
+        draft: LoadedDraft | None = None,
     ) -> None:
         config = replace(CONFIG, **way)
         pools = CacheConfig(BLOCK_SIZE, config.num_device_blocks, config.num_host_blocks)
-        runner = build_runner(compute.loaded, pools, compute.make_model, compute.draw)
+        if draft is not None:
+            pools = replace(pools, more_layers=draft.loaded.layers)
+        alone = build_runner(compute.loaded, pools, compute.make_model, compute.draw)
+        runner: Runner = alone
+        if draft is not None:
+            most_tokens = config.max_num_batched_tokens
+            proposer = draft.proposer(alone.cache, compute.loaded, most_tokens)
+            runner = SpeculatingRunner(alone, proposer)
         super().__init__(config, runner, epoch=1, depth=depth, preempt_at=preempt_at)
         self.scores: dict[tuple[str, int], list[ScoredToken]] = {}
 
@@ -112,15 +127,25 @@ def compute(tmp_path_factory: pytest.TempPathFactory) -> Compute:
     )
 
 
+@pytest.fixture(scope="module", params=[6, 7], ids=["right", "wrong"])
+def draft(
+    compute: Compute, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> LoadedDraft:
+    """What guesses all tokens, or hardly any."""
+    directory = make_tiny_model("llama", tmp_path_factory.mktemp("draft"), seed=request.param)
+    return load_draft(str(directory), compute.loaded, AUTO, BLOCK_SIZE)
+
+
 def _serve(
     compute: Compute,
     params: SamplingParams,
     way: dict[str, Any],
     depth: int,
     preempt_at: frozenset[int],
+    draft: LoadedDraft | None = None,
 ) -> tuple[list[list[list[int]]], _Engine]:
     """The outputs of all sequences."""
-    engine = _Engine(compute, way, depth, preempt_at)
+    engine = _Engine(compute, way, depth, preempt_at, draft)
     requests = [
         Request.create(str(number), prompt, params, arrival=number, seed=number)
         for number, prompt in enumerate(PROMPTS)
@@ -145,6 +170,21 @@ def test_tokens_are_the_same_when_rows_get_several_in_a_step(
     outputs, engine = _serve(compute, KINDS[kind], WAYS[way], depth, preempt_at)
     assert outputs == expected
     assert way == "drafts" or engine.num_steps < alone.num_steps
+    _assert_scores_are(engine, alone)
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_tokens_are_the_same_when_a_draft_guesses_them(
+    compute: Compute, kind: str, draft: LoadedDraft
+) -> None:
+    expected, alone = _serve(compute, KINDS[kind], ALONE, 1, frozenset())
+    outputs, engine = _serve(compute, KINDS[kind], WAYS["runs"], 2, frozenset({5, 6, 9}), draft)
+    assert outputs == expected
+    assert engine.num_steps < alone.num_steps
+    _assert_scores_are(engine, alone)
+
+
+def _assert_scores_are(engine: _Engine, alone: _Engine) -> None:
     assert engine.scores.keys() == alone.scores.keys()
     for key, scores in engine.scores.items():
         others = alone.scores[key]

@@ -26,7 +26,14 @@ from executor_service.runner.pool_sizes import CacheConfig, build_runner
 from executor_service.service.decode_batch import decode_batch
 from executor_service.steps.batch import StepAnswer
 from executor_service.steps.executor_info import ExecutorInfo, ExecutorLimits, ModelInfo
-from executor_service.steps.step import LogprobColumns, PendingStep, Runner, StepInput, StepOutput
+from executor_service.steps.step import (
+    Int32Array,
+    LogprobColumns,
+    PendingStep,
+    Runner,
+    StepInput,
+    StepOutput,
+)
 from executor_service.steps.step_executor import RunningStep, StepExecutor
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.contract.served import NAN_TOKEN, OUT_OF_MEMORY_TOKEN, VOCAB_SIZE
@@ -75,6 +82,10 @@ class _Lost:
     @property
     def is_done(self) -> bool:
         return self.pending.is_done
+
+    @property
+    def num_more_tokens(self) -> Int32Array | None:
+        return self.pending.num_more_tokens
 
     def wait(self) -> None:
         self.pending.wait()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from xml.sax.saxutils import escape
 
 WIDTH, HEIGHT = 470, 300
-_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 34, 40
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 26, 34, 40
 # Told apart by those who see colours otherwise, too (Okabe and Ito).
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 
@@ -83,9 +83,10 @@ def _step(most: float) -> float:
 
 
 def even_ticks(last: float, text: Callable[[float], str]) -> list[tuple[float, str]]:
-    """From 0 to the first round number at or beyond `last`."""
+    """From 0 to `last`, at round numbers; that at the end has no text unless it is round, too."""
     step = _step(last)
-    return [(n * step, text(n * step)) for n in range(max(math.ceil(last / step - 1e-9), 1) + 1)]
+    ticks = [(n * step, text(n * step)) for n in range(math.floor(last / step + 1e-9) + 1)]
+    return ticks if ticks[-1][0] >= last > 0 else [*ticks, (last or 1.0, "")]
 
 
 def legend(entries: Iterable[tuple[str, str]], left: float, top: float) -> str:

@@ -16,12 +16,20 @@ def comparison_text(before: TargetReport, after: TargetReport) -> str:
     for rate in RATES:
         values = before.content["rates"][rate], after.content["rates"][rate]
         ratio = f"{values[1] / values[0]:.3f}" if values[0] else "-"
-        rows.append([rate, *(f"{value:.2f}" for value in values), ratio, "", ""])
+        cells = [f"{value:.2f}" for value in values]
+        rows.append([rate, *cells, ratio, _by_round(rate, before, after), ""])
     for metric in METRICS:
         if metric != "send_delay":
             rows += _latency_rows(metric, before, after)
     head = f"{printable(after.name)} compared with {printable(before.name)}:"
     return "\n".join([head, *("  " + line.rstrip() for line in aligned(rows))]) + "\n"
+
+
+def _by_round(rate: str, before: TargetReport, after: TargetReport) -> str:
+    """How far the ratio moved from round to round, which two targets took in turns."""
+    rounds = zip(before.content["rounds"], after.content["rounds"], strict=False)
+    ratios = [b[rate] / a[rate] for a, b in rounds if a[rate]]
+    return f"{min(ratios):.3f} to {max(ratios):.3f}" if len(ratios) > 1 else ""
 
 
 def _latency_rows(metric: str, before: TargetReport, after: TargetReport) -> list[list[str]]:

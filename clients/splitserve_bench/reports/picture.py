@@ -82,7 +82,11 @@ def _by_percentile(title: str, metric: str, named: _Named) -> Chart:
         whole = merged(target.parts[metric])
         lines.append(Line(name, colour, _percentile_points(whole)))
     ticks = [(_rarity(share), f"{100 * share:g} %") for share in _SHARES]
-    return Chart(title, "of all at most", ticks, seconds_text, lines)
+    return Chart(title, "of all at most", ticks, _seconds_or_0, lines)
+
+
+def _seconds_or_0(value_s: float) -> str:
+    return seconds_text(value_s) if value_s else "0"
 
 
 def _percentile_points(whole: LogHistogram) -> list[tuple[float, float]]:

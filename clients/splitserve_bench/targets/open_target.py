@@ -10,6 +10,7 @@ from splitserve_bench.targets.options import AskOptions, TargetAddress
 from splitserve_bench.targets.scheduler_target import SchedulerTarget
 from splitserve_bench.targets.target import Target
 from splitserve_client import ClientConfig, RetryPolicy
+from splitserve_client.api_key import ApiKey
 from splitserve_rpc.tls import TlsFiles
 
 # What is refused or lost is counted, not hidden behind another attempt.
@@ -77,12 +78,10 @@ def _open_http(address: TargetAddress, options: AskOptions) -> Target:
 
 
 def _headers(address: TargetAddress) -> Mapping[str, str]:
-    key = address.api_key
-    if address.api_key_file is not None:
-        key = address.api_key_file.read_text(encoding="utf-8").strip()
+    """Raises CredentialsUnusable."""
+    key = ApiKey(address.api_key, address.api_key_file)
     # Compressed answers come in larger pieces.
-    plain = {"accept-encoding": "identity"}
-    return plain if key is None else {**plain, "authorization": f"Bearer {key}"}
+    return {"accept-encoding": "identity", **dict(key.current())}
 
 
 def _tls_context(files: TlsFiles | None) -> ssl.SSLContext | bool:

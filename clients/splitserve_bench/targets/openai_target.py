@@ -58,6 +58,8 @@ class OpenAiTarget:
             response = await self._client.get("models")
         except httpx2.HTTPError as error:
             raise _lost(error) from error
+        if response.status_code == 404:
+            raise AskFailed("http_404", f"there is no {response.url}; most URLs end with /v1")
         if response.status_code != 200:
             raise _refused(response.status_code, response.content)
         try:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -56,7 +55,11 @@ class _Counted:
         self.num_passes += 1
         return self._model.logits(batch)
 
-    def decode_run(self, batch: InputBatch, rows: RunRows) -> npt.NDArray[np.int32]:
+    @property
+    def can_run(self) -> bool:
+        return self._model.can_run
+
+    def decode_run(self, batch: InputBatch, rows: RunRows) -> torch.Tensor:
         self.num_runs += 1
         return self._model.decode_run(batch, rows)
 

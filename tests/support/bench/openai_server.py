@@ -32,8 +32,9 @@ class OpenAiServer(httpx2.AsyncBaseTransport):
     headers: list[httpx2.Headers] = field(default_factory=list)
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        if request.url.path == "/v1/models":
-            return httpx2.Response(200, json=self.models)
+        if request.method == "GET":
+            status = 200 if self.models is not None else 404
+            return httpx2.Response(status, json=self.models, request=request)
         self.headers.append(request.headers)
         self.bodies.append(json.loads(await request.aread()) | {"path": request.url.path})
         answer = self.answer(len(self.bodies) - 1)

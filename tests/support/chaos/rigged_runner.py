@@ -10,7 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from executor_service.steps.batch import StepAnswer
-from executor_service.steps.step import PendingStep, RowStatus, Runner, StepInput, StepOutput
+from executor_service.steps.step import (
+    Int32Array,
+    PendingStep,
+    RowStatus,
+    Runner,
+    StepInput,
+    StepOutput,
+)
 
 Rows = npt.NDArray[np.intp]
 # One of its rows has tokens that no vocabulary has; its process dies; its logits are no numbers.
@@ -66,6 +73,10 @@ class _WithoutNumbers:
     @property
     def is_done(self) -> bool:
         return self.pending.is_done
+
+    @property
+    def num_more_tokens(self) -> Int32Array | None:
+        return self.pending.num_more_tokens
 
     def wait(self) -> None:
         self.pending.wait()

@@ -33,6 +33,9 @@ class SortingDraw:
         for index, numbers in ((3, rows.temperatures), (4, rows.top_p), (5, rows.min_p)):
             columns[index].view(np.float64)[: len(rows)] = numbers
 
+    def advance(self, words: Tensor, num_positions: Tensor) -> None:
+        words.view(_NUM_COLUMNS, -1)[1].add_(num_positions)
+
     def draw(self, logits: Tensor, words: Tensor) -> Tensor:
         self.num_drawn += 1
         vocab_size = logits.shape[1]

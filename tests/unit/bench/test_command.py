@@ -51,6 +51,21 @@ def test_prompts_are_others_in_each_run_and_the_report_says_which() -> None:
 
 
 @pytest.mark.parametrize(
+    ("flags", "number"),
+    [
+        (["--requests=7"], 7),
+        ([], 100),
+        (["--requests=7", "--duration=1s"], None),
+        (["--requests=7", "--turns=2"], None),
+    ],
+)
+def test_number_of_requests_is_known_only_where_it_is_certain(
+    flags: list[str], number: int | None
+) -> None:
+    assert config(*OPEN, *flags).num_requests == number
+
+
+@pytest.mark.parametrize(
     ("argv", "problem"),
     [
         ([], "the following arguments are required: TARGET"),
@@ -125,6 +140,15 @@ def test_command_is_one_line_and_1_when_no_server_answers(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("splitserve bench: ")
     assert problem in line
+
+
+def test_command_says_what_to_install_when_http_needs_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "httpx2", None)
+
+    assert main(["http://localhost:1/v1", "--rate=1", "--quiet"]) == 1
+    assert "pip install 'splitserve[bench]'" in capsys.readouterr().err
 
 
 def test_compare_is_one_line_and_1_when_a_report_cannot_be_read(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -219,3 +220,24 @@ def test_what_is_kept_does_not_grow_with_the_run() -> None:
     assert sum(timeline["num_sent"]) == sum(timeline["num_completed"]) == 4000
     assert sum(timeline["num_tokens"]) == 8000
     assert len(report.parts["ttft"]) < 64
+
+
+def test_run_that_is_stopped_reports_what_had_ended_by_then() -> None:
+    target = ScriptedTarget(lambda _number: Script([(0.5, 1), (1.0, 1)]))
+
+    async def main() -> list[tuple[str, Recorder]]:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.call_at(10.2, stop.set)
+        config = RunConfig(Pace(), num_rounds=5)
+        measured = await run_load(
+            [("it", target)], lambda: iter(at(*range(100))), config, drop, stop
+        )
+        assert loop.time() == pytest.approx(10.2)
+        return measured
+
+    ((_, recorder),) = run_virtually(main())
+
+    # Of the probe's 1.5 s and a lead of 0.05 s on, one a second; those of the last 1.5 s are open.
+    assert recorder.counts.num_completed == 8
+    assert (recorder.counts.num_failed, len(recorder.rounds)) == (0, 1)

@@ -192,3 +192,8 @@ def test_event_without_an_end_is_given_up_when_it_is_too_large() -> None:
 def test_target_is_unusable_when_it_names_no_model(models: object) -> None:
     with pytest.raises(TargetUnusable, match="give --model"):
         ask(OpenAiServer(lambda _number: GOOD, models), at(0))
+
+
+def test_target_is_unusable_with_a_hint_when_its_url_lacks_the_end() -> None:
+    with pytest.raises(TargetUnusable, match=r"most URLs end with /v1 \[http_404\]"):
+        ask(OpenAiServer(lambda _number: GOOD, None), at(0))

@@ -126,6 +126,19 @@ def test_comparison_says_what_is_longer_only_where_the_interval_bears_it_out() -
     assert "1.000  [" in same
 
 
+def test_comparison_of_rates_says_how_far_they_moved_from_round_to_round() -> None:
+    def with_rounds(name: str, *per_s: float) -> TargetReport:
+        made = report(name)
+        first = made.content["rounds"][0]
+        rounds = [first | {"requests_per_s": rate} for rate in per_s]
+        return TargetReport(name, {**made.content, "rounds": rounds}, made.parts)
+
+    text = comparison_text(with_rounds("ours", 2, 4, 5), with_rounds("theirs", 3, 3, 5))
+
+    (line,) = [line for line in text.splitlines() if line.startswith("  requests_per_s")]
+    assert line.endswith("0.750 to 1.500")
+
+
 def test_picture_is_svg_that_needs_nothing_else_and_names_all() -> None:
     text = picture("a <title>", [report("ours & co"), report("theirs", 0.2)])
 

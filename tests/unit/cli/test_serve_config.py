@@ -55,6 +55,8 @@ def test_check_model_leaves_the_rest_to_the_executor_when_it_may_be_a_model(mode
 def test_check_model_raises_when_it_can_only_be_a_path(model: str) -> None:
     with pytest.raises(CannotServe, match="no such directory"):
         check_model(model)
+    with pytest.raises(CannotServe, match=r"--draft-model .*no such directory"):
+        check_model(model, "draft-model")
 
 
 @pytest.mark.parametrize("address", [None, "127.0.0.1:7", "[::1]:7", "localhost:7", "127.9.9.9:7"])

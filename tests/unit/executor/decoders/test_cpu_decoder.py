@@ -18,6 +18,7 @@ from executor_service.errors import TrialFailed
 from executor_service.model.input_batch import InputBatch
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.runner.forward_pass import ForwardPass
+from executor_service.runner.pass_batches import PassBatches
 from splitserve_kernels.cpu.library import NativeLibrary
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.steps.step_driver import Row, make_step
@@ -106,9 +107,9 @@ def test_forward_pass_keeps_every_rows_logits_when_it_repeats_them_one_by_one(
     cache = KVCache(loaded.layers, 16, len(PROMPTS), 0, loaded.dtype, loaded.device)
     model = DecoderModel(native, cache)
     step = make_step([Row(p, 0, (block,), len(p)) for block, p in enumerate(PROMPTS)])
-    uploads = Uploads(loaded.device, HostStreams())
-    expected = ForwardPass(loaded, cache, model, uploads).run(step).sampling_logits.clone()
-    result = ForwardPass(loaded, cache, _FailingTogether(model), uploads).run(step)
+    batches = PassBatches(loaded, cache, Uploads(loaded.device, HostStreams()))
+    expected = ForwardPass(loaded, cache, model, batches).run(step).sampling_logits.clone()
+    result = ForwardPass(loaded, cache, _FailingTogether(model), batches).run(step)
     assert result.readout.sampling_rows.tolist() == np.arange(len(PROMPTS)).tolist()
     assert torch.equal(result.sampling_logits, expected)
 

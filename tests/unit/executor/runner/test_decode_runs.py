@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from torch import Tensor
@@ -51,7 +50,11 @@ class _NextToken:
         logits[token_ids == NAN_TOKEN] = torch.nan
         return logits
 
-    def decode_run(self, batch: InputBatch, rows: RunRows) -> npt.NDArray[np.int32]:
+    @property
+    def can_run(self) -> bool:
+        return True
+
+    def decode_run(self, batch: InputBatch, rows: RunRows) -> Tensor:
         self.runs.append(rows.num_tokens.tolist())
         if self.error is not None:
             raise self.error
@@ -64,7 +67,7 @@ class _NextToken:
                 tokens[row, index] = last + index + 1
                 if tokens[row, index] in stops:
                     break
-        return tokens
+        return torch.from_numpy(tokens)
 
 
 @pytest.fixture

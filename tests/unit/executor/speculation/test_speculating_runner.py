@@ -195,8 +195,8 @@ def test_tokens_that_only_one_of_both_has_are_neither_computed_nor_guessed() -> 
         return pair.draft.execute(step)
 
     class Watched(DraftModel):
-        def propose(self, turn: StepInput, most: Int32Array) -> TokenRuns:
-            guesses = super().propose(turn, most)
+        def propose(self, turn: StepInput, wanted: Int32Array) -> TokenRuns:
+            guesses = super().propose(turn, wanted)
             guessed.extend(guesses.token_ids.tolist())
             return guesses
 
@@ -231,3 +231,22 @@ def test_draft_computes_prompts_before_the_next_step_when_they_are_long(num_prom
     before = len(pair.draft.steps)
     run(pair.runner, [other], pair_rng)
     assert (len(pair.draft.steps) - before > 0) == (num_prompt > 16 and before == 0)
+
+
+def test_draft_computes_nothing_of_decodes_when_nobody_asks_for_guesses() -> None:
+    pair = make_pair()
+    sequence = _one()
+    run(pair.runner, [sequence], random.Random(0), most=0)
+    assert not pair.draft.steps
+
+
+def test_row_is_guessed_for_at_once_when_it_was_not_for_long() -> None:
+    pair = make_pair()
+    sequence = _one(150)
+    run(pair.runner, [sequence], random.Random(0), most=0)
+    sequence.num_output_tokens = 200
+    before = len(pair.model.steps)
+    run(pair.runner, [sequence], random.Random(0), most=8)
+    assert_tokens_are_right([sequence])
+    assert len(pair.model.steps) - before < 20
+    assert not pair.draft.violations

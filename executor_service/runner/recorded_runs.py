@@ -1,0 +1,147 @@
+"""Recorded decodes replayed back to back: each is fed what the one before it drew.
+
+Between two of them another recording writes what the next one reads: token, position, length, slot
+by the block table, and the position that its random number belongs to. The host learns of all
+tokens at the end, and decides nothing before.
+
+Shape letters: N rows of a shape, R rows that run on, m tokens that a row of these may get.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from executor_service.device.cuda_graphs import Recorder
+from executor_service.device.uploads import Uploads
+from executor_service.errors import RecordingFailed, TrialFailed
+from executor_service.model.input_batch import PassRows
+from executor_service.runner.graph_trial import no_rows, rows_after, run_lengths, trial_draws
+from executor_service.runner.static_inputs import StaticInputs
+from executor_service.runner.step_shapes import StepShape
+from executor_service.sampling.static_draw import StaticDraw
+
+_log = logging.getLogger(__name__)
+
+Replay = Callable[[], None]
+
+
+class RecordedRuns:
+    """What is replayed behind a recorded decode, so that its rows go on."""
+
+    def __init__(
+        self, inputs: StaticInputs, static_draw: StaticDraw, drawn: Tensor, block_size: int
+    ) -> None:
+        """Nothing is recorded yet. `inputs`: what recordings read.
+
+        `drawn`: [N] int32 or more, where they leave the tokens that `static_draw` chose.
+        """
+        self._inputs = inputs
+        self._static_draw = static_draw
+        self._drawn = drawn
+        self._block_size = block_size
+        # What rows got in the pass that was the last, -1 for those that are to get no more.
+        self._taken = torch.full_like(drawn, -1)
+        self._replays: dict[StepShape, Replay] = {}
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether rows can run on."""
+        return bool(self._replays)
+
+    def record(
+        self,
+        shapes: Sequence[StepShape],
+        recorder: Recorder,
+        trial_rows: Callable[[StepShape], PassRows],
+        uploads: Uploads,
+    ) -> None:
+        """Of decodes of these shapes. If that raises, or says something else, nobody runs on.
+
+        An error in the log says why. `trial_rows`: what each is tried with. Raises RecordingFailed
+        if the process cannot go on.
+        """
+        try:
+            for shape in shapes:
+                # Whatever is there is of another shape.
+                self._inputs.fill(no_rows(), shape, uploads)
+                self._replays[shape] = recorder.record(partial(self._advance, shape))
+            for shape in shapes:
+                self._try(shape, trial_rows(shape), uploads)
+        except RecordingFailed:
+            raise
+        except Exception as error:  # whatever operators raise
+            self._replays = {}
+            if isinstance(error, TrialFailed):
+                _log.error("cuda_graphs_refused kind=%s reason=%r", "run", str(error))
+            else:
+                name = type(error).__name__
+                _log.exception("cuda_graphs_not_recorded kind=%s reason=%r", "run", name)
+
+    def run(self, shape: StepShape, replay: Replay, num_rows: int, most: int) -> Tensor:
+        """What the first rows of `shape` get, whose decode `replay` repeats: [R, m] int32.
+
+        `most`: m, in which no row gets more than its inputs say.
+        """
+        tokens = self._drawn.new_empty(num_rows, most)
+        for index in range(most):
+            replay()
+            self._replays[shape]()
+            tokens[:, index].copy_(self._taken[:num_rows])
+        return tokens
+
+    def _advance(self, shape: StepShape) -> None:
+        """What is recorded. Who is to get no more stays where he is, and writes to no slot."""
+        inputs, num_left = self._inputs.tensors(shape), self._inputs.num_left(shape)
+        drawn, size = self._drawn[: shape.num_rows], self._block_size
+        self._taken[: shape.num_rows].copy_(drawn.masked_fill(num_left <= 0, -1))
+        num_left.sub_(1).clamp_(min=0)
+        distance = num_left.clamp(max=1).to(torch.int64)
+        positions = inputs.position_ids[0].add_(distance)
+        inputs.paged.num_computed_tokens.add_(distance)
+        blocks = inputs.paged.block_tables.gather(1, (positions // size)[:, None]).squeeze(1)
+        slots = blocks.to(torch.int64) * size + positions % size
+        inputs.paged.slot_mapping.copy_(slots.masked_fill(distance == 0, -1))
+        # Where nothing was drawn, any token will do: nobody asks for what follows.
+        inputs.input_ids[0].copy_(drawn.clamp(min=0))
+        self._static_draw.advance(self._inputs.words(shape), distance)
+
+    def _try(self, shape: StepShape, rows: PassRows, uploads: Uploads) -> None:
+        """Raises TrialFailed if rows do not stand where their next pass begins."""
+        num_rows = rows.num_rows
+        token_ids = np.arange(num_rows)
+        draws = trial_draws(num_rows, num_rows)
+        num_tokens = run_lengths(rows, self._block_size)
+        self._inputs.fill(rows, shape, uploads, draws, num_tokens)
+        self._drawn[:num_rows].copy_(torch.from_numpy(token_ids))
+        self._replays[shape]()
+        found = self._state(shape, num_rows)
+        # What whoever begins such a pass is told.
+        goes_on = num_tokens > 1
+        draws = replace(draws, positions=draws.positions + goes_on)
+        rows = rows_after(rows, token_ids, goes_on, self._block_size)
+        self._inputs.fill(rows, shape, uploads, draws, num_tokens - 1)
+        for name, expected in self._state(shape, num_rows).items():
+            if not torch.equal(found[name], expected):
+                raise TrialFailed(f"{name} of {num_rows} rows that went on are others")
+        if not torch.equal(self._taken[:num_rows], self._drawn[:num_rows]):
+            raise TrialFailed(f"{num_rows} rows got other tokens than were drawn")
+
+    def _state(self, shape: StepShape, num_rows: int) -> dict[str, Tensor]:
+        """What a pass of `shape` would read, whose first rows somebody asked for."""
+        inputs = self._inputs.tensors(shape)
+        read = {
+            "tokens": inputs.input_ids[0, :num_rows],
+            "positions": inputs.position_ids,
+            "lengths": inputs.paged.num_computed_tokens,
+            "slots": inputs.paged.slot_mapping,
+            "draws": self._inputs.words(shape),
+            "counts": self._inputs.num_left(shape),
+        }
+        return {name: numbers.clone() for name, numbers in read.items()}
