@@ -19,7 +19,7 @@ GOOGLEAPIS_VERSION := 1.70.0
 # What the tests of Node need, by the lockfiles.
 NODE := clients/splitserve-node/node_modules/.ready tests/clients/node/node_modules/.ready
 MYPY_TARGETS := scheduler_service executor_service protos/splitserve_rpc \
-	protos/splitserve_options protos/splitserve_grammars protos/splitserve_keys kernels/splitserve_kernels clients/splitserve_client \
+	protos/splitserve_options protos/splitserve_grammars protos/splitserve_keys protos/splitserve_metrics kernels/splitserve_kernels clients/splitserve_client \
 	clients/splitserve_cli clients/splitserve_gateway clients/splitserve_bench benchmarks tests tools/bundled_model
 PIP := -m pip --disable-pip-version-check install --quiet
 
@@ -36,7 +36,8 @@ help:
 	@echo 'make fix           formats, and fixes what ruff can'
 	@echo 'make protos        generates the Python and TypeScript code of the protos'
 	@echo 'make node          the Node packages that tests need; where npm is, the others do it'
-	@echo 'make options       lists the options in docs/options.md, docker-compose.yml, .env.example'
+	@echo 'make options       lists the options in docs/options.md, docker-compose.yml, .env.example, and the'
+	@echo '                   metrics in docs/metrics.md'
 	@echo 'make bench         the benchmarks'
 	@echo 'make bench-scheduler  the scheduler alone'
 	@echo 'make bench-peers   a model and requests beside what other engines did with them'
@@ -128,6 +129,7 @@ $(CLIENTS): tests/clients/requirements.txt tests/clients/grpcurl.txt
 
 options: $(READY)
 	PYTHONPATH=protos $(BIN)/python tools/list_options.py
+	PYTHONPATH=protos $(BIN)/python tools/list_metrics.py
 
 protos: $(PROTOC) $(NODE)
 	PYTHON=.tools/protoc/bin/python tools/generate_protos.sh

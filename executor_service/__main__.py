@@ -48,6 +48,7 @@ from splitserve_rpc.watched_files import FilesUnusable
 
 if TYPE_CHECKING:
     from executor_service.engine_loader import LoadedEngine
+    from executor_service.metrics.executor_metrics import ExecutorMetrics
 
 _HEALTH_SERVICES = ("", SERVICE)
 _STOP_GRACE_S = 1.0
@@ -72,21 +73,38 @@ async def serve(config: ExecutorConfig) -> None:
     has_reflection = is_loopback(config.listen)
     security = ServerSecurity(Access(identity), identity.tls, has_reflection=has_reflection)
     running = bind_server(config.listen, (SERVICE,), security=security)
-    servicer = ExecutorServicer()
+    metrics = _open_metrics(config)
+    servicer = ExecutorServicer(None if metrics is None else metrics.answered)
     executor_pb2_grpc.add_ExecutorServiceServicer_to_server(servicer, running.server)
     await running.set_serving(_HEALTH_SERVICES, False)
     await running.server.start()
+    if metrics is not None:
+        await metrics.serve()
     _log.info("model_loading model=%s port=%d", config.model, running.port)
     looking = asyncio.create_task(CertificateEnds(config.security.shown).keep_looking())
     try:
         loaded = await _run_unless(stop, lambda: _load(config, executor_epoch))
         if loaded is not None:
             _log_ready(loaded)
-            await _Serving(loaded, config, running, servicer).run(schedulers, stop)
+            serving = _Serving(loaded, config, running, servicer)
+            if metrics is not None:
+                serving.show(metrics)
+            await serving.run(schedulers, stop)
     finally:
         looking.cancel()
+        if metrics is not None:
+            await metrics.close()
         await running.stop(_STOP_GRACE_S)
     _log.info("executor_stopped")
+
+
+def _open_metrics(config: ExecutorConfig) -> ExecutorMetrics | None:
+    """None if nobody is to read them: then nothing is imported, and nothing counted."""
+    if config.metrics is None:
+        return None
+    from executor_service.metrics.executor_metrics import ExecutorMetrics
+
+    return ExecutorMetrics(config.metrics)
 
 
 def _load(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
@@ -129,6 +147,10 @@ class _Serving:
         self._lives = ExecutorLives(
             info, self._address_for, departures, self._worker, servicer.streams
         )
+
+    def show(self, metrics: ExecutorMetrics) -> None:
+        """What there is now is to be seen."""
+        metrics.watch(self._loaded.info, self._worker, self._servicer.streams)
 
     async def run(self, schedulers: Discovery, stop: asyncio.Event) -> None:
         servicer, running, loaded = self._servicer, self._running, self._loaded

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from splitserve_metrics.address import MetricsAddress
 from splitserve_rpc.cluster_identity import Role
 from splitserve_rpc.security import Security, check_exposure
 
@@ -50,6 +51,7 @@ class ExecutorConfig:
     log_level: str
     exit_on_stdin_eof: bool
     security: Security
+    metrics: MetricsAddress | None = None
 
     @classmethod
     def from_options(cls, values: Mapping[str, Any]) -> ExecutorConfig:
@@ -61,4 +63,4 @@ class ExecutorConfig:
         is_protected, insecure = security.protects_cluster, values["insecure"]
         check_exposure("listen", values["listen"], is_protected=is_protected, insecure=insecure)
         named = {key: value for key, value in values.items() if key in cls.__slots__}
-        return cls(**named, security=security)
+        return cls(**named, security=security, metrics=MetricsAddress.from_options(values))

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from scheduler_service.audit.audit import Audit
 from scheduler_service.audit.file_audit import AuditUnusable, open_audit
@@ -46,6 +47,9 @@ _CLUSTER_SERVICES = (
 )
 _STOP_GRACE_S = 1.0
 
+if TYPE_CHECKING:
+    from scheduler_service.metrics.scheduler_metrics import SchedulerMetrics
+
 _log = logging.getLogger("scheduler_service")
 
 
@@ -56,7 +60,10 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     """
     stop = stop_event(config.exit_on_stdin_eof, config.drain_timeout_s)
     peers = None if config.peers is None else discovery(config.peers)
+    metrics = _open_metrics(config)
     audit = open_audit(config.audit_log)
+    if metrics is not None:
+        audit = metrics.counted(audit, partial(_is_configured, config, opened))
     for_clients, for_cluster = _bind(
         config, opened.callers, audit, lambda: cluster.served.max_message_bytes
     )
@@ -65,7 +72,13 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     journal = open_journal(config.journal, config.journal_max_bytes, scheduler_epoch)
     connect = partial(ExecutorLink, identity=config.security.identity)
     cluster = Cluster(
-        config.cluster, scheduler_epoch, changed.set, journal=journal, audit=audit, connect=connect
+        config.cluster,
+        scheduler_epoch,
+        changed.set,
+        journal=journal,
+        audit=audit,
+        observer=None if metrics is None else metrics.observer,
+        connect=connect,
     )
     if opened.tenants is not None:
         cluster.weigh_tenants(opened.tenant_weights)
@@ -96,6 +109,8 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     ]
     for running in servers:
         await running.server.start()
+    if metrics is not None:
+        await metrics.serve(cluster, lambda: readiness.current)
     _log.info(
         "scheduler_started listen=%s port=%d cluster_port=%d",
         config.listen,
@@ -115,9 +130,26 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     await readiness.look()
     await draining
     await asyncio.gather(*(running.stop(_STOP_GRACE_S) for running in servers))
+    if metrics is not None:
+        await metrics.close()
     journal.close()
     await asyncio.to_thread(audit.close)
     _log.info("scheduler_stopped")
+
+
+def _open_metrics(config: SchedulerServiceConfig) -> SchedulerMetrics | None:
+    """None if nobody is to read them: then nothing is imported, and nothing counted."""
+    if config.metrics is None:
+        return None
+    from scheduler_service.metrics.scheduler_metrics import SchedulerMetrics
+
+    return SchedulerMetrics(config.metrics, time.monotonic_ns)
+
+
+def _is_configured(config: SchedulerServiceConfig, opened: OpenedCallers, tenant: str) -> bool:
+    """Whether an operator has named the tenant."""
+    named = {} if opened.tenants is None else opened.tenants.value.named
+    return tenant in named or tenant in config.cluster.policies.tenant_weights
 
 
 async def _addresses(peers: Discovery | None) -> tuple[str, ...]:

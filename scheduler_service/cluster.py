@@ -22,6 +22,7 @@ from scheduler_service.executors.engines import Engines
 from scheduler_service.executors.executor_link import ExecutorLink, ExecutorLost, Link, LinkConfig
 from scheduler_service.fleet.executor_losses import LossCause
 from scheduler_service.journal.journal import Journal, NoJournal
+from scheduler_service.observer import NoObserver, Observer
 from scheduler_service.request_names import RequestName
 from scheduler_service.served import Served
 from scheduler_service.streams.delivery import Delivery
@@ -48,6 +49,7 @@ class Cluster:
         now_ns: Callable[[], int] = time.monotonic_ns,
         journal: Journal | NoJournal | None = None,
         audit: Audit | None = None,
+        observer: Observer | None = None,
         connect: Callable[[executor.ExecutorInfo, LinkConfig], Link] = ExecutorLink,
     ) -> None:
         self._config = config
@@ -61,11 +63,14 @@ class Cluster:
         self._draining: DomainError | None = None
         self._idle = asyncio.Event()
         audit = audit or NoAudit()
+        self._observer = observer = observer or NoObserver()
         owner = DispatcherOwner(lambda: self._engines.taking_requests, self._end)
         self._dispatcher = Dispatcher(config, now_ns, audit, owner)
         self._tracked = self._dispatcher.tracked
         self._engines = Engines(
-            EngineParts(config, scheduler_epoch, now_ns, journal or NoJournal(), audit, connect),
+            EngineParts(
+                config, scheduler_epoch, now_ns, journal or NoJournal(), audit, observer, connect
+            ),
             EngineOwner(
                 self._deliver,
                 self._dispatcher.refill,
@@ -160,6 +165,8 @@ class Cluster:
 
     def _engine_lost(self, engine: EngineLoop, requests: list[Request], cause: LossCause) -> None:
         self._on_change()
+        is_lost = cause is not LossCause.BLAMELESS
+        self._observer.executor_gone(engine.link.info.address, requests, is_lost=is_lost)
         self._dispatcher.engine_lost(engine, requests, cause)
 
     def _engine_gave_back(self, engine: EngineLoop, requests: list[Request]) -> None:
@@ -232,6 +239,7 @@ class Cluster:
         self._check(request)
         self.delivery.expect(request.request_id, sink)
         admission.charge.begin()
+        self._observer.request_submitted(request)
         self._dispatcher.take(request, admission)
 
     def _check(self, request: Request) -> None:
@@ -302,6 +310,7 @@ class Cluster:
 
     def _deliver(self, events: StepEvents) -> None:
         self.delivery.deliver(events)
+        self._observer.tokens_delivered(events)
         self._dispatcher.charge(events.num_sampled)
         for request in events.finished:
             self._untrack(request.request_id)
@@ -319,6 +328,7 @@ class Cluster:
         if not self._tracked:
             self._idle.set()
         if tracked is not None:
+            self._observer.request_ended(tracked.request)
             tracked.admission.charge.end(tracked.request)
 
 

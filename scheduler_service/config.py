@@ -14,6 +14,7 @@ from scheduler_service.core.config import (
     PreemptionMode,
     Speculation,
 )
+from splitserve_metrics.address import MetricsAddress
 from splitserve_rpc.address_rules import AddressRules
 from splitserve_rpc.cluster_identity import Role
 from splitserve_rpc.security import Security, SecurityUnusable, check_exposure
@@ -46,7 +47,8 @@ class ClusterConfig:
 class SchedulerServiceConfig:
     """Everything the scheduler process reads. `journal`: the file to record in, None for none.
 
-    `peers`: other schedulers, as `splitserve_rpc.discovery` understands it.
+    `peers`: other schedulers, as `splitserve_rpc.discovery` understands it. `metrics`: None if
+    nobody is to read them.
     """
 
     listen: str
@@ -63,6 +65,7 @@ class SchedulerServiceConfig:
     audit_log: str | None = None
     no_operator_token: bool = False
     peers: str | None = None
+    metrics: MetricsAddress | None = None
 
     @classmethod
     def from_options(cls, values: Mapping[str, Any]) -> SchedulerServiceConfig:
@@ -95,6 +98,7 @@ class SchedulerServiceConfig:
             values["audit_log"],
             values["no_operator_token"],
             values["peers"],
+            MetricsAddress.from_options(values),
         )
 
 

@@ -22,6 +22,7 @@ from splitserve_cli.serve_config import (
     check_loopback,
     check_model,
     http_tls,
+    metrics_flags,
     needs_key,
     on_gpus_of_their_own,
     reachable_address,
@@ -33,7 +34,7 @@ from splitserve_options.options import Value
 from splitserve_rpc.addresses import CannotListen, claim_address, is_loopback
 
 # What each process of ours gets told otherwise than by the options of the same name.
-_OWN = ("listen", "cluster_listen", "scheduler", "advertise_address", "http")
+_OWN = ("listen", "cluster_listen", "scheduler", "advertise_address", "http", "metrics_listen")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -44,6 +45,7 @@ def main(argv: Sequence[str]) -> int:
         if not values["insecure"]:
             check_loopback("listen", values["listen"])
             check_loopback("cluster-listen", values["cluster_listen"])
+            check_loopback("metrics-listen", values["metrics_listen"])
             check_http(values)
         check_callers(values)
         check_model(str(values["model"]))
@@ -83,13 +85,15 @@ def _supervisor(
     token = secrets.token_urlsafe(32) if values["cluster_token_file"] is None else None
     # The token that nobody else can have is not asked of operators.
     operators = [] if token is None else ["--no-operator-token"]
-    scheduler_options = [*listens, near, *operators, *_flags("scheduler", values)]
+    metrics = metrics_flags(values)
+    scheduler_options = [*listens, near, *operators, *next(metrics), *_flags("scheduler", values)]
+    for_gateway = next(metrics)
     scheduler = f"--scheduler={reachable_address(cluster)}"
     executor_options = [scheduler, *_flags("executor", values)]
     num_executors = values["num_executors"]
     assert isinstance(num_executors, int), "an integer option"
     executors = [
-        Child(f"executor {number}", "executor_service", flags, environ, token)
+        Child(f"executor {number}", "executor_service", [*flags, *next(metrics)], environ, token)
         for number, flags in enumerate(on_gpus_of_their_own(executor_options, num_executors), 1)
     ]
     drain_timeout_s = values["drain_timeout_s"]
@@ -107,7 +111,12 @@ def _supervisor(
     scheduling = Child("the scheduler", "scheduler_service", scheduler_options, environ, token)
     gateway = None
     if http is not None:
-        gateway_options = [f"--http={http}", f"--schedulers={address}", *_flags("gateway", values)]
+        gateway_options = [
+            f"--http={http}",
+            f"--schedulers={address}",
+            *for_gateway,
+            *_flags("gateway", values),
+        ]
         gateway = Child("the gateway", "splitserve_gateway", gateway_options, environ)
     return Supervisor(config, scheduling, executors, gateway)
 

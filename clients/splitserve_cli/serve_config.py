@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 import importlib.util
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from splitserve_options.model_folder import NoCheckpoint, find_checkpoint
@@ -126,6 +127,16 @@ def _missing(modules: Sequence[str]) -> str:
 def on_gpus_of_their_own(flags: Sequence[str], num_executors: int) -> list[list[str]]:
     """The flags of each executor. How many GPUs there are, only they find out."""
     return [[*flags, f"--device-index={index}"] for index in range(num_executors)]
+
+
+def metrics_flags(values: Mapping[str, Value]) -> Iterator[list[str]]:
+    """The flag of one process after the other; each has an address of its own."""
+    listen = values["metrics_listen"]
+    if listen is None:
+        yield from itertools.repeat([])
+    host, _, port = str(listen).rpartition(":")
+    for each in itertools.count(int(port)):
+        yield [f"--metrics-listen={host}:{each if int(port) else 0}"]
 
 
 def reachable_address(listen: str) -> str:

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+from typing import TYPE_CHECKING
 
 from splitserve_client import CredentialsUnusable
 from splitserve_gateway.config import GatewayConfig
@@ -19,6 +20,9 @@ from splitserve_rpc.log_lines import start_logging
 from splitserve_rpc.security import SecurityUnusable
 from splitserve_rpc.server import stop_event
 from splitserve_rpc.watched_files import FilesUnusable
+
+if TYPE_CHECKING:
+    from splitserve_gateway.metrics import GatewayMetrics
 
 _log = logging.getLogger("splitserve_gateway")
 
@@ -36,17 +40,38 @@ def main() -> int:
         return 2
     try:
         address = claim_address(config.http)
-        server = Server(config, address)
+        metrics = _open_metrics(config)
+        server = Server(config, address, metrics)
     except (CannotListen, FilesUnusable, CredentialsUnusable) as error:
         sys.stderr.write(f"splitserve gateway: {error}\n")
         return 1
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-        runner.run(serve(config, server, address))
+        try:
+            runner.run(serve(config, server, address, metrics))
+        except CannotListen as error:
+            sys.stderr.write(f"splitserve gateway: {error}\n")
+            return 1
     return 0
 
 
-async def serve(config: GatewayConfig, server: Server, address: str) -> None:
-    """Serves until it is told to stop, then drains. Told again, it stops at once."""
+def _open_metrics(config: GatewayConfig) -> GatewayMetrics | None:
+    """None if nobody is to read them: then nothing is imported. Raises FilesUnusable."""
+    if config.metrics is None:
+        return None
+    from splitserve_gateway.metrics import GatewayMetrics
+
+    return GatewayMetrics(config.metrics)
+
+
+async def serve(
+    config: GatewayConfig, server: Server, address: str, metrics: GatewayMetrics | None
+) -> None:
+    """Serves until it is told to stop, then drains. Told again, it stops at once.
+
+    Raises CannotListen for the address of `metrics`.
+    """
+    if metrics is not None:
+        await metrics.serve()
     stop = stop_event(config.exit_on_stdin_eof, config.drain_timeout_s)
     serving = asyncio.create_task(server.serve())
     stopping = asyncio.create_task(stop.wait())
@@ -67,6 +92,8 @@ async def serve(config: GatewayConfig, server: Server, address: str) -> None:
     await exchanges.drain(config.drain_timeout_s)
     server.should_exit = True
     await serving
+    if metrics is not None:
+        await metrics.close()
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from importlib import metadata
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -34,6 +35,9 @@ from splitserve_gateway.sharing.turn_places import TurnPlaces
 from splitserve_gateway.upstreams.fleet import Fleet
 from splitserve_rpc.discovery import discovery
 
+if TYPE_CHECKING:
+    from splitserve_gateway.metrics import GatewayMetrics
+
 _ROUTERS = (
     chat.router,
     responses.router,
@@ -50,10 +54,15 @@ _NUM_TOKENIZING = 3
 _CODE_OF_STATUS = {404: "not_found", 405: "method_not_allowed"}
 
 
-def build_app(config: GatewayConfig, client_config: ClientConfig | None = None) -> FastAPI:
+def build_app(
+    config: GatewayConfig,
+    client_config: ClientConfig | None = None,
+    metrics: GatewayMetrics | None = None,
+) -> FastAPI:
     """An application that connects to the schedulers of `config` while it runs.
 
-    `client_config`: how patiently; who it is there is in `config`. Raises CredentialsUnusable,
+    `client_config`: how patiently; who it is there is in `config`. `metrics`: None if nobody is to
+    read them. Raises CredentialsUnusable,
     and FilesUnusable for a file of schedulers.
     `app.state.exchanges`: what it is answering. `app.state.gateway`: its parts, once it runs.
     """
@@ -61,7 +70,11 @@ def build_app(config: GatewayConfig, client_config: ClientConfig | None = None) 
     schedulers = discovery(config.schedulers)
     knows_callers = config.gateway_key_file is not None
     max_requests = config.max_concurrent_requests
-    exchanges = Exchanges(None if knows_callers else max_requests, config.request_timeout_s)
+    exchanges = Exchanges(
+        None if knows_callers else max_requests,
+        config.request_timeout_s,
+        None if metrics is None else metrics.answered,
+    )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -73,6 +86,8 @@ def build_app(config: GatewayConfig, client_config: ClientConfig | None = None) 
             async with Fleet(schedulers, unread, to_schedulers) as fleet:
                 app.state.callers = KnownCallers(partial(identify, fleet), time.monotonic)
                 app.state.gateway = Gateway(config, fleet, exchanges, checker, bodies, tokenizing)
+                if metrics is not None:
+                    metrics.watch(fleet, exchanges)
                 yield
         finally:
             await checker.close()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from splitserve_metrics.address import MetricsAddress
 from splitserve_rpc.addresses import is_address, is_loopback
 from splitserve_rpc.exposure import missing_for_http
 from splitserve_rpc.security import SecurityUnusable, check_exposure, check_pair
@@ -50,6 +51,7 @@ class GatewayConfig:
     http_cors_origins: tuple[str, ...] = ()
     log_level: str = "info"
     exit_on_stdin_eof: bool = False
+    metrics: MetricsAddress | None = None
 
     @classmethod
     def from_options(cls, values: Mapping[str, Any]) -> GatewayConfig:
@@ -91,6 +93,7 @@ class GatewayConfig:
             http_cors_origins=tuple(filter(None, (values["http_cors_origins"] or "").split(","))),
             log_level=values["log_level"],
             exit_on_stdin_eof=values["exit_on_stdin_eof"],
+            metrics=MetricsAddress.from_options(values),
         )
 
 

@@ -7,16 +7,19 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import uvicorn
 
 from splitserve_gateway.app import build_app
 from splitserve_gateway.config import GatewayConfig
-from splitserve_gateway.http import tls
 from splitserve_gateway.http.connection import Connection
 from splitserve_gateway.http.guard import Exchanges
 from splitserve_gateway.http.listener import Listener, connection_places
+from splitserve_rpc.https import https_context
+
+if TYPE_CHECKING:
+    from splitserve_gateway.metrics import GatewayMetrics
 
 # Longer than clients keep an idle connection, so that none sends a request into one being closed.
 _KEEP_ALIVE_S = 75
@@ -33,11 +36,13 @@ class Server(uvicorn.Server):
     text. `places`: of connections. Set `should_exit` to end it, after they were drained.
     """
 
-    def __init__(self, config: GatewayConfig, address: str) -> None:
+    def __init__(
+        self, config: GatewayConfig, address: str, metrics: GatewayMetrics | None = None
+    ) -> None:
         """Raises FilesUnusable."""
-        self.app = build_app(config)
+        self.app = build_app(config, metrics=metrics)
         self.exchanges: Exchanges = self.app.state.exchanges
-        self.http_tls = None if config.http_tls is None else tls.https_context(config.http_tls)
+        self.http_tls = None if config.http_tls is None else https_context(config.http_tls)
         self.places = connection_places(_NUM_CONNECTIONS * config.max_concurrent_requests)
         host, _, port = address.rpartition(":")
         super().__init__(

@@ -75,6 +75,11 @@ class ExecuteStreams:
             self._none_open.set()
 
     @property
+    def num_open(self) -> int:
+        """How many."""
+        return len(self._open)
+
+    @property
     def are_open(self) -> bool:
         """Whether there is one."""
         return bool(self._open)

@@ -43,8 +43,10 @@ class ReadyExecutor:
 class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
     """Answers MODEL_NOT_READY until it is given what to serve, DRAINING once it drains."""
 
-    def __init__(self) -> None:
+    def __init__(self, answered: Callable[[pb.StepResult], None] | None = None) -> None:
+        """`answered`: is told of each result, whoever gets it."""
         self.streams = ExecuteStreams()
+        self._answered = answered
         # Says so; batches are still executed.
         self.is_leaving = False
         self._executor: ReadyExecutor | None = None
@@ -120,6 +122,8 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
 
         def answer(encode: Callable[[], pb.StepResult]) -> None:
             result = encode()
+            if self._answered is not None:
+                self._answered(result)
             if result.status in _TAKEN:
                 self.streams.accept(stream, result.scheduler_epoch)
             stream.deliver(result)

@@ -41,6 +41,11 @@ class StepWorker:
         self._thread = threading.Thread(target=self._work, name="step-worker", daemon=True)
         self._thread.start()
 
+    @property
+    def num_in_flight(self) -> int:
+        """Batches that are not answered."""
+        return len(self._received_ns)
+
     def describe(self, info: ExecutorInfo) -> ExecutorInfo:
         """`info`, with what is so at the moment."""
         try:

@@ -345,6 +345,16 @@ OPTIONS: tuple[Option, ...] = (
         choices=("debug", "info", "warning", "error"),
     ),
     Option(
+        "metrics-listen",
+        Kind.ADDRESS,
+        "address where Prometheus reads numbers at /metrics; beyond this machine with tls-cert, "
+        "tls-key and tls-ca, and for those with a certificate; serve: of the scheduler, the "
+        "gateway has the next port, executors those after it",
+        _OTHER,
+        COMMANDS,
+        default_text="no metrics",
+    ),
+    Option(
         "journal",
         Kind.TEXT,
         "file that records what the scheduler is told (token ids of prompts too) and decides",

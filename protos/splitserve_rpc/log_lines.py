@@ -18,6 +18,7 @@ LOGGING_PACKAGES = (
     "splitserve_grammars",
     "splitserve_kernels",
     "splitserve_keys",
+    "splitserve_metrics",
     "splitserve_options",
     "splitserve_rpc",
 )

@@ -14,7 +14,7 @@ import numpy as np
 
 from scheduler_service.core.blocks.block_manager import BlockManager
 from scheduler_service.core.blocks.prefix_cache import PrefixHit
-from scheduler_service.core.config import SchedulerConfig
+from scheduler_service.core.config import PreemptionMode, SchedulerConfig
 from scheduler_service.core.departures import Departures, TablePart
 from scheduler_service.core.params_sets import ParamsSets
 from scheduler_service.core.policies.queue_policy import QueuePolicy
@@ -31,6 +31,7 @@ from scheduler_service.core.request import (
 from scheduler_service.core.row_columns import RowColumns
 from scheduler_service.core.step_draft import StepDraft
 from scheduler_service.core.suspects import Suspects
+from scheduler_service.core.tally import PreemptionCause, Tally
 
 _rank = attrgetter("rank")
 _QUEUES = frozenset({RequestStatus.WAITING, RequestStatus.SWAPPED})
@@ -43,8 +44,9 @@ class Placement:
     waited longest first. `swapped`: by rank. `groups`: running requests that have, or may come to
     have, more than one sequence. `adapters`: how many rows use each. `rows_of_tenants`: which rows
     each has. `params_sets`: of all requests. `last_planned_step_id` and `last_answered_step_id` say
-    which steps are in flight; `now_ns` is the time. `ended`: requests that have ended,
-    `ended_sequences`: sequences of requests that return several; their owners are to be told.
+    which steps are in flight; `now_ns` is the time. `ended`: requests that have
+    ended, `ended_sequences`: sequences of requests that return several; their owners are to be
+    told. `tally`: what was done so far.
     """
 
     def __init__(
@@ -75,7 +77,7 @@ class Placement:
         self.num_sampled = Counter[str]()
         # Tokens of requests that wait or are swapped.
         self.num_queued_tokens = 0
-        self.num_preemptions = 0
+        self.tally = Tally()
 
     # -- what there is -------------------------------------------------------------------------
 
@@ -143,18 +145,18 @@ class Placement:
         self._add_row(sequence, hit.num_tokens)
         self.blocks.allocate(sequence, hit)
 
-    def preempt(self, request: Request) -> None:
+    def preempt(self, request: Request, cause: PreemptionCause) -> None:
         """A running request gives up rows and blocks; results of steps in flight stay valid."""
         self.draft.yielded_tenants.add(request.scheduling.tenant)
         request.num_preemptions += 1
-        self.num_preemptions += 1
         status, request_status = SequenceStatus.WAITING, RequestStatus.WAITING
-        is_encoded = False
+        is_encoded, kind = False, PreemptionMode.RECOMPUTE
         if self._is_to_be_swapped(request):
             status, request_status = SequenceStatus.SWAPPED, RequestStatus.SWAPPED
-            is_encoded = request.is_encoded
+            is_encoded, kind = request.is_encoded, PreemptionMode.SWAP
             self.blocks.swap_out(request)
             self.draft.has_swapped_out = True
+        self.tally.preemptions[kind, cause] += 1
         for sequence in list(running(request)):
             self._vacate(sequence, awaits_results=True)
             sequence.status = status

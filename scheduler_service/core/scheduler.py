@@ -123,7 +123,7 @@ class Scheduler:
     @property
     def num_preemptions(self) -> int:
         """How often a request was preempted."""
-        return self.placement.num_preemptions
+        return self.placement.tally.num_preemptions
 
     @property
     def draft_totals(self) -> DraftTotals:

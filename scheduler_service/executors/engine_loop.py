@@ -22,6 +22,7 @@ from scheduler_service.executors.executor_link import ExecutorLost, ExecutorSile
 from scheduler_service.executors.step_alarm import StepAlarm
 from scheduler_service.journal.core import Core, look_into, step_codec
 from scheduler_service.new_rows_codec import encode_once
+from scheduler_service.observer import Observer
 from scheduler_service.step_codec import EncodedBatch, ResultUnusable
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve_rpc.domain_error import DomainError
@@ -50,6 +51,7 @@ class EngineLoop:
         deliver: Callable[[StepEvents], None],
         refill: Callable[[EngineLoop], None],
         steps: StepAlarm,
+        observer: Observer,
         *,
         scheduler_epoch: int,
         pipeline_depth: int,
@@ -63,6 +65,7 @@ class EngineLoop:
         steps.give_up = self._lose
         self._deliver = deliver
         self._refill = refill
+        self._observer = observer
         self._codec = step_codec(core, scheduler_epoch, link.info.executor_epoch)
         self._now_ns = now_ns
         self._credits = min(pipeline_depth, link.info.limits.max_inflight_steps)
@@ -251,6 +254,7 @@ class EngineLoop:
                 )
             events = self._apply(core, outcome)
             self.steps.answered()
+            self._observer.step_answered(self.link.info.address, outcome)
             return events
         except (ResultUnusable, ContractBroken) as error:
             raise ExecutorLost(f"it broke the step contract: {error}") from error
@@ -268,7 +272,8 @@ class EngineLoop:
     def _fill_pipeline(self) -> None:
         while self.scheduler.num_in_flight < self._credits:
             self._refill(self)
-            self._core.tick(self._now_ns())
+            begun_ns = self._now_ns()
+            self._core.tick(begun_ns)
             planned = self.call("schedule", self._next_batch)
             if planned is None:
                 if self.scheduler.num_in_flight == 0:
@@ -281,6 +286,8 @@ class EngineLoop:
             if len(batch.data) <= self.link.info.limits.max_message_bytes:
                 self.link.send(batch)
                 self.steps.sent(plan)
+                planning_ns = self._now_ns() - begun_ns
+                self._observer.step_sent(self.link.info.address, plan, planning_ns)
             else:
                 self._unsent_step_ids.add(batch.step_id)
                 self._answer_unsent()

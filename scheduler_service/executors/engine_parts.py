@@ -16,6 +16,7 @@ from scheduler_service.executors.handshake import core_config
 from scheduler_service.fleet.executor_losses import LossCause
 from scheduler_service.journal.core import Core
 from scheduler_service.journal.journal import Journal, NoJournal
+from scheduler_service.observer import Observer
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve_rpc.domain_error import DomainError
 
@@ -44,6 +45,7 @@ class EngineParts:
     now_ns: Callable[[], int]
     journal: Journal | NoJournal
     audit: Audit
+    observer: Observer
     connect: Callable[[executor.ExecutorInfo, LinkConfig], Link]
 
     def make_core(

@@ -175,6 +175,7 @@ class Engines:
             self._owner.deliver,
             self._owner.refill,
             speech.steps,
+            self._parts.observer,
             scheduler_epoch=speech.scheduler_epoch,
             pipeline_depth=self._parts.config.pipeline_depth,
             now_ns=self._parts.now_ns,

@@ -26,6 +26,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from executor_service.steps.step import RowStatus, StepInput
 from scheduler_service.core.config import SchedulerConfig, Speculation
 from scheduler_service.core.plan import ContractBroken, StepOutcome, StepPlan, StepStatus
+from scheduler_service.core.tally import PreemptionCause
 from scheduler_service.journal.checkpoint import dump_core, load_core
 from splitserve_rpc.domain_error import DomainError
 from tests.property.core_workloads import configs, fit, kin_of, random_spec
@@ -186,7 +187,7 @@ class CoreMachine(RuleBasedStateMachine):
             self.running.answer()
         running = placement.rows.running
         if running and not self.running.needs_snapshot:
-            placement.preempt(running[index % len(running)].request)
+            placement.preempt(running[index % len(running)].request, PreemptionCause.BLOCKS)
             self.running.fill()
 
     def request_yields_before_a_loss(self, index: int) -> None:

@@ -39,7 +39,10 @@ def mapped(package: str) -> dict[str, set[str]]:
             {"__main__", "config", "engine_loader", "errors", "second_start"},
         ),
         ("scheduler_service/core", {"scheduler"}),
-        ("clients/splitserve_gateway", {"__main__", "app", "config", "healthcheck", "server"}),
+        (
+            "clients/splitserve_gateway",
+            {"__main__", "app", "config", "healthcheck", "metrics", "server"},
+        ),
         ("clients/splitserve_bench", {"__main__", "arguments", "command", "parser", "runs"}),
     ],
 )

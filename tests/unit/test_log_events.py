@@ -13,6 +13,7 @@ LOGGING_PACKAGES = (
     "executor_service",
     "protos/splitserve_rpc",
     "protos/splitserve_options",
+    "protos/splitserve_metrics",
     "clients/splitserve_client",
     "clients/splitserve_cli",
     "clients/splitserve_gateway",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import ClientDisconnect
@@ -14,8 +16,22 @@ from splitserve_gateway.http.errors import ApiError, error_of, quoted
 
 # What a client that does not read has to take the last event.
 _LAST_WORDS_S = 2.0
+_OTHER = "other"
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A request that is over. `path`: as the application has it, `other` for one it has not.
+
+    `code`: 0 where the answer had not begun. `first_byte_s`: of the body; None: there was none.
+    """
+
+    path: str
+    code: int
+    first_byte_s: float | None
+    duration_s: float
 
 
 class Exchange:
@@ -35,6 +51,16 @@ class Exchange:
         self._is_gone = False
         self._has_started = False
         self._is_complete = False
+        self._began_s = time.monotonic()
+        self._first_byte_s: float | None = None
+        self._code = 0
+
+    def answered(self) -> Answered:
+        """What became of it, once it is over."""
+        # Callers can make up any number of paths.
+        path = getattr(self._scope.get("route"), "path", _OTHER)
+        duration_s = time.monotonic() - self._began_s
+        return Answered(path, self._code, self._first_byte_s, duration_s)
 
     async def run(self, app: ASGIApp, timeout_s: float) -> None:
         """Answers the request within `timeout_s`."""
@@ -100,10 +126,13 @@ class Exchange:
     async def _send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._has_started = True
+            self._code = message["status"]
             message["headers"] = [*message.get("headers", ()), (b"x-request-id", self._id)]
         elif not message.get("more_body", False):
             self._is_complete = True
         await self._raw_send(message)
+        if self._first_byte_s is None and message.get("body"):
+            self._first_byte_s = time.monotonic() - self._began_s
 
     async def _watch(self) -> None:
         """All of the body is there: what comes now is the end of the connection."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from splitserve_gateway.http.errors import ApiError, draining, too_many_requests
-from splitserve_gateway.http.exchange import Exchange
+from splitserve_gateway.http.exchange import Answered, Exchange
 
 _HEALTH = "/health"
 
@@ -23,7 +24,14 @@ class Exchanges:
     `max_open`: None where callers are known, who have places by their tenants.
     """
 
-    def __init__(self, max_open: int | None, timeout_s: float) -> None:
+    def __init__(
+        self,
+        max_open: int | None,
+        timeout_s: float,
+        answered: Callable[[Answered], None] | None = None,
+    ) -> None:
+        """`answered`: is told of each when it is over."""
+        self.answered = answered
         self.timeout_s = timeout_s
         self.is_draining = False
         self._max_open = max_open
@@ -85,9 +93,16 @@ class Guard:
             return
         exchange = Exchange(scope, receive, send)
         refusal = None if is_about_health(scope["path"]) else self._exchanges.refusal()
-        if refusal is not None:
-            await exchange.fail(refusal)
-            return
+        try:
+            if refusal is not None:
+                await exchange.fail(refusal)
+            else:
+                await self._run(exchange)
+        finally:
+            if self._exchanges.answered is not None:
+                self._exchanges.answered(exchange.answered())
+
+    async def _run(self, exchange: Exchange) -> None:
         self._exchanges.add(exchange)
         try:
             await exchange.run(self._app, self._exchanges.timeout_s)

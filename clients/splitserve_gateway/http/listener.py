@@ -11,10 +11,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from splitserve_gateway.http import tls as tls_bounds
 from splitserve_gateway.http.address import origin_of
 from splitserve_gateway.http.connection import Connection
 from splitserve_gateway.sharing.shares import HELD_PER_LEFT, Shares
+from splitserve_rpc.https import HANDSHAKE_TIMEOUT_S, SHUTDOWN_TIMEOUT_S
 
 # What is out then, say open files, may be there again.
 _PAUSE_S = 1.0
@@ -51,8 +51,8 @@ class Listener:
         if tls is not None:
             self._options = {
                 "ssl": tls,
-                "ssl_handshake_timeout": tls_bounds.HANDSHAKE_TIMEOUT_S,
-                "ssl_shutdown_timeout": tls_bounds.SHUTDOWN_TIMEOUT_S,
+                "ssl_handshake_timeout": HANDSHAKE_TIMEOUT_S,
+                "ssl_shutdown_timeout": SHUTDOWN_TIMEOUT_S,
             }
         self._tasks = {asyncio.create_task(self._accept())}
 

@@ -6,7 +6,7 @@ the `draft` of the next step.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from enum import Enum
 
 import numpy as np
@@ -58,6 +58,12 @@ class BlockManager:
     def num_deferred(self) -> int:
         """Blocks that lose a reference when steps in flight are answered."""
         return sum(len(blocks) for _, blocks in self.deferred)
+
+    @property
+    def num_only_deferred(self) -> int:
+        """Blocks that are free then, since nobody else refers to them."""
+        references = Counter(block for _, blocks in self.deferred for block in blocks)
+        return sum(self.device.reference_count(b) == n for b, n in references.items())
 
     @property
     def has_pinned(self) -> bool:

@@ -277,6 +277,11 @@ class Admitter:
             return Lack.BUDGET
         if request.num_preemptions == 0:
             request.num_cached_tokens = min(hit.num_tokens, leader.num_prompt_tokens)
+            placement.tally.began(
+                num_prompt_tokens=leader.num_prompt_tokens,
+                num_cached=request.num_cached_tokens,
+                num_on_host=len(hit.host_blocks) * self._config.block_size,
+            )
         self._policy.admitted(request, num_pending)
         placement.start(leader, hit)
         num_tokens = self._spend(leader, budget, admitted, num_most)

@@ -11,6 +11,7 @@ from scheduler_service.core.request import FinishReason, Int32Array, Int64Array,
 from scheduler_service.core.request import SequenceStatus as Status
 from scheduler_service.core.row_columns import NO_STAY, ONE, ZERO
 from scheduler_service.core.siblings import Siblings
+from scheduler_service.core.tally import PreemptionCause
 
 # Of the pool, one part in so many is left to others by rows that look ahead to run on.
 _SHARE_KEPT_FREE = 8
@@ -51,7 +52,7 @@ class GrowingRows:
     def _extend_rows(self, row_ids: Int64Array) -> None:
         device = self._blocks.device
         while (victim := self._shares.first_to_yield_share(len(row_ids))) is not None:
-            self._placement.preempt(victim)
+            self._placement.preempt(victim, PreemptionCause.SHARE)
             row_ids = row_ids[self._rows.stay_ids[row_ids] != NO_STAY]
         if len(row_ids) > device.num_free:
             self._return_spare(len(row_ids) - device.num_free)
@@ -84,7 +85,7 @@ class GrowingRows:
             if is_alone:
                 self._fail_alone(request)
                 return False
-            placement.preempt(victim)
+            placement.preempt(victim, PreemptionCause.BLOCKS)
             if victim is request:
                 return False
         return True

@@ -14,6 +14,7 @@ from scheduler_service.core.placement import Placement, num_rows_wanted
 from scheduler_service.core.planning.beside import NOBODY, Beside
 from scheduler_service.core.planning.held_shares import HeldShares
 from scheduler_service.core.request import Request, Sequence
+from scheduler_service.core.tally import PreemptionCause
 
 MAX_BYPASSES = 64
 
@@ -196,7 +197,7 @@ class Room:
             else:
                 shortage.yields(victim, num_blocks)
         for victim, _ in victims:
-            placement.preempt(victim)
+            placement.preempt(victim, PreemptionCause.URGENCY)
         return True
 
     def _num_blocks_alone(self, request: Request) -> int:

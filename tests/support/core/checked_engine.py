@@ -11,6 +11,7 @@ from scheduler_service.core.config import Feature, PreemptionMode
 from scheduler_service.core.plan import StepEvents
 from scheduler_service.core.request import Request, SchedulingParams
 from scheduler_service.core.sampling_params import SamplingParams
+from scheduler_service.core.tally import PreemptionCause
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.core.driver import make_config
 from tests.support.core.in_process import InProcessEngine
@@ -98,7 +99,7 @@ class CheckedEngine:
 
     def preempt(self, request: Request) -> None:
         """A running request has to yield, for no reason that the core has itself."""
-        self.core.placement.preempt(request)
+        self.core.placement.preempt(request, PreemptionCause.BLOCKS)
 
     def step(self, num_steps: int = 1) -> None:
         """Plans and executes that many steps, as long as there is something to do."""

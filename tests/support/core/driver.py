@@ -12,6 +12,7 @@ from scheduler_service.core.plan import RowStatus, StepEvents, StepOutcome, Step
 from scheduler_service.core.request import DEFAULT_SCHEDULING, Request, SchedulingParams
 from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.core.scheduler import Scheduler
+from scheduler_service.core.tally import PreemptionCause
 
 VOCAB_SIZE = 100
 EOS = 99
@@ -91,7 +92,7 @@ class CoreDriver:
 
     def preempt(self, request: Request) -> None:
         """A running request has to yield, for no reason that the core has itself."""
-        self.core.placement.preempt(request)
+        self.core.placement.preempt(request, PreemptionCause.BLOCKS)
 
     def plan(self) -> StepPlan | None:
         """The next step. If it is to ask again for tokens, alone, that is done at its time."""

@@ -23,6 +23,7 @@ from scheduler_service.executors.executor_link import ExecutorLost
 from scheduler_service.executors.step_alarm import StepAlarm
 from scheduler_service.executors.step_patience import StepPatience
 from scheduler_service.journal.core import Core
+from scheduler_service.observer import NoObserver
 from scheduler_service.step_codec import EncodedBatch
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.core.driver import make_config
@@ -145,6 +146,7 @@ def a_loop(
         clients.deliver,
         lambda _loop: None,
         steps or a_step_alarm(now_ns),
+        NoObserver(),
         scheduler_epoch=1,
         pipeline_depth=2,
         now_ns=now_ns,

@@ -14,6 +14,7 @@ from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import StepEvents, StepPlan
 from scheduler_service.core.request import Request
 from scheduler_service.core.scheduler import Scheduler
+from scheduler_service.core.tally import PreemptionCause
 from scheduler_service.step_codec import decode_result, encode_plan
 from splitserve.executor.v1 import executor_pb2 as pb
 
@@ -61,7 +62,7 @@ class InProcessEngine:
         while len(self.in_flight) < self.depth:
             if self.scheduler.last_step_id + 1 in self.preempt_at and self.scheduler.num_running:
                 youngest = self.scheduler.placement.rows.running[-1].request
-                self.scheduler.placement.preempt(youngest)
+                self.scheduler.placement.preempt(youngest, PreemptionCause.BLOCKS)
             plan = self.scheduler.schedule()
             if self.scheduler.ask_again_at_ns is not None and not self.in_flight:
                 self.scheduler.tick(self.scheduler.ask_again_at_ns)

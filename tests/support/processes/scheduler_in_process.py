@@ -12,6 +12,7 @@ from scheduler_service.audit.audit import Audit, NoAudit
 from scheduler_service.callers.caller import Callers, OpenDoor
 from scheduler_service.cluster import Cluster
 from scheduler_service.config import ClusterConfig
+from scheduler_service.observer import Observer
 from scheduler_service.request_limits import most_message_bytes
 from scheduler_service.service.admin import AdminServicer
 from scheduler_service.service.caller_checks import scopes_of
@@ -52,12 +53,15 @@ async def scheduler_in_process(
     audit: Audit | None = None,
     sleep: Sleep = asyncio.sleep,
     scheduler_epoch: int = 1,
+    observer: Observer | None = None,
 ) -> AsyncIterator[SchedulerInProcess]:
     """A scheduler that `executors` have joined. `callers`: None to ask nobody who they are."""
     audit = audit or NoAudit()
     config = config or ClusterConfig(reconnect_timeout_s=0.1, step_patience_s=PATIENCE_S)
     changed = asyncio.Event()
-    cluster = Cluster(config, scheduler_epoch, changed.set, now_ns=now_ns, audit=audit)
+    cluster = Cluster(
+        config, scheduler_epoch, changed.set, now_ns=now_ns, audit=audit, observer=observer
+    )
     callers = callers or OpenDoor()
     names = CallerNames(callers)
     running = bind_server(

@@ -10,6 +10,7 @@ import pytest
 from scheduler_service.config import ClusterConfig
 from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import SamplingParams
+from scheduler_service.core.tally import PreemptionCause
 from scheduler_service.executors.drains import Drained
 from scheduler_service.request_names import RequestName
 from splitserve_rpc.domain_error import DomainError
@@ -123,7 +124,7 @@ async def test_idle_executor_takes_what_was_preempted_at_another() -> None:
     busy.link.release()  # type: ignore[union-attr]
     await turns()
     core = engine.scheduler
-    core.placement.preempt(core.placement.requests["r2"])
+    core.placement.preempt(core.placement.requests["r2"], PreemptionCause.BLOCKS)
     core.placement.rows.run_limit[:] = 0  # nothing begins there
     fleet.now_ns = 10**9
     await fleet.finish(busy)

@@ -1,4 +1,4 @@
-"""TLS of the HTTP server, from files that may change while it runs."""
+"""TLS of servers of HTTP, from files that may change while they run."""
 
 from __future__ import annotations
 

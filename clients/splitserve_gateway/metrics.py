@@ -1,0 +1,67 @@
+"""The metrics of a gateway process, from its start to its end."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from prometheus_client import GCCollector, ProcessCollector
+
+from splitserve_gateway.http.exchange import Answered
+from splitserve_gateway.http.guard import Exchanges
+from splitserve_gateway.upstreams.fleet import Fleet
+from splitserve_metrics.address import MetricsAddress
+from splitserve_metrics.gateway_table import GATEWAY_METRICS
+from splitserve_metrics.instruments import Instruments, LiveFamily, Page
+from splitserve_metrics.listener import MetricsListener
+
+
+class GatewayMetrics:
+    """`answered` is told of each answer; all is to be called in the event loop."""
+
+    def __init__(self, address: MetricsAddress) -> None:
+        """Raises FilesUnusable."""
+        self._watched: tuple[Fleet, Exchanges] | None = None
+        made = self._instruments = Instruments(GATEWAY_METRICS)
+        ProcessCollector(registry=made.registry)
+        GCCollector(registry=made.registry)
+        self._requests = made.counter("splitserve_gateway_requests_total")
+        self._durations = made.histogram("splitserve_gateway_request_duration_seconds")
+        self._first_bytes = made.histogram("splitserve_gateway_time_to_first_byte_seconds")
+        self._listener = MetricsListener(address, self.page)
+
+    async def serve(self) -> str:
+        """Answers readers from now on; returns where. Raises CannotListen."""
+        return await self._listener.start()
+
+    async def close(self) -> None:
+        """Answers nobody any more."""
+        await self._listener.close()
+
+    def watch(self, fleet: Fleet, exchanges: Exchanges) -> None:
+        """They are there."""
+        self._watched = fleet, exchanges
+
+    def answered(self, answer: Answered) -> None:
+        """A request is over."""
+        self._requests.labels(answer.path, str(answer.code)).inc()
+        self._durations.labels(answer.path).observe(answer.duration_s)
+        if answer.first_byte_s is not None:
+            self._first_bytes.labels(answer.path).observe(answer.first_byte_s)
+
+    def page(self) -> Page:
+        """Of this moment."""
+        return Page(self._instruments.registry, self._state())
+
+    def _state(self) -> list[LiveFamily]:
+        if self._watched is None:
+            return []
+        fleet, exchanges = self._watched
+        made = self._instruments
+        requests = made.family("splitserve_gateway_requests_open")
+        requests.add_metric([], exchanges.num_open)
+        schedulers = made.family("splitserve_gateway_schedulers")
+        for readiness, number in Counter(fleet.readiness).items():
+            schedulers.add_metric([readiness], number)
+        session = made.family("splitserve_gateway_session_requests")
+        session.add_metric([], fleet.num_session_requests)
+        return [requests, schedulers, session]

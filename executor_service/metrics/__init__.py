@@ -1,0 +1,1 @@
+"""What of steps and streams is shown to Prometheus."""

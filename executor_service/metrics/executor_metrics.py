@@ -1,0 +1,108 @@
+"""The metrics of an executor process, from its start to its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from prometheus_client import GCCollector, ProcessCollector
+
+from executor_service.service.execute_streams import ExecuteStreams
+from executor_service.service.step_worker import StepWorker
+from executor_service.steps.executor_info import ExecutorInfo
+from splitserve.executor.v1 import executor_pb2 as pb
+from splitserve_metrics.address import MetricsAddress
+from splitserve_metrics.executor_table import EXECUTOR_METRICS
+from splitserve_metrics.instruments import Instruments, LiveFamily, Page
+from splitserve_metrics.listener import MetricsListener
+from splitserve_rpc.contract import CONTRACT_MAJOR, CONTRACT_MINOR
+
+_ROW_OK = pb.ROW_STATUS_OK
+_PREFIX = "STEP_STATUS_"
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """What there is to be looked at once a model is loaded."""
+
+    info: ExecutorInfo
+    worker: StepWorker
+    streams: ExecuteStreams
+
+
+class ExecutorMetrics:
+    """`answered` is told of each result; all is to be called in the event loop."""
+
+    def __init__(self, address: MetricsAddress) -> None:
+        """Raises FilesUnusable."""
+        self._loaded: _Loaded | None = None
+        made = self._instruments = Instruments(EXECUTOR_METRICS)
+        ProcessCollector(registry=made.registry)
+        GCCollector(registry=made.registry)
+        steps = made.counter("splitserve_executor_steps_total")
+        self._steps = {
+            number: steps.labels(name.removeprefix(_PREFIX).lower())
+            for name, number in pb.StepStatus.items()
+        }
+        durations = made.histogram("splitserve_executor_step_duration_seconds")
+        self._queue, self._move, self._forward, self._sample = (
+            durations.labels(phase) for phase in ("queue", "move", "forward", "sample")
+        )
+        self._rows = made.histogram("splitserve_executor_step_rows")
+        self._tokens = made.counter("splitserve_executor_output_tokens_total")
+        self._failures = made.counter("splitserve_executor_row_failures_total")
+        self._listener = MetricsListener(address, self.page)
+
+    async def serve(self) -> str:
+        """Answers readers from now on; returns where. Raises CannotListen."""
+        return await self._listener.start()
+
+    async def close(self) -> None:
+        """Answers nobody any more."""
+        await self._listener.close()
+
+    def watch(self, info: ExecutorInfo, worker: StepWorker, streams: ExecuteStreams) -> None:
+        """A model is loaded."""
+        self._loaded = _Loaded(info, worker, streams)
+
+    def answered(self, result: pb.StepResult) -> None:
+        """A batch has its result."""
+        self._steps[result.status].inc()
+        if result.status != pb.STEP_STATUS_OK:
+            return
+        timings = result.timings
+        self._queue.observe(timings.queue_us / 1e6)
+        self._move.observe(timings.move_us / 1e6)
+        self._forward.observe(timings.forward_us / 1e6)
+        self._sample.observe(timings.sample_us / 1e6)
+        tokens = np.frombuffer(result.sampled_token_ids, "<i4")
+        column = result.sampled_offsets
+        self._rows.observe(len(column) // 4 - 1 if column else len(tokens))
+        self._tokens.inc(int(np.count_nonzero(tokens >= 0)))
+        if result.row_statuses:
+            statuses = np.frombuffer(result.row_statuses, np.uint8)
+            failed = (statuses != _ROW_OK) & (statuses != pb.ROW_STATUS_NOT_SAMPLED)
+            self._failures.inc(int(np.count_nonzero(failed)))
+
+    def page(self) -> Page:
+        """Of this moment."""
+        return Page(self._instruments.registry, self._state())
+
+    def _state(self) -> list[LiveFamily]:
+        if self._loaded is None:
+            return []
+        loaded, made = self._loaded, self._instruments
+        info, worker = loaded.info, loaded.worker
+        what = made.family("splitserve_executor_info")
+        contract = f"{CONTRACT_MAJOR}.{CONTRACT_MINOR}"
+        what.add_metric([info.model.name, info.model.digest, info.model.dtype, contract], 1)
+        in_flight = made.family("splitserve_executor_steps_in_flight")
+        in_flight.add_metric([], worker.num_in_flight)
+        running = made.family("splitserve_executor_step_running_seconds")
+        running.add_metric([], worker.describe(info).step_running_ms / 1e3)
+        streams = made.family("splitserve_executor_streams")
+        streams.add_metric([], loaded.streams.num_open)
+        pools = made.family("splitserve_executor_pool_blocks")
+        pools.add_metric(["device"], info.num_device_blocks)
+        pools.add_metric(["host"], info.num_host_blocks)
+        return [what, in_flight, running, streams, pools]

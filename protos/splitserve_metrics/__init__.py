@@ -1,0 +1,1 @@
+"""What processes show to Prometheus: names, instruments, and the address where it reads."""

@@ -1,0 +1,47 @@
+"""Where metrics are read, and by whom: checked before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from splitserve_rpc.addresses import is_loopback
+from splitserve_rpc.security import check_exposure
+from splitserve_rpc.tls import TlsFiles
+
+_PROBLEM = "without --tls-cert, --tls-key and --tls-ca whoever reaches it reads them"
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsAddress:
+    """`listen`: `host:port`. `tls`: what readers are met with, who need a certificate, too.
+
+    None: plain text.
+    """
+
+    listen: str
+    tls: TlsFiles | None = None
+
+    @classmethod
+    def from_options(cls, values: Mapping[str, Any]) -> MetricsAddress | None:
+        """From the options of a process; None if nobody is to read. Raises SecurityUnusable.
+
+        On this machine alone it is plain text: there is nothing in it that its users may not know.
+        """
+        listen = values["metrics_listen"]
+        if listen is None:
+            return None
+        paths = [values[name] for name in ("tls_cert", "tls_key", "tls_ca")]
+        is_protected = all(paths)
+        check_exposure(
+            "metrics-listen",
+            listen,
+            is_protected=is_protected,
+            insecure=values["insecure"],
+            problem=_PROBLEM,
+        )
+        if is_loopback(listen) or not is_protected:
+            return cls(listen)
+        return cls(listen, TlsFiles(*map(Path, paths)))

@@ -1,0 +1,75 @@
+"""What an executor shows."""
+
+from __future__ import annotations
+
+from splitserve_metrics.metric import COUNTS, FINE_SECONDS, Kind, Metric
+
+EXECUTOR_METRICS: tuple[Metric, ...] = (
+    Metric(
+        "splitserve_executor_info",
+        Kind.GAUGE,
+        "1, with what is served",
+        "nothing; several models or digests in one fleet are a mistake",
+        ("model", "digest", "dtype", "contract"),
+    ),
+    Metric(
+        "splitserve_executor_steps_total",
+        Kind.COUNTER,
+        "Batches that were answered, by status",
+        "of anything but ok: steps fail, or schedulers change",
+        ("status",),
+    ),
+    Metric(
+        "splitserve_executor_step_duration_seconds",
+        Kind.HISTOGRAM,
+        "Parts of a step: queue (receipt to start), move (blocks), forward, sample",
+        "queue: steps wait for the one before, which is meant; forward: large steps or a slow "
+        "device; move: much is swapped; sample: logprobs, penalties, grammars",
+        ("phase",),
+        FINE_SECONDS,
+    ),
+    Metric(
+        "splitserve_executor_step_rows",
+        Kind.HISTOGRAM,
+        "Rows of a step",
+        "more requests share a step",
+        buckets=COUNTS,
+    ),
+    Metric(
+        "splitserve_executor_output_tokens_total",
+        Kind.COUNTER,
+        "Tokens that were sampled",
+        "more load",
+    ),
+    Metric(
+        "splitserve_executor_row_failures_total",
+        Kind.COUNTER,
+        "Rows that failed in steps that did not",
+        "requests end with ROW_FAILED, or are computed again: the log of the scheduler has why",
+    ),
+    Metric(
+        "splitserve_executor_steps_in_flight",
+        Kind.GAUGE,
+        "Batches that are not answered",
+        "at `--pipeline-depth` of the scheduler: the device never waits, which is meant",
+    ),
+    Metric(
+        "splitserve_executor_step_running_seconds",
+        Kind.GAUGE,
+        "How long ago the oldest batch that is not answered was received",
+        "a step hangs: a device or driver that does not answer, a process that is stopped",
+    ),
+    Metric(
+        "splitserve_executor_streams",
+        Kind.GAUGE,
+        "Open streams of schedulers",
+        "above 1 for more than a moment: two schedulers believe that they have it",
+    ),
+    Metric(
+        "splitserve_executor_pool_blocks",
+        Kind.GAUGE,
+        "KV blocks that the executor has, used or not",
+        "more memory for KV",
+        ("pool",),
+    ),
+)

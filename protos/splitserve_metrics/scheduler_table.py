@@ -1,0 +1,235 @@
+"""What a scheduler shows."""
+
+from __future__ import annotations
+
+from splitserve_metrics.metric import COUNTS, FINE_SECONDS, SECONDS, Kind, Metric
+
+_COUNTER, _GAUGE, _HISTOGRAM = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
+_NOT_ITS_OWN = "more load; compare with the same hour of another day"
+
+SCHEDULER_METRICS: tuple[Metric, ...] = (
+    # -- what callers notice -------------------------------------------------------------------
+    Metric(
+        "splitserve_time_to_first_token_seconds",
+        _HISTOGRAM,
+        "From when a request was taken until its first token was on its way to the client",
+        "requests queue (see queue_time), or prompts are long and steps slow",
+        buckets=SECONDS,
+    ),
+    Metric(
+        "splitserve_inter_token_latency_seconds",
+        _HISTOGRAM,
+        "Between the tokens of a sequence; of several that come together, an equal part each",
+        "steps are slow or large, or requests are preempted",
+        buckets=SECONDS,
+    ),
+    Metric(
+        "splitserve_queue_time_seconds",
+        _HISTOGRAM,
+        "From when a request was taken until a step first computed some of it",
+        "there are too few rows, blocks or executors for the load",
+        buckets=SECONDS,
+    ),
+    Metric(
+        "splitserve_request_duration_seconds",
+        _HISTOGRAM,
+        "From when a request was taken until it ended, however",
+        "long outputs, or everything above",
+        buckets=SECONDS,
+    ),
+    Metric(
+        "splitserve_recovery_seconds",
+        _HISTOGRAM,
+        "From when the executor of a request was lost until its next token",
+        "what was lost is long to compute again, or the executors that are left are full",
+        buckets=SECONDS,
+    ),
+    # -- how much ------------------------------------------------------------------------------
+    Metric(
+        "splitserve_requests_total",
+        _COUNTER,
+        "Requests that ended; the reason is that of their finish, or of their error",
+        "of `stop` and `length`: load; of all else: something is wrong, by its name",
+        ("reason",),
+    ),
+    Metric(
+        "splitserve_requests_refused_total",
+        _COUNTER,
+        "Requests that were not taken, and callers that were not let in",
+        "QUEUE_FULL: too little capacity; QUOTA_EXCEEDED: a tenant at its limit; CALLER_UNKNOWN: "
+        "wrong keys; others: callers that are wrong",
+        ("reason",),
+    ),
+    Metric(
+        "splitserve_prompt_tokens_total",
+        _COUNTER,
+        "Prompt tokens of requests that were taken",
+        _NOT_ITS_OWN,
+    ),
+    Metric(
+        "splitserve_output_tokens_total",
+        _COUNTER,
+        "Tokens that went to clients",
+        _NOT_ITS_OWN,
+    ),
+    Metric(
+        "splitserve_tenant_requests_total",
+        _COUNTER,
+        "Requests that ended, of tenants that the configuration names; `other`: of all others",
+        "that tenant's load",
+        ("tenant",),
+    ),
+    Metric(
+        "splitserve_tenant_prompt_tokens_total",
+        _COUNTER,
+        "Prompt tokens of requests that were taken, by tenant as above",
+        "that tenant's load",
+        ("tenant",),
+    ),
+    Metric(
+        "splitserve_tenant_output_tokens_total",
+        _COUNTER,
+        "Output tokens that were computed, counted when a request ends, by tenant as above",
+        "that tenant's load",
+        ("tenant",),
+    ),
+    # -- requests and executors now ------------------------------------------------------------
+    Metric(
+        "splitserve_num_requests_running",
+        _GAUGE,
+        "Requests with a row, by executor",
+        "at `--max-num-seqs` of it: rows are what is scarce",
+        ("executor",),
+    ),
+    Metric(
+        "splitserve_num_requests_waiting",
+        _GAUGE,
+        "Requests that an executor has and that have no row",
+        "they were preempted and are to be computed again",
+        ("executor",),
+    ),
+    Metric(
+        "splitserve_num_requests_swapped",
+        _GAUGE,
+        "Requests whose KV is in the host pool",
+        "KV blocks are scarce: fewer rows, or more blocks",
+        ("executor",),
+    ),
+    Metric(
+        "splitserve_num_requests_unassigned",
+        _GAUGE,
+        "Requests that no executor has; `unfitting`: that none of those here could ever run",
+        "too few executors; unfitting: one with more blocks or features is missing",
+        ("fits",),
+    ),
+    Metric(
+        "splitserve_num_executors",
+        _GAUGE,
+        "Executors by state: serving, late (no answer in time), draining, disconnected",
+        "late: their machines are short of something; the log has executor_lost if they stay so",
+        ("state",),
+    ),
+    Metric(
+        "splitserve_executor_changes_total",
+        _COUNTER,
+        "Executors that joined, drained, or were lost",
+        "lost: processes die, hang or are cut off; each costs a recompute",
+        ("change",),
+    ),
+    Metric(
+        "splitserve_requests_quarantined_total",
+        _COUNTER,
+        "Requests that are tried alone since executors were lost during their steps",
+        "some request, or what all have in common, kills executors",
+    ),
+    Metric(
+        "splitserve_ready",
+        _GAUGE,
+        "1 for the readiness that holds now, 0 for the others",
+        "of anything but READY: see readiness in the operations handbook",
+        ("readiness",),
+    ),
+    # -- steps ---------------------------------------------------------------------------------
+    Metric(
+        "splitserve_steps_total",
+        _COUNTER,
+        "Steps that were answered; need_snapshot, refused and failed ones are computed again",
+        "of anything but ok: an executor fails; its log says why",
+        ("status",),
+    ),
+    Metric(
+        "splitserve_step_duration_seconds",
+        _HISTOGRAM,
+        "Parts of a step: plan (deciding, encoding), round_trip (sent to answered, with the wait "
+        "for the step before), move and compute (as the executor says)",
+        "plan: the scheduler's core is full; compute: large steps, or a slow executor; round_trip "
+        "beyond twice compute: the network, or a machine short of CPU",
+        ("phase",),
+        FINE_SECONDS,
+    ),
+    Metric(
+        "splitserve_step_rows",
+        _HISTOGRAM,
+        "Rows of a step",
+        "more requests share a step: more throughput, longer steps",
+        buckets=COUNTS,
+    ),
+    Metric(
+        "splitserve_step_tokens",
+        _HISTOGRAM,
+        "Input tokens of a step",
+        "at `--max-num-batched-tokens`: prompts wait for each other",
+        buckets=COUNTS,
+    ),
+    # -- KV blocks -----------------------------------------------------------------------------
+    Metric(
+        "splitserve_kv_blocks",
+        _GAUGE,
+        "Blocks of a pool by state: blank (free, hold nothing), cached (free, findable), "
+        "referenced, deferred (free once steps in flight are answered)",
+        "referenced near all of them: preemptions are next; blank near all: idle",
+        ("executor", "pool", "state"),
+    ),
+    Metric(
+        "splitserve_kv_cache_usage_ratio",
+        _GAUGE,
+        "Referenced and deferred blocks by all blocks of a pool",
+        "near 1: preemptions are next",
+        ("executor", "pool"),
+    ),
+    Metric(
+        "splitserve_prefix_tokens_total",
+        _COUNTER,
+        "Prompt tokens of requests when they begin: computed, or found on the device or the host",
+        "of computed beside the others: prompts share little, or the cache is too small",
+        ("executor", "source"),
+    ),
+    Metric(
+        "splitserve_preemptions_total",
+        _COUNTER,
+        "Requests that gave up their rows: kind swap or recompute; cause blocks (none was left for "
+        "the next token), share (its tenant had more than its share) or urgency (of another)",
+        "of blocks: fewer rows or more blocks; of urgency: priorities or deadlines are doing it",
+        ("executor", "kind", "cause"),
+    ),
+    Metric(
+        "splitserve_draft_tokens_total",
+        _COUNTER,
+        "Guesses of next tokens that steps verified, by what came of them",
+        "of rejected beside accepted: they cost more than they bring",
+        ("executor", "outcome"),
+    ),
+    # -- the process ---------------------------------------------------------------------------
+    Metric(
+        "splitserve_client_streams",
+        _GAUGE,
+        "Open streams of clients; a gateway has one for all of its requests",
+        "more clients",
+    ),
+    Metric(
+        "splitserve_unread_bytes",
+        _GAUGE,
+        "What clients have not read yet",
+        "clients, or the network to them, are slow; beyond `--max-unread-mib` streams end",
+    ),
+)

@@ -1,0 +1,1 @@
+"""What of requests, steps and executors is shown to Prometheus."""

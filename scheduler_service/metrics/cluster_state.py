@@ -1,0 +1,97 @@
+"""What is the case in a cluster at the moment somebody reads."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from scheduler_service.cluster import Cluster
+from scheduler_service.core.blocks.block_pool import BlockPool
+from scheduler_service.core.scheduler import Scheduler
+from scheduler_service.executors.engine_loop import EngineLoop
+from scheduler_service.service.readiness import Readiness
+from splitserve_metrics.instruments import Instruments, LiveFamily
+
+_STATES = ("serving", "late", "draining", "disconnected")
+
+
+def families(cluster: Cluster, readiness: Readiness, instruments: Instruments) -> list[LiveFamily]:
+    """All of them. To be called in the event loop."""
+    return [
+        *_of_fleet(cluster, readiness, instruments),
+        *_of_cores(cluster, instruments),
+        *_of_blocks(cluster, instruments),
+    ]
+
+
+def _of_fleet(cluster: Cluster, readiness: Readiness, instruments: Instruments) -> list[LiveFamily]:
+    unassigned = instruments.family("splitserve_num_requests_unassigned")
+    num_unfitting = cluster.num_unfitting if any(e.takes_requests for e in cluster.engines) else 0
+    unassigned.add_metric(["fitting"], cluster.num_unassigned - num_unfitting)
+    unassigned.add_metric(["unfitting"], num_unfitting)
+    executors = instruments.family("splitserve_num_executors")
+    states = Counter(map(_state_of, cluster.engines))
+    for state in _STATES:
+        executors.add_metric([state], states[state])
+    ready = instruments.family("splitserve_ready")
+    for each in Readiness:
+        ready.add_metric([each.value], each is readiness)
+    streams = instruments.family("splitserve_client_streams")
+    streams.add_metric([], len(cluster.delivery.streams))
+    unread = instruments.family("splitserve_unread_bytes")
+    unread.add_metric([], cluster.delivery.unread.num_bytes)
+    return [unassigned, executors, ready, streams, unread]
+
+
+def _state_of(engine: EngineLoop) -> str:
+    if engine.is_draining:
+        return "draining"
+    if not engine.is_connected:
+        return "disconnected"
+    return "serving" if engine.takes_requests else "late"
+
+
+def _of_cores(cluster: Cluster, instruments: Instruments) -> list[LiveFamily]:
+    running = instruments.family("splitserve_num_requests_running")
+    waiting = instruments.family("splitserve_num_requests_waiting")
+    swapped = instruments.family("splitserve_num_requests_swapped")
+    preemptions = instruments.family("splitserve_preemptions_total")
+    prefixes = instruments.family("splitserve_prefix_tokens_total")
+    drafts = instruments.family("splitserve_draft_tokens_total")
+    for engine in cluster.engines:
+        core, address = engine.scheduler, engine.link.info.address
+        running.add_metric([address], core.num_running_requests)
+        waiting.add_metric([address], core.num_waiting)
+        swapped.add_metric([address], core.num_swapped)
+        tally = core.placement.tally
+        for (kind, cause), number in tally.preemptions.items():
+            preemptions.add_metric([address, kind.value, cause.value], number)
+        for source, number in tally.prefix_tokens.items():
+            prefixes.add_metric([address, source.value], number)
+        totals = core.draft_totals
+        drafts.add_metric([address, "accepted"], totals.num_accepted)
+        drafts.add_metric([address, "rejected"], totals.num_drafts - totals.num_accepted)
+    return [running, waiting, swapped, preemptions, prefixes, drafts]
+
+
+def _of_blocks(cluster: Cluster, instruments: Instruments) -> list[LiveFamily]:
+    blocks = instruments.family("splitserve_kv_blocks")
+    usage = instruments.family("splitserve_kv_cache_usage_ratio")
+    for engine in cluster.engines:
+        address = engine.link.info.address
+        for name, pool, num_deferred in _pools(engine.scheduler):
+            num_used = pool.num_blocks - pool.num_free
+            for state, number in (
+                ("blank", pool.num_blank),
+                ("cached", pool.num_free - pool.num_blank),
+                ("referenced", num_used - num_deferred),
+                ("deferred", num_deferred),
+            ):
+                blocks.add_metric([address, name, state], number)
+            if pool.num_blocks:
+                usage.add_metric([address, name], num_used / pool.num_blocks)
+    return [blocks, usage]
+
+
+def _pools(core: Scheduler) -> list[tuple[str, BlockPool, int]]:
+    device, host = core.pools
+    return [("device", device, core.placement.blocks.num_only_deferred), ("host", host, 0)]

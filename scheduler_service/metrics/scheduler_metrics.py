@@ -1,0 +1,49 @@
+"""The metrics of a scheduler process, from its start to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import GCCollector, ProcessCollector
+
+from scheduler_service.audit.audit import Audit
+from scheduler_service.cluster import Cluster
+from scheduler_service.metrics import cluster_state
+from scheduler_service.metrics.counted_audit import CountedAudit
+from scheduler_service.metrics.request_watch import RequestWatch
+from scheduler_service.service.readiness import Readiness
+from splitserve_metrics.address import MetricsAddress
+from splitserve_metrics.instruments import Instruments, Page
+from splitserve_metrics.listener import MetricsListener
+from splitserve_metrics.scheduler_table import SCHEDULER_METRICS
+
+
+class SchedulerMetrics:
+    """`observer` is for the cluster, `counted` makes the audit log that is to be told."""
+
+    def __init__(self, address: MetricsAddress, now_ns: Callable[[], int]) -> None:
+        self._address = address
+        self._listener: MetricsListener | None = None
+        self._instruments = Instruments(SCHEDULER_METRICS)
+        ProcessCollector(registry=self._instruments.registry)
+        GCCollector(registry=self._instruments.registry)
+        self.observer = RequestWatch(self._instruments, now_ns)
+
+    def counted(self, audit: Audit, has_numbers: Callable[[str], bool]) -> CountedAudit:
+        """To be called once. `has_numbers`: whether the configuration names a tenant."""
+        return CountedAudit(audit, self._instruments, has_numbers)
+
+    async def serve(self, cluster: Cluster, readiness: Callable[[], Readiness]) -> str:
+        """Answers readers from now on; returns where. Raises CannotListen and FilesUnusable."""
+        self._listener = MetricsListener(self._address, lambda: self.page(cluster, readiness()))
+        return await self._listener.start()
+
+    async def close(self) -> None:
+        """Answers nobody any more."""
+        if self._listener is not None:
+            await self._listener.close()
+
+    def page(self, cluster: Cluster, readiness: Readiness) -> Page:
+        """Of this moment; to be called in the event loop."""
+        state = cluster_state.families(cluster, readiness, self._instruments)
+        return Page(self._instruments.registry, [*state, *self.observer.families()])

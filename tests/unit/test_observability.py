@@ -1,0 +1,142 @@
+"""Rules and dashboard ask for metrics that there are; every alert fires, and has its page."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import promql_parser
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from splitserve_metrics.executor_table import EXECUTOR_METRICS
+from splitserve_metrics.gateway_table import GATEWAY_METRICS
+from splitserve_metrics.metric import Kind
+from splitserve_metrics.scheduler_table import SCHEDULER_METRICS
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "deploy" / "observability"
+ALERTS = yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"][0]["rules"]
+FIRED = yaml.safe_load((FOLDER / "alerts_test.yml").read_text())["tests"]
+DASHBOARD = json.loads((FOLDER / "grafana" / "dashboards" / "splitserve.json").read_text())
+COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+TARGETS = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
+EXPRESSIONS = [*(rule["expr"] for rule in ALERTS), *TARGETS]
+# Of Prometheus itself, and of its client.
+OTHERS = {"up", "process_cpu_seconds_total", "process_resident_memory_bytes"}
+ADDED_LABELS = {"job", "instance", "le"}
+
+needs_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool: Debian's prometheus has it"
+)
+
+
+def samples() -> dict[str, set[str]]:
+    """The labels of every sample that processes show, by its name."""
+    found: dict[str, set[str]] = {name: set() for name in OTHERS}
+    for metric in (*SCHEDULER_METRICS, *EXECUTOR_METRICS, *GATEWAY_METRICS):
+        is_histogram = metric.kind is Kind.HISTOGRAM
+        for suffix in ("_bucket", "_count", "_sum") if is_histogram else ("",):
+            found[metric.name + suffix] = set(metric.labels)
+    return found
+
+
+def selectors(node: Any) -> Iterator[promql_parser.VectorSelector]:  # noqa: ANN401
+    """Those of an expression, wherever they stand."""
+    if isinstance(node, promql_parser.VectorSelector):
+        yield node
+    for name in ("expr", "lhs", "rhs", "param", "vector_selector"):
+        child = getattr(node, name, None)
+        if child is not None and child is not node:
+            yield from selectors(child)
+    for child in getattr(node, "args", None) or ():
+        yield from selectors(child)
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_expressions_ask_for_metrics_and_labels_that_there_are(expression: str) -> None:
+    parsed = promql_parser.parse(expression.replace("$__rate_interval", "1m"))
+    found = list(selectors(parsed))
+    known = samples()
+
+    assert found
+    for selector in found:
+        assert selector.name is not None
+        assert selector.name in known
+        named = {matcher.name for matcher in selector.matchers.matchers}
+        assert named <= known[selector.name] | ADDED_LABELS
+    grouped = {
+        label.strip()
+        for labels in re.findall(r"by \(([^)]*)\)", expression)
+        for label in labels.split(",")
+    }
+    labels = set().union(*(known[selector.name or ""] for selector in found))
+    assert grouped <= labels | ADDED_LABELS
+
+
+def test_every_alert_links_to_a_page_that_there_is() -> None:
+    document = (ROOT / "docs" / "operations.md").read_text()
+    section = document.partition("\n## Alerts\n")[2].partition("\n## ")[0]
+    pages = re.findall(r"^### (\w+)$", section, re.MULTILINE)
+
+    assert pages == [rule["alert"] for rule in ALERTS]
+    for rule in ALERTS:
+        anchor = rule["alert"].lower()
+        assert rule["annotations"]["runbook_url"] == f"docs/operations.md#{anchor}"
+        assert rule["labels"]["severity"] in ("page", "warning")
+
+
+def test_every_alert_is_made_to_fire() -> None:
+    fired = [each["alert_rule_test"][0]["alertname"] for each in FIRED]
+
+    assert fired == [rule["alert"] for rule in ALERTS]
+    assert all(each["alert_rule_test"][0]["exp_alerts"] for each in FIRED)
+
+
+@needs_promtool
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("check", "config", "prometheus.yml"),
+        ("check", "rules", "--lint=all", "--lint-fatal", "alerts.yml"),
+        ("test", "rules", "alerts_test.yml"),
+    ],
+    ids=lambda arguments: arguments[-1],
+)
+def test_promtool_is_content(arguments: tuple[str, ...]) -> None:
+    result = subprocess.run(
+        ["promtool", *arguments], cwd=FOLDER, capture_output=True, text=True, check=False
+    )
+
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_compose_starts_what_reads_only_when_it_is_asked_to() -> None:
+    asked = {name for name, each in COMPOSE["services"].items() if each.get("profiles") is not None}
+
+    assert asked == {"prometheus", "grafana"}
+    for name in asked:
+        service = COMPOSE["services"][name]
+        assert service["profiles"] == ["observability"]
+        assert all(port.split(":-")[1].startswith("127.0.0.1:") for port in service["ports"])
+        for volume in service["volumes"]:
+            assert (ROOT / volume.split(":")[0]).exists()
+
+
+def test_panels_say_what_they_show_and_lie_beside_each_other() -> None:
+    places = [panel["gridPos"] for panel in DASHBOARD["panels"]]
+    cells = [
+        (x, y)
+        for place in places
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
+    ]
+
+    assert all(panel["title"] and panel["description"] for panel in DASHBOARD["panels"])
+    assert len(cells) == len(set(cells))
+    assert max(x for x, _ in cells) < 24
