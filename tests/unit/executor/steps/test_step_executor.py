@@ -140,6 +140,18 @@ def test_row_is_taken_when_it_sets_features_to_neutral_values() -> None:
     assert step_executor.execute(decode_batch(batch)).status is StepStatus.OK
 
 
+@pytest.mark.parametrize(("position", "status"), [(5, StepStatus.OK), (6, StepStatus.REFUSED)])
+def test_position_is_refused_when_no_sequence_is_that_long(
+    position: int, status: StepStatus
+) -> None:
+    # The second block has room for two tokens more.
+    info = replace(INFO, model=replace(INFO.model, max_model_len=6))
+    step_executor = StepExecutor(info, FakeRunner(block_size=4, num_device_blocks=16))
+    row = WorkRow(0, 0, list(range(1, position + 2)))
+    batch = SENDER.batch(1, new=[NewRow(0, (0, 1))], work=[row])
+    assert step_executor.execute(decode_batch(batch)).status is status
+
+
 def test_table_is_refused_when_it_is_longer_than_the_pool() -> None:
     step_executor = StepExecutor(INFO, FakeRunner(block_size=4, num_device_blocks=16))
     batch = SENDER.batch(1, new=[NewRow(0, [0] * 17)])
