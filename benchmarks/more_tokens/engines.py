@@ -25,8 +25,8 @@ from splitserve_options.options import options_of
 _START_TIMEOUT_S = 120.0
 _REQUEST_TIMEOUT_S = 300.0
 _NUM_SLOTS = 8
-# What llama.cpp is started with, by name. Its own defaults, the last 12 tokens are looked for and 48
-# are guessed, are for longer repetitions than those of these texts.
+# What llama.cpp is started with, by name. Its own defaults (the last 12 tokens are looked for, 48
+# are guessed) are for longer repetitions than those of these texts.
 LLAMA_VARIANTS: dict[str, tuple[str, ...]] = {
     "llama.cpp": (),
     "llama.cpp, lookup": (
