@@ -61,7 +61,7 @@ class RunAhead:
         if placement.last_planned_step_id > placement.last_answered_step_id:
             # Whoever comes waits for the steps in flight, too.
             in_time /= 2
-        return int(min(self._config.max_run_ahead, in_time))
+        return max(int(min(self._config.max_run_ahead, in_time)), 1)
 
     def _somebody_waits(self, row_ids: Int64Array, num_new_tokens: Int32Array) -> bool:
         """Whether something else is to be done than to go on with the tokens of these rows."""

@@ -212,3 +212,10 @@ def test_row_that_had_drafts_a_moment_ago_runs_on_no_further() -> None:
             assert token > 60
             return
     raise AssertionError("it never runs on again")
+
+
+def test_row_gets_drafts_when_there_is_no_time_to_run_on() -> None:
+    _, drafted = driver_of(REPEATED, max_run_ahead=5, max_run_ahead_ms=0)
+    begin(drafted, {"r1": [5, 6]})
+    (plan,) = drafted.plan()
+    assert (drafts_of(plan), plan.work.num_run_on_tokens) == ([[7, 8, 9, 3]], None)
