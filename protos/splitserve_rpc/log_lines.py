@@ -12,6 +12,7 @@ from splitserve_rpc.printable import printable
 LOGGING_PACKAGES = (
     "executor_service",
     "scheduler_service",
+    "splitserve_bench",
     "splitserve_cli",
     "splitserve_client",
     "splitserve_gateway",
