@@ -19,6 +19,9 @@ from scheduler_service.cluster import Cluster
 from scheduler_service.config import SchedulerServiceConfig
 from scheduler_service.executors.executor_link import ExecutorLink
 from scheduler_service.journal.journal import JournalUnusable, open_journal
+from scheduler_service.live.live_view import LiveView
+from scheduler_service.live.servicer import LiveServicer
+from scheduler_service.observer import Observers
 from scheduler_service.request_limits import most_message_bytes
 from scheduler_service.service.admin import AdminServicer
 from scheduler_service.service.caller_checks import scopes_of
@@ -28,7 +31,12 @@ from scheduler_service.service.readiness_watch import ReadinessWatch
 from scheduler_service.service.registry import RegistryServicer
 from scheduler_service.service.request_log import caller_refusals
 from scheduler_service.service.servicer import SchedulerServicer
-from splitserve.scheduler.v1 import admin_pb2_grpc, registry_pb2_grpc, scheduler_pb2_grpc
+from splitserve.scheduler.v1 import (
+    admin_pb2_grpc,
+    live_pb2_grpc,
+    registry_pb2_grpc,
+    scheduler_pb2_grpc,
+)
 from splitserve_options import options
 from splitserve_rpc.access import Access
 from splitserve_rpc.addresses import CannotListen, is_loopback
@@ -44,6 +52,7 @@ SERVICE = "splitserve.scheduler.v1.SchedulerService"
 _CLUSTER_SERVICES = (
     "splitserve.scheduler.v1.RegistryService",
     "splitserve.scheduler.v1.AdminService",
+    "splitserve.scheduler.v1.LiveService",
 )
 _STOP_GRACE_S = 1.0
 
@@ -71,13 +80,14 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     scheduler_epoch = time.time_ns()
     journal = open_journal(config.journal, config.journal_max_bytes, scheduler_epoch)
     connect = partial(ExecutorLink, identity=config.security.identity)
+    live = LiveView()
     cluster = Cluster(
         config.cluster,
         scheduler_epoch,
         changed.set,
         journal=journal,
         audit=audit,
-        observer=None if metrics is None else metrics.observer,
+        observer=Observers([live] if metrics is None else [live, metrics.observer]),
         connect=connect,
     )
     if opened.tenants is not None:
@@ -94,6 +104,9 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     admin_pb2_grpc.add_AdminServiceServicer_to_server(
         AdminServicer(cluster, CallerNames(opened.callers), audit, config.drain_timeout_s),
         for_cluster.server,
+    )
+    live_pb2_grpc.add_LiveServiceServicer_to_server(
+        LiveServicer(cluster, live, CallerNames(opened.callers), audit), for_cluster.server
     )
     servers = list({id(running): running for running in (for_clients, for_cluster)}.values())
 

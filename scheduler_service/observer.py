@@ -5,7 +5,7 @@ It is told at the edge of the cores, which know nothing of it, and decides nothi
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from scheduler_service.core.plan import StepEvents, StepOutcome, StepPlan
@@ -60,3 +60,35 @@ class NoObserver:
 
     def executor_gone(self, address: str, requests: Iterable[Request], *, is_lost: bool) -> None:
         pass
+
+
+class Observers:
+    """Several, told one after the other. Implements `Observer`."""
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self._observers = tuple(observers)
+
+    def request_submitted(self, request: Request) -> None:
+        for observer in self._observers:
+            observer.request_submitted(request)
+
+    def request_ended(self, request: Request) -> None:
+        for observer in self._observers:
+            observer.request_ended(request)
+
+    def tokens_delivered(self, events: StepEvents) -> None:
+        for observer in self._observers:
+            observer.tokens_delivered(events)
+
+    def step_sent(self, address: str, plan: StepPlan, planning_ns: int) -> None:
+        for observer in self._observers:
+            observer.step_sent(address, plan, planning_ns)
+
+    def step_answered(self, address: str, outcome: StepOutcome) -> None:
+        for observer in self._observers:
+            observer.step_answered(address, outcome)
+
+    def executor_gone(self, address: str, requests: Iterable[Request], *, is_lost: bool) -> None:
+        requests = list(requests)
+        for observer in self._observers:
+            observer.executor_gone(address, requests, is_lost=is_lost)
