@@ -36,13 +36,13 @@ class LivePage:
         """`callers`: asked where callers are known. Raises FilesUnusable and CannotListen."""
         self._address = claim_address(live.listen)
         knows_callers = config.gateway_key_file is not None
-        feeds = Feeds(discovery(live.schedulers), ClientConfig(tls=config.scheduler_tls))
+        self._feeds = Feeds(discovery(live.schedulers), ClientConfig(tls=config.scheduler_tls))
         host = self._address.rpartition(":")[0]
         names = ["localhost", "127.0.0.1", "[::1]", host]
         # Who brings a credential, or comes from elsewhere, calls it by whatever name it has.
         is_near = is_loopback(self._address) and not knows_callers
         page = build_page(
-            feeds,
+            self._feeds,
             hosts=names if is_near else None,
             check=partial(_check, callers) if knows_callers else None,
         )
@@ -56,6 +56,7 @@ class LivePage:
 
     async def close(self) -> None:
         """Ends what is open."""
+        self._feeds.close()
         self._server.should_exit = True
         if self._serving is not None:
             await self._serving

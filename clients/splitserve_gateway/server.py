@@ -35,7 +35,7 @@ class HttpServer(uvicorn.Server):
     """Uvicorn as the gateway wants it, at `address`; signals are left to whoever runs it.
 
     `http_tls`: what connections are met with, None: with plain text. `places`: of connections.
-    Set `should_exit` to end it.
+    `is_listening`: whether it has begun. Set `should_exit` to end it.
     """
 
     def __init__(
@@ -44,6 +44,7 @@ class HttpServer(uvicorn.Server):
         """`most_of_an_address`: connections of one. Raises FilesUnusable."""
         self.http_tls = None if tls is None else https_context(tls)
         self.places = connection_places(most_of_an_address)
+        self.is_listening = asyncio.Event()
         host, _, port = address.rpartition(":")
         super().__init__(
             uvicorn.Config(
@@ -78,6 +79,7 @@ class HttpServer(uvicorn.Server):
         # Uvicorn calls no more of them than there is.
         self.servers = cast(list[asyncio.Server], listeners)
         self.started = True
+        self.is_listening.set()
 
     def _connection(self) -> Connection:
         return Connection(self.config, self.server_state, self.lifespan.state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -24,6 +25,7 @@ class Feeds:
         self._schedulers = schedulers
         self._config = replace(config, api_key=None, api_key_file=None, follows_peers=False)
         self._num_open = 0
+        self._is_closed = asyncio.Event()
 
     async def addresses(self) -> list[str]:
         """Of the schedulers. Raises OSError."""
@@ -53,14 +55,34 @@ class Feeds:
                 AsyncClient(address, config) as client,
                 aclosing(client.watch(frames_per_second)) as frames,
             ):
-                yield _lines(await anext(frames), frames)
+                yield self._lines(await anext(frames), frames)
         finally:
             self._num_open -= 1
 
+    def close(self) -> None:
+        """Ends all that are open."""
+        self._is_closed.set()
 
-async def _lines(
-    first: WatchSchedulerResponse, frames: AsyncIterator[WatchSchedulerResponse]
-) -> AsyncGenerator[bytes, None]:
-    yield frame_line(first)
-    async for frame in frames:
-        yield frame_line(frame)
+    async def _lines(
+        self, first: WatchSchedulerResponse, frames: AsyncIterator[WatchSchedulerResponse]
+    ) -> AsyncGenerator[bytes, None]:
+        yield frame_line(first)
+        ending = asyncio.ensure_future(self._is_closed.wait())
+        try:
+            while not ending.done():
+                reading = asyncio.ensure_future(_next(frames))
+                try:
+                    await asyncio.wait({reading, ending}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    if not reading.done():
+                        reading.cancel()
+                        await asyncio.wait({reading})
+                if reading.cancelled() or (frame := reading.result()) is None:
+                    return
+                yield frame_line(frame)
+        finally:
+            ending.cancel()
+
+
+async def _next(frames: AsyncIterator[WatchSchedulerResponse]) -> WatchSchedulerResponse | None:
+    return await anext(frames, None)

@@ -146,6 +146,8 @@ def _refusal(error: SplitserveError | DomainError | OSError) -> Response:
         reason = "CALLER_UNKNOWN"
     elif isinstance(error, CallerNotAllowed):
         reason = "CALLER_NOT_ALLOWED"
+    elif reason == "METHOD_UNKNOWN":
+        message += "; --live-schedulers says where schedulers listen for operators"
     return JSONResponse({"reason": reason, "message": message}, _STATUS.get(reason, 503))
 
 

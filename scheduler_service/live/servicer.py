@@ -16,6 +16,7 @@ from splitserve.scheduler.v1 import live_pb2, live_pb2_grpc
 from splitserve_rpc.domain_error import DomainError
 
 MAX_FRAMES_PER_SECOND = 10
+_NS_PER_S = 1_000_000_000
 
 
 class LiveServicer(live_pb2_grpc.LiveServiceServicer):
@@ -47,6 +48,10 @@ class LiveServicer(live_pb2_grpc.LiveServiceServicer):
             message = f"frames_per_second is {rate}; allowed: 1 to {MAX_FRAMES_PER_SECOND}"
             raise DomainError("WATCH_RATE_INVALID", message)
         with self._view.watching(self._cluster) as watcher:
+            due_ns = self._cluster.now_ns()
             while True:
                 yield watcher.frame()
-                await self._sleep(1 / rate)
+                # Whoever was late, or read late, is not sent more of them afterwards.
+                now_ns = self._cluster.now_ns()
+                due_ns = max(due_ns + _NS_PER_S // rate, now_ns)
+                await self._sleep((due_ns - now_ns) / _NS_PER_S)
