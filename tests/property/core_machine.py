@@ -16,12 +16,11 @@ from enum import Enum
 from random import Random
 from typing import Any
 
-import numpy as np
 from hypothesis import note
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from executor_service.steps.step import RowStatus, StepInput
+from executor_service.steps.step import RowStatus
 from scheduler_service.core.config import SchedulerConfig
 from scheduler_service.core.plan import ContractBroken, StepOutcome, StepPlan, StepStatus
 from scheduler_service.core.tally import PreemptionCause
@@ -34,8 +33,8 @@ from tests.support.core.engine import MAX_ASKED, CoreEngine, Link
 from tests.support.core.plan_executor import PlanExecutor
 from tests.support.core.spoiled_outcomes import is_row_ok, spoil_row, spoil_step
 from tests.support.core.truth import Oracle, Spec, create_request
-from tests.support.fakes.fake_chain import mix
 from tests.support.fakes.fake_runner import FakeRunner, StepFault
+from tests.support.fakes.fewer_tokens import cut_at_random
 
 
 class Mishap(Enum):
@@ -61,16 +60,6 @@ def mishaps() -> st.SearchStrategy[list[tuple[Mishap, int]]]:
     """Several, each with the number of whom it concerns; or the same one very often."""
     one = st.tuples(st.sampled_from(Mishap), st.integers(0, 9))
     return st.one_of(st.lists(one, min_size=1, max_size=4), one.map(lambda each: [each] * 9))
-
-
-def cut_at_random(step: StepInput) -> StepInput:
-    """Half of the rows run on as far as they may, the others less; so many drafts are kept."""
-    assert step.num_run_on_tokens is not None
-    drawn = np.array([mix(row_id, step.step_id, 0) % 12 for row_id in step.row_ids.tolist()])
-    limits = np.where(drawn < 6, drawn, 1000).astype(np.int32)
-    num_run_on = np.minimum(step.num_run_on_tokens, limits)
-    drafts = None if step.drafts is None else step.drafts.shortened(limits)
-    return replace(step, num_run_on_tokens=num_run_on, drafts=drafts)
 
 
 class CoreMachine(RuleBasedStateMachine):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from splitserve_client import (
     Draining,
     Finish,
+    ModelChanged,
     ModelNotReady,
     SamplingParams,
     SchedulingParams,
@@ -97,6 +98,9 @@ class UpstreamRequest:
                             event, num_known_scores = self._noted(event, num_known_scores)
                         yield event
                 return
+            except ModelChanged:
+                upstream.doubt(self._model_digest)
+                raise
             except _ELSEWHERE:
                 upstream = upstream.find_other(self._model_digest)
                 if upstream is None or self._is_aborted:
