@@ -19,7 +19,9 @@ from scheduler_service.cluster import Cluster
 from scheduler_service.config import SchedulerServiceConfig
 from scheduler_service.executors.executor_link import ExecutorLink
 from scheduler_service.journal.journal import JournalUnusable, open_journal
+from scheduler_service.observer import Observers
 from scheduler_service.request_limits import most_message_bytes
+from scheduler_service.request_lives.life_recorder import LifeRecorder
 from scheduler_service.service.admin import AdminServicer
 from scheduler_service.service.caller_checks import scopes_of
 from scheduler_service.service.caller_names import CallerNames
@@ -70,6 +72,8 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     changed = asyncio.Event()
     scheduler_epoch = time.time_ns()
     journal = open_journal(config.journal, config.journal_max_bytes, scheduler_epoch)
+    recorder = _open_recorder(config)
+    observers = [None if metrics is None else metrics.observer, recorder]
     connect = partial(ExecutorLink, identity=config.security.identity)
     cluster = Cluster(
         config.cluster,
@@ -77,7 +81,7 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
         changed.set,
         journal=journal,
         audit=audit,
-        observer=None if metrics is None else metrics.observer,
+        observer=Observers(*(each for each in observers if each is not None)),
         connect=connect,
     )
     if opened.tenants is not None:
@@ -92,7 +96,9 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
         for_cluster.server,
     )
     admin_pb2_grpc.add_AdminServiceServicer_to_server(
-        AdminServicer(cluster, CallerNames(opened.callers), audit, config.drain_timeout_s),
+        AdminServicer(
+            cluster, CallerNames(opened.callers), audit, config.drain_timeout_s, recorder
+        ),
         for_cluster.server,
     )
     servers = list({id(running): running for running in (for_clients, for_cluster)}.values())
@@ -144,6 +150,13 @@ def _open_metrics(config: SchedulerServiceConfig) -> SchedulerMetrics | None:
     from scheduler_service.metrics.scheduler_metrics import SchedulerMetrics
 
     return SchedulerMetrics(config.metrics, time.monotonic_ns)
+
+
+def _open_recorder(config: SchedulerServiceConfig) -> LifeRecorder | None:
+    """None if it is not wanted."""
+    if not config.remember_requests:
+        return None
+    return LifeRecorder(config.remember_requests, time.monotonic_ns)
 
 
 def _is_configured(config: SchedulerServiceConfig, opened: OpenedCallers, tenant: str) -> bool:

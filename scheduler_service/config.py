@@ -48,7 +48,7 @@ class SchedulerServiceConfig:
     """Everything the scheduler process reads. `journal`: the file to record in, None for none.
 
     `peers`: other schedulers, as `splitserve_rpc.discovery` understands it. `metrics`: None if
-    nobody is to read them.
+    nobody is to read them. `remember_requests`: so many that ended; 0: none.
     """
 
     listen: str
@@ -66,6 +66,7 @@ class SchedulerServiceConfig:
     no_operator_token: bool = False
     peers: str | None = None
     metrics: MetricsAddress | None = None
+    remember_requests: int = 0
 
     @classmethod
     def from_options(cls, values: Mapping[str, Any]) -> SchedulerServiceConfig:
@@ -99,6 +100,7 @@ class SchedulerServiceConfig:
             values["no_operator_token"],
             values["peers"],
             MetricsAddress.from_options(values),
+            values["remember_requests"],
         )
 
 
