@@ -35,7 +35,7 @@ from splitserve_rpc.addresses import CannotListen, is_loopback
 from splitserve_rpc.certificate_ends import CertificateEnds
 from splitserve_rpc.cluster_identity import Role
 from splitserve_rpc.discovery import Discovery, discovery
-from splitserve_rpc.log_lines import start_logging
+from splitserve_rpc.process_log import start_logging
 from splitserve_rpc.security import SecurityUnusable
 from splitserve_rpc.server import RunningServer, ServerSecurity, bind_server, stop_event
 from splitserve_rpc.watched_files import FilesUnusable
@@ -205,7 +205,7 @@ def _bind(
 def main() -> int:
     """Runs the process; the exit code tells."""
     values = options.parse("scheduler", sys.argv[1:], os.environ)
-    start_logging(str(values["log_level"]))
+    start_logging(str(values["log_level"]), str(values["log_format"]))
     try:
         config = SchedulerServiceConfig.from_options(values)
         opened = open_callers(config.callers)

@@ -16,7 +16,7 @@ from splitserve_gateway.server import Server
 from splitserve_options import options
 from splitserve_rpc.addresses import CannotListen, claim_address
 from splitserve_rpc.certificate_ends import CertificateEnds
-from splitserve_rpc.log_lines import start_logging
+from splitserve_rpc.process_log import start_logging
 from splitserve_rpc.security import SecurityUnusable
 from splitserve_rpc.server import stop_event
 from splitserve_rpc.watched_files import FilesUnusable
@@ -30,7 +30,7 @@ _log = logging.getLogger("splitserve_gateway")
 def main() -> int:
     """Runs the process; the exit code tells."""
     values = options.parse("gateway", sys.argv[1:], os.environ)
-    start_logging(str(values["log_level"]))
+    start_logging(str(values["log_level"]), str(values["log_format"]))
     # Uvicorn has a line for every malformed request.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     try:

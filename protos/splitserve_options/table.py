@@ -345,6 +345,15 @@ OPTIONS: tuple[Option, ...] = (
         choices=("debug", "info", "warning", "error"),
     ),
     Option(
+        "log-format",
+        Kind.CHOICE,
+        "how: lines for people, or each event as a line of JSON with its name and fields",
+        _OTHER,
+        COMMANDS,
+        default="text",
+        choices=("text", "json"),
+    ),
+    Option(
         "metrics-listen",
         Kind.ADDRESS,
         "address where Prometheus reads numbers at /metrics; beyond this machine with tls-cert, "

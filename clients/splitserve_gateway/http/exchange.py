@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from splitserve_gateway.http.errors import ApiError, error_of, quoted
+from splitserve_rpc.log_context import LogContext, log_context
 
 # What a client that does not read has to take the last event.
 _LAST_WORDS_S = 2.0
@@ -64,6 +65,7 @@ class Exchange:
 
     async def run(self, app: ASGIApp, timeout_s: float) -> None:
         """Answers the request within `timeout_s`."""
+        log_context.set(LogContext(self._id.decode()))
         timer = asyncio.get_running_loop().call_later(timeout_s, self.end, _took_too_long())
         try:
             await self._run(app)
