@@ -19,6 +19,7 @@ from scheduler_service.cluster import Cluster
 from scheduler_service.config import SchedulerServiceConfig
 from scheduler_service.executors.executor_link import ExecutorLink
 from scheduler_service.journal.journal import JournalUnusable, open_journal
+from scheduler_service.observer import Observer
 from scheduler_service.request_limits import most_message_bytes
 from scheduler_service.service.admin import AdminServicer
 from scheduler_service.service.caller_checks import scopes_of
@@ -49,6 +50,7 @@ _STOP_GRACE_S = 1.0
 
 if TYPE_CHECKING:
     from scheduler_service.metrics.scheduler_metrics import SchedulerMetrics
+    from scheduler_service.tracing.request_traces import RequestTraces
 
 _log = logging.getLogger("scheduler_service")
 
@@ -61,6 +63,7 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     stop = stop_event(config.exit_on_stdin_eof, config.drain_timeout_s)
     peers = None if config.peers is None else discovery(config.peers)
     metrics = _open_metrics(config)
+    traces = _open_traces(config)
     audit = open_audit(config.audit_log)
     if metrics is not None:
         audit = metrics.counted(audit, partial(_is_configured, config, opened))
@@ -77,14 +80,16 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
         changed.set,
         journal=journal,
         audit=audit,
-        observer=None if metrics is None else metrics.observer,
+        observer=_observer(metrics, traces),
         connect=connect,
     )
     if opened.tenants is not None:
         cluster.weigh_tenants(opened.tenant_weights)
     readiness = ReadinessWatch(cluster, partial(for_clients.set_serving, ("", SERVICE)))
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(
-        SchedulerServicer(cluster, opened.callers, audit, readiness=lambda: readiness.current),
+        SchedulerServicer(
+            cluster, opened.callers, audit, readiness=lambda: readiness.current, traces=traces
+        ),
         for_clients.server,
     )
     registry_pb2_grpc.add_RegistryServiceServicer_to_server(
@@ -132,6 +137,8 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     await asyncio.gather(*(running.stop(_STOP_GRACE_S) for running in servers))
     if metrics is not None:
         await metrics.close()
+    if traces is not None:
+        await asyncio.to_thread(traces.close)
     journal.close()
     await asyncio.to_thread(audit.close)
     _log.info("scheduler_stopped")
@@ -144,6 +151,21 @@ def _open_metrics(config: SchedulerServiceConfig) -> SchedulerMetrics | None:
     from scheduler_service.metrics.scheduler_metrics import SchedulerMetrics
 
     return SchedulerMetrics(config.metrics, time.monotonic_ns)
+
+
+def _open_traces(config: SchedulerServiceConfig) -> RequestTraces | None:
+    """None if nobody is to have any: then nothing is imported."""
+    if config.traces is None:
+        return None
+    from scheduler_service.tracing.request_traces import SERVICE as SERVICE_IN_TRACES
+    from scheduler_service.tracing.request_traces import RequestTraces
+    from splitserve_tracing.tracing import Tracing
+
+    return RequestTraces(Tracing(config.traces, SERVICE_IN_TRACES))
+
+
+def _observer(metrics: SchedulerMetrics | None, traces: RequestTraces | None) -> Observer | None:
+    return traces or (None if metrics is None else metrics.observer)
 
 
 def _is_configured(config: SchedulerServiceConfig, opened: OpenedCallers, tenant: str) -> bool:

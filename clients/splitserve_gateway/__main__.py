@@ -23,6 +23,7 @@ from splitserve_rpc.watched_files import FilesUnusable
 
 if TYPE_CHECKING:
     from splitserve_gateway.metrics import GatewayMetrics
+    from splitserve_gateway.tracing import GatewayTraces
 
 _log = logging.getLogger("splitserve_gateway")
 
@@ -41,7 +42,8 @@ def main() -> int:
     try:
         address = claim_address(config.http)
         metrics = _open_metrics(config)
-        server = Server(config, address, metrics)
+        traces = _open_traces(config)
+        server = Server(config, address, metrics, traces)
     except (CannotListen, FilesUnusable, CredentialsUnusable) as error:
         sys.stderr.write(f"splitserve gateway: {error}\n")
         return 1
@@ -51,6 +53,8 @@ def main() -> int:
         except CannotListen as error:
             sys.stderr.write(f"splitserve gateway: {error}\n")
             return 1
+    if traces is not None:
+        traces.tracing.close()
     return 0
 
 
@@ -61,6 +65,16 @@ def _open_metrics(config: GatewayConfig) -> GatewayMetrics | None:
     from splitserve_gateway.metrics import GatewayMetrics
 
     return GatewayMetrics(config.metrics)
+
+
+def _open_traces(config: GatewayConfig) -> GatewayTraces | None:
+    """None if nobody is to have any: then nothing is imported."""
+    if config.traces is None:
+        return None
+    from splitserve_gateway.tracing import SERVICE, GatewayTraces
+    from splitserve_tracing.tracing import Tracing
+
+    return GatewayTraces(Tracing(config.traces, SERVICE))
 
 
 async def serve(

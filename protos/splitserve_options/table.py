@@ -364,6 +364,37 @@ OPTIONS: tuple[Option, ...] = (
         default_text="no metrics",
     ),
     Option(
+        "traces-to",
+        Kind.TEXT,
+        "collector of OpenTelemetry that gets traces of requests (OTLP over gRPC); https:// beyond "
+        "this machine. Certificates, headers and the like: OTEL_EXPORTER_OTLP_* in the environment",
+        _OTHER,
+        _STREAMING,
+        default_text="no traces",
+        metavar="http://HOST:PORT",
+    ),
+    Option(
+        "trace-sampling",
+        Kind.NUMBER,
+        "share of the requests that are traced, of those whose callers say nothing (traceparent)",
+        _OTHER,
+        _STREAMING,
+        0.01,
+        minimum=0,
+        maximum=1,
+    ),
+    Option(
+        "traces-asked-per-s",
+        Kind.NUMBER,
+        "most traces a second for callers that ask for one; a scheduler counts those that gateways "
+        "trace among them. Beyond it trace-sampling says which are",
+        _OTHER,
+        _STREAMING,
+        50.0,
+        minimum=0,
+        maximum=1_000_000,
+    ),
+    Option(
         "journal",
         Kind.TEXT,
         "file that records what the scheduler is told (token ids of prompts too) and decides",

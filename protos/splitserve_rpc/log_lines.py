@@ -23,6 +23,7 @@ LOGGING_PACKAGES = (
     "splitserve_metrics",
     "splitserve_options",
     "splitserve_rpc",
+    "splitserve_tracing",
 )
 # Before what is no event of its own: the lines of a traceback.
 CONTINUED = "  | "
