@@ -19,8 +19,9 @@ from scheduler_service.cluster import Cluster
 from scheduler_service.config import SchedulerServiceConfig
 from scheduler_service.executors.executor_link import ExecutorLink
 from scheduler_service.journal.journal import JournalUnusable, open_journal
-from scheduler_service.observer import Observer
+from scheduler_service.observer import Observers
 from scheduler_service.request_limits import most_message_bytes
+from scheduler_service.request_lives.life_recorder import LifeRecorder
 from scheduler_service.service.admin import AdminServicer
 from scheduler_service.service.caller_checks import scopes_of
 from scheduler_service.service.caller_names import CallerNames
@@ -73,6 +74,8 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     changed = asyncio.Event()
     scheduler_epoch = time.time_ns()
     journal = open_journal(config.journal, config.journal_max_bytes, scheduler_epoch)
+    recorder = _open_recorder(config)
+    observers = [None if metrics is None else metrics.observer, recorder, traces]
     connect = partial(ExecutorLink, identity=config.security.identity)
     cluster = Cluster(
         config.cluster,
@@ -80,7 +83,7 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
         changed.set,
         journal=journal,
         audit=audit,
-        observer=_observer(metrics, traces),
+        observer=Observers(*(each for each in observers if each is not None)),
         connect=connect,
     )
     if opened.tenants is not None:
@@ -164,8 +167,11 @@ def _open_traces(config: SchedulerServiceConfig) -> RequestTraces | None:
     return RequestTraces(Tracing(config.traces, SERVICE_IN_TRACES))
 
 
-def _observer(metrics: SchedulerMetrics | None, traces: RequestTraces | None) -> Observer | None:
-    return traces or (None if metrics is None else metrics.observer)
+def _open_recorder(config: SchedulerServiceConfig) -> LifeRecorder | None:
+    """None if it is not wanted."""
+    if not config.remember_requests:
+        return None
+    return LifeRecorder(config.remember_requests, time.monotonic_ns)
 
 
 def _is_configured(config: SchedulerServiceConfig, opened: OpenedCallers, tenant: str) -> bool:

@@ -49,7 +49,8 @@ class SchedulerServiceConfig:
     """Everything the scheduler process reads. `journal`: the file to record in, None for none.
 
     `peers`: other schedulers, as `splitserve_rpc.discovery` understands it. `metrics`: None if
-    nobody is to read them, `traces`: if nobody is to have any.
+    nobody is to read them, `traces`: if nobody is to have any. `remember_requests`: so many that
+    ended; 0: none.
     """
 
     listen: str
@@ -67,6 +68,7 @@ class SchedulerServiceConfig:
     no_operator_token: bool = False
     peers: str | None = None
     metrics: MetricsAddress | None = None
+    remember_requests: int = 0
     traces: TraceConfig | None = None
 
     @classmethod
@@ -101,6 +103,7 @@ class SchedulerServiceConfig:
             values["no_operator_token"],
             values["peers"],
             MetricsAddress.from_options(values),
+            values["remember_requests"],
             TraceConfig.from_options(values),
         )
 

@@ -395,6 +395,17 @@ OPTIONS: tuple[Option, ...] = (
         maximum=1_000_000,
     ),
     Option(
+        "remember-requests",
+        Kind.INTEGER,
+        "of so many requests that ended it is known what happened to them (splitserve explain); "
+        "0: of none, nor of those that run",
+        _OTHER,
+        _SERVE_SCHEDULER,
+        1000,
+        minimum=0,
+        maximum=100_000,
+    ),
+    Option(
         "journal",
         Kind.TEXT,
         "file that records what the scheduler is told (token ids of prompts too) and decides",

@@ -76,7 +76,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._checks = CallerChecks(callers)
         self._names = CallerNames(callers)
         self._intake = Intake(cluster, callers)
-        self._request_log = RequestLog(audit)
+        self._request_log = RequestLog(
+            audit, cluster.observer, tells_tenants_apart=callers.knows_callers
+        )
         self._open_calls = OpenCalls()
         self._pauses = RefusalPauses(sleep)
         self._readiness = readiness

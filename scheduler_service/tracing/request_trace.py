@@ -30,7 +30,7 @@ class Phase(Enum):
     MOVE = "move"
 
 
-_AFTER_BEGINNING = {Phase.QUEUE: Phase.PREFILL, Phase.PREEMPTED: Phase.RESUME}
+_WAITING = frozenset({Phase.QUEUE, Phase.PREEMPTED})
 _UNTIL_A_TOKEN = frozenset({Phase.PREFILL, Phase.RESUME, Phase.RECOVERY, Phase.MOVE})
 
 
@@ -73,14 +73,37 @@ class RequestTrace:
         """Something happened to it."""
         self.span.add_event(event, attributes, self._now_ns())
 
-    def began(self, executor: str) -> None:
-        """It has rows there from now on."""
-        following = _AFTER_BEGINNING.get(self.phase)
-        if following is not None:
-            self._enter(following, {"splitserve.executor": executor})
-        elif self.awaits_token and self.phase_span is not None:
-            here = {"splitserve.executor": executor}
-            self.phase_span.add_event("began", here, self._now_ns())
+    def began(self, executor: str, num_cached: int, num_on_host: int) -> None:
+        """It has rows there from now on; so many of its tokens need not be computed.
+
+        `num_on_host`: those of them that come from the host pool.
+        """
+        found: Attributes = {
+            "splitserve.executor": executor,
+            "splitserve.num_cached_tokens": num_cached,
+            "splitserve.num_host_tokens": num_on_host,
+        }
+        if self.phase in _WAITING:
+            self._enter(Phase.RESUME if self._has_tokens else Phase.PREFILL, found)
+        elif self.phase_span is not None:
+            self.phase_span.add_event("began", found, self._now_ns())
+
+    def swapped_in(self) -> None:
+        """Its blocks come back, and it goes on where it was."""
+        self.note("swapped_in", {})
+        self._enter(Phase.RESUME, {})
+
+    def lost_kv(self) -> None:
+        """A step failed that it leaned on: it waits to be computed again."""
+        self.note("kv_lost", {})
+        self._enter(Phase.QUEUE, {})
+
+    def taken_back(self, executor: str, why: str) -> None:
+        """It waits for another executor."""
+        where: Attributes = {"splitserve.executor": executor, "splitserve.reason": why}
+        self.note("taken_back", where)
+        if self.phase is not Phase.QUEUE:
+            self._enter(Phase.MOVE, where)
 
     def got_token(self) -> None:
         """A token of it is on its way to its client."""
@@ -98,7 +121,7 @@ class RequestTrace:
 
     def left(self, executor: str, *, is_lost: bool) -> None:
         """Its executor is gone with what it had computed."""
-        where = {"splitserve.executor": executor}
+        where: Attributes = {"splitserve.executor": executor}
         self.note("executor_lost" if is_lost else "executor_left", where)
         if self.phase is Phase.QUEUE:
             return  # it had computed nothing there
@@ -112,7 +135,7 @@ class RequestTrace:
         self._compute_us += step.compute_us
         if phase is None or phase is not self.phase_span or not self.awaits_token:
             return
-        attributes = {
+        attributes: Attributes = {
             "splitserve.step_id": step.step_id,
             "splitserve.executor": step.executor,
             "splitserve.step.status": step.status,

@@ -5,19 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import assert_never
 
 import grpc.aio
 import numpy as np
 from opentelemetry.trace import Span
 
 from scheduler_service.callers.quotas import num_computed_outputs
+from scheduler_service.core.notes import Began, KvLost, Note, Preempted, SwappedIn
 from scheduler_service.core.plan import StepEvents, StepOutcome, StepPlan
 from scheduler_service.core.request import Request
-from scheduler_service.observer import NoObserver
+from scheduler_service.observer import NoObserver, TakenBack
 from scheduler_service.tracing.request_trace import AnsweredStep, RequestTrace
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_tracing.trace_context import NO_CONTEXT, TraceContext
-from splitserve_tracing.tracing import Tracing
+from splitserve_tracing.tracing import Attributes, Tracing
 
 SERVICE = "splitserve-scheduler"
 # Of a caller that is gone before its request has ended.
@@ -73,7 +75,7 @@ class RequestTraces(NoObserver):
         trace; empty if it has none.
         """
         received = _received(message, context)
-        attributes = {
+        attributes: Attributes = {
             "splitserve.request_id": request_id,
             "splitserve.tenant": request.scheduling.tenant,
             "splitserve.num_sequences": request.params.num_sequences,
@@ -104,7 +106,7 @@ class RequestTraces(NoObserver):
             self._rows.clear()
             self._steps.clear()
         finish = _ABANDONED if request.finish_reason is None else request.finish_reason.value
-        attributes = {
+        attributes: Attributes = {
             "gen_ai.usage.output_tokens": num_computed_outputs(request),
             "splitserve.finish_reason": finish,
             "splitserve.num_cached_tokens": request.num_cached_tokens,
@@ -112,9 +114,20 @@ class RequestTraces(NoObserver):
         }
         trace.end(attributes, "" if request.error is None else request.error[0])
 
+    def request_given(self, request: Request, address: str) -> None:
+        if self._traces and (trace := self._traces.get(request.client_key)) is not None:
+            trace.note("given", {"splitserve.executor": address})
+
+    def request_taken_back(self, request: Request, address: str, why: TakenBack) -> None:
+        if self._traces and (trace := self._traces.get(request.client_key)) is not None:
+            trace.taken_back(address, why.value)
+            self._await(request.client_key, trace)
+
     def step_sent(self, address: str, plan: StepPlan, planning_ns: int) -> None:
         if not self._traces:
             return
+        for note in plan.notes:
+            self._note(note, address)
         rows = self._rows_after(address, plan)
         work = plan.work
         parts = []
@@ -174,15 +187,30 @@ class RequestTraces(NoObserver):
         for row_id in plan.removed_row_ids:
             rows.pop(row_id, None)
         for row in plan.new_rows:
-            key = row.sequence.request.client_key
-            trace = self._traces.get(key)
+            trace = self._traces.get(row.sequence.request.client_key)
             if trace is None:
                 rows.pop(row.row_id, None)
                 continue
             rows[row.row_id] = trace
-            trace.began(address)
-            self._await(key, trace)
         return rows
+
+    def _note(self, note: Note, address: str) -> None:
+        key = note.request.client_key
+        trace = self._traces.get(key)
+        if trace is None:
+            return
+        match note:
+            case Began():
+                trace.began(address, note.num_cached, note.num_on_host)
+            case Preempted():
+                trace.preempted(note.mode.value, note.cause.value)
+            case SwappedIn():
+                trace.swapped_in()
+            case KvLost():
+                trace.lost_kv()
+            case _:
+                assert_never(note)
+        self._await(key, trace)
 
     def _await(self, key: int, trace: RequestTrace) -> None:
         if trace.awaits_token:

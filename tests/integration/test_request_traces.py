@@ -85,7 +85,7 @@ async def test_trace_of_a_caller_goes_on_through_queue_prefill_and_decode() -> N
     queue, prefill, decode = phases
     assert whole.start_ns <= queue.start_ns <= queue.end_ns <= prefill.start_ns
     assert prefill.end_ns <= decode.start_ns <= decode.end_ns <= whole.end_ns
-    assert whole.event_names == ["first_token"]
+    assert whole.event_names == ["given", "first_token"]
     (step,) = children(spans, prefill)
     assert step.attributes["splitserve.request.num_tokens"] == len(PROMPT)
     assert step.attributes["splitserve.executor"] == prefill.attributes["splitserve.executor"]
@@ -117,7 +117,7 @@ async def test_trace_has_recovery_when_its_executor_is_lost() -> None:
     phases = children(spans, whole)
     assert [span.name for span in phases] == ["queue", "prefill", "decode", "recovery", "decode"]
     assert [span.is_error for span in phases] == [False, False, True, False, False]
-    assert whole.event_names == ["first_token", "executor_lost"]
+    assert whole.event_names == ["given", "first_token", "executor_lost", "given"]
     recovery = phases[3]
     assert recovery.event_names == ["began"]
     (step,) = children(spans, recovery)

@@ -109,7 +109,8 @@ async def trace_collector() -> AsyncIterator[TraceCollector]:
     """One that runs on a free port."""
     collector = TraceCollector()
     server = grpc.aio.server()
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
+    add: Any = trace_service_pb2_grpc.add_TraceServiceServicer_to_server
+    add(collector, server)
     collector.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     try:
