@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from types import MappingProxyType
 
 _HELP = """\
@@ -18,6 +18,7 @@ commands:
   generate   stream a completion from a running server
   info       show the model, the executors and their KV pools
   top        watch requests, steps and KV blocks, as they change
+  explain    say why a request waited, was preempted, moved or refused
   drain      send executors away, so that they can be stopped
   scheduler  run one scheduler process
   executor   run one executor process
@@ -29,13 +30,8 @@ commands:
 
 `splitserve COMMAND --help` tells the options of a command.
 """
-# Modules of this package, imported when they are called for.
-_COMMANDS = MappingProxyType(
-    {
-        name: f"splitserve_cli.{name}"
-        for name in ("serve", "generate", "info", "top", "drain", "certs", "keys")
-    }
-)
+# Modules of this package.
+_COMMANDS = ("serve", "generate", "info", "top", "explain", "drain", "certs", "keys")
 # Commands that are programs of the other packages, which this one does not import.
 _PROGRAMS = MappingProxyType(
     {
@@ -70,7 +66,9 @@ def _run(command: str, arguments: list[str]) -> int:
         program = [sys.executable, "-P", "-m", _PROGRAMS[command], *arguments]
         os.execv(sys.executable, program)
     if command in _COMMANDS:
-        return int(import_module(_COMMANDS[command]).main(arguments))
+        # Only this one is imported: some need what others do not.
+        code: int = importlib.import_module(f"splitserve_cli.{command}").main(arguments)
+        return code
     if command in ("-h", "--help", "help"):
         sys.stdout.write(_HELP)
         return 0

@@ -22,6 +22,7 @@ from splitserve_rpc.tls import TlsFiles
 
 if TYPE_CHECKING:
     from splitserve_gateway.metrics import GatewayMetrics
+    from splitserve_gateway.tracing import GatewayTraces
 
 # Longer than clients keep an idle connection, so that none sends a request into one being closed.
 _KEEP_ALIVE_S = 75
@@ -89,10 +90,14 @@ class Server(HttpServer):
     """The gateway's own. `exchanges`: what it is answering, to be drained before its end."""
 
     def __init__(
-        self, config: GatewayConfig, address: str, metrics: GatewayMetrics | None = None
+        self,
+        config: GatewayConfig,
+        address: str,
+        metrics: GatewayMetrics | None = None,
+        traces: GatewayTraces | None = None,
     ) -> None:
         """Raises FilesUnusable."""
-        self.app = build_app(config, metrics=metrics)
+        self.app = build_app(config, metrics=metrics, traces=traces)
         self.exchanges: Exchanges = self.app.state.exchanges
         most_of_an_address = _NUM_CONNECTIONS * config.max_concurrent_requests
         super().__init__(self.app, address, config.http_tls, most_of_an_address)

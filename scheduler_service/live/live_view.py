@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from scheduler_service.cluster import Cluster
-from scheduler_service.core.plan import StepEvents, StepOutcome, StepPlan
+from scheduler_service.core.plan import StepOutcome, StepPlan
 from scheduler_service.core.request import Request
 from scheduler_service.live.names import Names
 from scheduler_service.live.step_log import StepLog
 from scheduler_service.live.watcher import Watcher
+from scheduler_service.observer import NoObserver
 from splitserve_rpc.domain_error import DomainError
 
 MAX_WATCHERS = 8
@@ -23,7 +24,7 @@ def _unix_ms() -> int:
     return time.time_ns() // _NS_PER_MS
 
 
-class LiveView:
+class LiveView(NoObserver):
     """Implements `Observer`; nothing is remembered while nobody watches.
 
     `logs`: steps of executors, by address.
@@ -58,15 +59,6 @@ class LiveView:
         return self.logs.setdefault(address, StepLog())
 
     # -- what happens --------------------------------------------------------------------------
-
-    def request_submitted(self, request: Request) -> None:
-        pass
-
-    def request_ended(self, request: Request) -> None:
-        pass
-
-    def tokens_delivered(self, events: StepEvents) -> None:
-        pass
 
     def step_sent(self, address: str, plan: StepPlan, planning_ns: int) -> None:
         if self._cluster is None or self._names is None:

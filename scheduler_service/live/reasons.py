@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 
-from scheduler_service.core.planning.room import Lack, Room
+from scheduler_service.core.lack import Lack
+from scheduler_service.core.planning.room import Room
 from scheduler_service.core.request import Request, RequestStatus
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.executors.engine_loop import EngineLoop

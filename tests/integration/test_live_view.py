@@ -19,6 +19,7 @@ from scheduler_service.live.pool_map import BlockState
 from scheduler_service.live.step_log import RowKind
 from scheduler_service.live.watcher import Watcher
 from scheduler_service.observer import NoObserver
+from scheduler_service.request_names import RequestName
 from splitserve.scheduler.v1 import live_pb2 as live
 from splitserve_client import AsyncClient, SamplingParams, SplitserveError
 from splitserve_live.state import LiveState
@@ -94,7 +95,7 @@ class Submissions(NoObserver):
         self.several = asyncio.Event()
         self._num = 0
 
-    def request_submitted(self, request: Request) -> None:
+    def request_submitted(self, request: Request, name: RequestName, num_waiting: int) -> None:
         self._num += 1
         if self._num > 1:
             # When it has been given away, or waits.

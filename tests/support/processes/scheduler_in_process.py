@@ -16,6 +16,7 @@ from scheduler_service.live.live_view import LiveView
 from scheduler_service.live.servicer import LiveServicer
 from scheduler_service.observer import Observer, Observers
 from scheduler_service.request_limits import most_message_bytes
+from scheduler_service.request_lives.life_recorder import LifeRecorder
 from scheduler_service.service.admin import AdminServicer
 from scheduler_service.service.caller_checks import scopes_of
 from scheduler_service.service.caller_names import CallerNames
@@ -24,6 +25,7 @@ from scheduler_service.service.refusal_pause import Sleep
 from scheduler_service.service.registry import RegistryServicer
 from scheduler_service.service.request_log import caller_refusals
 from scheduler_service.service.servicer import SchedulerServicer
+from scheduler_service.tracing.request_traces import RequestTraces
 from splitserve.scheduler.v1 import (
     admin_pb2_grpc,
     live_pb2_grpc,
@@ -65,13 +67,14 @@ async def scheduler_in_process(
     scheduler_epoch: int = 1,
     observer: Observer | None = None,
     live_sleep: Sleep = asyncio.sleep,
+    traces: RequestTraces | None = None,
 ) -> AsyncIterator[SchedulerInProcess]:
     """A scheduler that `executors` have joined. `callers`: None to ask nobody who they are."""
     audit = audit or NoAudit()
     config = config or ClusterConfig(reconnect_timeout_s=0.1, step_patience_s=PATIENCE_S)
     changed = asyncio.Event()
     view = LiveView(lambda: UNIX_MS)
-    observers = Observers([view] if observer is None else [view, observer])
+    observers = Observers(view, *(() if observer is None else (observer,)))
     cluster = Cluster(
         config, scheduler_epoch, changed.set, now_ns=now_ns, audit=audit, observer=observers
     )
@@ -86,8 +89,10 @@ async def scheduler_in_process(
             Access(scopes_of=scopes_of(callers)), on_refusal=caller_refusals(audit, names)
         ),
     )
-    servicer = SchedulerServicer(cluster, callers, audit, sleep)
-    _add(running, cluster, servicer, names, audit)
+    servicer = SchedulerServicer(cluster, callers, audit, sleep, traces=traces)
+    recorder = observer if isinstance(observer, LifeRecorder) else None
+    admin = AdminServicer(cluster, names, audit, recorder=recorder)
+    _add(running, cluster, servicer, admin, audit)
     live = LiveServicer(cluster, view, names, audit, live_sleep)
     live_pb2_grpc.add_LiveServiceServicer_to_server(live, running.server)
     await running.server.start()
@@ -112,11 +117,11 @@ def _add(
     running: RunningServer,
     cluster: Cluster,
     servicer: SchedulerServicer,
-    names: CallerNames,
+    admin: AdminServicer,
     audit: Audit,
 ) -> None:
     server = running.server
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(servicer, server)
     registry = RegistryServicer(cluster, ExecutorAddresses(AddressRules()), audit)
     registry_pb2_grpc.add_RegistryServiceServicer_to_server(registry, server)
-    admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(cluster, names, audit), server)
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
