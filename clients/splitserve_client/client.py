@@ -36,6 +36,7 @@ from splitserve_client.text_map import MapConfig, MapResult, map_prompts
 from splitserve_client.text_stream import End, Piece
 from splitserve_client.tokenizer import Tokenizer
 from splitserve_client.types import (
+    NO_TRACE,
     DrainedExecutor,
     ExecutorList,
     Finish,
@@ -45,6 +46,7 @@ from splitserve_client.types import (
     SamplingParams,
     SchedulingParams,
     Tokens,
+    TraceContext,
 )
 from splitserve_client.unread import UnreadBudget
 
@@ -92,6 +94,7 @@ class AsyncClient:
         encoder_token_ids: Sequence[int] = (),
         timeout_s: float | None = None,
         model_digest: str = "",
+        trace_context: TraceContext = NO_TRACE,
     ) -> AsyncGenerator[Tokens | Finish, None]:
         """Streams the tokens of one completion, or several; the last event is a Finish.
 
@@ -99,7 +102,7 @@ class AsyncClient:
         or beam search nothing comes before the end, and it starts over. Closing the iterator, or
         cancelling the task, aborts the request. `resume_token_ids`: output tokens the caller has
         from an earlier run; pass the seed of that run. `model_digest`: raise ModelChanged if
-        another model is served, now or when it goes on.
+        another model is served, now or when it goes on. `trace_context`: the span it belongs to.
         """
         submission = Submission(
             prompt_token_ids,
@@ -109,6 +112,7 @@ class AsyncClient:
             scheduling,
             encoder_token_ids,
             model_digest,
+            trace_context,
         )
         request = ResumableRequest(submission, self._config.timing.clock)
         timing = self._config.timing

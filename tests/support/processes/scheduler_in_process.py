@@ -23,6 +23,7 @@ from scheduler_service.service.refusal_pause import Sleep
 from scheduler_service.service.registry import RegistryServicer
 from scheduler_service.service.request_log import caller_refusals
 from scheduler_service.service.servicer import SchedulerServicer
+from scheduler_service.tracing.request_traces import RequestTraces
 from splitserve.scheduler.v1 import admin_pb2_grpc, registry_pb2_grpc, scheduler_pb2_grpc
 from splitserve_rpc.access import Access
 from splitserve_rpc.address_rules import AddressRules
@@ -55,6 +56,7 @@ async def scheduler_in_process(
     sleep: Sleep = asyncio.sleep,
     scheduler_epoch: int = 1,
     observer: Observer | None = None,
+    traces: RequestTraces | None = None,
 ) -> AsyncIterator[SchedulerInProcess]:
     """A scheduler that `executors` have joined. `callers`: None to ask nobody who they are."""
     audit = audit or NoAudit()
@@ -74,7 +76,7 @@ async def scheduler_in_process(
             Access(scopes_of=scopes_of(callers)), on_refusal=caller_refusals(audit, names)
         ),
     )
-    servicer = SchedulerServicer(cluster, callers, audit, sleep)
+    servicer = SchedulerServicer(cluster, callers, audit, sleep, traces=traces)
     recorder = observer if isinstance(observer, LifeRecorder) else None
     admin = AdminServicer(cluster, names, audit, recorder=recorder)
     _add(running, cluster, servicer, admin, audit)
