@@ -19,6 +19,8 @@ from splitserve_client.types import Model
 
 _MAX_BYTES = 1 << 20
 _MAX_SHOWN_CHARS = 200
+# A date has whole seconds, and servers write it anew once a second.
+_DATE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ def check_gateway(
         findings = [_check_ready(name, answer)]
         if answer.date:
             theirs_s = parsedate_to_datetime(answer.date).timestamp()
-            clock = check_clock("clock of the gateway", theirs_s, asked_s, now_s(), 1.0)
+            clock = check_clock("clock of the gateway", theirs_s, asked_s, now_s(), _DATE_S)
             findings.append(clock)
         return [*findings, _check_models(gateway, model)]
     except (OSError, ValueError, http.client.HTTPException) as error:
