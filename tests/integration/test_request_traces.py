@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 import pytest
 
+from scheduler_service.config import ClusterConfig
+from scheduler_service.core.config import PolicyConfig, PreemptionMode
 from scheduler_service.tracing.request_traces import RequestTraces
 from splitserve_client import (
     AsyncClient,
@@ -48,12 +51,25 @@ class Traced:
 
 
 @asynccontextmanager
-async def traced(*executors: FakeExecutor, sampling_ratio: float = 0.0) -> AsyncIterator[Traced]:
+async def traced(
+    *executors: FakeExecutor,
+    sampling_ratio: float = 0.0,
+    preemption_mode: str = "auto",
+) -> AsyncIterator[Traced]:
     async with trace_collector() as collector:
         tracing = Tracing(TraceConfig(collector.url, sampling_ratio), "scheduler")
         traces = RequestTraces(tracing)
         async with (
-            scheduler_in_process(*executors, observer=traces, traces=traces) as scheduler,
+            scheduler_in_process(
+                *executors,
+                config=ClusterConfig(
+                    reconnect_timeout_s=0.1,
+                    step_patience_s=PATIENCE_S,
+                    policies=PolicyConfig(preemption_mode=PreemptionMode(preemption_mode)),
+                ),
+                observer=traces,
+                traces=traces,
+            ) as scheduler,
             AsyncClient(scheduler.address, PATIENT_AT_CALLS) as client,
         ):
             yield Traced(client, collector, traces, scheduler)
@@ -123,6 +139,37 @@ async def test_trace_has_recovery_when_its_executor_is_lost() -> None:
     (step,) = children(spans, recovery)
     assert step.attributes["splitserve.request.num_tokens"] > len(PROMPT)
     assert whole.attributes["gen_ai.usage.output_tokens"] == 30
+
+
+@pytest.mark.parametrize(("num_host_blocks", "mode"), [(0, "recompute"), (32, "swap")])
+async def test_trace_says_why_it_was_preempted_and_how_it_came_back(
+    num_host_blocks: int, mode: str
+) -> None:
+    # 64 tokens in all: two requests of 45 do not fit to their end.
+    executor = FakeExecutor(num_device_blocks=16, num_host_blocks=num_host_blocks)
+    async with traced(executor, sampling_ratio=1.0, preemption_mode=mode) as running:
+        params = SamplingParams(seed=1, max_tokens=40)
+        await asyncio.gather(
+            *(running.client.complete(PROMPT, params, request_id=each) for each in "ab")
+        )
+        await running.collector.wait_for(
+            lambda spans: len([span for span in spans if span.name == "generate"]) == 2
+        )
+        spans = running.collector.spans
+
+    preempted = [span for span in spans if "preempted" in span.event_names]
+    assert preempted
+    for whole in preempted:
+        phases = children(spans, whole)
+        names = [span.name for span in phases]
+        assert names[:4] == ["queue", "prefill", "decode", "preempted"]
+        assert names[-2:] == ["resume", "decode"]
+        why = phases[3].attributes
+        assert why["splitserve.preemption.mode"] == mode
+        assert why["splitserve.preemption.cause"] == "blocks"
+        assert all(
+            earlier.end_ns <= later.start_ns for earlier, later in itertools.pairwise(phases)
+        )
 
 
 async def test_nothing_is_traced_when_a_caller_wants_none() -> None:
