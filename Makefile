@@ -162,7 +162,8 @@ bench-scheduler: $(READY)
 	@$(BIN)/python -m benchmarks.scheduler $(ARGS)
 	@$(BIN)/python -m benchmarks.scheduler_extremes
 
-# make bench-peers ARGS="--model DIR --workloads FILE --peer vllm=RESULT.json"
+# In turns with others: make bench-peers ARGS="--model DIR --workloads FILE --peer vllm=RESULT.json
+# --peer-command vllm='what writes it'"
 bench-peers: $(READY)
 	@$(BIN)/python -m benchmarks.peers $(ARGS)
 

@@ -150,7 +150,8 @@ class _Serving:
 
     def show(self, metrics: ExecutorMetrics) -> None:
         """What there is now is to be seen."""
-        metrics.watch(self._loaded.info, self._worker, self._servicer.streams)
+        loaded = self._loaded
+        metrics.watch(loaded.info, self._worker, self._servicer.streams, loaded.drafts)
 
     async def run(self, schedulers: Discovery, stop: asyncio.Event) -> None:
         servicer, running, loaded = self._servicer, self._running, self._loaded

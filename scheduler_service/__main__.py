@@ -100,7 +100,9 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
         for_cluster.server,
     )
     admin_pb2_grpc.add_AdminServiceServicer_to_server(
-        AdminServicer(cluster, CallerNames(opened.callers), audit, config.drain_timeout_s),
+        AdminServicer(
+            cluster, CallerNames(opened.callers), audit, config.drain_timeout_s, recorder
+        ),
         for_cluster.server,
     )
     servers = list({id(running): running for running in (for_clients, for_cluster)}.values())

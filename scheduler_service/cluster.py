@@ -22,7 +22,7 @@ from scheduler_service.executors.engines import Engines
 from scheduler_service.executors.executor_link import ExecutorLink, ExecutorLost, Link, LinkConfig
 from scheduler_service.fleet.executor_losses import LossCause
 from scheduler_service.journal.journal import Journal, NoJournal
-from scheduler_service.observer import NoObserver, Observer
+from scheduler_service.observer import Head, NoObserver, Observer
 from scheduler_service.request_names import RequestName
 from scheduler_service.served import Served
 from scheduler_service.streams.delivery import Delivery
@@ -120,6 +120,14 @@ class Cluster:
     def num_unfitting(self) -> int:
         """Of these, those that none that takes requests could ever run."""
         return self._dispatcher.num_unfitting(self._engines.taking_requests)
+
+    def heads(self) -> list[Head]:
+        """The first that no executor has, and what keeps them from each."""
+        return self._dispatcher.heads()
+
+    def name_of(self, request: Request) -> str:
+        """What its client calls an unfinished one."""
+        return self._tracked[request.request_id].admission.name.own_id
 
     @property
     def has_work(self) -> bool:

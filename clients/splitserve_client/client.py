@@ -12,6 +12,12 @@ from splitserve_client.chat_template import Message
 from splitserve_client.client_config import DEFAULT_ADDRESS, ClientConfig
 from splitserve_client.codec import decode_executors, decode_identity, decode_model
 from splitserve_client.connection import Connection
+from splitserve_client.explanations import (
+    Explanation,
+    QueueExplanation,
+    decode_explanation,
+    decode_queue,
+)
 from splitserve_client.generation import Generation, RequestOptions, collect_generation
 from splitserve_client.prompt import AnyPrompt, as_prompt
 from splitserve_client.resumable_request import ResumableRequest, Submission
@@ -264,6 +270,14 @@ class AsyncClient:
         # In this order: if the model changes in between, its requests are refused, not misread.
         model = await self.get_model()
         return ModelTokenizer(await self.get_tokenizer(), model.digest)
+
+    async def explain(self, request_id: str) -> Explanation:
+        """What happened to a request, and what it waits for; for operators."""
+        return decode_explanation(await self._connection.explain(request_id))
+
+    async def explain_queue(self) -> QueueExplanation:
+        """Why those wait that are first in the queue; for operators."""
+        return decode_queue(await self._connection.explain_queue())
 
     async def list_executors(self) -> ExecutorList:
         """The executors the scheduler knows."""

@@ -81,6 +81,11 @@ class Life:
         """The one that it is in, or ended in."""
         return self._part
 
+    @property
+    def since_ns(self) -> int:
+        """When that began."""
+        return self._since_ns
+
     def parts(self, now_ns: int) -> dict[Part, int]:
         """How long it was in each until now, in nanoseconds."""
         parts = dict(self._parts)

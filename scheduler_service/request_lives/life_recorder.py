@@ -37,14 +37,15 @@ class LifeRecorder(NoObserver):
     What events say beside their kind: RECEIVED num_waiting (for an executor, before it),
     num_prompt_tokens and num_resumed_tokens; BEGAN num_tokens that are known, of which num_cached
     need not be computed, num_on_host of these come from the host pool; FIRST_TOKEN num_chunks that
-    computed num_prompt_tokens; ENDED num_output_tokens. Its cost is per event, and nothing for
-    steps that only decode.
+    computed num_prompt_tokens; ENDED num_output_tokens. `num_kept_at_most`: as `num_kept`.
+    Its cost is per event, and nothing for steps that only decode.
     """
 
     watches_heads = True
 
     def __init__(self, num_kept: int, now_ns: Callable[[], int]) -> None:
         """Lives of as many unfinished ones are kept, and of some more."""
+        self.num_kept_at_most = num_kept
         self._now_ns = now_ns
         self._living = SharedPlaces(num_kept + _NUM_MORE_LIVING, gives_oldest=False)
         self._ended = SharedPlaces(num_kept, gives_oldest=True)
@@ -74,6 +75,16 @@ class LifeRecorder(NoObserver):
     def ended(self) -> Iterable[Life]:
         """Of those that ended or were refused, oldest first."""
         return self._ended
+
+    @property
+    def num_living(self) -> int:
+        """How many of them."""
+        return len(self._living)
+
+    @property
+    def num_ended(self) -> int:
+        """How many of them."""
+        return len(self._ended)
 
     def settle(self, life: Life) -> None:
         """Adds to a life what was counted since its rows were given to it."""

@@ -88,9 +88,10 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: api.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncGenerator[bytes, None]:
         """Streams one completion; the end of the call, however it comes, ends the request."""
-        self._cluster.check_accepting()
-        stream = GenerateStream(self._cluster.delivery.new_outbox())
         caller = self._checks.of_call(context)
+        with self._request_log.refusals(request, caller):
+            self._cluster.check_accepting()
+        stream = GenerateStream(self._cluster.delivery.new_outbox())
         tenant = self._checks.known_tenant(caller)
         with self._open_calls.stream(tenant), self._cluster.client_stream(stream):
             with self._request_log.refusals(request, caller):
@@ -167,11 +168,11 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         if handle in stream.names:
             raise DomainError("SESSION_PROTOCOL", f"handle {handle} is in use in this session")
         try:
-            self._cluster.check_accepting()
             name = partial(self._names.of_submit, opener.credential, submit.credential)
             with self._request_log.unknown_callers(opener.peer, name):
                 caller = self._checks.of_submit(opener.credential, submit.credential)
             with self._request_log.refusals(submit.request, caller):
+                self._cluster.check_accepting()
                 accepted = self._request_log.followed(self._intake.accept(submit.request, caller))
                 accepted.request.client_key = client_key(stream.number, handle)
                 stream.names[handle] = accepted.admission.name

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from splitserve_client import (
     Draining,
     Finish,
+    ModelChanged,
     ModelNotReady,
     SamplingParams,
     SchedulingParams,
@@ -104,6 +105,10 @@ class UpstreamRequest:
                         yield event
                 _end(call, None)
                 return
+            except ModelChanged as error:
+                _end(call, error)
+                upstream.doubt(self._model_digest)
+                raise
             except _ELSEWHERE as error:
                 _end(call, error)
                 upstream = upstream.find_other(self._model_digest)

@@ -12,6 +12,7 @@ from scheduler_service.core.request import Request, SchedulingParams
 from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.executors.drains import Drained
 from scheduler_service.executors.executor_link import LinkConfig
+from scheduler_service.journal.journal import Journal
 from scheduler_service.observer import Observer
 from scheduler_service.request_names import RequestName
 from scheduler_service.streams.sinks import RequestSink, SessionStream
@@ -35,7 +36,10 @@ class Fleet:
     """Executors that answer when they are told to, and a session with requests."""
 
     def __init__(
-        self, config: ClusterConfig = CONFIG, observer: Callable[[Fleet], Observer] | None = None
+        self,
+        config: ClusterConfig = CONFIG,
+        observer: Callable[[Fleet], Observer] | None = None,
+        journal: Journal | None = None,
     ) -> None:
         self.machines: dict[str, Machine] = {}
         self.now_ns = 0
@@ -44,6 +48,7 @@ class Fleet:
             1,
             lambda: None,
             now_ns=lambda: self.now_ns,
+            journal=journal,
             observer=None if observer is None else observer(self),
             connect=self.connect,
         )

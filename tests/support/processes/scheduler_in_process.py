@@ -14,6 +14,7 @@ from scheduler_service.cluster import Cluster
 from scheduler_service.config import ClusterConfig
 from scheduler_service.observer import Observer
 from scheduler_service.request_limits import most_message_bytes
+from scheduler_service.request_lives.life_recorder import LifeRecorder
 from scheduler_service.service.admin import AdminServicer
 from scheduler_service.service.caller_checks import scopes_of
 from scheduler_service.service.caller_names import CallerNames
@@ -76,7 +77,9 @@ async def scheduler_in_process(
         ),
     )
     servicer = SchedulerServicer(cluster, callers, audit, sleep, traces=traces)
-    _add(running, cluster, servicer, names, audit)
+    recorder = observer if isinstance(observer, LifeRecorder) else None
+    admin = AdminServicer(cluster, names, audit, recorder=recorder)
+    _add(running, cluster, servicer, admin, audit)
     await running.server.start()
     try:
         for executor in executors:
@@ -99,11 +102,11 @@ def _add(
     running: RunningServer,
     cluster: Cluster,
     servicer: SchedulerServicer,
-    names: CallerNames,
+    admin: AdminServicer,
     audit: Audit,
 ) -> None:
     server = running.server
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(servicer, server)
     registry = RegistryServicer(cluster, ExecutorAddresses(AddressRules()), audit)
     registry_pb2_grpc.add_RegistryServiceServicer_to_server(registry, server)
-    admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(cluster, names, audit), server)
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)

@@ -6,7 +6,6 @@ from typing import cast
 
 import pytest
 
-from scheduler_service.callers.admission import Admission
 from scheduler_service.callers.caller import Caller, Scope
 from scheduler_service.config import ClusterConfig
 from scheduler_service.core.config import PolicyConfig, PreemptionMode
@@ -14,63 +13,17 @@ from scheduler_service.core.request import Request
 from scheduler_service.core.sampling_params import SamplingParams
 from scheduler_service.request_lives.life import Life
 from scheduler_service.request_lives.life_event import LifeEvent, LifeKind, Part, Phase
-from scheduler_service.request_lives.life_recorder import LifeRecorder
 from scheduler_service.request_names import RequestName
 from scheduler_service.service.request_log import RequestLog
-from scheduler_service.streams.sinks import RequestSink
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_rpc.domain_error import DomainError
 from tests.support.core.machines import Machine
-from tests.support.core.stepped_fleet import Fleet, turns
-
-S = 1_000_000_000
-
-
-class Told:
-    """A fleet with a recorder, and what that has."""
-
-    def __init__(self, config: ClusterConfig | None = None, num_kept: int = 10) -> None:
-        made: list[LifeRecorder] = []
-
-        def observer(fleet: Fleet) -> LifeRecorder:
-            made.append(LifeRecorder(num_kept, lambda: fleet.now_ns))
-            return made[0]
-
-        self.fleet = Fleet(config or ClusterConfig(), observer=observer)
-        self.recorder = made[0]
-
-    def life(self, handle: int) -> Life:
-        lives = [*self.recorder.living, *self.recorder.ended]
-        return next(each for each in lives if each.request_id == f"r{handle}")
-
-    def kinds(self, handle: int) -> list[str]:
-        return [event.kind.value for event in self.life(handle).events]
-
-    def event(self, handle: int, kind: LifeKind) -> LifeEvent:
-        return next(each for each in self.life(handle).events if each.kind is kind)
-
-    def submit_long(self, handle: int, num_tokens: int, max_tokens: int) -> None:
-        name = RequestName(f"r{handle}")
-        prompt = [handle + n for n in range(num_tokens)]
-        params = SamplingParams(max_tokens=max_tokens)
-        request = Request.create(name.key, prompt, params, arrival=handle, seed=handle)
-        stream = self.fleet.stream
-        stream.names[handle] = name
-        self.fleet.cluster.submit(request, RequestSink(stream, handle), Admission(name))
-
-    async def release(self, machine: Machine, seconds: float = 1) -> None:
-        """A step is answered after so long."""
-        self.fleet.now_ns += int(seconds * S)
-        assert machine.link is not None
-        machine.link.release()
-        await turns()
-
-    async def close(self) -> None:
-        await self.fleet.cluster.drain(0)
+from tests.support.core.stepped_fleet import turns
+from tests.support.core.told_fleet import S, ToldFleet
 
 
 async def test_life_has_what_happened_and_when_of_a_request_that_nothing_hinders() -> None:
-    told, machine = Told(), Machine("executor:1")
+    told, machine = ToldFleet(), Machine("executor:1")
     await told.fleet.join(machine)
 
     told.fleet.submit(1)
@@ -92,7 +45,7 @@ async def test_life_has_what_happened_and_when_of_a_request_that_nothing_hinders
 
 
 async def test_life_says_why_it_waits_when_no_executor_is_there_and_when_rows_are_taken() -> None:
-    told, machine = Told(), Machine("executor:1")
+    told, machine = ToldFleet(), Machine("executor:1")
     await told.fleet.join(machine)
     told.fleet.submit(1, 2, 3, 4)
     await turns()
@@ -121,7 +74,7 @@ async def test_life_says_why_it_waits_when_no_executor_is_there_and_when_rows_ar
 
 
 async def test_life_tells_of_a_lost_executor_and_who_went_on_when_it_was_generating() -> None:
-    told, first, second = Told(), Machine("executor:1"), Machine("executor:2")
+    told, first, second = ToldFleet(), Machine("executor:1"), Machine("executor:2")
     await told.fleet.join(first)
     told.fleet.submit(1)
     await turns()
@@ -155,7 +108,7 @@ async def test_life_tells_of_a_lost_executor_and_who_went_on_when_it_was_generat
 
 
 async def test_life_tells_that_it_was_taken_back_when_its_executor_is_drained() -> None:
-    told, first, second = Told(), Machine("executor:1"), Machine("executor:2")
+    told, first, second = ToldFleet(), Machine("executor:1"), Machine("executor:2")
     await told.fleet.join(first)
     told.fleet.submit(1)
     await turns()
@@ -183,7 +136,7 @@ async def test_life_tells_that_it_was_taken_back_when_its_executor_is_drained() 
 async def test_life_says_how_and_why_it_was_preempted_when_blocks_run_out(
     mode: PreemptionMode, kind: LifeKind, phase: Phase
 ) -> None:
-    told = Told(ClusterConfig(policies=PolicyConfig(preemption_mode=mode)))
+    told = ToldFleet(ClusterConfig(policies=PolicyConfig(preemption_mode=mode)))
     machine = Machine("executor:1", num_host_blocks=48)
     await told.fleet.join(machine)
     for handle in (1, 2, 3):
@@ -206,7 +159,7 @@ async def test_life_says_how_and_why_it_was_preempted_when_blocks_run_out(
 
 
 def test_refused_request_is_known_by_its_id_and_goes_on_when_it_is_taken_at_last() -> None:
-    told = Told()
+    told = ToldFleet()
     message = api.GenerateRequest(request_id="mine", tenant="a")
     log = RequestLog(None, told.recorder)
     for _ in range(2):
@@ -227,7 +180,7 @@ def test_refused_request_is_known_by_its_id_and_goes_on_when_it_is_taken_at_last
 
 
 async def test_listener_is_told_of_what_happens_until_it_wants_no_more() -> None:
-    told, machine = Told(), Machine("executor:1")
+    told, machine = ToldFleet(), Machine("executor:1")
     heard: list[tuple[str, LifeKind]] = []
     end = told.recorder.listen(lambda life, event: heard.append((life.key, event.kind)))
     await told.fleet.join(machine)
@@ -264,7 +217,7 @@ def test_waiting_for_two_things_in_turn_is_two_events_when_it_goes_on_for_long()
 
 
 async def test_life_tells_of_steps_that_failed_when_a_request_is_the_reason() -> None:
-    told, machine = Told(), Machine("executor:1", guilty=2)
+    told, machine = ToldFleet(), Machine("executor:1", guilty=2)
     await told.fleet.join(machine)
     told.fleet.submit(1, 2)
     await turns()
