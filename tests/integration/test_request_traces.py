@@ -8,11 +8,13 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
+import grpc.aio
 import pytest
 
 from scheduler_service.config import ClusterConfig
 from scheduler_service.core.config import PolicyConfig, PreemptionMode
 from scheduler_service.tracing.request_traces import RequestTraces
+from splitserve.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from splitserve_client import (
     AsyncClient,
     RequestIdInUse,
@@ -208,6 +210,21 @@ async def test_request_is_served_and_not_traced_when_its_context_is_none(
 
     assert {span.trace_id for span in spans} == {TRACE_ID}
     assert len([span for span in spans if span.name == "generate"]) == 1
+
+
+async def test_call_of_its_own_may_have_its_trace_in_the_metadata() -> None:
+    async with traced(FakeExecutor()) as running:
+        metadata = (("traceparent", ASKED.traceparent), ("tracestate", ASKED.tracestate))
+        async with grpc.aio.insecure_channel(running.scheduler.address) as channel:
+            stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+            message = scheduler_pb2.GenerateRequest(prompt_token_ids=PROMPT)
+            message.sampling_params.max_tokens = 2
+            async for _ in stub.Generate(message, metadata=metadata):
+                pass
+        await running.collector.wait_for_names("generate")
+
+        (whole,) = running.collector.named("generate")
+        assert (whole.trace_id, whole.parent_id) == (TRACE_ID, PARENT_ID)
 
 
 async def test_state_is_left_out_when_it_is_too_long() -> None:
