@@ -12,11 +12,13 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from executor_service.backends.compute import Compute
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.config import ExecutorConfig
 from executor_service.engine_loader import LoadedEngine, load_engine
 from executor_service.errors import ModelUnsupported
 from executor_service.model.loaded_model import LoadedModel
+from executor_service.model.paged_model import torch_model
 from executor_service.speculation.load_draft import check_draft, load_draft
 from splitserve_options import options
 from tests.support.models.tiny_models import VOCAB_SIZE, make_tiny_model
@@ -93,7 +95,8 @@ def test_draft_is_refused_when_its_numbers_do_not_fit_the_blocks(
 
 
 def test_draft_is_refused_when_the_model_is_on_a_gpu(loaded: dict[str, LoadedModel]) -> None:
-    target = replace(loaded["model"], device=torch.device("cuda"))
+    on_gpu = replace(loaded["model"], device=torch.device("cuda"))
+    target = Compute(on_gpu, torch_model, "torch", 16)
     with pytest.raises(ModelUnsupported, match=r"draft_model x: not for cuda; allowed: cpu"):
         load_draft("x", target, "torch", 16)
 
