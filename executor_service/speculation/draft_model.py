@@ -42,7 +42,9 @@ class DraftLimits:
     """Of a draft model. `max_num_tokens`: of a pass.
 
     `vocab_size`, `max_model_len`: its own; `target_vocab_size`: of the model that it guesses for.
-    `follows_states`: whether it reads states of that model.
+    `follows_states`: whether it reads states of that model. `num_reachable`: from so many tokens
+    before the input of a row on it may compute: what is read then is not behind the window of that
+    model. None if it has no window.
     """
 
     vocab_size: int
@@ -50,6 +52,7 @@ class DraftLimits:
     max_model_len: int
     max_num_tokens: int
     follows_states: bool = False
+    num_reachable: int | None = None
 
     @property
     def first_position(self) -> int:
@@ -79,8 +82,9 @@ class DraftModel:
         if len(asked):
             rows = [self._rows.of(turn, row) for row in asked.tolist()]
             inputs = turn.token_ids[asked].tolist()
-            for row, position in zip(rows, turn.num_computed_tokens[asked], strict=True):
-                row.go_to(int(position))
+            for row, position in zip(rows, turn.num_computed_tokens[asked].tolist(), strict=True):
+                row.go_to(position)
+                self._leave_out(row, position)
             tokens = [[*row.owed, token] for row, token in zip(rows, inputs, strict=True)]
             step = self._step(turn, asked.tolist(), rows, tokens, is_asked=True)
             output = self._try(replace(step, num_run_on_tokens=most[asked] - 1))
@@ -124,6 +128,8 @@ class DraftModel:
         """Computes what is owed of `chosen` rows [R], if it is `least` tokens or more."""
         rows = [self._rows.of(step, index) for index in range(step.num_rows)]
         candidates = np.flatnonzero(chosen).tolist()
+        for index in candidates:
+            self._leave_out(rows[index], int(step.num_computed_tokens[index]))
         behind = [index for index in candidates if len(rows[index].owed) >= least]
         for part in self._parts(behind, rows):
             owing = [rows[index] for index in part]
@@ -133,6 +139,11 @@ class DraftModel:
                 return
             for row in owing:
                 row.settle()
+
+    def _leave_out(self, row: DraftedRow, position: int) -> None:
+        """What is out of reach where the row's input begins at `position`."""
+        if self._limits.num_reachable is not None:
+            row.forget_before(position - self._limits.num_reachable)
 
     def _parts(self, behind: Sequence[int], rows: Sequence[DraftedRow]) -> Iterator[list[int]]:
         """`behind`, so many at a time as a pass takes; who is beyond the draft is left out."""

@@ -53,6 +53,7 @@ class LoadedDraft:
             target_vocab_size=target.vocab_size,
             max_model_len=loaded.max_model_len,
             max_num_tokens=max_num_tokens,
+            num_reachable=_num_reachable(loaded, target),
         )
         return DraftModel(draft.execute, limits)
 
@@ -85,6 +86,12 @@ def load_draft(
     compute = choose_compute(lambda: load_model(config), attention_backend, block_size)
     check_draft(compute.loaded, target)
     return LoadedDraft(compute)
+
+
+def _num_reachable(draft: LoadedModel, target: LoadedModel) -> int | None:
+    if target.sliding_window is None or draft.sliding_window is None:
+        return None
+    return target.sliding_window - draft.sliding_window
 
 
 def check_draft(draft: LoadedModel, target: LoadedModel) -> None:

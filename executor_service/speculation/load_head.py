@@ -24,6 +24,8 @@ from executor_service.speculation.eagle3.head_states import HeadStates, states_s
 from executor_service.speculation.eagle3.head_weights import HeadWeights, read_head_weights
 from splitserve_kernels.paged_batch import AttentionOptions
 
+_LEAST_WINDOW = 2
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedHead:
@@ -57,7 +59,7 @@ class LoadedHead:
             model.embed if embedding is None else embedding.__getitem__,
             own,
             states,
-            target.sliding_window,
+            _window(target),
         )
         # Of the model, it is the vocabulary, the positions and the window that steps depend on.
         like_target = replace(target, name=self.name, layers=self.layers)
@@ -67,6 +69,7 @@ class LoadedHead:
             max_model_len=target.max_model_len,
             max_num_tokens=max_num_tokens,
             follows_states=True,
+            num_reachable=_num_reachable(target),
         )
         return DraftModel(ModelRunner(like_target, own, head, self.draw).execute, limits)
 
@@ -85,7 +88,7 @@ def load_head(
     """
     config = read_head_config(checkpoint.directory, checkpoint.config)
     _check_head(name, config, target)
-    options = AttentionOptions(config.head_dim**-0.5, target.sliding_window)
+    options = AttentionOptions(config.head_dim**-0.5, _window(target))
     kind = LayerKind(_layer(config), config.num_heads, options)
     return LoadedHead(
         name=name,
@@ -100,6 +103,16 @@ def _layer(config: HeadConfig) -> LayerShape:
     return LayerShape(config.num_kv_heads, config.head_dim, config.head_dim)
 
 
+def _window(target: LoadedModel) -> int | None:
+    """How many tokens it may look back: one less, as each stands where the one before it does."""
+    return None if target.sliding_window is None else target.sliding_window - 1
+
+
+def _num_reachable(target: LoadedModel) -> int | None:
+    """How far before a row's input it may write: what was there is read for the input alone."""
+    return None if target.sliding_window is None else target.sliding_window - 2
+
+
 def _check_head(name: str, config: HeadConfig, target: LoadedModel) -> None:
     model: Any = target.model
     width = model.config.get_text_config(decoder=True).hidden_size
@@ -112,6 +125,8 @@ def _check_head(name: str, config: HeadConfig, target: LoadedModel) -> None:
         raise _unfit(
             name, f"it has {config.vocab_size} tokens, {target.name} has {target.vocab_size}"
         )
+    if target.sliding_window is not None and target.sliding_window < _LEAST_WINDOW:
+        raise _unfit(name, f"{target.name} keeps the blocks of {target.sliding_window} tokens only")
     if max(config.layers_of(num_layers)) > num_layers:
         raise _unfit(
             name,

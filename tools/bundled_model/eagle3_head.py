@@ -168,7 +168,8 @@ def _attend(query: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
 
 def _later(heads: Tensor, count: int) -> Tensor:
     """`heads` [Q, H, L, D], each moved `count` positions on."""
-    return F.pad(heads, (0, 0, count, 0))[..., : heads.shape[-2], :]
+    later: Tensor = F.pad(heads, (0, 0, count, 0))[..., : heads.shape[-2], :]
+    return later
 
 
 def save_head(head: Eagle3Head, directory: Path, layer_ids: list[int], num_positions: int) -> None:

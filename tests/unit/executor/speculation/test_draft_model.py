@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from executor_service.speculation.draft_model import DraftLimits, DraftModel
+from executor_service.speculation.drafted_row import DraftedRow
 from executor_service.steps.step import RowStatus, StepInput, StepOutput
 from executor_service.steps.token_runs import TokenRuns
 from tests.support.steps.step_driver import Row, make_step
@@ -93,3 +94,27 @@ def test_draft_begins_where_a_prefix_ends_when_states_are_read() -> None:
     proposer = DraftModel(draft.execute, FOLLOWING)
     assert guess(proposer, 9, 16) == GUESSES
     assert draft.computed == [(16, [9], True)]
+
+
+@pytest.mark.parametrize("limits", [LIMITS, FOLLOWING])
+def test_nothing_is_computed_where_the_model_has_forgotten_blocks(limits: DraftLimits) -> None:
+    draft = _Draft()
+    proposer = DraftModel(draft.execute, replace(limits, num_reachable=3))
+    for position in range(10, 110):
+        taken(proposer, 7, position, [8])
+        proposer.catch_up()
+    assert guess(proposer, 9, 110) == GUESSES
+    proposer.follow(step_of([5] * 20, 111), None)
+    proposer.catch_up()
+    # Of a prompt that came meanwhile, all; what is written then is the row's.
+    assert draft.computed == [(107, [7, 7, 7, 9], True), (111, [5] * 20, False)]
+
+
+def test_row_forgets_what_it_owes_before_a_position() -> None:
+    row = DraftedRow(3, [4, 5, 6])
+    row.forget_before(2)
+    assert row == DraftedRow(3, [4, 5, 6])
+    row.forget_before(5)
+    assert row == DraftedRow(5, [6])
+    row.forget_before(9)
+    assert row == DraftedRow(6)

@@ -78,6 +78,19 @@ def test_draft_is_refused_when_it_has_other_tokens(loaded: dict[str, LoadedModel
         check_draft(draft, loaded["model"])
 
 
+def test_draft_is_refused_before_it_is_loaded_when_its_configuration_tells(
+    loaded: dict[str, LoadedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loads(config: ModelConfig) -> LoadedModel:
+        raise AssertionError(config.model)
+
+    draft = make_tiny_model("llama", tmp_path, overrides={"vocab_size": 200})
+    monkeypatch.setattr("executor_service.speculation.load_draft.load_model", loads)
+    target = Compute(loaded["model"], torch_model, "torch", 16)
+    with pytest.raises(ModelUnsupported, match=f"200 tokens, .* has {VOCAB_SIZE}"):
+        load_draft(str(draft), target, "torch", 16)
+
+
 def test_draft_is_refused_when_it_attends_to_what_the_model_forgets(
     loaded: dict[str, LoadedModel],
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from executor_service.backends.choose import choose_compute
 from executor_service.backends.compute import Compute
@@ -23,10 +24,10 @@ from executor_service.steps.sampling_params import SamplingParams
 from executor_service.steps.step import BlockMoves, execute_step
 from splitserve_options import options
 from tests.support.models.tiny_heads import make_tiny_head, make_trained_head
-from tests.support.models.tiny_models import VOCAB_SIZE, make_tiny_model
+from tests.support.models.tiny_models import SLIDING_WINDOW, VOCAB_SIZE, make_tiny_model
 from tests.support.steps.counted_runner import CountedRunner, tell
 from tests.support.steps.run_driver import RunningSequence, run
-from tests.support.steps.step_driver import GREEDY, make_step
+from tests.support.steps.step_driver import GREEDY, Row, make_step
 
 BLOCK_SIZE = 8
 NUM_BLOCKS = 32
@@ -121,6 +122,38 @@ def test_head_goes_on_from_other_blocks_when_a_row_was_swapped(model: Path, trai
     run(served.serving, [sequence], random.Random(0), most=7)
     assert sequence.output == whole
     assert served.counted.num_passes - before < 24
+
+
+@pytest.mark.parametrize("every", [1, 5, 13])
+def test_head_looks_no_further_back_than_the_model_keeps_blocks(tmp_path: Path, every: int) -> None:
+    """The table's entries behind the window are those of a block that is full of NaN.
+
+    `every`: so many tokens come before there are guesses again.
+    """
+    windowed = compute_of(make_tiny_model("mistral", tmp_path / "model", seed=1))
+    draft = load_draft(str(make_tiny_head(tmp_path / "head")), windowed, "torch", BLOCK_SIZE)
+    pools = CacheConfig(BLOCK_SIZE, NUM_BLOCKS, 0, more_layers=draft.layers)
+    runner = build_runner(windowed.loaded, pools, windowed.make_model, windowed.draw)
+    proposer = draft.proposer(runner, windowed.loaded, 512)
+    spoiled = NUM_BLOCKS - 1
+    # Not the states of the head, of which it would write what is NaN again.
+    all_pools = [*runner.cache.key_pools[:-1], *runner.cache.value_pools[:-1]]
+    for pool in all_pools:
+        pool[spoiled] = torch.nan
+    tokens, wanted = PROMPTS[0] * 8, np.array([2], np.int32)
+    num_guesses = []
+    for position in range(len(tokens)):
+        num_behind = max(0, position - SLIDING_WINDOW + 1) // BLOCK_SIZE
+        table = [spoiled] * num_behind + list(range(num_behind, 16))
+        step = make_step([Row([tokens[position]], position, table, 1)])
+        proposer.catch_up()
+        if position and position % every == 0:
+            proposer.prepare(step, wanted)
+            num_guesses.append(len(proposer.propose(step, wanted).token_ids))
+        runner.execute(step)
+        proposer.follow(step, None)
+    assert num_guesses == [2] * ((len(tokens) - 1) // every)
+    assert all(bool(pool[spoiled].isnan().all()) for pool in all_pools)
 
 
 def _changed(directory: Path, **settings: Any) -> Path:  # noqa: ANN401
