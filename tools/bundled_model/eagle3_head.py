@@ -197,4 +197,6 @@ def save_head(head: Eagle3Head, directory: Path, layer_ids: list[int], num_posit
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     tensors = {name: tensor.contiguous() for name, tensor in head.state_dict().items()}
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    weights = directory / "model.safetensors"
+    save_file(tensors, weights, metadata={"format": "pt"})
+    weights.chmod(0o644)
