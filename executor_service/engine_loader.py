@@ -29,8 +29,10 @@ from executor_service.runner.model_runner import ModelRunner
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
 from executor_service.runner.recorded_models import RecordedModels
 from executor_service.runner.trial_step import measure_step
+from executor_service.speculation.draft_totals import DraftTotals
 from executor_service.speculation.load_draft import LoadedDraft, load_draft
 from executor_service.speculation.speculating_runner import SpeculatingRunner
+from executor_service.steps.drafts import MAX_NUM_DRAFTS
 from executor_service.steps.executor_info import (
     ExecutorInfo,
     ExecutorLimits,
@@ -61,6 +63,7 @@ class LoadedEngine:
     device: str
     compute: str
     tokenizer_files: Mapping[str, Path]
+    drafts: DraftTotals | None = None
 
 
 def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
@@ -113,9 +116,11 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
         # Elsewhere the host would wait for each token, where otherwise it waits for none.
         features.add(Feature.SEVERAL_TOKENS)
     serving: Runner = runner
+    drafts: DraftTotals | None = None
     if draft is not None:
         proposer = draft.proposer(runner.cache, loaded, config.max_num_batched_tokens)
-        serving = SpeculatingRunner(runner, proposer)
+        serving = speculating = SpeculatingRunner(runner, proposer)
+        drafts = speculating.totals
     info = replace(info, features=frozenset(features), trial_step=trial_step)
     return LoadedEngine(
         runner=serving,
@@ -125,6 +130,7 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
         device=str(loaded.device),
         compute=_described(compute, draft),
         tokenizer_files=loaded.tokenizer_files,
+        drafts=drafts,
     )
 
 
@@ -174,7 +180,8 @@ def _cache_config(
         block_size=compute.block_size,
         num_device_blocks=config.num_device_blocks,
         num_host_blocks=config.num_host_blocks,
-        max_num_rows=config.max_num_seqs,
+        # Each draft is a row in the pass that verifies it.
+        max_num_rows=config.max_num_seqs + MAX_NUM_DRAFTS,
         max_num_batched_tokens=config.max_num_batched_tokens,
         copy_blocks=compute.copy_blocks,
         more_layers=() if draft is None else draft.loaded.layers,

@@ -165,6 +165,9 @@ def test_model_makes_few_passes_when_guesses_are_right() -> None:
     assert_tokens_are_right([sequence])
     # Of some 200 / 5 steps, hardly any takes two passes.
     assert len(pair.model.steps) < 60
+    # Of each pass that samples one token is the model's own.
+    assert pair.runner.totals.num_accepted >= len(sequence.output) - len(pair.model.steps)
+    assert pair.runner.totals.num_rejected == 0
 
 
 def test_model_makes_no_pass_more_when_computing_binds_it() -> None:
