@@ -11,12 +11,15 @@ import secrets
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TextIO
 
 from splitserve_cli.child import Child
 from splitserve_cli.serve_config import (
     CannotServe,
     ServeConfig,
     check_callers,
+    check_draft_model,
     check_gateway,
     check_http,
     check_loopback,
@@ -34,30 +37,48 @@ from splitserve_options.options import Value
 from splitserve_rpc.addresses import CannotListen, claim_address, is_loopback
 
 # What each process of ours gets told otherwise than by the options of the same name.
-_OWN = ("listen", "cluster_listen", "scheduler", "advertise_address", "http", "metrics_listen")
+_OWN = (
+    *("listen", "cluster_listen", "scheduler", "advertise_address", "http", "metrics_listen"),
+    *("live_listen", "live_schedulers"),
+)
+# Of the live page, if nobody says where.
+_LIVE = "127.0.0.1:8001"
 
 
 def main(argv: Sequence[str]) -> int:
     """Returns the exit code: 0 after Ctrl-C or SIGTERM, 1 if serving was impossible."""
     started_at = time.monotonic()
     values = options.parse("serve", argv, os.environ)
+    errors = _json_errors(values)
     try:
         if not values["insecure"]:
             check_loopback("listen", values["listen"])
             check_loopback("cluster-listen", values["cluster_listen"])
             check_loopback("metrics-listen", values["metrics_listen"])
             check_http(values)
+            check_http(values, "live-listen")
         check_callers(values)
         check_model(str(values["model"]))
-        if values["draft_model"] is not None:
-            check_model(str(values["draft_model"]), "draft-model")
+        check_draft_model(values)
         listen = claim_address(str(values["listen"]))
         cluster = _claim_cluster(values["cluster_listen"], listen)
         http = None if values["no_http"] else _claim_http(str(values["http"]))
+        live = None if http is None or values["no_live"] else _claim_live(values["live_listen"])
     except (CannotServe, CannotListen) as error:
         sys.stderr.write(f"splitserve serve: {error}\n")
         return 1
-    return asyncio.run(_supervisor(values, listen, cluster, http, started_at).run())
+    addresses = _Addresses(listen, cluster, http, live)
+    return asyncio.run(_supervisor(values, addresses, started_at, errors).run())
+
+
+def _json_errors(values: Mapping[str, Value]) -> TextIO | None:
+    """Where children are to log: what is written to standard error here becomes JSON."""
+    if values["log_format"] == "text":
+        return None
+    from splitserve_rpc.process_log import start_logging  # most people need it not
+
+    errors = start_logging(str(values["log_level"]), str(values["log_format"]))
+    return None if errors is None else errors.file
 
 
 def _claim_cluster(cluster: Value, listen: str) -> str:
@@ -72,9 +93,34 @@ def _claim_http(http: str) -> str:
     return claim_address(http)
 
 
+def _claim_live(live: Value) -> str:
+    """Where it is said, or where there is room."""
+    if live is not None:
+        return claim_address(str(live))
+    try:
+        return claim_address(_LIVE)
+    except CannotListen:
+        return claim_address("127.0.0.1:0")
+
+
+@dataclass(frozen=True, slots=True)
+class _Addresses:
+    """Where processes listen; None where none does."""
+
+    listen: str
+    cluster: str
+    http: str | None
+    live: str | None
+
+
 def _supervisor(
-    values: Mapping[str, Value], listen: str, cluster: str, http: str | None, started_at: float
+    values: Mapping[str, Value],
+    addresses: _Addresses,
+    started_at: float,
+    errors: TextIO | None,
 ) -> Supervisor:
+    listen, cluster = addresses.listen, addresses.cluster
+    http, live = addresses.http, addresses.live
     # Everything is passed on as flags; a variable would be read a second time, by the wrong one.
     environ = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
     address = reachable_address(listen)
@@ -93,7 +139,14 @@ def _supervisor(
     num_executors = values["num_executors"]
     assert isinstance(num_executors, int), "an integer option"
     executors = [
-        Child(f"executor {number}", "executor_service", [*flags, *next(metrics)], environ, token)
+        Child(
+            f"executor {number}",
+            "executor_service",
+            [*flags, *next(metrics)],
+            environ,
+            token,
+            errors,
+        )
         for number, flags in enumerate(on_gpus_of_their_own(executor_options, num_executors), 1)
     ]
     drain_timeout_s = values["drain_timeout_s"]
@@ -107,18 +160,28 @@ def _supervisor(
         started_at=started_at,
         http_tls=http_tls(values),
         needs_key=needs_key(values),
+        live=None if live is None else reachable_address(live),
     )
-    scheduling = Child("the scheduler", "scheduler_service", scheduler_options, environ, token)
+    scheduling = Child(
+        "the scheduler", "scheduler_service", scheduler_options, environ, token, errors
+    )
     gateway = None
     if http is not None:
         gateway_options = [
             f"--http={http}",
             f"--schedulers={address}",
+            *([] if live is None else _live_flags(live, cluster)),
             *for_gateway,
             *_flags("gateway", values),
         ]
-        gateway = Child("the gateway", "splitserve_gateway", gateway_options, environ)
+        gateway = Child(
+            "the gateway", "splitserve_gateway", gateway_options, environ, errors=errors
+        )
     return Supervisor(config, scheduling, executors, gateway)
+
+
+def _live_flags(live: str, cluster: str) -> list[str]:
+    return [f"--live-listen={live}", f"--live-schedulers={reachable_address(cluster)}"]
 
 
 def _flags(command: Command, values: Mapping[str, Value]) -> list[str]:

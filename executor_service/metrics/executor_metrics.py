@@ -9,6 +9,7 @@ from prometheus_client import GCCollector, ProcessCollector
 
 from executor_service.service.execute_streams import ExecuteStreams
 from executor_service.service.step_worker import StepWorker
+from executor_service.speculation.draft_totals import DraftTotals
 from executor_service.steps.executor_info import ExecutorInfo
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve_metrics.address import MetricsAddress
@@ -28,6 +29,7 @@ class _Loaded:
     info: ExecutorInfo
     worker: StepWorker
     streams: ExecuteStreams
+    drafts: DraftTotals | None
 
 
 class ExecutorMetrics:
@@ -61,9 +63,15 @@ class ExecutorMetrics:
         """Answers nobody any more."""
         await self._listener.close()
 
-    def watch(self, info: ExecutorInfo, worker: StepWorker, streams: ExecuteStreams) -> None:
-        """A model is loaded."""
-        self._loaded = _Loaded(info, worker, streams)
+    def watch(
+        self,
+        info: ExecutorInfo,
+        worker: StepWorker,
+        streams: ExecuteStreams,
+        drafts: DraftTotals | None = None,
+    ) -> None:
+        """A model is loaded. `drafts`: None if it has no draft model."""
+        self._loaded = _Loaded(info, worker, streams, drafts)
 
     def answered(self, result: pb.StepResult) -> None:
         """A batch has its result."""
@@ -105,4 +113,8 @@ class ExecutorMetrics:
         pools = made.family("splitserve_executor_pool_blocks")
         pools.add_metric(["device"], info.num_device_blocks)
         pools.add_metric(["host"], info.num_host_blocks)
-        return [what, in_flight, running, streams, pools]
+        guesses = made.family("splitserve_executor_draft_tokens_total")
+        if loaded.drafts is not None:
+            guesses.add_metric(["accepted"], loaded.drafts.num_accepted)
+            guesses.add_metric(["rejected"], loaded.drafts.num_rejected)
+        return [what, in_flight, running, streams, pools, guesses]

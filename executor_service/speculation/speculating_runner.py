@@ -16,6 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from executor_service.speculation.draft_lengths import DraftLengths, Luck
+from executor_service.speculation.draft_totals import DraftTotals
 from executor_service.speculation.proposer import Proposer
 from executor_service.speculation.row_states import RowStates
 from executor_service.steps.drafts import verify_drafts
@@ -45,6 +46,7 @@ class SpeculatingRunner:
         self._runner = runner
         self._proposer = proposer
         self._clock = clock
+        self.totals = DraftTotals()
         self._lengths = DraftLengths()
         self._luck = RowStates(lambda _position: Luck())
 
@@ -100,6 +102,7 @@ class SpeculatingRunner:
         for index, (row, num_guesses) in enumerate(zip(luck, guesses.counts.tolist(), strict=True)):
             if num_guesses:
                 num_right = max(0, len(output.token_ids_of(index)) - 1)
+                self.totals.add(num_guesses, num_right)
                 row.add(num_guesses, num_right)
                 self._lengths.all_rows.add(num_guesses, num_right)
 

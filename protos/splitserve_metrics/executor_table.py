@@ -42,6 +42,15 @@ EXECUTOR_METRICS: tuple[Metric, ...] = (
         "more load",
     ),
     Metric(
+        "splitserve_executor_draft_tokens_total",
+        Kind.COUNTER,
+        "Guesses of the draft model that the model verified, by what came of them; without "
+        "`--draft-model` there are none",
+        "of rejected beside accepted: they cost more than they bring, and become fewer by "
+        "themselves",
+        ("outcome",),
+    ),
+    Metric(
         "splitserve_executor_row_failures_total",
         Kind.COUNTER,
         "Rows that failed in steps that did not",

@@ -12,11 +12,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 
-from scheduler_service.core.planning.room import Lack
+from scheduler_service.core.lack import Lack
 from scheduler_service.core.policies.queue_policy import make_queue_policy
 from scheduler_service.core.policies.request_queue import Key
 from scheduler_service.core.request import Request
 from scheduler_service.fleet.fitting_lanes import FittingLanes
+from scheduler_service.fleet.hindrances import Hindrances, look_at_heads
 from scheduler_service.fleet.holds import Holds
 from scheduler_service.fleet.host_state import Host, HostState
 from scheduler_service.fleet.hosts import Hosts
@@ -61,6 +62,10 @@ class FleetQueue:
         """What was seen last of each host."""
         return list(self._hosts.all)
 
+    def first(self, now_ns: int, limit: int) -> list[Request]:
+        """Those whose turn is next, to be looked at."""
+        return list(islice(self._policy.candidates(now_ns), limit))
+
     def has_place(self, request: Request, num_places: int) -> bool:
         """Whether the queue, if it has so many places, takes `request`, a new one."""
         return self._policy.has_place(request.scheduling.tenant, num_places)
@@ -88,6 +93,10 @@ class FleetQueue:
         """Tenants got so many output tokens, from whatever executor."""
         for tenant, num_tokens in num_sampled.items():
             self._policy.sampled(tenant, num_tokens)
+
+    def heads(self, now_ns: int, hosts: Collection[Host]) -> list[tuple[Request, Hindrances]]:
+        """The first who wait, and what keeps each of them from `hosts`. Changes nothing."""
+        return look_at_heads(self._policy.candidates(now_ns), hosts)
 
     # -- deadlines -----------------------------------------------------------------------------
 

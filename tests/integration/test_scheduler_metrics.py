@@ -8,17 +8,22 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+import pytest
+
 from scheduler_service.config import ClusterConfig
 from scheduler_service.metrics.scheduler_metrics import SchedulerMetrics
 from scheduler_service.service.readiness import Readiness
+from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_client import AsyncClient, SamplingParams
 from splitserve_metrics.address import MetricsAddress
 from splitserve_metrics.metric import Kind
 from splitserve_metrics.scheduler_table import SCHEDULER_METRICS
+from splitserve_rpc.domain_error import DomainError
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.fakes.listed_audit import ListedAudit
 from tests.support.metrics import Shown
 from tests.support.processes.fake_service import StepWatch
+from tests.support.processes.local_call import LocalCall
 from tests.support.processes.patience import PATIENCE_S
 from tests.support.processes.scheduler_in_process import SchedulerInProcess, scheduler_in_process
 
@@ -148,6 +153,32 @@ async def test_metrics_have_the_pause_of_requests_whose_executor_was_killed() ->
     assert num_lost > 0
     assert shown.value("splitserve_executor_changes_total", change="lost") == 1
     assert shown.value("splitserve_recovery_seconds_count") == num_lost
+
+
+async def test_metrics_count_refusals_before_there_is_a_model_and_while_draining() -> None:
+    async with stack() as running:
+        call = running.scheduler.servicer.Generate(api.GenerateRequest(), LocalCall())
+        with pytest.raises(DomainError, match="no executor"):
+            await anext(call)
+        early = running.read()
+    async with stack(FakeExecutor()) as running:
+        await running.scheduler.cluster.drain(0)
+        session = running.scheduler.servicer.Session(submitted(1), LocalCall())
+        response = api.SessionResponse.FromString(await anext(session))
+        await session.aclose()
+        late = running.read()
+
+    refused = "splitserve_requests_refused_total"
+    assert early.value(refused, reason="MODEL_NOT_READY") == 1
+    assert response.events[0].rejected.reason == "DRAINING"
+    assert late.value(refused, reason="DRAINING") == 1
+
+
+async def submitted(handle: int) -> AsyncIterator[api.SessionRequest]:
+    """Of a client that keeps its side open."""
+    request = api.GenerateRequest(prompt_token_ids=[1, 2, 3])
+    yield api.SessionRequest(submit=api.SessionSubmit(handle=handle, request=request))
+    await asyncio.Event().wait()
 
 
 def test_kinds_of_live_metrics_are_known() -> None:

@@ -19,7 +19,9 @@ from splitserve_client import (
     ServerUnreachable,
     SessionRequest,
     Tokens,
+    TraceContext,
 )
+from splitserve_gateway.tracing import CallTrace, exchange_trace
 
 if TYPE_CHECKING:
     from splitserve_gateway.upstreams.upstream import Upstream
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 _ELSEWHERE = (ServerUnreachable, Draining, ModelNotReady)
 # Of a deadline that has passed; a server takes none that is not above 0.
 _LEAST_DEADLINE_S = 0.001
+_NO_TRACE = TraceContext()
 
 
 @dataclass(slots=True)
@@ -52,7 +55,9 @@ class UpstreamRequest:
         scheduling: SchedulingParams,
         model_digest: str,
         credential: str,
+        request_id: str = "",
     ) -> None:
+        """`request_id`: what schedulers call it; empty: they need not be told."""
         if params.seed is None:
             # Goes on elsewhere with the same randomness.
             params = replace(params, seed=secrets.randbits(63))
@@ -62,9 +67,12 @@ class UpstreamRequest:
         self._scheduling = scheduling
         self._model_digest = model_digest
         self._credential = credential
+        self._request_id = request_id
+        self._num_tries = 0
         self._came = _Came()
         self._running: SessionRequest | None = None
         self._is_aborted = False
+        self._trace = exchange_trace.get()
 
     def abort(self) -> None:
         """Ends it; what `events` yield then ends with the Finish, which has the usage."""
@@ -82,6 +90,7 @@ class UpstreamRequest:
         upstream: Upstream | None = self._upstream
         began_s = asyncio.get_running_loop().time()
         while upstream is not None:
+            call = None if self._trace is None else self._trace.call(upstream.address)
             self._running = upstream.submit(
                 self._prompt_token_ids,
                 self._params,
@@ -89,6 +98,8 @@ class UpstreamRequest:
                 scheduling=self._remaining(began_s),
                 model_digest=self._model_digest,
                 credential=self._credential,
+                request_id=self._next_id(),
+                trace_context=_NO_TRACE if call is None else call.context,
             )
             num_known_scores = self._came.num_prompt_scores
             try:
@@ -97,14 +108,27 @@ class UpstreamRequest:
                         if isinstance(event, Tokens):
                             event, num_known_scores = self._noted(event, num_known_scores)
                         yield event
+                _end(call, None)
                 return
-            except ModelChanged:
+            except ModelChanged as error:
+                _end(call, error)
                 upstream.doubt(self._model_digest)
                 raise
-            except _ELSEWHERE:
+            except _ELSEWHERE as error:
+                _end(call, error)
                 upstream = upstream.find_other(self._model_digest)
                 if upstream is None or self._is_aborted:
                     raise
+            except BaseException as error:
+                _end(call, error)
+                raise
+
+    def _next_id(self) -> str:
+        """Another for each try: a scheduler that was lost may be back, and not know of that yet."""
+        self._num_tries += 1
+        if not self._request_id or self._num_tries == 1:
+            return self._request_id
+        return f"{self._request_id}~{self._num_tries}"
 
     def _noted(self, tokens: Tokens, num_known_scores: int) -> tuple[Tokens, int]:
         """`tokens` without scores that came before, and how many of those are still to come.
@@ -125,3 +149,8 @@ class UpstreamRequest:
             return self._scheduling
         deadline_s -= asyncio.get_running_loop().time() - began_s
         return replace(self._scheduling, deadline_s=max(deadline_s, _LEAST_DEADLINE_S))
+
+
+def _end(call: CallTrace | None, error: BaseException | None) -> None:
+    if call is not None:
+        call.end(error)

@@ -4,7 +4,8 @@ Without torch it starts in a second, and `fake_truth` says what its clients must
 that is not theirs is an error in its log. Options are the executor's.
 
 DEADLY_REQUEST=KIND:SEED:LENGTH, KIND `die` or `hang`, is what it does in a step that has a row with
-this seed and so many tokens. GATE holds its steps (`gate`).
+this seed and so many tokens. GATE holds its steps (`gate`). TOKENIZER is a folder whose
+`tokenizer.json` it offers.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 from executor_service import __main__ as executor
@@ -34,6 +36,7 @@ from tests.support.processes.gate import gated
 
 MODULE = "tests.support.processes.light_executor"
 DEADLY_REQUEST = "DEADLY_REQUEST"
+TOKENIZER = "TOKENIZER"
 MAX_MODEL_LEN = 1024
 # That streams last, without taking a core from others.
 _STEP_S = 0.01
@@ -94,7 +97,8 @@ def _load_engine(config: ExecutorConfig, executor_epoch: int) -> SimpleNamespace
         architecture="light",
         device="none",
         compute="none",
-        tokenizer_files={},
+        tokenizer_files=_tokenizer(),
+        drafts=None,
     )
 
 
@@ -104,6 +108,11 @@ def _deadly() -> tuple[str, int, int] | None:
         return None
     kind, seed, length = told.split(":")
     return kind, int(seed), int(length)
+
+
+def _tokenizer() -> dict[str, Path]:
+    folder = os.environ.get(TOKENIZER)
+    return {} if folder is None else {"tokenizer.json": Path(folder) / "tokenizer.json"}
 
 
 def main() -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -77,7 +78,7 @@ def make_pair(
         )
         for fault in (pass_of_model, pass_of_draft)
     )
-    known = {
+    known: dict[str, Any] = {
         "vocab_size": VOCAB_SIZE,
         "target_vocab_size": VOCAB_SIZE,
         "max_model_len": MAX_MODEL_LEN,
@@ -165,6 +166,9 @@ def test_model_makes_few_passes_when_guesses_are_right() -> None:
     assert_tokens_are_right([sequence])
     # Of some 200 / 5 steps, hardly any takes two passes.
     assert len(pair.model.steps) < 60
+    # Of each pass that samples one token is the model's own.
+    assert pair.runner.totals.num_accepted >= len(sequence.output) - len(pair.model.steps)
+    assert pair.runner.totals.num_rejected == 0
 
 
 def test_model_makes_no_pass_more_when_computing_binds_it() -> None:

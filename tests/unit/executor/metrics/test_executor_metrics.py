@@ -1,0 +1,48 @@
+"""What an executor shows of its draft model, if it has one."""
+
+from __future__ import annotations
+
+import pytest
+
+from executor_service.metrics.executor_metrics import ExecutorMetrics
+from executor_service.service.execute_streams import ExecuteStreams
+from executor_service.service.step_worker import StepWorker
+from executor_service.speculation.draft_totals import DraftTotals
+from executor_service.steps.executor_info import ExecutorInfo, ExecutorLimits, ModelInfo
+from executor_service.steps.step_executor import StepExecutor
+from splitserve_metrics.address import MetricsAddress
+from tests.support.fakes.fake_runner import FakeRunner
+from tests.support.metrics import Shown
+
+GUESSES = "splitserve_executor_draft_tokens_total"
+
+
+def shown(drafts: DraftTotals | None) -> Shown:
+    info = ExecutorInfo(
+        executor_epoch=1,
+        model=ModelInfo("m", "0" * 64, "float32", "float32", 128, 64),
+        block_size=4,
+        num_device_blocks=8,
+        num_host_blocks=0,
+        block_bytes=1,
+        limits=ExecutorLimits(4, 64),
+    )
+    runner = FakeRunner(block_size=info.block_size, num_device_blocks=info.num_device_blocks)
+    metrics = ExecutorMetrics(MetricsAddress("127.0.0.1:0"))
+    metrics.watch(info, StepWorker(StepExecutor(info, runner)), ExecuteStreams(), drafts)
+    return Shown(metrics.page())
+
+
+def test_guesses_are_shown_by_what_came_of_them() -> None:
+    totals = DraftTotals()
+    totals.add(num_guesses=5, num_right=3)
+    totals.add(num_guesses=4, num_right=0)
+    page = shown(totals)
+
+    assert page.value(GUESSES, outcome="accepted") == 3
+    assert page.value(GUESSES, outcome="rejected") == 6
+
+
+def test_no_guesses_are_shown_without_a_draft_model() -> None:
+    with pytest.raises(KeyError):
+        shown(None).value(GUESSES, outcome="accepted")
