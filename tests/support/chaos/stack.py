@@ -71,7 +71,8 @@ class Stack:
     def start_scheduler(self) -> None:
         listen = ("--listen", self.address, "--cluster-listen", self.network.cluster_listen)
         journal = ("--journal", str(self.folder / "journal"), "--journal-max-mib", "4")
-        options = (*self.network.scheduler_options, *self.scheduler_options)
+        guesses = ("--speculation", "prompt-lookup")
+        options = (*self.network.scheduler_options, *guesses, *self.scheduler_options)
         self._start("scheduler", "scheduler_service", *listen, *journal, *options)
 
     def start_gateway(self) -> None:
