@@ -33,6 +33,7 @@ from splitserve_options import options
 from splitserve_options.option import DEFAULT_CLUSTER_ADDRESS, ENV_PREFIX, Command, Kind
 from splitserve_options.options import Value
 from splitserve_rpc.addresses import CannotListen, claim_address, is_loopback
+from splitserve_rpc.grpc_threads import with_fewer_threads
 
 # What each process of ours gets told otherwise than by the options of the same name.
 _OWN = ("listen", "cluster_listen", "scheduler", "advertise_address", "http", "metrics_listen")
@@ -93,7 +94,8 @@ def _supervisor(
     errors: TextIO | None,
 ) -> Supervisor:
     # Everything is passed on as flags; a variable would be read a second time, by the wrong one.
-    environ = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
+    told = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
+    environ = with_fewer_threads(told)
     address = reachable_address(listen)
     listens = [f"--listen={listen}", f"--cluster-listen={cluster}"]
     # Our executors listen on this machine alone, from whichever address they register.
