@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx2
 
 from splitserve_client import AsyncClient, ExecutorList, SplitserveError
+from splitserve_rpc.grpc_threads import with_fewer_threads
 from tests.contract.stranger.process import poll
 from tests.support.chaos.network import Network
 from tests.support.processes.addresses import reserve_address
@@ -100,14 +101,14 @@ class Stack:
     def _start(self, name: str, package: str, *options: str) -> None:
         if not self._is_missing(name):
             return
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("SPLITSERVE_")}
+        told = {k: v for k, v in os.environ.items() if not k.startswith("SPLITSERVE_")}
         with self.log(name).open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", package, *options],
                 stdin=subprocess.DEVNULL,
                 stderr=log,
                 cwd=ROOT,
-                env=environment,
+                env=with_fewer_threads(told),
                 start_new_session=True,
             )
         self._note(name, process)
