@@ -19,6 +19,7 @@ from splitserve_cli.serve_config import (
     CannotServe,
     ServeConfig,
     check_callers,
+    check_draft_model,
     check_gateway,
     check_http,
     check_loopback,
@@ -58,8 +59,7 @@ def main(argv: Sequence[str]) -> int:
             check_http(values, "live-listen")
         check_callers(values)
         check_model(str(values["model"]))
-        if values["draft_model"] is not None:
-            check_model(str(values["draft_model"]), "draft-model")
+        check_draft_model(values)
         listen = claim_address(str(values["listen"]))
         cluster = _claim_cluster(values["cluster_listen"], listen)
         http = None if values["no_http"] else _claim_http(str(values["http"]))

@@ -116,6 +116,20 @@ def check_model(model: str, option: str = "model") -> None:
         raise CannotServe(f"--{option} {error}") from error
 
 
+def check_draft_model(values: Mapping[str, Value]) -> None:
+    """Raises CannotServe if there is a draft model that is no checkpoint, or may do nothing."""
+    draft_model, max_run_ahead = values["draft_model"], values["max_run_ahead"]
+    if draft_model is None:
+        return
+    check_model(str(draft_model), "draft-model")
+    if max_run_ahead == 1:
+        raise CannotServe(
+            f"--draft-model {draft_model} would do nothing with --max-run-ahead {max_run_ahead}:"
+            " what it guesses are tokens that a step may bring beyond the first; allowed with it:"
+            " 2 or more"
+        )
+
+
 def check_gateway() -> None:
     """Raises CannotServe if the gateway cannot run here."""
     missing = _missing(_GATEWAY_MODULES)

@@ -103,7 +103,8 @@ class AsyncClient:
         or beam search nothing comes before the end, and it starts over. Closing the iterator, or
         cancelling the task, aborts the request. `resume_token_ids`: output tokens the caller has
         from an earlier run; pass the seed of that run. `model_digest`: raise ModelChanged if
-        another model is served, now or when it goes on. `trace_context`: the span it belongs to.
+        another model is served, now or when it goes on. `trace_context`: the span it belongs to;
+        if none is given, the current one of OpenTelemetry, where that is used.
         """
         submission = Submission(
             prompt_token_ids,
