@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
 from splitserve.scheduler.v1.live_pb2 import WatchSchedulerResponse
 from splitserve_client import AsyncClient, ClientConfig
@@ -40,22 +41,32 @@ class Feeds:
         Raises SplitserveError, OSError, DomainError(TOO_MANY_WATCHERS), and LookupError for a
         scheduler that is none of them.
         """
+        async with (
+            self._asking(scheduler, credential) as client,
+            aclosing(client.watch(frames_per_second)) as frames,
+        ):
+            yield self._lines(await anext(frames), frames)
+
+    async def life(self, scheduler: str, credential: str, request_id: str) -> dict[str, Any]:
+        """What its scheduler wrote down of a request. Raises as `open`."""
+        async with self._asking(scheduler, credential) as client:
+            return asdict(await client.explain(request_id))
+
+    @asynccontextmanager
+    async def _asking(self, scheduler: str, credential: str) -> AsyncIterator[AsyncClient]:
+        """A client of one of the schedulers; the first, if it has no name."""
         if self._num_open >= MAX_FEEDS:
             message = f"{self._num_open} look at the page already; allowed: {MAX_FEEDS}"
             raise DomainError("TOO_MANY_WATCHERS", message)
-        addresses = await self.addresses()
-        if scheduler and scheduler not in addresses:
-            message = f"there is no scheduler {scheduler!r}; there are: {', '.join(addresses)}"
-            raise LookupError(message)
         self._num_open += 1
         try:
+            addresses = await self.addresses()
+            if scheduler and scheduler not in addresses:
+                message = f"there is no scheduler {scheduler!r}; there are: {', '.join(addresses)}"
+                raise LookupError(message)
             config = replace(self._config, api_key=credential or None)
-            address = scheduler or addresses[0]
-            async with (
-                AsyncClient(address, config) as client,
-                aclosing(client.watch(frames_per_second)) as frames,
-            ):
-                yield self._lines(await anext(frames), frames)
+            async with AsyncClient(scheduler or addresses[0], config) as client:
+                yield client
         finally:
             self._num_open -= 1
 

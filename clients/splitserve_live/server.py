@@ -53,6 +53,7 @@ def build_page(feeds: Feeds, hosts: Sequence[str] | None, check: Check | None = 
     return Starlette(
         routes=[
             Route("/feed", page.feed),
+            Route("/life", page.life),
             Route("/schedulers", page.schedulers),
             Mount("/", StaticFiles(directory=static, html=True)),
         ],
@@ -84,11 +85,19 @@ class _Page:
             scheduler = request.query_params.get("scheduler", "")
             opened = self._feeds.open(scheduler, credential, rate)
             lines = await stack.enter_async_context(opened)
-        except (SplitserveError, DomainError, OSError) as error:
+        except (SplitserveError, DomainError, OSError, LookupError) as error:
             return _refusal(error)
-        except LookupError as error:
-            return JSONResponse({"reason": "", "message": str(error)}, 404)
         return _FeedResponse(stack, lines)
+
+    async def life(self, request: Request) -> Response:
+        """What was written down of a request."""
+        asked = request.query_params
+        try:
+            credential = await self._may_watch(request)
+            scheduler, request_id = asked.get("scheduler", ""), asked.get("request", "")
+            return JSONResponse(await self._feeds.life(scheduler, credential, request_id))
+        except (SplitserveError, DomainError, OSError, LookupError) as error:
+            return _refusal(error)
 
     async def _may_watch(self, request: Request) -> str:
         """The credential that came along, empty for none. Raises DomainError."""
@@ -138,9 +147,10 @@ _STATUS = {
 }
 
 
-def _refusal(error: SplitserveError | DomainError | OSError) -> Response:
-    if isinstance(error, OSError):
-        return JSONResponse({"reason": "", "message": str(error)}, 503)
+def _refusal(error: SplitserveError | DomainError | OSError | LookupError) -> Response:
+    if isinstance(error, OSError | LookupError):
+        status = 503 if isinstance(error, OSError) else 404
+        return JSONResponse({"reason": "", "message": str(error)}, status)
     reason, message = error.reason, str(getattr(error, "message", error))
     if isinstance(error, CallerUnknown):
         reason = "CALLER_UNKNOWN"

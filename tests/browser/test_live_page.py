@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from time import monotonic_ns
 from typing import Literal
 
 import pytest
@@ -20,6 +21,7 @@ from playwright.async_api import Page, ViewportSize, expect
 
 from scheduler_service.config import ClusterConfig
 from scheduler_service.core.config import PolicyConfig, PreemptionMode
+from scheduler_service.request_lives.life_recorder import LifeRecorder
 from splitserve_client import AsyncClient, SamplingParams
 from splitserve_live.state import LiveState
 from splitserve_live.words import BLOCK_STATES
@@ -72,7 +74,9 @@ async def held_stack(
     executor = FakeExecutor(num_device_blocks=24, num_host_blocks=64, fault=watch)
     async with (
         browser() as chromium,
-        scheduler_in_process(executor, config=SWAPS) as scheduler,
+        scheduler_in_process(
+            executor, config=SWAPS, observer=LifeRecorder(100, monotonic_ns)
+        ) as scheduler,
         AsyncClient(scheduler.address) as client,
         live_page([scheduler.address]) as url,
     ):
@@ -154,6 +158,10 @@ async def test_request_is_shown_when_its_block_is_chosen_by_key_and_by_pointer()
         await canvas.press("Enter")
         await expect(title).to_have_text(name)
         await expect(stack.page.locator("#life-body dd").first).to_contain_text("runs")
+        # What it went through before the page was opened.
+        events = stack.page.locator(".events")
+        await expect(events).to_contain_text("received")
+        await expect(events).to_contain_text("first token")
         await canvas.press("Escape")
         await expect(title).to_be_hidden()
         cell = await canvas.evaluate("each => each.clientWidth")

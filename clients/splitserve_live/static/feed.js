@@ -28,6 +28,15 @@ export class Feed {
     return response.ok ? (await response.json()).schedulers : [];
   }
 
+  // What the scheduler wrote down of a request; null where it does not.
+  async life(name) {
+    const asked = new URLSearchParams({ scheduler: this.scheduler, request: name.id });
+    const response = await fetch(`life?${asked}`, { headers: this.headers() });
+    if (!response.ok) return null;
+    const { lives } = await response.json();
+    return lives.find((life) => life.tenant === name.tenant) ?? null;
+  }
+
   async run(signal) {
     let pauseMs = FIRST_PAUSE_MS;
     while (!signal.aborted) {

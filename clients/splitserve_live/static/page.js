@@ -8,6 +8,7 @@ import { BLOCK_MEANINGS, ROW_MEANINGS, number } from "./words.js";
 
 // Text changes no faster than people read it.
 const TEXT_MS = 500;
+const LIFE_MS = 1_000;
 const KEY = "splitserve-live-key";
 
 const get = (id) => document.getElementById(id);
@@ -64,6 +65,14 @@ function problem(message) {
   text(get("problem"), message);
 }
 
+// Once a second, of the request that is chosen, until it is over.
+async function askForLife() {
+  const life = model.lives.get(chosen);
+  if (!life || document.hidden || (life.told && !life.told.is_unfinished)) return;
+  const told = await feed.life(life.name).catch(() => null);
+  if (told) life.told = told;
+}
+
 function say(words) {
   text(get("spoken"), words);
 }
@@ -73,6 +82,7 @@ function choose(request) {
   if (chosen) {
     model.life(chosen);
     say(`request ${model.idOf(chosen)} is chosen`);
+    askForLife();
   }
   writtenAt = 0;
   draw();
@@ -214,3 +224,4 @@ async function start() {
 feed.key = sessionStorage.getItem(KEY) ?? "";
 legend();
 start();
+setInterval(askForLife, LIFE_MS);

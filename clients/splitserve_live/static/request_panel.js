@@ -112,22 +112,36 @@ export class RequestPanel {
       text(pair.children[0], term);
       text(pair.children[1], value);
     });
-    this.writeEvents(life, model);
+    this.writeEvents(life);
   }
 
-  writeEvents(life, model) {
+  // What the scheduler wrote down; where it did not, what was seen here.
+  writeEvents(life) {
     const begin = life.name.submitted_ms ?? life.events[0]?.atMs ?? 0;
-    const all = life.events.slice(-20);
+    const events = life.told
+      ? life.told.events.map((event) => [1_000 * event.at_s, describeEvent(event)])
+      : life.events.map(({ atMs, what }) => [Math.max(0, atMs - begin), what]);
+    const all = events.slice(-20);
     while (this.events.children.length > all.length) this.events.lastChild.remove();
-    all.forEach(({ atMs, what }, index) => {
+    all.forEach(([sinceMs, what], index) => {
       let item = this.events.children[index];
       if (!item) {
         item = element("li");
         item.append(element("time"), element("span"));
         this.events.append(item);
       }
-      text(item.children[0], `+${duration(Math.max(0, atMs - begin))}`);
+      text(item.children[0], `+${duration(sinceMs)}`);
       text(item.children[1], what);
     });
   }
+}
+
+function describeEvent({ kind, executor, reason, numbers }) {
+  const words = (name) => name.replaceAll("_", " ");
+  const where = executor ? ` at ${executor}` : "";
+  const details = Object.entries(numbers)
+    .filter(([, value]) => value)
+    .map(([name, value]) => `${number(value)} ${words(name.replace(/^num_/, ""))}`);
+  const rest = [...(reason ? [words(reason)] : []), ...details];
+  return words(kind) + where + (rest.length ? `: ${rest.join(", ")}` : "");
 }
