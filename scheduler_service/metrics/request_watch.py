@@ -22,7 +22,7 @@ class RequestWatch:
 
     def families(self) -> list[Family]:
         """What prometheus_client's own instruments do not have."""
-        return [self.times.between_tokens.family()]
+        return [self.times.between_tokens.family(), *self._steps.families()]
 
     def request_submitted(self, request: Request) -> None:
         self.times.submitted(request)
